@@ -38,16 +38,13 @@ class ServerPool:
         self.size = size
         self._servers: OrderedDict[tuple[object, ...], Server] = OrderedDict()
 
-    def __call__(
-        self, *args: str, release: Path | None = None, env: dict[str, str] | None = None, model: Path | None = None
-    ) -> Server:
+    def __call__(self, *args: str, release: Path | None = None) -> Server:
         """A running server with these flags; `release` is a tree of `patched_release` or `pristine_release`."""
-        model = model or self.model
-        key = (model, release, args, tuple(sorted((env or {}).items())))
+        key = (release, *args)
         if key not in self._servers:
             while len(self._servers) >= self.size:
                 self._servers.popitem(last=False)[1].stop()
-            server = Server(model, ["--enable-metrics", *args], release=release, env=env, name="test")
+            server = Server(self.model, ["--enable-metrics", *args], release=release, name="test")
             server.start()
             server.wait()
             self._servers[key] = server

@@ -15,15 +15,7 @@ from benchmark.common.paths import ROOT
 SOURCE = ROOT / "python" / "sglang_xshare"
 LAYERS = (
     (
-        "policies.keys",
-        "policies.exact",
-        "types",
-        "gpus",
-        "version",
-        "console",
-        "parser",
-        "files",
-        "refusal",
+        *("policies.keys", "policies.exact", "types", "gpus", "version", "console", "parser", "files", "refusal"),
         "upstream.release",
     ),
     ("patching", "patching.*"),

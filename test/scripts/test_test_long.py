@@ -14,7 +14,7 @@ from programs import write_program
 PYTHON = """#!/bin/sh
 case "$*" in
 *--collect-only*)
-    printf '%s\\n' patching/test_kill.py::test_x patching/test_kill.py::test_y test_soak.py::test_z "3 tests"
+    printf '%s\\n' patching/test_kill.py::test_x patching/test_kill.py::test_y test_cli.py::test_z "3 tests"
     exit $COLLECT ;;
 *) for part; do :; done; echo "$part" >>ran
     [ -z "$MEET" ] || for _ in $(seq 100); do [ $(wc -l <ran) = 2 ] && exit 0; sleep 0.1; done
@@ -46,11 +46,11 @@ def ran(checkout):
 
 
 def test_runs_every_part_and_resumes_after_a_failure(checkout):
-    failed = run_parts(checkout, FAIL="test_soak.py")
+    failed = run_parts(checkout, FAIL="test_cli.py")
     assert failed.returncode == 1
-    assert "failed: test_soak.py" in failed.stderr
+    assert "failed: test_cli.py" in failed.stderr
     assert run_parts(checkout).returncode == 0
-    assert ran(checkout) == ["patching/test_kill.py", "test_soak.py", "test_soak.py"]
+    assert ran(checkout) == ["patching/test_kill.py", "test_cli.py", "test_cli.py"]
 
 
 def test_a_change_of_the_source_runs_it_again(checkout):
@@ -68,7 +68,7 @@ def test_one_part_alone(checkout):
 
 def test_two_parts_at_once(checkout):
     assert run_parts(checkout, LANES="2", MEET="1").returncode == 0
-    assert sorted(ran(checkout)) == ["patching/test_kill.py", "test_soak.py"]
+    assert sorted(ran(checkout)) == ["patching/test_kill.py", "test_cli.py"]
     assert run_parts(checkout, LANES="0").stderr == "test-long: LANES=0: allowed is a number from 1 up\n"
 
 

@@ -10,7 +10,7 @@ from time import monotonic, sleep
 import pytest
 import requests
 
-from benchmark.common.server import Server, ServerError, free_port
+from benchmark.common.server import Server, free_port
 from served.answers import (
     LAYERS,
     SERVERS,
@@ -137,19 +137,3 @@ def test_a_machine_that_dies_costs_what_it_costs_upstream(tiny_model, patched_re
     finally:
         other.stop()
     assert [answer["output_ids"] for answer in answers] == served("xshare").tokens[0]
-
-
-def test_a_refusal_ends_both_nodes(tiny_model, patched_release):
-    """Each reads the same flags, and refuses before it waits for the other."""
-    address = f"127.0.0.1:{free_port()}"
-    flags = ("--expert-policy", "xshare", "--enable-two-batch-overlap")
-    nodes = [Server(tiny_model, [*flags, *span(node, address)], release=patched_release(LATEST)) for node in (0, 1)]
-    line = "--enable-two-batch-overlap on: "
-    for node in nodes:
-        node.start()
-    for node in nodes:
-        with pytest.raises(ServerError, match="exited with status 1 ") as stopped:
-            node.wait()
-        assert stopped.value.log.count(line) == 1
-        assert "Traceback" not in stopped.value.log
-        assert "Load weight" not in stopped.value.log

@@ -1,11 +1,10 @@
 """The real server, policy off and on: what it answers, and how many experts are active in its MoE runner."""
 
 import re
-from typing import Any
 
 import pytest
 
-from served.answers import LAYERS, NEW_TOKENS, SERVERS, ask, policy
+from served.answers import LAYERS, NEW_TOKENS, SERVERS
 from served.release import LATEST, OLDER, older_releases_take_long
 from sglang_xshare.policies import list_policies
 
@@ -100,27 +99,3 @@ def test_sizes_and_layers_are_honoured(served):
             assert call["after"] == call["before"]
         else:
             assert call["after"] <= call["rows"] + (8 if call["rows"] < 6 else 0)
-
-
-LONG_POLICIES: dict[str, dict[str, Any]] = {
-    "pruned": {"k0": 2},
-    "dynamic-skip": {"beta": 0.3},
-    "oea": {"k0": 2, "p": 0.9, "kmax": 10, "max_rank": 32},
-    "lynx-lat": {"drop": 8},
-    "lynx-acc": {"confidence": 0.2, "max_voters": 4, "min_votes": 1},
-    "moe-spec": {"budget": 16, "coverage": "truncate", "phases": ["decode"]},
-    "custom": {"k0": 1, "mass": 0.6, "utility": "full"},
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", LONG_POLICIES)
-def test_policy_alone_is_served_with_its_counts(name, tiny_model, patched_release, tmp_path):
-    answers = ask(tiny_model, patched_release(LATEST), policy(name, **LONG_POLICIES[name]), tmp_path)
-    calls = answers.calls("DECODE", least=2)
-    assert answers.tokens[0] == answers.tokens[1]
-    assert f"Expert policy {name} on {LAYERS} MoE layers" in answers.log
-    assert answers.metrics["layer_steps_total"] == len(calls) > 0
-    assert answers.metrics["experts_after_total"] == sum(call["after"] for call in calls)
-    assert answers.metrics["experts_after_total"] < answers.metrics["experts_before_total"]
-    assert [record["experts_after"] for record in answers.trace] == [call["after"] for call in calls]

@@ -71,20 +71,6 @@ def test_top_shows_what_the_server_counts(server, tiny_model, capsys):
     assert read_layers(capsys, server) == []
 
 
-def test_a_server_without_metrics_or_policy_is_one_line(patched_release, tiny_model, capsys):
-    with Server(tiny_model, release=patched_release(LATEST), name="plain") as plain:
-        assert main(["top", plain.url]) == 1
-    assert f"top: {plain.url}: this server was started without an expert policy; " in capsys.readouterr().err
-    assert main(["top", plain.url]) == 1
-    assert f"top: {plain.url}: no answer (" in capsys.readouterr().err
-    flags = ["--expert-policy", "xshare", "--api-key", "secret"]
-    with Server(tiny_model, flags, release=patched_release(LATEST), name="guarded") as guarded:
-        assert main(["top", guarded.url]) == 1
-        assert "401: no permission" in capsys.readouterr().err
-        assert main(["top", guarded.url, "--api-key", "secret"]) == 1
-        assert "no /metrics" in capsys.readouterr().err
-
-
 @contextmanager
 def prometheus(target: str, scratch: Path) -> Iterator[Callable[[str, Mapping[str, str]], Any]]:
     """A Prometheus that scrapes one server every second. Gives what asks its HTTP API."""

@@ -4,32 +4,27 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from common.made_up import NEVER, make_series
 
 from benchmark.common import comparison as module
 from benchmark.common.comparison import Comparison, Spread, fit_line, is_measured, measure, spread, summarize
 from benchmark.common.evidence import Evidence
 from benchmark.common.record import Record
-from benchmark.common.rounds import Series, Workload
+from benchmark.common.rounds import Workload
 from benchmark.common.variant import parse_variant
 
 WORKLOAD = Workload(Path("models/large"), Path("texts"), rounds=3)
 
 
-def result_of(speed, accept_length=None):
-    times = {"median_tpot_ms": 1000 / speed, "median_ttft_ms": 5.0, "accept_length": accept_length}
-    return {**times, "output_throughput": speed}
-
-
-def make_series(name, speed, experts, accept_length=None, args=()):
-    evidence = Evidence(None, None, None, 0) if experts is None else Evidence(77.5, experts, 0.888, 8)
-    results = [result_of(speed * drift, accept_length) for drift in (0.9, 1.0, 1.1)]
-    return Series(parse_variant(name, args), ["launch", name], results, [evidence] * 3)
+def make_drifting(name, speed, experts, args=()):
+    evidence = NEVER if experts is None else Evidence(77.5, experts, 0.888, 8)
+    return make_series(parse_variant(name, args), [speed * drift for drift in (0.9, 1.0, 1.1)], evidence)
 
 
 @pytest.fixture
 def comparison():
-    series = [make_series("off", 60.0, None), make_series("oea", 80.0, 45.0, 2.5), make_series("xshare", 90.0, 38.4)]
-    return Comparison(WORKLOAD, series)
+    found = ("off", 60.0, None), ("oea", 80.0, 45.0), ("xshare", 90.0, 38.4)
+    return Comparison(WORKLOAD, [make_drifting(*one) for one in found])
 
 
 def test_the_order_is_that_of_the_ratio_after_the_baseline(comparison):
@@ -38,17 +33,14 @@ def test_the_order_is_that_of_the_ratio_after_the_baseline(comparison):
 
 def test_a_policy_that_selected_in_no_step_is_named(comparison):
     assert comparison.idle == []  # nor is a server without a policy expected to select
-    comparison.series[1].evidence = [Evidence(None, None, None, 0)] * 3
-    assert Comparison(WORKLOAD, [*comparison.series, make_series("vanilla", 60.0, None)]).idle == ["oea"]
+    comparison.series[1].evidence = [NEVER] * 3
+    assert Comparison(WORKLOAD, [*comparison.series, make_drifting("vanilla", 60.0, None)]).idle == ["oea"]
 
 
 def test_active_experts_of_a_server_without_policy_are_those_that_others_of_its_flags_found():
     drafts = ("--speculative-algorithm", "EAGLE3")
-    series = [
-        make_series("off", 60.0, None),
-        make_series("vanilla", 60.0, None, args=drafts),
-        make_series("xshare", 90.0, 38.4, args=drafts),
-    ]
+    found = ("off", 60.0, None), ("vanilla", 60.0, None, drafts), ("xshare", 90.0, 38.4, drafts)
+    series = [make_drifting(*one) for one in found]
     assert Comparison(WORKLOAD, series).active == [None, 77.5, 38.4]
     assert Comparison(WORKLOAD, series[:1]).active == [None]
 
@@ -64,8 +56,8 @@ def rounds(monkeypatch):
                 raise KeyboardInterrupt
             asked.numbers.append(number)
             for one in series:
-                one.results.append(result_of(10.0 + number))
-                one.evidence.append(Evidence(None, None, None, 0))
+                one.results += make_series("off", [10.0 + number]).results
+                one.evidence.append(NEVER)
             yield number
 
     monkeypatch.setattr(module, "run_rounds", run_rounds)
@@ -89,15 +81,6 @@ def test_a_record_goes_on_at_the_round_it_lacks(tmp_path, rounds):
     assert Comparison.read(again.points["key"]) == comparison
 
 
-def make_rounds(name, throughputs, before=None, after=None):
-    results = [
-        {"output_throughput": speed, "median_tpot_ms": 1000 / speed, "median_ttft_ms": 5.0, "accept_length": None}
-        for speed in throughputs
-    ]
-    evidence = [Evidence(before, after, None if before is None else 0.9, 10) for _ in throughputs]
-    return Series(parse_variant(name), [], results, evidence)
-
-
 def test_spread_is_median_and_linear_quartiles():
     assert spread([5.0, 1.0, 3.0, 2.0, 4.0]) == Spread(2.0, 3.0, 4.0)
     assert spread([1.0, 2.0]) == Spread(1.25, 1.5, 1.75)
@@ -106,9 +89,8 @@ def test_spread_is_median_and_linear_quartiles():
 
 def test_ratios_are_over_the_first_series_and_paired_by_round():
     # The second round was twice as slow for both: a paired ratio does not see it.
-    off, on = summarize(
-        [make_rounds("off", [100.0, 50.0, 90.0]), make_rounds("xshare", [150.0, 75.0, 180.0], 70.0, 30.0)]
-    )
+    policy = make_series("xshare", [150.0, 75.0, 180.0], Evidence(70.0, 30.0, 0.9, 10))
+    off, on = summarize([make_series("off", [100.0, 50.0, 90.0]), policy])
     assert off.paired_ratio == Spread(1.0, 1.0, 1.0)
     assert on.paired_ratio == Spread(1.5, 1.5, 1.75)
     assert (on.experts_before, on.experts_after, on.policy_steps) == (70.0, 30.0, 30)

@@ -1,28 +1,16 @@
 """What selection costs: the table's arithmetic, and a real run, small, whose policies really route."""
 
-from dataclasses import asdict
-from pathlib import Path
-
 import pytest
 import torch
+from common.made_up import make_point, make_series
 
-from benchmark.common.evidence import Evidence
-from benchmark.common.rounds import Series, Workload
 from benchmark.common.variant import parse_variant
 from benchmark.cost.ranks import ActiveRouter
 from benchmark.cost.report import ROUTING, ROUTING_LARGE, STEP, UPSTREAM, added_share, shape_key, tabulate_cost
 
-
-def step_of(tpot_ms):
-    """The decode step's point, of one round."""
-    result = {"output_throughput": 1.0, "median_tpot_ms": tpot_ms, "median_ttft_ms": 5.0, "accept_length": None}
-    series = Series(parse_variant("vanilla"), ["launch"], [result], [Evidence(None, None, None, 0)])
-    return {"workload": asdict(Workload(Path("m"), Path("t"), rounds=1)), "series": [asdict(series)]}
-
-
 POINTS = {
     shape_key("16x64"): {"seconds": {UPSTREAM: 3e-5, "xshare": 6e-5, "moe-spec": 3e-4}},
-    STEP: step_of(50.0),
+    STEP: make_point([make_series("vanilla", [20.0])]),
     ROUTING: {"seconds": {"vanilla": 4e-4, "xshare": 9e-4}, "rows": 16, "layers": 4, "model": "m"},
 }
 

@@ -1,13 +1,12 @@
 """Made-up records of every experiment: figures that can be checked by hand, which no machine has measured."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from common.made_up import make_point, make_series
+
 from benchmark.common.evidence import Evidence
 from benchmark.common.record import Record
-from benchmark.common.rounds import Series, Workload
-from benchmark.common.variant import parse_variant
 
 # 34 us + 2 us an expert, one expert being 9,437,184 bytes.
 LAYER: dict[str, dict[str, Any]] = {
@@ -28,18 +27,9 @@ def served(
     off: float, on: float, accept_length: float | None = None, swings: tuple[float, ...] = (0.0, 0.0)
 ) -> dict[str, Any]:
     """A point: tokens a second of two variants, the second's changed by a swing in each round; by default two alike."""
-
-    def series(name: str, speeds: list[float], evidence: Evidence) -> Series:
-        times = {"median_tpot_ms": 10.0, "median_ttft_ms": 5.0, "accept_length": accept_length}
-        results = [{"output_throughput": speed, **times} for speed in speeds]
-        return Series(parse_variant(name), ["launch"], results, [evidence] * len(speeds))
-
-    both = [
-        series("off", [off] * len(swings), Evidence(None, None, None, 0)),
-        series("xshare", [on + swing for swing in swings], Evidence(80.0, 40.0, 0.9, 8)),
-    ]
-    workload = Workload(Path("model"), Path("texts"), rounds=len(swings))
-    return {"workload": asdict(workload), "series": [asdict(one) for one in both]}
+    evidence = Evidence(80.0, 40.0, 0.9, 8)
+    policy = make_series("xshare", [on + swing for swing in swings], evidence, accept_length)
+    return make_point([make_series("off", [off] * len(swings)), policy])
 
 
 def write_record(folder: Path, experiment: str, points: dict[str, dict[str, Any]]) -> Record:

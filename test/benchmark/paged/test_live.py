@@ -1,13 +1,11 @@
 """Paged experts, served side by side: which servers, what the table says of them, and a round for real."""
 
-from dataclasses import asdict
-
 import pytest
+from common.made_up import make_point, make_series
 
 from benchmark.common.evidence import Evidence
 from benchmark.common.paths import TRAINED
 from benchmark.common.record import read_record
-from benchmark.common.rounds import Series, Workload
 from benchmark.paged import live
 from benchmark.paged.report import OBSERVED, UNIFORM, VANILLA, key_of, quality_key, tabulate_live
 
@@ -26,16 +24,12 @@ def test_the_policies_and_observe_share_a_server_and_the_baseline_comes_first():
 
 def test_the_table_has_vanillas_own_page_ins_and_what_policies_saved():
     evidence = Evidence(40.0, 30.0, 0.95, 9, page_ins=4.0, page_ins_before=16.0)
-    times = {"median_tpot_ms": 10.0, "median_ttft_ms": 5.0, "accept_length": None}
     speeds = (100.0, 130.0, 250.0, 200.0, 390.0, 390.0)
     series = [
-        Series(variant, ["launch"], [{"output_throughput": speed, **times}] * 2, [evidence] * 2)
+        make_series(variant, [speed] * 2, evidence)
         for variant, speed in zip(live.list_variants(UNIFORM[:2], 32), speeds, strict=False)
     ]
-    points = {
-        key_of(8): {"workload": asdict(Workload(TRAINED, TRAINED, rounds=2)), "series": [asdict(s) for s in series]}
-    }
-    points[key_of(8)]["workload"]["concurrency"] = 8
+    points = {key_of(8): make_point(series, str(TRAINED), concurrency=8)}
     for name, nats in ((OBSERVED, [2.0, 3.0]), (UNIFORM[0], [2.1, 3.1])):
         points[quality_key(8, name)] = {"nats": nats, "sums": 0.75, "page_ins": 20.0, "before": 20.0}
     vanilla, _, policy, *_, everything = tabulate_live(points).rows

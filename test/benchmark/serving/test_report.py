@@ -1,12 +1,11 @@
 """The tables of served policies, the estimate beside them, and exact requests, on figures checked by hand."""
 
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
+from common.made_up import NEVER, make_point, make_series
 
 from benchmark.common.evidence import Evidence
-from benchmark.common.rounds import Series, Workload
 from benchmark.common.speculative import drafting_variant
 from benchmark.common.variant import parse_variant
 from benchmark.serving import exact
@@ -23,28 +22,20 @@ from sglang_xshare.live.client import Client
 NAMES = ("off", "oea:k0=3", "xshare", "EAGLE-3, off", "EAGLE-3, xshare")
 
 
-def make_series(name, speed, active, accepted=None):
+def make_served(name, speed, active, accepted=None):
     variant = parse_variant(name.removeprefix("EAGLE-3, "))
     if accepted:
         variant = drafting_variant(variant, ("--speculative-num-draft-tokens", "8"))
-    result = {"output_throughput": speed, "median_tpot_ms": 9.0, "median_ttft_ms": 5.0, "accept_length": accepted}
-    evidence = Evidence(None, None, None, 0) if active is None else Evidence(50.0, active, 0.9, 8)
-    return Series(variant, [], [result] * 2, [evidence] * 2)
+    return make_series(variant, [speed] * 2, NEVER if active is None else Evidence(50.0, active, 0.9, 8), accepted)
 
 
 @pytest.fixture
 def points():
-    series = [
-        make_series("off", 100.0, None),
-        make_series("oea:k0=3", 120.0, 30.0),
-        make_series("xshare", 150.0, 25.0),
-        make_series("EAGLE-3, off", 110.0, None, 2.5),
-        make_series("EAGLE-3, xshare", 180.0, 28.0, 2.25),
-    ]
+    figures = (100.0, None), (120.0, 30.0), (150.0, 25.0), (110.0, None, 2.5), (180.0, 28.0, 2.25)
+    series = [make_served(name, *found) for name, found in zip(NAMES, figures, strict=True)]
     nats = ([2.0, 2.0], [2.0, 2.0], [2.0, 2.25], [1.5, 1.5], [1.75, 1.75])
     quality = {quality_key(name): {"nats": one, "sums": 0.75} for name, one in zip(NAMES, nats, strict=True)}
-    workload = asdict(Workload(Path("models/wide"), Path("texts"), rounds=2))
-    return {KEY: {"workload": workload, "series": [asdict(one) for one in series]}, **quality}
+    return {KEY: make_point(series, "models/wide"), **quality}
 
 
 def test_rows_are_the_baseline_policies_and_those_with_drafts_by_ratio(points):
@@ -65,7 +56,7 @@ def test_losses_of_verified_text_are_set_against_each_other_alone(points):
 
 def test_a_policy_that_never_selected_and_a_single_round_are_told(points):
     for one in points[KEY]["series"]:
-        one["results"], one["evidence"] = one["results"][:1], [asdict(Evidence(None, None, None, 0))]
+        one["results"], one["evidence"] = one["results"][:1], [asdict(NEVER)]
     note = tabulate_serving(points).note
     assert "shows nothing of the policy: oea:k0=3, xshare, EAGLE-3, xshare." in note
     assert note.endswith("One round shows no spread: its differences prove nothing.")
@@ -94,13 +85,8 @@ SHAPE = {"batch": 2, "output_tokens": 4, "rounds": 2, "loss_batches": 1}
 
 def point(speeds, active=0.0, exact_rows=0, kept=0.0, nats=(2.0, 3.0, 4.0), marked=(False,) * 3):
     totals = {"layer_steps": 10, "experts_before": 500.0, "experts_after": active, "kept_mass": kept, "rows": 20}
-    return {
-        "shape": SHAPE,
-        "speeds": list(speeds),
-        "totals": totals | {"exact_rows": exact_rows},
-        "nats": list(nats),
-        "exact": list(marked),
-    }
+    said = {"totals": totals | {"exact_rows": exact_rows}, "nats": list(nats), "exact": list(marked)}
+    return {"shape": SHAPE, "speeds": list(speeds), **said}
 
 
 def test_what_is_kept_is_paired_within_rounds():
@@ -141,15 +127,8 @@ def test_a_wrong_count_is_one_line(counts):
 
 
 def make_timed(name, tpot_ms, experts_after):
-    """A series of three rounds."""
-    results = [
-        {"output_throughput": 1000 / one, "median_tpot_ms": one, "median_ttft_ms": 5.0, "accept_length": None}
-        for one in tpot_ms
-    ]
-    evidence = Evidence(None, None, None, 0)
-    if experts_after is not None:
-        evidence = Evidence(80.0, experts_after, 0.9, 9)
-    return Series(parse_variant(name), [], results, [evidence] * len(results))
+    evidence = NEVER if experts_after is None else Evidence(80.0, experts_after, 0.9, 9)
+    return make_series(name, [1000 / ms for ms in tpot_ms], evidence)
 
 
 def test_a_policy_s_time_is_set_beside_the_bytes_it_reads():
@@ -161,8 +140,7 @@ def test_a_policy_s_time_is_set_beside_the_bytes_it_reads():
         make_timed("lynx-lat", [300.0, 300.0, 300.0], None),  # it selected in no step
         replace(drafted, variant=replace(drafted.variant, args=("--drafts",))),  # its steps read a draft, too
     ]
-    point = {"workload": asdict(Workload(Path("model"), Path("texts"), rounds=3)), "series": [*map(asdict, series)]}
-    rows = tabulate_estimate({KEY: point}).rows
+    rows = tabulate_estimate({KEY: make_point(series)}).rows
     expert, heads = 3 * 128 * 64 * 32, 128 * (4 + 2 * 2 + 4) * 64
     dense = 4 * (heads + 128 * 64) + 128 * 1024
     share = (dense + 4 * 40 * expert) / (dense + 4 * 80 * expert)

@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     sessions = len(record.content["sessions"])
     plain = [parse_variant(text) for text in POLICIES]
     variants = [*plain, *(drafting_variant(one, speculative_flags(DRAFT)) for one in plain)]
-    measure_serving(record, WIDENED, TEXTS, args, variants, [])
+    args.model, args.texts = WIDENED, TEXTS
+    measure_serving(record, args, variants)
     load = os.getloadavg()[0]
     tabulate_serving(record.points).show()
     print(f"\n{textwrap.fill(SEEN, NOTE_WIDTH)}\n\nOn {format_machine(last_session(record.content))}.\n")

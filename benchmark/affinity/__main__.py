@@ -5,7 +5,6 @@ server runs. Its table is calibrated on other text.
 """
 
 import argparse
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
@@ -20,7 +19,9 @@ from benchmark.quality.model import load_model
 from benchmark.quality.text import load_sequences
 from sglang_xshare.affinity.decision import DEFAULT
 from sglang_xshare.affinity.table import Table
+from sglang_xshare.parser import LARGEST, between
 
+AT_LEAST_ONE = between(1, LARGEST)
 ROUND_ROBIN = "round robin"
 MAX_LIFE = 128
 
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", default=SCENARIOS, help=names)
     parser.add_checkpoint(TRAINED, TEXTS)
     parser.add_argument("--replicas", nargs="+", type=positive, default=(2, 4, 8), metavar="N", help="of mixed traffic")
-    parser.add_argument("--bounds", nargs="+", type=_bound, default=(1.1, DEFAULT, 1.5), metavar="B")
+    parser.add_argument("--bounds", nargs="+", type=AT_LEAST_ONE, default=(1.1, DEFAULT, 1.5), metavar="B")
     parser.add_count("per_domain", 60, "sequences of each domain")
     parser.add_count("prompt", 64, "tokens a prompt")
     parser.add_count("requests", 1200, "requests of a run")
@@ -90,12 +91,6 @@ def _mean(outcomes: Sequence[Outcome]) -> Outcome:
         worst=max(one.worst for one in outcomes),
         course=[mean(tenth) for tenth in zip(*(one.course for one in outcomes), strict=True)],
     )
-
-
-def _bound(text: str) -> float:
-    if not re.fullmatch(r"[1-9]\d*(\.\d+)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a number of at least 1, such as {DEFAULT}")
-    return float(text)
 
 
 if __name__ == "__main__":

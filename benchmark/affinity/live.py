@@ -7,7 +7,6 @@ each has all cores.
 
 import argparse
 import hashlib
-import math
 import random
 import threading
 import time
@@ -31,6 +30,7 @@ from benchmark.quality.model import load_model
 from benchmark.quality.served import SERVER_ARGS
 from benchmark.quality.text import Sequences, load_sequences
 from sglang_xshare.affinity.decision import DEFAULT
+from sglang_xshare.parser import LARGEST, between
 from sglang_xshare.tune.forcing import read_step, serialize_force
 
 METHODS = ("round_robin", "total_requests", "expert_affinity")
@@ -191,13 +191,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser("benchmark.affinity.live", __doc__)
     names = f"{', '.join(METHODS)} (default: all)"
     parser.add_argument("methods", nargs="*", metavar="METHOD", default=METHODS, help=names)
-    parser.add_argument(
-        "--traffic",
-        nargs="+",
-        choices=SERVED,
-        default=["mixed"],
-        help=f"of {', '.join(SERVED)}, under the model's own routing (default: mixed)",
-    )
+    of = f"of {', '.join(SERVED)}, under the model's own routing (default: mixed)"
+    parser.add_argument("--traffic", nargs="+", choices=SERVED, default=["mixed"], help=of)
     forced = f"with the text forced; their loss is shown where {BASELINE} is among them"
     parser.add_argument("--policies", nargs="*", type=_policy, default=[], metavar="POLICY", help=forced)
     parser.add_count("replicas", 4, "replicas of the model")
@@ -207,7 +202,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_count("prompt", 64, "tokens a prompt")
     parser.add_count("per_domain", 60, "prompts of each domain")
     parser.add_count("calibration", 20_000, "tokens of each domain that the table is calibrated on")
-    parser.add_argument("--bound", type=_bound, default=DEFAULT, metavar="B", help="of the load (default: %(default)s)")
+    at_least_one, of = between(1, LARGEST), "of the load (default: %(default)s)"
+    parser.add_argument("--bound", type=at_least_one, default=DEFAULT, metavar="B", help=of)
     parser.add_record(BUILD / "affinity")
     args = parser.parse_args(argv)
     for name in args.methods:
@@ -234,16 +230,6 @@ def _policy(text: str) -> str:
     return text
 
 
-def _bound(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value >= 1):
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a number of at least 1")
-    return value
-
-
 def measure(args: argparse.Namespace, record: Record) -> None:
     """Serve what the record lacks: every case by each method in turn, on one server a method."""
     cases = [(traffic, OBSERVE) for traffic in args.traffic] + [("mixed", name) for name in args.policies]
@@ -265,10 +251,8 @@ def measure(args: argparse.Namespace, record: Record) -> None:
                 server.post("/expert_policy", {"policy": OBSERVE} if own else parse_variant(name).body())
                 counter = "experts_before" if own else "experts_after"
                 run = run_requests(server, requests, args.replicas, args.per_replica, name != OBSERVE, counter)
-                key, told = (
-                    make_key(traffic, name, method),
-                    {one: value for one, value in vars(run).items() if one in TOLD},
-                )
+                key = make_key(traffic, name, method)
+                told = {one: value for one, value in vars(run).items() if one in TOLD}
                 answers = " ".join(map(digest, run.outputs)) if name == OBSERVE else ""  # else forced
                 record.add(key, traffic=traffic, policy=name, method=method, shape=shape, outputs=answers, **told)
                 print(f"{key}: {run.active:.1f} active experts, {run.seconds:.0f} s", flush=True)

@@ -112,20 +112,11 @@ def tabulate_live(points: Mapping[str, Any]) -> Table:
                 *_compare_answers(point, base, reference),
             ]
         )
-    headings = [
-        "traffic",
-        "policy",
-        "load balance method",
-        "active experts",
-        "change",
-        "a token",
-        "rows a step",
-        "imbalance",
-    ]
+    headings = ["traffic", "policy", "load balance method", "active experts", "change", "a token", "rows a step"]
     shape = dict(next(iter(points.values()))["shape"])
     life = shape.pop("life")
     note = LIVE_NOTE.format(**shape, shortest=life // 2, longest=life * 3 // 2)
-    headings += ["same", "loss, nats"]
+    headings += ["imbalance", "same", "loss, nats"]
     return Table("Active experts by dispatch, served", headings, rows, note, text_columns=3)
 
 

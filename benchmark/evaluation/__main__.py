@@ -8,7 +8,6 @@ import argparse
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 from benchmark.common.command import Parser, folder, policy, positive, run_main
@@ -29,16 +28,10 @@ WARM_UP_TOKENS = 8
 def main(argv: Sequence[str] | None = None) -> None:
     """Run what the record lacks, print the table."""
     parser = Parser("benchmark.evaluation", __doc__)
-    parser.add_argument(
-        "tasks", nargs="*", metavar="TASK", default=[LOCAL], help=f"(default: {LOCAL}, of this project)"
-    )
-    parser.add_argument(
-        "--policies",
-        nargs="+",
-        type=policy,
-        default=POLICIES,
-        help=f"{SPELLING}; the first is the baseline (default: {' '.join(POLICIES)})",
-    )
+    help = f"(default: {LOCAL}, of this project)"
+    parser.add_argument("tasks", nargs="*", metavar="TASK", default=[LOCAL], help=help)
+    help = f"{SPELLING}; the first is the baseline (default: {' '.join(POLICIES)})"
+    parser.add_argument("--policies", nargs="+", type=policy, default=POLICIES, help=help)
     help = f"of a running server that was started with a policy: see docs/live.md; its admin or API key in {API_KEY}"
     parser.add_argument("--url", help=help)
     parser.add_argument("--model", type=folder, help=f"what to serve without --url (default: {TRAINED})")
@@ -57,8 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         with connect(args) as endpoint:
             for task, one in missing:
                 print(f"{_name(task, one)} ...", flush=True)
-                arm = run_arm(harness, endpoint, task, one, args.limit, args.shots)
-                record.add(_name(task, one), **asdict(arm))
+                record.add(_name(task, one), **run_arm(harness, endpoint, task, one, args.limit, args.shots))
     tabulate_evaluation(record.points).show(record.path)
 
 

@@ -123,26 +123,15 @@ def _connect(endpoint: Endpoint) -> Any:
     )
 
 
-@dataclass(frozen=True)
-class Arm:
-    """What one policy came to on one task: `scores` are the fields of `Score`; tokens written, and seconds for them;
-    what the server counted meanwhile: means over layers and steps of active experts, upstream's and the policy's, the
-    share of gating mass kept, and forwards under policy. None where it counted none.
+def run_arm(
+    harness: Harness, endpoint: Endpoint, task: str, policy: str, limit: int | None, shots: int | None
+) -> dict[str, Any]:
+    """Switch the server to `policy`, from an empty cache, and run the task. Raises `PolicyError` or RuntimeError.
+
+    Returns the fields of each `Score`, tokens written and seconds for them, and what the server counted meanwhile:
+    means over layers and steps of active experts, upstream's and the policy's, the share of gating mass kept, and
+    forwards under policy. None where it counted none.
     """
-
-    task: str
-    policy: str
-    scores: list[dict[str, Any]]
-    tokens: int
-    seconds: float
-    experts_before: float | None
-    experts_after: float | None
-    kept_mass: float | None
-    policy_steps: int
-
-
-def run_arm(harness: Harness, endpoint: Endpoint, task: str, policy: str, limit: int | None, shots: int | None) -> Arm:
-    """Switch the server to `policy`, from an empty cache, and run the task. Raises `PolicyError` or RuntimeError."""
     client = Client(endpoint.url, endpoint.api_key)
     client.set_policy(parse_variant(policy).body())
     client.flush()
@@ -154,14 +143,10 @@ def run_arm(harness: Harness, endpoint: Endpoint, task: str, policy: str, limit:
         ) from None
     since = client.get_policy()["since_switch"]
     counted = bool(since["layer_steps"])
-    return Arm(
-        task=task,
-        policy=policy,
-        scores=[asdict(score) for score in done.scores],
-        tokens=done.tokens,
-        seconds=done.seconds,
-        experts_before=since["mean_before"] if counted else None,
-        experts_after=since["mean_after"] if counted else None,
-        kept_mass=since["mean_kept_mass"] if counted else None,
-        policy_steps=since["outcomes"].get("policy", 0),
-    )
+    means = {"experts_before": "mean_before", "experts_after": "mean_after", "kept_mass": "mean_kept_mass"}
+    return {
+        **{"task": task, "policy": policy, "scores": [asdict(score) for score in done.scores]},
+        **{"tokens": done.tokens, "seconds": done.seconds},
+        **{name: since[mean] if counted else None for name, mean in means.items()},
+        "policy_steps": since["outcomes"].get("policy", 0),
+    }

@@ -7,7 +7,7 @@ from numbers import Real
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmark.common.comparison import format_number
+from benchmark.common.comparison import NO_STEP, format_number
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE, OFF
 
@@ -23,14 +23,6 @@ class Score:
     value: float
     error: float | None
     documents: list[float]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Of two means over the same documents: the mean of the differences, and its standard error."""
-
-    value: float
-    error: float
 
 
 def read_scores(results: Mapping[str, Any]) -> list[Score]:
@@ -58,8 +50,10 @@ def read_scores(results: Mapping[str, Any]) -> list[Score]:
     return scores
 
 
-def compare_scores(score: Score, baseline: Score) -> Difference | None:
-    """The score less the baseline's, paired by document; None where documents have no values, or are not averaged."""
+def compare_scores(score: Score, baseline: Score) -> tuple[float, float] | None:
+    """The score less the baseline's, paired by document, and the standard error; None where documents have no values,
+    or are not averaged.
+    """
     pairs = list(zip(score.documents, baseline.documents, strict=False))
     is_mean = len(score.documents) == len(baseline.documents) >= 2 and all(
         abs(fmean(one.documents) - one.value) < 1e-6 for one in (score, baseline)
@@ -67,7 +61,7 @@ def compare_scores(score: Score, baseline: Score) -> Difference | None:
     if not is_mean:
         return None
     differences = [one - other for one, other in pairs]
-    return Difference(fmean(differences), stdev(differences) / sqrt(len(differences)))
+    return fmean(differences), stdev(differences) / sqrt(len(differences))
 
 
 NOTE = """\
@@ -75,7 +69,6 @@ Score: as lm-evaluation-harness has it, ± its standard error. Difference: to th
 the differences document by document; within two errors it says nothing. Tokens/s: output tokens over the time of the
 task's requests, one pass, prefix cache emptied before it: `make bench` measures speed. Active experts: means over
 layers and steps under policy, counted by the server; before the arrow those of upstream's own routing."""
-NO_STEP = "Selected in no step, so that the row shows nothing of the policy"
 
 
 def tabulate_evaluation(points: Mapping[str, Any]) -> Table:
@@ -116,7 +109,7 @@ def _format_experts(point: Mapping[str, Any]) -> str:
 
 def _format_difference(score: Score, baseline: Score) -> str:
     found = compare_scores(score, baseline)
-    return "-" if found is None else f"{found.value:+.4f} ± {found.error:.4f}"
+    return "-" if found is None else "{:+.4f} ± {:.4f}".format(*found)
 
 
 def _format_error(value: float, error: float | None) -> str:

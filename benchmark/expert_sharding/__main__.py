@@ -3,14 +3,13 @@
 Varies skew, experts and batch, each about the same middle, on ranks that are processes on cores of their own.
 """
 
-import argparse
-import math
 from collections.abc import Sequence
 
 from benchmark.common.command import Parser, positive, run_main
 from benchmark.common.paths import BUILD
 from benchmark.expert_sharding.ranks import Encoder, SkewedRouter, measure
 from benchmark.expert_sharding.report import tabulate_sharding
+from sglang_xshare.parser import LARGEST, between
 
 MIDDLE = {"alpha": 0.6, "experts": 128, "batch": 100}
 """The paper's, but for the batch, which is 250 there."""
@@ -21,8 +20,8 @@ SKEWED = 10
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record, print the table."""
     parser = Parser("benchmark.expert_sharding", __doc__)
-    swept = "(default: %(default)s)"
-    parser.add_argument("--alpha", nargs="*", type=_alpha, default=[0.0, 0.1, 0.6, 2.0], help=f"skews {swept}")
+    swept, skew = "(default: %(default)s)", between(0, LARGEST)
+    parser.add_argument("--alpha", nargs="*", type=skew, default=[0.0, 0.1, 0.6, 2.0], help=f"skews {swept}")
     parser.add_argument("--experts", nargs="*", type=positive, default=[8, 32, 128, 256], help=f"experts {swept}")
     parser.add_argument("--batch", nargs="*", type=positive, default=[10, 50, 100, 250], help=f"sequences {swept}")
     parser.add_count("ranks", 2, "ranks")
@@ -48,16 +47,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             record.add(key, **at, shape=shape, layouts=measure(encoder, args.ranks, args.rounds))
     if record.points:
         tabulate_sharding(record.points).show(record.path)
-
-
-def _alpha(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a number of at least 0")
-    return value
 
 
 if __name__ == "__main__":

@@ -40,17 +40,8 @@ def run_steps(
     for selecting in (2, 1):
         counters.count_outcome("policy", step)
         for layer in range(selecting):
-            select(
-                logits,
-                plan,
-                router,
-                step.batch,
-                rank_of_expert=ranks,
-                backend="triton",
-                slots=slots,
-                tally=counters.tally(layer, logits),
-                budgets=find_budgets(plan, logits.device),
-            )
+            tally, budgets = counters.tally(layer, logits), find_budgets(plan, logits.device)
+            select(logits, plan, router, step.batch, ranks, "triton", slots, tally, budgets)
         counters.count(step)
 
 

@@ -6,7 +6,6 @@ does what that router does and selects the batch's experts besides.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from itertools import cycle, product
@@ -41,17 +40,6 @@ TOP_K, TOKENS_PER_REQUEST = 8, 4
 CALLS = 100  # in a graph, so that its own launch is a small part
 FILLED = RunnerSlots()
 DEVICE = "cuda"
-
-
-@dataclass(frozen=True)
-class Time:
-    """Median microseconds of select() with a policy, as a layer calls it, and of upstream's router on its logits."""
-
-    policy: str
-    rows: int
-    experts: int
-    us: float
-    upstream_us: float
 
 
 def make_cases(plans: Sequence[str]) -> list[tuple[int, int, str, torch.dtype, bool]]:
@@ -104,10 +92,11 @@ def check(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: bool
     return None
 
 
-def measure(rows: int, experts: int, spelling: str) -> Time:
-    """Time select() and upstream's router on the same logits."""
-    upstream = _make_upstream(_make_logits(rows, experts, torch.bfloat16))
-    return Time(spelling, rows, experts, time_call(make_call(rows, experts, spelling)), time_call(upstream))
+def measure(rows: int, experts: int, spelling: str) -> dict[str, Any]:
+    """Median microseconds of select() with a policy, as a layer calls it, and of upstream's router on its logits."""
+    calls = make_call(rows, experts, spelling), _make_upstream(_make_logits(rows, experts, torch.bfloat16))
+    us, upstream_us = map(time_call, calls)
+    return {"policy": spelling, "rows": rows, "experts": experts, "us": us, "upstream_us": upstream_us}
 
 
 def compile_kernels(rows: int, experts: int, spelling: str) -> None:

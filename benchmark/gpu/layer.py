@@ -80,8 +80,9 @@ def _measure_shape(record: Record, name: str) -> str | None:
         config = moe_layer.make_topk_config(shape, plans[policy], ROWS, "cuda")
         route = moe_layer.model_router(logits, config)
         us = time_graph(partial(layers.run, route)) / shape.layers
-        beside = [time_graph(partial(layers.run, one)) for one in (fixed, moe_layer.route_beside(route, fixed))]
-        router_us = (beside[1] - beside[0]) / shape.layers
+        # What a router takes between a layer's other kernels: its choice is computed, the fixed one's experts run.
+        both = partial(layers.run, lambda layer, hidden: (route(layer, hidden), fixed(layer, hidden))[1])
+        router_us = (time_graph(both) - time_graph(partial(layers.run, fixed))) / shape.layers
         active = count(plans[policy])
         print(f"{name}/{policy}: {us:.1f} us, router {router_us:.2f}, {active:.1f} active experts", flush=True)
         return {"active": active, "us": us, "router_us": router_us}

@@ -113,20 +113,6 @@ def model_router(logits: Tensor, topk_config: Any) -> Callable[[int, Tensor], An
     return lambda layer, hidden: select_experts(hidden, logits[layer], topk_config)
 
 
-def route_beside(
-    route: Callable[[int, Tensor], Any], fixed: Callable[[int, Tensor], Any]
-) -> Callable[[int, Tensor], Any]:
-    """Routes by `route` and runs the experts of `fixed` all the same: what a router takes between a layer's other
-    kernels, whose weights have gone through the caches since it ran last.
-    """
-
-    def both(layer: int, hidden: Tensor) -> Any:
-        route(layer, hidden)
-        return fixed(layer, hidden)
-
-    return both
-
-
 def make_topk_config(shape: Shape, plan: SelectionPlan | None, rows: int, device: str) -> Any:
     """Upstream's `TopKConfig` of a plain softmax router; with a plan, as the stage changes it for a decode step."""
     from sglang.srt.layers.moe.topk import TopKConfig

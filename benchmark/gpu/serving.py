@@ -26,16 +26,8 @@ FINE_ROUNDS = 5
 START_LIMIT = 420.0  # seconds; the first start compiles kernels
 DUMMY_SERVER = "benchmark.gpu.dummy_server"
 SERVER_ARGS = (
-    *(
-        "--load-format",
-        "dummy",
-        "--dtype",
-        "bfloat16",
-        "--attention-backend",
-        "triton",
-        "--sampling-backend",
-        "pytorch",
-    ),
+    *("--load-format", "dummy", "--dtype", "bfloat16"),
+    *("--attention-backend", "triton", "--sampling-backend", "pytorch"),
     *("--max-running-requests", "32", "--max-total-tokens", "16384", "--chunked-prefill-size", "4096"),
     *("--mm-feature-transport", "cpu", "--disable-radix-cache", "--disable-prefill-cuda-graph"),
     # Only leaves room for graphs: the tokens above decide the cache's size, and two models share the memory.

@@ -60,24 +60,12 @@ def list_trials() -> Iterator[Trial]:
 def measure_shapes(record: Record) -> str | None:
     """Time what the record lacks, in CUDA graphs; write the fastest shapes. Returns why a trial failed, if any."""
     missing = [trial for trial in list_trials() if trial.key not in record]
-    compile_all(missing)
+    with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:  # compiling takes most of the time
+        for trial in missing:
+            pool.submit(_compile, trial)  # one that fails is found when it is timed
     failure = measure_points(record, {trial.key: partial(_measure_trial, trial) for trial in missing})
     write_shapes(record.points, _name_gpu(record.content))
     return failure
-
-
-def compile_all(trials: Sequence[Trial]) -> None:
-    """Leave the trials' kernels in Triton's cache, by processes side by side: it takes most of the time."""
-    with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:
-        for trial in trials:
-            pool.submit(_compile, trial)  # one that fails is found when it is timed
-
-
-def time_trial(trial: Trial) -> float:
-    """Median microseconds of a call."""
-    from benchmark.gpu.kernels import time_call
-
-    return time_call(_make_call(trial))
 
 
 def choose(points: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -134,7 +122,9 @@ def _choose_shape(experts: int, times: Mapping[Trial, float]) -> dict[str, Any]:
 
 
 def _measure_trial(trial: Trial) -> dict[str, Any]:
-    return {**asdict(trial), "trial_us": time_trial(trial)}
+    from benchmark.gpu.kernels import time_call
+
+    return {**asdict(trial), "trial_us": time_call(_make_call(trial))}
 
 
 def _compile(trial: Trial) -> None:

@@ -47,18 +47,14 @@ def _list_files(config: Mapping[str, Any], draw: torch.Generator) -> Iterator[di
     yield {"model.embed_tokens.weight": words, "lm_head.weight": head_weight, "model.norm.weight": ones(hidden)}
     for layer in range(config["num_hidden_layers"]):
         tensors = {"mlp.gate.weight": normal(config["num_experts"], hidden, hidden**-0.5)}
-        for name, out, into in (
-            ("q", queries, hidden),
-            ("k", cached, hidden),
-            ("v", cached, hidden),
-            ("o", hidden, queries),
-        ):
+        attention = {"q": (queries, hidden), "k": (cached, hidden), "v": (cached, hidden), "o": (hidden, queries)}
+        for name, (out, into) in attention.items():
             tensors[f"self_attn.{name}_proj.weight"] = normal(out, into, ATTENTION)
         for expert in range(config["num_experts"]):
             for name, out, into in (("gate", width, hidden), ("up", width, hidden), ("down", hidden, width)):
                 tensors[f"mlp.experts.{expert}.{name}_proj.weight"] = normal(out, into, EXPERT)
-        for name, size in (("input_layernorm", hidden), ("post_attention_layernorm", hidden)):
-            tensors[f"{name}.weight"] = ones(size)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{name}.weight"] = ones(hidden)
         for name in ("q", "k"):
             tensors[f"self_attn.{name}_norm.weight"] = ones(head)
         yield {f"model.layers.{layer}.{name}": tensor for name, tensor in tensors.items()}

@@ -17,6 +17,7 @@ from benchmark.quality.measure import MOST, TOP
 from benchmark.quality.report import tabulate_domains, tabulate_quality
 from benchmark.quality.running import measure_running
 from sglang_xshare.live.client import API_KEY
+from sglang_xshare.parser import whole
 
 OUT = BUILD / "quality"
 SERVED = OUT / "served"
@@ -39,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser("benchmark.quality", __doc__)
     parser.add_policies(policy, POLICIES, f"{PLAN_SPELLING}; vanilla is always the baseline")
     add_decoding(parser)
-    parser.add_argument("--top", type=_top, help=f"likeliest tokens that divergence is told from (default: {TOP})")
+    of = f"likeliest tokens that divergence is told from (default: {TOP})"
+    parser.add_argument("--top", type=whole(2, MOST), help=of)
     parser.add_argument("--url", help="of a running server, in place of a decode here: see docs/tune.md for its flags")
     parser.add_argument("--api-key", help=f"the server's admin or API key (default: ${API_KEY})")
     parser.add_argument("--prompts", type=Path, help="with --url: JSON lines of your own prompts, in place of --texts")
@@ -77,12 +79,6 @@ def _check_asked(args: argparse.Namespace) -> None:
     if args.tokens_per_request != 1:
         asked = f"--tokens-per-request {args.tokens_per_request} with --url"
         raise ValueError(f"{asked}: the server's own speculation decides; allowed is 1")
-
-
-def _top(text: str) -> int:
-    if not text.isdecimal() or not 2 <= int(text) <= MOST:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a whole number from 2 to {MOST}")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     flags = speculative_flags(args.draft, args.topk, args.steps, args.draft_tokens)
     drafted = [drafting_variant(parse_variant(text), flags) for text in args.drafted]
     variants = [*map(parse_variant, args.policies), *drafted]
-    measure_serving(record, args.model, args.texts, args, variants, args.server_args)
+    measure_serving(record, args, variants, args.server_args)
     tabulate_serving(record.points).show(record.path)
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from benchmark.common.command import COUNTS, Parser
 from benchmark.common.comparison import is_measured, measure
@@ -26,17 +25,13 @@ def add_text(parser: Parser, per_domain: int = 16, loss_tokens: int = 64, sums: 
 
 
 def measure_serving(
-    record: Record,
-    model: Path,
-    texts: Path,
-    args: argparse.Namespace,
-    variants: Sequence[Variant],
-    flags: Sequence[str],
+    record: Record, args: argparse.Namespace, variants: Sequence[Variant], flags: Sequence[str] = ()
 ) -> None:
-    """Measure what the record lacks of `variants`; those with flags draft. `args` as of `add_counts` and `add_text`,
-    maybe the prompts' `seed`; `flags` go to every server. Raises ValueError for too short a text, before anything is
-    served.
+    """Measure what the record lacks of `variants`; those with flags draft. `args` as of `add_checkpoint`, `add_counts`
+    and `add_text`, maybe the prompts' `seed`; `flags` go to every server. Raises ValueError for too short a text,
+    before anything is served.
     """
+    model, texts = args.model, args.texts
     keys = [quality_key(variant.name) for variant in variants]
     if is_measured(record, KEY) and all(key in record for key in keys):
         return

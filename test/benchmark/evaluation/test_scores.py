@@ -44,12 +44,8 @@ def test_scores_of_every_metric_by_document():
 
 def test_differences_are_paired():
     """Of four documents one is lost: -1/4, and the differences 0, 0, 0, -1 have a deviation of 1/2."""
-    found = compare_scores(score(1, 0, 1, 0), score(1, 0, 1, 1))
-    assert found is not None
-    assert (found.value, found.error) == (-0.25, 0.25)
-    same = compare_scores(score(1, 0, 1), score(1, 0, 1))
-    assert same is not None
-    assert (same.value, same.error) == (0, 0)
+    assert compare_scores(score(1, 0, 1, 0), score(1, 0, 1, 1)) == (-0.25, 0.25)
+    assert compare_scores(score(1, 0, 1), score(1, 0, 1)) == (0, 0)
 
 
 @pytest.mark.parametrize("other", [score(1, 0), score(1, 0, 1, value=9.0), Score("sums", "ppl", 1.0, None, [])])

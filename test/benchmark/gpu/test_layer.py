@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmark.gpu.layer import ROWS, SHAPES, rows
-from benchmark.gpu.moe_layer import Shape, draw_logits, make_topk_config, model_router, route_beside, route_to
+from benchmark.gpu.moe_layer import Shape, draw_logits, make_topk_config, model_router, route_to
 from sglang_xshare import Batch, Router, build_plan, select
 
 QWEN3 = Shape("qwen3-30b-a3b", **{**SHAPES["qwen3-30b-a3b"], "layers": 48})
@@ -51,13 +51,6 @@ def test_the_policy_goes_through_upstreams_own_router_call():
     kept = expected.topk_ids >= 0
     assert torch.equal(routed.topk_ids[kept], expected.topk_ids[kept])
     assert int(torch.bincount(routed.topk_ids.flatten().long(), minlength=32).count_nonzero()) == expected.active.sum()
-
-
-def test_what_is_routed_beside_a_fixed_choice_is_run_and_left():
-    routed = []
-    route = route_beside(lambda layer, hidden: routed.append((layer, hidden)), lambda layer, hidden: ("fixed", layer))
-    assert route(3, torch.ones(2)) == ("fixed", 3)
-    assert [layer for layer, _ in routed] == [3]
 
 
 def test_a_record_of_before_routing_was_timed_has_no_row_of_it():

@@ -122,7 +122,7 @@ def test_prompts_of_one_s_own(ask, server, tmp_path):
         (("vanilla",), 1.0, "policies vanilla:"),
         ((FEW, "--per-domain", "400"), 1.0, "400 a domain are asked for"),
         ((FEW, "--tokens-per-request", "4"), 1.0, "--tokens-per-request 4 with --url"),
-        ((FEW, "--top", "4096"), 1.0, "argument --top: '4096':"),
+        ((FEW, "--top", "4096"), 1.0, "argument --top: 4096:"),
         ((FEW, "--prompts", "nowhere"), 1.0, "--prompts nowhere and --texts"),
         (('xshare:{"by_rows": {"1-8": {"policy": "vanilla"}}}',), 1.0, "--batch 4: xshare:{"),
     ],

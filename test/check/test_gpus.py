@@ -66,10 +66,6 @@ def test_what_auto_becomes_on_a_gpu(model, gpu, release, patched_release, tmp_pa
     assert (answer["code"], report["verdict"]) == (int(verdict != "served"), verdict)
     assert report["served"] is (verdict == "served")
     assert (report["gpu"], report["device"]) == (gpu, "cuda")
-    assert set(range(1, 17)) <= set(report["capture_sizes"])
-    beyond = report["model"]["top_k"] - 1  # what a row wants beyond its warm-up; 24 experts are added
-    assert report["selection"]["triton"] == [size for size in report["capture_sizes"] if size * beyond > 24]
-    assert report["attention"]["decode"] not in (None, "torch_native", "intel_amx")
 
 
 def test_another_device_is_refused_wherever_it_is_named(tmp_path):

@@ -16,7 +16,6 @@ BAD = {
     "--model nobody/no-such-model: ": ["--model", "nobody/no-such-model"],
     "--model: missing": ["--tp", "2"],
     "--config /nowhere.yaml: ": ["--config", "/nowhere.yaml"],
-    "--trace /nowhere: ": ["--model", str(TINY), "--batch", "4", "--trace", "/nowhere"],
     "--device cpu with --gpu: ": ["--model", str(TINY), "--gpu", "h100", "--device", "cpu"],
 }
 

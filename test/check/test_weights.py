@@ -75,7 +75,17 @@ def test_what_does_not_fit_is_not_served(write, capsys):
     assert json.loads(out)["memory"]["resident_experts"] == int((0.9 * 24 * 2**30 - others - cached) / (experts / 128))
     assert err == "check: not answered: the time of a step: the weights do not fit\n"
     assert "step_ms" not in json.loads(out)["estimate"]["estimates"][0]
-    assert say(*asked, "--enable-paged-experts") == 0, "they lie elsewhere"
+    assert say(*asked, "--cpu-offload-gb", 64) == 0, "they lie elsewhere"
+
+
+@pytest.mark.parametrize(("slots", "fits"), [(32, True), (120, False)])
+def test_slots_of_paged_experts_are_what_a_gpu_holds(slots, fits, write, capsys):
+    paged = ("--enable-paged-experts", "--paged-experts-num-resident", slots)
+    assert say("--model", write(QWEN), "--gpu", "rtx4090", *paged, "--json") == int(not fits)
+    report = json.loads(capsys.readouterr().out)
+    held = read_weights(write(QWEN)).held
+    assert report["weights"]["gpu_bytes"] == 48 * slots * 9437184 + held
+    assert (report["memory"]["fits"], 40 < report["memory"].get("resident_experts", 41) < 120) == (fits, True)
 
 
 def test_ranks_divide_the_weights(write, capsys):

@@ -68,8 +68,8 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     "sglang-xshare check --model DIR --gpu h100 --batch 16 --expert-policy xshare --compare oea:k0=3": Run(
         {"DIR": TINY}, shows="served"
     ),
-    "sglang-xshare check --model DIR --gpu rtx4090 --batch 16 --enable-paged-experts --paged-experts-num-resident 32"
-    f" --expert-policy {PREFERRED}": Run({"DIR": TINY}, shows="a link of 25 GB/s", is_long=True),
+    "sglang-xshare check --model DIR --gpu rtx4090 --enable-paged-experts --paged-experts-num-resident 32"
+    f" --expert-policy {PREFERRED}": Run({"DIR": TINY}, shows="left for the KV cache", is_long=True),
     "python examples/affinity_router.py --router http://localhost:30001 --table FILE --model DIR": Elsewhere(
         "test/affinity/test_router.py", "SGLang's router is a package of its own"
     ),

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..compatibility.arguments import read_config
 from ..console import spell_bytes
 from ..gpus import GPUS, NVIDIA, Gpu, find_gpu
 from ..parser import read_count, read_number
 from ..patching.tree import PatchError
 from ..upstream.server import resolved
-from .estimate import Asked, check_asked, count_captured, estimate, find_link, read_compared, read_served
-from .loads import read_trace
-from .server import FLAGS, ServerFlags, read_flags
-from .weights import Incomplete, Uncounted, Weights, count_cache, describe_memory, describe_weights, read_weights
+from .estimate import Asked, check_asked, estimate, read_policy
+from .server import ServerFlags, read_flags
+from .weights import Weights, count_cache, describe_memory, describe_weights, read_weights
 
 if TYPE_CHECKING:
+    from ..policies.schedule import Schedule
     from .resolve import Resolution
 
 DESCRIPTION = "before a server starts: would it be served, does it fit the GPU, what would policies gain there"
@@ -39,7 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `check`, which passes unknown flags on to SGLang."""
     usage = (
         "sglang-xshare check --model DIR [--gpu NAME] [--batch N [--context N] [--compare POLICY]... "
-        "[--active BEFORE AFTER | --trace FILE]] [--json] [flags of the server]"
+        "[--active BEFORE AFTER]] [--json] [flags of the server]"
     )
     parser = subparsers.add_parser(
         "check", help=DESCRIPTION, description=DESCRIPTION, epilog=EPILOG, usage=usage, allow_abbrev=False
@@ -53,7 +54,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--compare", metavar="POLICY", action="append", default=[], help=compared)
     known = "active experts a layer and step, as you know them of one policy; with --ep-size the fullest rank's"
     add("--active", nargs=2, metavar=("BEFORE", "AFTER"), help=known)
-    add("--trace", type=Path, metavar="FILE", help="active experts of a file of --expert-policy-trace")
     add("--json", action="store_true", help="as JSON")
     parser.set_defaults(run=run, name="check", server_flags=[])
 
@@ -83,89 +83,60 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     flags, asked = read_flags(given), _read_asked(options)
     if flags.model is None:
         raise ValueError("--model: missing; allowed is a folder that has a config.json, or a model that is cached")
+    if asked and flags.paged:
+        raise ValueError("--batch with --enable-paged-experts: what is paged in is not estimated; allowed is either")
     unanswered: list[str] = []
     given = _on_device(given, flags, gpu)
     # SGLang and huggingface_hub read it when they are imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
-    weights = _read_weights(flags.model, given, unanswered, asks=bool(gpu or asked))
-    if weights is not None:
-        flags = _fit_slots(flags, weights)
-        if asked is not None:
-            _check_ranks(weights, flags)
-            asked.schedules = {text: read_compared(text, weights, asked, flags) for text in options.compare}
-            check_asked(asked, weights, flags)
+    weights = None
+    folder = _find_folder(flags.model)
+    try:
+        weights = read_weights(folder)
+    except ValueError as error:
+        if gpu or asked:
+            unanswered.append(f"weights and what depends on them: {error}")
     report, resolution = _judge(given, gpu, options.gpu, unanswered)
-    for text in flags.dropped:
-        says = f"--expert-policy {text}: a server runs the last one, {flags.policy}; --compare {text} compares it"
-        report.setdefault("warnings", []).append({"by": "sglang-xshare", "says": says})
-    for text, schedule in asked.schedules.items() if asked else ():
-        lines = [f"--compare {text}: {warning}" for warning in schedule.warnings]
-        report["warnings"] = report.get("warnings", []) + [{"by": "sglang-xshare", "says": line} for line in lines]
     if resolution is not None and resolution.finished:
         flags = flags.resolve(resolved(resolution.server_args))
     fits = True
     if weights is not None:
-        _check_ranks(weights, flags)
+        experts = weights.model.num_experts + flags.redundant
+        if experts % flags.ep_size:
+            raise ValueError(f"--ep-size {flags.ep_size}: allowed is a divisor of the {experts} experts")
         report["weights"] = describe_weights(weights, flags)
         if gpu is not None:
             cached = asked.count_cached(flags) if asked else 0
             report["memory"] = describe_memory(weights, flags, gpu, cached)
             fits = report["memory"]["fits"]
-            bandwidth = _check_step(report["memory"], asked, weights, flags, bandwidth, unanswered)
+            if asked is not None and (reason := _find_obstacle(report["memory"], asked, weights, flags)):
+                unanswered.append(f"the time of a step: {reason}")
+                bandwidth = None
         if asked is not None:
-            if not asked.schedules and _compares_default(asked, flags):
-                asked.schedules = {DEFAULT: read_compared(DEFAULT, weights, asked, flags)}
-            refused = bool(report.get("refusals"))
-            report["estimate"] = _estimate(asked, weights, flags, (bandwidth, find_link(gpu)), unanswered, refused)
-            if flags.slots is not None:
-                alone = {"without a policy": max(1, flags.slots // weights.model.top_k)}
-                captured = {text: count_captured(one, weights, flags.slots) for text, one in asked.schedules.items()}
-                report["paging"] = {"slots": flags.slots, "captured": alone | captured}
+            report["estimate"] = _estimate(asked, options.compare, weights, flags, bandwidth, report, unanswered)
     verdict = {True: "served", False: "refused", None: "not checked"}[report.get("served")]
+    if not fits and not flags.offloaded and verdict != "refused":
+        verdict = "does not fit"
     if verdict == "served" and weights is None and unanswered:
         verdict = "not checked"
-    is_elsewhere = flags.offloaded or (flags.paged and flags.slots is None)
-    if not fits and not is_elsewhere and verdict != "refused":
-        verdict = "does not fit"
     if verdict == "served":
-        more = [] if flags.policy else ["--expert-policy", DEFAULT]
-        if not more or _judge([*given, *more], gpu, options.gpu, [])[0].get("served"):
-            engine = ["SGLANG_USE_CPU_ENGINE=1"] * (report.get("device") == "cpu")
-            report["start"] = shlex.join([*engine, "sglang", "serve", *options.server_flags, *more])
+        engine = ["SGLANG_USE_CPU_ENGINE=1"] * (report.get("device") == "cpu")
+        report["start"] = shlex.join([*engine, "sglang", "serve", *options.server_flags])
     return report | {"verdict": verdict, "served": verdict == "served", "not_answered": unanswered}
-
-
-def _fit_slots(flags: ServerFlags, weights: Weights) -> ServerFlags:
-    """The flags with no more slots than experts. Raises ValueError for fewer than a row takes."""
-    if flags.slots is None:
-        return flags
-    if flags.slots < weights.model.top_k:
-        allowed = f"allowed is the model's top-k, {weights.model.top_k}, or more"
-        raise ValueError(f"--paged-experts-num-resident {flags.slots}: {allowed}")
-    return replace(flags, slots=min(flags.slots, weights.model.num_experts))
 
 
 def _read_asked(options: argparse.Namespace) -> Asked | None:
     """What is to be estimated; None without `--batch`."""
-    alone = {"--context": options.context, "--active": options.active, "--trace": options.trace}
     if options.batch is None:
-        for flag, value in {**alone, "--compare": options.compare or None}.items():
+        alone = {"--context": options.context, "--active": options.active, "--compare": options.compare or None}
+        for flag, value in alone.items():
             if value is not None:
                 raise ValueError(f"{flag} without --batch: allowed is --batch N beside it")
         return None
-    if options.active is not None and options.trace is not None:
-        raise ValueError("--active with --trace: allowed is one of the two")
     context = CONTEXT if options.context is None else read_count("--context", options.context, 0)
     active = [read_number("--active", text, 1) for text in options.active or ()]
     batch = read_count("--batch", options.batch, 1)
-    trace = read_trace(options.trace) if options.trace else None
-    return Asked(batch, context, active=(active[0], active[1]) if active else None, trace=trace)
-
-
-def _compares_default(asked: Asked, flags: ServerFlags) -> bool:
-    """Not where a policy is named, in a step that `DEFAULT` leaves alone, or whose active experts are given."""
-    is_drawn = asked.active is None and asked.trace is None
-    return is_drawn and not flags.policy and (flags.paged or asked.batch * flags.draft_tokens > 1)
+    return Asked(batch, context, active=(active[0], active[1]) if active else None)
 
 
 def _on_device(given: Sequence[str], flags: ServerFlags, gpu: Gpu | None) -> list[str]:
@@ -177,45 +148,19 @@ def _on_device(given: Sequence[str], flags: ServerFlags, gpu: Gpu | None) -> lis
     return [*given, "--device", "cuda"]
 
 
-def _read_weights(model: str, given: Sequence[str], unanswered: list[str], asks: bool) -> Weights | None:
-    """None where they cannot be told, which is noted if anything `asks` for them. Raises ValueError for a --model
-    without config.json, in its folder or in Hugging Face's cache; of a configuration file's model SGLang's checks say
-    it.
-    """
+def _find_folder(model: str) -> Path:
+    """Where a --model has its config.json, also in Hugging Face's cache. Raises ValueError for one without."""
     folder = Path(model)
+    if not folder.exists():
+        with contextlib.suppress(ImportError, ValueError):  # the latter for what can be no model's name
+            from huggingface_hub import try_to_load_from_cache
+
+            found = try_to_load_from_cache(model, "config.json")
+            folder = Path(found).parent if isinstance(found, str) else folder
     if not (folder / "config.json").is_file():
-        cached = None if folder.exists() else _find_cached(model)
-        if cached is None:
-            if not any(text.partition("=")[0] in FLAGS["model"] for text in given):
-                return None
-            reason = "no config.json; allowed is a folder that has one, or a model that is cached"
-            raise ValueError(f"--model {model}: {reason}")
-        folder = cached
-    try:
-        return read_weights(folder)
-    except Uncounted as error:
-        if asks or isinstance(error, Incomplete):
-            unanswered.append(f"weights and what depends on them: {error}")
-        return None
-
-
-def _find_cached(model: str) -> Path | None:
-    try:
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-    except ImportError:
-        return None
-    try:
-        found = try_to_load_from_cache(model, "config.json")
-    except HFValidationError:
-        return None
-    return Path(found).parent if isinstance(found, str) else None
-
-
-def _check_ranks(weights: Weights, flags: ServerFlags) -> None:
-    experts = weights.model.num_experts + flags.redundant
-    if experts % flags.ep_size:
-        raise ValueError(f"--ep-size {flags.ep_size}: allowed is a divisor of the {experts} experts")
+        reason = "no config.json; allowed is a folder that has one, or a model that is cached"
+        raise ValueError(f"--model {model}: {reason}")
+    return folder
 
 
 def _judge(
@@ -245,51 +190,50 @@ def _judge(
     return report, None
 
 
-def _check_step(
-    memory: dict[str, Any],
-    asked: Asked | None,
-    weights: Weights,
-    flags: ServerFlags,
-    bandwidth: float | None,
-    unanswered: list[str],
-) -> float | None:
-    """The bandwidth, or None where the step cannot be on that GPU, which is then noted."""
-    if asked is None:
-        return bandwidth
+def _find_obstacle(memory: dict[str, Any], asked: Asked, weights: Weights, flags: ServerFlags) -> str | None:
+    """Why a step cannot be on that GPU."""
     if not memory["fits"]:
-        elsewhere = flags.offloaded or (flags.paged and flags.slots is None)
-        why = "experts that are paged in come from another memory" if elsewhere else "the weights do not fit"
-        unanswered.append(f"the time of a step: {why}")
-        return None
+        return "offloaded weights come from another memory" if flags.offloaded else "the weights do not fit"
     needed = asked.count_cached(flags) * count_cache(weights, flags)
-    if needed > memory["left_bytes"]:
-        asks = f"--batch {asked.batch} with --context {asked.context:,}"
-        allowed = f"left are {spell_bytes(memory['left_bytes'])}, {memory['cache_tokens']:,} tokens"
-        unanswered.append(f"the time of a step: {asks} takes {spell_bytes(needed)} of KV cache on a GPU; {allowed}")
+    if needed <= memory["left_bytes"]:
         return None
-    return bandwidth
+    asks = f"--batch {asked.batch} with --context {asked.context:,}"
+    allowed = f"left are {spell_bytes(memory['left_bytes'])}, {memory['cache_tokens']:,} tokens"
+    return f"{asks} takes {spell_bytes(needed)} of KV cache on a GPU; {allowed}"
 
 
 def _estimate(
     asked: Asked,
+    compared: Sequence[str],
     weights: Weights,
     flags: ServerFlags,
-    rates: tuple[float | None, float],
+    bandwidth: float | None,
+    report: dict[str, Any],
     unanswered: list[str],
-    refused: bool,
 ) -> dict[str, Any] | None:
-    """The estimate at `rates` of memory and link; None where active experts cannot be told, which is then noted."""
+    """The estimate; None where active experts cannot be told, which is then noted. Warnings go into the `report`."""
+    schedules: dict[str, Schedule] = {}
+    if flags.policy:
+        try:
+            keys = read_config(flags.policy_config)
+            schedule = read_policy("--expert-policy", flags.policy, keys, asked, weights, flags)
+            if schedule is not None:
+                schedules[" ".join(filter(None, (flags.policy, flags.policy_config)))] = schedule
+        except ValueError as error:
+            if not report.get("refusals"):  # which say it
+                unanswered.append(str(error))
+    elif not compared and asked.active is None and asked.batch * flags.draft_tokens > 1:  # or it leaves the step alone
+        compared = [DEFAULT]
+    for text in compared:
+        schedule = read_policy("--compare", text, {}, asked, weights, flags)
+        if schedule is None:
+            raise ValueError(f"--compare {text}: routes as the model does, with which all are compared")
+        schedules[text] = schedule
+        lines = [{"by": "sglang-xshare", "says": f"--compare {text}: {warning}"} for warning in schedule.warnings]
+        report["warnings"] = report.get("warnings", []) + lines
+    check_asked(asked, len(schedules), weights, flags)
     try:
-        schedule = read_served(weights, asked, flags)
-        if schedule is not None:
-            text = " ".join(filter(None, (flags.policy, flags.policy_config)))
-            asked.schedules = {text: schedule, **asked.schedules}
-    except ValueError as error:
-        if not refused:  # which says it
-            unanswered.append(str(error))
-    check_asked(asked, weights, flags)
-    try:
-        return estimate(asked, weights, flags, *rates)
+        return estimate(asked, schedules, weights, flags, bandwidth)
     except ModuleNotFoundError as error:
-        unanswered.append(f"active experts: to draw them needs {error.name}; allowed without it: --active, --trace")
+        unanswered.append(f"active experts: to draw them needs {error.name}; allowed without it: --active")
         return None

@@ -27,6 +27,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "offloaded": ("--cpu-offload-gb",),
     "fraction": ("--mem-fraction-static",),
     "slots": ("--paged-experts-num-resident",),
+    "policy": ("--expert-policy",),
     "policy_config": ("--expert-policy-config",),
 }
 SWITCHES = {"dp_attention": "--enable-dp-attention", "paged": "--enable-paged-experts"}
@@ -34,17 +35,16 @@ SWITCHES = {"dp_attention": "--enable-dp-attention", "paged": "--enable-paged-ex
 
 @dataclass(frozen=True)
 class ServerFlags:
-    """What a server is asked for: `policy` spelt as `--expert-policy` takes it, with its `policy_config`, and those
-    `dropped` for it, as SGLang takes the last one; `fraction` of the GPU's memory for weights and KV cache, None where
-    SGLang chooses; `ranks` of tensor parallelism, over which `ep_size` expert-parallel ranks and `dp_size` groups of
-    data-parallel attention (1 without it) divide them. `stages` of a pipeline; `paged` where experts are paged into
-    `slots` of each layer, None where no number is given; `offloaded` where other weights may be.
+    """What a server is asked for: `policy` spelt as `--expert-policy` takes it, with its `policy_config`; `fraction` of
+    the GPU's memory for weights and KV cache, None where SGLang chooses; `ranks` of tensor parallelism, over which
+    `ep_size` expert-parallel ranks and `dp_size` groups of data-parallel attention (1 without it) divide them. `stages`
+    of a pipeline; `paged` where experts are paged into `slots` of each layer, None where no number is given;
+    `offloaded` where other weights may be.
     """
 
     model: str | None
     device: str | None
     policy: str | None
-    dropped: tuple[str, ...]
     policy_config: str | None
     ranks: int
     stages: int
@@ -81,7 +81,6 @@ def read_flags(flags: Sequence[str]) -> ServerFlags:
         parser.add_argument(*spellings, dest=name)
     for name, spelling in SWITCHES.items():
         parser.add_argument(spelling, dest=name, action="store_true")
-    parser.add_argument("--expert-policy", action="append", default=[])
     file = parser.parse_known_args(flags)[0].config
     given = parser.parse_known_args([*_list_flags(read_server_file(file)), *flags])[0]
 
@@ -96,12 +95,10 @@ def read_flags(flags: Sequence[str]) -> ServerFlags:
         raise ValueError(f"--ep-size {ep_size}: allowed is a divisor of --tp-size {tp_size}")
     if given.dp_attention and tp_size % dp_size:
         raise ValueError(f"--dp-size {dp_size}: allowed with --enable-dp-attention is a divisor of --tp-size {tp_size}")
-    *dropped, policy = given.expert_policy or [None]
     return ServerFlags(
         model=given.model,
         device=given.device,
-        policy=policy,
-        dropped=tuple(text for text in dropped if text != policy),
+        policy=given.policy,
         policy_config=given.policy_config,
         ranks=tp_size,
         stages=count("pp_size"),

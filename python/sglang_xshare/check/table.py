@@ -1,7 +1,6 @@
 """The report for people: what a server would be, its memory, and a row a policy."""
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
 from rich import box
@@ -48,31 +47,12 @@ def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         family = model["executed_as"]
         told = f"{family} is served in tests, small and on a CPU" if family else "no test has served its class"
         rows.append(("model", f"{model['architecture']}: {shape}; {told}"))
-    if "policy" in report:
-        rows.append(("policy", _spell_policy(report["policy"])))
-    rows += [("override", json.dumps(override)) for override in report.get("plan", {}).get("overrides", ())]
+    if plan := report.get("plan"):
+        keys = {name: value for name, value in plan.items() if name not in ("policy", "overrides")}
+        rows.append(("policy", f"{plan['policy']} {_join(keys)}"))
+        rows += [("override", json.dumps(override)) for override in plan.get("overrides", ())]
     if "moe_runner" in report:
-        attention = report["attention"]
-        runner, same = report["moe_runner"], attention["prefill"] == attention["decode"]
-        rows.append(("MoE runner", AUTO if runner == "auto" else runner))
-        rows.append(
-            ("attention", attention["decode"] if same else " / ".join(f"{v} ({k})" for k, v in attention.items()))
-        )
-    is_paging = "paging" in report  # which tells how far graphs are captured
-    if "moe_runner" in report and not is_paging:
-        rows.append(("captured batches", spell_sizes(report["capture_sizes"]) or "none: no CUDA graphs"))
-    if "selection" in report and not is_paging:
-        kinds = {"triton": "Triton kernel", "cpu": "compiled call", "torch": "plain torch", "vanilla": "vanilla"}
-        sizes = {name: spell_sizes(report["selection"][kind]) for kind, name in kinds.items()}
-        rows.append(("selection", "; ".join(f"{name} at {text}" for name, text in sizes.items() if text)))
-        if report["plans_that_can_drop"] < report["plans"]:
-            dropping = f"{report['plans_that_can_drop']} of its {report['plans']} plans, by layer and batch size"
-            rows.append(("policy can drop an expert", f"under {dropping}"))
-    if paging := report.get("paging"):
-        captured = ", ".join(f"{count} ({name})" for name, count in paging["captured"].items())
-        rows.append(
-            ("experts in slots", f"{paging['slots']} of each layer; decode graphs up to so many requests: {captured}")
-        )
+        rows.append(("MoE runner", AUTO if report["moe_runner"] == "auto" else report["moe_runner"]))
     if report["sglang"]:
         rows.append(
             ("not checked", "the routers of the loaded layers, which takes weights; the first step of a server")
@@ -103,31 +83,9 @@ def _list_memory(report: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _spell_policy(policy: dict[str, Any] | None) -> str:
-    if policy is None:
-        return "none: SGLang as it is"
-    if policy["keys"] is None:
-        return "refused"
-    return f"{policy['policy']} {_join(policy['keys'])}"
-
-
 def _join(keys: dict[str, Any]) -> str:
-    values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in keys.items()}
-    return ", ".join(f"{key}={value}" for key, value in values.items())
-
-
-def spell_sizes(sizes: Iterable[int]) -> str:
-    """[1, 2, 3, 4, 8, 16, 24, 32] as "1-4, 8, 16-32 by 8": runs of at least three."""
-    left, parts = list(sizes), []
-    while left:
-        step = left[1] - left[0] if len(left) > 1 else 1
-        run = 1
-        while run < len(left) and left[run] - left[run - 1] == step:
-            run += 1
-        run = run if run > 2 else 1
-        parts.append(str(left[0]) if run == 1 else f"{left[0]}-{left[run - 1]}" + ("" if step == 1 else f" by {step}"))
-        left = left[run:]
-    return ", ".join(parts)
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in keys.items()}
+    return ", ".join(f"{key}={text}" for key, text in texts.items() if text != "null")
 
 
 def _print_estimate(console: Console, estimate: dict[str, Any]) -> None:
@@ -137,8 +95,6 @@ def _print_estimate(console: Console, estimate: dict[str, Any]) -> None:
     if all(row["active_experts"] == row["fullest_rank_experts"] for row in rows):
         del names["fullest_rank_experts"]
     names["kept_mass"] = ("kept mass", ".3f")
-    if any("page_ins" in row for row in rows):
-        names |= {"page_ins": ("page-ins", ",.1f"), "transfer_ms": ("transfers, ms", ",.2f")}
     if any("step_ms" in row for row in rows):
         names |= {"step_ms": ("step, ms", ",.2f"), "tokens_per_s": ("tokens/s", ",.0f"), "speedup": ("speedup", ".2f")}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -171,14 +127,11 @@ def list_notes(estimate: dict[str, Any]) -> list[str]:
     if len(sources) > 1:
         notes.append(
             "A - B: from rows that agree as OEA's of Qwen3-30B-A3B do, which nobody has measured of another model, to "
-            "rows that route independently. --trace FILE of your own traffic takes the place of both."
+            "rows that route independently. --active of your own traffic takes the place of both."
         )
     else:
         notes.append(f"Active experts: {sources[0]}.")
     notes += [f"{text}: {_join(keys)}." for text, keys in estimate["policies"].items() if "=" not in text and keys]
-    if "link_gb_per_s" in estimate:
-        link = f"{estimate['link_gb_per_s']:g} GB/s"
-        notes.append(f"Transfers: page-ins over a link of {link}, which a step waits for; nothing hides behind it.")
     if estimate["rows"] > estimate["requests"]:
         notes.append("tokens/s: of one accepted token a request and step; times as many as are accepted.")
     if estimate["bandwidth_gb_per_s"] is not None:

@@ -2,20 +2,18 @@
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..compatibility.moe_model import MoeModel, WrongNumber, read_configs, read_folder
+from ..compatibility.moe_model import MoeModel, read_folder
 from ..gpus import Gpu
 from ..parser import LARGEST
-from ..refusal import ExpertPolicyError
 from .server import ServerFlags
 
 BITS = {"fp8": 8.0, "mxfp4": 4.25, "w8a8_int8": 8.0, "w8a8_fp8": 8.0}
 """Bits a weight by `quant_method`, the scales of mxfp4's blocks of 32 included. Those of fp8 are below 0.1 %."""
 PLAIN_BITS = {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0}
-
-
 EXPERTS_INTERMEDIATE = {
     "Cohere2MoeForCausalLM",
     "GptOssForCausalLM",
@@ -29,13 +27,6 @@ EXPERTS_INTERMEDIATE = {
     "PhiMoEForCausalLM",
 }
 """Architectures whose `intermediate_size` is an expert's width; of others it is a dense layer's, up to 8 times that."""
-OTHER_WIDTHS = ("expert_ffn_hidden_size", "ffn_hidden_size", "ffn_config")
-"""Where other architectures have it, of which the bytes are not counted."""
-
-
-class Uncounted(ValueError):
-    """A configuration that may be served, and whose bytes are not known: a dense model, an unknown quantization, a key
-    that is missing."""
 
 
 @dataclass(frozen=True)
@@ -58,67 +49,27 @@ class Weights:
 
 
 def read_weights(folder: Path) -> Weights:
-    """Read config.json. Raises ValueError for none and for a wrong value; `Uncounted` for what has unknown bytes."""
-    whole, text = read_configs(str(folder))
-    try:
-        model = read_folder(str(folder))
-    except WrongNumber:
-        raise
-    except ExpertPolicyError as error:
-        raise Uncounted(str(error)) from None
-    quantization = whole.get("quantization_config") or text.get("quantization_config")
-    plain = PLAIN_BITS.get(text.get("dtype") or text.get("torch_dtype") or whole.get("torch_dtype") or "bfloat16", 16.0)
-    bits = _read_bits(quantization, folder) if quantization else plain
-    experts_alone = quantization and quantization.get("quant_method") == "mxfp4"
-    tied = text.get("tie_word_embeddings", whole.get("tie_word_embeddings", False))
-    return _count(Numbers(text, folder), model, bits, plain if experts_alone else bits, plain, bool(tied))
-
-
-class Incomplete(Uncounted):
-    """A configuration without the width of an expert, of which most servers cannot be made."""
-
-
-class Numbers:
-    """The integers of a model's configuration, each looked at before it is used."""
-
-    def __init__(self, config: dict[str, Any], folder: Path) -> None:
-        self.config, self.folder = config, folder
-
-    def need(self, name: str) -> int:
-        """Raises `Uncounted` where it is missing, ValueError where it is no integer of at least 1."""
-        found = self.find(name)
-        if found is None:
-            reason = f"{name} is missing; allowed is an integer of at least 1"
-            raise Uncounted(f"--model {self.folder}: config.json: {reason}")
-        return found
-
-    def find(self, name: str, low: int = 1) -> int | None:
-        """None where it is missing. Raises ValueError as above. Numbers listed by layer, all the same, are that one."""
-        value = self.config.get(name)
-        if isinstance(value, list) and value and value.count(value[0]) == len(value):
-            value = value[0]
-        if value is not None and (type(value) is not int or not low <= value <= LARGEST):
-            allowed = f"allowed is an integer of {low} to {LARGEST:,}"
-            raise ValueError(f"--model {self.folder}: config.json: {name} {json.dumps(value)}: {allowed}")
-        return value
-
-
-def _count(numbers: Numbers, model: MoeModel, bits: float, linear: float, plain: float, tied: bool) -> Weights:
-    hidden, dense_width = numbers.need("hidden_size"), numbers.find("intermediate_size", 0) or 0
+    """Read config.json. Raises ValueError in one line where it has none of these bytes, though the model may be served:
+    of a dense model, an unknown quantization, a number that is missing or wrong.
+    """
+    model, whole, text = read_folder(str(folder))
+    names = getattr(text, "dtype", None) or getattr(text, "torch_dtype", None) or getattr(whole, "torch_dtype", None)
+    plain = PLAIN_BITS.get(names or "bfloat16", 16.0)
+    quantization = getattr(whole, "quantization_config", None) or getattr(text, "quantization_config", None)
+    bits = _read_bits(quantization) if quantization else plain
+    linear = plain if getattr(quantization, "quant_method", None) == "mxfp4" else bits  # which is of experts alone
+    tied = getattr(text, "tie_word_embeddings", getattr(whole, "tie_word_embeddings", False))
+    number = partial(_read_number, text)
+    hidden, dense_width = number("hidden_size"), number("intermediate_size", 0)
     expert_key = "intermediate_size" if model.architecture in EXPERTS_INTERMEDIATE else "moe_intermediate_size"
-    try:
-        width = numbers.find("moe_intermediate_size") or numbers.need(expert_key)
-    except Uncounted as error:
-        if any(numbers.config.get(name) for name in OTHER_WIDTHS):
-            raise
-        raise Incomplete(str(error)) from None
-    moe_layers = _count_moe_layers(numbers, model.num_layers)
-    shared = numbers.find("shared_expert_intermediate_size", 0) or (numbers.find("n_shared_experts", 0) or 0) * width
-    attention, cache, cache_heads = _count_attention(numbers, hidden)
+    width = number("moe_intermediate_size", 0) or number(expert_key)
+    moe_layers = _count_moe_layers(text, model.num_layers)
+    shared = number("shared_expert_intermediate_size", 0) or number("n_shared_experts", 0) * width
+    attention, cache, cache_heads = _count_attention(text, hidden)
     weights = model.num_layers * attention
     weights += moe_layers * (3 * hidden * shared + hidden * model.num_experts)
     weights += (model.num_layers - moe_layers) * 3 * hidden * dense_width
-    head = hidden * numbers.need("vocab_size") * plain / 8
+    head = hidden * number("vocab_size") * plain / 8
     dense = weights * linear / 8 + head
     return Weights(
         model=model,
@@ -132,45 +83,56 @@ def _count(numbers: Numbers, model: MoeModel, bits: float, linear: float, plain:
     )
 
 
-def _count_moe_layers(numbers: Numbers, layers: int) -> int:
+def _read_number(text: Any, name: str, default: int | None = None) -> int:
+    """Without a default it must be there. Numbers listed by layer, all the same, are that one."""
+    value, low = getattr(text, name, None), 1 if default is None else 0
+    if isinstance(value, list) and value and value.count(value[0]) == len(value):
+        value = value[0]
+    if value is None:
+        value = default
+    if type(value) is not int or not low <= value <= LARGEST:
+        allowed = f"allowed is an integer of {low} to {LARGEST:,}"
+        raise ValueError(f"config.json: {name} {json.dumps(value, default=str)}: {allowed}")
+    return value
+
+
+def _count_moe_layers(text: Any, layers: int) -> int:
     """As Qwen (`decoder_sparse_step`, `mlp_only_layers`) and DeepSeek (`first_k_dense_replace`) say it."""
-    config = numbers.config
-    first = numbers.find("first_k_dense_replace", 0) or 0
-    step = config.get("decoder_sparse_step") or config.get("moe_layer_freq") or 1
-    step = step if isinstance(step, int) else 1
-    dense = set(config.get("mlp_only_layers") or [])
+    first = _read_number(text, "first_k_dense_replace", 0)
+    step = getattr(text, "decoder_sparse_step", None) or getattr(text, "moe_layer_freq", None)
+    step = step if isinstance(step, int) and step else 1
+    dense = set(getattr(text, "mlp_only_layers", None) or [])
     return sum(layer >= first and (layer + 1) % step == 0 and layer not in dense for layer in range(layers))
 
 
-def _count_attention(numbers: Numbers, hidden: int) -> tuple[int, int, int]:
+def _count_attention(text: Any, hidden: int) -> tuple[int, int, int]:
     """(weights of one layer's attention, numbers it caches for a token, heads of the cache)."""
-    heads = numbers.need("num_attention_heads")
-    if rank := numbers.find("kv_lora_rank"):  # DeepSeek's latent attention
-        nope, rope, value = (numbers.need(f"{name}_head_dim") for name in ("qk_nope", "qk_rope", "v"))
-        q_rank = numbers.find("q_lora_rank")
+    number = partial(_read_number, text)
+    heads = number("num_attention_heads")
+    if rank := number("kv_lora_rank", 0):  # DeepSeek's latent attention
+        nope, rope, value = (number(f"{name}_head_dim") for name in ("qk_nope", "qk_rope", "v"))
+        q_rank = number("q_lora_rank", 0)
         queries = heads * (nope + rope)
         weights = hidden * q_rank + q_rank * queries if q_rank else hidden * queries
         weights += hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
         return weights, rank + rope, 1
-    head_dim = numbers.find("head_dim") or hidden // heads
-    cache_heads = numbers.find("num_key_value_heads") or heads
+    head_dim = number("head_dim", 0) or hidden // heads
+    cache_heads = number("num_key_value_heads", 0) or heads
     cached = 2 * cache_heads * head_dim
     return hidden * (2 * heads * head_dim + cached), cached, cache_heads
 
 
-def _read_bits(quantization: dict[str, Any], folder: Path) -> float:
+def _read_bits(quantization: Any) -> float:
     """Bits a weight takes, with the scales of its group."""
-    method = quantization.get("quant_method")
+    method = getattr(quantization, "quant_method", None)
     if method in BITS:
         return BITS[method]
     if method in ("awq", "gptq"):
-        group = quantization.get("group_size") or 128
-        width = quantization.get("bits") or 4
+        group = getattr(quantization, "group_size", None) or 128
+        width = getattr(quantization, "bits", None) or 4
         # A scale of 16 bits and a zero point a group; group_size -1 is one a column.
         return width + (16 + width) / group if group > 0 else width
-    raise Uncounted(
-        f"--model {folder}: quant_method {method} is not known; allowed is none, {', '.join(BITS)}, awq, gptq"
-    )
+    raise ValueError(f"config.json: quant_method {method}: allowed is none, {', '.join(BITS)}, awq, gptq")
 
 
 def describe_weights(weights: Weights, flags: ServerFlags) -> dict[str, Any]:
@@ -197,7 +159,8 @@ def count_held(weights: Weights, flags: ServerFlags) -> tuple[float, float]:
     paged, are divided among the ranks, all else among those of one data-parallel group, both among the stages of a
     pipeline.
     """
-    experts = weights.moe_layers * (flags.slots or weights.model.num_experts + flags.redundant) * weights.expert
+    held = min(flags.slots or LARGEST, weights.model.num_experts + flags.redundant)
+    experts = weights.moe_layers * held * weights.expert
     shared = flags.ranks // flags.dp_size
     return experts / (flags.ranks * flags.stages), weights.held / (shared * flags.stages)
 

@@ -128,7 +128,7 @@ def test_all_kinds_of_refusals_are_told(patched_release):
     assert [line.split()[0].rstrip(":") for line in says] == [
         "--moe-runner-backend",
         "--expert-policy-trace",
-        "--max-running-requests",
+        "--expert-policy",
     ]
     assert report["verdict"] == "refused"
     assert "start" not in report

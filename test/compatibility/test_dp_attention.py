@@ -33,7 +33,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "weights on other ranks": ("--dwdp-size", "2"),
     "ranks that come and go": ("--elastic-ep-backend", "mooncake"),
     "requests that padding splits": (*SPECULATION, "--speculative-num-draft-tokens", "3"),
-    "batches that are always larger": (*SPECULATION, "--expert-policy-config", '{"k0": 1, "max_rows": 8}'),
     "a model that upstream does not serve so": ("--model-path", "{mixtral}"),
     "all-to-all in one kernel": ("--moe-a2a-backend", "megamoe"),
     "all-to-all with dense layers of their own": (*ALL_TO_ALL, "--moe-dense-tp-size", "1"),

@@ -59,7 +59,6 @@ def test_layers_that_differ_are_refused(key, value):
 CONFIG: dict[str, object] = {
     "expert_policy": "xshare",
     "disaggregation_mode": "null",
-    "paged_experts_num_resident": 32,
     "moe_runner_backend": "auto",
     "moe_a2a_backend": "none",
     "tp_size": 1,
@@ -68,7 +67,6 @@ CONFIG: dict[str, object] = {
     "pp_size": 1,
     "init_expert_location": "trivial",
     "enable_eplb": False,
-    "load_format": "auto",
     "ep_num_redundant_experts": 0,
     "enable_return_routed_experts": False,
     "speculative_algorithm": None,

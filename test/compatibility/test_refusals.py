@@ -17,7 +17,6 @@ from compatibility import (
     test_expert_placement,
     test_layers,
     test_modes,
-    test_paging,
     test_runners,
     test_server,
 )
@@ -35,7 +34,6 @@ LISTS = {
     "placement": test_expert_placement,
     "affinity": test_affinity,
     "layers": test_layers,
-    "paging": test_paging,
     "runners": test_runners,
 }
 """Modules with a list of what is refused, `REFUSED`, and `refuse`, which has one of it refused."""

@@ -20,7 +20,6 @@ from .backend import check_experts, choose_runner, is_given
 from .expert_placement import check_division, check_placement, set_placement
 from .modes import check_draft_tokens, check_modes, check_observed, check_writers
 from .moe_model import MoeModel, check_attention, read_model
-from .paging import check_paging
 from .schedule import check_schedule
 
 PLACEMENT, STAGE, AFFINITY = "placement", "stage", "affinity"
@@ -145,9 +144,7 @@ CHECKS = (
     Check("observe", RESOLVED, STAGE, lambda start: check_observed(start.arguments.schedule)),
     # A trace that several replicas, or stages of a pipeline, would write.
     Check("trace", RESOLVED, STAGE, lambda start: check_writers(start.arguments.trace, start.config)),
-    # Paged experts on more than one GPU, with speculation, or with fewer slots than a row takes experts.
-    Check("paging", RESOLVED, STAGE, lambda start: check_paging(start.config, start.model), after="model"),
-    # A schedule that does not fit the model, the batch sizes or the MoE runner. Warns of slots that cut it.
+    # A schedule that does not fit the model, the batch sizes or the MoE runner.
     Check("schedule", RESOLVED, STAGE, _check_schedule, after="model"),
     # Replicas that are none or on several machines, servers that do not tell what ended, a table of another model.
     Check(

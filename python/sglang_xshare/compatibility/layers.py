@@ -22,7 +22,7 @@ from ..upstream.routing import (
 )
 from ..upstream.server import num_schedulers, resolved, routes_own_rows
 from .arguments import Arguments, read_arguments
-from .runners import TRITON, Runner, check_kernel, check_width, find_kernel
+from .runners import TRITON, Runner, check_kernel, find_kernel
 
 OUTPUTS = {FILLED: ("standard",), DROPPED: ("standard", "bypassed"), MASKED: ("triton_kernel", "bypassed")}
 """What a router may hand a runner of each convention. A bypassed runner is handed ids and weights where these drop."""
@@ -92,7 +92,6 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
                     f"MoE runner {runner.name} ranks the logits itself, of which --enable-return-routed-experts would "
                     "return nothing; allowed is --moe-runner-backend triton"
                 )
-            check_width(runner, plans, layer.router)
             check_router(name, modules)
             check_plans(layer, plans, config)
             layers.append(layer)

@@ -4,14 +4,12 @@ Files are SGLang's, from `sglang/` on, as in release 0.5.23, and where nothing e
 those of `csrc/` and `include/` FlashInfer's, as in the releases that these three pin (0.6.15.post1, 0.6.18, 0.7.2).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ..policies.plan import SelectionPlan
 from ..stage.layer import DROPPED, FILLED, MASKED, Convention
-from ..types import Router
 from ..upstream.routing import find_runner, gathers_routed, keeps_dropped, leaves_sums
 from ..upstream.server import is_release
 
@@ -130,10 +128,3 @@ def check_kernel(runner: Runner, layer: Any, config: Any) -> None:
             "MoE runner flashinfer_trtllm leaves a row's sum over experts to the next collective, which it can only "
             "where it routes itself; allowed is --moe-runner-backend triton"
         )
-
-
-def check_width(runner: Runner, plans: Sequence[SelectionPlan], router: Router) -> None:
-    """Raise ValueError for a plan whose rows are wider or narrower than the runner takes them."""
-    for plan in plans:
-        if not runner.takes_kmax and plan.columns(router) != router.top_k:
-            raise ValueError(f"kmax = {plan.kmax}: MoE runner {runner.name} uses top-k; allowed is {router.top_k}")

@@ -9,13 +9,12 @@ from ..policies.schedule import Schedule
 from ..refusal import ExpertPolicyError, refusal
 from ..selection.mask import check_maskable
 from ..types import Router
-from ..upstream.batches import Batches, read_batches
+from ..upstream.batches import read_batches
 from ..upstream.server import attention_dp_size, routes_own_rows, spell
 from .exact import check_rule
 from .experts import ranks_logits
 from .moe_model import MoeModel
-from .paging import list_paging_warnings
-from .runners import TABLE, check_width
+from .runners import TABLE
 
 
 def check_schedule(
@@ -31,9 +30,8 @@ def check_schedule(
     plans: list[SelectionPlan] = [] if schedule else [VANILLA]
     warnings: list[str] = []
     for part in schedule.parts if schedule else ():
-        batches = read_batches(config, part.rows)
         check_rows(part, config)
-        _check_size(part, config, batches)
+        _check_size(part, config)
         found = build_plans(part, model, config.ep_size)
         _check_plans(found, model, config)
         plans += found
@@ -41,8 +39,6 @@ def check_schedule(
         lines = list(part.warnings)
         if not all(can_drop(plan, router, model.num_experts, ranks=config.ep_size) for plan in found):
             lines.append(f"a plan of it never drops one of {model.num_experts} experts, so that it only costs time")
-        if part is schedule:  # what is observed has no graphs of its own
-            lines += list_paging_warnings(part, model, config, batches.captured)
         warnings += [f"--expert-policy {part.policy}: {line}" for line in lines]
     flag = f"--expert-policy {schedule.policy}" if schedule else "--mask-padding-experts"
     _check_runner(plans, model, config, None if names_runner else flag)
@@ -55,10 +51,10 @@ def _check_runner(plans: list[SelectionPlan], model: MoeModel, config: Any, flag
     try:
         for plan in plans if ranks_logits(config) else ():
             check_maskable(plan, Router(top_k=model.top_k, scoring=model.scoring, renormalize=model.renormalize))
-        rows = [row for row in TABLE if row.name == runner]
-        if not any(row.takes_kmax for row in rows):  # or some kernel behind the name takes them
-            for row in rows:
-                check_width(row, plans, Router(top_k=model.top_k))
+        takes_kmax = [row.takes_kmax for row in TABLE if row.name == runner]  # of each kernel; none is behind auto
+        for plan in plans if takes_kmax and not any(takes_kmax) else ():
+            if plan.columns(Router(top_k=model.top_k)) != model.top_k:
+                raise ValueError(f"kmax = {plan.kmax}: MoE runner {runner} uses top-k; allowed is {model.top_k}")
     except ValueError as error:
         if flag is None:
             raise refusal("--moe-runner-backend", runner, str(error)) from None
@@ -79,25 +75,13 @@ def check_rows(schedule: Schedule, config: Any) -> None:
         raise refusal(flag, "rank", reason)
 
 
-def _check_size(schedule: Schedule, config: Any, batches: Batches) -> None:
+def _check_size(schedule: Schedule, config: Any) -> None:
     """Refuse a server whose every batch is too small or too large for the policy."""
-    requests, tokens = config.max_running_requests, config.speculative_num_draft_tokens or 1
-    if schedule.max_rows is not None and schedule.max_rows < tokens and not config.speculative_adaptive:
-        reason = f"every batch would have more than max_rows = {schedule.max_rows} rows; allowed is at most that"
-        raise refusal("--speculative-num-draft-tokens", tokens, reason)
-    # Each rank pads its rows to those of the rank with most.
-    ranks = attention_dp_size(config) if schedule.rows == "batch" else 1
-    if schedule.max_rows is not None and schedule.max_rows < ranks * tokens:
-        reason = f"most batches of {ranks} ranks have more rows; allowed is at least {ranks * tokens}"
-        raise refusal("--expert-policy-config max_rows", schedule.max_rows, reason)
-    rows = (requests or schedule.min_rows) * tokens
-    if rows < schedule.min_rows:
-        reason = f"no batch would have min_rows = {schedule.min_rows} rows; allowed is at least that"
-        raise refusal("--max-running-requests", requests, reason)
-    if schedule.max_rows is not None and not batches.meet(schedule.min_rows, schedule.max_rows):
-        window = f"min_rows = {schedule.min_rows} to max_rows = {schedule.max_rows}"
+    batches = read_batches(config, schedule.rows)
+    if not batches.meet(schedule.min_rows, schedule.max_rows):
+        last = "" if schedule.max_rows is None else f" to max_rows = {schedule.max_rows}"
         reason = f"no step of this server has so many rows; allowed is a range that meets some ({batches})"
-        raise refusal("--expert-policy-config", window, reason)
+        raise refusal("--expert-policy", f"{schedule.policy} with min_rows = {schedule.min_rows}{last}", reason)
 
 
 def build_plans(schedule: Schedule, model: MoeModel, ranks: int = 1) -> list[SelectionPlan]:

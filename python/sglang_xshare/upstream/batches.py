@@ -1,5 +1,6 @@
 """Which batches a server's steps can have, in router rows: what a plan by batch size can meet, and where padding is."""
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -26,8 +27,9 @@ class Batches:
         parts += [f"at most {self.most}"] if self.most is not None else []
         return "; ".join(parts) or "any number"
 
-    def meet(self, first: int, last: int) -> bool:
-        """Whether some step has `first` to `last` rows."""
+    def meet(self, first: int, last: int | None) -> bool:
+        """Whether some step has `first` rows, to `last` where that is given."""
+        last = sys.maxsize if last is None else last
         if self.most is not None:
             last = min(last, next((rows for rows in self.captured if rows >= self.most), self.most))
         eager = max(first, self.captured[-1] + 1 if self.captured else 1)

@@ -42,6 +42,25 @@ def test_off_touches_nothing(flags, attach):
     assert hooks.capture_sizes(SimpleNamespace(**flags), [1, 2, 4]) == [1, 2, 4]
 
 
+@pytest.mark.parametrize(
+    ("policy", "kept"),
+    [
+        ({"expert_policy": "xshare"}, "90 %"),
+        ({"expert_policy": "xshare:mass=0.995"}, "99.5 %"),
+        ({"expert_policy": "xshare:k0=1,add=2"}, None),
+        ({"expert_policy": "xshare", "expert_policy_config": '{"by_rows": {"16": {"add": 2}}}'}, None),
+        ({"expert_policy": "xshare", "expert_policy_config": '{"layers": {"0": {"add": 2}}}'}, None),
+    ],
+    ids=["default", "mass", "add", "by rows", "layers"],
+)
+def test_the_log_says_what_a_step_keeps(policy, kept, attach, caplog):
+    with caplog.at_level("INFO"):
+        attach(Model(), **policy)
+    assert "Expert policy xshare on 3 MoE layers: {" in caplog.text
+    assert ("a step keeps at least" in caplog.text) == (kept is not None)
+    assert kept is None or f"a step keeps at least {kept} of its batch's utility" in caplog.text
+
+
 def test_decode_selects_in_every_layer(attach):
     model = Model()
     installed = attach(model, **XSHARE)

@@ -97,7 +97,10 @@ class Stage:
         self._adopt(self.plans)
         name = schedule.policy if schedule else "none, padding masked,"
         plan = f": {json.dumps(self.plan)}" if schedule else ""
-        logger.info("Expert policy %s on %d MoE layers%s", name, len(layers), plan)
+        overridden = schedule and (schedule.layers or schedule.by_rows)
+        mass = self.plan.get("mass") if schedule and self.plan and not overridden else None
+        kept = f"; a step keeps at least {100 * mass:g} % of its batch's utility" if mass else ""
+        logger.info("Expert policy %s on %d MoE layers%s%s", name, len(layers), plan, kept)
 
     def _adopt(self, plans: Plans) -> None:
         """Have these plans in force from the next step on, and everything that reports them say so."""

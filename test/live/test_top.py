@@ -92,10 +92,10 @@ def read_rows(out: str) -> list[list[str]]:
     return [[row[0], row[1], row[2], row[-1]] for row in rows]
 
 
-def show(*looks: Look | None) -> str:
+def show(now: Look, before: Look | None) -> str:
     console = Console(width=120)
     with console.capture() as shown:
-        console.print(draw("http://h", *looks, 8))
+        console.print(draw("http://h", now, before, 8))
     return shown.get()
 
 

@@ -126,8 +126,8 @@ class Exporter:
                 child = metric.labels(*labels.values(), *own)
                 child.inc(number) if figure.kind == "counter" else child.set(number)
         if figure.kind == "gauge":
-            # In multiprocess mode a removed series stays in the file that /metrics is made of. But there the latest value
-            # is exported, and one without a time never is.
+            # In multiprocess mode a removed series stays in the file that /metrics is made of. But there the latest
+            # value is exported, and one without a time never is.
             for own in self._shown.get(figure, {}).keys() - numbers.keys():
                 metric.labels(*labels.values(), *own)._value.set(0.0, timestamp=None)
             self._shown[figure] = numbers

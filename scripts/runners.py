@@ -205,15 +205,15 @@ def resolve_column(models: list[Path], gpu_name: str) -> list[str]:
 def describe(resolution: Any) -> str:
     """One cell: the runner, SGLang's and the one in its place, or who refuses."""
     from sglang_xshare.compatibility.experts import read_experts
-    from sglang_xshare.upstream.server import resolved, spell
+    from sglang_xshare.upstream.server import spell
 
     for who, _ in resolution.refusals:
-        experts = None if who == "SGLang" else read_experts(resolution.server_args)
+        experts = None if who == "SGLang" else read_experts(resolution.start.server_args)
         return f"refused: {experts.runner}" if experts else "not in SGLang"
     for _, line in resolution.warnings:
         if line.startswith(MOVED):
             return line.removeprefix(MOVED).replace(" (auto) -> ", " → ")
-    return spell(resolved(resolution.server_args).moe_runner_backend)
+    return spell(resolution.start.config.moe_runner_backend)
 
 
 if __name__ == "__main__":

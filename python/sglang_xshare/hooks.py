@@ -102,10 +102,10 @@ def attach(model_runner: Any) -> None:
     # Before a draft's arguments are read: where releases before 0.5.20 keep one record, it has the target's plan now.
     if model_runner.is_draft_worker or not _is_asked(model_runner.server_args):
         return
-    from .compatibility.layers import find_layers, read_loaded
+    from .compatibility.layers import find_layers
 
-    arguments = read_loaded(model_runner)
-    if arguments is not None:
+    found = find_layers(model_runner)
+    if found is not None:
         from .compatibility.all_to_all import read_ranks
         from .compatibility.exact import find_refusal
         from .live.control import Control
@@ -117,10 +117,11 @@ def attach(model_runner: Any) -> None:
         from .upstream.server import draft_width, resolved, show_plan
 
         global _control, _stage
+        arguments, layers = found
         config, schedule = resolved(model_runner.server_args), arguments.schedule
         low_first = getattr(config, "schedule_low_priority_values_first", False)
         _stage = Stage(
-            find_layers(model_runner, arguments),
+            layers,
             schedule,
             device=model_runner.device,
             trace=arguments.trace,

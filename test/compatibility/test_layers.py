@@ -89,7 +89,7 @@ def test_what_only_a_loaded_model_shows_ends_the_process_with_one_line(case, rea
     for rank, size, named in ((0, 1, ""), (0, 2, "rank 0: "), (1, 2, "rank 1: ")):
         set_rank(monkeypatch, rank, size)
         with pytest.raises(SystemExit) as ended:
-            read(configs, runners, start_layers.find_layers, **flags)
+            read(configs, runners, lambda runner, _: start_layers.find_layers(runner), **flags)
         assert not isinstance(ended.value, Exception), "upstream logs a traceback of every Exception"
         assert ended.value.code == ENDED
         assert capsys.readouterr().err == f"{named}{error.value}\n", "it may be the only rank that refuses"
@@ -115,7 +115,7 @@ def test_a_trace_that_is_gone_when_weights_are_loaded_ends_the_process_with_one_
 def test_a_replica_that_refuses_its_model_is_killed_by_upstream(read):
     """SGLang's controller would wait forever for a replica that just ended; for one that raises, it ends the server."""
     with refused("--model-path model"):
-        read([], 0, start_layers.find_layers, dp_size=2)
+        read([], 0, lambda runner, _: start_layers.find_layers(runner), dp_size=2)
 
 
 def test_a_pipeline_rank_need_not_have_every_layer(read):

@@ -121,7 +121,7 @@ def test_a_layer_that_is_handed_ids_finishes_its_sums_itself(read):
     configs = [config(FORMATS.BYPASSED), config(FORMATS.STANDARD)]
     given = {"method": NVFP4("flashinfer_trtllm"), "attributes": {"supports_deferred_finalize": True}}
     assert read(configs, 2, function=load(start_layers.read_layers), **given) == [True, True]
-    assert read(configs, 2, function=load(start_layers.find_layers), **given) == [False, True]
+    assert read(configs, 2, function=load(lambda runner, _: start_layers.find_layers(runner)), **given) == [False, True]
 
 
 def test_ranks_that_number_their_own_experts_get_no_dropped_id(read, monkeypatch):

@@ -23,7 +23,7 @@ def attach(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setattr("sglang_xshare.upstream.server.resolved", lambda server_args: server_args)
     monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
     monkeypatch.setattr(
-        "sglang_xshare.compatibility.layers.find_layers",
+        "sglang_xshare.compatibility.layers.read_layers",
         lambda model_runner, arguments: [
             Layer(number, config, None) for number, config in enumerate(model_runner.model.configs)
         ],

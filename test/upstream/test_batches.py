@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from sglang_xshare.upstream import batches
-from sglang_xshare.upstream.batches import Batches, read_batches
+from sglang_xshare.upstream.batches import Batches, list_captured, read_batches
 
 GRAPHS = Batches(captured=(*range(1, 17), 24, 32), most=100)
 
@@ -97,7 +96,8 @@ def test_captured_sizes_are_those_that_sglang_comes_to(requests, tokens, divisor
     monkeypatch.setattr(runner, "get_cuda_graph_batch_size_alignment", lambda **required: divisor)
     model_runner = SimpleNamespace(req_to_token_pool=SimpleNamespace(size=requests), server_args=None)
     upstream, _ = runner.get_batch_sizes_to_capture(model_runner, tokens)
-    assert batches._list_captured(sizes, requests, tokens, divisor) == upstream
+    drafts = {"speculative_num_draft_tokens": tokens, "max_running_requests": requests}
+    assert list_captured(config(sizes, tp_size=divisor, moe_a2a_backend="deepep", **drafts)) == upstream
 
 
 def test_what_a_server_has():

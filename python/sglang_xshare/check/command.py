@@ -17,7 +17,6 @@ from ..console import spell_bytes
 from ..gpus import GPUS, NVIDIA, Gpu, find_gpu
 from ..parser import read_count, read_number
 from ..patching.tree import PatchError
-from ..upstream.server import resolved
 from .estimate import Asked, check_asked, estimate, read_policy
 from .server import ServerFlags, read_flags
 from .weights import Weights, count_cache, describe_memory, describe_weights, read_weights
@@ -97,8 +96,8 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         if gpu or asked:
             unanswered.append(f"weights and what depends on them: {error}")
     report, resolution = _judge(given, gpu, options.gpu, unanswered)
-    if resolution is not None and resolution.finished:
-        flags = flags.resolve(resolved(resolution.server_args))
+    if resolution is not None and resolution.start and resolution.finished:
+        flags = flags.resolve(resolution.start.config)
     fits = True
     if weights is not None:
         experts = weights.model.num_experts + flags.redundant

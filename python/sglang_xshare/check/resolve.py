@@ -10,13 +10,11 @@ from typing import Any
 from rich.text import Text
 
 from ..compatibility.architectures import EXECUTED
-from ..compatibility.arguments import Arguments
 from ..compatibility.checks import GIVEN, RESOLVED, Start, find_refusals, set_arguments
-from ..compatibility.moe_model import read_model
 from ..gpus import Gpu
 from ..policies.description import describe as describe_plan
 from ..refusal import ExpertPolicyError
-from ..upstream.server import model_config, resolved, spell
+from ..upstream.server import spell
 from .pretend import pretend
 
 
@@ -24,8 +22,7 @@ class Resolution:
     """What came of a server's arguments.
 
     `refusals` are (who refuses, its one line), in the order in which a server would come to them; `warnings` likewise.
-    `server_args` is SGLang's record, None where it came to none, `finished` whether SGLang resolved all of it;
-    `arguments` are the stage's, None where it is off.
+    `start` has SGLang's record, None where it came to none; `finished` tells whether SGLang resolved all of it.
     """
 
     def __init__(self) -> None:
@@ -35,14 +32,6 @@ class Resolution:
         self.finished = False
         self.fault: Exception | None = None
         """Of a check of ours, and no refusal."""
-
-    @property
-    def server_args(self) -> Any:
-        return self.start and self.start.server_args
-
-    @property
-    def arguments(self) -> Arguments | None:
-        return self.start.arguments if self.start and self.start.parsed else None
 
     def refuse(self, who: str, error: object) -> None:
         """Note a refusal once."""
@@ -58,7 +47,6 @@ class Resolution:
     def note_resolved(self, server_args: Any) -> None:
         """In place of `hooks.check_server`, which SGLang calls after it has resolved the same record."""
         assert self.start is not None
-        assert self.start.server_args is server_args
         self.finished = True
         self._note(self.start, RESOLVED)
 
@@ -152,12 +140,12 @@ def describe(resolution: Resolution) -> dict[str, Any]:
         "refusals": [{"by": who, "says": says} for who, says in resolution.refusals],
         "warnings": [{"by": who, "says": says} for who, says in resolution.warnings],
     }
-    if not resolution.finished:
+    start = resolution.start
+    if start is None or not resolution.finished:
         return report
-    config = resolved(resolution.server_args)
-    report |= {"device": str(config.device), "moe_runner": spell(config.moe_runner_backend)}
+    report |= {"device": str(start.config.device), "moe_runner": spell(start.config.moe_runner_backend)}
     try:
-        model = read_model(model_config(resolution.server_args), resolution.server_args.model_path)
+        model = start.model
     except ExpertPolicyError:
         return report
     report["model"] = {
@@ -167,6 +155,6 @@ def describe(resolution: Resolution) -> dict[str, Any]:
         "experts": model.num_experts,
         "top_k": model.top_k,
     }
-    if resolution.arguments and resolution.arguments.schedule:
-        report["plan"] = describe_plan(resolution.arguments.schedule, model.top_k)
+    if start.arguments.schedule is not None:
+        report["plan"] = describe_plan(start.arguments.schedule, model.top_k)
     return report

@@ -139,10 +139,8 @@ def describe_weights(weights: Weights, flags: ServerFlags) -> dict[str, Any]:
     """Bytes of the model, and of what one GPU holds of it."""
     experts = weights.moe_layers * weights.model.num_experts * weights.expert
     return {
-        "architecture": weights.model.architecture,
         "moe_layers": weights.moe_layers,
         "experts": weights.model.num_experts,
-        "top_k": weights.model.top_k,
         "bits_per_expert_weight": weights.bits,
         "expert_bytes": weights.expert,
         "all_experts_bytes": experts,

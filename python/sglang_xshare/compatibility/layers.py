@@ -28,24 +28,20 @@ OUTPUTS = {FILLED: ("standard",), DROPPED: ("standard", "bypassed"), MASKED: ("t
 """What a router may hand a runner of each convention. A bypassed runner is handed ids and weights where these drop."""
 
 
-def read_loaded(model_runner: Any) -> Arguments | None:
-    """The stage's flags. Ends the process as `find_layers` does: a trace may no longer be writable after loading."""
-    try:
-        return read_arguments(model_runner.server_args)
-    except ExpertPolicyError as error:
-        end_refused(error, resolved(model_runner.server_args))
-
-
-def find_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
-    """Every MoE layer of this rank's model, whose experts are made to take what is chosen. Ends the process with one
-    line for a router or a runner the stage cannot serve.
+def find_layers(model_runner: Any) -> tuple[Arguments, list[Layer]] | None:
+    """The stage's flags, and every MoE layer of this rank's loaded model, whose experts are made to take what is
+    chosen; None where the stage is off. Ends the process with one line for a router or a runner that the stage cannot
+    serve, and for a trace that is no longer writable.
     """
     try:
+        arguments = read_arguments(model_runner.server_args)
+        if arguments is None:
+            return None
         layers = read_layers(model_runner, arguments)
     except ExpertPolicyError as error:
         end_refused(error, resolved(model_runner.server_args))
     keep_sums(model_runner.model, {layer.layer_id for layer in layers if layer.routes_itself})
-    return layers
+    return arguments, layers
 
 
 def end_refused(error: ExpertPolicyError, config: Any) -> NoReturn:

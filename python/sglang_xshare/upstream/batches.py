@@ -1,7 +1,6 @@
 """Which batches a server's steps can have, in router rows: what a plan by batch size can meet, and where padding is."""
 
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,23 +59,19 @@ def read_batches(config: Any, rows: str = "batch") -> Batches:
 
 
 def list_captured(config: Any) -> list[int]:
-    """The requests, ascending, that an attention rank of a server with these resolved arguments captures graphs for."""
+    """The requests, ascending, that an attention rank of a server with these resolved arguments captures graphs for, as
+    SGLang's `get_batch_sizes_to_capture` has it.
+    """
     graphs: Any = getattr(config, "cuda_graph_config", None)
     if str(config.device) != "cuda" or graphs is None or spell(graphs.decode.backend) == "disabled":
         return []
     tokens = config.speculative_num_draft_tokens or 1
     # Ranks that gather rows divide those of an attention rank among themselves.
     divisor = config.tp_size // attention_dp_size(config) if _pads(config) else getattr(config, "attn_cp_size", 1)
-    return _list_captured(graphs.decode.bs or [], _count_own(config), tokens, divisor)
-
-
-def _list_captured(sizes: Iterable[int], requests: int | None, tokens: int, divisor: int) -> list[int]:
-    """Those of an attention rank of so many at most, where `sizes` are asked for: that most itself, aligned, in place
-    of what is larger. As `get_batch_sizes_to_capture` of SGLang has it.
-    """
-    if requests is not None:
+    requests, sizes = _count_own(config), graphs.decode.bs or []
+    if requests is not None:  # as many at most, aligned, in place of what is larger
         most = -(-requests // divisor) * divisor
-        sizes = (min(size, most) for size in sizes)
+        sizes = [min(size, most) for size in sizes]
     return sorted({size for size in sizes if size * tokens % divisor == 0})
 
 

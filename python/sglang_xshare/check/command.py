@@ -97,7 +97,7 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
             unanswered.append(f"weights and what depends on them: {error}")
     report, resolution = _judge(given, gpu, options.gpu, unanswered)
     if resolution is not None and resolution.start and resolution.finished:
-        flags = flags.resolve(resolution.start.config)
+        flags.resolve(resolution.start.config)
     fits = True
     if weights is not None:
         experts = weights.model.num_experts + flags.redundant

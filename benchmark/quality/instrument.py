@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang_xshare.live.client import PolicyError
-from sglang_xshare.tune.server import TIMEOUT, Forced, Server
+from sglang_xshare.tune.forcing import Prediction
+from sglang_xshare.tune.server import TIMEOUT, Server
 from sglang_xshare.tune.texts import Sample
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
@@ -23,7 +24,7 @@ class Instrument(Server):
         sampling = GREEDY | {"max_new_tokens": tokens} | sampling
         return list(self.ask("/generate", {"input_ids": list(prompts), "sampling_params": sampling}, TIMEOUT))
 
-    def verify(self, samples: Sequence[Sample], top: int) -> list[Forced]:
+    def verify(self, samples: Sequence[Sample], top: int) -> list[list[Prediction]]:
         """Have the text of each sample verified token by token, all in one batch, as `force` has it decoded.
 
         Upstream applies logit processors to what a prefill says, but not to what EAGLE verifies. So each token of the
@@ -32,16 +33,14 @@ class Instrument(Server):
         prefilled: the loss is that of single steps, whose errors do not add up over the text as in `force`.
         """
         self.generate([one.prompt + one.text for one in samples], 1)  # the cache keeps what came first
-        told: list[list[tuple[float, int, dict[int, float]]]] = [[] for _ in samples]
+        told: list[list[Prediction]] = [[] for _ in samples]
         for place in range(len(samples[0].text) - 1):
             steps = self._verify_token(samples, place, top)
             for one, step in zip(told, steps, strict=True):
                 one.append(step)
-        return [Forced(*(list(column) for column in zip(*one, strict=True))) for one in told]
+        return told
 
-    def _verify_token(
-        self, samples: Sequence[Sample], place: int, top: int
-    ) -> list[tuple[float, int, dict[int, float]]]:
+    def _verify_token(self, samples: Sequence[Sample], place: int, top: int) -> list[Prediction]:
         prompts = [one.prompt + one.text[:place] for one in samples]
         tokens, following = ([one.text[place + ahead] for one in samples] for ahead in (0, 1))
         sampling = [GREEDY | {"max_new_tokens": 2, "custom_params": {"tokens": [token]}} for token in tokens]
@@ -60,7 +59,7 @@ class Instrument(Server):
 class Verifier(Instrument):
     """An instrument of a server that speculates, whose texts are verified where others are decoded."""
 
-    def force(self, prompts: Sequence[list[int]], texts: Sequence[list[int]], top: int = 2) -> list[Forced]:
+    def force(self, prompts: Sequence[list[int]], texts: Sequence[list[int]], top: int = 2) -> list[list[Prediction]]:
         """As `verify` does it."""
         return self.verify([Sample(*pair) for pair in zip(prompts, texts, strict=True)], top)
 
@@ -71,8 +70,8 @@ def find_instrument(url: str, api_key: str | None) -> Instrument:
     return server if server.get_draft_tokens() == 1 else Verifier(url, api_key)
 
 
-def _read_verified(info: dict[str, Any], token: int) -> tuple[float, int, dict[int, float]]:
-    """(nats of `token`, the likeliest one, log-probabilities of the likeliest and of it) in the first verified row."""
+def _read_verified(info: dict[str, Any], token: int) -> Prediction:
+    """Of `token`, in the first verified row."""
     likeliest = {other: score for score, other, _ in info["output_top_logprobs"][1] if score is not None}
     score = info["output_token_ids_logprobs"][1][0][0]
-    return -score, max(likeliest, key=likeliest.__getitem__), likeliest | {token: score}
+    return Prediction(-score, max(likeliest, key=likeliest.__getitem__), likeliest | {token: score})

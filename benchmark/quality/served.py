@@ -22,7 +22,8 @@ def measure_nats(server: Server, tokens: torch.Tensor, prompt: int, batch: int, 
     running = (Verifier if verified else Instrument)(server.url)
     nats = []
     for some in tokens.split(batch):
-        nats += [one.nats for one in running.force(some[:, :prompt].tolist(), some[:, prompt:].tolist())]
+        forced = running.force(some[:, :prompt].tolist(), some[:, prompt:].tolist())
+        nats += [[step.nats for step in one] for one in forced]
     return torch.tensor(nats)
 
 

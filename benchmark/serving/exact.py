@@ -117,7 +117,7 @@ def measure(record: Record, server: Server, arms: Sequence[tuple[str, int]], arg
         for number, texts in enumerate(forced):
             choose(number, arm)
             told = asking.force([text[:32] for text in texts], [text[32:] for text in texts])
-            nats += [sum(one.nats) / len(one.nats) for one in told]
+            nats += [sum(step.nats for step in one) / len(one) for one in told]
             exact += [place in asking.marked for place in range(len(texts))]
         print(f"{_name(*arm)}: {sum(nats) / len(nats):.4f} nats a token", flush=True)
         record.add(_name(*arm), shape=shape, speeds=speeds[arm], totals=totals[arm], nats=nats, exact=exact)

@@ -219,12 +219,6 @@ def test_a_request_counts_once_and_ends_once() -> None:
     assert affinity.loads == [0, 0]
 
 
-@pytest.mark.parametrize(("replicas", "bound"), [(0, 1.1), (2, 0.99), (2, math.nan), (2, math.inf)])
-def test_wrong_numbers_are_refused(replicas: int, bound: float) -> None:
-    with pytest.raises(ValueError, match=f"^(bound {bound}|{replicas} replicas): "):
-        Affinity(TABLE, replicas, bound)
-
-
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 5))
 def test_the_latest_keys_are_kept(keys: list[int], most: int) -> None:
     recent = Recent(most)

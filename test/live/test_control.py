@@ -71,8 +71,6 @@ def test_get_tells_the_plan_and_what_is_counted(control):
     told = control(XSHARE | {"expert_policy_config": {"k0": 2, "layers": {"1": {"add": 3}}}}).get()
     assert set(told) == {"policy", "k0", "layers", *ADDED} - {"warnings"}
     assert told["in_force"]["mass"] == 0.9
-    assert told["defaults"]["mass"] == 0.9
-    assert "k0" not in told["defaults"]
     assert told["counters"]["outcomes"]["policy"] == told["switches"] == 0
 
 

@@ -43,7 +43,7 @@ def test_paged_answers_and_counts(served, patched_release, tiny_model, tmp_path)
         assert found["page_ins_total"] == found["page_ins_before_total"] == sum(call["page_ins"] for call in observed)
 
         answer = server.post(PATH, {"policy": "xshare", **PLAN})
-        assert answer["defaults"]["min_rows"] == 1
+        assert answer["in_force"]["min_rows"] == 1
         for size in (16, 4, 1):
             generate_together(server, probe, prompts[:size])
         read_metrics(server, sum(call["layer"] == 0 for call in read_lines(probe)))

@@ -7,7 +7,7 @@ from sglang_xshare.cli import main
 from sglang_xshare.live import ADDED
 from sglang_xshare.live.client import PolicyError
 from sglang_xshare.policies.schedule import build_schedule
-from sglang_xshare.tune.server import Forced
+from sglang_xshare.tune.forcing import Prediction
 
 EXPERTS = 64
 WEIGHTS = {0: 0.2, 1: 0.2, 2: 1.0, 3: 2.6}
@@ -68,7 +68,7 @@ class FakeServer:
     def tokenize(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def force(self, prompts: list[list[int]], texts: list[list[int]], top: int = 2) -> list[Forced]:
+    def force(self, prompts: list[list[int]], texts: list[list[int]], top: int = 2) -> list[list[Prediction]]:
         self.intrude(self)
         self.asked = len(texts)
         counts = self._count(len(texts))
@@ -76,10 +76,10 @@ class FakeServer:
         lost += self.synergy * max(len(counts) - 1, 0)
         samples = [2 + (prompt[0] % 7) / 50 for prompt in prompts]
         losses = [lost * (1 + (prompt[0] % 5 - 2) / 10) * (1 + (prompt in self.harder)) for prompt in prompts]
-        nats = [own + loss for own, loss in zip(samples, losses, strict=True)]
-        told = [[{token: -loss} for token in text[1:]] for loss, text in zip(losses, texts, strict=True)]
-        columns = zip(nats, texts, told, strict=True)
-        return [Forced([one] * (len(text) - 1), text[1:], likeliest) for one, text, likeliest in columns]
+        return [
+            [Prediction(own + loss, token, {token: -loss}) for token in text[1:]]
+            for own, loss, text in zip(samples, losses, texts, strict=True)
+        ]
 
     def _count(self, rows: int) -> dict[int, int]:
         keys = dict(self.policy)

@@ -100,13 +100,15 @@ def test_a_setting_that_is_none_is_one_line(texts, tmp_path, server, capsys, pol
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        ("--samples 900", "--samples 900: --texts {texts}/0.txt has 464 "),
+        (
+            "--samples 900",
+            "--texts {texts}/0.txt: 7,904 tokens, 464 samples of --prompt and --tokens; allowed are 600 ",
+        ),
         ("--batches 4 99", "--batches 99: "),
-        ("--prompt 5000", "--prompt 5000: --texts {texts}/0.txt has 7,904 "),
-        ("--tokens 5000", "--tokens 5000: --texts {texts}/0.txt has 7,904 "),
+        ("--prompt 5000", "--texts {texts}/0.txt: 7,904 tokens, 1 samples of "),
     ],
 )
-def test_the_flag_that_asks_for_more_than_there_is_is_named(flags, line, texts, tmp_path, server, capsys):
+def test_what_asks_for_more_than_there_is_is_one_line(flags, line, texts, tmp_path, server, capsys):
     assert tune(texts, tmp_path / "out", "--tolerance", "5%", *flags.split()) == 1
     err = capsys.readouterr().err
     assert err.startswith(f"tune: {line.format(texts=texts)}")

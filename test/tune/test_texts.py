@@ -25,7 +25,13 @@ def test_samples_go_to_the_parts_in_turn_and_files_take_turns(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"\xff\xfe", "byte 0 is not UTF-8"), (b"", "empty")])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff\xfe", "byte 0 is not UTF-8"),
+        (b"", "0 tokens, 0 samples of --prompt and --tokens; allowed are 4 samples"),
+    ],
+)
 def test_what_is_no_text_is_named(content, said, tmp_path):
     (tmp_path / "a.txt").write_bytes(content)
     with pytest.raises(ValueError, match=f"^--texts {tmp_path}/a.txt: {said}"):

@@ -68,15 +68,9 @@ class Affinity:
     `replicas`: how many; `bound`: the most requests of a replica, as a multiple of the mean (`list_open`), which also
     says what each above the mean costs (`price_load`); `caches`: whether replicas keep the prompts that they got, so
     that one may be better off where it was before. The same calls give the same decisions.
-
-    Raises ValueError for a bound below 1, and for less than one replica.
     """
 
     def __init__(self, table: Table, replicas: int, bound: float = DEFAULT, caches: bool = True) -> None:
-        if not (math.isfinite(bound) and bound >= 1):
-            raise ValueError(f"bound {bound}: allowed is a number of at least 1")
-        if replicas < 1:
-            raise ValueError(f"{replicas} replicas: allowed is at least 1")
         self.table = table
         self.bound = bound
         self.caches = caches

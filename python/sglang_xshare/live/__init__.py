@@ -6,7 +6,6 @@ METHOD = "expert_policy"
 ADDED = (
     "in_force",
     "plan_hash",
-    "defaults",
     "limits",
     "counters",
     "since_switch",

@@ -47,7 +47,6 @@ class Control:
         return plans.given | {
             "in_force": in_force,
             "plan_hash": hash_plan(in_force),
-            "defaults": self._list_defaults(in_force),
             "limits": {
                 "moe_layers": [layer.layer_id for layer in stage.layers],
                 "batches": str(stage.batches),
@@ -128,14 +127,6 @@ class Control:
             for layer, row in zip(self.stage.layers, rows, strict=True)
         ]
         return asdict(interval) | {"by_layer": layers}
-
-    def _list_defaults(self, in_force: Mapping[str, Any]) -> dict[str, Any]:
-        """What each key of the policy stands for where it is not given."""
-        schedule = self.stage.plans.schedule
-        if schedule is not None and schedule.observed:
-            return {} if "plans" in schedule.given else {"plans": list(schedule.observed)}
-        told = (*self.stage.plans.given, "rows", "exact", "overrides")
-        return {key: value for key, value in in_force.items() if key not in told}
 
 
 def handle(control: Control | None, scheduler: Any, request: Any) -> Any:

@@ -79,8 +79,8 @@ def tune(arguments: argparse.Namespace) -> int:
 
     server = Server(arguments.url, *find_keys(arguments))
     groups = group_layers(guard.before["limits"]["moe_layers"], arguments.groups)
-    asked, batch = (arguments.prompt, arguments.tokens, arguments.samples), max(arguments.batches)
-    samples = read_samples(arguments.texts, server.tokenize, *asked, batch=batch)
+    count = max(arguments.samples, *arguments.batches)
+    samples = read_samples(arguments.texts, server.tokenize, arguments.prompt, arguments.tokens, count)
     unit = PAGED if pages(guard.before["since_switch"]) else ACTIVE
     gauge = Gauge(server, dict(zip(("tuning", "held out"), samples, strict=True)), guard)
     bench = Bench(gauge, arguments.out / "trace.jsonl", hash_asked(server.get_model(), groups, samples, unit))

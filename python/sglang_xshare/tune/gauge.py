@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from .forcing import Prediction
 from .guard import SwitchGuard
 from .measure import Measurement, check_rows
 from .plans import VANILLA_SETTING
-from .server import Forced, Server
+from .server import Server
 from .texts import Sample
 
 TOP = 32
@@ -33,7 +34,7 @@ class Gauge:
         self.server = server
         self.guard = guard or SwitchGuard(server)
         self.samples = samples
-        self._vanilla: dict[tuple[int, str], list[Forced]] = {}
+        self._vanilla: dict[tuple[int, str], list[list[Prediction]]] = {}
 
     def __call__(self, policy: dict[str, Any], batch: int, part: str) -> Measurement:
         """Decode a part under a policy, `batch` samples at a time; what is left over is passed over. Leaves the policy
@@ -43,10 +44,10 @@ class Gauge:
             self._vanilla[batch, part] = self._force({"policy": VANILLA_SETTING}, batch, part)
         vanilla = self._vanilla[batch, part]
         forced = vanilla if policy == {"policy": VANILLA_SETTING} else self._force(policy, batch, part)
-        nats, greedy = [fmean(one.nats) for one in forced], [one.greedy for one in forced]
-        divergences = [
-            fmean(map(diverge, own.likeliest, one.likeliest)) for own, one in zip(vanilla, forced, strict=True)
-        ]
+        nats = [fmean(step.nats for step in one) for one in forced]
+        greedy = [[step.greedy for step in one] for one in forced]
+        pairs = [zip(own, one, strict=True) for own, one in zip(vanilla, forced, strict=True)]
+        divergences = [fmean(diverge(own.likeliest, step.likeliest) for own, step in pair) for pair in pairs]
         since = self.guard.get_policy()["since_switch"]
         if forced is vanilla or not since["layer_steps"]:
             return Measurement(nats, divergences, greedy, None, None, None)
@@ -58,9 +59,10 @@ class Gauge:
         mean = before / since["layer_steps"]
         return Measurement(nats, divergences, greedy, mean, saved, since["mean_kept_mass"])
 
-    def _force(self, policy: dict[str, Any], batch: int, part: str) -> list[Forced]:
+    def _force(self, policy: dict[str, Any], batch: int, part: str) -> list[list[Prediction]]:
         self.guard.set_policy(policy)
-        samples, forced = self.samples[part], []
+        samples = self.samples[part]
+        forced: list[list[Prediction]] = []
         for start in range(0, len(samples) - batch + 1, batch):
             some = samples[start : start + batch]
             forced += self.server.force([one.prompt for one in some], [one.text for one in some], self.top)

@@ -1,25 +1,13 @@
 """A running server: its policy, and text forced through its own decode steps."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..live.client import Client, PolicyError
-from .forcing import read_step, serialize_force
+from .forcing import Prediction, read_step, serialize_force
 
 TIMEOUT = 1800.0
 """Seconds: a batch decodes in one request."""
-
-
-@dataclass(frozen=True)
-class Forced:
-    """One text decoded by force: its nats after the prompt but for the first token, which is the prefill's, the tokens
-    that the model liked best there, and log-probabilities of the likeliest ones by token, the text's own among them.
-    """
-
-    nats: list[float]
-    greedy: list[int]
-    likeliest: list[dict[int, float]]
 
 
 class Server(Client):
@@ -38,9 +26,10 @@ class Server(Client):
         answer = self.ask("/tokenize", {"prompt": text, "add_special_tokens": False}, TIMEOUT)
         return [int(token) for token in answer["tokens"]]
 
-    def force(self, prompts: Sequence[list[int]], texts: Sequence[list[int]], top: int = 2) -> list[Forced]:
-        """Decode each text after its prompt, all in one batch, and tell the `top` likeliest tokens of each step, two at
-        least and no more than the vocabulary: a server ends where it is asked for more. Texts are equally long.
+    def force(self, prompts: Sequence[list[int]], texts: Sequence[list[int]], top: int = 2) -> list[list[Prediction]]:
+        """Decode each text after its prompt, all in one batch: what the model thought of each of its tokens but for the
+        first, which is the prefill's. Each step tells the `top` likeliest tokens, two at least and no more than the
+        vocabulary: a server ends where it is asked for more. Texts are equally long.
         """
         length = len(texts[0])
         sampling = {"temperature": 0.0, "max_new_tokens": length, "ignore_eos": True}
@@ -66,10 +55,10 @@ class Server(Client):
             raise PolicyError(f"{self.url}: {reason}", error.status) from None
 
 
-def _read(info: dict[str, Any]) -> Forced:
+def _read(info: dict[str, Any]) -> list[Prediction]:
     answers = zip(info["output_token_logprobs"], info["output_top_logprobs"], strict=True)
     steps = [
         read_step(score, token, [(other, rival) for other, rival, _ in top if rival != token])
         for (score, token, _), top in answers
-    ][1:]
-    return Forced([one.nats for one in steps], [one.greedy for one in steps], [one.likeliest for one in steps])
+    ]
+    return steps[1:]

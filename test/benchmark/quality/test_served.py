@@ -80,9 +80,9 @@ def test_verified_text_loses_what_a_step_after_a_prefill_loses(servers, tiny_mod
             steps.append(before.decode(tokens[:, place : place + 1], plan, Layout(len(tokens)))[0][:, 0].log_softmax(1))
     scores = torch.stack(steps, 1)
     nats = -scores.gather(2, tokens[:, PROMPT + 1 :, None])[..., 0]
-    torch.testing.assert_close(torch.tensor([one.nats for one in forced]), nats, rtol=0, atol=1e-3)
-    assert [one.greedy for one in forced] == scores.argmax(2).tolist()
-    told = torch.tensor([[[step[token] for token in range(1024)] for step in one.likeliest] for one in forced])
+    torch.testing.assert_close(torch.tensor([[step.nats for step in one] for one in forced]), nats, rtol=0, atol=1e-3)
+    assert [[step.greedy for step in one] for one in forced] == scores.argmax(2).tolist()
+    told = torch.tensor([[[step.likeliest[token] for token in range(1024)] for step in one] for one in forced])
     torch.testing.assert_close(told.exp(), scores.exp(), rtol=0, atol=1e-3)
     check_rows(asked.get_policy()["since_switch"], rows=4 * len(tokens))
 

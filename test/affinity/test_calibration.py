@@ -111,19 +111,11 @@ def test_wrong_arguments_are_one_line(
     assert said in read_refusal(capsys)
 
 
-def test_a_folder_without_weights_is_told_before_texts_are_read(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
-    out = tmp_path / "table"
-    assert main(["calibrate", "--model", str(tmp_path), "--texts", str(tiny_model / "heldout"), "--out", str(out)]) == 1
-    assert read_refusal(capsys).startswith(f"calibrate: --model {tmp_path}: no weights there ")
-    assert not out.exists()
-
-
-def test_a_truncated_checkpoint_is_one_line(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_whole_weights_is_one_line(tiny_model: Path, tmp_path: Path) -> None:
     for file in tiny_model.glob("*.json"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
+    with refused(f"--model {tmp_path}"):
+        load_model(tmp_path, "cpu")
     (tmp_path / "model.safetensors").write_bytes((tiny_model / "model.safetensors").read_bytes()[:100_000])
     with refused(f"--model {tmp_path}"):
         load_model(tmp_path, "cpu")

@@ -34,7 +34,7 @@ def load_model(folder: Path, device: str) -> Any:
     dtype = torch.float32 if device == "cpu" else "auto"
     try:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
-    except SafetensorError as error:
+    except (OSError, SafetensorError) as error:
         raise ValueError(f"--model {folder}: {error}; allowed is a whole checkpoint") from None
 
 
@@ -48,13 +48,13 @@ def read_texts(texts: Path, model: Path, length: int, most: int) -> torch.Tensor
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
         raise ValueError(f"--model {model}: no tokenizer ({error}); allowed is a whole checkpoint") from None
-    pieces = []
+    pieces = [torch.empty(0, length, dtype=torch.long)]
     for file in sorted(texts.glob("*.txt")):
         ids = tokenizer(read_text("--texts", file), add_special_tokens=False, verbose=False)["input_ids"][:most]
         pieces.append(torch.tensor(ids[: len(ids) // length * length]).long().view(-1, length))
     found = torch.cat(pieces)
     if not len(found):
-        raise ValueError(f"--texts {texts}: no file has {length} tokens; allowed are longer texts")
+        raise ValueError(f"--texts {texts}: no *.txt of {length} tokens; allowed are longer texts")
     return found
 
 

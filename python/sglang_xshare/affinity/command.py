@@ -10,8 +10,6 @@ from ..files import read_json, try_file
 from ..parser import path, whole
 from ..upstream.configuration import NUM_EXPERTS
 
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-"""As transformers names the files of a checkpoint's weights."""
 DESCRIPTION = "measure the table of expert signatures that --expert-affinity takes, by letting a model read texts"
 
 
@@ -26,31 +24,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=run, name="calibrate")
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and write the table. Raises ValueError, and OSError where a file cannot be read or written."""
     try_file("--out", arguments.out)
     folder = arguments.model
     config = json.dumps(read_json("--model", f"{folder}/config.json", "the folder of a checkpoint"))
     if not any(f'"{name}"' in config for name in NUM_EXPERTS):  # at whatever depth
         raise ValueError(f"--model {folder}: no experts in its config.json; allowed is a Mixture-of-Experts model")
-    if not any(file for names in WEIGHTS for file in folder.glob(names)):
-        raise ValueError(f"--model {folder}: no weights there ({', '.join(WEIGHTS)}); allowed is a whole checkpoint")
-    if not any(arguments.texts.glob("*.txt")):
-        allowed = "allowed is a folder of texts like those to be served"
-        raise ValueError(f"--texts {arguments.texts}: no *.txt there; {allowed}")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the table. Raises ValueError, and OSError where a file cannot be read or written."""
-    _check(arguments)
     import torch
     from rich.progress import track
 
     from .calibration import LENGTH, calibrate, load_model, read_texts
 
-    pieces = read_texts(arguments.texts, arguments.model, LENGTH, arguments.tokens)
+    pieces = read_texts(arguments.texts, folder, LENGTH, arguments.tokens)
     try:
-        model = load_model(arguments.model, "cuda" if torch.cuda.is_available() else "cpu")
-        table = calibrate(model, arguments.model, pieces, progress=partial(track, description="reading"))
+        model = load_model(folder, "cuda" if torch.cuda.is_available() else "cpu")
+        table = calibrate(model, folder, pieces, progress=partial(track, description="reading"))
     except RuntimeError as error:  # torch's, of a device without the memory for it
         raise ValueError(str(error)) from None
     table.save(arguments.out)

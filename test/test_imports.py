@@ -110,7 +110,7 @@ def test_every_layer_is_there_and_found(graph):
     assert len({find_layer(name) for name in graph}) == len(LAYERS)
     assert "compatibility.layers" in graph["hooks"], "inside a function"
     assert "policies.plan" in graph[""], "for type checking alone"
-    assert "selection.triton_kernel.mask" in graph["selection.mask"], "inside a function, one package down"
+    assert "selection.triton_kernel.budgets" in graph["selection"], "one package down"
     assert "policies.plan" in graph["selection.triton_kernel.recipe"], "two packages up"
     assert "patching.tree" in graph["patching.engine"], "beside it"
 

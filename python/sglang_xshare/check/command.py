@@ -49,7 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--bandwidth", metavar="GB/s", help="of the memory, in place of that GPU's peak")
     add("--batch", metavar="N", help="estimate a step in which so many requests decode together")
     add("--context", metavar="TOKENS", help=f"cached a request (default: {CONTEXT:,})")
-    compared = f"beside the server's --expert-policy, such as oea:k0=3, as often as you like (default: {DEFAULT} alone)"
+    compared = "beside the server's --expert-policy, such as oea:k0=3, as often as you like"
     add("--compare", metavar="POLICY", action="append", default=[], help=compared)
     known = "active experts a layer and step, as you know them of one policy; with --ep-size the fullest rank's"
     add("--active", nargs=2, metavar=("BEFORE", "AFTER"), help=known)
@@ -79,7 +79,12 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     bandwidth = gpu.bandwidth if gpu else None
     if options.bandwidth is not None:
         bandwidth = read_number("--bandwidth", options.bandwidth, 0.001)
-    flags, asked = read_flags(given), _read_asked(options)
+    asked, flags = _read_asked(options), read_flags(given)
+    named = flags.policy or options.compare or options.active or "--mask-padding-experts" in given
+    if not named and (asked is None or asked.batch * flags.draft_tokens > 1):  # or it leaves the step alone
+        given = [*given, "--expert-policy", DEFAULT]
+        flags = read_flags(given)
+    command = given
     if flags.model is None:
         raise ValueError("--model: missing; allowed is a folder that has a config.json, or a model that is cached")
     if asked and flags.paged:
@@ -120,7 +125,7 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         verdict = "not checked"
     if verdict == "served":
         engine = ["SGLANG_USE_CPU_ENGINE=1"] * (report.get("device") == "cpu")
-        report["start"] = shlex.join([*engine, "sglang", "serve", *options.server_flags])
+        report["start"] = shlex.join([*engine, "sglang", "serve", *command])
     return report | {"verdict": verdict, "served": verdict == "served", "not_answered": unanswered}
 
 
@@ -221,8 +226,6 @@ def _estimate(
         except ValueError as error:
             if not report.get("refusals"):  # which say it
                 unanswered.append(str(error))
-    elif not compared and asked.active is None and asked.batch * flags.draft_tokens > 1:  # or it leaves the step alone
-        compared = [DEFAULT]
     for text in compared:
         schedule = read_policy("--compare", text, {}, asked, weights, flags)
         if schedule is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmark.common.paths import ROOT
-from compatibility.test_model import model
+from compatibility.configured import model
 from docs.families import PAGE, make_page
 from served.family_table import FAMILIES
 from served.gemma import GEMMA

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from compatibility.configured import model
 from refused import refused
 from sglang_xshare.compatibility import checks
 from sglang_xshare.compatibility.moe_model import read_folder, read_model
@@ -12,14 +13,6 @@ from sglang_xshare.compatibility.schedule import check_schedule
 from sglang_xshare.policies import VANILLA, build_plan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.refusal import ExpertPolicyError
-
-
-def model(architecture: str, **text_config: object) -> SimpleNamespace:
-    return SimpleNamespace(
-        hf_config=SimpleNamespace(architectures=[architecture]),
-        hf_text_config=SimpleNamespace(**text_config),
-        num_hidden_layers=4,
-    )
 
 
 @pytest.mark.parametrize(

@@ -52,19 +52,10 @@ def build(environment: Path) -> None:
     include = nvidia / "cu13" / "include"
 
     def compile_source(source: Path) -> Path:
-        command: list[str | Path] = [
-            "g++",
-            "-std=c++17",
-            "-O1",
-            "-fPIC",
-            "-w",
-            f"-I{include}",
-            f"-I{SOURCES}",
-            "-c",
-            source,
-        ]
-        subprocess.run([*command, "-o", built / f"{source.name}.o"], check=True)
-        return built / f"{source.name}.o"
+        built_of = built / f"{source.name}.o"
+        flags = ("-std=c++17", "-O1", "-fPIC", "-w", f"-I{include}", f"-I{SOURCES}")
+        subprocess.run(["g++", *flags, "-c", source, "-o", built_of], check=True)
+        return built_of
 
     def compile_library(name: str, sources: Iterable[str], stubs: Iterable[str], version: str | None = None) -> None:
         objects = [compile_source(SOURCES / source) for source in sources]

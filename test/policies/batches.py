@@ -1,8 +1,17 @@
-"""Batches small enough to work out by hand."""
+"""Batches small enough to work out by hand, and schedules of keys."""
 
 import math
+from typing import Any
 
 import torch
+
+from sglang_xshare.policies.schedule import Schedule, build_schedule
+
+
+def build(name: str = "xshare", speculative: bool = False, **config: Any) -> Schedule:
+    schedule = build_schedule(name, config, speculative)
+    assert schedule is not None
+    return schedule
 
 
 def logits_of(*rows):

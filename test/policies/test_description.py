@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from policies.test_schedule import build
+from policies.batches import build
 from sglang_xshare import build_plan
 from sglang_xshare.policies import list_policies
 from sglang_xshare.policies.common import COMMON_KEYS

@@ -5,15 +5,10 @@ from typing import Any
 
 import pytest
 
+from policies.batches import build
 from refused import refused
 from sglang_xshare import build_plan
-from sglang_xshare.policies.schedule import Schedule, build_schedule
-
-
-def build(name: str = "xshare", speculative: bool = False, **config: Any) -> Schedule:
-    schedule = build_schedule(name, config, speculative)
-    assert schedule is not None
-    return schedule
+from sglang_xshare.policies.schedule import build_schedule
 
 
 def test_a_batch_of_one_row_is_vanilla_by_default():

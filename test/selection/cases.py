@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from selection.oracle import ALGORITHMS
 from selection.oracle_case import Answer, Case
 from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare.policies import VANILLA
 from sglang_xshare.policies.plan import BALANCES
+from sglang_xshare.selection.scores import compute_scores, measure, to_fixed_point
 from sglang_xshare.types import SCORINGS
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -283,3 +285,23 @@ def near(value):
 
 def indices(mask):
     return {j for j, is_set in enumerate(mask.tolist()) if is_set}
+
+
+def check_unchanged(case, plan):
+    """Ids, weights and active experts as the model's own: of every row, but for experts without any utility."""
+    out, vanilla = run(case, plan, "reference"), run(case, VANILLA, "reference")
+    scores, _ = compute_scores(case.logits, router_of(case))
+    ids = vanilla.topk_ids.long()
+    own = measure(scores, router_of(case)).gather(1, ids.clamp_min(0)).double() * (ids >= 0)
+    if plan.utility == "squared":
+        own = (own / own.sum(1, keepdim=True)) ** 2
+    whole = ((to_fixed_point(own) > 0) | (ids < 0)).all(1)
+    assert torch.equal(out.topk_ids[whole], vanilla.topk_ids[whole])
+    assert torch.equal(out.topk_weights[whole], vanilla.topk_weights[whole])
+    kept = vanilla.kept_mass > 0
+    left_out = torch.tensor(2**-10.5 if plan.utility == "squared" else 1e-6)
+    if plan.utility == "full":  # of scores, and a bias can choose experts that have next to none together
+        left_out = left_out / own.nan_to_num().sum(1)[kept]
+    assert out.kept_mass[kept].ge(1 - 16 * left_out - 4e-6).all()
+    if whole.all():
+        assert torch.equal(out.active, vanilla.active)

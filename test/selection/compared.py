@@ -33,6 +33,16 @@ PLANS = {
     "moe-spec truncating": {"policy": "moe-spec", "budget": 6, "coverage": "truncate"},
     "dynamic-skip": {"beta": 0.4},
 }
+RESIDENT_PLANS = {
+    "add": {"k0": 1, "add": 5},
+    "add squares": {"k0": 1, "add": 5, "utility": "squared", "own_share": 0.75},
+    "add by request": {"k0": 1, "add": 2, "add_per_request": 2},
+    "mass": {"k0": 1, "mass": 0.6, "utility": "full"},
+    "ranks": {"k0": 1, "add": 2, "target_per_rank": 4},
+    "warm-up": {"k0": 2, "p": 0.7, "max_rank": 12},
+    "truncating": {"k0": 0, "add": 6, "coverage": "truncate"},
+}
+"""Those that take residents: budgets of utility, or none."""
 EVERY_PLAN = pytest.mark.parametrize("name", PLANS)
 few = settings(
     max_examples=4 if HAS_GPU else 25,  # on a GPU, each of them compiles

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from selection.cases import DTYPES, batch_of, cases, check, fill_logits, keys_for, router_of
-from selection.compared import EVERY_PLAN, ROUTERS, make_plan, make_router, move_router
+from selection.compared import EVERY_PLAN, RESIDENT_PLANS, ROUTERS, make_plan, make_router, move_router
 from selection.draws import any_plans, marked
 from selection.launched import Dispatched, forgets
 from selection.oracle import ALGORITHMS
-from selection.test_residents import PLANS as RESIDENT_PLANS
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 from sglang_xshare.selection.cpu_call import prepare
 from sglang_xshare.selection.cpu_call.library import load

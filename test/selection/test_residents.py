@@ -11,10 +11,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from selection.cases import cases, indices, keys_for, router_of, run
-from selection.compared import DEVICE, compare, few, kernel, make_logits, make_router, on_device
+from selection.cases import cases, check_unchanged, indices, keys_for, router_of, run
+from selection.compared import DEVICE, RESIDENT_PLANS, compare, few, kernel, make_logits, make_router, on_device
 from selection.oracle import ALGORITHMS
-from selection.test_unchanged import check_unchanged
 from sglang_xshare import Batch, Router, build_plan, select
 from sglang_xshare.policies import bounds
 from sglang_xshare.selection.triton_kernel import supports
@@ -22,16 +21,6 @@ from sglang_xshare.selection.triton_kernel import supports
 __all__ = ["kernel"]
 often = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 FIELDS = ("topk_ids", "topk_weights", "selected", "active", "vanilla_active", "rescued")
-# Plans that take residents: budgets of utility, or none.
-PLANS = {
-    "add": {"k0": 1, "add": 5},
-    "add squares": {"k0": 1, "add": 5, "utility": "squared", "own_share": 0.75},
-    "add by request": {"k0": 1, "add": 2, "add_per_request": 2},
-    "mass": {"k0": 1, "mass": 0.6, "utility": "full"},
-    "ranks": {"k0": 1, "add": 2, "target_per_rank": 4},
-    "warm-up": {"k0": 2, "p": 0.7, "max_rank": 12},
-    "truncating": {"k0": 0, "add": 6, "coverage": "truncate"},
-}
 
 
 @st.composite
@@ -181,12 +170,12 @@ def test_random_cases(kernel, data):
 
 
 @pytest.mark.parametrize("slots", [None, 30, 12])
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", RESIDENT_PLANS)
 @pytest.mark.parametrize(("rows", "experts"), [(6, 40), (40, 64)])
 def test_the_kernel_takes_residents(kernel, name, rows, experts, slots):
     """In one program and in several, beside padding and exact rows, with slots for all that would join and for few."""
     row, expert = torch.arange(rows, device=DEVICE), torch.arange(experts, device=DEVICE)
-    plan = build_plan("custom", **PLANS[name])
+    plan = build_plan("custom", **RESIDENT_PLANS[name])
     for exact in (None, row % 6 == 1):
         batch = Batch(row % 5 != 3, 2, exact, expert % 3 != 1, slots)
         compare(kernel, make_logits("ties", rows, experts, rows), plan, Router(6), batch)

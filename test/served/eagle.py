@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmark.common.speculative import speculative_flags
 from served.probe import read_logits
-from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare import Batch, Router, Selection, build_plan, select
 
 DRAFT_TOKENS = 4
 TOP_K = 8
@@ -20,6 +20,13 @@ def eagle(model: Path, shape: tuple[int, int, int] = CHAIN) -> tuple[str, ...]:
     return speculative_flags(f"{model}-eagle3", *shape)
 
 
+def compute(
+    call: dict[str, Any], keys: Mapping[str, Any], batch: Batch, rank_of_expert: Sequence[int] | None = None
+) -> Selection:
+    """The reference selection over a recorded call."""
+    return select(read_logits(call), build_plan(dict(keys)), Router(TOP_K), batch, rank_of_expert, backend="reference")
+
+
 def select_again(
     call: dict[str, Any],
     keys: Mapping[str, Any],
@@ -27,7 +34,5 @@ def select_again(
     rank_of_expert: Sequence[int] | None = None,
 ) -> list[int]:
     """The active experts of a policy in a recorded call, by the reference selection."""
-    batch = Batch(tokens_per_request=tokens_per_request)
-    plan = build_plan(dict(keys))
-    selection = select(read_logits(call), plan, Router(TOP_K), batch, rank_of_expert, backend="reference")
+    selection = compute(call, keys, Batch(tokens_per_request=tokens_per_request), rank_of_expert)
     return selection.active.nonzero().flatten().tolist()

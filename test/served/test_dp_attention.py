@@ -1,14 +1,12 @@
 """Data-parallel attention: every rank serves requests of its own, and the MoE layers see the rows of all."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import torch
 
 from served.answers import LAYERS, policy
-from served.eagle import CHAIN, DRAFT_TOKENS, TOP_K, eagle
-from served.probe import read_logits
+from served.eagle import CHAIN, DRAFT_TOKENS, compute, eagle
 from served.ranks import (
     FOUR,
     OLD_TWO,
@@ -23,25 +21,13 @@ from served.ranks import (
     live,
 )
 from served.release import OLDER
-from sglang_xshare import Batch, Router, Selection, build_plan, select
+from sglang_xshare import Batch
 
 # Ranks that decide differently wait for each other forever: that must fail a test, not the whole run.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 PER_RANK = {"policy": "xshare", "k0": 1, "target_per_rank": 5}
 RANK_OF_EXPERT = [expert // 16 for expert in range(64)]
-
-
-def select_again(
-    call: dict[str, Any],
-    plan: Mapping[str, Any],
-    tokens_per_request: int = 1,
-    valid: torch.Tensor | None = None,
-    rank_of_expert: Sequence[int] | None = None,
-) -> Selection:
-    """The reference selection over a recorded call."""
-    batch = Batch(valid, tokens_per_request)
-    return select(read_logits(call), build_plan(dict(plan)), Router(TOP_K), batch, rank_of_expert, backend="reference")
 
 
 def check_steps(answers: Answers, plan: Mapping[str, Any], tokens_per_request: int = 1) -> None:
@@ -52,10 +38,10 @@ def check_steps(answers: Answers, plan: Mapping[str, Any], tokens_per_request: i
     for calls in answers.selecting:
         first = calls[0]
         assert len({call["logits"] for call in calls}) == 1, "every rank's router sees the same rows"
-        selection = select_again(first, plan, tokens_per_request, live(first))
+        selection = compute(first, plan, Batch(live(first), tokens_per_request))
         for call in calls:
             assert call["active"] == experts(selection.active)
-        told += not selection.active.equal(select_again(first, plan, tokens_per_request).active)
+        told += not selection.active.equal(compute(first, plan, Batch(None, tokens_per_request)).active)
         before += int(selection.vanilla_active.sum())
         after += len(first["active"])
     assert told > 0, "some step would have selected otherwise with its padding rows"
@@ -130,7 +116,7 @@ def test_each_expert_parallel_rank_loads_its_share(ranked):
     served = ranked(*keys_of(PER_RANK), *TWO_OF_TWO, "--ep-size", "4")
     check_load(served)
     for calls in served.selecting:
-        selection = select_again(calls[0], PER_RANK, valid=live(calls[0]), rank_of_expert=RANK_OF_EXPERT)
+        selection = compute(calls[0], PER_RANK, Batch(live(calls[0])), RANK_OF_EXPERT)
         active = experts(selection.active)
         shares = [[expert for expert in active if RANK_OF_EXPERT[expert] == rank] for rank in range(4)]
         assert [call["active"] for call in calls] == shares

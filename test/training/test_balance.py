@@ -9,21 +9,10 @@ from training.balance import BIAS_RATE, balance_loss, correction_biases, loss_wi
 
 EXPERTS, TOP_K, LAYERS = 16, 2, 2
 SMALL = Glm4MoeConfig(
-    vocab_size=50,
-    hidden_size=16,
-    intermediate_size=24,
-    moe_intermediate_size=8,
-    num_hidden_layers=LAYERS,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=8,
-    n_routed_experts=EXPERTS,
-    num_experts_per_tok=TOP_K,
-    n_group=4,
-    topk_group=2,
-    routed_scaling_factor=2.5,
-    first_k_dense_replace=0,
-    initializer_range=0.5,
+    **{"vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "moe_intermediate_size": 8},
+    **{"num_hidden_layers": LAYERS, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8},
+    **{"n_routed_experts": EXPERTS, "num_experts_per_tok": TOP_K, "n_group": 4, "topk_group": 2},
+    **{"routed_scaling_factor": 2.5, "first_k_dense_replace": 0, "initializer_range": 0.5},
 )
 
 

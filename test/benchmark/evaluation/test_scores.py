@@ -4,26 +4,14 @@ import pytest
 
 from benchmark.evaluation.report import Score, compare_scores, read_scores, tabulate_evaluation
 
-RESULTS = {
-    "results": {
-        "sums": {
-            "alias": "sums",
-            "sample_len": 3,
-            "exact_match,number": 2 / 3,
-            "exact_match_stderr,number": 0.33,
-            "ppl,none": 4.0,
-            "ppl_stderr,none": "N/A",
-        }
-    },
-    "samples": {
-        "sums": [
-            {"doc_id": 2, "filter": "number", "exact_match": 0.0},
-            {"doc_id": 0, "filter": "number", "exact_match": 1.0},
-            {"doc_id": 1, "filter": "number", "exact_match": 1.0},
-            {"doc_id": 0, "filter": "none", "ppl": (3.0, 7)},
-        ]
-    },
+SUMS = {
+    **{"alias": "sums", "sample_len": 3, "exact_match,number": 2 / 3, "exact_match_stderr,number": 0.33},
+    **{"ppl,none": 4.0, "ppl_stderr,none": "N/A"},
 }
+SAMPLES = [
+    *({"doc_id": doc, "filter": "number", "exact_match": match} for doc, match in ((2, 0.0), (0, 1.0), (1, 1.0))),
+    {"doc_id": 0, "filter": "none", "ppl": (3.0, 7)},
+]
 
 
 def score(*documents, value=None):
@@ -37,7 +25,7 @@ def arm(policy, *documents, **figures):
 
 
 def test_scores_of_every_metric_by_document():
-    match, ppl = read_scores(RESULTS)
+    match, ppl = read_scores({"results": {"sums": SUMS}, "samples": {"sums": SAMPLES}})
     assert match == Score("sums", "exact_match, number", 2 / 3, 0.33, [1.0, 1.0, 0.0])
     assert ppl == Score("sums", "ppl", 4.0, None, []), "a tuple a document is no value of it, N/A no error"
 

@@ -15,7 +15,6 @@ import torch
 from sglang_xshare import Batch, Router, build_plan, select
 from sglang_xshare.stage.evidence.counters import AFTER, BEFORE, KEPT, ROWS, STEPS
 from sglang_xshare.stage.placement import Placement
-from sglang_xshare.types import Selection
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch
 
@@ -23,6 +22,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 UPSTREAM_SIZES = (1, 2, 4, 8, 12, 16)
 EVERY_SIZE = tuple(range(1, 17))
 LARGEST = 16
+PHYSICAL = torch.arange(EXPERTS).expand(len(Model().configs), -1).to(DEVICE)
+"""Each layer's experts, where they stand."""
 
 
 class DecodeRunner:
@@ -98,49 +99,39 @@ def draw(rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, EXPERTS, generator=torch.Generator().manual_seed(seed))
 
 
+def check(make_runner, requests: int, tokens: int | None, keys: dict[str, int], sizes=UPSTREAM_SIZES, ranks=None):
+    """A replay counts one step of every layer: the live rows' selection, as the reference has it, and no row else."""
+    policy, logits = xshare(**keys), draw(requests * (tokens or 1), requests)
+    placement = ranks and Placement(max(ranks) + 1, ranks.count(0), PHYSICAL)
+    counts = make_runner(sizes, tokens, placement, **policy.flags).replay(logits.to(DEVICE))
+    batch = Batch(tokens_per_request=tokens or 1)
+    expected = select(logits, policy.plan, Router(TOP_K), batch, ranks, backend="reference")
+    for layer in counts:
+        assert layer[STEPS] == 1
+        assert layer[ROWS] == len(logits)
+        assert layer[BEFORE] == expected.vanilla_active.sum()
+        assert layer[AFTER] == expected.active.sum()
+        torch.testing.assert_close(layer[KEPT], expected.kept_mass.sum(dtype=torch.float64), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("sizes", [UPSTREAM_SIZES, EVERY_SIZE], ids=["upstream's sizes", "every size"])
 @pytest.mark.parametrize("live", [2, 3, 5, 8, 9, 13, 15, 16])
 def test_a_replay_counts_exactly_its_live_rows(make_runner, sizes, live):
-    policy = xshare(add=4)
-    logits = draw(live)
-    counts = make_runner(sizes, **policy.flags).replay(logits.to(DEVICE))
-    check_counts(counts, select(logits, policy.plan, Router(TOP_K), Batch(), backend="reference"), live)
+    check(make_runner, live, None, {"add": 4}, sizes)
 
 
 @pytest.mark.parametrize("sizes", [UPSTREAM_SIZES, EVERY_SIZE], ids=["upstream's sizes", "every size"])
 @pytest.mark.parametrize("keys", [{"add_per_request": 2, "add": 0}, {"add": 6}], ids=["per request", "per batch"])
 @pytest.mark.parametrize("requests", [1, 3, 5, 9, 13, 16])
 def test_verify_pads_by_whole_requests_that_count_nothing(make_runner, keys, sizes, requests):
-    tokens = 4
-    policy = xshare(**keys)
-    logits = draw(requests * tokens, requests)
-    counts = make_runner(sizes, tokens, **policy.flags).replay(logits.to(DEVICE))
-    expected = select(logits, policy.plan, Router(TOP_K), Batch(tokens_per_request=tokens), backend="reference")
-    check_counts(counts, expected, requests * tokens)
+    check(make_runner, requests, 4, keys, sizes)
 
 
 @pytest.mark.parametrize("tokens", [None, 4], ids=["decode", "verify"])
 @pytest.mark.parametrize("requests", [3, 9, 16])
 @pytest.mark.parametrize("keys", [{"target_per_rank": 3}, {"add": 4}], ids=["per rank", "per batch"])
 def test_padding_is_inert_with_expert_parallelism(make_runner, tokens, requests, keys):
-    experts = torch.arange(EXPERTS)
-    placement = Placement(4, EXPERTS // 4, experts.expand(len(Model().configs), -1).to(DEVICE))
-    policy = xshare(**keys)
-    logits = draw(requests * (tokens or 1), requests)
-    runner = make_runner(UPSTREAM_SIZES, tokens, placement, **policy.flags)
-    batch = Batch(tokens_per_request=tokens or 1)
-    expected = select(logits, policy.plan, Router(TOP_K), batch, experts // (EXPERTS // 4), backend="reference")
-    check_counts(runner.replay(logits.to(DEVICE)), expected, len(logits))
-
-
-def check_counts(counts: torch.Tensor, expected: Selection, live: int) -> None:
-    """Every layer counted one step: the live rows' selection, and no row else."""
-    for layer in counts:
-        assert layer[STEPS] == 1
-        assert layer[ROWS] == live
-        assert layer[BEFORE] == expected.vanilla_active.sum()
-        assert layer[AFTER] == expected.active.sum()
-        torch.testing.assert_close(layer[KEPT], expected.kept_mass.sum(dtype=torch.float64), rtol=1e-5, atol=1e-5)
+    check(make_runner, requests, tokens, keys, ranks=[expert // (EXPERTS // 4) for expert in range(EXPERTS)])
 
 
 def test_masking_alone_makes_padding_inert(make_runner):

@@ -67,9 +67,13 @@ def check_flags(server_args: Any) -> None:
 
 
 def check_server(server_args: Any) -> None:
-    """Check the resolved arguments and the model's configuration, before weights load. Raises `Refused`."""
+    """Check the resolved arguments and the model's configuration, before weights load, then set what follows from
+    them. Raises `Refused`.
+    """
     if _is_asked(server_args):
-        _check_start(server_args, "resolved")
+        from .compatibility.checks import set_environment
+
+        set_environment(_check_start(server_args, "resolved"))
 
 
 def _check_start(server_args: Any, when: str) -> Start:

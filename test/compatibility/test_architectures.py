@@ -11,6 +11,7 @@ import pytest
 from benchmark.common.paths import ROOT
 from compatibility.configured import model
 from docs.families import PAGE, make_page
+from fake_gpu.models import CONFIGS, HERE_ALONE
 from served.family_table import FAMILIES
 from served.gemma import GEMMA
 from served.hub import ON_HUB
@@ -61,6 +62,7 @@ def test_what_was_executed_is_what_real_servers_are_tested_with():
     """Each has its row in docs/families.md, made from these."""
     families = {one.architecture: name for name, one in {**FAMILIES, **HYBRIDS, "Gemma 4": GEMMA}.items()}
     families |= {one.config["architectures"][0]: name for name, one in RECENT.items()}
+    families |= {CONFIGS[model]["architectures"][0]: name for model, name in HERE_ALONE.items()}
     assert families == EXECUTED
     assert set(ON_HUB) == set(EXECUTED.values())
     assert PAGE.read_text() == make_page()

@@ -36,20 +36,44 @@ def test_what_is_set_is_set_after_what_is_given_was_checked(monkeypatch):
     done = []
     monkeypatch.setattr(checks, "choose_runner", lambda *_: done.append("runner"))
     monkeypatch.setattr(checks, "set_placement", lambda *_: done.append("placement"))
+    monkeypatch.setattr(checks, "set_environment", lambda *_: done.append("environment"))
     monkeypatch.setattr(checks, "CHECKS", (Check("one", GIVEN, STAGE, lambda start: done.append("one")),))
     both = SimpleNamespace(expert_policy="xshare", expert_placement="ep")
     hooks.check_flags(both)
     assert done == ["one", "placement", "runner"]
     hooks.check_server(both)
-    assert done == ["one", "placement", "runner"]
+    assert done == ["one", "placement", "runner", "environment"]
     start = Start(both)
     start.refused.add("placement")
     set_arguments(start)
-    assert done[3:] == ["runner"], "`check` goes on after a refusal"
+    assert done[4:] == ["runner"], "`check` goes on after a refusal"
     monkeypatch.setattr(checks, "CHECKS", (Check("one", GIVEN, STAGE, refuse("one")),))
     with pytest.raises(hooks.Refused):
         hooks.check_flags(both)
-    assert done[4:] == []
+    assert done[5:] == []
+
+
+@pytest.mark.parametrize(
+    ("architecture", "given", "left"),
+    [
+        ("KimiK3ForConditionalGeneration", None, "0"),
+        ("KimiK3LinearForCausalLM", "1", "0"),
+        ("KimiK3LinearForCausalLM", "false", "false"),
+        ("Qwen3MoeForCausalLM", None, None),
+    ],
+)
+def test_a_front_that_routes_past_the_router_is_switched_off_and_said_so(
+    architecture, given, left, monkeypatch, caplog
+):
+    monkeypatch.delenv(checks.FRONT, raising=False)
+    if given is not None:
+        monkeypatch.setenv(checks.FRONT, given)
+    start = Start(POLICY)
+    start.model = SimpleNamespace(architecture=architecture)
+    checks.set_environment(start)
+    assert os.environ.get(checks.FRONT) == left
+    assert bool(caplog.messages) == (left == "0")
+    monkeypatch.delenv(checks.FRONT, raising=False)  # what the code has set, the fixture does not know
 
 
 @pytest.mark.parametrize(
@@ -101,6 +125,7 @@ def test_a_policys_file_is_read_once(pipe, monkeypatch, tmp_path):
     names = ("policy", "policy again")
     monkeypatch.setattr(checks, "CHECKS", [check for check in CHECKS if check.name in names])
     monkeypatch.setattr(checks, "choose_runner", lambda *_: None)
+    monkeypatch.setattr(checks, "set_environment", lambda *_: None)
     hooks.check_flags(server_args)
     file.write_text('{"k0": 2}')
     hooks.check_server(server_args)

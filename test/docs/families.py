@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmark.common.paths import RESULTS, ROOT
 from benchmark.gpu.models import read_config
-from fake_gpu.models import COMMON, CONFIGS
+from fake_gpu.models import COMMON, CONFIGS, HERE_ALONE
 from scripts.reference import tabulate
 from served.family import INTERPRETED
 from served.family_table import FAMILIES, ON_OLDER
@@ -110,7 +110,9 @@ def list_executed() -> Iterator[tuple[str, ...]]:
 
 
 def describe_answers(name: str) -> str:
-    """With what the answers of its tiny model were compared, on which releases."""
+    """With what the answers of its tiny model were compared, on which releases; nothing where no CPU runs it."""
+    if name in HERE_ALONE.values():
+        return ""
     every = list_releases(find_root())
     releases = {"Qwen3-MoE": f"{every[0]} to {every[-1]}"}.get(name, LATEST)
     if name in ON_OLDER:
@@ -145,8 +147,9 @@ def list_captured() -> Mapping[str, str]:
 
 def name_format(config: Mapping[str, Any]) -> str:
     """Of a model's experts, as its configuration says."""
-    kind = config.get("quantization_config", {}).get("quant_method", COMMON["dtype"])
-    return str(kind).replace("bfloat16", "bf16")
+    given = config.get("quantization_config", {})
+    kind = config.get("expert_dtype") or given.get("format") or given.get("quant_method", COMMON["dtype"])
+    return str(kind).replace("bfloat16", "bf16").replace("fp4", "mxfp4").replace("mxmx", "mx").partition("-")[0]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Small configurations of four families and of drafts, to be served with `--load-format dummy`."""
+"""Small configurations of some families and of drafts, to be served with `--load-format dummy`."""
 
 import json
 from pathlib import Path
@@ -166,6 +166,50 @@ CONFIGS["qwen3-moe-small-dflash"] = CONFIGS["qwen3-moe-dflash"] | {
     "num_target_layers": 2,
     "dflash_config": {"mask_token_id": 5, "target_layer_ids": [0]},
 }
+
+CONFIGS["minimax-m3"] = {
+    "architectures": ["MiniMaxM3SparseForCausalLM"],
+    "model_type": "mixtral",  # as SGLang reads the published model's `text_config`, which names none
+    "hidden_act": "swigluoai",
+    "hidden_size": 256,
+    "intermediate_size": 128,
+    "dense_intermediate_size": 512,
+    "shared_intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "use_gemma_norm": True,
+    "use_qk_norm": True,
+    "qk_norm_type": "per_head",
+    "rope_theta": 5000000.0,
+    "rotary_dim": 64,
+    "partial_rotary_factor": 0.5,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "n_shared_experts": 1,
+    "scoring_func": "sigmoid",
+    "use_routing_bias": True,
+    "routed_scaling_factor": 2.0,
+    "moe_layer_freq": [0, 1, 1],
+    "swiglu_alpha": 1.702,
+    "swiglu_beta": 1.0,
+    "swiglu_limit": 7.0,
+    "sparse_attention_config": {
+        "use_sparse_attention": True,
+        "sparse_index_dim": 128,
+        "sparse_num_index_heads": 2,
+        "sparse_topk_blocks": 16,
+        "sparse_block_size": 128,
+        "sparse_disable_index_value": [0, 1, 1],
+        "sparse_score_type": "max",
+        "sparse_init_block": 0,
+        "sparse_local_block": 1,
+        "sparse_attention_freq": [0, 1, 1],
+    },
+}
+HERE_ALONE = {"minimax-m3": "MiniMax-M3"}
+"""Families that no CPU runs, as the lists of what was executed name them."""
 
 
 def write_model(name: str, folder: Path) -> Path:

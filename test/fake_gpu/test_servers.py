@@ -9,22 +9,27 @@ import json
 import pytest
 
 from benchmark.common.paths import TRAINED
-from fake_gpu.checks import check, count_steps
+from fake_gpu.checks import SINCE_0_5_23, check, count_steps
 from fake_gpu.server import ONE_POOL
 
 XSHARE = ("--expert-policy", "xshare", "--expert-policy-config", '{"k0": 1, "add": 4}')
 GRAPHS = ("--cuda-graph-bs-decode", "1", "4", "8", "--disable-prefill-cuda-graph")
 LAYERS = {"qwen3-moe": 3, "gpt-oss": 4, "deepseek-v3": 2, "glm-4-moe": 2}
+RECENT = {"minimax-m3": 2}
+FLAGS = {
+    "gpt-oss": ONE_POOL,
+    "minimax-m3": ("--page-size", "128"),  # as SGLang has it beside its own choice of attention there
+}
 
 
-@pytest.mark.parametrize("model", LAYERS)
+@pytest.mark.parametrize("model", [*LAYERS, *(pytest.param(name, marks=SINCE_0_5_23) for name in RECENT)])
 def test_a_policy_in_graphs(serve, model):
-    server = serve(model, *XSHARE, *GRAPHS, *(ONE_POOL if model == "gpt-oss" else ()))
+    server = serve(model, *XSHARE, *GRAPHS, *FLAGS.get(model, ()))
     assert count_steps(server.generate(7)) == {(7, 7)}  # in graphs of eight rows
     assert count_steps(server.generate(4)) == {(7, 7)}
     assert count_steps(server.generate(12)) == {(7, 7)}  # of no graph
     assert count_steps(server.generate(1)) == {(0, 7)}
-    check(server, LAYERS[model])
+    check(server, (LAYERS | RECENT)[model])
 
 
 def test_no_policy(serve):

@@ -1,7 +1,7 @@
 """What the GPU that is not there would compute, in the device's own memory; a capture's work is done at each replay.
 
 Always what the host reads again: zeros and the like, copies, and operators of torch on integers, as lengths and places,
-where they are few.
+where they are few, and on single numbers, as scales.
 With FAKE_GPU_VALUES=1 every operator of torch, on the host, and Triton's kernels by their PTX; with =ours those of this
 package alone, since SGLang's multiply matrices, which the PTX's interpreter does not.
 
@@ -95,7 +95,9 @@ def _make_mode(torch: Any, all_: bool) -> Any:
             tensors = [leaf for leaf in tree_leaves((args, kwargs, answer)) if isinstance(leaf, torch.Tensor)]
             small = all(tensor.numel() <= (LARGEST if all_ or name in CONSTANT else FEW) for tensor in tensors)
             if not all_ and name not in CONSTANT + MOVES:
-                small = small and not any(tensor.is_floating_point() for tensor in tensors)
+                # A weight of one number stays as it was made.
+                whole = not any(tensor.is_floating_point() and tensor.dim() for tensor in tensors)
+                small = small and whole and name != "uniform_"
             if name not in PASSED_BY and not func.is_view and small and any(map(is_device, tensors)):
                 compute(func, args, kwargs, answer)
             return answer

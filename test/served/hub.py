@@ -49,6 +49,10 @@ ON_HUB = {
     "Laguna": on_hub("poolside/Laguna-XS.2"),
     "Mellum": on_hub("JetBrains/Mellum2-12B-A2.5B-Instruct"),
     "MiniMax-M2": on_hub("MiniMaxAI/MiniMax-M2 --tp 4 --trust-remote-code", without="its query and key norms"),
+    "MiniMax-M3": on_hub(
+        "MiniMaxAI/MiniMax-M3 --tp 8",
+        without="images: the model on the hub is `MiniMaxM3SparseForConditionalGeneration`, which is tried",
+    ),
     "Mixtral": on_hub("mistralai/Mixtral-8x7B-Instruct-v0.1 --tp 2"),
     "Nemotron 3": on_hub(
         "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
@@ -64,4 +68,6 @@ ON_HUB = {
     ),
     "Step-3.5": on_hub("stepfun-ai/Step-3.5-Flash --tp 4 --trust-remote-code"),
 }
-"""By name: each has a tiny model in `family_table.py`, `hybrids.py`, `gemma.py` or `recent.py`."""
+"""By name: each has a tiny model in `family_table.py`, `hybrids.py`, `gemma.py`, `recent.py` or
+`test/fake_gpu/models.py`.
+"""

@@ -6,7 +6,6 @@ Every other class is tried: the loaded model shows whether each MoE layer has on
 
 _GATE = "its routing function takes the gate's weights, not logits"
 _BYPASSES = "its router is no TopK"
-_FRONT = "for some numbers of rows one kernel is its gate and its TopK"
 _BLOCKS = "it decodes blocks of tokens in extend forwards, which a policy takes for prefill"
 _TRANSFORMERS = "it routes in transformers' own code"
 
@@ -30,6 +29,7 @@ EXECUTED = {
     "LagunaForCausalLM": "Laguna",
     "MellumForCausalLM": "Mellum",
     "MiniMaxM2ForCausalLM": "MiniMax-M2",
+    "MiniMaxM3SparseForCausalLM": "MiniMax-M3",
     "MixtralForCausalLM": "Mixtral",
     "NemotronHForCausalLM": "Nemotron 3",
     "OlmoeForCausalLM": "OLMoE",
@@ -40,7 +40,9 @@ EXECUTED = {
     "Qwen4ExpForConditionalGeneration": "Qwen3.8-Flash-Next",
     "Step3p5ForCausalLM": "Step-3.5",
 }
-"""By class the family that real servers on a CPU have answered for: `test/served`."""
+"""By class the family that real servers in tests have run: on a CPU (`test/served`) or, where none runs it, on a GPU
+that is not there (`test/fake_gpu`).
+"""
 
 UNSERVED = {
     # A policy would be on and choose nothing, or for one of several layers.
@@ -56,8 +58,6 @@ UNSERVED = {
     "Ernie4_5_VLMoeForConditionalGeneration": "its layers have a second router, for images",
     "LongcatFlashForCausalLM": "some of its experts have no weights, and would count as active",
     "InklingForConditionalGeneration": _BYPASSES,
-    "KimiK3ForConditionalGeneration": _FRONT,
-    "KimiK3LinearForCausalLM": _FRONT,
     "MuseSparkForConditionalGeneration": _BYPASSES,
     "QuantMixtralForCausalLM": _BYPASSES,
     "ZayaForCausalLM": _BYPASSES,
@@ -69,6 +69,11 @@ UNSERVED = {
     "TransformersMultiModalMoEForCausalLM": _TRANSFORMERS,
     "TransformersMultiModalMoEForSequenceClassification": _TRANSFORMERS,
 }
+
+FUSED_FRONTS = frozenset({"KimiK3ForConditionalGeneration", "KimiK3LinearForCausalLM"})
+"""Classes where one kernel is gate and TopK for some numbers of rows, unless SGLANG_K3_FUSED_FRONT is off: in every
+release `KimiK3MoE._ep_front` alone calls it.
+"""
 
 GATHERED = frozenset(
     {

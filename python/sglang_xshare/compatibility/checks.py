@@ -3,6 +3,7 @@
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,8 +14,9 @@ from ..affinity.arguments import FLAG, AffinityArguments, check_affinity, read_a
 from ..patching.engine import check_patched
 from ..patching.tree import PatchError
 from ..refusal import ExpertPolicyError
-from ..upstream.server import model_config, resolved
+from ..upstream.server import is_switched_on, model_config, resolved
 from .all_to_all import check_model
+from .architectures import FUSED_FRONTS
 from .arguments import Arguments, read_arguments
 from .backend import check_experts, choose_runner, is_given
 from .expert_placement import check_division, check_placement, set_placement
@@ -174,3 +176,15 @@ def set_arguments(start: Start) -> None:
         set_placement(start.server_args)
     if start.asks(STAGE):
         choose_runner(start.server_args, start.arguments)
+
+
+FRONT = "SGLANG_K3_FUSED_FRONT"
+
+
+def set_environment(start: Start) -> None:
+    """Once the model is known: switch off what would route past its layers' `TopK`, and log it in one line. Processes
+    that load the model start after this.
+    """
+    if start.asks(STAGE) and start.model.architecture in FUSED_FRONTS and is_switched_on(FRONT):
+        os.environ[FRONT] = "0"
+        logger.warning("expert policy: %s -> 0, since with it one kernel is gate and TopK", FRONT)

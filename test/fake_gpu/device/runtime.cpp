@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <time.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -170,8 +171,12 @@ API cudaFuncGetAttributes(cudaFuncAttributes* found, const void*) {
     found->maxDynamicSharedSizeBytes = 232448;
     return OK;
 }
-API cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, size_t) { *blocks = 2; return OK; }
-API cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int, size_t, unsigned) { *blocks = 2; return OK; }
+// As many as threads and shared memory allow, of which a block has one KiB more; SGLang's probe of clusters checks both.
+API cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int threads, size_t bytes) {
+    *blocks = std::min(2048 / std::max(threads, 1), int(233472 / (bytes + 1024)));
+    return OK;
+}
+API cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void* kernel, int threads, size_t bytes, unsigned) { return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, threads, bytes); }
 API cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t*) { *clusters = 66; return OK; }
 API cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long, cudaDriverEntryPointQueryResult* found) {
     static void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);

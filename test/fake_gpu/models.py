@@ -208,7 +208,79 @@ CONFIGS["minimax-m3"] = {
         "sparse_attention_freq": [0, 1, 1],
     },
 }
-HERE_ALONE = {"minimax-m3": "MiniMax-M3"}
+CONFIGS["kimi-k3"] = {
+    "architectures": ["KimiK3LinearForCausalLM"],
+    "model_type": "kimi_linear",
+    "hidden_act": "situ",
+    "activation_situ_beta": 4.0,
+    "activation_situ_linear_beta": 25.0,
+    "attn_res_block_size": 12,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 128,
+    "routed_expert_hidden_size": 128,
+    "latent_moe_use_norm": True,
+    "num_hidden_layers": 4,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 128,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "mla_use_nope": True,
+    "mla_use_output_gate": True,
+    "num_experts": 896,
+    "num_experts_per_token": 16,
+    "num_shared_experts": 2,
+    "moe_renormalize": True,
+    "moe_router_activation_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "use_grouped_topk": True,
+    "num_expert_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.0,
+    "num_nextn_predict_layers": 0,
+    "linear_attn_config": {
+        "kda_layers": [1, 2, 3],
+        "full_attn_layers": [4],
+        "num_heads": 4,
+        "head_dim": 128,
+        "short_conv_kernel_size": 4,
+        "gate_lower_bound": -5.0,
+        "use_full_rank_gate": True,
+    },
+    "quantization_config": {
+        "quant_method": "compressed-tensors",
+        "format": "mxfp4-pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {
+            "group_0": {
+                "format": "mxfp4-pack-quantized",
+                "targets": ["Linear"],
+                "weights": {
+                    "dynamic": False,
+                    "group_size": 32,
+                    "num_bits": 4,
+                    "observer": "minmax",
+                    "scale_dtype": "torch.uint8",
+                    "strategy": "group",
+                    "symmetric": True,
+                    "type": "float",
+                },
+            }
+        },
+        "ignore": [
+            "re:.*self_attn.*",
+            "re:.*shared_experts.*",
+            "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+            "re:.*lm_head.*",
+        ],
+    },
+}
+HERE_ALONE = {"minimax-m3": "MiniMax-M3", "kimi-k3": "Kimi K3"}
 """Families that no CPU runs, as the lists of what was executed name them."""
 
 

@@ -34,7 +34,8 @@ def find_caller() -> str | None:
 
 def note(tensor: Any) -> None:
     """Remember a tensor that a capture under way reads, if our code has it read."""
-    if _read is not None and tensor.is_cuda and (where := find_caller()):
+    # An empty one has no memory that could go.
+    if _read is not None and tensor.is_cuda and tensor.numel() and (where := find_caller()):
         from torch.multiprocessing.reductions import StorageWeakRef
 
         _read.append((StorageWeakRef(tensor.untyped_storage()), tensor.data_ptr(), where))

@@ -46,6 +46,11 @@ ON_HUB = {
     "HunYuan v1": on_hub("tencent/Hunyuan-A13B-Instruct --tp 4", without="its query and key norms"),
     "HunYuan v3": on_hub("tencent/Hy3 --tp 8"),
     "Kimi K2.5": on_hub("moonshotai/Kimi-K2.5 --tp 8 --trust-remote-code", without="images"),
+    "Kimi K3": on_hub(
+        "moonshotai/Kimi-K3 --tp 16 --trust-remote-code",
+        without="images: the model on the hub is `KimiK3ForConditionalGeneration`, which is tried; weights that are "
+        "merged as they load",
+    ),
     "Laguna": on_hub("poolside/Laguna-XS.2"),
     "Mellum": on_hub("JetBrains/Mellum2-12B-A2.5B-Instruct"),
     "MiniMax-M2": on_hub("MiniMaxAI/MiniMax-M2 --tp 4 --trust-remote-code", without="its query and key norms"),

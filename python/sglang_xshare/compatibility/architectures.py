@@ -26,6 +26,7 @@ EXECUTED = {
     "HYV3ForCausalLM": "HunYuan v3",
     "HunYuanMoEV1ForCausalLM": "HunYuan v1",
     "KimiK25ForConditionalGeneration": "Kimi K2.5",
+    "KimiK3LinearForCausalLM": "Kimi K3",
     "LagunaForCausalLM": "Laguna",
     "MellumForCausalLM": "Mellum",
     "MiniMaxM2ForCausalLM": "MiniMax-M2",

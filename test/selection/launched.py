@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sglang_xshare.selection import scores
-from sglang_xshare.selection.torch_backend import shortlist
+from sglang_xshare.selection.torch_backend import rows, shortlist, vectorized
 from sglang_xshare.selection.triton_kernel import launch
 
 
@@ -56,7 +55,7 @@ def kernel(monkeypatch):
 def forgets():
     """Afterwards selection has no tensor cached: what it made in a mode of torch's must not be found without it."""
     yield
-    for module in (scores, shortlist):
+    for module in (rows, shortlist, vectorized):
         for function in vars(module).values():
             if hasattr(function, "cache_clear"):
                 function.cache_clear()

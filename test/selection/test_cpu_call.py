@@ -16,8 +16,8 @@ from selection.oracle import ALGORITHMS
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 from sglang_xshare.selection.cpu_call import prepare
 from sglang_xshare.selection.cpu_call.library import load
-from sglang_xshare.selection.scores import _count_places
-from sglang_xshare.selection.torch_backend.shortlist import _weigh_depths
+from sglang_xshare.selection.torch_backend import vectorized
+from sglang_xshare.selection.torch_backend.rows import lower_first
 from sglang_xshare.types import Tally
 
 __all__ = ["forgets"]
@@ -219,7 +219,7 @@ def test_what_has_no_memory_is_left_to_torch(forgets):
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_torchs_default_device_is_of_no_matter(backend, forgets):
     """What is cached for a shape is made under it."""
-    for cached in (_count_places, _weigh_depths):
+    for cached in (vectorized._first, lower_first):
         cached.cache_clear()
     logits, plan, router = make_logits("normal", 6, 37), make_plan("xshare"), Router(3)
     batch = Batch(torch.ones(6, dtype=torch.bool), 3)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
-from ...policies.plan import SelectionPlan
 from ...types import Batch, Router
 from ..scores import compute_scores, find_depth, measure
 
@@ -51,14 +51,12 @@ class Rows(NamedTuple):
     """[n, N] float64: C with its ties broken, so the row's ranking; -inf where an expert is never chosen."""
     own: Slots
     """The rows' own top-k, best first."""
-    valid: torch.Tensor
-    """[n, 1] bool."""
-    voiced: torch.Tensor
-    """[n, 1] bool: the valid rows but the exact ones, which get their own top-k and have no say in S."""
+    valid: torch.Tensor | None
+    """[n, 1] bool; None where all are."""
     exact: torch.Tensor | None
-    """[n, 1] bool; None where no row is."""
+    """[n, 1] bool: which get their own top-k and have no say in S; None where none does."""
     resident: torch.Tensor | None
-    """[N] bool: which experts are loaded; None where the batch does not say, or the plan does not ask."""
+    """[N] bool: which experts are loaded; None where the batch does not say."""
     slots: int | None
     tokens_per_request: int
     quota_groups: int | None
@@ -80,6 +78,10 @@ class Rows(NamedTuple):
         """k."""
         return self.own.experts.shape[1]
 
+    def silence(self, values: torch.Tensor) -> torch.Tensor:
+        """`values` [n, m], 0 or False in exact rows."""
+        return values if self.exact is None else values.masked_fill(self.exact, 0)
+
     def find_best(self, usable: torch.Tensor, count: int) -> Slots:
         """Every row's `count` best of the `usable` experts, [N] or [n, N] bool."""
         keys = torch.where(usable, self.keys, -math.inf)
@@ -88,13 +90,13 @@ class Rows(NamedTuple):
         return find_best(self.scores, keys, count, self.valid)
 
 
-def rank_rows(logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch) -> Rows:
+def rank_rows(logits: torch.Tensor, router: Router, batch: Batch, by_depth: bool = False) -> Rows:
     """Score and rank logits [n, N]."""
     scores, choice = compute_scores(logits, router)
     keys = choice.double()
     keys.addcmul_(keys.abs().clamp_(_SMALLEST, _LARGEST), lower_first(keys.shape[1], keys.device), value=_TIE)
-    valid = keys.new_ones(len(keys), 1, dtype=torch.bool) if batch.valid is None else batch.valid.unsqueeze(1)
-    exact = None if batch.exact is None else batch.exact.unsqueeze(1)
+    valid = None if batch.valid is None else batch.valid.unsqueeze(1)
+    exact = None if batch.exact is None else batch.exact.unsqueeze(1)  # one that is not valid has no experts
     groups = router.quota_groups
     own_keys = keys if groups is None else keep_quota(keys, router.top_k, groups)
     own = find_best(scores, own_keys, router.top_k, valid)
@@ -104,20 +106,21 @@ def rank_rows(logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: 
         keys=keys,
         own=own,
         valid=valid,
-        voiced=valid if exact is None else valid & ~exact,
         exact=exact,
-        resident=batch.resident if plan.takes_residents else None,
+        resident=batch.resident,
         slots=batch.slots,
         tokens_per_request=batch.tokens_per_request,
         quota_groups=groups,
-        depth=find_depth(batch, len(logits), logits.device).unsqueeze(1) if plan.by_depth else None,
+        depth=find_depth(batch, len(logits), logits.device).unsqueeze(1) if by_depth else None,
     )
 
 
-def find_best(scores: torch.Tensor, keys: torch.Tensor, count: int, valid: torch.Tensor) -> Slots:
+def find_best(scores: torch.Tensor, keys: torch.Tensor, count: int, valid: torch.Tensor | None) -> Slots:
     """Every row's `count` largest keys above -inf, best first. Further slots are empty, and all of an invalid row."""
     best_keys, experts = keys.topk(count, 1)
-    live = (best_keys > -math.inf) & valid
+    live = best_keys > -math.inf
+    if valid is not None:
+        live &= valid
     return Slots(experts, torch.where(live, scores.gather(1, experts), 0.0), live)
 
 
@@ -135,6 +138,10 @@ def mark(table: torch.Tensor, experts: torch.Tensor, live: torch.Tensor) -> None
     table.view(torch.uint8).scatter_reduce_(0, experts.reshape(-1), values, "amax")
 
 
+@cache
 def lower_first(num_experts: int, device: torch.device) -> torch.Tensor:
-    """[N] float64: N - 1 - id, to break ties."""
-    return torch.arange(num_experts - 1, -1, -1, dtype=torch.float64, device=device)
+    """[N] float64: N - 1 - id, to break ties. Copied from the host, so that a first call inside a graph capture is an
+    error instead of a tensor that belongs to the graph, and never evicted, as captured graphs read it at its address.
+    Every cached tensor of this backend is made and kept so.
+    """
+    return torch.arange(num_experts - 1, -1, -1, dtype=torch.float64, device="cpu").to(device)

@@ -20,38 +20,49 @@ _AHEAD = 2.0**41
 
 
 def select_experts(
-    rows: Rows, plan: SelectionPlan, rank_of_expert: torch.Tensor | None, kept: torch.Tensor
-) -> torch.Tensor:
-    """S, given the slots [n, k] bool of their own top-k that the rows keep."""
-    selected = kept.new_zeros(rows.num_experts)
+    rows: Rows, plan: SelectionPlan, rank_of_expert: torch.Tensor | None, kept: torch.Tensor, selected: torch.Tensor
+) -> None:
+    """Fill the empty set S, given the slots [n, k] bool of their own top-k that the rows keep."""
     mark(selected, rows.own.experts, kept)
     if plan.ranks_experts:
         _add_ranked(rows, plan, selected)
     elif plan.confidence is not None:
         _follow_voters(rows, plan, plan.confidence, selected)
-    elif plan.adds or rows.resident is not None:
+    elif plan.adds or _find_free(rows, plan) is not None:
         _add_by_utility(rows, plan, rank_of_expert, kept, selected)
-    return selected
+
+
+def _find_free(rows: Rows, plan: SelectionPlan) -> torch.Tensor | None:
+    """[N] bool: the residents, where these cost the plan nothing."""
+    return rows.resident if plan.takes_residents else None
 
 
 def _add_by_utility(
     rows: Rows, plan: SelectionPlan, rank_of_expert: torch.Tensor | None, kept: torch.Tensor, selected: torch.Tensor
 ) -> None:
-    free = torch.zeros_like(selected) if rows.resident is None else rows.resident
-    by_request = _compute_utility(rows, plan.utility, rows.num_requests, _find_chance(rows, plan))
+    free = _find_free(rows, plan)
+
+    def taken(experts: torch.Tensor) -> torch.Tensor:
+        return experts if free is None else experts | free
+
+    chance = _find_chance(rows, plan)
     if plan.add_per_request:
-        kept_by_request = _sum_at_own(rows, kept.double(), rows.num_requests).bool()
-        selected |= _find_best(by_request, plan.add_per_request, kept_by_request | free).any(0)
-    utility, sure = by_request.sum(0), selected.clone()
+        by_request = _compute_utility(rows, plan.utility, rows.num_requests, chance)
+        kept_by_request = taken(_sum_at_own(rows, kept.double(), rows.num_requests).bool())
+        selected |= _find_best(by_request, plan.add_per_request, kept_by_request).any(0)
+        utility = by_request.sum(0)
+    else:
+        utility = _compute_utility(rows, plan.utility, 1, chance).squeeze(0)
+    sure = None if free is None else selected.clone()
     if plan.add:
-        selected |= _find_best(utility, plan.add, selected | free)
+        selected |= _find_best(utility, plan.add, taken(selected))
     if plan.mass is not None:
-        mark(selected, *_reach_mass(utility, plan.mass, selected | free))
+        mark(selected, *_reach_mass(utility, plan.mass, taken(selected)))
     if plan.target_per_rank is not None:
         assert rank_of_expert is not None
-        counted = selected & ~_find_held(rows, 1).squeeze(0)
-        selected |= _balance(utility, plan.target_per_rank, plan.balance, rank_of_expert, selected, counted)
-    if rows.resident is not None:
+        held = _find_held(rows, 1)
+        selected |= _balance(utility, plan.target_per_rank, plan.balance, rank_of_expert, selected, held)
+    if free is not None and sure is not None:
         _join(utility, free, rows.slots, sure, selected)
 
 
@@ -72,15 +83,17 @@ def _join(
     mark(selected, experts, (keys >= 1) & (torch.arange(len(keys), device=keys.device) < room))
 
 
-def _find_held(rows: Rows, groups: int) -> torch.Tensor:
-    """[groups, N] bool: the experts of a group's exact rows, which no budget counts."""
-    return _sum_at_own(rows, (rows.own.live & ~rows.voiced).double(), groups).bool()
+def _find_held(rows: Rows, groups: int) -> torch.Tensor | None:
+    """[groups, N] bool: the experts of a group's exact rows, which no budget counts; None where no row can be exact."""
+    if rows.exact is None:
+        return None
+    return _sum_at_own(rows, (rows.own.live & rows.exact).double(), groups).bool()
 
 
 def _compute_utility(rows: Rows, kind: str, groups: int, chance: torch.Tensor | None = None) -> torch.Tensor:
     """[groups, N]: every expert's utility over equal groups of consecutive rows, which count by `chance` [n, 1]."""
     if kind in ("topk", "squared"):
-        own_scores = (rows.own.scores * rows.voiced).double()
+        own_scores = rows.silence(rows.own.scores).double()
         shares = own_scores / own_scores.sum(1, keepdim=True).clamp_min_(TINY)
         if kind == "squared":
             shares.square_()
@@ -88,7 +101,9 @@ def _compute_utility(rows: Rows, kind: str, groups: int, chance: torch.Tensor | 
             shares = shares.float() * chance
         return _sum_at_own(rows, to_fixed_point(shares), groups)
     fixed = to_fixed_point(rows.measures if chance is None else rows.measures.float() * chance)
-    fixed *= rows.voiced
+    if rows.valid is not None:
+        fixed *= rows.valid
+    fixed = rows.silence(fixed)
     return fixed.view(groups, len(fixed) // max(groups, 1), rows.num_experts).sum(1)
 
 
@@ -101,9 +116,7 @@ def _find_chance(rows: Rows, plan: SelectionPlan) -> torch.Tensor | None:
 
 @cache
 def _weigh_depths(acceptance: float, device: torch.device) -> torch.Tensor:
-    """Copied from the host, so that a first call inside a graph capture is an error instead of a tensor that belongs to
-    the graph, and never evicted, as captured graphs read it at its address.
-    """
+    """See `lower_first`."""
     return weigh_depths(acceptance).to(device)
 
 
@@ -142,14 +155,15 @@ def _balance(
     balance: str,
     rank_of_expert: torch.Tensor,
     selected: torch.Tensor,
-    counted: torch.Tensor,
+    held: torch.Tensor | None,
 ) -> torch.Tensor:
     """[N] bool: what the ranks add to S (XShare, Algorithm 5; or our `fill` and `level`), without its loops.
 
     Round t of Algorithm 5 adds every rank's t-th best remaining expert. So an expert's round is its position in its own
-    rank, and its round takes place if S, with all experts of earlier rounds, is still below the total target: as far
-    as its experts are `counted` [N].
+    rank, and its round takes place if S, with all experts of earlier rounds, is still below the total target. Of S the
+    experts `held` [1, N] by exact rows do not count.
     """
+    counted = selected if held is None else selected & ~held.squeeze(0)
     remaining = (utility > 0) & ~selected
     keys = _rank(utility, ~remaining)
     same_rank = rank_of_expert.unsqueeze(1) == rank_of_expert
@@ -182,17 +196,19 @@ def _add_ranked(rows: Rows, plan: SelectionPlan, selected: torch.Tensor) -> None
 
 @cache
 def _rank_static(order: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """[N] float64: from N down to 1, in the order's order. See `_weigh_depths`."""
+    """[N] float64: from N down to 1, in the order's order. See `lower_first`."""
     places = {expert: place for place, expert in enumerate(order)}
     ranks = [len(order) - places[j] for j in range(len(order))]
     return torch.tensor(ranks, dtype=torch.float64, device="cpu").to(device)
 
 
 def _rank_by_votes(
-    rows: Rows, plan: SelectionPlan, groups: int, held: torch.Tensor
+    rows: Rows, plan: SelectionPlan, groups: int, held: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, which are kept), [groups, N], most voted first (Lynx 4.2); what exact rows have `held` has no vote."""
-    votes = _sum_at_own(rows, (rows.own.live & rows.voiced).double(), groups).masked_fill_(held, 0.0)
+    votes = _sum_at_own(rows, rows.silence(rows.own.live).double(), groups)
+    if held is not None:
+        votes.masked_fill_(held, 0.0)
     utility, by_utility = _rank(_compute_utility(rows, "full", groups), held).sort(dim=1, descending=True)
     votes, order = votes.gather(1, by_utility).sort(dim=1, descending=True, stable=True)
     live = (votes > 0) | (utility.gather(1, order) >= 1)
@@ -222,10 +238,13 @@ def _rank_by_confidence(rows: Rows, confidence: float, max_voters: int) -> tuple
     fixed = to_fixed_point(rows.measures)
     best, total = fixed.amax(1), fixed.sum(1)
     share = best / total.clamp_min(TINY)
-    voiced = rows.voiced.squeeze(1)
-    sure = (best >= confidence * total) & (total > 0) & voiced
+    sure = (best >= confidence * total) & (total > 0)
+    for out in (None if rows.valid is None else ~rows.valid, rows.exact):
+        if out is not None:
+            sure &= ~out.squeeze(1)
+            share.masked_fill_(out.squeeze(1), -1.0)
     any_sure = sure.any()
-    share, order = share.masked_fill_(~voiced | (any_sure & ~sure), -1.0).sort(descending=True, stable=True)
+    share, order = share.masked_fill_(any_sure & ~sure, -1.0).sort(descending=True, stable=True)
     position = torch.arange(len(share), device=share.device)
     is_voter = (share >= 0) & (any_sure | (position == 0))
     return order[:max_voters], is_voter[:max_voters]

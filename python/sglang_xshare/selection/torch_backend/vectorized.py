@@ -1,9 +1,10 @@
 """Selection in vectorized torch: no loop over rows, experts or requests, no host synchronization, on any device.
 
-A CUDA graph can capture it.
+A CUDA graph can capture it. On the CPU each operation costs microseconds whatever its size: the common plans take few.
 """
 
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch.nn.functional import pad
@@ -19,7 +20,6 @@ from .shortlist import select_experts
 _TINY = 2.0**-149
 
 
-@torch.no_grad()
 def select(
     logits: torch.Tensor,
     plan: SelectionPlan,
@@ -29,49 +29,57 @@ def select(
     slots: RunnerSlots | None,
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`."""
-    rows = rank_rows(logits, plan, router, batch)
-    kept = _keep(rows, plan)
-    selected = select_experts(rows, plan, rank_of_expert, kept)
-    lost = _rescue(rows, selected) if plan.can_rescue else selected.new_zeros(0)
-    chosen = _cover(rows, plan, kept, selected)
-    ids = torch.where(chosen.live, chosen.experts, -1).int()
-    weights = _renormalize(rows, plan, chosen) if router.renormalize else chosen.scores
+    selected = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
+    # Autograd would take a quarter of the time on the CPU. What callers get is made outside, so as to be no inference
+    # tensor.
+    with torch.inference_mode():
+        rows = rank_rows(logits, router, batch, plan.by_depth)
+        kept = _keep(rows, plan)
+        select_experts(rows, plan, rank_of_expert, kept, selected)
+        lost = _rescue(rows, selected) if plan.can_rescue else selected.new_zeros(0)
+        chosen = _cover(rows, plan, kept, selected)
+        shares, total = _share(rows, plan, router, chosen) if router.renormalize else (chosen.scores, None)
+        experts = torch.where(chosen.live, chosen.experts, -1)
+    ids, weights = experts.int(), shares.clone() if total is None else shares / total
     if router.expert_scale is not None:
-        weights = weights * router.expert_scale.float()[ids.clamp_min(0)]
+        weights = weights * router.expert_scale.detach().float()[ids.clamp_min(0)]
     missing = plan.columns(router, exact=batch.exact is not None) - ids.shape[1]
+    if missing:
+        ids, weights = pad(ids, (0, missing), value=-1), pad(weights, (0, missing))
+    if router.scaling != 1:
+        weights = weights * router.scaling
     active, vanilla_active = torch.zeros_like(selected), torch.zeros_like(selected)
     mark(active, chosen.experts, chosen.live)
     mark(vanilla_active, rows.own.experts, rows.own.live)
-    kept_mass = (chosen.scores.sum(1) / rows.own.scores.sum(1)).nan_to_num_(nan=1.0, posinf=1.0)
-    answer = Selection(
-        topk_ids=pad(ids, (0, missing), value=-1),
-        topk_weights=pad(weights, (0, missing)) * router.scaling,
-        selected=selected,
-        active=active,
-        rescued=lost.sum(),
-        vanilla_active=vanilla_active,
-        # Of exact rows sums of more columns may round otherwise.
-        kept_mass=torch.where(rows.voiced.squeeze(1), kept_mass, rows.valid.squeeze(1).float()),
-    )
+    kept = (chosen.scores.sum(1) / rows.own.scores.sum(1)).nan_to_num_(nan=1.0, posinf=1.0)
+    if rows.exact is not None:  # sums of more columns, which may round otherwise
+        kept = kept.masked_fill(rows.exact.squeeze(1), 1.0)
+    kept = kept if batch.valid is None else kept * batch.valid
+    answer = Selection(ids, weights, selected, active, lost.sum(), vanilla_active, kept)
     return answer if slots is None else replace(answer, **serve_runner(answer, logits, router.top_k, slots))
 
 
 def _keep(rows: Rows, plan: SelectionPlan) -> torch.Tensor:
     """[n, k] bool: which of its own top-k a row keeps, as its warm-up or after dynamic-skip; an exact row all."""
     kept = rows.own.live
-    place = torch.arange(rows.top_k, device=kept.device)
     if plan.k0 is not None:
-        kept = kept & (place < plan.k0)
+        kept = kept & _first(plan.k0, rows.top_k, kept.device)
     if plan.p < 1:
         fixed = to_fixed_point(rows.measures.gather(1, rows.own.experts) * rows.own.live)
         reach = plan.p * to_fixed_point(rows.measures).sum(1, keepdim=True)
-        kept = kept & ((fixed.cumsum(1) - fixed < reach) | (place == 0))
+        kept = kept & (fixed.cumsum(1) - fixed < reach).logical_or_(_first(1, rows.top_k, kept.device))
     if plan.beta is not None:
         scores = rows.own.scores.double()
-        kept = kept & ((scores >= plan.beta * scores[:, :1]) | (place == 0))
+        kept = kept & (scores >= plan.beta * scores[:, :1]).logical_or_(_first(1, rows.top_k, kept.device))
     if plan.warm_rows is not None and rows.depth is not None:
         kept = kept & (rows.depth < plan.warm_rows)
-    return torch.where(rows.voiced, kept, rows.own.live)
+    return kept if rows.exact is None else torch.where(rows.exact, rows.own.live, kept)
+
+
+@cache
+def _first(count: int, length: int, device: torch.device) -> torch.Tensor:
+    """[length] bool: the first `count` are set. See `lower_first`."""
+    return (torch.arange(length, device="cpu") < count).to(device)
 
 
 def _rescue(rows: Rows, selected: torch.Tensor) -> torch.Tensor:
@@ -103,18 +111,36 @@ def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: t
     return Slots(*(torch.where(rows.exact, own_slots, others) for own_slots, others in given))
 
 
-def _renormalize(rows: Rows, plan: SelectionPlan, chosen: Slots) -> torch.Tensor:
-    """[n, m]: the chosen scores over their divisor. Where that is 0, all scores count as 1."""
-    own = rows.own
-    massless = _divisor(rows, plan, chosen.scores, own.scores) == 0
-    scores, own_scores = (torch.where(massless, slots.live.float(), slots.scores) for slots in (chosen, own))
-    return scores / _divisor(rows, plan, scores, own_scores).clamp_min_(_TINY)
-
-
-def _divisor(rows: Rows, plan: SelectionPlan, chosen: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """[n, 1] float32: a geometric mean of what the chosen scores [n, m] and the row's own [n, k] add up to, in float64
-    between; of an exact row its own sum.
+def _share(rows: Rows, plan: SelectionPlan, router: Router, chosen: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+    """(scores [n, m], what to divide them by [n, 1]): the weights in a model that renormalizes. The divisor is their
+    sum, that of the row's own top-k, or a geometric mean (`own_power`); where it is 0, all scores count as 1.
     """
-    got, whole = chosen.sum(1, keepdim=True), own.sum(1, keepdim=True)
-    mean = got.double() ** (1 - plan.own_power) * whole.double() ** plan.own_power
-    return torch.where(rows.voiced, mean.float(), whole)
+    own = rows.own
+    whole = _divisor(chosen, own, plan.own_power, rows.exact)
+    # The largest of N softmax scores is at least 1 / N: a row with its own first choice has no sum of 0.
+    has_first = plan.own_power == 1 or plan.warms_all
+    has_first = has_first and router.scoring == "softmax" and router.correction_bias is None
+    if not has_first:
+        massless = whole.logical_not()
+        chosen = _equalize(chosen, massless)
+        own = _equalize(own, massless) if plan.own_power or rows.exact is not None else own
+        whole = _divisor(chosen, own, plan.own_power, rows.exact)
+    return chosen.scores, whole.clamp_min_(_TINY)
+
+
+def _divisor(chosen: Slots, own: Slots, own_power: float, exact: torch.Tensor | None) -> torch.Tensor:
+    """[n, 1] float32, in float64 between: the mean of equal sums is that number. Exact rows [n, 1] have their own."""
+    if exact is not None:
+        others = _divisor(chosen, own, own_power, None)
+        return torch.where(exact, own.scores.sum(1, keepdim=True), others)
+    if own_power == 0:
+        return chosen.scores.sum(1, keepdim=True)
+    whole = own.scores.sum(1, keepdim=True)
+    if own_power == 1:
+        return whole
+    return chosen.scores.sum(1, keepdim=True).double().pow_(1 - own_power).mul_(whole.double().pow_(own_power)).float()
+
+
+def _equalize(slots: Slots, massless: torch.Tensor) -> Slots:
+    """The slots with scores of 1 in a massless row, [n, 1] bool."""
+    return slots._replace(scores=slots.scores.masked_fill(massless, 1.0).masked_fill_(~slots.live, 0.0))

@@ -84,6 +84,9 @@ def _run_policies(arguments: argparse.Namespace) -> int:
 
     tokens = arguments.speculative_num_draft_tokens
     if arguments.show is not None:
+        if arguments.policies:
+            given = " ".join([arguments.show, *arguments.policies])
+            raise ValueError(f"--show {given}: allowed is one policy, its keys behind a colon")
         return _show(arguments.show, speculative=tokens is not None)
     if tokens:
         raise ValueError(f"--speculative-num-draft-tokens {tokens}: allowed only together with --show")

@@ -54,7 +54,7 @@ def read_texts(texts: Path, model: Path, length: int, most: int) -> torch.Tensor
         pieces.append(torch.tensor(ids[: len(ids) // length * length]).long().view(-1, length))
     found = torch.cat(pieces)
     if not len(found):
-        raise ValueError(f"--texts {texts}: no *.txt of {length} tokens; allowed are longer texts")
+        raise ValueError(f"--texts {texts}: no folder with *.txt of {length} tokens; allowed are longer texts")
     return found
 
 

@@ -77,7 +77,7 @@ def load_table(path: Path) -> Table:
         with safe_open(path, "numpy") as file:
             origin = file.metadata() or {}
             if origin.pop("format", None) != FORMAT:
-                raise ValueError("not a table of signatures")
+                raise ValueError("no table of signatures, or one of another version: calibrate again")
             return Table(file.get_tensor("signatures"), file.get_tensor("samples"), origin)
     except (OSError, SafetensorError) as error:
         raise ValueError(getattr(error, "strerror", None) or " ".join(str(error).split())) from None
@@ -88,7 +88,7 @@ def describe_model(text_config: Any, folder: Path) -> dict[str, str]:
     found = {
         "model type": getattr(text_config, "model_type", ""),
         "number of layers": getattr(text_config, "num_hidden_layers", ""),
-        "number of experts": find_value(text_config, NUM_EXPERTS),
+        "number of experts": find_value(text_config, NUM_EXPERTS) or "",
         "vocabulary": text_config.vocab_size,
         "tokenizer": hash_tokenizer(folder),
     }

@@ -80,7 +80,7 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     if options.bandwidth is not None:
         bandwidth = read_number("--bandwidth", options.bandwidth, 0.001)
     asked, flags = _read_asked(options), read_flags(given)
-    named = flags.policy or options.compare or options.active or "--mask-padding-experts" in given
+    named = flags.policy or options.compare or options.active or flags.masked
     if not named and (asked is None or asked.batch * flags.draft_tokens > 1):  # or it leaves the step alone
         given = [*given, "--expert-policy", DEFAULT]
         flags = read_flags(given)
@@ -123,6 +123,9 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         verdict = "does not fit"
     if verdict == "served" and weights is None and unanswered:
         verdict = "not checked"
+    if verdict == "served" and flags.paged:
+        says = "--enable-paged-experts: what SGLang cannot page it refuses as it builds the model, which is not checked"
+        report["warnings"].append({"by": "sglang-xshare", "says": says})
     if verdict == "served":
         engine = ["SGLANG_USE_CPU_ENGINE=1"] * (report.get("device") == "cpu")
         report["start"] = shlex.join([*engine, "sglang", "serve", *command])

@@ -29,7 +29,11 @@ FLAGS: tuple[tuple[Any, ...], ...] = (
     ("policy_config", str, None, "--expert-policy-config"),
 )
 """Of each the attribute, what reads its value, the value where it is not given, and its spellings."""
-SWITCHES = {"dp_attention": "--enable-dp-attention", "paged": "--enable-paged-experts"}
+SWITCHES = {
+    "dp_attention": "--enable-dp-attention",
+    "paged": "--enable-paged-experts",
+    "masked": "--mask-padding-experts",
+}
 
 
 class ServerFlags(argparse.Namespace):
@@ -37,7 +41,7 @@ class ServerFlags(argparse.Namespace):
     the GPU's memory for weights and KV cache, None where SGLang chooses; `ranks` of tensor parallelism, over which
     `ep_size` expert-parallel ranks and `dp_size` groups of data-parallel attention (1 without it) divide them. `stages`
     of a pipeline; `paged` where experts are paged into `slots` of each layer, None where no number is given;
-    `offloaded` where other weights may be.
+    `offloaded` where other weights may be; `masked` where padding rows are, without a policy too.
     """
 
     model: str | None
@@ -53,6 +57,7 @@ class ServerFlags(argparse.Namespace):
     fraction: float | None
     paged: bool
     slots: int | None
+    masked: bool
     offloaded: bool
 
     def resolve(self, config: Any) -> None:

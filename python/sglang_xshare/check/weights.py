@@ -56,7 +56,7 @@ def read_weights(folder: Path) -> Weights:
     names = getattr(text, "dtype", None) or getattr(text, "torch_dtype", None) or getattr(whole, "torch_dtype", None)
     plain = PLAIN_BITS.get(names or "bfloat16", 16.0)
     quantization = getattr(whole, "quantization_config", None) or getattr(text, "quantization_config", None)
-    bits = _read_bits(quantization) if quantization else plain
+    bits = _read_bits(quantization) if quantization is not None and vars(quantization) else plain
     linear = plain if getattr(quantization, "quant_method", None) == "mxfp4" else bits  # which is of experts alone
     tied = getattr(text, "tie_word_embeddings", getattr(whole, "tie_word_embeddings", False))
     number = partial(_read_number, text)

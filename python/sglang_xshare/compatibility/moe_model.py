@@ -48,6 +48,8 @@ def read_model(model: Any, path: str, flag: str = "--model-path") -> MoeModel:
             raise refusal(flag, path, reason)
     if num_experts < 2 or top_k < 1:
         raise refusal(flag, path, f"{architecture} is a dense model; allowed are Mixture-of-Experts models")
+    if top_k > num_experts:
+        raise refusal(flag, path, f"{architecture}: {top_k} of {num_experts} experts: allowed are as many at most")
     return MoeModel(
         path=path,
         architecture=architecture,
@@ -80,7 +82,7 @@ def read_folder(folder: str) -> tuple[MoeModel, Any, Any]:
         raise ExpertPolicyError("--model", folder, f"config.json: {reason}; allowed is a model's folder") from None
     # Without one of these it is the language model's as a whole, as most are.
     text = next((part for name in TEXT_CONFIGS if (part := getattr(config, name, None))), config)
-    text = getattr(text, "text_config", text)  # of a thinker
+    text = getattr(text, "text_config", None) or text  # of a thinker
     for part, name in ((text, "num_hidden_layers"), (config, "architectures")):
         if not getattr(part, name, None):
             raise ExpertPolicyError("--model", folder, f"config.json: no {name}; allowed is a model's folder")

@@ -236,19 +236,17 @@ class Stage:
         check_selected(self.layers, step)
         if all(layer.selection is None for layer in self.layers):
             return
+        tables = self.counters.tables if self.observation is None else self.observation.tables
+        if tables is not None and self.balance is not None:
+            self.balance.count(tables)
         if self.observation is not None:
             counts, observed = self.observation.count(step)
             self.counters.totals += counts
         else:
-            tables = self.counters.tables
             fits = [layer.assignment.fits for layer in self.layers] if self.residents is not None else []
             counts, observed = self.counters.count(step, fits), []
             if not is_captured:
                 self.graphs.prepare(self.layers, step)
-            # Captured anew under vanilla, a graph is to count under the policies that it may follow back to.
-            counts_ranks = self.plans.schedule is not None or (is_captured and self.switches)
-            if tables is not None and self.balance is not None and counts_ranks:
-                self.balance.count(tables)
             if tables is not None and self.agreement is not None and (self.ranks is None or self.ranks.together):
                 self.agreement.count(tables.active)
         if self.trace is not None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -129,7 +130,10 @@ class Exporter:
             # In multiprocess mode a removed series stays in the file that /metrics is made of. But there the latest
             # value is exported, and one without a time never is.
             for own in self._shown.get(figure, {}).keys() - numbers.keys():
-                metric.labels(*labels.values(), *own)._value.set(0.0, timestamp=None)
+                if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+                    metric.labels(*labels.values(), *own)._value.set(0.0, timestamp=None)
+                else:
+                    metric.remove(*labels.values(), *own)
             self._shown[figure] = numbers
 
 

@@ -72,8 +72,10 @@ def format_log(interval: Interval) -> str:
         mass = interval.others_kept_mass
         text += "" if mass is None else f", kept mass of the others: {mass:.4f}"
     text += f", rescued: {interval.rescued}" if interval.rescued else ""
-    fullest = interval.fullest_before and ("active experts of the fullest rank", "fullest_before", "fullest_after")
-    return text + (_format_means(interval, False, *fullest) if fullest else "")
+    if interval.fullest_before:
+        what = "active experts of the fullest rank"
+        text += _format_means(interval, "observed" in selecting, what, "fullest_before", "fullest_after")
+    return text
 
 
 def _format_means(interval: Interval, observes: bool, what: str, before: str, after: str) -> str:

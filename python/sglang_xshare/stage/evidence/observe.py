@@ -1,12 +1,13 @@
 """What other plans would have chosen in steps that are routed as the model routes: `--expert-policy observe`."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from ...policies.plan import SelectionPlan
 from ...policies.schedule import Schedule
-from ...types import Selection
+from ...types import Selection, Tally
 from ...upstream.paging import Residents
 from ..layer import Layer
 from ..step import Step
@@ -35,6 +36,12 @@ class Observation:
             elif tally is not None:
                 tally.take(chosen[plan])
         layer.selection = chosen[plans[0]]
+
+    @property
+    def tables(self) -> Tally | None:
+        """Those of the step at hand by the model's own routing; None before a layer has selected."""
+        tables = next(iter(self.counters.values())).tables
+        return None if tables is None else replace(tables, active=tables.vanilla_active)
 
     def count(self, step: Step) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Count one step. Returns the model's own and each plan's counts [layers, 10] float64, as `Counters.count`."""

@@ -41,6 +41,13 @@ class Reports:
         self._plan: Mapping[str, Any] | None = None
         self.logged_plans: dict[str, Reader] = {}
         self.exported_plans: dict[str, Reader] = {}
+        self._groups: dict[str, Callable[[], Any]] = {
+            "in force": lambda: (self._plan, self._find_acceptance()),
+            "counted": lambda: self.exported.read(),
+            "observed": lambda: {spelling: reader.read() for spelling, reader in self.exported_plans.items()},
+        }
+        if agreement is not None:
+            self._groups["compared"] = self._read_compared
         self._published = 0, 0
         """What the scheduler had counted when the metrics were last due."""
 
@@ -76,20 +83,19 @@ class Reports:
 
     def publish(self, reporter: Any) -> None:
         """Bring the metrics of upstream's `reporter` and the trace up to date."""
-        self._attempt("metrics", partial(self._export, reporter))
+        if reporter.current_scheduler_metrics_enabled:
+            for group, read in self._groups.items():
+                self._attempt(f"metrics of what is {group}", partial(self._export, group, read, reporter))
         if self.trace is not None and reporter.is_stats_logging_rank:
             self._attempt("trace", self.trace.write)
 
-    def _export(self, reporter: Any) -> None:
-        if not reporter.current_scheduler_metrics_enabled:
-            return
-        export = partial(self.exporter.export, labels=reporter.metrics_collector.labels)
-        export("in force", (self._plan, self._find_acceptance()))
-        export("counted", self.exported.read())
-        export("observed", {spelling: reader.read() for spelling, reader in self.exported_plans.items()})
-        if self.agreement is not None:
-            export("compared", self.agreement.counts - self._exported_agreement)
-            self._exported_agreement = self.agreement.counts.copy()
+    def _export(self, group: str, read: Callable[[], Any], reporter: Any) -> None:
+        self.exporter.export(group, read(), reporter.metrics_collector.labels)
+
+    def _read_compared(self) -> Counter[str]:
+        now = Counter[str]() if self.agreement is None else self.agreement.counts.copy()
+        new, self._exported_agreement = now - self._exported_agreement, now
+        return new
 
     def _attempt(self, what: str, update: Callable[[], str | None]) -> str | None:
         """What `update` returns; None where it fails."""

@@ -1,6 +1,6 @@
 """A selection plan: which experts a batch may use, and how every row routes within them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_type_hints
 
@@ -149,6 +149,10 @@ class SelectionPlan:
     def by_depth(self) -> bool:
         """Whether it matters how deep drafts are."""
         return self.acceptance < 1 or self.warm_rows is not None
+
+    def keys_beyond(self, handled: Collection[str]) -> list[str]:
+        """The keys that are not at their default and that a backend, which reads those `handled`, would ignore."""
+        return [f.name for f in fields(self) if f.name in KEYS.keys() - handled and getattr(self, f.name) != f.default]
 
     def is_another_estimate(self, other: "SelectionPlan") -> bool:
         """Whether both weigh drafts by a server's estimate and differ in that alone."""

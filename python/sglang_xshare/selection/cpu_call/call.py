@@ -12,7 +12,7 @@ from ...policies.plan import SelectionPlan
 from ...types import Batch, Router, RunnerSlots, Selection, Tally, allocate_tally
 from ..scores import score
 from ..slots import serve_runner
-from .layout import pack
+from .layout import find_unhandled, pack
 from .library import load
 
 NOT_CLEAN = 1
@@ -22,8 +22,8 @@ _calls: dict[tuple[int, int, int, bool, RunnerSlots | None], Call] = {}
 
 
 def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> bool:
-    """Whether this machine has the call, which serves every plan and shape."""
-    return load() is not None
+    """Whether this machine has the call and it serves the plan, on every shape."""
+    return load() is not None and not find_unhandled(plan)
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
@@ -49,7 +49,7 @@ def select(
 def prepare(
     plan: SelectionPlan, router: Router, num_experts: int, exact: bool = False, slots: RunnerSlots | None = None
 ) -> Call:
-    """The call for a plan and router, packed at its first use. Raises ValueError for a machine without one."""
+    """The call for a plan and router, packed at its first use. Raises ValueError for a plan or machine without one."""
     key = (id(plan), id(router), num_experts, exact, slots)
     call = _calls.get(key)
     if call is None:
@@ -68,6 +68,8 @@ class Call:
         library = load()
         if library is None:
             raise ValueError("backend = 'cpu': allowed is torch, as this machine has no compiled call")
+        if unhandled := find_unhandled(plan):
+            raise ValueError(f"plan = {plan}: allowed with backend cpu is one without {', '.join(unhandled)}")
         self.plan, self.router, self.slots = plan, router, slots  # alive: their ids are what `prepare` finds them by
         self._run = library.select_experts
         self._packed = pack(plan, router, num_experts, exact, slots)

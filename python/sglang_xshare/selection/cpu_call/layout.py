@@ -2,11 +2,17 @@
 
 import ctypes
 from ctypes import c_double, c_int32, c_void_p
+from functools import cache
 
 from ...policies.plan import BALANCES, COVERAGES, RANKINGS, UTILITIES, SelectionPlan
 from ...types import Router, RunnerSlots
 from ..scores import DEPTHS, weigh_depths
 
+_SELECTS = "k0 p beta utility add_per_request add mass target_per_rank balance free_residents acceptance warm_rows"
+_RANKS = "budget drop ranking order scope confidence max_voters min_votes"
+_COVERS = "coverage kmax max_rank rescue own_share"
+HANDLED = frozenset(f"{_SELECTS} {_RANKS} {_COVERS}".split())
+"""The keys of a plan that the call reads. Any other has to be at its default."""
 _MOST = 2**31 - 1
 _DOUBLES = "p beta mass confidence own_power scaling shared_weight"
 _COUNTS = (
@@ -25,6 +31,12 @@ class Plan(ctypes.Structure):
         *((name, c_double) for name in _DOUBLES.split()),
         *((name, c_int32) for name in _COUNTS.split()),
     )
+
+
+@cache
+def find_unhandled(plan: SelectionPlan) -> list[str]:
+    """The keys that the call would ignore."""
+    return plan.keys_beyond(HANDLED)
 
 
 def pack(plan: SelectionPlan, router: Router, num_experts: int, exact: bool, slots: RunnerSlots | None) -> Plan:

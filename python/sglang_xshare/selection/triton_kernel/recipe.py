@@ -18,6 +18,13 @@ OPTIONS = {"enable_fp_fusion": True}
 # What else does is in test/selection/sizes.json.
 MAX_TILE = 16384
 MAX_EXPERTS = 512
+_SELECTS = "k0 p beta utility add_per_request add mass target_per_rank balance free_residents acceptance warm_rows"
+_RANKS = "budget drop ranking scope confidence max_voters min_votes"
+_COVERS = "coverage kmax max_rank rescue own_share"
+HANDLED = frozenset(f"{_SELECTS} {_RANKS} {_COVERS}".split())
+"""The keys of a plan that the kernel or `_serves` reads. Any other has to be at its default."""
+SCORED = ("softmax", "sigmoid", "sqrtsoftplus")
+"""What `Recipe` tells apart."""
 # 31 bits hold a column's sum of utilities up to 2^20, and a row's sum of shares up to 2^26; also all rows' shares of
 # 2^20 each, with half a unit too much for each of 512 experts.
 MAX_ROWS, MAX_TOP_K = 2047, 31
@@ -166,7 +173,9 @@ def make_recipe(
 def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> bool:
     """Whether the kernel serves the plan on logits [num_rows, num_experts]."""
     num_groups = router.quota_groups or _count_groups(router)
-    return _serves(plan, router.top_k, num_groups, batch.tokens_per_request, num_rows, num_experts)
+    return router.scoring in SCORED and _serves(
+        plan, router.top_k, num_groups, batch.tokens_per_request, num_rows, num_experts
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -176,8 +185,8 @@ def _serves(
     """Found once for a plan and a size: every layer asks in every step, more than once."""
     tile = make_tile(plan, Router(top_k), Batch(tokens_per_request=tokens_per_request), num_rows, num_experts)
     unserved = (
-        plan.ranking == "static",
-        plan.scope == "request",
+        plan.keys_beyond(HANDLED),
+        plan.ranks_experts and plan.scope == "request",
         num_groups > 1 and (num_experts != tile.experts or num_groups != next_power_of_2(num_groups)),
         num_rows > MAX_ROWS or num_experts > MAX_EXPERTS or top_k > MAX_TOP_K,
         tile.rows * tile.experts > MAX_TILE,

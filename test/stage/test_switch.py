@@ -144,8 +144,8 @@ def test_what_went_out_of_force_is_forgotten(attach, reporter):
     assert [one() for one in former] == [None] * 40
 
 
-def test_ranks_are_counted_under_every_policy_that_selects(attach, reporter):
-    """Expert-parallel ranks: not in steps that the model routes, and on again after them."""
+def test_ranks_are_counted_wherever_experts_are(attach, reporter):
+    """Expert-parallel ranks: under observe too, not in steps that the model routes unseen, and on again after them."""
     model = Model()
     placement = Placement(2, EXPERTS // 2, torch.arange(EXPERTS).expand(3, EXPERTS))
     installed = attach(model, **XSHARE)
@@ -161,7 +161,7 @@ def test_ranks_are_counted_under_every_policy_that_selects(attach, reporter):
         installed.switch(schedule(keys), reporter)
         decode(model, reporter)
         counted.append(installed.report(reporter).count("fullest rank"))
-    assert counted == [1, 0, 0, 1]
+    assert counted == [1, 0, 1, 1]
 
 
 def test_a_switch_that_fails_changes_nothing(attach, reporter, monkeypatch):

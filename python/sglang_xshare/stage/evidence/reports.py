@@ -85,7 +85,7 @@ class Reports:
         """Bring the metrics of upstream's `reporter` and the trace up to date."""
         if reporter.current_scheduler_metrics_enabled:
             for group, read in self._groups.items():
-                self._attempt(f"metrics of what is {group}", partial(self._export, group, read, reporter))
+                self._attempt("metrics", partial(self._export, group, read, reporter))
         if self.trace is not None and reporter.is_stats_logging_rank:
             self._attempt("trace", self.trace.write)
 

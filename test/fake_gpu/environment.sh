@@ -10,6 +10,7 @@ export FAKE_GPU_LOG=${FAKE_GPU_LOG:-$_fake/log} FLASHINFER_USE_CUDA_NORM=1
 export TRITON_CACHE_DIR=$_fake/cache/triton TORCHINDUCTOR_CACHE_DIR=$_fake/cache/inductor
 export TVM_FFI_CACHE_DIR=$_fake/cache/tvm FLASHINFER_WORKSPACE_BASE=$_fake/cache/flashinfer
 export SGLANG_JIT_CACHE_DIR=$_fake/cache/sglang SGLANG_DG_CACHE_DIR=$_fake/cache/deep_gemm
+export TILELANG_CACHE_DIR=$_fake/cache/tilelang
 export HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
 mkdir -p "$FAKE_GPU_LOG" "$_fake/cache" "$_fake/include"
 # Headers of libraries that a toolkit may lack; all that NVIDIA's wheels bring would be of another compiler's version.

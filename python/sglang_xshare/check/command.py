@@ -80,11 +80,14 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     if options.bandwidth is not None:
         bandwidth = read_number("--bandwidth", options.bandwidth, 0.001)
     asked, flags = _read_asked(options), read_flags(given)
-    named = flags.policy or options.compare or options.active or flags.masked
-    if not named and (asked is None or asked.batch * flags.draft_tokens > 1):  # or it leaves the step alone
+    named = flags.policy or flags.policy_config or options.compare or options.active or flags.masked
+    # Of one row it leaves the step alone.
+    if not named and (asked is None or flags.speculates or asked.batch * flags.draft_tokens > 1):
         given = [*given, "--expert-policy", DEFAULT]
         flags = read_flags(given)
     command = given
+    if not any(word.partition("=")[0] in ("--model", "--model-path") for word in given):
+        command = [*given, "--model-path", str(flags.model)]  # of its --config, where `sglang serve` does not look
     if flags.model is None:
         raise ValueError("--model: missing; allowed is a folder that has a config.json, or a model that is cached")
     if asked and flags.paged:

@@ -22,6 +22,7 @@ FLAGS: tuple[tuple[Any, ...], ...] = (
     ("redundant", whole(0), 0, "--ep-num-redundant-experts"),
     ("moe_a2a_backend", str, "none", "--moe-a2a-backend"),
     ("draft_tokens", whole(), 1, "--speculative-num-draft-tokens"),
+    ("speculates", bool, False, "--speculative-algorithm"),
     ("offloaded", lambda text: text != "0", False, "--cpu-offload-gb"),
     ("fraction", between(0.001, 1), None, "--mem-fraction-static"),
     ("slots", whole(), None, "--paged-experts-num-resident"),
@@ -54,6 +55,7 @@ class ServerFlags(argparse.Namespace):
     ep_size: int
     redundant: int
     draft_tokens: int
+    speculates: bool
     fraction: float | None
     paged: bool
     slots: int | None

@@ -128,7 +128,7 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         verdict = "not checked"
     if verdict == "served" and flags.paged:
         says = "--enable-paged-experts: what SGLang cannot page it refuses as it builds the model, which is not checked"
-        report["warnings"].append({"by": "sglang-xshare", "says": says})
+        report["warnings"] = [*report.get("warnings", []), {"by": "sglang-xshare", "says": says}]
     if verdict == "served":
         engine = ["SGLANG_USE_CPU_ENGINE=1"] * (report.get("device") == "cpu")
         report["start"] = shlex.join([*engine, "sglang", "serve", *command])

@@ -117,6 +117,14 @@ def test_the_plan_is_the_models(patched_release):
     assert '{"layers": "0", "policy": "vanilla"}' in table["out"]
 
 
+def test_a_request_with_drafts_is_of_bare_xshare_too(patched_release):
+    """It has rows enough, of which SGLang tells how many."""
+    asked = ["--json", "--model", str(TINY), *CPU, "--batch", "1", "--speculative-algorithm", "NGRAM"]
+    (answer,) = run_all(patched_release(LATEST), [asked])
+    estimate = json.loads(answer["out"])["estimate"]
+    assert (estimate["rows"] > 1, {row["policy"] for row in estimate["estimates"]}) == (True, {"xshare"})
+
+
 def test_all_kinds_of_refusals_are_told(patched_release):
     asked = [
         *("--json", "--model", str(TINY), *CPU, "--moe-runner-backend", "hpc_ops"),

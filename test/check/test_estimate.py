@@ -135,6 +135,17 @@ def test_bare_xshare_is_estimated_where_nobody_names_a_policy(write, capsys):
     assert {row["policy"] for row in read_rows(capsys)} == {"vanilla"}
 
 
+def test_the_start_command_names_a_model_that_a_file_names(write, tmp_path, capsys):
+    """`sglang serve` does not look there."""
+    model, file = write(QWEN), tmp_path / "server.yaml"
+    file.write_text(f"model-path: {model}\n")
+    for flags, named in (("--config", file), f" --model-path {model}"), (("--model-path", model), ""):
+        assert say(*flags, "--gpu", "h200") == 0
+        spelt = " ".join(map(str, flags))
+        assert f"Start it: sglang serve {spelt} --gpu h200" not in (out := capsys.readouterr().out)
+        assert f"Start it: sglang serve {spelt} --expert-policy xshare{named}\n" in out
+
+
 def test_without_a_policy_the_models_own_routing_is_told(write, capsys):
     assert say("--model", write(QWEN), "--gpu", "h200", "--batch", 16) == 0
     rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if " - " in line]

@@ -85,15 +85,11 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     if not named and (asked is None or flags.speculates or asked.batch * flags.draft_tokens > 1):
         given = [*given, "--expert-policy", DEFAULT]
         flags = read_flags(given)
-    command = given
-    if not any(word.partition("=")[0] in ("--model", "--model-path") for word in given):
-        command = [*given, "--model-path", str(flags.model)]  # of its --config, where `sglang serve` does not look
     if flags.model is None:
         raise ValueError("--model: missing; allowed is a folder that has a config.json, or a model that is cached")
     if asked and flags.paged:
         raise ValueError("--batch with --enable-paged-experts: what is paged in is not estimated; allowed is either")
     unanswered: list[str] = []
-    given = _on_device(given, flags, gpu)
     # SGLang and huggingface_hub read it when they are imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
     weights = None
@@ -103,7 +99,7 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     except ValueError as error:
         if gpu or asked:
             unanswered.append(f"weights and what depends on them: {error}")
-    report, resolution = _judge(given, gpu, options.gpu, unanswered)
+    report, resolution = _judge(_on_device(given, flags, gpu), gpu, options.gpu, unanswered)
     if resolution is not None and resolution.start and resolution.finished:
         flags.resolve(resolution.start.config)
     fits = True
@@ -131,7 +127,9 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         report["warnings"] = [*report.get("warnings", []), {"by": "sglang-xshare", "says": says}]
     if verdict == "served":
         engine = ["SGLANG_USE_CPU_ENGINE=1"] * (report.get("device") == "cpu")
-        report["start"] = shlex.join([*engine, "sglang", "serve", *command])
+        # `sglang serve` does not look for the model in a --config.
+        model = [] if flags.names_model else ["--model-path", flags.model]
+        report["start"] = shlex.join([*engine, "sglang", "serve", *given, *model])
     return report | {"verdict": verdict, "served": verdict == "served", "not_answered": unanswered}
 
 

@@ -38,14 +38,16 @@ SWITCHES = {
 
 
 class ServerFlags(argparse.Namespace):
-    """What a server is asked for: `policy` spelt as `--expert-policy` takes it, with its `policy_config`; `fraction` of
-    the GPU's memory for weights and KV cache, None where SGLang chooses; `ranks` of tensor parallelism, over which
-    `ep_size` expert-parallel ranks and `dp_size` groups of data-parallel attention (1 without it) divide them. `stages`
-    of a pipeline; `paged` where experts are paged into `slots` of each layer, None where no number is given;
-    `offloaded` where other weights may be; `masked` where padding rows are, without a policy too.
+    """What a server is asked for: its `model`, and whether the command line `names_model` and not its `--config` alone;
+    `policy` spelt as `--expert-policy` takes it, with its `policy_config`; `fraction` of the GPU's memory for weights
+    and KV cache, None where SGLang chooses; `ranks` of tensor parallelism, over which `ep_size` expert-parallel ranks
+    and `dp_size` groups of data-parallel attention (1 without it) divide them. `stages` of a pipeline; `paged` where
+    experts are paged into `slots` of each layer, None where no number is given; `offloaded` where other weights may be;
+    `masked` where padding rows are, without a policy too.
     """
 
     model: str | None
+    names_model: bool
     device: str | None
     policy: str | None
     policy_config: str | None
@@ -82,8 +84,9 @@ def read_flags(flags: Sequence[str]) -> ServerFlags:
         parser.add_argument(*spellings, dest=name, type=kind, default=default)
     for name, spelling in SWITCHES.items():
         parser.add_argument(spelling, dest=name, action="store_true")
-    file = parser.parse_known_args(flags)[0].config
-    given, _ = parser.parse_known_args([*_list_flags(read_server_file(file)), *flags], ServerFlags())
+    alone, _ = parser.parse_known_args(flags)
+    given, _ = parser.parse_known_args([*_list_flags(read_server_file(alone.config)), *flags], ServerFlags())
+    given.names_model = alone.model is not None
     if given.ep_size is None:
         given.ep_size = 1 if given.moe_a2a_backend == "none" else given.ranks
     if given.ranks % given.ep_size:

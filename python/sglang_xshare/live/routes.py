@@ -17,9 +17,13 @@ from ..stage.evidence.interval import Interval
 from . import METHOD, PATH
 
 COUNTS = ("counters", "since_switch")
-MEANS = {"mean_before": "experts_before", "mean_after": "experts_after"} | {
-    f"mean_{name}": name for name in ("page_ins_before", "page_ins")
+MEANS = {
+    "mean_before": "experts_before",
+    "mean_after": "experts_after",
+    "mean_page_ins_before": "page_ins_before",
+    "mean_page_ins": "page_ins",
 }
+"""Means by layer and step, of these totals."""
 
 
 def add_routes(app: FastAPI, find_manager: Callable[[], Any]) -> None:

@@ -32,7 +32,6 @@ class Reports:
     ) -> None:
         self.logged, self.exported = Reader(counters), Reader(counters)
         self._exported_agreement: Counter[str] = Counter()
-        self.agreement = agreement
         self.trace = trace
         self._find_acceptance = find_acceptance
         self._failed: set[str] = set()
@@ -43,11 +42,11 @@ class Reports:
         self.exported_plans: dict[str, Reader] = {}
         self._groups: dict[str, Callable[[], Any]] = {
             "in force": lambda: (self._plan, self._find_acceptance()),
-            "counted": lambda: self.exported.read(),
+            "counted": self.exported.read,
             "observed": lambda: {spelling: reader.read() for spelling, reader in self.exported_plans.items()},
         }
         if agreement is not None:
-            self._groups["compared"] = self._read_compared
+            self._groups["compared"] = partial(self._read_compared, agreement)
         self._published = 0, 0
         """What the scheduler had counted when the metrics were last due."""
 
@@ -92,8 +91,8 @@ class Reports:
     def _export(self, group: str, read: Callable[[], Any], reporter: Any) -> None:
         self.exporter.export(group, read(), reporter.metrics_collector.labels)
 
-    def _read_compared(self) -> Counter[str]:
-        now = Counter[str]() if self.agreement is None else self.agreement.counts.copy()
+    def _read_compared(self, agreement: Agreement) -> Counter[str]:
+        now = agreement.counts.copy()
         new, self._exported_agreement = now - self._exported_agreement, now
         return new
 

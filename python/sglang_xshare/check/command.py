@@ -79,12 +79,8 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     bandwidth = gpu.bandwidth if gpu else None
     if options.bandwidth is not None:
         bandwidth = read_number("--bandwidth", options.bandwidth, 0.001)
-    asked, flags = _read_asked(options), read_flags(given)
-    named = flags.policy or flags.policy_config or options.compare or options.active or flags.masked
-    # Of one row it leaves the step alone.
-    if not named and (asked is None or flags.speculates or asked.batch * flags.draft_tokens > 1):
-        given = [*given, "--expert-policy", DEFAULT]
-        flags = read_flags(given)
+    asked = _read_asked(options)
+    given, flags = _name_policy(given, asked, options)
     if flags.model is None:
         raise ValueError("--model: missing; allowed is a folder that has a config.json, or a model that is cached")
     if asked and flags.paged:
@@ -102,35 +98,60 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     report, resolution = _judge(_on_device(given, flags, gpu), gpu, options.gpu, unanswered)
     if resolution is not None and resolution.start and resolution.finished:
         flags.resolve(resolution.start.config)
-    fits = True
     if weights is not None:
-        experts = weights.model.num_experts + flags.redundant
-        if experts % flags.ep_size:
-            raise ValueError(f"--ep-size {flags.ep_size}: allowed is a divisor of the {experts} experts")
-        report["weights"] = describe_weights(weights, flags)
-        if gpu is not None:
-            cached = asked.count_cached(flags) if asked else 0
-            report["memory"] = describe_memory(weights, flags, gpu, cached)
-            fits = report["memory"]["fits"]
-            if asked is not None and (reason := _find_obstacle(report["memory"], asked, weights, flags)):
+        report |= _describe_bytes(weights, flags, gpu, asked)
+        if asked is not None:
+            if gpu is not None and (reason := _find_obstacle(report["memory"], asked, weights, flags)):
                 unanswered.append(f"the time of a step: {reason}")
                 bandwidth = None
-        if asked is not None:
             report["estimate"] = _estimate(asked, options.compare, weights, flags, bandwidth, report, unanswered)
+    return report | _conclude(report, given, flags, unanswered)
+
+
+def _name_policy(
+    given: Sequence[str], asked: Asked | None, options: argparse.Namespace
+) -> tuple[Sequence[str], ServerFlags]:
+    """The server's flags, of `DEFAULT` where nobody names a policy and it would change a step, and what they say."""
+    flags = read_flags(given)
+    if flags.policy or flags.policy_config or options.compare or options.active or flags.masked:
+        return given, flags
+    if asked is not None and not flags.speculates and asked.batch * flags.draft_tokens == 1:
+        return given, flags  # a step of one row is left alone
+    given = [*given, "--expert-policy", DEFAULT]
+    return given, read_flags(given)
+
+
+def _describe_bytes(weights: Weights, flags: ServerFlags, gpu: Gpu | None, asked: Asked | None) -> dict[str, Any]:
+    """The report's weights, and their memory on a GPU. Raises ValueError for ranks that do not divide the experts."""
+    experts = weights.model.num_experts + flags.redundant
+    if experts % flags.ep_size:
+        raise ValueError(f"--ep-size {flags.ep_size}: allowed is a divisor of the {experts} experts")
+    report = {"weights": describe_weights(weights, flags)}
+    if gpu is not None:
+        report["memory"] = describe_memory(weights, flags, gpu, asked.count_cached(flags) if asked else 0)
+    return report
+
+
+def _conclude(
+    report: dict[str, Any], given: Sequence[str], flags: ServerFlags, unanswered: list[str]
+) -> dict[str, Any]:
+    """What ends the report: the verdict, and where it is "served" the command that starts it."""
+    end: dict[str, Any] = {}
     verdict = {True: "served", False: "refused", None: "not checked"}[report.get("served")]
+    fits = report.get("memory", {"fits": True})["fits"]
     if not fits and not flags.offloaded and verdict != "refused":
         verdict = "does not fit"
-    if verdict == "served" and weights is None and unanswered:
+    if verdict == "served" and "weights" not in report and unanswered:
         verdict = "not checked"
     if verdict == "served" and flags.paged:
         says = "--enable-paged-experts: what SGLang cannot page it refuses as it builds the model, which is not checked"
-        report["warnings"] = [*report.get("warnings", []), {"by": "sglang-xshare", "says": says}]
+        end["warnings"] = [*report.get("warnings", []), {"by": "sglang-xshare", "says": says}]
     if verdict == "served":
         engine = ["SGLANG_USE_CPU_ENGINE=1"] * (report.get("device") == "cpu")
         # `sglang serve` does not look for the model in a --config.
-        model = [] if flags.names_model else ["--model-path", flags.model]
-        report["start"] = shlex.join([*engine, "sglang", "serve", *given, *model])
-    return report | {"verdict": verdict, "served": verdict == "served", "not_answered": unanswered}
+        model = [] if flags.names_model else ["--model-path", str(flags.model)]
+        end["start"] = shlex.join([*engine, "sglang", "serve", *given, *model])
+    return end | {"verdict": verdict, "served": verdict == "served", "not_answered": unanswered}
 
 
 def _read_asked(options: argparse.Namespace) -> Asked | None:

@@ -132,7 +132,7 @@ def _read_bits(quantization: Any) -> float:
         width = getattr(quantization, "bits", None) or 4
         # A scale of 16 bits and a zero point a group; group_size -1 is one a column.
         return width + (16 + width) / group if group > 0 else width
-    raise ValueError(f"config.json: quant_method {method}: allowed is none, {', '.join(BITS)}, awq, gptq")
+    raise ValueError(f"config.json: quant_method {method or 'missing'}: allowed is none, {', '.join(BITS)}, awq, gptq")
 
 
 def describe_weights(weights: Weights, flags: ServerFlags) -> dict[str, Any]:

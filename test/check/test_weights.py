@@ -34,6 +34,37 @@ def test_bits_a_weight_by_quantization(quantization, bits, write):
     assert (weights.bits, weights.expert) == (bits, 3 * 2048 * 768 * bits / 8)
 
 
+def test_the_bytes_of_deepseek_v4_flash(write):
+    """Published are 284 billion weights, 13 of them a token's."""
+    shape = {
+        "architectures": ["DeepseekV4ForCausalLM"],
+        "hidden_size": 4096,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": 43,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 1,
+        "head_dim": 512,
+        "q_lora_rank": 1024,
+        "o_lora_rank": 1024,
+        "o_groups": 8,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 6,
+        "vocab_size": 129280,
+        "expert_dtype": "fp4",
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }
+    weights = read_weights(write(shape))
+    assert (weights.bits, weights.expert) == (4.25, 3 * 4096 * 2048 * 4.25 / 8)
+    attention = 4096 * 1024 + 1024 * 64 * 512 + 4096 * 512 + 64 * 512 * 1024 + 8 * 1024 * 4096
+    assert weights.dense == 43 * (attention + 3 * 4096 * 2048 + 4096 * 256) + 4096 * 129280 * 2
+    assert weights.cache == 43 * 512 * 2
+    del shape["expert_dtype"], shape["quantization_config"]
+    plain = read_weights(write(shape))
+    assert round((43 * 256 * plain.expert + plain.held) / 2e9) == 284
+    assert round((43 * 6 * plain.expert + plain.dense) / 2e9) == 13
+
+
 def test_dense_layers_and_shared_experts_are_counted(write):
     base = read_weights(write(QWEN))
     some = read_weights(write(QWEN | {"mlp_only_layers": [0, 5]}))

@@ -208,6 +208,55 @@ CONFIGS["minimax-m3"] = {
         "sparse_attention_freq": [0, 1, 1],
     },
 }
+CONFIGS["deepseek-v4"] = {
+    "architectures": ["DeepseekV4ForCausalLM"],
+    "model_type": "deepseek_v4",
+    "hidden_size": 256,
+    "moe_intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 1,
+    "head_dim": 512,
+    "q_lora_rank": 128,
+    "qk_rope_head_dim": 64,
+    "o_lora_rank": 128,
+    "o_groups": 8,
+    "sliding_window": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 6,
+    "num_hash_layers": 1,
+    "scoring_func": "sqrtsoftplus",
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+    "swiglu_limit": 10.0,
+    "hc_mult": 4,
+    "hc_eps": 1e-6,
+    "hc_sinkhorn_iters": 20,
+    "compress_ratios": [0, 0, 4, 128, 0],
+    "compress_rope_theta": 160000,
+    "index_n_heads": 64,
+    "index_head_dim": 128,
+    "index_topk": 512,
+    "rope_theta": 10000,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 16,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "original_max_position_embeddings": 65536,
+    },
+    "num_nextn_predict_layers": 1,
+    "expert_dtype": "fp4",
+    "quantization_config": {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "scale_fmt": "ue8m0",
+        "weight_block_size": [128, 128],
+    },
+}
 CONFIGS["kimi-k3"] = {
     "architectures": ["KimiK3LinearForCausalLM"],
     "model_type": "kimi_linear",
@@ -280,7 +329,7 @@ CONFIGS["kimi-k3"] = {
         ],
     },
 }
-HERE_ALONE = {"minimax-m3": "MiniMax-M3", "kimi-k3": "Kimi K3"}
+HERE_ALONE = {"deepseek-v4": "DeepSeek-V4", "minimax-m3": "MiniMax-M3", "kimi-k3": "Kimi K3"}
 """Families that no CPU runs, as the lists of what was executed name them."""
 
 

@@ -15,9 +15,12 @@ from fake_gpu.server import ONE_POOL
 XSHARE = ("--expert-policy", "xshare", "--expert-policy-config", '{"k0": 1, "add": 4}')
 GRAPHS = ("--cuda-graph-bs-decode", "1", "4", "8", "--disable-prefill-cuda-graph")
 LAYERS = {"qwen3-moe": 3, "gpt-oss": 4, "deepseek-v3": 2, "glm-4-moe": 2}
-RECENT = {"minimax-m3": 2, "kimi-k3": None}
-"""None: its 896 experts are more than the kernel takes, and torch selects."""
+RECENT = {"deepseek-v4": 3, "minimax-m3": 2, "kimi-k3": None}
+"""Of DeepSeek-V4's four layers the first routes by a hash. None: the 896 experts of Kimi K3 are more than the kernel
+takes, and torch selects.
+"""
 FLAGS = {
+    "deepseek-v4": ("--max-total-tokens", "65536"),  # a tenth of them is its window's, in pages of 256: one a request
     "gpt-oss": ONE_POOL,
     "minimax-m3": ("--page-size", "128"),  # as SGLang has it beside its own choice of attention there
 }

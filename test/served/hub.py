@@ -28,6 +28,7 @@ ON_HUB = {
     "Cohere 2 MoE": on_hub("CohereLabs/BLS-Mini-Code-1.0"),
     "DeepSeek-V2": on_hub("deepseek-ai/DeepSeek-V2-Lite-Chat"),
     "DeepSeek-V3": on_hub("deepseek-ai/DeepSeek-V3 --tp 8", "moonshotai/Kimi-K2-Instruct --tp 16 --trust-remote-code"),
+    "DeepSeek-V4": on_hub("deepseek-ai/DeepSeek-V4-Flash --tp 4"),
     "ERNIE 4.5": on_hub("baidu/ERNIE-4.5-21B-A3B-PT"),
     "EXAONE-MoE": on_hub("LGAI-EXAONE/K-EXAONE-236B-A23B --tp 8", without="its window"),
     "Gemma 4": on_hub(

@@ -58,6 +58,8 @@ def read_weights(folder: Path) -> Weights:
     quantization = getattr(whole, "quantization_config", None) or getattr(text, "quantization_config", None)
     bits = _read_bits(quantization) if quantization is not None and vars(quantization) else plain
     linear = plain if getattr(quantization, "quant_method", None) == "mxfp4" else bits  # which is of experts alone
+    if getattr(text, "expert_dtype", None) == "fp4":  # DeepSeek-V4, whose fp8 is of all else
+        bits = BITS["mxfp4"]
     tied = getattr(text, "tie_word_embeddings", getattr(whole, "tie_word_embeddings", False))
     number = partial(_read_number, text)
     hidden, dense_width = number("hidden_size"), number("intermediate_size", 0)
@@ -117,6 +119,10 @@ def _count_attention(text: Any, hidden: int) -> tuple[int, int, int]:
         weights += hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
         return weights, rank + rope, 1
     head_dim = number("head_dim", 0) or hidden // heads
+    if rank := number("o_lora_rank", 0):  # DeepSeek-V4's, one head of keys that are values; compressed, it caches less
+        q_rank, queries = number("q_lora_rank"), heads * head_dim
+        weights = hidden * (q_rank + head_dim + number("o_groups") * rank) + (q_rank + rank) * queries
+        return weights, head_dim, 1
     cache_heads = number("num_key_value_heads", 0) or heads
     cached = 2 * cache_heads * head_dim
     return hidden * (2 * heads * head_dim + cached), cached, cache_heads

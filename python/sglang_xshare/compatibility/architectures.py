@@ -13,6 +13,7 @@ EXECUTED = {
     "Cohere2MoeForCausalLM": "Cohere 2 MoE",
     "DeepseekV2ForCausalLM": "DeepSeek-V2",
     "DeepseekV3ForCausalLM": "DeepSeek-V3",
+    "DeepseekV4ForCausalLM": "DeepSeek-V4",
     "Ernie4_5_MoeForCausalLM": "ERNIE 4.5",
     "ExaoneMoeForCausalLM": "EXAONE-MoE",
     "Gemma4ForCausalLM": "Gemma 4",

@@ -1,5 +1,7 @@
 """The command line: what would have no effect is refused in one line, and Ctrl-C ends every subcommand alike."""
 
+import sys
+
 import pytest
 
 from refused import read_refusal
@@ -36,3 +38,8 @@ def test_a_policy_of_verification_alone_is_refused_by_the_flags_of_policies(caps
     assert line.startswith(f"policies: --expert-policy {policy}: ")
     assert "--speculative-num-draft-tokens" in line
     assert main(["policies", "--show", policy, "--speculative-num-draft-tokens", "4"]) == 0
+
+
+def test_a_closed_stdout_is_no_traceback(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["policies", "xshare"]) == 0

@@ -43,6 +43,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns its exit code, 130 after Ctrl-C; a wrong command line exits with 1."""
+    if sys.stdout is None:  # closed by the shell's >&-
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as Python runs
     parser = make_parser()
     arguments, others = parser.parse_known_args(argv)
     if hasattr(arguments, "server_flags"):

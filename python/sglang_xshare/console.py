@@ -13,7 +13,7 @@ PIPED = 120
 def open_console() -> Console:
     """Stdout: as wide as the terminal or COLUMNS says, else `PIPED`; numbers are not coloured."""
     columns = os.environ.get("COLUMNS", "")
-    has_width = (sys.stdout is not None and sys.stdout.isatty()) or (columns.isdigit() and int(columns) > 0)
+    has_width = sys.stdout.isatty() or (columns.isdigit() and int(columns) > 0)
     return _Console(highlight=False, width=None if has_width else PIPED)
 
 

@@ -140,6 +140,7 @@ def test_it_looks_again_until_the_server_is_gone(server, terminal, capsys, monke
     slept = []
 
     def sleep(seconds: float) -> None:
+        assert seconds == 0.5
         slept.append(seconds)
         server.routes[PATH] = (200, json.dumps(LATER).encode()) if len(server.asked) < 6 else (500, b"")
 

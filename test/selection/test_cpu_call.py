@@ -8,9 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from selection.cases import DTYPES, batch_of, cases, check, fill_logits, keys_for, router_of
+from selection.cases import DTYPES, batch_of, cases, fill_logits, keys_for, router_of
 from selection.compared import EVERY_PLAN, RESIDENT_PLANS, ROUTERS, make_plan, make_router, move_router
 from selection.draws import any_plans, marked
+from selection.expected import check
 from selection.launched import Dispatched, forgets
 from selection.oracle import ALGORITHMS
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select

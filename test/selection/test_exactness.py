@@ -9,7 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from selection.cases import SPECIAL, cases, check, free_plans, keys_for, run
+from selection.cases import SPECIAL, cases, free_plans, keys_for, run
+from selection.expected import check
 from selection.oracle import ALGORITHMS
 from selection.oracle_case import Case
 from sglang_xshare.policies import list_policies

@@ -75,5 +75,5 @@ ON_HUB = {
     "Step-3.5": on_hub("stepfun-ai/Step-3.5-Flash --tp 4 --trust-remote-code"),
 }
 """By name: each has a tiny model in `family_table.py`, `hybrids.py`, `gemma.py`, `recent.py` or
-`test/fake_gpu/models.py`.
+`test/fake_gpu/gpu_models.py`.
 """

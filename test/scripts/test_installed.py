@@ -59,7 +59,6 @@ def test_the_recipe_of_the_docs(shell: Callable[..., str], tmp_path: Path) -> No
     said = shell(install)
     queue = load_queue(find_root(), "0.5.22")
     patches, files = f"{len(queue.patches)} patches", f"{len(queue.hashes)} files"
-    assert f"{patches} would be applied to {files}; nothing was changed" in said
     assert f"{patches} applied to {files}" in said
     assert "patch status: SGLang 0.5.22 in " in said
 

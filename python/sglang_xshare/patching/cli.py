@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from ..parser import path
 from .engine import apply, describe, revert
 from .tree import PatchError
 
@@ -21,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     }.items():
         command = commands.add_parser(name, help=description, description=description)
         command.set_defaults(run=run, name=f"patch {name}")
-        command.add_argument("--target", type=Path, metavar="DIR", help=where)
+        command.add_argument("--target", type=path, metavar="DIR", help=where)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -102,8 +102,9 @@ def test_a_model_whose_bytes_are_not_known_is_one_line(write, tmp_path, capsys):
     assert "quant_method odd: " in capsys.readouterr().err
     assert say("--model", write(QWEN | {"quantization_config": {"bits": 4}}), *asked) == 1
     assert "quant_method missing: " in capsys.readouterr().err
-    assert say("--model", write(QWEN | {"num_hidden_layers": 10**12}), *asked) == 1
-    assert "1,000,000,000,000 layers: allowed are 1 to 10,000" in capsys.readouterr().err
+    for key, allowed in {"num_hidden_layers": "layers: allowed are 1", "num_experts": "experts: allowed are 2"}.items():
+        assert say("--model", write(QWEN | {key: 10**12}), *asked) == 1
+        assert f"1,000,000,000,000 {allowed} to 10,000" in capsys.readouterr().err
 
 
 ALONE = """

@@ -25,6 +25,7 @@ def test_the_bytes_of_qwen3_30b_a3b(write):
     [
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8),
         ({"quant_method": "mxfp4"}, 4.25),
+        ({"quant_method": "fp8", "routed_experts_quant_method": "mxfp4"}, 4.25),
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4 + 20 / 128),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8),
     ],

@@ -42,7 +42,7 @@ def speculating(request, serve, tiny_model):
 @pytest.fixture(scope="module")
 def serve(tiny_model: Path, patched_release: Callable[[str], Path]) -> Callable[..., Server]:
     """Call it with a release and flags for a server that is not started yet."""
-    return lambda release, *flags: Server(tiny_model, flags, env=make_env(patched_release(release)), name="tells")
+    return lambda release, *flags: Server(tiny_model, flags, env=make_env(patched_release(release)), name="metadata")
 
 
 @pytest.fixture(scope="module")

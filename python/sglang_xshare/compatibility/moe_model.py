@@ -13,8 +13,8 @@ from .architectures import GATHERED, UNSERVED
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Where the configuration of a model of several modes has its language model's; ModelConfig finds it itself."""
-MOST_LAYERS = 10_000
-"""Each has a plan of its own: a config.json with a slip of the key would be planned for hours."""
+MOST = 10_000
+"""Of layers and of experts: a config.json with a slip of the key would be planned for hours."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,12 @@ def read_model(model: Any, path: str, flag: str = "--model-path") -> MoeModel:
         if type(count) is not int:
             reason = f"{architecture}: {name} {count!r}: allowed is the same integer in each layer"
             raise refusal(flag, path, reason)
-    if not 1 <= model.num_hidden_layers <= MOST_LAYERS:
-        reason = f"{architecture}: {model.num_hidden_layers:,} layers: allowed are 1 to {MOST_LAYERS:,}"
-        raise refusal(flag, path, reason)
     if num_experts < 2 or top_k < 1:
         raise refusal(flag, path, f"{architecture} is a dense model; allowed are Mixture-of-Experts models")
+    for what, count, least in (("layers", model.num_hidden_layers, 1), ("experts", num_experts, 2)):
+        if not least <= count <= MOST:
+            reason = f"{architecture}: {count:,} {what}: allowed are {least} to {MOST:,}"
+            raise refusal(flag, path, reason)
     if top_k > num_experts:
         raise refusal(flag, path, f"{architecture}: {top_k} of {num_experts} experts: allowed are as many at most")
     return MoeModel(

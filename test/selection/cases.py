@@ -1,4 +1,4 @@
-"""Random batches, routers and plans for the property tests, and the comparison with the oracle."""
+"""Random batches, routers and plans for the property tests."""
 
 import math
 from typing import Any

@@ -58,8 +58,8 @@ def read_weights(folder: Path) -> Weights:
     quantization = getattr(whole, "quantization_config", None) or getattr(text, "quantization_config", None)
     bits = _read_bits(quantization) if quantization is not None and vars(quantization) else plain
     linear = plain if getattr(quantization, "quant_method", None) == "mxfp4" else bits  # which is of experts alone
-    experts = getattr(text, "expert_dtype", None), getattr(quantization, "routed_experts_quant_method", None)
-    if experts[0] == "fp4" or experts[1] == "mxfp4":  # DeepSeek-V4 and what is quantized as it: fp8 is of all else
+    method = getattr(quantization, "routed_experts_quant_method", None)
+    if method == "mxfp4" or getattr(text, "expert_dtype", None) == "fp4":  # as DeepSeek-V4, whose fp8 is of all else
         bits = BITS["mxfp4"]
     tied = getattr(text, "tie_word_embeddings", getattr(whole, "tie_word_embeddings", False))
     number = partial(_read_number, text)

@@ -15,9 +15,7 @@ from selection.expected import check
 from selection.launched import Dispatched, forgets
 from selection.oracle import ALGORITHMS
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
-from sglang_xshare.policies.plan import KEYS
-from sglang_xshare.selection.cpu_call import prepare, supports
-from sglang_xshare.selection.cpu_call.layout import HANDLED, find_unhandled
+from sglang_xshare.selection.cpu_call import prepare
 from sglang_xshare.selection.cpu_call.library import load
 from sglang_xshare.selection.torch_backend import vectorized
 from sglang_xshare.selection.torch_backend.rows import lower_first
@@ -207,24 +205,6 @@ def test_torch_only_scores(slots):
     with Dispatched() as dispatched:
         select(*call, slots=slots)
     assert dispatched.operations == ["_softmax"]
-
-
-def test_all_keys_are_handled():
-    assert set(KEYS) == HANDLED
-
-
-def test_a_key_that_is_not_handled_is_left_to_torch(monkeypatch):
-    """Such as one that a later plan has."""
-    plan = build_plan("custom", k0=1, add=3)
-    assert find_unhandled(plan) == []
-    assert supports(plan, Router(4), Batch(), 6, 16)
-    monkeypatch.setattr("sglang_xshare.selection.cpu_call.layout.HANDLED", HANDLED - {"add", "mass"})
-    find_unhandled.cache_clear()
-    assert find_unhandled(plan) == ["add"]
-    assert not supports(plan, Router(4), Batch(), 6, 16)
-    with pytest.raises(ValueError, match="allowed with backend cpu is one without add"):
-        select(make_logits("normal", 6, 16), plan, Router(4), backend="cpu")
-    select(make_logits("normal", 6, 16), plan, Router(4))
 
 
 def test_what_has_no_memory_is_left_to_torch(forgets):

@@ -9,7 +9,6 @@ import torch
 import sglang_xshare
 from selection.launched import Dispatched, kernel
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
-from sglang_xshare.policies.plan import KEYS
 from sglang_xshare.selection.triton_kernel import launch, recipe, supports, tile
 from sglang_xshare.stage.layer import FILLED, MASKED, Assignment, Layer
 from sglang_xshare.stage.step import Step
@@ -113,17 +112,11 @@ def test_a_batch_is_cut_once_for_all_layers_and_steps_of_a_size(kernel, monkeypa
     assert recipe._serves.cache_info().misses == 2 * 2
 
 
-def test_what_the_kernel_does_not_read_is_left_to_torch(monkeypatch):
-    """Such as a key of a later plan, or a score of a later router."""
-    assert set(KEYS) - recipe.HANDLED == {"order"}, "which torch alone reads"
+def test_a_score_that_the_kernel_does_not_know_is_left_to_torch(monkeypatch):
+    """Such as a score of a later router."""
     assert set(SCORINGS) == set(recipe.SCORED)
     plan, router = build_plan("custom", k0=1, add=3), Router(4, "sigmoid")
     assert supports(plan, router, Batch(), 6, 16)
-    with monkeypatch.context() as changed:
-        changed.setattr(recipe, "HANDLED", recipe.HANDLED - {"add", "mass"})
-        recipe._serves.cache_clear()
-        assert not supports(plan, router, Batch(), 6, 16)
-    recipe._serves.cache_clear()
     monkeypatch.setattr(recipe, "SCORED", ("softmax",))
     assert not supports(plan, router, Batch(), 6, 16)
 

@@ -5,6 +5,9 @@ from dataclasses import replace
 from ..types import Router
 from .plan import SelectionPlan
 
+OWN_UTILITIES = ("topk", "squared")
+"""Utilities that are zero outside a row's own top-k."""
+
 
 def can_drop(plan: SelectionPlan, router: Router, num_experts: int, ranks: int = 1) -> bool:
     """False where no batch can lose an expert to this plan on `ranks` ranks, so that it only costs time."""
@@ -38,7 +41,7 @@ def can_change(
     """
     if plan.columns(router) != router.top_k:
         return True
-    wanted = num_experts if plan.utility == "full" else min(num_experts, rows * router.top_k)
+    wanted = num_experts if plan.utility not in OWN_UTILITIES else min(num_experts, rows * router.top_k)
     if plan.takes_residents and slots is not None and slots < wanted:
         return True
     if plan.weighs(tokens_per_request):
@@ -53,7 +56,7 @@ def _holds_own(
     """Whether a budget is so large that S holds the own top-k of every one of `rows` rows: only one that takes first
     what rows have in their top-k, as utility over all experts may prefer others.
     """
-    takes_own_first = plan.ranking == "votes" or (plan.ranking == "router" and plan.utility != "full")
+    takes_own_first = plan.ranking == "votes" or (plan.ranking == "router" and plan.utility in OWN_UTILITIES)
     if not (plan.uses_selected and takes_own_first and _reaches_own(plan, router, num_experts)):
         return False
     sure = _count_sure(plan, router)

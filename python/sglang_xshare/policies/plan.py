@@ -1,6 +1,6 @@
 """A selection plan: which experts a batch may use, and how every row routes within them."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_type_hints
 
@@ -150,9 +150,16 @@ class SelectionPlan:
         """Whether it matters how deep drafts are."""
         return self.acceptance < 1 or self.warm_rows is not None
 
-    def keys_beyond(self, handled: Collection[str]) -> list[str]:
-        """The keys that are not at their default and that a backend, which reads those `handled`, would ignore."""
-        return [f.name for f in fields(self) if f.name in KEYS.keys() - handled and getattr(self, f.name) != f.default]
+    def keys_beyond(self, handled: Mapping[str, tuple[str, ...]]) -> list[str]:
+        """Return the keys that a backend would ignore or misread: keys that are not in `handled` and not at their
+        default, and keys whose word, such as a ranking, is not among the words that `handled` has for the key.
+        """
+        found = [(f.name, getattr(self, f.name), f.default) for f in fields(self) if f.name in KEYS]
+        return [
+            name
+            for name, value, default in found
+            if value not in handled.get(name, (default,)) and (isinstance(value, str) or name not in handled)
+        ]
 
     def is_another_estimate(self, other: "SelectionPlan") -> bool:
         """Whether both weigh drafts by a server's estimate and differ in that alone."""

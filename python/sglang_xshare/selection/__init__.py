@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import torch
 
+from ..policies.keys import as_json
 from ..policies.plan import SelectionPlan
 from ..types import Batch, Router, RunnerSlots, Selection, Tally
 from .cpu_call import Call, is_readable
@@ -22,7 +24,9 @@ BACKENDS = {
     "triton": "sglang_xshare.selection.triton_kernel",
     "cpu": "sglang_xshare.selection.cpu_call",
 }
-"""Name -> module with a function `select(logits, plan, router, batch, rank_of_expert, slots) -> Selection`."""
+"""Name -> module with a function `select(logits, plan, router, batch, rank_of_expert, slots) -> Selection`, and with
+`HANDLED`, what it reads of a plan.
+"""
 
 MAX_EXPERTS = 1024
 """Ties between experts are broken by steps of 2^-10, which must not add up to 1."""
@@ -57,6 +61,8 @@ def select(
         backend = _choose_backend(router_logits, plan, router, batch)
     if backend not in BACKENDS:
         raise ValueError(f"backend = {backend!r}: allowed is auto, {', '.join(BACKENDS)}")
+    for key, value in _find_unhandled(plan, backend):
+        raise ValueError(f"{key} = {as_json(value)}: not implemented by backend {backend}")
     arguments = router_logits, plan, router, batch, rank_of_expert, slots
     run = import_module(BACKENDS[backend]).select
     if backend == "triton":  # which fills the tally itself, as the next does
@@ -75,6 +81,13 @@ def _choose_backend(logits: torch.Tensor, plan: SelectionPlan, router: Router, b
     if backend == "torch" or not import_module(BACKENDS[backend]).supports(plan, router, batch, *logits.shape):
         return "torch"
     return backend
+
+
+@lru_cache(maxsize=4096)
+def _find_unhandled(plan: SelectionPlan, backend: str) -> list[tuple[str, object]]:
+    """Return (key, value) for all of the plan that a backend would ignore or misread. Cached: every step asks."""
+    keys = plan.keys_beyond(import_module(BACKENDS[backend]).HANDLED)
+    return [(key, getattr(plan, key)) for key in keys]
 
 
 def prepare(

@@ -49,7 +49,9 @@ def select(
 def prepare(
     plan: SelectionPlan, router: Router, num_experts: int, exact: bool = False, slots: RunnerSlots | None = None
 ) -> Call:
-    """The call for a plan and router, packed at its first use. Raises ValueError for a plan or machine without one."""
+    """The call for a plan that it `supports` and a router, packed at its first use. Raises ValueError for a machine
+    without a compiled call.
+    """
     key = (id(plan), id(router), num_experts, exact, slots)
     call = _calls.get(key)
     if call is None:
@@ -68,8 +70,6 @@ class Call:
         library = load()
         if library is None:
             raise ValueError("backend = 'cpu': allowed is torch, as this machine has no compiled call")
-        if unhandled := find_unhandled(plan):
-            raise ValueError(f"plan = {plan}: allowed with backend cpu is one without {', '.join(unhandled)}")
         self.plan, self.router, self.slots = plan, router, slots  # alive: their ids are what `prepare` finds them by
         self._run = library.select_experts
         self._packed = pack(plan, router, num_experts, exact, slots)

@@ -4,15 +4,22 @@ import ctypes
 from ctypes import c_double, c_int32, c_void_p
 from functools import cache
 
-from ...policies.plan import BALANCES, COVERAGES, RANKINGS, UTILITIES, SelectionPlan
+from ...policies.plan import SelectionPlan
 from ...types import Router, RunnerSlots
+from ..handled import declare
 from ..scores import DEPTHS, weigh_depths
 
-_SELECTS = "k0 p beta utility add_per_request add mass target_per_rank balance free_residents acceptance warm_rows"
-_RANKS = "budget drop ranking order scope confidence max_voters min_votes"
-_COVERS = "coverage kmax max_rank rescue own_share"
-HANDLED = frozenset(f"{_SELECTS} {_RANKS} {_COVERS}".split())
-"""The keys of a plan that the call reads. Any other has to be at its default."""
+HANDLED = declare(
+    "k0 p beta add_per_request add mass target_per_rank free_residents acceptance warm_rows "
+    "budget drop order confidence max_voters min_votes kmax max_rank rescue own_share",
+    # In the order of the enumerations in csrc/plan.h.
+    utility="topk full squared",
+    balance="literal fill level",
+    ranking="router votes static",
+    scope="batch request",
+    coverage="substitute truncate own",
+)
+"""What the call reads of a plan. Torch computes every other plan."""
 _MOST = 2**31 - 1
 _DOUBLES = "p beta mass confidence own_power scaling shared_weight"
 _COUNTS = (
@@ -35,7 +42,7 @@ class Plan(ctypes.Structure):
 
 @cache
 def find_unhandled(plan: SelectionPlan) -> list[str]:
-    """The keys that the call would ignore."""
+    """Return the keys that the call would ignore or misread."""
     return plan.keys_beyond(HANDLED)
 
 
@@ -55,20 +62,20 @@ def pack(plan: SelectionPlan, router: Router, num_experts: int, exact: bool, slo
         "quota_groups": router.quota_groups or 0,
         "warm_up": plan.warm_up(router),
         "warm_rows": plan.warm_rows or 0,
-        "utility": UTILITIES.index(plan.utility),
+        "utility": HANDLED["utility"].index(plan.utility),
         "add_per_request": plan.add_per_request,
         "add": plan.add,
         "target_per_rank": plan.target_per_rank or 0,
-        "balance": BALANCES.index(plan.balance),
+        "balance": HANDLED["balance"].index(plan.balance),
         "ranks_experts": plan.ranks_experts,
-        "ranking": RANKINGS.index(plan.ranking),
+        "ranking": HANDLED["ranking"].index(plan.ranking),
         "by_request": plan.scope == "request",
         "budget": plan.budget or 0,
         "drop": -1 if plan.drop is None else plan.drop,
         "max_voters": plan.max_voters,
         "min_votes": plan.min_votes,
         "takes_residents": plan.takes_residents,
-        "coverage": COVERAGES.index(plan.coverage),
+        "coverage": HANDLED["coverage"].index(plan.coverage),
         "kmax": plan.kmax or router.top_k,
         "max_rank": plan.max_rank or 0,
         "rescue": plan.can_rescue,

@@ -8,6 +8,7 @@ from triton import next_power_of_2
 
 from ...policies.plan import SelectionPlan
 from ...types import Batch, Router, RunnerSlots
+from ..handled import declare
 from .tile import count_tokens, make_tile
 
 # How every kernel of ours is compiled, whatever launches it. Asked for, since Triton 3.9 warns of kernels that do not
@@ -18,11 +19,16 @@ OPTIONS = {"enable_fp_fusion": True}
 # What else does is in test/selection/sizes.json.
 MAX_TILE = 16384
 MAX_EXPERTS = 512
-_SELECTS = "k0 p beta utility add_per_request add mass target_per_rank balance free_residents acceptance warm_rows"
-_RANKS = "budget drop ranking scope confidence max_voters min_votes"
-_COVERS = "coverage kmax max_rank rescue own_share"
-HANDLED = frozenset(f"{_SELECTS} {_RANKS} {_COVERS}".split())
-"""The keys of a plan that the kernel or `_serves` reads. Any other has to be at its default."""
+HANDLED = declare(
+    "k0 p beta add_per_request add mass target_per_rank free_residents acceptance warm_rows "
+    "budget drop confidence max_voters min_votes kmax max_rank rescue own_share",
+    utility="topk full squared",
+    balance="literal fill level",
+    ranking="router votes",
+    scope="batch",
+    coverage="substitute truncate own",
+)
+"""What the kernel reads of a plan. Torch computes every other plan."""
 SCORED = ("softmax", "sigmoid", "sqrtsoftplus")
 """What `Recipe` tells apart."""
 # 31 bits hold a column's sum of utilities up to 2^20, and a row's sum of shares up to 2^26; also all rows' shares of
@@ -186,7 +192,6 @@ def _serves(
     tile = make_tile(plan, Router(top_k), Batch(tokens_per_request=tokens_per_request), num_rows, num_experts)
     unserved = (
         plan.keys_beyond(HANDLED),
-        plan.ranks_experts and plan.scope == "request",
         num_groups > 1 and (num_experts != tile.experts or num_groups != next_power_of_2(num_groups)),
         num_rows > MAX_ROWS or num_experts > MAX_EXPERTS or top_k > MAX_TOP_K,
         tile.rows * tile.experts > MAX_TILE,

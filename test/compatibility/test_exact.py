@@ -61,6 +61,20 @@ def test_what_is_no_object_asks_for_nothing_silently(params):
     hooks.check_request(SimpleNamespace(server_args=SimpleNamespace(expert_policy=None)), asked)
 
 
+@pytest.mark.parametrize(
+    "said", ["x" * 3_000_000, ["x" * 3_000_000], {"x" * 3_000_000: 1}], ids=["text", "list", "key"]
+)
+def test_an_error_repeats_no_long_value(said):
+    server = SimpleNamespace(**SERVED)
+    for params in ({"expert_policy": said}, said):
+        if params is said and isinstance(said, dict):
+            continue  # an object without our key
+        asked = SimpleNamespace(custom_params=params)
+        with pytest.raises(ValueError, match="allowed is") as raised:
+            hooks.check_request(SimpleNamespace(server_args=server), asked)
+        assert len(str(raised.value)) < 400
+
+
 @pytest.mark.parametrize("value", ["1", "true", "YES"])
 def test_a_tree_of_prefixes_that_knows_no_namespace_is_refused(value, monkeypatch):
     leave_as_given(monkeypatch)

@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 from ..policies.exact import EXACT, KEY, SHARED, Rule, check_said
+from ..policies.keys import as_json
 from ..refusal import ExpertPolicyError
 from ..upstream.server import drafter, resolved
 from .arguments import is_on
@@ -71,7 +72,7 @@ def check_request(params: Any, sampling_params: Any, server_args: Any) -> None:
     """Raise ValueError in one line where a request asks, by its `custom_params`, for what it cannot get."""
     if not isinstance(params, dict):
         if is_on(server_args):
-            raise ValueError(f'custom_params = {params!r}: allowed is an object, such as {{"{KEY}": "{EXACT}"}}')
+            raise ValueError(f'custom_params = {as_json(params)}: allowed is an object, such as {{"{KEY}": "{EXACT}"}}')
         return
     said = params[KEY]
     check_said(said)

@@ -114,13 +114,15 @@ def read_overrides(key: str, value: Any, lowest: int) -> tuple[Override, ...]:
         first = int(match[1]) if match else -1
         last = int(match[2] or match[1]) if match else -1
         if not lowest <= first <= last:
-            raise ValueError(f'{key} {place!r}: allowed is a number from {lowest} or a range such as "{lowest}-3"')
+            raise ValueError(
+                f'{key} {as_json(place)}: allowed is a number from {lowest} or a range such as "{lowest}-3"'
+            )
         inner: tuple[Override, ...] = ()
         if key == "by_rows" and isinstance(keys, dict) and "layers" in keys:
             inner = read_overrides("layers", keys["layers"], lowest=0)
             keys = {name: value for name, value in keys.items() if name != "layers"}
         if not isinstance(keys, dict) or any(name in COMMON_KEYS for name in keys):
-            raise ValueError(f"{key} {place!r} = {as_json(keys)}: allowed is an object of the policy's own keys")
+            raise ValueError(f"{key} {as_json(place)} = {as_json(keys)}: allowed is an object of the policy's own keys")
         if keys.get("policy") == "observe":
             raise ValueError(f"{key} {place!r}: observe: allowed is a policy that selects, or vanilla")
         overrides.append(Override(first, last, keys, inner))

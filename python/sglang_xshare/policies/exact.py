@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .keys import as_json
+
 KEY = "expert_policy"
 """Of `custom_params` in a request's sampling parameters."""
 EXACT, SHARED = "exact", "shared"
@@ -24,7 +26,7 @@ def read_rule(value: Any) -> Rule:
     """The policy's key `exact`. Raises ValueError naming what is allowed."""
     wrong = not isinstance(value, Mapping) or not value or bool(value.keys() - {"priority", "default"})
     if wrong or type(value.get("priority", 0)) is not int or type(value.get("default", False)) is not bool:
-        raise ValueError(f"exact = {value!r}: allowed is {ALLOWED}")
+        raise ValueError(f"exact = {as_json(value)}: allowed is {ALLOWED}")
     return Rule(**value)
 
 
@@ -43,4 +45,4 @@ def is_exact(custom_params: Any, priority: int | None, rule: Rule, low_first: bo
 def check_said(value: Any) -> None:
     """Raise ValueError in one line for what a request may not say."""
     if value not in (None, EXACT, SHARED):
-        raise ValueError(f"custom_params.{KEY} = {value!r}: allowed is {EXACT!r} or {SHARED!r}")
+        raise ValueError(f"custom_params.{KEY} = {as_json(value)}: allowed is {EXACT!r} or {SHARED!r}")

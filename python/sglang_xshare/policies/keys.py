@@ -10,6 +10,11 @@ from typing import Any, get_args
 
 import orjson
 
+LONGEST = 200
+"""Characters of a value that an error repeats: a request may hold megabytes."""
+DEEPEST = 32
+"""Levels of a JSON value; a policy needs at most eight. Python's own limit would end in a traceback."""
+
 
 @dataclass(frozen=True)
 class Key:
@@ -70,8 +75,31 @@ class Key:
 
 
 def as_json(value: Any) -> str:
-    """A value as JSON has it, whose text stands in single quotes."""
-    return repr(value) if isinstance(value, str) else json.dumps(value, default=repr)
+    """Return a value for an error line: as JSON, a string in single quotes, cut to `LONGEST` characters."""
+    try:
+        text = repr(value) if isinstance(value, str) else json.dumps(value, default=repr)
+    except RecursionError:
+        text = f"a deeply nested {json_type(value)}"
+    return shorten(text)
+
+
+def shorten(text: str) -> str:
+    """Return `text`, cut to `LONGEST` characters; a cut text ends with its length."""
+    if len(text) <= LONGEST:
+        return text
+    end = f"... ({len(text):,} characters)"
+    return text[: LONGEST - len(end)] + end
+
+
+def check_depth(value: Any) -> None:
+    """Raise ValueError for a JSON value that is nested deeper than `DEEPEST` levels."""
+    levels = [value]
+    for _ in range(DEEPEST + 1):
+        parts = [one.values() if isinstance(one, dict) else one for one in levels if isinstance(one, dict | list)]
+        levels = [inner for part in parts for inner in part]
+        if not parts:
+            return
+    raise ValueError(f"JSON nested more than {DEEPEST} levels deep; allowed are {DEEPEST}")
 
 
 def json_type(value: Any) -> str:
@@ -87,6 +115,8 @@ def accepts_none(hint: Any) -> bool:
 
 def suggest(word: object, known: Iterable[str], prefix: str = "") -> str:
     """The end of an error about an unknown `word`: the nearest of `known`, if any is near, both without `prefix`."""
+    if len(str(word)) > LONGEST:
+        return ""  # comparing takes time by length, in a scheduler between two steps
     near = difflib.get_close_matches(str(word).lower(), list(known), n=1)
     return f"; did you mean {prefix}{near[0]}?" if near and near[0] != word else ""
 
@@ -99,6 +129,7 @@ def read_object(text: str | bytes) -> dict[str, Any]:
         raise ValueError(f"malformed JSON ({error}); allowed is one JSON object") from None
     if not isinstance(found, dict):
         raise ValueError(f"a JSON {json_type(found)}; allowed is one JSON object")
+    check_depth(found)
     try:
         json.loads(text, object_pairs_hook=collect)  # orjson keeps the last of two
     except ValueError as error:
@@ -124,6 +155,6 @@ def collect(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     for key, value in pairs:
         if key in keys:
-            raise ValueError(f"{key} is given twice")
+            raise ValueError(f"{shorten(key)} is given twice")
         keys[key] = value
     return keys

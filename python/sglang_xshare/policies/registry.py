@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .keys import Key, accepts_none, as_json, suggest
+from .keys import Key, accepts_none, as_json, shorten, suggest
 from .plan import KEYS, SelectionPlan
 
 
@@ -60,7 +60,9 @@ class Policy:
         for name, value in keys.items():
             if name not in known:
                 allowed = (", ".join(known) or "none") + suggest(name, known)
-                raise ValueError(f"{name} = {as_json(value)}: {self.name} has no such key; allowed is {allowed}")
+                raise ValueError(
+                    f"{shorten(name)} = {as_json(value)}: {self.name} has no such key; allowed is {allowed}"
+                )
 
     def list_missing(self, keys: Iterable[str]) -> list[str]:
         """What is missing of the keys that have no default, a clause each."""

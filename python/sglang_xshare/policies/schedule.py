@@ -24,7 +24,7 @@ from .common import (
     rename_keys,
 )
 from .exact import Rule, read_rule
-from .keys import as_json, override_keys
+from .keys import as_json, override_keys, shorten
 from .plan import AUTO, MOST_LIKELY, SelectionPlan
 from .registry import build_plan, get_policy
 from .spelling import parse_policy
@@ -165,7 +165,7 @@ def build_schedule(
         raise ValueError(f"policy = {as_json(config['policy'])}: {only}")
     if name == "vanilla":
         if config:
-            raise ValueError(f"{next(iter(config))}: vanilla has no keys")
+            raise ValueError(f"{shorten(next(iter(config)))}: vanilla has no keys")
         return None
     if name == "observe":
         return _build_observing(config, speculative, speculates, pages)
@@ -202,19 +202,20 @@ def _build_observing(config: dict[str, Any], speculative: bool, speculates: str,
     observed: dict[str, Schedule] = {}
     for plan in policy.resolve(config)["plans"]:
         spelling = plan if isinstance(plan, str) else json.dumps(plan)
+        shown = shorten(spelling)
         try:
             name, keys = _read_observed(plan)
             schedule = build_schedule(name, keys, speculative, speculates, pages)
         except ValueError as error:
-            raise ValueError(f"plans: {spelling}: {error}") from None
+            raise ValueError(f"plans: {shown}: {error}") from None
         if schedule is None or schedule.observed or spelling in observed:
-            raise ValueError(f"plans: {spelling}: allowed is every policy that selects, each spelling once")
+            raise ValueError(f"plans: {shown}: allowed is every policy that selects, each spelling once")
         if schedule.rows != "batch":
-            raise ValueError(f"plans: {spelling}: rows = {schedule.rows!r}: allowed is 'batch', which observe looks at")
+            raise ValueError(f"plans: {shown}: rows = {schedule.rows!r}: allowed is 'batch', which observe looks at")
         if schedule.exact != Rule():
-            raise ValueError(f"plans: {spelling}: exact = {schedule.given['exact']!r}: allowed is none, to observe")
+            raise ValueError(f"plans: {shown}: exact = {as_json(schedule.given['exact'])}: allowed is none, to observe")
         if schedule.estimates:
-            raise ValueError(f"plans: {spelling}: acceptance = {AUTO!r}: allowed is a number under observe")
+            raise ValueError(f"plans: {shown}: acceptance = {AUTO!r}: allowed is a number under observe")
         observed[spelling] = schedule
     return Schedule(
         policy="observe",

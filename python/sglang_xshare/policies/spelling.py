@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .keys import collect, override_keys, suggest
+from .keys import as_json, check_depth, collect, override_keys, suggest
 from .registry import list_policies
 
 SPELLING = (
@@ -20,16 +20,20 @@ def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
     name, colon, keys = text.partition(":")
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name) or (colon and not keys):
         near = suggest(name, [policy.name for policy in list_policies()])
-        raise ValueError(f"policy {text!r}: allowed is {SPELLING}{near}")
+        raise ValueError(f"policy {as_json(text)}: allowed is {SPELLING}{near}")
     try:
         if keys.startswith("{"):
-            return name, json.loads(keys, object_pairs_hook=collect)
+            found = json.loads(keys, object_pairs_hook=collect)
+            check_depth(found)
+            return name, found
         presets = next((policy.presets for policy in list_policies() if policy.name == name), {})
         first, _, rest = keys.partition(",")
         pairs = (_parse_pair(pair, presets) for pair in (rest if first in presets else keys).split(",") if pair)
-        return name, override_keys(presets.get(first, {}), collect(pairs))
-    except ValueError as error:
-        raise ValueError(f"policy {text!r}: {error}; allowed is {SPELLING}") from None
+        found = collect(pairs)
+        check_depth(found)
+        return name, override_keys(presets.get(first, {}), found)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"policy {as_json(text)}: {error}; allowed is {SPELLING}") from None
 
 
 def spell_policy(name: str, keys: Mapping[str, Any]) -> str:
@@ -51,8 +55,8 @@ def _parse_pair(pair: str, presets: Iterable[str]) -> tuple[str, Any]:
     key, equals, value = pair.partition("=")
     if not key or not equals or not value:
         if pair in presets:
-            raise ValueError(f"{pair!r} is a preset, which stands first, and alone")
-        raise ValueError(f"{pair!r} is no key=value" + "".join(f", nor {preset}" for preset in presets))
+            raise ValueError(f"{as_json(pair)} is a preset, which stands first, and alone")
+        raise ValueError(f"{as_json(pair)} is no key=value" + "".join(f", nor {preset}" for preset in presets))
     try:
         return key, json.loads(value)
     except json.JSONDecodeError:

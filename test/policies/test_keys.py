@@ -1,0 +1,109 @@
+"""Values in errors and in JSON: what a request may hold, and how much of it an error repeats."""
+
+import json
+
+import pytest
+
+from sglang_xshare import build_plan
+from sglang_xshare.policies.keys import DEEPEST, LONGEST, as_json, check_depth, read_object, suggest
+from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.policies.spelling import parse_policy
+
+LONG = "x" * 3_000_000
+LINE = 1_000
+"""Characters that an error has at most: one value or two, and what is allowed."""
+
+
+def nest(levels):
+    """Lists in lists, so many levels."""
+    value = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+def test_a_value_is_repeated_as_json_up_to_its_limit():
+    assert as_json("xshare") == "'xshare'"
+    assert as_json({"k0": [1, None]}) == '{"k0": [1, null]}'
+    assert as_json("x" * (LONGEST - 2)) == repr("x" * (LONGEST - 2))
+    shown = as_json(LONG)
+    assert len(shown) == LONGEST
+    assert shown.endswith("... (3,000,002 characters)")
+    assert as_json(nest(100_000)) == "a deeply nested list"
+
+
+@pytest.mark.parametrize("levels", [1, DEEPEST, DEEPEST + 1, 500])
+@pytest.mark.parametrize("kind", [list, dict])
+def test_json_has_a_limit_of_levels(levels, kind):
+    value = nest(levels) if kind is list else json.loads('{"a":' * (levels - 1) + "{}" + "}" * (levels - 1))
+    if levels <= DEEPEST:
+        check_depth(value)
+        return
+    with pytest.raises(ValueError, match="nested more than 32 levels deep; allowed are 32"):
+        check_depth(value)
+
+
+def deep(levels):
+    return "[" * levels + "]" * levels
+
+
+@pytest.mark.parametrize("levels", [40, 500, 5_000, 100_000])
+@pytest.mark.parametrize("read", [parse_policy, read_object])
+@pytest.mark.parametrize("text", ['{{"policy": "xshare", "by_rows": {}}}', "xshare:k0={}", 'xshare:{{"k0": {}}}'])
+def test_deep_json_is_one_short_line_wherever_it_is_given(text, levels, read):
+    with pytest.raises(ValueError, match=r"allowed (is|are)") as raised:
+        read(text.format(deep(levels)))
+    assert len(str(raised.value)) < LINE
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        (LONG, {}),
+        ({"xshare": LONG}, {}),
+        ("vanilla", {LONG: 1}),
+        ("xshare", {LONG: 1}),
+        ("xshare", {"k0": LONG}),
+        ("xshare", {"utility": [LONG]}),
+        ("xshare", {"phases": LONG}),
+        ("xshare", {"min_rows": LONG}),
+        ("xshare", {"exact": LONG}),
+        ("xshare", {"exact": {LONG: 1}}),
+        ("xshare", {"layers": LONG}),
+        ("xshare", {"layers": {LONG: {}}}),
+        ("xshare", {"layers": {"0": LONG}}),
+        ("xshare", {"by_rows": {"1": {"layers": {LONG: {}}}}}),
+        ("xshare", {"by_rows": {"1": {LONG: 1}}}),
+        ("xshare", {"by_rows": {"1": {"policy": LONG}}}),
+        ("observe", {"plans": [LONG]}),
+        ("observe", {"plans": LONG}),
+        ("observe", {"plans": [f"xshare:{LONG}"]}),
+        ("observe", {"plans": [f"xshare:{LONG}=1"]}),
+        ("observe", {"plans": [{"policy": LONG}]}),
+        ("observe", {"plans": [{"policy": "xshare", "exact": {LONG: 1}}]}),
+        ("observe", {LONG: 1}),
+    ],
+    ids=lambda value: json.dumps(value).replace(LONG, "...")[:60],
+)
+def test_an_error_repeats_no_long_value(name, keys):
+    with pytest.raises(ValueError, match=r"allowed is|no keys") as raised:
+        build_schedule(name, keys, speculative=False)
+    line = str(raised.value)
+    assert "\n" not in line
+    assert len(line) < LINE
+
+
+def test_what_is_given_twice_is_named_up_to_the_limit():
+    with pytest.raises(ValueError, match="is given twice") as raised:
+        read_object(f'{{"{LONG}": 1, "{LONG}": 2}}')
+    assert len(str(raised.value)) < LINE
+
+
+def test_a_long_word_is_compared_with_nothing():
+    assert suggest("xshar", ["xshare"]) == "; did you mean xshare?"
+    assert suggest(LONG, ["xshare"]) == ""
+
+
+def test_a_short_value_stands_whole():
+    with pytest.raises(ValueError, match=r"^k0 = \[\[1\]\]: allowed is"):
+        build_plan("xshare", k0=[[1]])

@@ -8,6 +8,19 @@ from refused import read_refusal
 from sglang_xshare.cli import main
 
 
+def test_without_a_command_the_commands_are_listed(capsys):
+    assert main([]) == 1
+    line = read_refusal(capsys)
+    assert line.startswith("sglang-xshare: a command is required, one of ")
+    named = line.strip().partition("one of ")[2].split(", ")
+    assert {"patch", "policies", "policy", "top", "tune", "check", "calibrate"} <= set(named)
+    for command in named:
+        with pytest.raises(SystemExit) as ended:
+            main([command, "--help"])
+        assert ended.value.code == 0
+        capsys.readouterr()
+
+
 def test_a_flag_of_policies_without_effect_is_refused(capsys):
     assert main(["policies", "--speculative-num-draft-tokens", "4"]) == 1
     assert read_refusal(capsys).startswith("policies: --speculative-num-draft-tokens 4: ")

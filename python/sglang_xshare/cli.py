@@ -30,7 +30,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="sglang-xshare", description="Batch-aware expert selection for SGLang."
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    subparsers: Any = parser.add_subparsers(required=True, metavar="COMMAND")
+    subparsers: Any = parser.add_subparsers(metavar="COMMAND")
     add_patch_parser(subparsers)
     _add_policies_parser(subparsers)
     add_policy_parser(subparsers)
@@ -38,6 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_tune_parser(subparsers)
     add_check_parser(subparsers)
     add_calibrate_parser(subparsers)
+    parser.set_defaults(run=_require_command, name=parser.prog, commands=list(subparsers.choices))
     return parser
 
 
@@ -67,6 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         line = str(error)
     print(f"{arguments.name}: {' '.join(line.split())}", file=sys.stderr)
     return 1
+
+
+def _require_command(arguments: argparse.Namespace) -> int:
+    """Raise ValueError with the commands that there are."""
+    raise ValueError(f"a command is required, one of {', '.join(arguments.commands)}")
 
 
 def _add_policies_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -107,6 +107,14 @@ def test_a_model_whose_bytes_are_not_known_is_one_line(write, tmp_path, capsys):
         assert f"1,000,000,000,000 {allowed} to 10,000" in capsys.readouterr().err
 
 
+def test_without_sglang_no_flag_of_another_command_is_named(write, capsys, monkeypatch):
+    monkeypatch.undo()  # what `served` has put in place of asking SGLang
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert say("--model", write(QWEN), "--gpu", "h100") == 1
+    line = "check: not answered: whether it would be served: SGLang is not installed here"
+    assert line in capsys.readouterr().err.splitlines()
+
+
 ALONE = """
 import sys
 from importlib.abc import MetaPathFinder

@@ -57,6 +57,23 @@ def test_get_prints_what_an_estimate_is_now(answering, capsys):
 
 
 @pytest.mark.parametrize(
+    ("given", "marked"),
+    [
+        ({"layers": {"1": {"k0": 2}}}, {"add", "phases"}),
+        ({"by_rows": {"2-4": {"k0": 2}}}, {"add", "phases"}),
+        ({}, {"add", "phases", "overrides"}),
+    ],
+    ids=["layers", "by_rows", "a preset's own"],
+)
+def test_what_was_given_is_not_marked_as_default(given, marked, answering, capsys):
+    plan = ANSWER["in_force"] | {"overrides": [{"layers": "1", "k0": 2}]}
+    server = answering(json.dumps(ANSWER | given | {"in_force": plan}).encode())
+    assert main(["policy", "get", server.url]) == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:]] for line in capsys.readouterr().out.splitlines()]
+    assert {row[0] for row in rows if len(row) > 2 and row[2] == "default"} == marked
+
+
+@pytest.mark.parametrize(
     ("words", "config", "sent"),
     [
         (["xshare:k0=1,add=6"], None, {"policy": "xshare", "k0": 1, "add": 6}),

@@ -93,7 +93,6 @@ def test_near_misses_are_answered_with_the_nearest_name(policy, keys, message):
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        ([], "sglang-xshare: the following arguments are required: COMMAND"),
         (["nope"], "sglang-xshare: COMMAND: invalid choice: 'nope'"),
         (["policies", "--nope"], "policies: unrecognized arguments: --nope"),
         (["policies", "--shaw"], "policies: unrecognized arguments: --shaw; did you mean --show?"),

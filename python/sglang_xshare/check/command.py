@@ -16,7 +16,7 @@ from ..compatibility.arguments import read_config
 from ..console import spell_bytes
 from ..gpus import GPUS, NVIDIA, Gpu, find_gpu
 from ..parser import read_count, read_number
-from ..patching.tree import PatchError
+from ..patching.tree import NotInstalledError, PatchError
 from .estimate import Asked, check_asked, estimate, read_policy
 from .server import ServerFlags, read_flags
 from .weights import Weights, count_cache, describe_memory, describe_weights, read_weights
@@ -212,6 +212,8 @@ def _judge(
 
         resolution = resolve(given, gpu)
         return report | {"sglang": find_tree(None).release, **describe(resolution)}, resolution
+    except NotInstalledError:  # its line names --target, a flag of `patch` alone
+        unanswered.append("whether it would be served: SGLang is not installed here")
     except (CannotPretend, PatchError) as error:
         unanswered.append(f"whether it would be served: {error}")
     except ModuleNotFoundError as error:

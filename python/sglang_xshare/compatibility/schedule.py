@@ -18,12 +18,16 @@ from .runners import TABLE
 
 
 def check_schedule(
-    schedule: Schedule | None, model: MoeModel, config: Any, names_runner: bool = True
+    schedule: Schedule | None,
+    model: MoeModel,
+    config: Any,
+    names_runner: bool = True,
+    requests: int | None = None,
 ) -> tuple[list[SelectionPlan], list[str]]:
-    """(every plan that the model's layers can get, what to warn of), of resolved arguments alone: alike for a server
-    that starts and one that runs. `schedule` is None where padding rows alone are masked, `names_runner` False where
-    SGLang has chosen the MoE runner. Raises `ExpertPolicyError` for a schedule that the model or the server does not
-    fit.
+    """Return (every plan that the model's layers can get, what to warn of), of resolved arguments alone: alike for a
+    server that starts and one that runs. `schedule` is None where padding rows alone are masked, `names_runner` False
+    where SGLang has chosen the MoE runner, `requests` as in `read_batches`. Raises `ExpertPolicyError` for a schedule
+    that the model or the server does not fit.
     """
     if schedule is not None:
         check_rule(schedule.exact, config)
@@ -31,7 +35,7 @@ def check_schedule(
     warnings: list[str] = []
     for part in schedule.parts if schedule else ():
         check_rows(part, config)
-        _check_size(part, config)
+        _check_size(part, config, requests)
         found = build_plans(part, model, config.ep_size)
         _check_plans(found, model, config)
         plans += found
@@ -39,6 +43,8 @@ def check_schedule(
         lines = list(part.warnings)
         if not all(can_drop(plan, router, model.num_experts, ranks=config.ep_size) for plan in found):
             lines.append(f"a plan of it never drops one of {model.num_experts} experts, so that it only costs time")
+        if over := sorted({plan.kmax for plan in found if plan.kmax and plan.kmax > model.num_experts}):
+            lines.append(f"kmax = {over[-1]} has no effect beyond the model's {model.num_experts} experts")
         warnings += [f"--expert-policy {part.policy}: {line}" for line in lines]
     flag = f"--expert-policy {schedule.policy}" if schedule else "--mask-padding-experts"
     _check_runner(plans, model, config, None if names_runner else flag)
@@ -75,9 +81,11 @@ def check_rows(schedule: Schedule, config: Any) -> None:
         raise refusal(flag, "rank", reason)
 
 
-def _check_size(schedule: Schedule, config: Any) -> None:
-    """Refuse a server whose every batch is too small or too large for the policy."""
-    batches = read_batches(config, schedule.rows)
+def _check_size(schedule: Schedule, config: Any, requests: int | None = None) -> None:
+    """Raise `ExpertPolicyError` for a server whose every batch is too small or too large for the policy; `requests` as
+    in `read_batches`.
+    """
+    batches = read_batches(config, schedule.rows, requests)
     if not batches.meet(schedule.min_rows, schedule.max_rows):
         last = "" if schedule.max_rows is None else f" to max_rows = {schedule.max_rows}"
         reason = f"no step of this server has so many rows; allowed is a range that meets some ({batches})"

@@ -76,6 +76,7 @@ def print_answer(answer: dict[str, Any]) -> None:
     """The plan in force as a table of its keys, then what it did since it is in force."""
     console = open_console()
     table = Table("key", "value", "")
+    given = {*answer, "overrides"} if answer.keys() & {"layers", "by_rows"} else {*answer}
     for key, value in answer["in_force"].items():
         if key == "overrides" and not value:
             continue
@@ -83,7 +84,7 @@ def print_answer(answer: dict[str, Any]) -> None:
         estimate = answer.get("estimated_acceptance")  # None where a step verifies one token, which is no draft
         if (key, value) == ("acceptance", AUTO) and estimate is not None:
             text += f", now {estimate:.3f}"
-        table.add_row(key, text, "" if key in answer else "default")
+        table.add_row(key, text, "" if key in given else "default")
     console.print(table)
     trial = ", a trial of a search that will put another back" if answer.get("trial") else ""
     plan = f"plan {answer.get('plan_hash', '-')}{trial}"

@@ -15,6 +15,7 @@ from ..policies.schedule import Schedule, build_schedule
 from ..stage.evidence.counters import KEPT, Reader
 from ..stage.evidence.figures import hash_plan
 from ..stage.stage import Stage
+from ..upstream.batches import read_batches
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import attention_dp_size, model_config, pages_experts, resolved
 from . import ADDED, PATH
@@ -74,7 +75,7 @@ class Control:
         if after != switches:
             reason = f"there were {switches} switches; allowed is that number, or none"
             raise ValueError(f"after = {as_json(after)}: {reason}")
-        warnings = self._check(schedule)
+        warnings = self._check(schedule, find_limit(reporter.scheduler))
         rule = self.stage.rule
         keeps = schedule is None or schedule.observed or "exact" in schedule.given
         if rule != Rule() and not keeps and not is_trial:
@@ -87,6 +88,17 @@ class Control:
             logger.warning(warning)
         return self.get() | {"warnings": warnings}
 
+    def begin(self, scheduler: Any) -> None:
+        """Log a warning, before the first request, where the policy can act in no step: SGLang has decided how many
+        requests run at once only after the checks of the start.
+        """
+        schedule, requests = self.stage.plans.schedule, find_limit(scheduler)
+        for part in schedule.parts if schedule and requests and is_first_rank() else ():
+            batches = read_batches(resolved(self.server_args), part.rows, requests)
+            if not batches.meet(part.min_rows, part.max_rows):
+                reason = f"no step of this server has so many rows ({batches}), so it stays vanilla"
+                logger.warning("--expert-policy %s: min_rows = %d: %s", part.policy, part.min_rows, reason)
+
     def _read(self, body: Mapping[str, Any]) -> Schedule | None:
         """The schedule, None for vanilla."""
         keys = {name: value for name, value in body.items() if name not in (*ADDED, "after")}
@@ -98,7 +110,7 @@ class Control:
         speculative = self.server_args.speculative_algorithm is not None
         return build_schedule(name, keys, speculative, pages=pages_experts(self.server_args))
 
-    def _check(self, schedule: Schedule | None) -> list[str]:
+    def _check(self, schedule: Schedule | None, requests: int | None) -> list[str]:
         """Warnings, as a server that starts with this schedule has. Raises ValueError where it would be refused."""
         config = resolved(self.server_args)
         if config.pp_size > 1:
@@ -112,7 +124,7 @@ class Control:
         if schedule.observed and self.stage.masks:
             raise ValueError("--mask-padding-experts with observe: observe routes as the model does")
         model = read_model(model_config(self.server_args), self.server_args.model_path)
-        plans, warnings = check_schedule(schedule, model, config)
+        plans, warnings = check_schedule(schedule, model, config, requests=requests)
         schedule.plans([layer.layer_id for layer in self.stage.layers])
         for layer in self.stage.layers:
             check_plans(layer, plans, config)
@@ -127,6 +139,12 @@ class Control:
             for layer, row in zip(self.stage.layers, rows, strict=True)
         ]
         return asdict(interval) | {"by_layer": layers}
+
+
+def find_limit(scheduler: Any) -> int | None:
+    """Return the most requests that a scheduler of upstream's runs at once."""
+    limit: int | None = getattr(scheduler, "max_running_requests", None)
+    return limit
 
 
 def handle(control: Control | None, scheduler: Any, request: Any) -> Any:

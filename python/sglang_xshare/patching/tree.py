@@ -19,6 +19,10 @@ class PatchError(Exception):
     """A refusal, one line: what, the value found, what is allowed. Nothing on disk was changed unless it says so."""
 
 
+class NotInstalledError(PatchError):
+    """A refusal because `import sglang` finds nothing here."""
+
+
 ABSENT = "0" * 64  # the digest of a file that is not there, as git writes it
 
 
@@ -75,7 +79,7 @@ def find_tree(target: Path | None = None) -> Tree:
     if target is None:
         spec = importlib.util.find_spec("sglang")
         if spec is None or spec.origin is None:
-            raise PatchError("sglang is not installed here; install it, or name its directory with --target")
+            raise NotInstalledError("sglang is not installed here; install it, or name its directory with --target")
         return Tree(Path(spec.origin).resolve().parents[1])
     if not (target / "sglang/__init__.py").is_file():
         raise PatchError(f"--target {target}: no sglang/__init__.py in it; allowed: a directory that contains sglang/")

@@ -103,12 +103,17 @@ def register(
 
 
 def get_policy(name: Any) -> Policy:
-    """The policy called `name`. Raises ValueError listing the names there are."""
-    if not isinstance(name, str) or name not in _POLICIES:
-        raise ValueError(
-            f"policy = {as_json(name)}: allowed is one of {', '.join(_POLICIES)}{suggest(name, _POLICIES)}"
-        )
-    return _POLICIES[name]
+    """Return the policy called `name`. Raises ValueError listing the names; for a preset, which is a word of command
+    lines, with its keys.
+    """
+    if isinstance(name, str) and name in _POLICIES:
+        return _POLICIES[name]
+    base, _, preset = name.partition(":") if isinstance(name, str) else ("", "", "")
+    if base in _POLICIES:
+        keys = _POLICIES[base].presets.get(preset)
+        apart = "" if keys is None else f": {as_json({'policy': base, **keys})}"
+        raise ValueError(f"policy = {as_json(name)}: allowed here is a name, with its keys beside it{apart}")
+    raise ValueError(f"policy = {as_json(name)}: allowed is one of {', '.join(_POLICIES)}{suggest(name, _POLICIES)}")
 
 
 def list_policies() -> list[Policy]:

@@ -40,10 +40,13 @@ class Batches:
         return self.always_pad or (rows in self.captured and smaller > 0 and smaller not in self.captured)
 
 
-def read_batches(config: Any, rows: str = "batch") -> Batches:
-    """The batches of a server by its resolved arguments, any if drafts adapt; with `rows` "rank" one rank's own."""
+def read_batches(config: Any, rows: str = "batch", requests: int | None = None) -> Batches:
+    """Return the batches of a server by its resolved arguments, any if drafts adapt; with `rows` "rank" one rank's own.
+    `requests` are the most that a scheduler runs at once, which SGLang decides after the weights have loaded.
+    """
     ranks, share = attention_dp_size(config), 1
-    pads, tokens, own = _pads(config), config.speculative_num_draft_tokens or 1, _count_own(config)
+    pads, tokens = _pads(config), config.speculative_num_draft_tokens or 1
+    own = _count_own(config) if requests is None else requests
     if rows == "rank":
         ranks, share = 1, config.tp_size // ranks
     sizes = list_captured(config)

@@ -12,6 +12,8 @@ class FakeServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.answer = answer
         self.routes: dict[str, tuple[int, bytes]] = {}
+        self.name = "uvicorn"
+        """Header `Server` of the answers; SGLang's unless it is changed."""
         self.asked: list[tuple[str, str, str | None, Any]] = []
 
     @property
@@ -35,6 +37,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
+
+    def version_string(self) -> str:
+        return self.server.name
 
     def log_message(self, *args: Any) -> None:
         pass

@@ -1,13 +1,15 @@
 """A running server by its URL: what the subcommands ask of it, and in one line why it does not answer."""
 
 import argparse
+import ipaddress
 import os
 import re
+from email.message import Message
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import ProxyHandler, Request, build_opener, getproxies, proxy_bypass
 
 import orjson
 
@@ -17,6 +19,8 @@ API_KEY, ADMIN_API_KEY = "SGLANG_API_KEY", "SGLANG_ADMIN_API_KEY"
 """The environment variables of --api-key's and --admin-api-key's defaults."""
 TIMEOUT = 60.0
 """Seconds: a scheduler answers between two steps, of which a long prefill can be one."""
+SERVER = "uvicorn"
+"""The header `Server` of SGLang's answers."""
 
 
 class PolicyError(RuntimeError):
@@ -56,6 +60,10 @@ class Client:
             raise PolicyError(f"{url}: no URL; allowed is one such as http://127.0.0.1:30000, its port 1 to 65535")
         self.url = url.rstrip("/")
         self._key, self._admin_key = api_key, admin_api_key or api_key
+        self._proxy = find_proxy(url)
+        scheme = urlsplit(url).scheme
+        self._opener = build_opener(ProxyHandler({} if self._proxy is None else {scheme: self._proxy}))
+        self._answered_by = ""
 
     def get_policy(self) -> dict[str, Any]:
         """What GET /expert_policy answers."""
@@ -77,7 +85,8 @@ class Client:
         try:
             return orjson.loads(text)
         except orjson.JSONDecodeError as error:
-            raise PolicyError(f"{self.url}: no answer in JSON ({error}); allowed is the URL of a server") from None
+            reason = f"no answer in JSON ({error}); allowed is the URL of a server"
+            raise PolicyError(f"{self.url}: {reason}{self._answered_by}") from None
 
     def read(
         self, path: str, body: dict[str, Any] | None = None, timeout: float = TIMEOUT, *, admin: bool = False
@@ -91,18 +100,50 @@ class Client:
         if key:
             headers["Authorization"] = f"Bearer {key}"
         try:
-            with urlopen(Request(self.url + path, data, headers), timeout=timeout) as response:
+            with self._opener.open(Request(self.url + path, data, headers), timeout=timeout) as response:
+                self._answered_by = describe_sender(response.headers, self._proxy)
                 return bytes(response.read())
         except HTTPError as error:
-            raise PolicyError(f"{self.url}: {_explain(error, admin)}", error.code) from None
+            sender = describe_sender(error.headers, self._proxy)
+            raise PolicyError(f"{self.url}: {_explain(error, admin)}{sender}", error.code) from None
         except (URLError, OSError, HTTPException, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            raise PolicyError(f"{self.url}: no answer ({reason}); allowed is the URL of a running server") from None
+            reason = f"no answer ({getattr(error, 'reason', error)}); allowed is the URL of a running server"
+            raise PolicyError(f"{self.url}: {reason}{_describe_proxy(self._proxy)}") from None
 
     def _check(self, answer: Any) -> dict[str, Any]:
         if not isinstance(answer, dict) or "in_force" not in answer:
-            raise PolicyError(f"{self.url}: not an SGLang server with this package")
+            raise PolicyError(f"{self.url}: not an SGLang server with this package{self._answered_by}")
         return answer
+
+
+def find_proxy(url: str) -> str | None:
+    """Return the proxy that the environment names for `url`; None for an address of this machine, which no proxy of
+    another machine can reach.
+    """
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    try:
+        address = ipaddress.ip_address(host)
+        is_here = address.is_loopback or address.is_unspecified
+    except ValueError:
+        is_here = host == "localhost" or host.endswith(".localhost")
+    if is_here or proxy_bypass(host):
+        return None
+    return getproxies().get(parts.scheme)
+
+
+def describe_sender(headers: Message | None, proxy: str | None) -> str:
+    """Return who sent an answer, for the end of an error line; empty if the sender may be SGLang itself."""
+    name = str(headers.get("Server", ""))[:80] if headers is not None else ""
+    named = f"; answered by {name}" if name and name != SERVER else ""
+    return named + _describe_proxy(proxy)
+
+
+def _describe_proxy(proxy: str | None) -> str:
+    if proxy is None:
+        return ""
+    shown = re.sub(r"//[^/@]*@", "//", proxy)  # without a password
+    return f"; asked through the proxy {shown} of the environment, which no_proxy turns off for a host"
 
 
 def _explain(error: HTTPError, admin: bool) -> str:

@@ -1,0 +1,88 @@
+"""Who answers the subcommands: a server on this machine without any proxy, others through that of the environment."""
+
+import json
+
+import pytest
+
+from refused import read_refusal
+from sglang_xshare.cli import main
+from sglang_xshare.live import PATH
+from sglang_xshare.live.client import find_proxy
+
+ANSWER = {"policy": "vanilla", "in_force": {}}
+PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
+
+
+@pytest.fixture
+def proxied(monkeypatch):
+    """Call it with a proxy for the environment that names this one alone."""
+
+    def name(proxy, **more):
+        for variable in PROXIES:
+            monkeypatch.delenv(variable, raising=False)
+            monkeypatch.delenv(variable.upper(), raising=False)
+        for variable, value in {"http_proxy": proxy, "https_proxy": proxy, **more}.items():
+            monkeypatch.setenv(variable, value)
+
+    return name
+
+
+def test_a_server_on_this_machine_is_asked_without_a_proxy(answering, proxied):
+    server, proxy = answering(json.dumps(ANSWER).encode()), answering(b"denied")
+    proxied(proxy.url)
+    assert main(["policy", "get", server.url, "--json"]) == 0
+    assert [path for _, path, *_ in server.asked] == [PATH]
+    assert proxy.asked == []
+
+
+@pytest.mark.parametrize("status", [200, 401, 403, 404, 407, 503])
+def test_an_error_names_the_proxy_that_answered(status, answering, proxied, capsys):
+    proxy = answering(b"")
+    proxy.answer, proxy.name = (status, b"<html>denied</html>"), "squid/6.1"
+    proxied(proxy.url.replace("//", "//user:secret@"))
+    assert main(["policy", "get", "http://gpu.example:30000"]) == 1
+    line = read_refusal(capsys)
+    assert line.startswith("policy get: http://gpu.example:30000: ")
+    assert f"; answered by squid/6.1; asked through the proxy {proxy.url} of the environment" in line
+    assert "secret" not in line
+    assert [path for _, path, *_ in proxy.asked] == [f"http://gpu.example:30000{PATH}"]
+
+
+def test_a_proxy_that_is_not_there_is_named(proxied, capsys):
+    proxied("http://127.0.0.1:1")
+    assert main(["policy", "get", "http://gpu.example:30000"]) == 1
+    assert "; asked through the proxy http://127.0.0.1:1 of the environment" in read_refusal(capsys)
+
+
+def test_an_answer_of_something_else_is_not_sglangs(answering, proxied, capsys):
+    proxied("http://127.0.0.1:1")
+    server = answering(b"{}")
+    server.name = "nginx"
+    for status, line in ((200, "not an SGLang server with this package"), (404, "404: no such route")):
+        server.answer = status, b"{}"
+        assert main(["policy", "get", server.url]) == 1
+        said = read_refusal(capsys)
+        assert line in said
+        assert said.endswith("; answered by nginx\n")
+        assert "proxy" not in said
+
+
+@pytest.mark.parametrize(
+    ("url", "is_direct"),
+    [
+        ("http://127.0.0.1:30000", True),
+        ("http://127.8.9.10:30000", True),
+        ("http://[::1]:30000", True),
+        ("http://0.0.0.0:30000", True),
+        ("http://localhost:30000", True),
+        ("https://LOCALHOST:30000", True),
+        ("http://node.localhost:30000", True),
+        ("http://gpu.inside:30000", True),
+        ("http://gpu.example:30000", False),
+        ("https://10.0.0.3:30000", False),
+        ("http://localhost.example:30000", False),
+    ],
+)
+def test_which_hosts_are_asked_directly(url, is_direct, proxied):
+    proxied("http://proxy:3128", no_proxy=".inside")
+    assert find_proxy(url) == (None if is_direct else "http://proxy:3128")

@@ -110,6 +110,8 @@ def attach(model_runner: Any) -> None:
 
     found = find_layers(model_runner)
     if found is not None:
+        from multiprocessing.util import Finalize
+
         from .compatibility.all_to_all import read_ranks
         from .compatibility.exact import find_refusal
         from .live.control import Control
@@ -121,6 +123,8 @@ def attach(model_runner: Any) -> None:
         from .upstream.server import draft_width, resolved, show_plan
 
         global _control, _stage
+        # Unlike atexit, these run in a child of multiprocessing too.
+        Finalize(None, _close, exitpriority=0)
         arguments, layers = found
         config, schedule = resolved(model_runner.server_args), arguments.schedule
         low_first = getattr(config, "schedule_low_priority_values_first", False)
@@ -142,6 +146,12 @@ def attach(model_runner: Any) -> None:
         _control = Control(_stage, model_runner.server_args)
         if _stage.plan is not None:
             show_plan(_stage.plan)
+
+
+def _close() -> None:
+    """The process ends."""
+    if _stage is not None:
+        _stage.close()
 
 
 def route(topk_config: Any, router_logits: Any) -> Any:

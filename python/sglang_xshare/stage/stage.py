@@ -282,3 +282,10 @@ class Stage:
         if self.paged is not None:
             self.paged.check(self.counters.totals)
         self.reports.publish(reporter)
+
+    def close(self) -> None:
+        """Write the trace, and log what was counted, at the end of a process that had no scheduler to report in, as
+        `python -m sglang.benchmark.one_batch` has none.
+        """
+        if self.reporter is None and is_first_rank():
+            self.reports.close()

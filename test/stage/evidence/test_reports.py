@@ -60,3 +60,22 @@ def test_one_rank_exports_what_all_have_seen_and_each_logs_it(attach, monkeypatc
     hooks.publish(make_reporter(forwards=1))
     assert exported == [1]
     assert len(file.read_text().splitlines()) == 1
+
+
+def test_a_process_without_a_scheduler_reports_at_its_end(attach, tmp_path, caplog):
+    """As `sglang.benchmark.one_batch` has none; one that has reports to it, and not twice."""
+    for is_first, reporter, lines in ((True, None, 2), (False, None, 0), (True, make_reporter(), 0)):
+        caplog.clear()
+        model, file = Model(), tmp_path / f"{is_first} {reporter is None}.jsonl"
+        with pytest.MonkeyPatch.context() as patch, caplog.at_level("INFO"):
+            patch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda is_first=is_first: is_first)
+            installed = attach(model, **XSHARE, expert_policy_trace=str(file))
+            installed.reporter = reporter
+            for _ in range(lines):
+                run(model, "decode", 8)
+            hooks._close()
+            hooks._close()  # nothing is there twice
+        assert len(file.read_text().splitlines()) == lines * len(model.configs)
+        ends = [record.getMessage() for record in caplog.records if "at the end" in record.getMessage()]
+        assert len(ends) == bool(lines)
+        assert not ends or "policy steps: 2" in ends[0]

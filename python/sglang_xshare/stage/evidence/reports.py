@@ -88,6 +88,13 @@ class Reports:
         if self.trace is not None and reporter.is_stats_logging_rank:
             self._attempt("trace", self.trace.write)
 
+    def close(self) -> None:
+        """Write the trace, and log what was counted since the last look."""
+        if self.trace is not None:
+            self._attempt("trace", self.trace.write)
+        if any(self.exported.read().outcomes.values()):
+            logger.info("Expert policy, at the end: %s", self.log().removeprefix(", "))
+
     def _export(self, group: str, read: Callable[[], Any], reporter: Any) -> None:
         self.exporter.export(group, read(), reporter.metrics_collector.labels)
 

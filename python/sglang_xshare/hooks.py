@@ -250,6 +250,18 @@ def tell(meta_info: dict[str, Any], state: Any) -> None:
         metadata.write_metadata(meta_info, state)
 
 
+def extend(sglext: Any, make: Callable[[], Any], meta_info: dict[str, Any]) -> Any:
+    """Return the extension field of an answer on /v1, with what `tell` has written to the `meta_info` of its request;
+    `make` returns an empty one where the answer has none.
+    """
+    told = meta_info.get(metadata.KEY)
+    if told is None:
+        return sglext
+    sglext = make() if sglext is None else sglext
+    setattr(sglext, metadata.KEY, told)
+    return sglext
+
+
 def check_exit(code: int | None) -> None:
     """In the server's process, for a scheduler that ended: raise `Refused` where it has refused its model."""
     from .refusal import REFUSED

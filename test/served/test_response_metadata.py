@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +98,41 @@ def test_each_of_several_answers_tells_its_own(server, prompts):
     ("route", "asked"),
     [("completions", {"prompt": "def f("}), ("chat/completions", {"messages": [{"role": "user", "content": "Hello"}]})],
 )
-def test_v1_tells_it_in_the_metadata(route, asked, server):
+def test_v1_tells_it_in_sglext(route, asked, server):
+    """OpenAI's `metadata` maps strings to strings, and strict clients refuse an object there. What 0.5.23 itself lists
+    there, `weight_versions`, upstream means to move as well (pull request 40347).
+    """
     answer = server.post(f"/v1/{route}", {"model": "default", "max_tokens": 8, "ignore_eos": True} | asked)
-    assert answer["metadata"]["expert_policy"] == {"policy": SPELT, "steps": 0, "of": 7}
-    assert "weight_version" in answer["metadata"]
+    assert answer["sglext"]["expert_policy"] == {"policy": SPELT, "steps": 0, "of": 7}
+    assert answer["metadata"].keys() <= {"weight_version", "weight_versions"}
+
+
+@pytest.mark.parametrize(
+    ("route", "asked"),
+    [
+        ("/v1/completions", {"prompt": "def f("}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hello"}]}),
+    ],
+)
+def test_a_header_asks_for_an_exact_answer(route, asked, server):
+    """SGLang's router passes `X-SMG-Routing-Key` on where it drops fields, and no body of these routes is read."""
+    exact_rows = count_exact_rows(server)
+    body = {"model": "default", "max_tokens": 8, "ignore_eos": True} | asked
+    neighbour = {"text": "a", "sampling_params": {"temperature": 0.0, "max_new_tokens": 400, "ignore_eos": True}}
+    with ThreadPoolExecutor(1) as neighbours:  # alone it is below min_rows
+        waiting = neighbours.submit(server.post, "/generate", neighbour)
+        headers = {"X-SMG-Routing-Key": "user-7;expert_policy=exact"}
+        answer = requests.post(server.url + route, json=body, headers=headers, timeout=60)
+        waiting.result()
+    assert answer.ok, answer.text
+    assert count_exact_rows(server) > exact_rows
+    if "sglext" in answer.json():
+        assert answer.json()["sglext"]["expert_policy"]["exact"] is True
+
+
+def count_exact_rows(server: Server) -> int:
+    return int(server.get("/expert_policy")["counters"]["exact_rows"])
 
 
 def check_streams(server: Server, prompt: str) -> None:
@@ -144,4 +176,4 @@ def test_without_a_policy_nothing_is_told(release, serve, prompts):
     with serve(release, "--dtype", "float32") as server:
         for told in generate(server, prompts[:2], 8, 8):
             assert "expert_policy" not in told
-        assert "expert_policy" not in server.post("/v1/completions", {"prompt": "def", "max_tokens": 4})["metadata"]
+        assert "sglext" not in server.post("/v1/completions", {"prompt": "def", "max_tokens": 4})

@@ -9,7 +9,9 @@ from .keys import as_json
 KEY = "expert_policy"
 """Of `custom_params` in a request's sampling parameters."""
 EXACT, SHARED = "exact", "shared"
-NAMESPACE = "expert_policy=exact"
+OURS = f"{KEY}="
+"""What our part of an `extra_key`, or of a routing key, begins with."""
+NAMESPACE = OURS + EXACT
 """What keeps the cached prefixes of exact requests apart, as part of SGLang's `extra_key`."""
 ALLOWED = 'an object such as {"priority": 10} or {"default": true}'
 
@@ -30,16 +32,38 @@ def read_rule(value: Any) -> Rule:
     return Rule(**value)
 
 
-def is_exact(custom_params: Any, priority: int | None, rule: Rule, low_first: bool = False) -> bool:
-    """Whether a request with these `custom_params` is exact. With `low_first` a lower priority is the higher one; one
-    without a priority has the least. A value that a front end let pass unchecked is taken for exact.
+def is_exact(
+    custom_params: Any, priority: int | None, rule: Rule, low_first: bool = False, routing_key: str | None = None
+) -> bool:
+    """Return whether a request is exact: by its `custom_params`, else by its `routing_key`, else by `rule`. With
+    `low_first` a lower priority is the higher one; a request without a priority has the least. A value that a front end
+    let pass unchecked is taken for exact.
     """
     said = custom_params.get(KEY) if isinstance(custom_params, Mapping) else None
+    said = read_routing_key(routing_key) if said is None else said
     if said is not None:
         return bool(said != SHARED)
     if rule.default or rule.priority is None or priority is None:
         return rule.default
     return priority <= rule.priority if low_first else priority >= rule.priority
+
+
+def read_routing_key(routing_key: str | None) -> str | None:
+    """Return what a routing key, SGLang's header `X-SMG-Routing-Key`, says of its request in one of its parts, as in
+    `user-7;expert_policy=exact`; None if it says nothing.
+    """
+    parts = [part.strip() for part in (routing_key or "").split(";")]
+    return next((part.removeprefix(OURS) for part in parts if part.startswith(OURS)), None)
+
+
+def name_prefixes(extra_key: str | None, exact: bool) -> str | None:
+    """Return the `extra_key` under which a request's prefixes are cached: of exact requests and of others never the
+    same, whatever a client has sent. Ours stands in front: what SGLang adds behind, such as a LoRA adapter's id, it
+    also reads there.
+    """
+    if exact:
+        return f"{NAMESPACE}|{extra_key}" if extra_key else NAMESPACE
+    return f"{OURS}{SHARED}|{extra_key}" if extra_key and extra_key.startswith(OURS) else extra_key
 
 
 def check_said(value: Any) -> None:

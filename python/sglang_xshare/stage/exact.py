@@ -6,7 +6,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from ..policies.exact import NAMESPACE, Rule, is_exact
+from ..policies.exact import Rule, is_exact, name_prefixes
 
 MOST_ROWS = 1 << 16
 """Rows that the flags have room for, a byte each: a captured graph reads them where they lie."""
@@ -43,21 +43,21 @@ class Exact:
             return
         known = self.requests.get(req.rid)
         is_in_use = known is not None and not known.finished()
-        exact = is_exact(req.sampling_params.custom_params, req.priority, rule, self._low_first)
+        routing_key = getattr(req, "routing_key", None)
+        exact = is_exact(req.sampling_params.custom_params, req.priority, rule, self._low_first, routing_key)
         # A beam's other rows lie behind all requests, and belong to none that a forward names.
         req.expert_policy_exact = exact and getattr(req, "beam_group", None) is None
         session = getattr(req, "session", None)
         if is_in_use:  # through another front end: each knows its own ids alone, and rows are told apart by them
             req.set_finish_with_abort(f"rid {req.rid!r}: an exact request that is still answered has it")
             return
+        req.extra_key = name_prefixes(req.extra_key, req.expert_policy_exact)
         if not req.expert_policy_exact:
             self.requests.pop(req.rid, None)
             if session is not None:
                 session.expert_policy_mixed = True
             return
         self.requests[req.rid] = req
-        # In front: what SGLang adds behind, such as a LoRA adapter's id, it also reads there.
-        req.extra_key = f"{NAMESPACE}|{req.extra_key}" if req.extra_key else NAMESPACE
         mixed = getattr(session, "streaming", False) and getattr(session, "expert_policy_mixed", False)
         refusal = self._refusal or (ATTACHED if is_attached else None) or (MIXED_SESSION if mixed else None)
         if refusal is not None:

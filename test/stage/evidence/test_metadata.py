@@ -187,6 +187,19 @@ def test_the_last_message_has_it(came, reason, expected):
     assert state.customized_info_accumulated == {}
 
 
+class Extension(SimpleNamespace):
+    """Upstream's `SglExt`, as far as an answer on /v1 has one."""
+
+
+def test_an_answer_on_v1_has_it_beside_what_upstream_has_there():
+    assert hooks.extend(None, Extension, {}) is None
+    given = Extension(routed_experts="abc")
+    assert hooks.extend(given, Extension, {"weight_version": "default"}) is given
+    assert vars(given) == {"routed_experts": "abc"}
+    assert vars(hooks.extend(None, Extension, {KEY: METADATA})) == {KEY: METADATA}
+    assert vars(hooks.extend(given, Extension, {KEY: METADATA})) == {"routed_experts": "abc", KEY: METADATA}
+
+
 TUNED = {"k0": 1, "add": 6, "layers": {str(layer): {"add": layer % 5} for layer in range(24)}}
 
 

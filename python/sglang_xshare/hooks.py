@@ -166,9 +166,13 @@ def prepare(topk_config: Any, output_format: Any, router_logits: Any) -> Any:
     return _stage.routing.prepare(topk_config, output_format, router_logits)
 
 
-def finish(topk_config: Any, topk_ids: Any, topk_weights: Any) -> Any:
-    """Ids that upstream has given their places since the policy chose them, as the layer's runner takes empty slots."""
-    return topk_ids if _stage is None else _stage.routing.finish(topk_config, topk_ids, topk_weights)
+def finish(topk_config: Any, topk_ids: Any, topk_weights: Any, num_token_non_padded: Any = None) -> Any:
+    """Return the ids with empty slots as the layer's runner takes them, after EPLB has renumbered the ids, or upstream
+    has overwritten the rows behind `num_token_non_padded`, a device tensor, None where upstream leaves padding alone.
+    """
+    if _stage is None:
+        return topk_ids
+    return _stage.routing.finish(topk_config, topk_ids, topk_weights, num_token_non_padded is not None)
 
 
 def fits_slots(method: Any) -> bool:

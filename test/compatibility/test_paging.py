@@ -42,6 +42,7 @@ def test_graphs_are_captured_as_far_as_all_experts_fit(monkeypatch, policy, keys
     args = SimpleNamespace(expert_policy=policy, expert_policy_config=keys or None, enable_paged_experts=True)
     assert find_limit(args, 4, TOP_K, EXPERTS, SLOTS) == limit
     assert find_limit(args, 8, TOP_K, EXPERTS, EXPERTS) == (8 if policy in (None, "vanilla") else 64)
+    assert find_limit(args, 8, TOP_K, EXPERTS, None) == 8, "slots that SGLang has yet to size fit nothing"
 
 
 def test_what_fits_holds_of_any_logits():

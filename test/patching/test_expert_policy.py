@@ -76,7 +76,8 @@ def test_without_the_package_every_call_returns_what_it_was_given(
     one, two = object(), object()
     assert module.route(one, one) is one
     assert module.prepare(one, two, one) == (two, one)
-    assert module.finish(one, two, one) is two
+    assert module.finish(one, two, one, None) is module.finish(one, two, one, one) is two
+    assert module.extend(one, None, {}) is one
     assert module.capture_sizes(one, [1, 2, 4]) == [1, 2, 4]
     assert module.report(one) == ""
     off = SimpleNamespace(expert_policy=None, mask_padding_experts=False)

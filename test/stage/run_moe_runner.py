@@ -79,6 +79,6 @@ if __name__ == "__main__":
     selection._choose_backend = lambda *args: "triton"
     fused_moe.moe_align_block_size = align
     W1, W2 = torch.randn(EXPERTS, 2 * WIDTH, HIDDEN) / 5, torch.randn(EXPERTS, HIDDEN, WIDTH) / 5
-    routing = SimpleNamespace(route=lambda config, logits: config, finish=lambda config, ids, weights: ids)
+    routing = SimpleNamespace(route=lambda config, logits: config, finish=lambda config, ids, *others: ids)
     hooks._stage = SimpleNamespace(routing=routing)  # type: ignore[assignment]
     main()

@@ -1,7 +1,10 @@
 """Padding rows make no expert active, under a policy and where masking them is all that is asked for."""
 
+import pytest
 import torch
 
+from sglang_xshare import hooks
+from sglang_xshare.stage.layer import DROPPED, FILLED
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import TOP_K, XSHARE, Model, run
 
@@ -42,3 +45,37 @@ def test_masking_alone_leaves_steps_of_sizes_without_padding_to_the_model(attach
     for rows, selects in ((2, False), (4, True), (8, True), (9, False)):
         run(model, "decode", rows)
         assert (model.routed[0] is not None) == selects, rows
+
+
+@pytest.mark.parametrize("written", [-1, 0], ids=["CUDA", "elsewhere"])
+@pytest.mark.parametrize("convention", [FILLED, DROPPED])
+@pytest.mark.parametrize("live", [0, 1, 3])
+def test_padding_rows_that_upstream_has_overwritten_make_no_expert_active(attach, convention, written, live):
+    """`TopK` with `num_token_non_padded`: SGLang writes -1 to the rows behind, or 0 with weight 0, whatever they hold.
+    A fused shared expert's column keeps its weight on CUDA.
+    """
+    model = Model(1)
+    installed = attach(model, **XSHARE)
+    installed.mask_padding = True
+    (layer,) = installed.layers
+    layer.convention = convention
+    run(model, "decode", 8, padding=8 - live)
+    weights, ids = model.routed[0]
+    shared = torch.full((8, 1), 32, dtype=ids.dtype)
+    weights, ids = torch.cat([weights, torch.full((8, 1), 0.4)], 1), torch.cat([ids, shared], 1)
+    ids[live:] = written
+    if written == 0:
+        weights[live:] = 0
+    given = ids.clone()
+    found = hooks.finish(layer.config, ids, weights, torch.tensor(live))
+    used = {
+        expert for row, kept in zip(given[:live], weights[:live], strict=True) for expert in row[kept != 0].tolist()
+    }
+    if convention == DROPPED:
+        assert set(found.flatten().tolist()) <= used | {-1}
+        assert (found[live:] == -1).all() or written == -1
+    else:
+        assert set(found.flatten().tolist()) <= (used or {0})
+    for row, kept, before in zip(found[:live], weights[:live], given[:live], strict=True):
+        assert row[kept != 0].tolist() == before[kept != 0].tolist()
+    assert hooks.finish(layer.config, given, weights) is given, "where upstream leaves padding alone nothing is done"

@@ -19,10 +19,12 @@ def fits(schedule: Schedule | None, rows: int, top_k: int, num_experts: int, slo
     return all(fits_slots(plan, Router(top_k), num_experts, rows, 1, slots) for plan in plans)
 
 
-def find_limit(server_args: Any, requests: int, top_k: int, num_experts: int, slots: int) -> int:
-    """The most requests of a decode graph: `requests`, or SGLang's sizes beyond up to the first that does not fit."""
+def find_limit(server_args: Any, requests: int, top_k: int, num_experts: int, slots: int | None) -> int:
+    """Return the most requests of a decode graph: `requests`, or SGLang's sizes beyond up to the first that does not
+    fit. Slots that SGLang has yet to size fit nothing.
+    """
     arguments = read_arguments(server_args)
-    if arguments is None:
+    if arguments is None or slots is None:
         return requests
     for size in sorted(resolved(server_args).cuda_graph_config.decode.bs or []):
         if size > requests and not fits(arguments.schedule, size, top_k, num_experts, slots):

@@ -39,13 +39,13 @@ def drop_slots(ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def refill_slots(ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """`ids` [n, columns] int32 in which every slot of weight 0 holds an id that is in use anyway: the row's own first,
-    or for a row without any the largest of all rows; 0 where no row has one.
+    """Return `ids` [n, columns] int32 in which every slot of weight 0, or of id -1, holds an id that is in use anyway:
+    the row's own first, or for a row without any the largest of all rows; 0 where no row has one.
 
     For ids filled before something else renumbered them. A filler is its row's first expert, but where an expert has
     several replicas, that of a row without experts may have become one that no row uses.
     """
-    used = weights != 0
+    used = (weights != 0) & (ids >= 0)
     filler = torch.where(used, ids, 0).amax() if ids.numel() else 0
     first = torch.where(used[:, :1], ids[:, :1], filler)
     return torch.where(used, ids, first)

@@ -14,6 +14,7 @@ from ..selection import prepare, select
 from ..selection.cpu_call import Call
 from ..selection.slots import drop_slots, refill_slots
 from ..types import RunnerSlots, Selection, Tally
+from ..upstream.paging import count_slots
 from ..upstream.router import read_router
 from ..upstream.routing import folds_scaling, num_shared_slots, record_routed, scales_unnormalized_groups
 from .placement import Placement
@@ -111,8 +112,8 @@ class Layer:
 
     @property
     def num_slots(self) -> int | None:
-        """How many experts can be loaded at once; None where all are."""
-        return None if self.paging is None else self.paging.num_resident
+        """Experts that can be loaded at once; None where all are, 0 until SGLang has sized the slots."""
+        return None if self.paging is None else count_slots(self.paging)
 
     @property
     def step(self) -> Step:
@@ -138,9 +139,11 @@ class Layer:
         record_routed(self.upstream, self.layer_id, drop_slots(ids, weights))
         return weights, ids
 
-    def finish(self, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The ids [n, columns] for the runner, of those that upstream has renumbered, with their weights."""
-        if not self.renumbers:
+    def finish(self, ids: torch.Tensor, weights: torch.Tensor, overwritten: bool = False) -> torch.Tensor:
+        """Return the ids [n, columns] for the runner, of those that upstream has renumbered, with their weights. With
+        `overwritten` upstream has written -1, or 0, to padding rows: not every runner takes -1, and 0 wakes expert 0.
+        """
+        if not (self.renumbers or overwritten):
             return ids
         return drop_slots(ids, weights) if self.convention == DROPPED else refill_slots(ids, weights)
 

@@ -27,7 +27,7 @@ class PagedLayers:
     def divide(self, step: Step) -> list[Step]:
         """The step as each layer sees it, with the experts that are loaded. Launched once for all."""
         self.residents.read()
-        slots = self.residents.slots
+        slots = self.residents.slots or None
         batches = (replace(step.batch, resident=loaded, slots=slots) for loaded in self.residents.loaded)
         return [replace(step, batch=batch) for batch in batches]
 

@@ -29,7 +29,7 @@ class Plans:
         self.batches = batches
         self.masks = masks and schedule is None
         self._found: dict[tuple[Layer, StepKey], tuple[SelectionPlan | None, str | None]] = {}
-        self._fitting: dict[tuple[Layer, StepKey], bool] = {}
+        self._fitting: dict[tuple[Layer, StepKey, int | None], bool] = {}
         self._acting: dict[StepKey, bool] = {}
         self.assigned: dict[StepKey, list[tuple[Assignment, str | None]]] = {}
         """What `assign` has decided of plain steps."""
@@ -65,13 +65,13 @@ class Plans:
 
     def fit(self, layer: Layer, key: StepKey) -> bool:
         """Whether no more of a layer's experts than it has slots are active in such a step, whatever the logits."""
-        if (layer, key) not in self._fitting:
-            slots, plan = layer.num_slots, self.find(layer, key)[0]
-            step = key.rows, key.tokens_per_request
-            self._fitting[layer, key] = slots is None or bounds.fits_slots(
+        slots = layer.num_slots  # which SGLang may size only after the first question
+        if (layer, key, slots) not in self._fitting:
+            plan, step = self.find(layer, key)[0], (key.rows, key.tokens_per_request)
+            self._fitting[layer, key, slots] = slots is None or bounds.fits_slots(
                 plan, layer.router, layer.paging.num_experts, *step, slots
             )
-        return self._fitting[layer, key]
+        return self._fitting[layer, key, slots]
 
     def _choose(self, layer: Layer, key: StepKey) -> tuple[SelectionPlan | None, str | None]:
         phase, rows, tokens_per_request = key

@@ -11,6 +11,7 @@ from typing import Any
 from ..policies.exact import Rule
 from ..policies.schedule import Schedule
 from ..upstream.batches import Batches
+from ..upstream.paging import count_slots
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import end_server, is_recorded, show_plan, wait_for_device
 from .acceptance import Acceptance
@@ -256,7 +257,7 @@ class Stage:
         """Whether what upstream's `PagedExpertsMoEMethod` was just handed is sure to fit its slots."""
         if self.paged is None:  # of a prefill's entries upstream's kernel on one warp would be the slower way
             is_step = self.routing.is_running and self.layers[0].assignment.step is not None
-            return is_step and bool(method.num_resident >= method.num_experts)
+            return is_step and count_slots(method) >= method.num_experts
         return self.routing.is_running and self.paged.fits(method)
 
     def allows_graph(self, forward_batch: Any) -> bool:

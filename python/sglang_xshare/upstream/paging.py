@@ -7,11 +7,19 @@ import torch
 
 
 def find_paging(experts: Any) -> Any:
-    """Upstream's `PagedExpertsMoEMethod` of a `FusedMoE`; None where all of its experts stay loaded."""
+    """Return upstream's `PagedExpertsMoEMethod` of a `FusedMoE`; None where all of its experts stay loaded. A method
+    whose slots SGLang has yet to size, by the memory that is left, is a paged one.
+    """
     method = getattr(experts, "quant_method", None)
     if method is None or not hasattr(method, "num_resident"):
         return None
-    return method if method.num_resident < method.num_experts else None
+    return method if count_slots(method) < method.num_experts else None
+
+
+def count_slots(method: Any) -> int:
+    """Return the experts of a layer that can be loaded at once; 0 until SGLang has sized the slots."""
+    slots: int | None = method.num_resident
+    return slots or 0
 
 
 class Residents:
@@ -23,7 +31,6 @@ class Residents:
 
     def __init__(self, methods: Sequence[Any], device: str) -> None:
         self.methods = methods
-        self.slots: int = methods[0].num_resident
         self.loaded = torch.zeros(len(methods), methods[0].num_experts, dtype=torch.bool, device=device)
         self._slots: torch.Tensor | None = None
         states = [method.device_executor.residency for method in methods if method.device_executor is not None]
@@ -32,6 +39,11 @@ class Residents:
             self._slots = torch.stack([state.expert_slot for state in states])
             for state, row in zip(states, self._slots, strict=True):
                 state.expert_slot = row
+
+    @property
+    def slots(self) -> int:
+        """Experts of a layer that can be loaded at once, see `count_slots`."""
+        return count_slots(self.methods[0])
 
     def read(self) -> None:
         """Look. A layer's experts come and go only when it runs them, so that this serves all layers of a step."""

@@ -1,0 +1,47 @@
+"""Paged experts whose slots SGLang sizes itself after loading: `paged_experts_num_resident` may become None."""
+
+import torch
+
+from sglang_xshare import Batch, select
+from sglang_xshare.stage.evidence.counters import Reader
+from sglang_xshare.stage.step import StepKey
+from stage.fake import EXPERTS
+from stage.paged_model import SLOTS, PagedModel, decode, put
+
+PUBLISHED = {"k0": 1, "add": 2}
+
+
+def test_slots_that_sglang_sizes_after_the_model_has_loaded_are_those_of_its_steps(monkeypatch):
+    model = PagedModel()
+    for paging in model.paging:
+        paging.num_resident = None
+    stage = put(monkeypatch, model, **PUBLISHED)
+    assert stage.paged is not None
+    (method, *_), (layer, *_) = model.paging, stage.layers
+    key = StepKey("decode", 4)
+    assert not stage.fits_slots(method)
+    assert not stage.plans.fit(layer, key), "nothing is known to fit"
+    for paging in model.paging:
+        paging.num_resident = SLOTS
+    assert stage.plans.fit(layer, key)
+    assert stage.paged.residents.slots == SLOTS
+    plan = stage.plans.schedule.plan(0, 4)
+    for step in range(6):
+        decode(model, step, 4)
+        for routed, loaded in zip(model.routed, model.loaded, strict=True):
+            wanted = select(model.logits, plan, layer.router, Batch(resident=loaded, slots=SLOTS), backend="reference")
+            filled = wanted.topk_ids >= 0
+            assert torch.equal(routed[1][filled], wanted.topk_ids[filled])
+
+
+def test_slots_that_come_to_all_experts_page_nothing(monkeypatch):
+    model = PagedModel()
+    for paging in model.paging:
+        paging.num_resident = None
+    stage = put(monkeypatch, model, **PUBLISHED)
+    for paging in model.paging:
+        paging.num_resident = EXPERTS
+    assert stage.plans.fit(stage.layers[0], StepKey("decode", 32))
+    decode(model, 0, 8)
+    interval = Reader(stage.counters).read()
+    assert interval.page_ins <= interval.page_ins_before

@@ -14,6 +14,8 @@ class FakeServer(ThreadingHTTPServer):
         self.routes: dict[str, tuple[int, bytes]] = {}
         self.name = "uvicorn"
         """Header `Server` of the answers; SGLang's unless it is changed."""
+        self.headers: list[dict[str, str]] = []
+        """Of every request, by their names in lower case."""
         self.asked: list[tuple[str, str, str | None, Any]] = []
 
     @property
@@ -31,6 +33,7 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
     def reply(self, body: Any) -> None:
+        self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
         self.server.asked.append((self.command, self.path, self.headers.get("Authorization"), body))
         status, text = self.server.routes.get(self.path, self.server.answer)
         self.send_response(status)

@@ -1,9 +1,13 @@
 """SGLang's own router in front of two servers with a policy: it sends requests to both, and both select."""
 
+import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,8 +15,10 @@ import requests
 
 from benchmark.common.paths import BUILD
 from benchmark.common.server import die_with_parent, free_port
+from live.conftest import answering
 from served.answers import NEW_TOKENS, parse_metrics, policy, read_prompts
 
+__all__ = ["answering"]
 ROUTER = "sglang-router==0.3.2"
 REQUESTS = 16
 FULL = ("--dtype", "float32", *policy("xshare", k0=1, add=64, utility="full"))
@@ -30,34 +36,84 @@ def router_package() -> Path:
     return folder
 
 
+@contextmanager
+def routing(package: Path, scratch: Path, workers: list[str]) -> Iterator[str]:
+    """Within it a router is in front of these servers, by its URL."""
+    port = str(free_port())
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "sglang_router.launch_router", "--policy", "round_robin", "--port", port]
+    command += ["--prometheus-port", str(free_port()), "--worker-urls", *workers]
+    env = {"PYTHONPATH": str(package), "PATH": "", "HOME": str(scratch), "HF_HUB_OFFLINE": "1"}
+    with (scratch / "router.log").open("w") as log:
+        router = subprocess.Popen(command, env=env, stdout=log, stderr=log, preexec_fn=die_with_parent)
+    try:
+        await_workers(url, len(workers))
+        yield url
+    finally:
+        router.kill()
+        router.wait()
+
+
+EXACT = {"custom_params": {"expert_policy": "exact"}}
+FIELDS = {**EXACT, "priority": 10, "session_id": "s", "routed_dp_rank": 0, "extra_key": "k", "rid": "r"}
+DROPPED: dict[str, set[str] | None] = {
+    "/v1/chat/completions": set(FIELDS),
+    "/v1/completions": set(),
+    "/generate": {"custom_params", "session_id", "routed_dp_rank"},
+    "/v1/messages": None,
+    "/api/chat": None,
+    "/api/generate": None,
+}
+"""What limits.md says that the router drops: by route, fields that do not arrive; None where it has no such route."""
+
+
+@pytest.mark.long
+def test_which_fields_the_router_drops(router_package, tmp_path, answering):
+    """A header asks in their place: `X-SMG-Routing-Key`, which SGLang reads on /v1."""
+    worker = answering(json.dumps({"model_path": "m", "served_model_name": "m", "is_generation": True}).encode())
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}], "prompt": "a", "text": "a", "max_tokens": 4}
+    headers = {"X-SMG-Routing-Key": "user-7;expert_policy=exact", "X-Override-Priority": "10"}
+    statuses = {}
+    with routing(router_package, tmp_path, [worker.url]) as url:
+        for route in DROPPED:
+            asked = FIELDS | body | ({"sampling_params": EXACT} if route == "/generate" else {})
+            statuses[route] = requests.post(url + route, json=asked, headers=headers, timeout=30).status_code
+    came = {
+        path: (sent, body)
+        for sent, (method, path, _, body) in zip(worker.headers, worker.asked, strict=True)
+        if method == "POST"
+    }
+    assert {route for route, status in statuses.items() if status == 404} == DROPPED.keys() - came.keys()
+    for route, dropped in DROPPED.items():
+        if dropped is None:
+            assert route not in came
+            continue
+        sent, got = came[route]
+        got = got | got["sampling_params"] if route == "/generate" else got
+        assert {name for name in FIELDS if got.get(name) is None} == dropped, route
+        assert sent["x-smg-routing-key"] == "user-7;expert_policy=exact"
+        assert "x-override-priority" not in sent
+
+
 @pytest.mark.long
 def test_both_servers_behind_the_router_select(servers, served, tiny_model, router_package, tmp_path):
     """Their seeds differ, since the pool starts no server twice."""
     behind = [servers(*FULL, "--random-seed", str(seed)) for seed in (1, 2)]
     before = [parse_metrics(server.get("/metrics"))["steps policy"] for server in behind]
-    port = str(free_port())
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "sglang_router.launch_router", "--policy", "round_robin", "--port", port]
-    command += ["--prometheus-port", str(free_port()), "--worker-urls", *(server.url for server in behind)]
-    env = {"PYTHONPATH": str(router_package), "PATH": "", "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     prompts = read_prompts(tiny_model)[:REQUESTS]
 
-    def generate(prompt: str) -> list[int]:
+    def generate(url: str, prompt: str) -> list[int]:
         sampling = {"temperature": 0.0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
         answer = requests.post(url + "/generate", json={"text": prompt, "sampling_params": sampling}, timeout=60)
         answer.raise_for_status()
         tokens: list[int] = answer.json()["output_ids"]
         return tokens
 
-    with (tmp_path / "router.log").open("w") as log:
-        router = subprocess.Popen(command, env=env, stdout=log, stderr=log, preexec_fn=die_with_parent)
-    try:
-        await_workers(url, len(behind))
-        with ThreadPoolExecutor(REQUESTS) as threads:
-            tokens = list(threads.map(generate, prompts))
-    finally:
-        router.kill()
-        router.wait()
+    with (
+        routing(router_package, tmp_path, [server.url for server in behind]) as url,
+        ThreadPoolExecutor(REQUESTS) as threads,
+    ):
+        tokens = list(threads.map(partial(generate, url), prompts))
     assert tokens == served("unpatched").tokens[0]
     for server, steps in zip(behind, before, strict=True):
         server.generate(prompts[:2], max_new_tokens=2)  # the last step of before is published with it

@@ -1,6 +1,7 @@
 """Named policies: what the command line offers, and what its errors list."""
 
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -111,7 +112,7 @@ def get_policy(name: Any) -> Policy:
     base, _, preset = name.partition(":") if isinstance(name, str) else ("", "", "")
     if base in _POLICIES:
         keys = _POLICIES[base].presets.get(preset)
-        apart = "" if keys is None else f": {as_json({'policy': base, **keys})}"
+        apart = "" if keys is None else f": {json.dumps({'policy': base, **keys})}"
         raise ValueError(f"policy = {as_json(name)}: allowed here is a name, with its keys beside it{apart}")
     raise ValueError(f"policy = {as_json(name)}: allowed is one of {', '.join(_POLICIES)}{suggest(name, _POLICIES)}")
 

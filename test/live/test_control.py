@@ -203,7 +203,8 @@ def test_what_no_batch_reaches_is_warned_of_before_the_first_request(fewest, war
     monkeypatch.setattr(hooks, "_control", asked)
     sampling = SimpleNamespace(custom_params=None)
     for rid in ("first", "second"):
-        hooks.admit(limited(16), SimpleNamespace(rid=rid, sampling_params=sampling, priority=None, finished=bool))
+        request = SimpleNamespace(rid=rid, sampling_params=sampling, priority=None, extra_key=None, finished=bool)
+        hooks.admit(limited(16), request)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == warned
     line = "--expert-policy xshare: min_rows = 17: no step of this server has so many rows (at most 16)"

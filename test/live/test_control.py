@@ -1,6 +1,5 @@
 """What a scheduler answers to GET and POST: validated as at start-up, and nothing changed by what is refused."""
 
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ from sglang_xshare.live import METHOD
 from sglang_xshare.live.control import ADDED, NO_STAGE, Control
 from sglang_xshare.policies import list_policies
 from sglang_xshare.policies.keys import as_json
-from sglang_xshare.policies.spelling import parse_policy
 from sglang_xshare.stage.layer import Assignment
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
@@ -164,58 +162,6 @@ def test_bad_input_gets_one_line_and_changes_nothing(body, line, control):
     assert "\n" not in str(error.value)
     assert asked.stage.plans is model_plans
     assert asked.get() == before
-
-
-@pytest.mark.parametrize("spelt", ["xshare:careful", "xshare:fast"])
-def test_a_preset_is_answered_with_its_keys(spelt, control):
-    """A preset is the command line's word; "xshare" alone, which is near, is another mass."""
-    asked = control()
-    with refused(f"policy = {spelt!r}") as raised:
-        asked.post({"policy": spelt}, REPORTER)
-    said = str(raised.value)
-    body = json.loads(said[said.index("{") :])
-    assert (body.pop("policy"), body) == parse_policy(spelt)
-    assert asked.post({"policy": spelt.partition(":")[0], **body}, REPORTER)["switches"] == 1
-
-
-def limited(requests: int) -> SimpleNamespace:
-    """The scheduler of a server that runs so many requests at once, with its reporter."""
-    scheduler = SimpleNamespace(forward_ct=0, max_running_requests=requests)
-    scheduler.metrics_reporter = make_reporter(current_scheduler_metrics_enabled=False)
-    scheduler.metrics_reporter.scheduler = scheduler
-    return scheduler
-
-
-def test_what_no_batch_of_a_running_server_reaches_is_refused(control):
-    """SGLang decides how many requests run at once after the checks of a start, by the memory that is left."""
-    asked = control(max_running_requests=None)
-    scheduler = limited(16)
-    for keys in ({"min_rows": 17}, {"min_rows": 18, "max_rows": 40}):
-        with pytest.raises(ValueError, match=f"min_rows = {keys['min_rows']}.*no step of this server.*at most 16"):
-            asked.post({"policy": "xshare", **keys}, scheduler.metrics_reporter)
-    assert asked.post({"policy": "xshare", "min_rows": 16}, scheduler.metrics_reporter)["switches"] == 1
-
-
-@pytest.mark.parametrize(("fewest", "warned"), [(16, False), (17, True)])
-def test_what_no_batch_reaches_is_warned_of_before_the_first_request(fewest, warned, control, monkeypatch, caplog):
-    config = {"k0": 1, "add": 2, "min_rows": fewest}
-    asked = control({"expert_policy": "xshare", "expert_policy_config": config}, max_running_requests=None)
-    monkeypatch.setattr(hooks, "_control", asked)
-    sampling = SimpleNamespace(custom_params=None)
-    for rid in ("first", "second"):
-        request = SimpleNamespace(rid=rid, sampling_params=sampling, priority=None, extra_key=None, finished=bool)
-        hooks.admit(limited(16), request)
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warnings) == warned
-    line = "--expert-policy xshare: min_rows = 17: no step of this server has so many rows (at most 16)"
-    assert not warned or warnings[0].startswith(line)
-
-
-def test_a_kmax_beyond_the_models_experts_is_warned_of(control):
-    asked = control()
-    assert asked.post({"policy": "oea", "kmax": EXPERTS}, REPORTER)["warnings"] == []
-    (warning,) = asked.post({"policy": "oea", "kmax": EXPERTS + 1}, REPORTER)["warnings"]
-    assert warning == f"--expert-policy oea: kmax = {EXPERTS + 1} has no effect beyond the model's {EXPERTS} experts"
 
 
 @pytest.mark.parametrize(

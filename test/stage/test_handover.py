@@ -1,4 +1,4 @@
-"""What upstream's runner is given beside the ids: an alignment and a bound for exactly these ids, once, or upstream's."""
+"""What the MoE runner is given beside ids: an alignment and a bound of exactly these ids, once; else upstream's."""
 
 import dataclasses
 from collections.abc import Iterator

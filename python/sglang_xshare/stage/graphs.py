@@ -24,8 +24,8 @@ class Graphs:
     """The graphs captured for `rows` router rows, none on a server that captures none.
 
     A captured layer launches what its plan asked for then: a kernel of these steps of the algebra, or nothing. The
-    plan's numbers lie in a buffer of its own for each layer and size, so that a switch writes them. A layer whose launch
-    was trimmed follows only to plans under which no more experts can be active than its blocks hold.
+    plan's numbers lie in a buffer of its own for each layer and size, so that a switch writes them. A layer whose
+    launch was trimmed follows only to plans under which no more experts can be active than its blocks hold.
     """
 
     def __init__(self, rows: Sequence[int] = ()) -> None:

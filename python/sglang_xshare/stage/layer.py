@@ -16,6 +16,7 @@ from ..selection.slots import drop_slots, refill_slots
 from ..types import RunnerSlots, Selection, Tally
 from ..upstream.router import read_router
 from ..upstream.routing import folds_scaling, num_shared_slots, record_routed, scales_unnormalized_groups
+from ..upstream.triton_kernels import find_contract
 from . import handover
 from .placement import Placement
 from .step import Step
@@ -174,12 +175,18 @@ class Layer:
         most = None if self.assignment.most is None else min(self.assignment.most, experts) + shared
         return handover.Offer(out.topk_ids, experts + shared, most, out.alignment, self.untaken)
 
-    def prepare(self, output_format: Any, logits: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        """(what the runner is handed for `output_format`, logits [n, N]), masked to the selection if it ranks them."""
+    def prepare(self, output_format: Any, logits: torch.Tensor) -> tuple[Any, Any]:
+        """Return (what the runner is handed for `output_format`, logits [n, N]), masked if the runner ranks them.
+
+        (None, the router's output) replaces both if triton_kernels' `routing()` has nothing left to do.
+        """
         if self.convention != MASKED:
             return type(output_format).STANDARD, logits
         if output_format == type(output_format).BYPASSED:
             logits = logits.bfloat16()  # which the runner ranks
+        elif self.router.scaling == 1 and (contract := find_contract(logits, self.router.top_k)) is not None:
+            out = self.selection = self._select_in_force(logits, contract.slots)
+            return None, contract.pack(out.topk_ids, out.topk_weights, logits)
         out = self.selection = self._select_in_force(logits, MASKING)
         assert out.masked_logits is not None
         return output_format, out.masked_logits

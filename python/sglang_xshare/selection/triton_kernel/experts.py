@@ -51,9 +51,15 @@ def find_ahead(utility, start: tl.constexpr, width: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def find_threshold(keys, weights, limit) -> tl.tensor:
-    """The largest number >= 0 such that the keys [E] from it up weigh at least `limit` together; 0 where all weigh
-    less. By its digits, the highest first, each a comparison of all keys with 16 numbers. With all pairs compared the
-    kernel of bare `xshare` took 14 us at 16 rows x 256 experts, now 8; 46 at 16 x 512, now 14 (H200; 32 numbers: same).
+    """Return a threshold >= 0: the keys [E] from the threshold up are the fewest that weigh at least `limit` together,
+    if equal keys count as one; 0 if all keys weigh less.
+
+    The search compares all keys with 16 numbers, digit by digit, the highest digit first. The search ends when at most
+    one key lies in the range of the digit that was found, and returns the lower end of that range: after 2.8 digits
+    instead of 5.1 (simulated).
+
+    With all pairs compared the kernel of bare `xshare` took 14 us at 16 rows x 256 experts, with all digits 8; 46 and 14
+    us at 16 x 512 (H200; 32 numbers: same).
     """
     digit = tl.arange(0, RADIX).to(keys.dtype)
     largest = tl.max(keys, 0)
@@ -61,12 +67,14 @@ def find_threshold(keys, weights, limit) -> tl.tensor:
     while (largest >> shift) >> DIGIT > 0:
         shift += DIGIT
     threshold = largest * 0
-    for _ in range(0, (shift // DIGIT + 1).to(tl.int32)):
+    inside = keys.shape[0]
+    while (shift >= 0) & (inside > 1):
         number = threshold + (digit << shift)
         weight = tl.sum(tl.where(keys[None, :] >= number[:, None], weights[None, :], 0), 1)
         # Of keys of 31 bits, digits from 8 on overflow in the first round: no key is as large.
         reached = tl.sum(((weight >= limit) & (number >= 0)).to(tl.int32), 0)
         threshold += tl.maximum(reached - 1, 0).to(keys.dtype) << shift
+        inside = tl.sum((keys >> shift == threshold >> shift).to(tl.int32), 0)
         shift -= DIGIT
     return threshold
 

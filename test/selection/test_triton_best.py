@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from selection.best import count_ahead, keep
+from selection.best import keep
 from selection.compared import DEVICE, HAS_GPU
 from selection.interpreter import interpreted
 
@@ -45,10 +45,3 @@ def test_the_best_until_they_weigh_enough(run, name, weighed):
         expected[order] = (before < limit) & (keys[order] > 0)
         found = run(keep, keys.to(DEVICE), weights.to(DEVICE), limit)
         assert torch.equal(found.cpu(), expected), limit
-
-
-@pytest.mark.parametrize("name", [name for name in KEYS if name != "of 48 bits"])
-def test_who_comes_before(run, name):
-    utility = KEYS[name](torch.Generator().manual_seed(1)).to(torch.int32)
-    expected = [sum((v, -j) > (u, -i) for j, v in enumerate(utility)) for i, u in enumerate(utility)]
-    assert run(count_ahead, utility.to(DEVICE)).tolist() == expected

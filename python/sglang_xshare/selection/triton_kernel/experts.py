@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .budgets import ADD, BUDGET, DROP, MASS, TARGET_PER_RANK, read_count, read_share
-from .rows import load_tile, roll
+from .rows import EMPTY, load_tile, pop_best
 
 # Packed counters: one int64 an expert holds three, so that one reduction and one exchange carry everything: bits
 # 0-31 its utility in multiples of 2^-20, 32-47 its votes (rows with it in their top-k), 48-62 its holders (rows or
@@ -12,6 +12,7 @@ from .rows import load_tile, roll
 VOTE = tl.constexpr(1 << 32)
 HOLDER = tl.constexpr(1 << 48)
 DIGIT, RADIX = tl.constexpr(4), tl.constexpr(16)  # bits and values of a digit
+GROUP = tl.constexpr(8)  # ranks balanced at a time: one in each warp
 
 
 @triton.jit
@@ -38,15 +39,6 @@ def find_voted(counters, recipe: tl.constexpr) -> tl.tensor:
     if recipe.exact and recipe.ranking == "votes":
         votes = counters  # exact rows hold theirs without a vote, and no request adds
     return votes >= VOTE
-
-
-@triton.jit
-def find_ahead(utility, start: tl.constexpr, width: tl.constexpr) -> tl.tensor:
-    """[C, E] int32: 1 where an expert (row) from `start` on precedes expert i (column), by utility, then by index."""
-    # The sign of a difference: summed comparisons would become popcounts, of twice as many instructions.
-    other = start + tl.arange(0, width)
-    lower = (other[:, None] - tl.arange(0, utility.shape[0])[None, :]) >> 31
-    return ((utility[None, :] - tl.gather(utility, other, 0)[:, None] + lower) >> 31) & 1
 
 
 @triton.jit
@@ -103,53 +95,70 @@ def keep_best(keys, limit) -> tl.tensor:
 
 
 @triton.jit
-def count_mates(members, rank, tile: tl.constexpr) -> tl.tensor:
-    """[E] int32: how many of the members [E] bool are of each expert's rank."""
-    size: tl.constexpr = rank.shape[0]
-    width: tl.constexpr = tile.chunk
-    load = tl.full((width, size), 0, tl.int32)
-    home = tl.where(members, rank, -1)
-    for start in range(0, roll(size), width):
-        load += (tl.gather(home, start + tl.arange(0, width), 0)[:, None] == rank[None, :]).to(tl.int32)
-    return tl.sum(load, 0)
+def find_members(rank, first) -> tl.tensor:
+    """Return which experts are of the ranks from `first` on: [GROUP, E] bool. `rank` [E] int32."""
+    return rank[None, :] == (first + tl.arange(0, GROUP))[:, None]
 
 
 @triton.jit
-def balance_ranks(utility, selected, aside, rank, budgets, recipe: tl.constexpr, tile: tl.constexpr) -> tl.tensor:
-    """[E] bool: what the expert-parallel ranks add to S (XShare, Algorithm 5; or our `fill` and `level`), without its
-    loops.
+def count_each(members) -> tl.tensor:
+    """Count the members [GROUP, E] bool of each rank: [GROUP] int32."""
+    return tl.sum(members.to(tl.int32), 1)
 
-    An expert's round is its position among those left of its rank. Its round takes place if S, with all experts of
-    earlier rounds, is still below the total target. Of S the experts `aside` do not count.
+
+@triton.jit
+def count_rounds(rest, rank, last, held, total) -> tl.tensor:
+    """Return how many rounds XShare's Algorithm 5 takes: as many as find fewer than `total` experts in S. S begins with
+    `held` experts, and each round adds the best of each rank's `rest` [E] bool.
     """
+    size: tl.constexpr = rest.shape[0]
+    added = tl.full((GROUP, size), 0, tl.int32)
+    for first in range(0, last + 1, GROUP):
+        available = count_each(find_members(rank, first) & rest[None, :])
+        added += tl.minimum(available[:, None], tl.arange(0, size)[None, :])
+    return tl.sum((held + tl.sum(added, 0) < total).to(tl.int32), 0)
+
+
+@triton.jit
+def find_fullest(selected, rank, last) -> tl.tensor:
+    """Return how many of the experts `selected` [E] bool the fullest rank has."""
+    fullest = tl.full((GROUP,), 0, tl.int32)
+    for first in range(0, last + 1, GROUP):
+        fullest = tl.maximum(fullest, count_each(find_members(rank, first) & selected[None, :]))
+    return tl.max(fullest, 0)
+
+
+@triton.jit
+def balance_ranks(utility, selected, aside, rank, budgets, recipe: tl.constexpr) -> tl.tensor:
+    """Return what the expert-parallel ranks add to S: [E] bool (XShare, Algorithm 5; or our `fill` and `level`). S does
+    not count the experts `aside` [E] bool.
+
+    Each round takes the best expert of GROUP ranks at once, as each row of a tile has its best taken. A rank takes part
+    while it has room. Ranks are read from the device, because upstream moves experts under a captured graph.
+    """
+    size: tl.constexpr = utility.shape[0]
     counted = selected
     if recipe.sets_aside:
         counted &= ~aside
-    target = tl.load(budgets + TARGET_PER_RANK)
-    rest = tl.where(selected, 0, utility)
-    size: tl.constexpr = rest.shape[0]
-    width: tl.constexpr = tile.chunk
-    turn = tl.full((width, size), 0, tl.int32)
-    for start in range(0, roll(size), width):
-        together = tl.gather(rank, start + tl.arange(0, width), 0)[:, None] == rank[None, :]
-        turn += tl.where(together, find_ahead(rest, start, width), 0)
-    turn = tl.sum(turn, 0)
-    if recipe.fill_ranks:
-        load = count_mates(counted, rank, tile)
-        if recipe.level_ranks:
-            whole = load
-            if recipe.sets_aside:
-                whole = count_mates(selected, rank, tile)
-            target = tl.maximum(target, tl.max(tl.where(rank >= 0, whole, 0), 0))
-        room = load + turn < target
-    else:
-        earlier = tl.full((width, size), 0, tl.int32)
-        turns = tl.where(rest > 0, turn, size)
-        for start in range(0, roll(size), width):
-            earlier += (tl.gather(turns, start + tl.arange(0, width), 0)[:, None] < turn[None, :]).to(tl.int32)
-        total = target * (tl.max(rank, 0) + 1)
-        room = tl.sum(counted.to(tl.int32), 0) + tl.sum(earlier, 0) < total
-    return (rest > 0) & room
+    target = read_count(budgets, TARGET_PER_RANK)
+    rest = ~selected & (utility > 0)
+    last = tl.max(rank, 0)
+    if not recipe.fill_ranks:
+        held, total = tl.sum(counted.to(tl.int32), 0), target.to(tl.int64) * (last + 1)
+        room = count_rounds(rest, rank, last, held, total) + tl.full((GROUP,), 0, tl.int32)
+    elif recipe.level_ranks:
+        target = tl.maximum(target, find_fullest(selected, rank, last))
+    added = tl.full((GROUP, size), 0, tl.int1)
+    for first in range(0, last + 1, GROUP):
+        members = find_members(rank, first)
+        if recipe.fill_ranks:
+            room = target - count_each(members & counted[None, :])
+        available = members & rest[None, :]
+        keys = tl.where(available, utility[None, :], EMPTY)
+        for turn in range(tl.max(tl.minimum(room, count_each(available)), 0)):
+            hit, keys = pop_best(keys, tl.arange(0, size), False)
+            added |= hit & (turn < room)[:, None]
+    return tl.max(added.to(tl.int32), 0) > 0
 
 
 @triton.jit
@@ -185,9 +194,7 @@ def join_residents(utility, sure, selected, free, num_resident, recipe: tl.const
 
 
 @triton.jit
-def select_experts(
-    counters, aside, free, num_resident, rank, budgets, recipe: tl.constexpr, tile: tl.constexpr
-) -> tl.tensor:
+def select_experts(counters, aside, free, num_resident, rank, budgets, recipe: tl.constexpr) -> tl.tensor:
     """S [E] bool: the experts that are held, and what the plan's budgets add by utility or votes. `rank` [E] is each
     one's rank where the plan balances ranks. Budgets take and count others than exact rows hold (`aside` [E] bool) and
     than residents (`free` [E] bool), which join in the end, as far as they fit `num_resident` slots.
@@ -216,7 +223,7 @@ def select_experts(
     if recipe.reaches_mass:
         selected |= reach_mass(utility, taken, budgets, recipe)
     if recipe.balances:
-        selected |= balance_ranks(utility, selected, aside, rank, budgets, recipe, tile)
+        selected |= balance_ranks(utility, selected, aside, rank, budgets, recipe)
     if recipe.residents:
         selected = join_residents(utility, sure, selected, free, num_resident, recipe)
     return selected

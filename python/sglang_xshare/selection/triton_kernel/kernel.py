@@ -157,7 +157,7 @@ def select_kernel(
         aside = counters < 0
         if recipe.sets_aside:
             aside = ballots > 0
-        selected = select_experts(counters, aside, free, num_resident, rank, budgets, recipe, tile)
+        selected = select_experts(counters, aside, free, num_resident, rank, budgets, recipe)
         if recipe.follows_voters:
             selected = follow_voters(ballots, read_utility(counters), selected, budgets, recipe)
         saved = tl.full((), 0, tl.int64)

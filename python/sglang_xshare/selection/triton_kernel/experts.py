@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .budgets import ADD, BUDGET, DROP, MASS, TARGET_PER_RANK, read_count, read_share
-from .rows import EMPTY, load_tile, pop_best
+from .rows import EMPTY, load_tile, pop_best, roll
 
 # Packed counters: one int64 an expert holds three, so that one reduction and one exchange carry everything: bits
 # 0-31 its utility in multiples of 2^-20, 32-47 its votes (rows with it in their top-k), 48-62 its holders (rows or
@@ -72,19 +72,29 @@ def find_threshold(keys, weights, limit) -> tl.tensor:
 
 
 @triton.jit
+def keep_first(members, weights, limit) -> tl.tensor:
+    """Return the first of the members [E] bool that weigh `limit` or more together: [E] bool."""
+    expert = tl.arange(0, members.shape[0])
+    step = roll(members.shape[0])
+    last = step * 0
+    while step > 0:  # bit by bit, the last expert whose predecessors weigh too little
+        before = tl.sum(tl.where(members & (expert < last + step), weights, 0), 0)
+        last += tl.where(before < limit, step, 0)
+        step >>= 1
+    return members & (expert <= last)
+
+
+@triton.jit
 def keep_until(keys, weights, limit) -> tl.tensor:
     """[E] bool: the largest keys above 0, of equal ones the first, until they weigh `limit` or more together. Equal
     keys must have equal weights.
     """
-    size: tl.constexpr = keys.shape[0]
     threshold = find_threshold(keys, weights, limit)
     above = keys > threshold
     tied = (keys == threshold) & (keys > 0)  # 0 is the threshold of keys that all fit
     kept = above | tied
     if tl.sum(tied.to(tl.int32), 0) > 1:  # rare
-        turn = tl.where(tied, size - 1 - tl.arange(0, size), -1)
-        last = find_threshold(turn, weights, limit - tl.sum(tl.where(above, weights, 0), 0))
-        kept = above | (turn >= last)
+        kept = above | keep_first(tied, weights, limit - tl.sum(tl.where(above, weights, 0), 0))
     return kept & (limit > 0)
 
 

@@ -115,7 +115,7 @@ def test_a_batch_is_cut_once_for_all_layers_and_steps_of_a_size(kernel, monkeypa
 
 def test_what_the_kernel_does_not_read_is_left_to_torch(monkeypatch):
     """Such as a key of a later plan, or a score of a later router."""
-    assert set(KEYS) - recipe.HANDLED == {"order", "max_add"}, "which torch alone reads"
+    assert set(KEYS) - recipe.HANDLED == {"order"}, "which torch alone reads"
     assert set(SCORINGS) == set(recipe.SCORED)
     plan, router = build_plan("custom", k0=1, add=3), Router(4, "sigmoid")
     assert supports(plan, router, Batch(), 6, 16)

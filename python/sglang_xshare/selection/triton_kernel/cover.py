@@ -40,7 +40,7 @@ def limit_keys(keys, kept, own, exempt, selected, experts, budgets, recipe: tl.c
 
 @triton.jit
 def list_usable(
-    keys, experts, recipe: tl.constexpr, tile: tl.constexpr
+    keys, exempt, experts, recipe: tl.constexpr, tile: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Return which keys take a slot [R, E] bool; and the same keys and their experts [R, C], best first."""
     listed = tl.full((keys.shape[0], tile.columns), EMPTY, tl.int32)
@@ -48,11 +48,19 @@ def list_usable(
     unique: tl.constexpr = recipe.unique_keys
     rest = begin_rest(keys, unique)
     rest, listed, listed_experts = list_best(
-        keys, rest, experts, 0, roll(recipe.columns), listed, listed_experts, unique
+        keys, rest, experts, 0, roll(recipe.kmax), listed, listed_experts, unique
     )
+    used = find_taken(keys, rest, unique)
+    if recipe.kmax < recipe.columns:  # exact rows take more
+        rest, listed, listed_experts = list_best(
+            keys, rest, experts, recipe.kmax, roll(recipe.columns), listed, listed_experts, unique
+        )
+        used = tl.where(exempt[:, None], find_taken(keys, rest, unique), used)
+        column = tl.arange(0, tile.columns)[None, :]
+        listed = tl.where(exempt[:, None] | (column < recipe.kmax), listed, EMPTY)
     if unique:
         listed_experts = read_expert(listed, keys.shape[1])
-    return find_taken(keys, rest, unique), listed, listed_experts
+    return used, listed, listed_experts
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .budgets import ADD, BUDGET, DROP, MASS, TARGET_PER_RANK, read_count, read_share
+from .budgets import ADD, BUDGET, DROP, MASS, MAX_ADD, TARGET_PER_RANK, read_count, read_share
 from .rows import EMPTY, load_tile, pop_best, roll
 
 # Packed counters: one int64 an expert holds three, so that one reduction and one exchange carry everything: bits
@@ -42,9 +42,9 @@ def find_voted(counters, recipe: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def find_threshold(keys, weights, limit) -> tl.tensor:
+def find_threshold(keys, weights, limit, most) -> tl.tensor:
     """Return a threshold >= 0: the keys [E] from the threshold up are the fewest that weigh at least `limit` together,
-    if equal keys count as one; 0 if all keys weigh less.
+    if equal keys count as one; 0 if all keys weigh less. Also fewest are `most` keys, unless that is None.
 
     The search compares all keys with 16 numbers, digit by digit, the highest digit first. The search ends when at most
     one key lies in the range of the digit that was found, and returns the lower end of that range: after 2.8 digits
@@ -64,7 +64,10 @@ def find_threshold(keys, weights, limit) -> tl.tensor:
         number = threshold + (digit << shift)
         weight = tl.sum(tl.where(keys[None, :] >= number[:, None], weights[None, :], 0), 1)
         # Of keys of 31 bits, digits from 8 on overflow in the first round: no key is as large.
-        reached = tl.sum(((weight >= limit) & (number >= 0)).to(tl.int32), 0)
+        enough = weight >= limit
+        if most is not None:
+            enough |= tl.sum((keys[None, :] >= number[:, None]).to(tl.int32), 1) >= most
+        reached = tl.sum((enough & (number >= 0)).to(tl.int32), 0)
         threshold += tl.maximum(reached - 1, 0).to(keys.dtype) << shift
         inside = tl.sum((keys >> shift == threshold >> shift).to(tl.int32), 0)
         shift -= DIGIT
@@ -72,29 +75,34 @@ def find_threshold(keys, weights, limit) -> tl.tensor:
 
 
 @triton.jit
-def keep_first(members, weights, limit) -> tl.tensor:
-    """Return the first of the members [E] bool that weigh `limit` or more together: [E] bool."""
+def keep_first(members, weights, limit, most) -> tl.tensor:
+    """Return the first of the members [E] bool that weigh `limit` or more together, at most `most`: [E] bool."""
     expert = tl.arange(0, members.shape[0])
     step = roll(members.shape[0])
     last = step * 0
     while step > 0:  # bit by bit, the last expert whose predecessors weigh too little
-        before = tl.sum(tl.where(members & (expert < last + step), weights, 0), 0)
-        last += tl.where(before < limit, step, 0)
+        before = members & (expert < last + step)
+        few = tl.sum(tl.where(before, weights, 0), 0) < limit
+        if most is not None:
+            few &= tl.sum(before.to(tl.int32), 0) < most
+        last += tl.where(few, step, 0)
         step >>= 1
     return members & (expert <= last)
 
 
 @triton.jit
-def keep_until(keys, weights, limit) -> tl.tensor:
-    """[E] bool: the largest keys above 0, of equal ones the first, until they weigh `limit` or more together. Equal
-    keys must have equal weights.
+def keep_until(keys, weights, limit, most=None) -> tl.tensor:
+    """Return the largest keys above 0, of equal keys the first, until they weigh `limit` or more together or are
+    `most`: [E] bool. Equal keys must have equal weights.
     """
-    threshold = find_threshold(keys, weights, limit)
+    threshold = find_threshold(keys, weights, limit, most)
     above = keys > threshold
     tied = (keys == threshold) & (keys > 0)  # 0 is the threshold of keys that all fit
     kept = above | tied
     if tl.sum(tied.to(tl.int32), 0) > 1:  # rare
-        kept = above | keep_first(tied, weights, limit - tl.sum(tl.where(above, weights, 0), 0))
+        if most is not None:
+            most -= tl.sum(above.to(tl.int32), 0)
+        kept = above | keep_first(tied, weights, limit - tl.sum(tl.where(above, weights, 0), 0), most)
     return kept & (limit > 0)
 
 
@@ -173,7 +181,9 @@ def balance_ranks(utility, selected, aside, rank, budgets, recipe: tl.constexpr)
 
 @triton.jit
 def reach_mass(utility, selected, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """[E] bool: the experts that S is to have, best first, before it holds its share of the utility."""
+    """Return the experts that S takes, best first, until it holds its share of the utility or has taken `max_add`:
+    [E] bool.
+    """
     rest = tl.where(selected, 0, utility)
     weights = utility  # shares of a row: all together fit, see MAX_ROWS
     if recipe.utility_full and recipe.sigmoid and not recipe.softplus:
@@ -181,7 +191,8 @@ def reach_mass(utility, selected, budgets, recipe: tl.constexpr) -> tl.tensor:
     total = tl.sum(weights, 0)
     held = tl.sum(tl.where(selected, weights, 0), 0)
     reach = tl.ceil(total.to(tl.float64) * read_share(budgets, MASS))
-    return keep_until(rest, weights, reach.to(weights.dtype) - held)
+    most = read_count(budgets, MAX_ADD) if recipe.caps_mass else None
+    return keep_until(rest, weights, reach.to(weights.dtype) - held, most)
 
 
 @triton.jit

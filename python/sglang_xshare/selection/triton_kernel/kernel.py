@@ -187,14 +187,11 @@ def select_kernel(
             tl.store(rescued, saved)
 
         usable = limit_keys(keys, kept, own, exempt, selected, experts, budgets, recipe)
-        used, best, expert = list_usable(usable, experts, recipe, tile)
+        used, best, expert = list_usable(usable, exempt, experts, recipe, tile)
         column = tl.arange(0, tile.columns)[None, :]
         chosen = best > EMPTY
-        if recipe.kmax < recipe.columns:
-            chosen &= exempt[:, None] | (column < recipe.kmax)
         own_scores = score_listed(own_best, own_expert, logits_of_row, largest, total, exempt, recipe, tile)
         chosen_scores = score_listed(best, expert, logits_of_row, largest, total, exempt, recipe, tile)
-        chosen_scores = tl.where(chosen, chosen_scores, 0.0)
         own_mass, mass = tl.sum(own_scores, 1), tl.sum(chosen_scores, 1)
         weights = weigh(chosen_scores, own_best > EMPTY, own_mass, chosen, mass, budgets, recipe)
         if expert_scale is not None:

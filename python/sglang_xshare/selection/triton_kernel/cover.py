@@ -7,7 +7,7 @@ from .barrier import wait_for_all
 from .budgets import MAX_RANK, OWN_SHARE, read_count, read_share
 from .experts import find_voted
 from .ranking import find_first
-from .rows import EMPTY, begin_rest, drop_best, find_taken, keep_quota, list_best, read_expert, read_logits, roll, score_logits
+from .rows import EMPTY, begin_rest, drop_best, find_taken, keep_quota, list_best, load_listed, read_expert, read_logits, roll, score_logits
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def score_listed(
     """
     there = listed > EMPTY
     if recipe.biased:
-        logits = tl.load(rows[:, None] + listed_experts, mask=there, other=0).to(tl.float32)
+        logits = load_listed(rows[:, None] + listed_experts, there)
     else:
         logits = read_logits(listed, tile.experts, recipe.unique_keys)
     scores = score_logits(logits, largest, recipe.sigmoid, recipe.softplus)

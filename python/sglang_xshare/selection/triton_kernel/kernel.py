@@ -27,7 +27,7 @@ from .budgets import WARM_ROWS, read_chance, read_count
 from .cover import find_filler, find_lost, limit_keys, list_usable, score_listed, settle_filler, settle_spare, weigh
 from .experts import find_voted, read_utility, select_experts, sum_counters
 from .ranking import choose_keys, collect_counters, find_first, rank_rows
-from .rows import EMPTY, find_largest, load_tile, score_logits, store_tile
+from .rows import EMPTY, find_largest, flatten, load_listed, load_tile, score_logits, store_tile
 from .voters import find_voters, follow_voters, measure_confidence
 
 MEASURE, COLLECT, RESCUE, ROUTE = (tl.constexpr(phase) for phase in range(4))
@@ -195,11 +195,11 @@ def select_kernel(
         own_mass, mass = tl.sum(own_scores, 1), tl.sum(chosen_scores, 1)
         weights = weigh(chosen_scores, own_best > EMPTY, own_mass, chosen, mass, budgets, recipe)
         if expert_scale is not None:
-            weights *= tl.load(expert_scale + expert, mask=chosen, other=0).to(tl.float32)
+            weights *= load_listed(expert_scale + expert, chosen)
         weights = tl.where(chosen, weights, 0.0)
         # Active is marked on top of the zeros stored above, by other threads of this program or before all met.
         tl.debug_barrier()
-        tl.store(active + expert, 1, mask=chosen)
+        tl.store(flatten(active + expert), 1, mask=flatten(chosen))
 
         filler = tl.full((tile.rows,), -1, tl.int32)
         if recipe.fill:

@@ -42,6 +42,20 @@ def load_tile(
 
 
 @triton.jit
+def flatten(tile) -> tl.tensor:
+    """Return a tile [R, C] as [R * C]. Addresses in no order have to be in one dimension: Triton would lay two out
+    anew, the other way round, through shared memory.
+    """
+    return tl.reshape(tile, (tile.shape[0] * tile.shape[1],))
+
+
+@triton.jit
+def load_listed(places, there) -> tl.tensor:
+    """Load what addresses [R, C] in no order point at: fp32, 0 if it is not `there` [R, C] bool."""
+    return tl.reshape(tl.load(flatten(places), mask=flatten(there), other=0).to(tl.float32), there.shape)
+
+
+@triton.jit
 def halve(tile) -> tuple[tl.tensor, tl.tensor]:
     """The left and the right half of the columns of a tile [R, E]."""
     halves = tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2))

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Check, time and tabulate on an NVIDIA GPU: scripts/gpu.sh [all | EXPERIMENT [PART...]]. Experiments: selection, layer,
-# server, eagle3, replay, tune, paged.
-# QUICK=1 ends after LIMIT seconds (default 480), unpacking included, and goes on from there when it is run again.
+# levers, server, eagle3, replay, tune, routing, paged.
+# QUICK=1 ends after LIMIT seconds (default 540), unpacking included, and goes on from there when it is run again.
 # RESULTS=DIR holds the records (default: benchmark/results/<date>-<gpu>; where $OUT is set, build/gpu/results, of which
 # $OUT gets one archive in the end); POLICY=xshare:k0=1,add=24 is what experiment tune tunes for.
 set -euo pipefail
@@ -9,8 +9,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 . scripts/gpu/toolkit.sh
 
-EXPERIMENTS=(selection layer server eagle3 replay tune paged)
-LIMIT=${LIMIT:-480}
+EXPERIMENTS=(selection levers layer server eagle3 replay tune routing paged)
+LIMIT=${LIMIT:-540}
 python=
 experiment=${1:-all}
 shift || true

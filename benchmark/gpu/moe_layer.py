@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_xshare import Batch, SelectionPlan
+from sglang_xshare import Batch, Router, SelectionPlan, select
+from sglang_xshare.policies import bounds
 from sglang_xshare.stage.layer import Assignment, Layer
 from sglang_xshare.stage.step import Step
 
@@ -121,6 +122,31 @@ def fixed_router(ids: Tensor) -> Callable[[int, Tensor], Any]:
     return lambda layer, hidden: StandardTopKOutput(weights[layer], ids[layer], None)
 
 
+def offer_alignment(
+    route: Callable[[int, Tensor], Any],
+    ids: Tensor,
+    shape: Shape,
+    most: int | None,
+    prebuilt: bool = True,
+) -> Callable[[int, Tensor], Any]:
+    """Return a router to fixed ids that hands the runner the ids' alignment and a bound on the active experts.
+
+    `most` is None for no bound, and without `prebuilt` there is no alignment.
+    """
+    from sglang_xshare.selection.alignment import align_pairs
+
+    from sglang_xshare.stage import handover
+
+    alignments = [align_pairs(one) if prebuilt else None for one in ids]
+
+    def offer_and_route(layer: int, hidden: Tensor) -> Any:
+        routed = route(layer, hidden)
+        handover.offer(routed.topk_ids, shape.experts, most=most, alignment=alignments[layer])
+        return routed
+
+    return offer_and_route
+
+
 def model_router(logits: Tensor, topk_config: Any) -> Callable[[int, Tensor], Any]:
     """Routes by `logits` [layers, rows, experts] through upstream, with a config of `make_topk_config`."""
     from sglang.srt.layers.moe.topk import select_experts
@@ -138,6 +164,34 @@ def make_topk_config(shape: Shape, plan: SelectionPlan | None, rows: int, device
     layer = Layer(0, config, None)
     layer.assignment = Assignment(plan, Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=device))))
     return layer.config
+
+
+def policy_router(
+    shape: Shape, plan: SelectionPlan, logits: Tensor, trims: bool = False
+) -> Callable[[int, Tensor], Any]:
+    """Return a router by `logits` [layers, rows, experts] under a plan, which hands its choice on as in a server.
+
+    With `trims` the runner learns how many experts can be active at most.
+    """
+    from sglang.srt.layers.moe.topk import TopKConfig, select_experts
+
+    rows = logits.shape[1]
+    layer = Layer(0, TopKConfig(top_k=shape.top_k, renormalize=True), None)
+    step = Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=logits.device)))
+    most = bounds.max_active(plan, layer.router, shape.experts, rows) if trims else None
+    layer.assignment = Assignment(plan, step, most=most)
+
+    def route(number: int, hidden: Tensor) -> Any:
+        routed = select_experts(hidden, logits[number], layer.config)
+        return routed._replace(topk_ids=layer.finish(routed.topk_ids, routed.topk_weights))
+
+    return route
+
+
+def count_active(shape: Shape, logits: Tensor, plan: SelectionPlan) -> float:
+    """Return the mean number of experts of a layer that are active under a plan."""
+    chosen = [select(one, plan, Router(top_k=shape.top_k)).active for one in logits]
+    return sum(int(one.sum()) for one in chosen) / len(chosen)
 
 
 def publish_arguments() -> None:

@@ -78,4 +78,4 @@ def install() -> None:
             toggle.take(selecting=schedule is not None)
 
     ModelRunner.init_cuda_graphs = capture_both
-    Stage.switch = switch_graphs  # type: ignore[method-assign]
+    Stage.switch = switch_graphs  # type: ignore[method-assign,assignment]

@@ -6,8 +6,11 @@ upstream's own format, tuned at those numbers, are all it needs: `write_configs`
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 from time import monotonic
@@ -27,6 +30,14 @@ if TYPE_CHECKING:
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
 SEARCH_SECONDS = 420.0  # a run has no more searches after this, so that it ends inside ten minutes
+FIXED, COMPILE = "fixed", "compile"
+"""Parts beside the shapes: fixed numbers of experts alone, at Qwen3-30B-A3B's shape, by a short search with both levers
+of experiment `levers`; and the compilation of all that this search tries, which times nothing.
+"""
+FIXED_SHAPE = "qwen3-30b-a3b"
+FIXED_SECONDS = 45.0
+COMPILERS = 8
+"""Processes that compile: each holds the weights of a layer, 1.2 GB."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +53,15 @@ class Point:
         return f"tokens={self.rows}" if self.active is None else f"active={self.active}"
 
 
-POINTS = (*(Point(rows) for rows in TOKENS), Point(ROWS, BANDWIDTH_AT))
+FIXED_POINTS = tuple(Point(ROWS, active) for active in (BANDWIDTH_AT, 34, 36))
+"""OEA with k0 = 3 leaves 24 experts active, xshare and OEA with k0 = 5 leave 34 and 36."""
+POINTS = tuple(Point(rows) for rows in TOKENS)
 
 
 def measure(record: Record, parts: Sequence[str], policy: str = POLICY) -> None:
     """Tune every point that the record lacks. Raises ValueError for another policy than the record's."""
-    names = choose_parts("tune", parts, SHAPES)
+    parts = choose_parts("tune", parts, (COMPILE, FIXED, *SHAPES))
+    names = [name for name in parts if name in SHAPES]
     for rows in TOKENS:
         plan_at(policy, rows)
     recorded = record.points.get("policy", {}).get("policy", policy)
@@ -56,10 +70,18 @@ def measure(record: Record, parts: Sequence[str], policy: str = POLICY) -> None:
     from benchmark.gpu.timing import measure_copy_bandwidth
 
     os.environ.pop("SGLANG_MOE_CONFIG_DIR", None)  # what is compared with are upstream's own files
+    if COMPILE in parts:
+        compile_launches()
+        record.add(COMPILE, launches=len(launch_list()))
+        if parts == [COMPILE]:
+            return
     if "policy" not in record:
         record.add("policy", policy=policy)
     if "copy" not in record:
         record.add("copy", gb_per_s=measure_copy_bandwidth())
+    fixed = [one for one in FIXED_POINTS if f"{FIXED_SHAPE}/{one.key}" not in record]
+    if FIXED in parts and fixed:
+        _tune_shape(record, FIXED_SHAPE, policy, fixed, len(fixed), monotonic() + FIXED_SECONDS)
     missing = {name: [one for one in POINTS if f"{name}/{one.key}" not in record] for name in names}
     left, end = sum(map(len, missing.values())), monotonic() + SEARCH_SECONDS
     for name, points in missing.items():
@@ -73,7 +95,7 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
     copy = points["copy"]["gb_per_s"] if "copy" in points else None
     found = []
     for name in SHAPES:
-        for one in POINTS:
+        for one in (*POINTS, *FIXED_POINTS):
             point = points.get(f"{name}/{one.key}")
             if point is not None and copy is not None:
                 found.append(_format_point(name, one, point, copy))
@@ -91,6 +113,33 @@ def write_configs(results: Path) -> None:
             files = moe_configs.merge(points[f"{name}/files"]["files"], configs)
             moe_configs.write_files(results / moe_configs.FOLDER, files)
             print(f"{name}: SGLANG_MOE_CONFIG_DIR={results / moe_configs.FOLDER} has {', '.join(files)}")
+
+
+def launch_list() -> list[dict[str, int]]:
+    """Return the launches that the short search tries."""
+    from benchmark.gpu import launch
+
+    return launch.list_few()
+
+
+def compile_launches() -> None:
+    """Compile, side by side, every launch that the short search tries."""
+    launches = launch_list()
+    with ProcessPoolExecutor(COMPILERS, get_context("spawn")) as pool:
+        list(pool.map(_compile, [launches[number::COMPILERS] for number in range(COMPILERS)]))
+
+
+def _compile(launches: Sequence[dict[str, int]]) -> None:
+    from sglang.srt.layers.moe.moe_runner.triton_utils import override_config
+
+    from benchmark.gpu import moe_layer
+
+    shape = moe_layer.Shape(FIXED_SHAPE, **SHAPES[FIXED_SHAPE] | {"layers": 1})
+    layers = moe_layer.MoeLayers(shape, ROWS)
+    route = moe_layer.fixed_router(moe_layer.route_to(BANDWIDTH_AT, shape, ROWS, "cuda"))
+    for one in launches:
+        with override_config(one), suppress(Exception):  # one that does not compile is found when it is timed
+            layers.run(route)
 
 
 def plan_at(policy: str, rows: int) -> "SelectionPlan":
@@ -122,7 +171,8 @@ def _tune_shape(record: Record, name: str, policy: str, points: Sequence[Point],
         time = launch.make_timer(run, shape.layers)
         starts = [launch.complete(upstream[str(one.rows)]), *_neighbours(record, name, one.rows)]
         now = monotonic()
-        config, _, finished = launch.descend(starts, time, until=now + (end - now) / (left - number))
+        until, choices = now + (end - now) / (left - number), launch.CHOICES if one.active is None else launch.FEW
+        config, _, finished = launch.descend(starts, time, until, choices)
         own, us = time_graph(run) / shape.layers, time(config)
         faster = us < (1 - launch.NOISE) * own
         record.add(
@@ -143,7 +193,8 @@ def _route(layers: "MoeLayers", shape: "Shape", point: Point, policy: str) -> tu
 
     device = str(layers.source.device)
     if point.active is not None:
-        return moe_layer.fixed_router(moe_layer.route_to(point.active, shape, point.rows, device)), point.active
+        ids = moe_layer.route_to(point.active, shape, point.rows, device)
+        return moe_layer.offer_alignment(moe_layer.fixed_router(ids), ids, shape, point.active), point.active
     logits = moe_layer.draw_logits(shape, point.rows, device)
     config = moe_layer.make_topk_config(shape, plan_at(policy, point.rows), point.rows, device)
     route = moe_layer.model_router(logits, config)
@@ -158,7 +209,7 @@ def _run(layers: "MoeLayers", route: Callable[..., Any]) -> Any:
 
 def _neighbours(record: Record, name: str, rows: int) -> list[dict[str, int]]:
     """The configuration found for the nearest number of tokens, if any."""
-    tuned = {one.rows: record.points.get(f"{name}/{one.key}", {}).get("config") for one in POINTS}
+    tuned = {one.rows: record.points.get(f"{name}/{one.key}", {}).get("config") for one in (*FIXED_POINTS, *POINTS)}
     tuned = {near: config for near, config in tuned.items() if config is not None}
     return [tuned[min(tuned, key=lambda near: abs(near - rows))]] if tuned else []
 

@@ -1,0 +1,123 @@
+"""Experiment `routing`: what gpt-oss's layers launch between logits and matmul, with `routing()` and with our arrays.
+
+Under `triton_kernel` a layer masks the logits and upstream's `routing()` derives its arrays in nine launches. With
+prebuilt arrays the selection returns ids, and one launch builds them. Both are held to each other, then timed in turns.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import product
+from statistics import mean
+from typing import Any
+
+from benchmark.common.record import Record
+from benchmark.gpu.checks import choose_parts, measure_points
+from benchmark.gpu.levers import compare
+from benchmark.gpu.table import Row
+
+EXPERTS, ROWS = (128, 32), (16, 8, 32, 4, 1)
+TOP_K = 4
+POLICIES = ("xshare:k0=4", "xshare:k0=0,add=24")
+"""The first drops nothing: the arrays of both ways must be equal."""
+LAYERS = 36
+"""Copies in a graph, so that its own launch is a small part."""
+OLD, NEW = "mask and routing()", "select and arrays"
+
+
+def measure(record: Record, parts: Sequence[str]) -> None:
+    """Time every point that the record lacks. One that fails is recorded, stops no other, and is raised at the end."""
+    names = choose_parts("routing", parts, map(str, EXPERTS))
+    shapes = [(int(name), rows, policy) for name, rows, policy in product(names, ROWS, POLICIES)]
+    if reason := measure_points(record, {point_key(*shape): partial(_time, *shape) for shape in shapes}):
+        raise RuntimeError(reason)
+
+
+def point_key(experts: int, rows: int, policy: str) -> str:
+    """Return a point's key in the record."""
+    return f"{rows}x{experts}/{policy}"
+
+
+def _time(experts: int, rows: int, policy: str) -> dict[str, Any]:
+    import torch
+    from sglang_xshare.selection.triton_kernel.routing_data import build_routing
+    from sglang_xshare.upstream.triton_kernels import find_contract
+
+    from benchmark.common.variant import parse_plan
+    from benchmark.gpu.moe_layer import publish_arguments
+    from benchmark.gpu.timing import time_alternating
+    from sglang_xshare import Batch, Router, RunnerSlots, select
+
+    publish_arguments()
+    from sglang.srt.layers.moe.topk import routing
+
+    contract = find_contract()
+    if contract is None:
+        raise RuntimeError("this release's triton_kernels takes no arrays of ours")
+    generator = torch.Generator().manual_seed(rows * experts)
+    logits = torch.randn(rows, experts, generator=generator).to("cuda", torch.bfloat16)
+    plan, router, batch = parse_plan(policy), Router(TOP_K), Batch()
+    masking, choosing = RunnerSlots(masked=True), RunnerSlots(empty=contract.empty)
+
+    def old() -> Any:
+        return routing(select(logits, plan, router, batch, slots=masking).masked_logits, TOP_K)
+
+    def new() -> Any:
+        chosen = select(logits, plan, router, batch, slots=choosing)
+        return contract.pack(build_routing(chosen.topk_ids, chosen.topk_weights, experts, logits.dtype), TOP_K)
+
+    if policy == POLICIES[0]:
+        check_equal(old(), new())
+    chosen = select(logits, plan, router, batch, slots=choosing)
+    alone = partial(build_routing, chosen.topk_ids, chosen.topk_weights, experts, logits.dtype)
+    calls = {OLD: old, NEW: new, "routing() alone": partial(routing, logits, TOP_K), "arrays alone": alone}
+    times = time_alternating({name: partial(_repeat, call) for name, call in calls.items()})
+    us = {name: [one / LAYERS for one in found] for name, found in times.items()}
+    print(f"{rows} x {experts}, {policy}: " + ", ".join(f"{name} {mean(us[name]):.2f}" for name in us), flush=True)
+    return {"experts": experts, "rows": rows, "policy": policy, "mode_us": us}
+
+
+def _repeat(call: Any) -> None:
+    for _ in range(LAYERS):
+        call()
+
+
+def check_equal(old: Sequence[Any], new: Sequence[Any]) -> None:
+    """Raise RuntimeError for arrays that differ, the first named; gates may differ by a rounding to bf16."""
+    import torch
+
+    first, second = (_list_arrays(one) for one in (old, new))
+    for name, expected in first.items():
+        found = second[name]
+        if expected.is_floating_point():
+            same = torch.allclose(found.float(), expected.float(), rtol=2**-7, atol=2**-12)
+        else:
+            same = torch.equal(found.flatten().int(), expected.flatten().int())
+        if not same:
+            raise RuntimeError(f"{name}: not what routing() returns")
+
+
+def _list_arrays(routed: Sequence[Any]) -> dict[str, Any]:
+    """Return the arrays that matmul reads, by name. `routed`: routing data, gather and scatter indices."""
+    data, gather, scatter = routed
+    return {
+        "histogram": data.expt_hist,
+        "gates": data.gate_scal,
+        "gather source": gather.src_indx,
+        "gather destination": gather.dst_indx,
+        "scatter source": scatter.src_indx,
+        "scatter destination": scatter.dst_indx,
+    }
+
+
+def rows(points: Mapping[str, Any]) -> list[Row]:
+    """Return both times at every shape, and what a layer saves."""
+    found = []
+    for experts, count, policy in product(EXPERTS, ROWS, POLICIES):
+        point = points.get(point_key(experts, count, policy))
+        if point is not None:
+            us = point["mode_us"]
+            change, error = compare(us[OLD], us[NEW])
+            parts = ", ".join(f"{name} {mean(times):.2f}" for name, times in us.items())
+            what = f"{count} tokens x {experts} experts, {policy}: {parts} us"
+            found.append(Row(what, f"{change:+.2f} ± {error:.2f} us a layer"))
+    return found

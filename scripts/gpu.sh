@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Check, time and tabulate on an NVIDIA GPU: scripts/gpu.sh [all | EXPERIMENT [PART...]]. Experiments: selection, layer,
-# levers, server, eagle3, replay, tune, routing, paged.
+# Check, time and tabulate on an NVIDIA GPU: scripts/gpu.sh [all | EXPERIMENT [PART...]]. Experiments: caches, selection,
+# levers, layer, server, eagle3, replay, tune, routing, paged.
 # QUICK=1 ends after LIMIT seconds (default 540), unpacking included, and goes on from there when it is run again.
 # RESULTS=DIR holds the records (default: benchmark/results/<date>-<gpu>; where $OUT is set, build/gpu/results, of which
 # $OUT gets one archive in the end); POLICY=xshare:k0=1,add=24 is what experiment tune tunes for.
@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 . scripts/gpu/toolkit.sh
 
-EXPERIMENTS=(selection levers layer server eagle3 replay tune routing paged)
+EXPERIMENTS=(caches selection levers layer server eagle3 replay tune routing paged)
 LIMIT=${LIMIT:-540}
 python=
 experiment=${1:-all}
@@ -43,7 +43,7 @@ use_archive() {  # the SGLang in .gpu/, for a machine that can install nothing
     if [[ ! -f $site/.complete ]]; then
         rm -rf "$site" "$work/checked"; mkdir -p "$site"
         unpack site "$site"
-        for name in fi_distinfo extras; do if [[ -f .gpu/$name.tar.xz ]]; then unpack $name "$site"; fi; done
+        for name in fi_distinfo extras former; do if [[ -f .gpu/$name.tar.xz ]]; then unpack $name "$site"; fi; done
         for name in tvmcache jit; do if [[ -f .gpu/$name.tar.xz ]]; then unpack $name "$work"; fi; done
         python3 -m compileall -q -j 0 "$site" >/dev/null || true  # some packages carry files for other Pythons
         if [[ -f .gpu/common_ops_unmodified.so.xz ]]; then  # in place of slimmed ones

@@ -112,15 +112,24 @@ def _time_policies(shape: "Shape", layers: "MoeLayers") -> dict[str, Any]:
     off = moe_layer.model_router(logits, moe_layer.make_topk_config(shape, None, ROWS, "cuda"))
     runs: dict[str, Callable[[], None]] = {"off": partial(layers.run, off)}
     for policy in POLICIES:
-        for has_levers in (False, True):
+        for has_levers, name in ((False, policy), (True, f"{policy} {WITH}")):
             # A fresh layer for each: one whose alignment the runner did not take offers none afterwards.
             route = moe_layer.policy_router(shape, parse_plan(policy), logits, trims=has_levers)
-            runs[f"{policy} {WITH}" if has_levers else policy] = partial(_run_policy, layers, route, has_levers)
+            runs[name] = partial(_run_policy, layers, route, has_levers)
     taken = _count_taken(runs, handover)
     us = _time(runs, shape.layers)
     _print("policies", us)
     active = {policy: moe_layer.count_active(shape, logits, parse_plan(policy)) for policy in POLICIES}
     return {"mode_us": us, "active": active, "taken": taken}
+
+
+def run_once(shape: "Shape", layers: "MoeLayers", policy: str, has_levers: bool) -> None:
+    """Run the layers once under a policy, which compiles them as `policies` runs them."""
+    from benchmark.common.variant import parse_plan
+    from benchmark.gpu import moe_layer
+
+    logits = moe_layer.draw_logits(shape, ROWS, "cuda")
+    _run_policy(layers, moe_layer.policy_router(shape, parse_plan(policy), logits, trims=has_levers), has_levers)
 
 
 def _run_policy(layers: "MoeLayers", route: Callable[[int, "Tensor"], Any], has_levers: bool) -> None:
@@ -164,7 +173,7 @@ def remove(names: Sequence[str]) -> Iterator[None]:
     """Make functions of upstream's runner do nothing."""
     with ExitStack() as stack:
         for name in names:
-            stack.enter_context(mock.patch(f"{RUNNER}.{name}", lambda *args, **kwargs: None))
+            stack.enter_context(mock.patch(f"{RUNNER}.{name}", return_value=None))
         yield
 
 

@@ -190,7 +190,7 @@ def policy_router(
 
 def count_active(shape: Shape, logits: Tensor, plan: SelectionPlan) -> float:
     """Return the mean number of experts of a layer that are active under a plan."""
-    chosen = [select(one, plan, Router(top_k=shape.top_k)).active for one in logits]
+    chosen = [select(one, plan, Router(top_k=shape.top_k), backend="torch").active for one in logits]
     return sum(int(one.sum()) for one in chosen) / len(chosen)
 
 

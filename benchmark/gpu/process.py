@@ -71,7 +71,7 @@ class Process:
         return Ended(status, shorten(told.removeprefix("gpu: ")) if status else "", monotonic() - began)
 
 
-def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     """To all of its session's group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)

@@ -4,7 +4,7 @@ Under `triton_kernel` a layer masks the logits and upstream's `routing()` derive
 prebuilt arrays the selection returns ids, and one launch builds them. Both are held to each other, then timed in turns.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from statistics import mean
@@ -19,7 +19,7 @@ EXPERTS, ROWS = (128, 32), (16, 8, 32, 4, 1)
 TOP_K = 4
 POLICIES = ("xshare:k0=4", "xshare:k0=0,add=24")
 """The first drops nothing: the arrays of both ways must be equal."""
-LAYERS = 36
+LAYERS, ROUNDS = 36, 10
 """Copies in a graph, so that its own launch is a small part."""
 OLD, NEW = "mask and routing()", "select and arrays"
 
@@ -37,14 +37,14 @@ def point_key(experts: int, rows: int, policy: str) -> str:
     return f"{rows}x{experts}/{policy}"
 
 
-def _time(experts: int, rows: int, policy: str) -> dict[str, Any]:
+def make_calls(experts: int, rows: int, policy: str) -> dict[str, Callable[[], Any]]:
+    """Return what is timed at a shape, by name. Raises RuntimeError where triton_kernels takes no arrays of ours."""
     import torch
     from sglang_xshare.selection.triton_kernel.routing_data import build_routing
     from sglang_xshare.upstream.triton_kernels import find_contract
 
     from benchmark.common.variant import parse_plan
     from benchmark.gpu.moe_layer import publish_arguments
-    from benchmark.gpu.timing import time_alternating
     from sglang_xshare import Batch, Router, RunnerSlots, select
 
     publish_arguments()
@@ -65,12 +65,24 @@ def _time(experts: int, rows: int, policy: str) -> dict[str, Any]:
         chosen = select(logits, plan, router, batch, slots=choosing)
         return contract.pack(build_routing(chosen.topk_ids, chosen.topk_weights, experts, logits.dtype), TOP_K)
 
-    if policy == POLICIES[0]:
-        check_equal(old(), new())
     chosen = select(logits, plan, router, batch, slots=choosing)
     alone = partial(build_routing, chosen.topk_ids, chosen.topk_weights, experts, logits.dtype)
-    calls = {OLD: old, NEW: new, "routing() alone": partial(routing, logits, TOP_K), "arrays alone": alone}
-    times = time_alternating({name: partial(_repeat, call) for name, call in calls.items()})
+    return {OLD: old, NEW: new, "routing() alone": partial(routing, logits, TOP_K), "arrays alone": alone}
+
+
+def compile_point(experts: int, rows: int, policy: str) -> None:
+    """Leave in Triton's cache what is timed at a shape."""
+    for call in make_calls(experts, rows, policy).values():
+        call()
+
+
+def _time(experts: int, rows: int, policy: str) -> dict[str, Any]:
+    from benchmark.gpu.timing import time_alternating
+
+    calls = make_calls(experts, rows, policy)
+    if policy == POLICIES[0]:
+        check_equal(calls[OLD](), calls[NEW]())
+    times = time_alternating({name: partial(_repeat, call) for name, call in calls.items()}, ROUNDS)
     us = {name: [one / LAYERS for one in found] for name, found in times.items()}
     print(f"{rows} x {experts}, {policy}: " + ", ".join(f"{name} {mean(us[name]):.2f}" for name in us), flush=True)
     return {"experts": experts, "rows": rows, "policy": policy, "mode_us": us}

@@ -67,7 +67,7 @@ class Task:
 
 TASKS: tuple[Task, ...] = (
     Task("selection", ("ids",), 120.0, is_quick=True, beside=True),
-    Task("tune", ("compile",), 120.0, is_quick=True, beside=True),
+    Task("caches", (), 120.0, is_quick=True, beside=True),
     Task("levers", (), 75.0, KERNELS, is_quick=True),
     Task("tune", ("fixed",), 75.0, KERNELS, is_quick=True),
     Task("selection", ("times",), 60.0, is_quick=True),
@@ -127,7 +127,7 @@ class _Run:
         self.record, self.results, self.policy, self.end = record, results, policy, end
         self.failed: list[str] = []
         self.left_over: list[str] = []
-        self.gate = results / ".gate"
+        self.gate = CHECKED.with_name("gate")
         self._early: tuple[Task, Process] | None = None
 
     @property
@@ -138,6 +138,7 @@ class _Run:
     @contextmanager
     def start_server(self, tasks: Sequence[Task]) -> Iterator[None]:
         """Start the first task that serves a model, if there is room beside it. Its server waits at the gate."""
+        self.gate.parent.mkdir(parents=True, exist_ok=True)
         self.gate.unlink(missing_ok=True)
         task = next((task for task in tasks if task.serves), None)
         if task is not None and has_room(task.serves):

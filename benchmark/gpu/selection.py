@@ -90,5 +90,10 @@ def _time_rows(times: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     for one in times:
         ratio = one["us"] / one["upstream_us"]
         text = f"{one['us']:.2f} us, upstream's router {one['upstream_us']:.2f} us: {ratio:.2f} x"
+        if "upstream_later_us" in one:
+            later = one["upstream_later_us"]
+            text += f", from 0.5.20 on {later:.2f} us: {one['us'] / later:.2f} x"
+        if "former_us" in one:
+            text += f"; formerly {one['former_us']:.2f} us"
         what = f"{one['policy']}, {one['rows']} tokens x {one['experts']} experts"
         yield Row(what, text, f"at most {TIME_BAR:g} x", ratio <= TIME_BAR)

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmark.common.comparison import Comparison, format_experts, format_number, is_measured
+from benchmark.common.comparison import Comparison, format_experts, format_number
 from benchmark.common.record import Record
 from benchmark.common.server import Server
 from benchmark.common.table import Table
 from benchmark.common.variant import OFF, parse_variant
 from benchmark.gpu import memory
 from benchmark.gpu.checks import FAILED, choose_parts, explain
-from benchmark.gpu.serving import Gain, Point, make_toggled, measure_rounds
+from benchmark.gpu.serving import Gain, Point, is_complete, make_toggled, measure_rounds
 from benchmark.gpu.table import Row
 
 POLICY = "xshare"
@@ -89,7 +89,7 @@ def measure(record: Record, parts: Sequence[str]) -> None:
 
 def _measure_case(record: Record, name: str, case: Case) -> None:
     record.points.pop(FAILED + name, None)
-    missing = [point for point in case.points(name) if not is_measured(record, point.key)]
+    missing = [point for point in case.points(name) if not is_complete(record, point.key)]
     model = memory.fit_model(record, name, case.model) if missing else None
     if model is None:
         return

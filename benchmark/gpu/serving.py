@@ -7,7 +7,7 @@ from math import sqrt
 from statistics import mean, stdev
 from typing import Any
 
-from benchmark.common.comparison import Comparison, Summary, format_experts, format_number, is_measured
+from benchmark.common.comparison import Comparison, Summary, format_experts, format_number
 from benchmark.common.record import Record
 from benchmark.common.rounds import Series, Workload, run_rounds, serve
 from benchmark.common.server import Server
@@ -87,6 +87,11 @@ class Point:
     concurrency: int
 
 
+def is_complete(record: Record, key: str) -> bool:
+    """Return whether the record has all rounds of a point."""
+    return key in record and Comparison.read(record.points[key]).rounds >= ROUNDS
+
+
 def measure_rounds(
     record: Record,
     name: str,
@@ -126,7 +131,7 @@ def _begin(record: Record, name: str, point: Point, servers: Sequence[Server], t
         is_same = replace(former, model=workload.model, texts=workload.texts, rounds=ROUNDS) == workload
         if not is_same or former.model.name != workload.model.name:
             del record.points[point.key]
-        elif is_measured(record, point.key):
+        elif is_complete(record, point.key):
             return
     series = [Series(variant) for variant in point.variants]
     if point.key in record:

@@ -12,7 +12,7 @@ from benchmark.common.record import last_session, read_record
 from benchmark.common.table import Table
 from benchmark.gpu.checks import FAILED
 
-EXPERIMENTS = ("selection", "levers", "layer", "server", "eagle3", "replay", "tune", "routing", "paged")
+EXPERIMENTS = ("caches", "selection", "levers", "layer", "server", "eagle3", "replay", "tune", "routing", "paged")
 """Each is the module of that name: `measure(record, parts)` and `rows(points)`."""
 RECORDS = ("run", *EXPERIMENTS)
 """In the order of the table; `run` holds what was checked beforehand and how every task ended."""

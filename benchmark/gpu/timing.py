@@ -16,14 +16,14 @@ def time_graph(run: Callable[[], object], replays: int = REPLAYS) -> float:
     return time_calls(capture(run).replay, replays)
 
 
-def time_alternating(runs: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
+def time_alternating(runs: Mapping[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, list[float]]:
     """Return the median microseconds of each run by round. Each is a CUDA graph; all are replayed in every round.
 
     Every other round goes in reverse order, so that a drift of the clock favours none.
     """
     graphs = {name: capture(run) for name, run in runs.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(ROUNDS):
+    for number in range(rounds):
         for name in list(runs)[:: -1 if number % 2 else 1]:
             times[name].append(time_calls(graphs[name].replay, ROUND_REPLAYS))
     return times

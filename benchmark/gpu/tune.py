@@ -6,11 +6,8 @@ upstream's own format, tuned at those numbers, are all it needs: `write_configs`
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 from time import monotonic
@@ -30,14 +27,12 @@ if TYPE_CHECKING:
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
 SEARCH_SECONDS = 420.0  # a run has no more searches after this, so that it ends inside ten minutes
-FIXED, COMPILE = "fixed", "compile"
-"""Parts beside the shapes: fixed numbers of experts alone, at Qwen3-30B-A3B's shape, by a short search with both levers
-of experiment `levers`; and the compilation of all that this search tries, which times nothing.
+FIXED = "fixed"
+"""A part beside the shapes: fixed numbers of experts at Qwen3-30B-A3B's shape, by a short search, with both levers of
+experiment `levers`.
 """
 FIXED_SHAPE = "qwen3-30b-a3b"
 FIXED_SECONDS = 45.0
-COMPILERS = 8
-"""Processes that compile: each holds the weights of a layer, 1.2 GB."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ POINTS = tuple(Point(rows) for rows in TOKENS)
 
 def measure(record: Record, parts: Sequence[str], policy: str = POLICY) -> None:
     """Tune every point that the record lacks. Raises ValueError for another policy than the record's."""
-    parts = choose_parts("tune", parts, (COMPILE, FIXED, *SHAPES))
+    parts = choose_parts("tune", parts, (FIXED, *SHAPES))
     names = [name for name in parts if name in SHAPES]
     for rows in TOKENS:
         plan_at(policy, rows)
@@ -70,11 +65,6 @@ def measure(record: Record, parts: Sequence[str], policy: str = POLICY) -> None:
     from benchmark.gpu.timing import measure_copy_bandwidth
 
     os.environ.pop("SGLANG_MOE_CONFIG_DIR", None)  # what is compared with are upstream's own files
-    if COMPILE in parts:
-        compile_launches()
-        record.add(COMPILE, launches=len(launch_list()))
-        if parts == [COMPILE]:
-            return
     if "policy" not in record:
         record.add("policy", policy=policy)
     if "copy" not in record:
@@ -113,33 +103,6 @@ def write_configs(results: Path) -> None:
             files = moe_configs.merge(points[f"{name}/files"]["files"], configs)
             moe_configs.write_files(results / moe_configs.FOLDER, files)
             print(f"{name}: SGLANG_MOE_CONFIG_DIR={results / moe_configs.FOLDER} has {', '.join(files)}")
-
-
-def launch_list() -> list[dict[str, int]]:
-    """Return the launches that the short search tries."""
-    from benchmark.gpu import launch
-
-    return launch.list_few()
-
-
-def compile_launches() -> None:
-    """Compile, side by side, every launch that the short search tries."""
-    launches = launch_list()
-    with ProcessPoolExecutor(COMPILERS, get_context("spawn")) as pool:
-        list(pool.map(_compile, [launches[number::COMPILERS] for number in range(COMPILERS)]))
-
-
-def _compile(launches: Sequence[dict[str, int]]) -> None:
-    from sglang.srt.layers.moe.moe_runner.triton_utils import override_config
-
-    from benchmark.gpu import moe_layer
-
-    shape = moe_layer.Shape(FIXED_SHAPE, **SHAPES[FIXED_SHAPE] | {"layers": 1})
-    layers = moe_layer.MoeLayers(shape, ROWS)
-    route = moe_layer.fixed_router(moe_layer.route_to(BANDWIDTH_AT, shape, ROWS, "cuda"))
-    for one in launches:
-        with override_config(one), suppress(Exception):  # one that does not compile is found when it is timed
-            layers.run(route)
 
 
 def plan_at(policy: str, rows: int) -> "SelectionPlan":

@@ -7,6 +7,7 @@
         -> S [E] bool                                     select: in every program, from the same counters
         -> places [R, E]                                  cover: rounds of `pop_best` over C within S
         -> topk_ids, topk_weights [n, columns]            each expert stored at its place
+        -> alignment                                      the pairs sorted by expert, if the runner takes them
 
 All sums across rows are of integers, so neither the order of rows nor the number of programs changes a bit.
 
@@ -22,6 +23,7 @@ instructions, where a bitonic sort of 128 experts takes 28 exchanges.
 import triton
 import triton.language as tl
 
+from .alignment import align_program
 from .barrier import wait_for_all
 from .budgets import WARM_ROWS, read_chance, read_count
 from .cover import find_filler, find_lost, limit_keys, place_experts, settle_filler, settle_spare, store_places, weigh
@@ -50,6 +52,7 @@ TABLES = ["selected_out", "active", "vanilla_active", "kept_mass", "rescued"]
         "topk_ids",
         "topk_weights",
         "masked",
+        "alignment",
         *TABLES,
     ],
 )
@@ -69,6 +72,7 @@ def select_kernel(
     topk_ids: tl.tensor,  # [n, columns] int32, shared experts' columns among them
     topk_weights: tl.tensor,  # [n, columns] fp32
     masked: tl.tensor,  # [n, N], as the logits; or None
+    alignment: tl.tensor,  # int32: the total, the pairs, the blocks' experts (`launch.divide`); or None
     selected_out: tl.tensor,  # [N] bool
     active: tl.tensor,  # [N] bool
     vanilla_active: tl.tensor,  # [N] bool
@@ -223,3 +227,5 @@ def select_kernel(
         share = tl.where(live, share, 0.0)[:, None]
         once = present[:, None] & (column == 0)
         tl.store(kept_mass + (row[:, None] + column), tl.broadcast_to(share, target.shape), mask=once)
+        if alignment is not None:
+            align_program(alignment, slot, chosen, filler, place, row, present, num_rows, experts, recipe, tile)

@@ -228,4 +228,6 @@ def select_kernel(
         once = present[:, None] & (column == 0)
         tl.store(kept_mass + (row[:, None] + column), tl.broadcast_to(share, target.shape), mask=once)
         if alignment is not None:
-            align_program(alignment, slot, chosen, filler, place, row, present, num_rows, experts, recipe, tile)
+            tl.debug_barrier()
+            ids = tl.load(topk_ids + target, mask=present[:, None] & (column < slots), other=0)
+            align_program(alignment, chosen, ids, filler, place, row, present, num_rows, experts, recipe, tile)

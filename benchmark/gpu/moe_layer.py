@@ -9,8 +9,11 @@ from torch import Tensor
 
 from sglang_xshare import Batch, Router, SelectionPlan, select
 from sglang_xshare.policies import bounds
+from sglang_xshare.selection.alignment import align_pairs
+from sglang_xshare.stage import handover
 from sglang_xshare.stage.layer import Assignment, Layer
 from sglang_xshare.stage.step import Step
+from sglang_xshare.types import Alignment
 
 COMMON = 0.47
 """Share of the logits' variance that all rows have in common. At 0.47, 16 rows have 49 of 128 active at top-8, and OEA
@@ -133,15 +136,12 @@ def offer_alignment(
 
     `most` is None for no bound, and without `prebuilt` there is no alignment.
     """
-    from sglang_xshare.selection.alignment import align_pairs
-
-    from sglang_xshare.stage import handover
-
-    alignments = [align_pairs(one) if prebuilt else None for one in ids]
+    aligned = [align_pairs(one.cpu()) if prebuilt else None for one in ids]
+    alignments = [one and Alignment(*(tensor.to(ids.device) for tensor in one)) for one in aligned]
 
     def offer_and_route(layer: int, hidden: Tensor) -> Any:
         routed = route(layer, hidden)
-        handover.offer(routed.topk_ids, shape.experts, most=most, alignment=alignments[layer])
+        handover.offer(handover.Offer(routed.topk_ids, shape.experts, most, alignments[layer]))
         return routed
 
     return offer_and_route

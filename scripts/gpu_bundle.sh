@@ -49,6 +49,8 @@ if git cat-file -e "$FORMER^{commit}" 2>/dev/null; then
     trap 'rm -rf "$site" "$site".*' EXIT
     git archive "$FORMER" python/sglang_xshare | tar -x --strip-components=1 -C "$site.former"
     mv "$site.former/sglang_xshare" "$site.former/former_xshare"
+    # It finds its backends by absolute names.
+    sed -i 's/"sglang_xshare\./"former_xshare./' "$site.former/former_xshare/selection/__init__.py"
     tar -cJf .gpu/former.tar.xz -C "$site.former" .
 else
     echo "gpu-bundle: commit $FORMER is not here; the former selection kernel is not timed" >&2

@@ -72,9 +72,16 @@ use_venv() {
     python=${VENV:-.venv}/bin/python target=()
 }
 
+bring_back() {  # one archive, whole whenever the command is stopped
+    [[ -n ${OUT:-} && $OUT != "$results" ]] || return 0
+    mkdir -p "$OUT"
+    tar -cJf "$work/results.part" -C "$results" . && mv "$work/results.part" "$OUT/results.tar.xz" || cp "$results"/*.json "$OUT"/ || true
+}
+
 finish() {  # whatever happened: the table of what there is, and the way back
     local status=$?
     trap - EXIT
+    [[ -z ${keeper:-} ]] || kill "$keeper" 2>/dev/null || true
     if [[ -n ${python:-} ]]; then
         if ((status)); then  # the ends of the newest logs of its servers
             mkdir -p "$results/logs"
@@ -82,10 +89,7 @@ finish() {  # whatever happened: the table of what there is, and the way back
                 while read -r log; do tail -c 100000 "$log" >"$results/logs/${log##*/}"; done
         fi
         timeout 60 "$python" -m benchmark.gpu table --out "$results" || true
-        if [[ -n ${OUT:-} && $OUT != "$results" ]]; then
-            mkdir -p "$OUT"
-            tar -cJf "$OUT/results.tar.xz" -C "$results" . || cp "$results"/*.json "$OUT"/ || true
-        fi
+        bring_back
     fi
     exit "$status"
 }
@@ -96,6 +100,8 @@ if [[ -f .gpu/site.tar.xz ]]; then use_archive; else use_venv; fi
 find_toolkit "$work"
 "$python" -m sglang_xshare patch apply "${target[@]}" || echo "gpu: SGLang is not patched: no server or layer is measured" >&2
 
+# A command that is killed at its limit brings back all but its last seconds.
+if [[ -n ${OUT:-} ]]; then while sleep 20; do bring_back; done >/dev/null 2>&1 & keeper=$!; fi
 options=(--out "$results")
 if [[ ${QUICK:-0} == 1 ]]; then options+=(--limit $((LIMIT > SECONDS ? LIMIT - SECONDS : 1))); fi
 if [[ -n ${POLICY:-} ]]; then options+=(--policy "$POLICY"); fi

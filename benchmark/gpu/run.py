@@ -28,6 +28,7 @@ from sglang_xshare.upstream.release import is_since
 
 LONGEST = 1800.0  # seconds of a task where the whole has no limit
 CHECKING = 150.0  # seconds of a check: first imports and first compilations, all side by side
+ROUND = 20.0  # seconds that the rounds of a server that is ready take at least
 READY = 150.0  # seconds after the checks in which the first server must be ready
 BESIDE = 48 << 30
 """Bytes of GPU memory that must be left beside the first server: contexts and layers of all that runs meanwhile."""
@@ -71,8 +72,8 @@ TASKS: tuple[Task, ...] = (
     Task("levers", (), 75.0, KERNELS, is_quick=True),
     Task("tune", ("fixed",), 75.0, KERNELS, is_quick=True),
     Task("selection", ("times",), 60.0, is_quick=True),
-    Task("server", ("gpt-oss-120b-no-warm-up",), 150.0, SERVERS_128, is_quick=True, serves="gpt-oss-120b"),
-    Task("server", ("qwen3-30b-a3b",), 210.0, SERVERS_128, is_quick=True),
+    Task("server", ("gpt-oss-120b-no-warm-up",), 140.0, SERVERS_128, is_quick=True, serves="gpt-oss-120b"),
+    Task("server", ("qwen3-30b-a3b",), 210.0, SERVERS_128, is_quick=True, serves="qwen3-30b-a3b"),
     Task("routing", ("128",), 60.0, KERNELS, is_quick=True),
     Task("layer", ("qwen3-30b-a3b",), 90.0, KERNELS),
     Task("server", ("gpt-oss-20b",), 210.0, SERVERS_32),
@@ -174,12 +175,13 @@ class _Run:
         if missing:
             self.failed.append(f"{task.name}: needs {', '.join(missing)}")
             return
-        if self.left < task.turn / 2:
+        is_started = self._early is not None and self._early[0] is task
+        if self.left < (ROUND if is_started else task.turn / 2):
             self.left_over.append(task.name)
             return
         turn = self.left if self.end is None or is_last else min(task.turn, self.left)
         print(f"gpu: {task.name}, at most {turn:.0f} s", flush=True)
-        if self._early is not None and self._early[0] is task:
+        if self._early is not None and is_started:
             process, self._early = self._early[1], None
             self.gate.unlink(missing_ok=True)
         else:

@@ -1,9 +1,11 @@
 """The prices of levers: paired times, by figures that can be checked by hand."""
 
 import sys
-from types import ModuleType
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
 from benchmark.gpu import levers, routing
 from benchmark.gpu.levers import ACTIVE, LEVERS, MODES, REMOVED, compare, fixed_key
@@ -82,3 +84,19 @@ def test_routing_shows_what_a_layer_saves():
     assert row.what.startswith(
         "16 tokens x 128 experts, xshare:k0=4: mask and routing() 21.00, select and arrays 9.00, "
     )
+
+
+def test_arrays_that_differ_are_named():
+    def make(*gather):
+        return SimpleNamespace(schedule=None), Gather(torch.tensor(gather), torch.rand(2)), 4
+
+    old = make(0, 1)
+    routing.check_equal(old, (old[0], Gather(torch.tensor([0, 1]), torch.rand(2)), 4))
+    with pytest.raises(RuntimeError, match=r"routing\.1\.indices: "):
+        routing.check_equal(old, make(1, 0))
+
+
+@dataclass
+class Gather:
+    indices: torch.Tensor
+    schedule: torch.Tensor

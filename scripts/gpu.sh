@@ -30,8 +30,8 @@ today=benchmark/results/$(date -u +%F)-$(tr 'A-Z ' 'a-z-' <<<"$gpu")
 results=${RESULTS:-${OUT:+build/gpu/results}}
 results=${results:-$today}
 mkdir -p "$work" "$results"
-# Where the results go elsewhere, what the checkout has of today is continued there.
-if [[ $results != "$today" && -d $today ]]; then cp --no-clobber "$today"/*.json "$results"/ 2>/dev/null || true; fi
+# Where $OUT is set and RESULTS is not, what the checkout has of today is continued.
+if [[ -z ${RESULTS:-} && $results != "$today" && -d $today ]]; then cp --no-clobber "$today"/*.json "$results"/ 2>/dev/null || true; fi
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$work/triton} TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$work/inductor}
 
 unpack() { tar -xJf ".gpu/$1.tar.xz" -C "$2" || refuse ".gpu/$1.tar.xz cannot be unpacked; make gpu-bundle makes it anew"; }

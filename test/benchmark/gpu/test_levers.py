@@ -79,7 +79,13 @@ def test_routing_shows_what_a_layer_saves():
         "routing() alone": [17.0, 19.0],
         "arrays alone": [3.0, 3.0],
     }
-    (row,) = routing.rows({routing.point_key(128, 16, "xshare:k0=4"): {"mode_us": us}})
+    point = {"experts": 128, "rows": 16, "policy": "xshare:k0=4", "mode_us": us, "differs": None}
+    same, row = routing.rows({routing.point_key(128, 16, "xshare:k0=4"): point})
+    (wrong, _) = routing.rows({routing.point_key(128, 16, "xshare:k0=4"): point | {"differs": "routing.1.src_indx"}})
+    assert [(one.measured, one.verdict) for one in (same, wrong)] == [
+        ("equal", "pass"),
+        ("16 x 128: routing.1.src_indx", "miss"),
+    ]
     assert row.measured == "-12.00 ± 0.00 us a layer"
     assert row.what.startswith(
         "16 tokens x 128 experts, xshare:k0=4: mask and routing() 21.00, select and arrays 9.00, "
@@ -91,9 +97,8 @@ def test_arrays_that_differ_are_named():
         return SimpleNamespace(schedule=None), Gather(torch.tensor(gather), torch.rand(2)), 4
 
     old = make(0, 1)
-    routing.check_equal(old, (old[0], Gather(torch.tensor([0, 1]), torch.rand(2)), 4))
-    with pytest.raises(RuntimeError, match=r"routing\.1\.indices: "):
-        routing.check_equal(old, make(1, 0))
+    assert routing.find_difference(old, (old[0], Gather(torch.tensor([0, 1]), torch.rand(2)), 4)) is None
+    assert routing.find_difference(old, make(1, 0)) == "routing.1.indices"
 
 
 @dataclass

@@ -26,10 +26,13 @@ KEY = "compiled"
 
 
 def measure(record: Record, parts: Sequence[str]) -> None:
-    """Compile everything and keep what failed, which is compiled again when it is timed."""
+    """Compile everything and keep what failed, which is compiled again when it is timed.
+
+    Half of the cores, because each process holds the weights of a layer beside the first server.
+    """
     choose_parts("caches", parts)
     began, jobs, failed = monotonic(), list_jobs(), []
-    with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(max(1, WORKERS // 2), get_context("spawn")) as pool:
         for done in as_completed([pool.submit(_try, job) for job in jobs]):
             if reason := done.result():
                 failed.append(reason)

@@ -85,8 +85,7 @@ class RunnerSlots:
 
     `shared` fused shared experts, numbered from N on, have a column each behind the others, with `shared_weight` in
     every row. `masked` asks, for a runner that ranks logits itself, for `Selection.masked_logits`, and leaves empty
-    slots empty. `aligned` asks for `Selection.alignment`, from a backend that can write it. Raises ValueError naming the
-    key.
+    slots empty. `aligned` asks for `Selection.alignment`, if the backend writes it. Raises ValueError naming the key.
     """
 
     shared: int = 0

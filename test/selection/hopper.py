@@ -75,7 +75,7 @@ def compile_kernel(
     constants = {"recipe": recipe, "tile": tile, "begins": begins.value, "ends": ends.value}
     if slots is None or not slots.masked:
         constants["masked"] = None
-    if slots is None or not slots.aligned:
+    if slots is None or not slots.aligned or tile.several:
         constants["alignment"] = None
     if not case.exact:
         constants["exact"] = None

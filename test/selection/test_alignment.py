@@ -23,7 +23,7 @@ def align_by_loops(ids: list[list[int]], block: int) -> tuple[list[int], list[in
     """Return (pairs, experts of the blocks) without what lies behind the total."""
     flat = [expert for row in ids for expert in row]
     pairs: list[int] = []
-    experts = []
+    experts: list[int] = []
     for expert in sorted(set(flat)):
         pairs += [place for place, one in enumerate(flat) if one == expert]
         while len(pairs) % block:
@@ -56,6 +56,8 @@ def test_the_reference_sorts_as_plain_loops_do(data):
         (lambda pairs, experts, total: (pairs.clamp_max(8), experts, total), "other pairs"),
         (lambda pairs, experts, total: (pairs.masked_fill(pairs == 3, 9), experts, total), "other pairs"),
         (lambda pairs, experts, total: (pairs.masked_fill(pairs == 3, 4), experts, total), "other pairs"),
+        (lambda pairs, experts, total: (pairs.where(pairs != 9, 10), experts, total), "no pair"),
+        (lambda pairs, experts, total: (pairs.where(pairs != 9, -1), experts, total), "no pair"),
         (lambda pairs, experts, total: (pairs.long(), experts, total), "int32"),
     ],
 )

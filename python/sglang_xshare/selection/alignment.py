@@ -52,8 +52,8 @@ def find_problems(alignment: Alignment, ids: torch.Tensor, block_size: int = BLO
     experts, blocks = alignment.expert_ids[: total // block_size], alignment.sorted_token_ids[:total]
     if not torch.equal(experts, expected.expert_ids[: total // block_size]):
         return ["the experts of the blocks differ"]
-    whose = torch.full((total,), pairs, dtype=torch.int64, device=ids.device)
-    whose[:] = experts.repeat_interleave(block_size)
-    found, order = (whose * (pairs + 1) + blocks).sort()
-    wanted, _ = (whose * (pairs + 1) + expected.sorted_token_ids[:total]).sort()
+    if bool(((blocks < 0) | (blocks > pairs)).any()):
+        return ["an element is no pair"]
+    whose = experts.repeat_interleave(block_size).long() * (pairs + 1)
+    found, wanted = ((whose + one).sort().values for one in (blocks, expected.sorted_token_ids[:total]))
     return [] if torch.equal(found, wanted) else ["an expert has other pairs"]

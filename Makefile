@@ -71,7 +71,7 @@ records: patch  ## measure all that a CPU can, from a clean checkout, three hour
 	$(PYTHON) -m benchmark.records $(RECORDS_ARGS)
 
 EXPERIMENT ?= all
-gpu:            ## on an NVIDIA GPU: check, time and tabulate everything; QUICK=1: for 8 minutes, then again; one part: EXPERIMENT=layer, its PARTS=...
+gpu:            ## on an NVIDIA GPU: check, time and tabulate everything; QUICK=1: for 9 minutes, then again; one part: EXPERIMENT=layer, its PARTS=...
 	@scripts/gpu.sh $(EXPERIMENT) $(PARTS)
 
 gpu-bundle:     ## fill .gpu/ for a GPU machine that can install nothing: FROM=folder with SGLang's archive

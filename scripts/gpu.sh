@@ -45,6 +45,10 @@ use_archive() {  # the SGLang in .gpu/, for a machine that can install nothing
         unpack site "$site"
         for name in fi_distinfo extras; do if [[ -f .gpu/$name.tar.xz ]]; then unpack $name "$site"; fi; done
         for name in tvmcache jit; do if [[ -f .gpu/$name.tar.xz ]]; then unpack $name "$work"; fi; done
+        if [[ -f .gpu/triton.tar.xz ]]; then  # compiled on the stand-in: scripts/gpu/pack_triton.sh
+            unpack triton "$work"
+            sed -i "s#@TRITON@#$work/triton#g" "$work"/triton/*/__grp__*
+        fi
         python3 -m compileall -q -j 0 "$site" >/dev/null || true  # some packages carry files for other Pythons
         if [[ -f .gpu/common_ops_unmodified.so.xz ]]; then  # in place of slimmed ones
             mkdir -p "$site/sgl_kernel/sm90"

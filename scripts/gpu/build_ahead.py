@@ -1,9 +1,9 @@
 """Build what servers of SGLang 0.5.23 compile when they start, for sm_90a and without a GPU.
 
-    build_ahead.py FOLDER     with the archive's packages on PYTHONPATH, FlashInfer's sources among them, and CUDA_HOME
+    python -m scripts.gpu.build_ahead FOLDER     with the archive's packages on PYTHONPATH, and CUDA_HOME
 
-FOLDER becomes what `scripts/gpu.sh` unpacks: `make_site.sh` has SGLang's loader look in site/sglang/kernels/jit/ahead,
-FlashInfer's looks in site/flashinfer/data/aot (`JitSpec.aot_path`).
+FlashInfer's sources have to be among them. FOLDER becomes what `scripts/gpu.sh` unpacks: `make_site.sh` has SGLang's
+loader look in site/sglang/kernels/jit/ahead, FlashInfer's looks in site/flashinfer/data/aot (`JitSpec.aot_path`).
 """
 
 import os
@@ -13,7 +13,7 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 
-from build_jit import _stand_in
+from scripts.gpu.build_jit import write_driver
 
 KERNELS = (
     ("attention.clamp_position", "_jit_clamp_position_module", ("int64",)),
@@ -28,15 +28,27 @@ KERNELS = (
 def main(folder: Path) -> None:
     """Build all. Raises what upstream's builders raise."""
     with tempfile.TemporaryDirectory() as scratch:
-        _stand_in(Path(scratch))
+        write_driver(Path(scratch))
+        link_headers(Path(scratch) / "include")
         os.environ |= {
             "LIBRARY_PATH": scratch,
+            "CPATH": f"{scratch}/include",
             "SGLANG_JIT_CACHE_DIR": f"{scratch}/sglang",
             "FLASHINFER_CUDA_ARCH_LIST": "9.0a",
             "FLASHINFER_WORKSPACE_BASE": scratch,
         }
         build_sglang(folder / "site" / "sglang" / "kernels" / "jit" / "ahead")
         build_flashinfer(folder / "site" / "flashinfer" / "data" / "aot")
+
+
+def link_headers(place: Path) -> None:
+    """Headers that a toolkit may lack, of torch's wheels: all of theirs would be of another compiler's version."""
+    import nvidia
+
+    place.mkdir()
+    for header in Path(next(iter(nvidia.__path__))).glob("cu13/include/cu*.h"):
+        if header.name.startswith(("cublas", "curand")):
+            (place / header.name).symlink_to(header)
 
 
 def build_sglang(place: Path) -> None:

@@ -33,27 +33,34 @@ mkdir "$site/IPython"
 touch "$site/IPython/__init__.py" "$site/soundfile.py"
 echo 'HTML = display = None' >"$site/IPython/display.py"
 
-# SGLang knows a kernel that is compiled already by nvcc, by the C++ compiler and by its headers. Those of another
-# machine differ: what was built ahead is known by its name and architecture alone.
-"$python" - "$site/sglang/kernels/jit/utils/compile/loader.py" <<'EDIT'
+# Two changes. SGLang knows a kernel that is compiled already by nvcc, by the C++ compiler and by its headers; those of
+# another machine differ, and what was built ahead is known by its name and architecture alone. Triton 3.6 does not know a
+# GPU of AMD's that triton_kernels asks for.
+"$python" - "$site" <<'EDIT'
 import sys
 from pathlib import Path
 
-path, line = Path(sys.argv[1]), "    return cache.find_prebuilt(scope=scope, module_name=spec.module_name)\n"
-text = path.read_text()
-assert text.count(line) == 1, f"{path}: not the loader of 0.5.23"
-ahead = (
-    '    ahead = pathlib.Path(__file__).parents[2] / "ahead" / scope.parents[1].name / f"{spec.module_name}.so"\n'
-    "    if ahead.exists():\n"
-    "        return ahead\n"
-)
-path.write_text(text.replace(line, ahead + line))
+
+def edit(name, old, new):
+    path = Path(sys.argv[1]) / name
+    assert path.read_text().count(old) == 1, f"make_site: {name}: not that of 0.5.23"
+    path.write_text(path.read_text().replace(old, new))
+
+
+line = "    return cache.find_prebuilt(scope=scope, module_name=spec.module_name)\n"
+ahead = """    ahead = pathlib.Path(__file__).parents[2] / "ahead" / scope.parents[1].name / f"{spec.module_name}.so"
+    if ahead.exists():
+        return ahead
+"""
+edit("sglang/kernels/jit/utils/compile/loader.py", line, ahead + line)
+other = "@triton.constexpr_function\ndef is_hip_gfx1250():\n    return False\n\n\n"
+edit("triton_kernels/target_info.py", "    is_hip_gfx1250,\n)\n\n", ")\n\n" + other)
 EDIT
 
 . scripts/gpu/toolkit.sh
 find_toolkit "$work/toolkit"
 if [[ -n ${CUDA_HOME:-} ]]; then
-    PYTHONPATH=$site "$python" -W ignore scripts/gpu/build_ahead.py "$work/built" >"$work/log" 2>&1 ||
+    PYTHONPATH=$site:. "$python" -W ignore -m scripts.gpu.build_ahead "$work/built" >"$work/log" 2>&1 ||
         { tail -n 5 "$work/log" >&2; exit 1; }
     tar -cJf "$to/jit.tar.xz" -C "$work/built" .
 else

@@ -33,9 +33,9 @@ mkdir "$site/IPython"
 touch "$site/IPython/__init__.py" "$site/soundfile.py"
 echo 'HTML = display = None' >"$site/IPython/display.py"
 
-# Two changes. SGLang knows a kernel that is compiled already by nvcc, by the C++ compiler and by its headers; those of
-# another machine differ, and what was built ahead is known by its name and architecture alone. Triton 3.6 does not know a
-# GPU of AMD's that triton_kernels asks for.
+# Three changes. SGLang knows a kernel that is compiled already by nvcc, by the C++ compiler and by its headers; those of
+# another machine differ, and what was built ahead is known by its name and architecture alone. Triton 3.6 knows neither a
+# GPU of AMD's that triton_kernels asks for, nor where in a line a kernel is defined, which only debuggers read.
 "$python" - "$site" <<'EDIT'
 import sys
 from pathlib import Path
@@ -55,6 +55,8 @@ ahead = """    ahead = pathlib.Path(__file__).parents[2] / "ahead" / scope.paren
 edit("sglang/kernels/jit/utils/compile/loader.py", line, ahead + line)
 other = "@triton.constexpr_function\ndef is_hip_gfx1250():\n    return False\n\n\n"
 edit("triton_kernels/target_info.py", "    is_hip_gfx1250,\n)\n\n", ")\n\n" + other)
+line = "    ret.def_file_line_number = adjust_line_number(fn.def_file_line_number)\n"
+edit("triton_kernels/specialize.py", line + "    ret.def_file_col_number = fn.def_file_col_number\n", "")
 EDIT
 
 . scripts/gpu/toolkit.sh

@@ -1,7 +1,8 @@
 """`make gpu` on the GPU that is not there: its checks, and its experiments as far as their tables.
 
-Not here: `preflight upstream`, experiments `selection ids` and `caches`, and the tests of `selection` and `replay`, which compare
-what kernels compute (of ours `preflight selection` does, by their PTX), and what `tune` finds: it searches for times.
+Not here: `preflight upstream`, experiments `selection ids` and `caches`, and the tests of `selection` and `replay`,
+which compare what kernels compute (of ours `preflight selection` does, by their PTX), and what `tune` finds:
+it searches for times.
 """
 
 import os

@@ -81,6 +81,7 @@ def test_every_point_has_two_rounds_before_one_has_more(tmp_path, measure, monke
     monkeypatch.setattr(serving, "ROUNDS", 2)
     assert measure(record) == first
     monkeypatch.setattr(serving, "ROUNDS", 4)
+    assert measure(write_record(tmp_path / "other", "server", {})) == first + second
     assert measure(record) == second, "more rounds go on from those that are there"
     assert measure(record) == []
     assert Comparison.read(record.points["point 8"]).rounds == 4

@@ -25,6 +25,7 @@ def note(what):
 if gate := os.environ.get("SGLANG_XSHARE_GATE"):
     if (here / f"{name}-fails").exists():
         sys.exit("gpu: it did not start")
+    time.sleep(1.5)
     note(f"{name}-ready")
     Path(gate).touch()
     while Path(gate).exists():

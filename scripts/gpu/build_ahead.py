@@ -21,6 +21,7 @@ KERNELS = (
     ("attention.rope", "_jit_fused_rope_module", (True, 64, "bfloat16", "bfloat16")),
     ("layernorm.norm", "_jit_qknorm_module", (128, "bfloat16")),
     ("activation.activation", "activation_module", ("bfloat16",)),
+    ("kvcache.kvcache", "_jit_kvcache_module", (1024, 1024, 64)),
 )
 """Module under `sglang.kernels.ops`, builder, arguments: Qwen3-30B-A3B, gpt-oss and its EAGLE-3 draft in bf16."""
 

@@ -63,7 +63,9 @@ def test_nothing_is_left_to_add(kernel, balance):
 def test_experts_of_exact_rows_do_not_count(kernel, balance, target):
     exact = torch.arange(9, device=DEVICE) % 3 == 1
     plan = build_plan("xshare", k0=1, target_per_rank=target, balance=balance)
-    compare(kernel, make_logits("normal", 9, 64), plan, Router(6), Batch(exact=exact), SPREADS["more ranks than one group"])
+    compare(
+        kernel, make_logits("normal", 9, 64), plan, Router(6), Batch(exact=exact), SPREADS["more ranks than one group"]
+    )
 
 
 @pytest.mark.parametrize("balance", BALANCES)

@@ -7,7 +7,19 @@ from .barrier import wait_for_all
 from .budgets import MAX_RANK, OWN_SHARE, read_count, read_share
 from .experts import find_voted
 from .ranking import find_first
-from .rows import EMPTY, begin_rest, drop_best, find_taken, keep_quota, list_best, load_listed, read_expert, read_logits, roll, score_logits
+from .rows import (
+    EMPTY,
+    begin_rest,
+    drop_best,
+    find_taken,
+    keep_quota,
+    list_best,
+    load_listed,
+    read_expert,
+    read_logits,
+    roll,
+    score_logits,
+)
 
 
 @triton.jit
@@ -47,9 +59,7 @@ def list_usable(
     listed_experts = tl.full((keys.shape[0], tile.columns), 0, tl.int32)
     unique: tl.constexpr = recipe.unique_keys
     rest = begin_rest(keys, unique)
-    rest, listed, listed_experts = list_best(
-        keys, rest, experts, 0, roll(recipe.kmax), listed, listed_experts, unique
-    )
+    rest, listed, listed_experts = list_best(keys, rest, experts, 0, roll(recipe.kmax), listed, listed_experts, unique)
     used = find_taken(keys, rest, unique)
     if recipe.kmax < recipe.columns:  # exact rows take more
         rest, listed, listed_experts = list_best(

@@ -18,7 +18,9 @@ OPTIONS = {"enable_fp_fusion": True}
 # What else does is in test/selection/sizes.json.
 MAX_TILE = 16384
 MAX_EXPERTS = 512
-_SELECTS = "k0 p beta utility add_per_request add mass max_add target_per_rank balance free_residents acceptance warm_rows"
+_SELECTS = (
+    "k0 p beta utility add_per_request add mass max_add target_per_rank balance free_residents acceptance warm_rows"
+)
 _RANKS = "budget drop ranking scope confidence max_voters min_votes"
 _COVERS = "coverage kmax max_rank rescue own_share"
 HANDLED = frozenset(f"{_SELECTS} {_RANKS} {_COVERS}".split())

@@ -41,11 +41,11 @@ def point_key(experts: int, rows: int, policy: str) -> str:
 def make_calls(experts: int, rows: int, policy: str) -> dict[str, Callable[[], Any]]:
     """Return what is timed at a shape, by name. Raises RuntimeError where triton_kernels takes no arrays of ours."""
     import torch
-    from sglang_xshare.upstream.triton_kernels import find_contract
 
     from benchmark.common.variant import parse_plan
     from benchmark.gpu.moe_layer import publish_arguments
     from sglang_xshare import Batch, Router, RunnerSlots, select
+    from sglang_xshare.upstream.triton_kernels import find_contract
 
     publish_arguments()
     from sglang.srt.layers.moe.topk import routing

@@ -43,7 +43,7 @@ def main(folder: Path) -> None:
 
 
 def link_headers(place: Path) -> None:
-    """Headers that a toolkit may lack, of torch's wheels: all of theirs would be of another compiler's version."""
+    """Link the headers of torch's wheels that a toolkit may lack; the others are of another compiler's version."""
     import nvidia
 
     place.mkdir()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from . import affinity
 from .live import METHOD
 from .policies.exact import KEY
+from .stage import handover
 from .stage.evidence import metadata
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def attach(model_runner: Any) -> None:
             tp_size=getattr(config, "tp_size", 1),
             # Of a pipeline's ranks one stage's alone would go back.
             stops=arguments.stops or getattr(config, "pp_size", 1) > 1,
-            exact=Exact(model_runner.device, low_first, find_refusal(config)),
+            exact=Exact(model_runner.device, low_first, find_refusal(config) or handover.refuse_exact()),
             acceptance=Acceptance(draft_width(config)),
         )
         wrap_calls(model_runner, _stage)
@@ -167,12 +168,17 @@ def prepare(topk_config: Any, output_format: Any, router_logits: Any) -> Any:
 
 
 def finish(topk_config: Any, topk_ids: Any, topk_weights: Any, num_token_non_padded: Any = None) -> Any:
-    """Return the ids with empty slots as the layer's runner takes them, after EPLB has renumbered the ids, or upstream
-    has overwritten the rows behind `num_token_non_padded`, a device tensor, None where upstream leaves padding alone.
+    """Rewrite empty slots for the MoE runner after EPLB has remapped the ids, or upstream has overwritten those of
+    padding rows (`num_token_non_padded` is not None); else offer the ids' alignment.
     """
     if _stage is None:
         return topk_ids
-    return _stage.routing.finish(topk_config, topk_ids, topk_weights, num_token_non_padded is not None)
+    return _stage.routing.finish(topk_config, topk_ids, topk_weights, num_token_non_padded)
+
+
+def align(upstream: Callable[..., Any], topk_ids: Any, block_size: int, num_experts: int) -> Any:
+    """Return the alignment of `topk_ids` for upstream's fused MoE runner: the policy's, else `upstream`'s."""
+    return handover.align(upstream, topk_ids, block_size, num_experts)
 
 
 def fits_slots(method: Any) -> bool:
@@ -255,9 +261,7 @@ def tell(meta_info: dict[str, Any], state: Any) -> None:
 
 
 def extend(sglext: Any, make: Callable[[], Any], meta_info: dict[str, Any]) -> Any:
-    """Return the extension field of an answer on /v1, with what `tell` has written to the `meta_info` of its request;
-    `make` returns an empty one where the answer has none.
-    """
+    """Return an answer's `sglext` on /v1, made by `make` if need be, with what `tell` wrote to its `meta_info`."""
     told = meta_info.get(metadata.KEY)
     if told is None:
         return sglext

@@ -78,6 +78,7 @@ def test_without_the_package_every_call_returns_what_it_was_given(
     assert module.prepare(one, two, one) == (two, one)
     assert module.finish(one, two, one, None) is module.finish(one, two, one, one) is two
     assert module.extend(one, None, {}) is one
+    assert module.align(lambda *args: args, one, 16, 8) == (one, 16, 8)
     assert module.capture_sizes(one, [1, 2, 4]) == [1, 2, 4]
     assert module.report(one) == ""
     off = SimpleNamespace(expert_policy=None, mask_padding_experts=False)

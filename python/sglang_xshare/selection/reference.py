@@ -15,7 +15,7 @@ from .scores import DEPTHS, compute_scores, measure, to_fixed_point, weigh_depth
 from .slots import serve_runner
 
 HANDLED = declare(
-    "k0 p beta add_per_request add mass target_per_rank free_residents acceptance warm_rows "
+    "k0 p beta add_per_request add mass max_add target_per_rank free_residents acceptance warm_rows "
     "budget drop order confidence max_voters min_votes kmax max_rank rescue own_share",
     utility="topk full squared",
     balance="literal fill level",
@@ -145,7 +145,7 @@ class _Reference:
         utility = self.utility(self.rows)
         selected = selected.union(self.best(utility, without=selected | free)[: self.plan.add])
         if self.plan.mass is not None:
-            for expert in self.best(utility, without=selected | free):
+            for expert in self.best(utility, without=selected | free)[: self.plan.max_add]:
                 if sum(utility[j] for j in selected | free) >= math.ceil(self.plan.mass * sum(utility)):
                     break
                 selected = selected | {expert}

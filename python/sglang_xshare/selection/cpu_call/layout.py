@@ -10,7 +10,7 @@ from ..handled import declare
 from ..scores import DEPTHS, weigh_depths
 
 HANDLED = declare(
-    "k0 p beta add_per_request add mass target_per_rank free_residents acceptance warm_rows "
+    "k0 p beta add_per_request add mass max_add target_per_rank free_residents acceptance warm_rows "
     "budget drop order confidence max_voters min_votes kmax max_rank rescue own_share",
     # In the order of the enumerations in csrc/plan.h.
     utility="topk full squared",
@@ -24,8 +24,8 @@ _MOST = 2**31 - 1
 _DOUBLES = "p beta mass confidence own_power scaling shared_weight"
 _COUNTS = (
     "num_experts top_k unbounded renormalize num_groups topk_group quota_groups "
-    "warm_up warm_rows utility add_per_request add target_per_rank balance ranks_experts ranking by_request budget "
-    "drop max_voters min_votes takes_residents coverage kmax max_rank rescue columns shared fill"
+    "warm_up warm_rows utility add_per_request add max_add target_per_rank balance ranks_experts ranking by_request "
+    "budget drop max_voters min_votes takes_residents coverage kmax max_rank rescue columns shared fill"
 )
 
 
@@ -65,6 +65,7 @@ def pack(plan: SelectionPlan, router: Router, num_experts: int, exact: bool, slo
         "utility": HANDLED["utility"].index(plan.utility),
         "add_per_request": plan.add_per_request,
         "add": plan.add,
+        "max_add": num_experts if plan.max_add is None else plan.max_add,
         "target_per_rank": plan.target_per_rank or 0,
         "balance": HANDLED["balance"].index(plan.balance),
         "ranks_experts": plan.ranks_experts,

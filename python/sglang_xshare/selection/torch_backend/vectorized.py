@@ -18,7 +18,7 @@ from .rows import Rows, Slots, mark, rank_rows
 from .shortlist import select_experts
 
 HANDLED = declare(
-    "k0 p beta add_per_request add mass target_per_rank free_residents acceptance warm_rows "
+    "k0 p beta add_per_request add mass max_add target_per_rank free_residents acceptance warm_rows "
     "budget drop order confidence max_voters min_votes kmax max_rank rescue own_share",
     utility="topk full squared",
     balance="literal fill level",

@@ -20,7 +20,7 @@ OPTIONS = {"enable_fp_fusion": True}
 MAX_TILE = 16384
 MAX_EXPERTS = 512
 HANDLED = declare(
-    "k0 p beta add_per_request add mass target_per_rank free_residents acceptance warm_rows "
+    "k0 p beta add_per_request add mass max_add target_per_rank free_residents acceptance warm_rows "
     "budget drop confidence max_voters min_votes kmax max_rank rescue own_share",
     utility="topk full squared",
     balance="literal fill level",
@@ -65,6 +65,8 @@ class Recipe:
     per_request: bool
     adds: bool
     reaches_mass: bool
+    caps_mass: bool
+    """Whether only so many experts may be added for a share of the utility."""
     balances: bool
     fill_ranks: bool
     """Whether each rank is filled by itself, not all of them in turn."""
@@ -146,6 +148,7 @@ def make_recipe(
         per_request=plan.add_per_request > 0,
         adds=plan.add > 0,
         reaches_mass=plan.mass is not None,
+        caps_mass=plan.max_add is not None,
         balances=plan.target_per_rank is not None,
         fill_ranks=plan.balance != "literal",
         level_ranks=plan.balance == "level",

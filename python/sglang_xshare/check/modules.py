@@ -1,0 +1,147 @@
+"""A model's modules, built by transformers on the meta device from its configuration, without weights."""
+
+import gc
+import importlib.abc
+import importlib.machinery
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from types import ModuleType
+from typing import Any
+
+from .tensors import Tensor
+
+COMPILER = ("torch._dynamo", "torch._inductor")
+"""Packages that transformers imports for decorators: 1.2 s of processor time."""
+IMAGES = "torchvision"
+"""The package that transformers imports for image processors when it is installed: 0.3 s."""
+
+
+def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[list[Tensor], Mapping[str, Any]]:
+    """Return (the tensors of a model, its language model's configuration with transformers' defaults), for the content
+    of its config.json and the `changes` of --json-model-override-args. Raises ValueError, one line, for a model that
+    transformers does not know or cannot build, ModuleNotFoundError without transformers or torch.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Positions(TorchFunctionMode):
+        """Positions are made on the CPU: `arange` on the meta device imports sympy, 0.4 s of processor time."""
+
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return function(*args, **(kwargs or {}) | ({"device": "cpu"} if function is torch.arange else {}))
+
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # about kernels that no module here runs
+    import transformers
+
+    kind, keys = _find_class(transformers, config)
+    try:
+        parsed = kind.config_class.from_dict(dict(keys))
+        for name, value in changes.items():
+            _change(parsed, name, value)
+        with _no_values(), torch.device("meta"), Positions():
+            model = kind(parsed)
+            model.tie_weights()
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:  # whatever a family's code raises for a configuration that it does not expect
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"transformers {transformers.__version__} cannot build {kind.__name__}: {reason}") from None
+    tensors = [Tensor(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]
+    return tensors, parsed.get_text_config().to_dict()
+
+
+def _find_class(transformers: ModuleType, config: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """Return (the model's class, the part of the configuration that it takes): of the whole model, else of its language
+    model, which remote code wraps.
+    """
+    parts = [config, *(part for name in ("text_config", "llm_config") if isinstance(part := config.get(name), dict))]
+    names = []
+    for keys in parts:
+        for name in keys.get("architectures") or ():
+            names.append(name)
+            kind = getattr(transformers, name, None)
+            if kind is not None:
+                return kind, keys
+        auto = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        name = auto.get(keys.get("model_type")) if keys is not config else None
+        if isinstance(name, str):
+            return getattr(transformers, name), keys
+    raise ValueError(f"transformers {transformers.__version__} does not have {names[0] if names else 'the model'}")
+
+
+def _change(parsed: Any, name: str, value: Any) -> None:
+    """Set a key as SGLang does (utils/hf_transformers/config.py: get_config): a nested configuration by its keys."""
+    current = getattr(parsed, name, None)
+    if isinstance(value, dict) and hasattr(current, "to_dict"):
+        current.update(value)
+    else:
+        setattr(parsed, name, value)
+
+
+@contextmanager
+def _no_values() -> Iterator[None]:
+    """Leave parameters without values: on the meta device too, drawing them imports sympy."""
+    try:
+        from transformers.initialization import no_init_weights
+    except ImportError:  # before transformers 5
+        no_init_weights = nullcontext
+    with no_init_weights():
+        yield
+
+
+class _Placeholder(ModuleType):
+    """A module of the compiler that is not there: every name of it is a decorator without effect."""
+
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _keep
+
+
+def _keep(function: Any = None, *arguments: Any, **options: Any) -> Any:
+    """Return the function that is decorated, with or without options."""
+    return function if callable(function) else _keep
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        is_compiler = name in COMPILER or name.startswith(tuple(f"{package}." for package in COMPILER))
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_compiler else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _Placeholder(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+@contextmanager
+def import_lightly() -> Iterator[None]:
+    """Import transformers within it in 1.1 s of processor time instead of 2.7: without torch's compiler and image
+    processors, which modules without values do not need, and without collecting garbage. Whoever imports transformers
+    later gets it anew, as a whole; a process that has imported it keeps it.
+    """
+    if any(name in sys.modules for name in ("transformers", *COMPILER, IMAGES)):
+        yield
+        return
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    sys.modules[IMAGES] = None  # type: ignore[assignment]  # importlib's spelling of a package that is not installed
+    gc.disable()
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        del sys.modules[IMAGES]
+        for name, module in list(sys.modules.items()):
+            if isinstance(module, _Placeholder) or name.partition(".")[0] == "transformers":
+                del sys.modules[name]
+                parent, _, child = name.rpartition(".")
+                if vars(sys.modules.get(parent, module)).get(child) is module:
+                    delattr(sys.modules[parent], child)
+        gc.enable()
+        gc.freeze()  # collecting what was imported takes 0.5 s when the process ends

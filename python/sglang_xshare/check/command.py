@@ -19,6 +19,7 @@ from ..parser import read_count, read_number
 from ..patching.tree import PatchError
 from .estimate import Asked, check_asked, estimate, read_policy
 from .server import ServerFlags, read_flags
+from .executed import ALONE, list_never_executed
 from .modules import import_lightly
 from .reading import read_flagged, read_resolved
 from .weights import Weights, count_cache, count_weights, describe_memory, describe_weights
@@ -102,6 +103,11 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
                 unanswered.append(f"the time of a step: {reason}")
                 bandwidth = None
             report["estimate"] = _estimate(asked, options.compare, weights, flags, bandwidth, report, unanswered)
+    architecture = weights.model.architecture if weights else report.get("model", {}).get("architecture")
+    if architecture is not None:
+        report["never_executed"] = list_never_executed(flags, architecture, report)
+    if flags.dp_size > 1:
+        report["warnings"] = [*report.get("warnings", []), {"by": "sglang-xshare", "says": ALONE}]
     return report | _conclude(report, given, flags, unanswered)
 
 

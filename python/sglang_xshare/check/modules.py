@@ -40,6 +40,7 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
         parsed = kind.config_class.from_dict(dict(keys))
         for name, value in changes.items():
             _change(parsed, name, value)
+        _fill_head_dim(parsed.get_text_config())
         with _no_values(), torch.device("meta"), Positions():
             model = kind(parsed)
             model.tie_weights()
@@ -69,6 +70,13 @@ def _find_class(transformers: ModuleType, config: Mapping[str, Any]) -> tuple[An
         if isinstance(name, str):
             return getattr(transformers, name), keys
     raise ValueError(f"transformers {transformers.__version__} does not have {names[0] if names else 'the model'}")
+
+
+def _fill_head_dim(text: Any) -> None:
+    """Set a head's width when config.json has it as null or by HunYuan's name: transformers' modules expect a number."""
+    if getattr(text, "head_dim", 0) is None:
+        heads = getattr(text, "num_attention_heads", 0)
+        text.head_dim = getattr(text, "attention_head_dim", None) or (text.hidden_size // heads if heads else None)
 
 
 def _change(parsed: Any, name: str, value: Any) -> None:

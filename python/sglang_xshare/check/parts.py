@@ -77,6 +77,8 @@ def sort_tensors(
             embedding = size if embedding is None else embedding
         elif tensor.name.startswith(prefix):
             read += size
+    if not experts:
+        raise ValueError("the model's experts have no weights")
     cached, heads = _count_cached(attention, text)
     return Parts(experts, len(layers), read + (head or embedding or 0.0), held, cached, heads)
 

@@ -25,7 +25,8 @@ WIDE = ("float", "float32")
 class Reading:
     """A model as a server reads it: `config` is the content of config.json, `text` the part of its language model, both
     with the `changes` of --json-model-override-args; `plain` are the bits of a weight without quantization, whose name
-    is `quantization` ("none" without one) and whose configuration the checkpoint has `declared`.
+    is `quantization` ("none" without one) and whose configuration the checkpoint has `declared`; `cache_bits` those of
+    a number in the KV cache.
     """
 
     folder: Path
@@ -37,6 +38,7 @@ class Reading:
     quantization: str
     declared: Mapping[str, Any]
     load_format: str
+    cache_bits: float
 
 
 def read_flagged(folder: Path, flags: ServerFlags) -> Reading:
@@ -46,20 +48,32 @@ def read_flagged(folder: Path, flags: ServerFlags) -> Reading:
     declared = next((found for part in parts for found in part if isinstance(found, dict) and found), {})
     name = flags.quantization or (declared.get("quant_method") or "missing" if declared else "none")
     plain = 32.0 if flags.dtype in WIDE else 16.0
-    return Reading(folder, model, config, text, flags.changes, plain, name, declared, flags.load_format)
+    cache_bits = _count_cache_bits(flags.cache_dtype, plain)
+    return Reading(folder, model, config, text, flags.changes, plain, name, declared, flags.load_format, cache_bits)
 
 
 def read_resolved(folder: Path, flags: ServerFlags, start: Start) -> Reading:
     """Read what SGLang has resolved. Raises ValueError as `read_flagged`."""
     config, given = model_config(start.server_args), read_flagged(folder, flags)
+    plain = 32.0 if spell(config.dtype) == "torch.float32" else 16.0
     return Reading(
         folder=folder,
         model=start.model,
         config=given.config,
         text=given.text,
         changes=given.changes,
-        plain=32.0 if spell(config.dtype) == "torch.float32" else 16.0,
+        plain=plain,
         quantization=getattr(config, "quantization", None) or "none",
         declared=find_quantization(config, QUANTIZATIONS),
         load_format=spell(start.config.load_format),
+        cache_bits=_count_cache_bits(spell(start.config.kv_cache_dtype), plain),
     )
+
+
+def _count_cache_bits(dtype: str, plain: float) -> float:
+    """Return the bits of a cached number by --kv-cache-dtype; a scale for each 16 of fp4 is among them."""
+    if dtype.startswith(("fp8", "int8")):
+        return 8.0
+    if dtype.startswith("fp4"):
+        return 4.5
+    return plain if dtype == "auto" else 16.0

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from ..files import read_server_file
 from ..parser import between, whole
-from ..upstream.server import attention_dp_size
+from ..upstream.server import attention_dp_size, spell
 
 
 
@@ -45,6 +45,7 @@ FLAGS: tuple[tuple[Any, ...], ...] = (
     ("quantization", str, None, "--quantization"),
     ("dtype", str, "auto", "--dtype"),
     ("load_format", str, "auto", "--load-format"),
+    ("cache_dtype", str, "auto", "--kv-cache-dtype"),
     ("revision", str, None, "--revision"),
     ("policy", str, None, "--expert-policy"),
     ("policy_config", str, None, "--expert-policy-config"),
@@ -76,10 +77,12 @@ class ServerFlags(argparse.Namespace):
     dp_size: int
     ep_size: int
     redundant: int
+    moe_a2a_backend: str
     changes: dict[str, Any]
     quantization: str | None
     dtype: str
     load_format: str
+    cache_dtype: str
     revision: str | None
     draft_tokens: int
     speculates: bool
@@ -93,6 +96,7 @@ class ServerFlags(argparse.Namespace):
         """Take what SGLang has resolved."""
         self.ranks, self.ep_size = config.tp_size, config.ep_size
         self.dp_size = attention_dp_size(config)
+        self.moe_a2a_backend = spell(getattr(config, "moe_a2a_backend", None) or "none")
         self.draft_tokens = config.speculative_num_draft_tokens or 1
         self.fraction = config.mem_fraction_static or self.fraction
 

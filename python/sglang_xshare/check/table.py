@@ -57,6 +57,8 @@ def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(
             ("not checked", "the routers of the loaded layers, which takes weights; the first step of a server")
         )
+    if never := report.get("never_executed"):
+        rows.append(("never executed", "; ".join(never)))
     return rows
 
 
@@ -136,5 +138,6 @@ def list_notes(estimate: dict[str, Any]) -> list[str]:
         notes.append("tokens/s: of one accepted token a request and step; times as many as are accepted.")
     if estimate["bandwidth_gb_per_s"] is not None:
         notes.append(f"{estimate['formula']}.")
+        notes.append(estimate["missed"])
         notes += CAVEATS
     return notes

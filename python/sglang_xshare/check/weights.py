@@ -81,7 +81,7 @@ def count_weights(reading: Reading) -> Weights:
         expert=parts.experts / parts.moe_layers / model.num_experts,
         dense=parts.read,
         held=parts.held,
-        cache=parts.cached * 2.0,
+        cache=parts.cached * reading.cache_bits / 8,
         cache_heads=parts.cache_heads,
         bits=bits.experts if source == "transformers" else None,
         source=source,

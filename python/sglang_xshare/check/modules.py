@@ -6,10 +6,11 @@ import importlib.machinery
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
+from ..compatibility.moe_model import TEXT_CONFIGS
 from .tensors import Tensor
 
 COMPILER = ("torch._dynamo", "torch._inductor")
@@ -41,9 +42,10 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
         for name, value in changes.items():
             _change(parsed, name, value)
         _fill_head_dim(parsed.get_text_config())
-        with _no_values(), torch.device("meta"), Positions():
-            model = kind(parsed)
-            model.tie_weights()
+        try:
+            model = _build(kind, parsed, Positions())
+        except RuntimeError:  # a family that joins positions with other tensors, as Gemma 4
+            model = _build(kind, parsed, nullcontext())
     except ModuleNotFoundError:
         raise
     except Exception as error:  # whatever a family's code raises for a configuration that it does not expect
@@ -53,23 +55,32 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
     return tensors, parsed.get_text_config().to_dict()
 
 
+def _build(kind: Any, parsed: Any, mode: AbstractContextManager[Any]) -> Any:
+    """Build a model of this class on the meta device."""
+    import torch
+
+    with _no_values(), torch.device("meta"), mode:
+        model = kind(parsed)
+        model.tie_weights()
+    return model
+
+
 def _find_class(transformers: ModuleType, config: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
     """Return (the model's class, the part of the configuration that it takes): of the whole model, else of its language
     model, which remote code wraps.
     """
-    parts = [config, *(part for name in ("text_config", "llm_config") if isinstance(part := config.get(name), dict))]
-    names = []
+    auto = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    parts = [config, *(part for name in TEXT_CONFIGS if isinstance(part := config.get(name), dict))]
     for keys in parts:
-        for name in keys.get("architectures") or ():
-            names.append(name)
-            kind = getattr(transformers, name, None)
-            if kind is not None:
-                return kind, keys
-        auto = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        name = auto.get(keys.get("model_type")) if keys is not config else None
-        if isinstance(name, str):
-            return getattr(transformers, name), keys
-    raise ValueError(f"transformers {transformers.__version__} does not have {names[0] if names else 'the model'}")
+        names = keys.get("architectures") or [None] * (keys is not config)
+        known = auto.get(keys.get("model_type"))
+        for name in names:
+            # A checkpoint spells ExaoneMoEForCausalLM what transformers spells ExaoneMoeForCausalLM.
+            if isinstance(known, str) and (name is None or known.lower() == name.lower()):
+                return getattr(transformers, known), keys
+            if name is not None and getattr(transformers, name, None) is not None:
+                return getattr(transformers, name), keys
+    raise ValueError(f"transformers {transformers.__version__} does not have {(config.get('architectures') or [''])[0]}")
 
 
 def _fill_head_dim(text: Any) -> None:

@@ -106,7 +106,8 @@ def _count_cached(attention: list[tuple[int, str, Tensor]], text: Mapping[str, A
             continue
         width = tensor.shape[-1 if found[4] == "scales" else 0]
         if found[3] in KEYS:
-            cached += width
+            alone = found[3] == "k_proj" and (number, name.replace("k_proj", "v_proj")) not in names
+            cached += width * (1 + alone)  # keys that are values too are cached twice (Gemma 4)
             heads = 1 if found[3] in KEYS[2:] else heads
         elif found[3] in FUSED:
             cached += width * 2 * heads // (queries + 2 * heads)

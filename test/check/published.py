@@ -1,6 +1,9 @@
 """Published shapes of the families in docs/families.md, and the number of weights that each was published with."""
 
+import json
 from typing import Any
+
+import transformers
 
 from benchmark.gpu.models import CONFIGS
 
@@ -301,6 +304,14 @@ BILLIONS = {
 }
 """Weights that each model was published with, in billions, with the digits that its model card or report has."""
 UNKNOWN = ("Granite-MoE shared", "Kimi K3", "Qwen3.8-Flash-Next", "Step-3.5")
-"""Families without a row: of the first and the third no published shape was at hand, and transformers 5.12 has no
-modules of the others: their weights are counted from safetensors alone, as `test_headers.py` does of Step-3.5.
+"""Families without a row. transformers 5.12 has modules of the first alone, whose published shape was not at hand; the
+weights of the others are counted from safetensors, as `test_headers.py` does of Step-3.5.
 """
+
+
+def read_shape(name: str) -> dict[str, Any]:
+    """Return the config.json of a family's published model."""
+    if name in SHAPES:
+        return SHAPES[name]
+    config = getattr(transformers, DEFAULTS[name]).config_class().to_dict()
+    return json.loads(json.dumps(config, default=str)) | {"architectures": [DEFAULTS[name]]}

@@ -1,11 +1,9 @@
 """Weights of every family as transformers' modules have them, against the number that each was published with."""
 
-import json
-
 import pytest
 import transformers
 
-from check.published import BILLIONS, DEFAULTS, SHAPES, UNKNOWN
+from check.published import BILLIONS, SHAPES, UNKNOWN, read_shape
 from served.hub import ON_HUB
 from sglang_xshare.check.weights import read_weights
 
@@ -13,13 +11,6 @@ from sglang_xshare.check.weights import read_weights
 def count(weights):
     """Return the weights of a model in bfloat16."""
     return (weights.moe_layers * weights.model.num_experts * weights.expert + weights.held) / 2
-
-
-def read_shape(name):
-    if name in SHAPES:
-        return SHAPES[name]
-    config = getattr(transformers, DEFAULTS[name]).config_class().to_dict()
-    return json.loads(json.dumps(config, default=str)) | {"architectures": [DEFAULTS[name]]}
 
 
 @pytest.mark.parametrize("name", BILLIONS)

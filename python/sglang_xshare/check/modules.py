@@ -36,7 +36,7 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
     logging.getLogger("transformers").setLevel(logging.ERROR)  # about kernels that no module here runs
     import transformers
 
-    kind, keys = _find_class(transformers, config)
+    kind, keys, changes = _find_class(transformers, config, changes)
     try:
         parsed = kind.config_class.from_dict(dict(keys))
         for name, value in changes.items():
@@ -65,21 +65,22 @@ def _build(kind: Any, parsed: Any, mode: AbstractContextManager[Any]) -> Any:
     return model
 
 
-def _find_class(transformers: ModuleType, config: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-    """Return (the model's class, the part of the configuration that it takes): of the whole model, else of its language
-    model, which remote code wraps.
+def _find_class(
+    transformers: ModuleType, config: Mapping[str, Any], changes: Mapping[str, Any]
+) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
+    """Return (the model's class, the part of the configuration that it takes, the changes to that part): of the whole
+    model, else of its language model, which remote code wraps.
     """
     auto = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    parts = [config, *(part for name in TEXT_CONFIGS if isinstance(part := config.get(name), dict))]
-    for keys in parts:
-        names = keys.get("architectures") or [None] * (keys is not config)
+    nested = ((part, changes.get(name) or {}) for name in TEXT_CONFIGS if isinstance(part := config.get(name), dict))
+    for keys, changed in [(config, changes), *nested]:
         known = auto.get(keys.get("model_type"))
-        for name in names:
+        for name in keys.get("architectures") or [None] * (keys is not config):
             # A checkpoint spells ExaoneMoEForCausalLM what transformers spells ExaoneMoeForCausalLM.
             if isinstance(known, str) and (name is None or known.lower() == name.lower()):
-                return getattr(transformers, known), keys
+                return getattr(transformers, known), keys, changed
             if name is not None and getattr(transformers, name, None) is not None:
-                return getattr(transformers, name), keys
+                return getattr(transformers, name), keys, changed
     raise ValueError(f"transformers {transformers.__version__} does not have {(config.get('architectures') or [''])[0]}")
 
 

@@ -4,6 +4,7 @@ of config.json and the same flags.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,8 @@ WIDE = ("float", "float32")
 
 @dataclass(frozen=True)
 class Reading:
-    """A model as a server reads it: `config` is the content of config.json, `text` the part of its language model, both
-    with the `changes` of --json-model-override-args; `plain` are the bits of a weight without quantization, whose name
+    """A model as a server reads it: `config` is the content of config.json, `changes` are those that
+    --json-model-override-args makes, `text` is the changed part of its language model; `plain` are the bits of a weight without quantization, whose name
     is `quantization` ("none" without one) and whose configuration the checkpoint has `declared`; `cache_bits` those of
     a number in the KV cache.
     """
@@ -44,12 +45,13 @@ class Reading:
 def read_flagged(folder: Path, flags: ServerFlags) -> Reading:
     """Read config.json as the flags say. Raises ValueError in one line when it describes no Mixture-of-Experts model."""
     model, config, text = read_folder(str(folder), flags.changes)
+    original = json.loads((folder / "config.json").read_bytes())
     parts = ((part.get(name) for name in QUANTIZATIONS) for part in (config, text))
     declared = next((found for part in parts for found in part if isinstance(found, dict) and found), {})
     name = flags.quantization or (declared.get("quant_method") or "missing" if declared else "none")
     plain = 32.0 if flags.dtype in WIDE else 16.0
     cache_bits = _count_cache_bits(flags.cache_dtype, plain)
-    return Reading(folder, model, config, text, flags.changes, plain, name, declared, flags.load_format, cache_bits)
+    return Reading(folder, model, original, text, flags.changes, plain, name, declared, flags.load_format, cache_bits)
 
 
 def read_resolved(folder: Path, flags: ServerFlags, start: Start) -> Reading:

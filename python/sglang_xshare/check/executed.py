@@ -27,8 +27,8 @@ class Miss:
 
 
 MISSES = {
-    "Qwen3MoeForCausalLM": Miss("Qwen3-30B-A3B in bf16", 20, (0.85, 1.17), (-0.02, 0.07)),
-    "GptOssForCausalLM": Miss("gpt-oss-20b and gpt-oss-120b in mxfp4", 10, (0.52, 0.72), (-0.04, 0.06)),
+    "Qwen3MoeForCausalLM": Miss("Qwen3-30B-A3B in bf16", 20, (0.85, 1.17), (-0.02, 0.08)),
+    "GptOssForCausalLM": Miss("gpt-oss-20b and gpt-oss-120b in mxfp4", 10, (0.52, 0.72), (-0.03, 0.06)),
 }
 """By class; with a policy off and on, one H100 and one H200."""
 

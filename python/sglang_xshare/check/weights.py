@@ -92,6 +92,7 @@ def describe_weights(weights: Weights, flags: ServerFlags) -> dict[str, Any]:
     """Bytes of the model, and of what one GPU holds of it."""
     experts = weights.moe_layers * weights.model.num_experts * weights.expert
     return {
+        "source": weights.source,
         "moe_layers": weights.moe_layers,
         "experts": weights.model.num_experts,
         "bits_per_expert_weight": weights.bits,

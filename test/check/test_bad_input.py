@@ -110,7 +110,9 @@ def test_a_model_whose_bytes_are_not_known_is_one_line(write, tmp_path, capsys):
     assert say("--model", write(dense), *asked) == 1
     assert "Qwen3ForCausalLM is a dense model" in capsys.readouterr().err
     assert say("--model", write(QWEN | {"quantization_config": {"quant_method": "odd"}}), *asked) == 1
-    assert "the bytes of quantization odd are unknown without safetensors; must be one of fp8, " in capsys.readouterr().err
+    assert (
+        "the bytes of quantization odd are unknown without safetensors; must be one of fp8, " in capsys.readouterr().err
+    )
     assert say("--model", write(QWEN | {"quantization_config": {"bits": 4}}), *asked) == 1
     assert "the bytes of quantization missing are unknown" in capsys.readouterr().err
     for key, allowed in {"num_hidden_layers": "layers: allowed are 1", "num_experts": "experts: allowed are 2"}.items():

@@ -12,7 +12,9 @@ BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 QWEN_235B = COMMON | CONFIGS["qwen3-30b-a3b"] | {"moe_intermediate_size": 1536, "quantization_config": BLOCKS}
 COMPRESSED = {
     "quant_method": "compressed-tensors",
-    "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}}},
+    "config_groups": {
+        "group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}}
+    },
 }
 
 

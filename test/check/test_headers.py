@@ -42,7 +42,7 @@ def write_headers(file, tensors):
 
 def list_qwen(layers=2, dtype="BF16"):
     """The tensors of Qwen3-30B-A3B's first layers, as it is published: a matrix each."""
-    tensors = {name: ("BF16", (151936, 2048)) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    tensors = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), ("BF16", (151936, 2048)))
     tensors["model.norm.weight"] = ("BF16", (2048,))
     for layer in range(layers):
         start = f"model.layers.{layer}"
@@ -107,7 +107,7 @@ def test_step_3_5_is_its_published_196_billion(write):
     transformers has no such modules.
     """
     folder = write(STEP)
-    tensors = {name: ("BF16", (128896, 4096)) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    tensors = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), ("BF16", (128896, 4096)))
     for layer in range(48):
         start, heads = f"model.layers.{layer}", 64 if layer % 4 == 0 else 96
         tensors[f"{start}.self_attn.q_proj.weight"] = ("BF16", (heads * 128, 4096))

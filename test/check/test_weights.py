@@ -59,7 +59,9 @@ def test_modules_that_stay_as_they_are_keep_their_bytes(key, pattern, write):
     assert some.expert == all_of_it.expert
 
 
-@pytest.mark.parametrize(("kind", "width", "group", "bits"), [("int", 4, 32, 4.5), ("float", 4, 16, 4.5), ("float", 8, None, 8)])
+@pytest.mark.parametrize(
+    ("kind", "width", "group", "bits"), [("int", 4, 32, 4.5), ("float", 4, 16, 4.5), ("float", 8, None, 8)]
+)
 def test_bits_of_compressed_tensors_are_those_of_their_first_group(kind, width, group, bits, write):
     weights = {"type": kind, "num_bits": width, "group_size": group}
     declared = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
@@ -74,7 +76,7 @@ FLAGS = {
     "--load-format dummy": (1, 1, 1),
     "--kv-cache-dtype fp8_e4m3": (1, 1, 0.5),
 }
-"""What a flag makes of the bytes of an expert, of all else that a step reads, and of a cached token; None is in between."""
+"""What a flag makes of the bytes of an expert, of all else that a step reads (None: less), and of a cached token."""
 
 
 @pytest.mark.parametrize("flags", FLAGS)
@@ -91,7 +93,9 @@ def test_overrides_of_the_configuration_are_read(write):
     found = read_weights(write(QWEN), read_flags(["--json-model-override-args", json.dumps(overrides)]))
     assert (found.moe_layers, found.model.num_layers, found.model.num_experts, found.model.top_k) == (12, 12, 64, 4)
     assert found.expert == read_weights(write(QWEN)).expert
-    nested = read_flags(["--json-model-override-args", '{"text_config": {"num_experts": 64, "num_experts_per_tok": 2}}'])
+    nested = read_flags(
+        ["--json-model-override-args", '{"text_config": {"num_experts": 64, "num_experts_per_tok": 2}}']
+    )
     found = read_weights(write(read_shape("Qwen3.5-MoE")), nested)
     assert (found.model.num_experts, found.model.top_k, found.moe_layers) == (64, 2, 40)
     fewer = read_flags(["--json-model-override-args", '{"num_hidden_layers": 12}'])

@@ -18,10 +18,10 @@ from ..gpus import GPUS, NVIDIA, Gpu, find_gpu
 from ..parser import read_count, read_number
 from ..patching.tree import PatchError
 from .estimate import Asked, check_asked, estimate, read_policy
-from .server import ServerFlags, read_flags
 from .executed import ALONE, list_never_executed
 from .modules import import_lightly
 from .reading import read_flagged, read_resolved
+from .server import ServerFlags, read_flags
 from .weights import Weights, count_cache, count_weights, describe_memory, describe_weights
 
 if TYPE_CHECKING:
@@ -111,9 +111,7 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     return report | _conclude(report, given, flags, unanswered)
 
 
-def _count(
-    folder: Path, flags: ServerFlags, resolution: Resolution | None, unanswered: list[str]
-) -> Weights | None:
+def _count(folder: Path, flags: ServerFlags, resolution: Resolution | None, unanswered: list[str]) -> Weights | None:
     """Count the model's weights as SGLang has resolved it, else as the flags say; None with the reason noted."""
     start = resolution.start if resolution is not None and resolution.finished else None
     if start is not None:

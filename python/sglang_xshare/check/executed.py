@@ -1,4 +1,4 @@
-"""What of a server nobody has executed, and how far the estimate was from the steps that were measured: by the records in
+"""Parts of a server that nobody has executed, and the distance of the estimate from measured steps: by the records in
 `benchmark/results`, which a test compares with this file.
 """
 
@@ -55,8 +55,8 @@ def describe_miss(architecture: str) -> str:
     miss = MISSES.get(architecture)
     if miss is None:
         return "No step of this model family was measured on a GPU: nobody knows how far this estimate is off."
-    low, high = miss.speedup
+    (shortest, longest), (low, high) = miss.time, miss.speedup
     return (
-        f"{miss.steps} measured steps of {miss.model}: the estimated time was {miss.time[0]:g} to {miss.time[1]:g} times "
-        f"the measured one, the estimated speed-up {-low:g} below to {high:g} above it (SGLang {RELEASE_ON_GPU}, one GPU)."
+        f"{miss.steps} measured steps of {miss.model}: the estimated time was {shortest:g} to {longest:g} times the "
+        f"measured one, the estimated speed-up {-low:g} below to {high:g} above it (SGLang {RELEASE_ON_GPU}, one GPU)."
     )

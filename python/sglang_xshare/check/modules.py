@@ -81,11 +81,13 @@ def _find_class(
                 return getattr(transformers, known), keys, changed
             if name is not None and getattr(transformers, name, None) is not None:
                 return getattr(transformers, name), keys, changed
-    raise ValueError(f"transformers {transformers.__version__} does not have {(config.get('architectures') or [''])[0]}")
+    raise ValueError(
+        f"transformers {transformers.__version__} does not have {(config.get('architectures') or [''])[0]}"
+    )
 
 
 def _fill_head_dim(text: Any) -> None:
-    """Set a head's width when config.json has it as null or by HunYuan's name: transformers' modules expect a number."""
+    """Set a head's width if config.json has null or HunYuan's name for it: transformers' modules need a number."""
     if getattr(text, "head_dim", 0) is None:
         heads = getattr(text, "num_attention_heads", 0)
         text.head_dim = getattr(text, "attention_head_dim", None) or (text.hidden_size // heads if heads else None)
@@ -94,7 +96,7 @@ def _fill_head_dim(text: Any) -> None:
 def _change(parsed: Any, name: str, value: Any) -> None:
     """Set a key as SGLang does (utils/hf_transformers/config.py: get_config): a nested configuration by its keys."""
     current = getattr(parsed, name, None)
-    if isinstance(value, dict) and hasattr(current, "to_dict"):
+    if isinstance(value, dict) and current is not None and hasattr(current, "to_dict"):
         current.update(value)
     else:
         setattr(parsed, name, value)
@@ -113,8 +115,6 @@ def _no_values() -> Iterator[None]:
 
 class _Placeholder(ModuleType):
     """A module of the compiler that is not there: every name of it is a decorator without effect."""
-
-    __path__: list[str] = []
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):

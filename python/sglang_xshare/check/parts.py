@@ -1,5 +1,5 @@
-"""The parts of a model by the names and shapes of its tensors: experts by layer, the KV cache of its attention, and what
-else a decode step reads.
+"""The parts of a model by the names and shapes of its tensors: experts by layer, the KV cache of its attention, and all
+else that a decode step reads.
 """
 
 import re
@@ -52,7 +52,7 @@ def sort_tensors(
     tells what attention caches.
     """
     placed = [(tensor, *_place(tensor.name)) for tensor in tensors if not DRAFT.search(tensor.name)]
-    roots = Counter(root for tensor, root, _, name in placed if _is_expert(tensor, name, num_experts))
+    roots = Counter(root or "" for tensor, root, _, name in placed if _is_expert(tensor, name, num_experts))
     if not roots:
         raise ValueError("none of the model's tensors is an expert's")
     language = max(roots, key=lambda root: roots[root])

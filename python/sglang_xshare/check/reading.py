@@ -1,4 +1,4 @@
-"""One reading of a model, which all of a report follows: SGLang's when it has resolved the server's arguments, else that
+"""One reading of a model, which all of a report follows: SGLang's when it has resolved the server's arguments, else one
 of config.json and the same flags.
 """
 
@@ -24,10 +24,11 @@ WIDE = ("float", "float32")
 
 @dataclass(frozen=True)
 class Reading:
-    """A model as a server reads it: `config` is the content of config.json, `changes` are those that
-    --json-model-override-args makes, `text` is the changed part of its language model; `plain` are the bits of a weight without quantization, whose name
-    is `quantization` ("none" without one) and whose configuration the checkpoint has `declared`; `cache_bits` those of
-    a number in the KV cache.
+    """A model as a server reads it.
+
+    `config` is the content of config.json, `changes` are those that --json-model-override-args makes, `text` is the
+    changed part of its language model. `plain` are the bits of a weight without quantization. `quantization` is its
+    name ("none" without one), `declared` its configuration in the checkpoint. `cache_bits` are a cached number's.
     """
 
     folder: Path
@@ -43,7 +44,9 @@ class Reading:
 
 
 def read_flagged(folder: Path, flags: ServerFlags) -> Reading:
-    """Read config.json as the flags say. Raises ValueError in one line when it describes no Mixture-of-Experts model."""
+    """Read config.json as the flags say. Raises ValueError in one line when it describes no Mixture-of-Experts
+    model.
+    """
     model, config, text = read_folder(str(folder), flags.changes)
     original = json.loads((folder / "config.json").read_bytes())
     parts = ((part.get(name) for name in QUANTIZATIONS) for part in (config, text))

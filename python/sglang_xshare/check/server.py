@@ -13,7 +13,6 @@ from ..parser import between, whole
 from ..upstream.server import attention_dp_size, spell
 
 
-
 def _read_object(text: str) -> dict[str, Any]:
     """Return the type of a flag that takes a JSON object."""
     try:

@@ -27,8 +27,8 @@ class Weights:
     `expert`: of one expert in one layer. `dense`: of all else that one decode step reads: attention, router, shared
     experts, layers without experts, the head. `held`: the same, the embedding and the encoders of images or sound,
     which a GPU holds. `cache`: of the KV cache, for one token of one request, all layers, which as many as
-    `cache_heads` ranks divide. `bits` of an expert's weight, None when the checkpoint's own bytes were counted: `source`
-    names what was counted.
+    `cache_heads` ranks divide. `bits` of an expert's weight, None when the checkpoint's own bytes were counted;
+    `source` is "safetensors" or "transformers".
     """
 
     model: MoeModel

@@ -91,6 +91,19 @@ def test_bytes_of_a_quantized_checkpoint_are_those_stored(write):
     )
 
 
+@pytest.mark.parametrize("flags", [[], ["--quantization", "fp8"], ["--dtype", "float16"]])
+def test_a_flag_quantizes_no_quantized_checkpoint_again(flags, write):
+    """ModelOpt declares its quantization in a file of its own, and leaves some matrices in bfloat16."""
+    folder = write(QWEN | {"num_hidden_layers": 2})
+    write_headers(
+        folder / "model.safetensors",
+        list_qwen() | {name: ("F8_E4M3", shape) for name, (_, shape) in list_qwen().items() if ".experts." in name},
+    )
+    weights = read_weights(folder, read_flags(flags))
+    assert weights.expert == 3 * 2048 * 768
+    assert weights.held == sum(prod(shape) * 2 for name, (_, shape) in list_qwen().items() if ".experts." not in name)
+
+
 def test_flags_change_what_is_not_stored_as_it_is_served(write):
     folder = write(QWEN | {"num_hidden_layers": 2})
     write_headers(folder / "model.safetensors", list_qwen())

@@ -60,8 +60,8 @@ def count_weights(reading: Reading) -> Weights:
     tensors = [] if reading.load_format in UNREAD else read_headers(reading.folder)
     source = "safetensors" if tensors else "transformers"
     plain = reading.plain
-    if tensors and reading.declared:
-        bits = Bits(plain, plain, plain)  # stored as they are quantized
+    if any(tensor.stored is not None and "scale" not in tensor.name for tensor in tensors):
+        bits = Bits(plain, plain, plain)  # stored as they are quantized, all others as they are
     else:
         bits = read_bits(reading.quantization, reading.declared, text.get("expert_dtype"), plain)
     if not tensors:
@@ -72,7 +72,7 @@ def count_weights(reading: Reading) -> Weights:
             return float(tensor.stored)
         module, _, parameter = tensor.name.rpartition(".")
         is_linear = parameter == "weight" and len(tensor.shape) == 2 and tensor.shape[0] != model.num_experts
-        return tensor.count * bits.count(module, is_expert, is_linear and ".layers." in module) / 8
+        return tensor.count * bits.count(module, is_expert, is_linear and "layers." in module) / 8
 
     parts = sort_tensors(tensors, model.num_experts, model.num_layers, text, count)
     return Weights(

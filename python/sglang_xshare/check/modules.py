@@ -3,7 +3,6 @@
 import gc
 import importlib.abc
 import importlib.machinery
-import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -28,12 +27,13 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
     from torch.overrides import TorchFunctionMode
 
     class Positions(TorchFunctionMode):
-        """Positions are made on the CPU: `arange` on the meta device imports sympy, 0.4 s of processor time."""
+        """Positions are made on the CPU: `arange` on the meta device imports sympy, 0.4 s of processor time, which most
+        families need for nothing else.
+        """
 
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return function(*args, **(kwargs or {}) | ({"device": "cpu"} if function is torch.arange else {}))
 
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # about kernels that no module here runs
     import transformers
 
     kind, keys, changes = _find_class(transformers, config, changes)
@@ -42,10 +42,11 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
         for name, value in changes.items():
             _change(parsed, name, value)
         _fill_head_dim(parsed.get_text_config())
-        try:
-            model = _build(kind, parsed, Positions())
-        except RuntimeError:  # a family that joins positions with other tensors, as Gemma 4
-            model = _build(kind, parsed, nullcontext())
+        with _silence(transformers):
+            try:
+                model = _build(kind, parsed, Positions())
+            except RuntimeError:  # a family that joins positions with other tensors, as Gemma 4
+                model = _build(kind, parsed, nullcontext())
     except ModuleNotFoundError:
         raise
     except Exception as error:  # whatever a family's code raises for a configuration that it does not expect
@@ -100,6 +101,17 @@ def _change(parsed: Any, name: str, value: Any) -> None:
         current.update(value)
     else:
         setattr(parsed, name, value)
+
+
+@contextmanager
+def _silence(transformers: ModuleType) -> Iterator[None]:
+    """Drop the warnings of transformers about kernels that are not installed, which no module here runs."""
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from benchmark.common.paths import RESULTS
+from benchmark.common.paths import RESULTS, ROOT
 from benchmark.common.record import read_record
 from benchmark.gpu.models import COMMON, read_config
 from benchmark.gpu.serving import Gain
@@ -47,6 +47,10 @@ def test_misses_are_those_of_the_records(write):
         gains = [mine[0] / mine[1] - theirs[0] / theirs[1] for mine, theirs in pairs]
         assert miss.time == (round(min(times), 2), round(max(times), 2))
         assert miss.speedup == (round(min(gains), 2), round(max(gains), 2))
+        told = " ".join((ROOT / "docs" / "check.md").read_text().split())
+        assert "{} to {} times".format(*miss.time) in told
+        assert f"({miss.steps} steps)" in told
+        assert f"{-miss.speedup[0]} below to {miss.speedup[1]} above" in told
 
 
 def test_gpus_and_releases_are_those_of_the_records():

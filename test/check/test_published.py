@@ -3,6 +3,7 @@
 import pytest
 import transformers
 
+from benchmark.common.paths import ROOT
 from check.published import BILLIONS, SHAPES, UNKNOWN, read_shape
 from served.hub import ON_HUB
 from sglang_xshare.check.weights import read_weights
@@ -24,6 +25,8 @@ def test_a_family_has_the_weights_that_it_was_published_with(name, write):
 
 def test_every_family_of_the_page_is_counted_or_named():
     assert {*BILLIONS, *UNKNOWN} - {"Llama 4"} == set(ON_HUB)
+    page = (ROOT / "docs" / "check.md").read_text()
+    assert f"compares {len(BILLIONS) - 1}, and Llama 4," in page
 
 
 def test_layers_and_experts_are_the_module_trees(write):

@@ -14,7 +14,7 @@ from ..upstream.server import attention_dp_size, spell
 
 
 def _read_object(text: str) -> dict[str, Any]:
-    """Return the type of a flag that takes a JSON object."""
+    """Return the JSON object that a flag has; the error of another value names it."""
     try:
         found = json.loads(text)
     except ValueError:

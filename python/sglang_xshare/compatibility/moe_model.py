@@ -89,11 +89,12 @@ def read_folder(
         reason = error.strerror if isinstance(error, OSError) else error
         raise ExpertPolicyError("--model", folder, f"config.json: {reason}; allowed is a model's folder") from None
     for name, value in changes.items():
-        nested = isinstance(value, dict) and isinstance(config.get(name), dict)
-        config[name] = {**config[name], **value} if nested else value
+        merges = isinstance(value, dict) and isinstance(config.get(name), dict)
+        config[name] = {**config[name], **value} if merges else value
     # Without one of these it is the language model's as a whole, as most are.
-    text = next((part for name in TEXT_CONFIGS if (part := config.get(name))), config)
-    text = text.get("text_config") or text  # of a thinker
+    text = next((part for name in TEXT_CONFIGS if isinstance(part := config.get(name), dict) and part), config)
+    nested = text.get("text_config")  # of a thinker
+    text = nested if isinstance(nested, dict) and nested else text
     for part, name in ((text, "num_hidden_layers"), (config, "architectures")):
         if not part.get(name):
             raise ExpertPolicyError("--model", folder, f"config.json: no {name}; allowed is a model's folder")

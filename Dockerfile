@@ -6,6 +6,7 @@ FROM lmsysorg/sglang:v${SGLANG}
 COPY LICENSE /opt/sglang-xshare/LICENSE
 COPY patches /opt/sglang-xshare/patches
 COPY python /opt/sglang-xshare/python
+COPY sgl-kernel/csrc /opt/sglang-xshare/sgl-kernel/csrc
 RUN python3 -m pip install --no-cache-dir /opt/sglang-xshare/python \
     && sglang-xshare patch apply \
     && sglang-xshare patch status

@@ -1,6 +1,10 @@
 # Every target makes its own environment first; VENV=elsewhere uses another one.
 VENV ?= .venv
+# PYTHON=python measures in the environment that you are in, with the patched SGLang that it has: nothing is made.
+ifneq ($(origin PYTHON),command line)
 PYTHON := $(VENV)/bin/python
+READY := patch
+endif
 export OMP_NUM_THREADS ?= 1
 # cpu: nothing here uses a GPU that is there, and the environment is one for machines without.
 export SGLANG_XSHARE_DEVICE ?=
@@ -52,11 +56,11 @@ endif
 test-cuda:      ## SGLang for CUDA served on a stand-in for a GPU (10 GB in build/cuda, over an hour; docs/gpu.md); some: PART=switches
 	@SGLANG='$(SGLANG)' PART='$(PART)' scripts/test_cuda.sh
 
-bench: patch    ## compare policies in the server: POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3"
+bench: $(READY) ## compare policies in the server: POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3"; PYTHON=python: with your own SGLang
 	$(PYTHON) -m benchmark.serving $(foreach policy,$(POLICIES),'$(policy)') $(BENCH_ARGS)
 
 TASKS ?= arithmetic_domain
-eval: patch     ## lm-evaluation-harness with the policy off and on: TASKS="gsm8k ifeval", URL= of a running server, else it starts one
+eval: $(READY)  ## lm-evaluation-harness with the policy off and on: TASKS="gsm8k ifeval", URL= of a running server; PYTHON=python, as for bench
 	@$(PYTHON) -m benchmark.evaluation.install
 	$(PYTHON) -m benchmark.evaluation $(TASKS) $(if $(URL),--url $(URL)) $(EVAL_ARGS)
 
@@ -67,7 +71,7 @@ records: patch  ## measure all that a CPU can, from a clean checkout, three hour
 	$(PYTHON) -m benchmark.records $(RECORDS_ARGS)
 
 EXPERIMENT ?= all
-gpu:            ## on an NVIDIA GPU: check, time and tabulate everything; QUICK=1: for 8 minutes, then again; one part: EXPERIMENT=layer, its PARTS=...
+gpu:            ## on an NVIDIA GPU: check, time and tabulate everything; QUICK=1: for 9 minutes, then again; one part: EXPERIMENT=layer, its PARTS=...
 	@scripts/gpu.sh $(EXPERIMENT) $(PARTS)
 
 gpu-bundle:     ## fill .gpu/ for a GPU machine that can install nothing: FROM=folder with SGLang's archive

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Check, time and tabulate on an NVIDIA GPU: scripts/gpu.sh [all | EXPERIMENT [PART...]]. Experiments: selection, layer,
-# server, eagle3, replay, tune, paged.
-# QUICK=1 ends after LIMIT seconds (default 480), unpacking included, and goes on from there when it is run again.
+# Check, time and tabulate on an NVIDIA GPU: scripts/gpu.sh [all | EXPERIMENT [PART...]]. Experiments: caches, selection,
+# levers, layer, server, eagle3, replay, tune, routing, paged.
+# QUICK=1 ends after LIMIT seconds (default 540), unpacking included, and goes on from there when it is run again.
 # RESULTS=DIR holds the records (default: benchmark/results/<date>-<gpu>; where $OUT is set, build/gpu/results, of which
 # $OUT gets one archive in the end); POLICY=xshare:k0=1,add=24 is what experiment tune tunes for.
 set -euo pipefail
@@ -9,8 +9,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 . scripts/gpu/toolkit.sh
 
-EXPERIMENTS=(selection layer server eagle3 replay tune paged)
-LIMIT=${LIMIT:-480}
+EXPERIMENTS=(caches selection levers layer server eagle3 replay tune routing paged)
+LIMIT=${LIMIT:-540}
 python=
 experiment=${1:-all}
 shift || true
@@ -30,8 +30,8 @@ today=benchmark/results/$(date -u +%F)-$(tr 'A-Z ' 'a-z-' <<<"$gpu")
 results=${RESULTS:-${OUT:+build/gpu/results}}
 results=${results:-$today}
 mkdir -p "$work" "$results"
-# Where the results go elsewhere, what the checkout has of today is continued there.
-if [[ $results != "$today" && -d $today ]]; then cp --no-clobber "$today"/*.json "$results"/ 2>/dev/null || true; fi
+# Where $OUT is set and RESULTS is not, what the checkout has of today is continued.
+if [[ -z ${RESULTS:-} && $results != "$today" && -d $today ]]; then cp --no-clobber "$today"/*.json "$results"/ 2>/dev/null || true; fi
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$work/triton} TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$work/inductor}
 
 unpack() { tar -xJf ".gpu/$1.tar.xz" -C "$2" || refuse ".gpu/$1.tar.xz cannot be unpacked; make gpu-bundle makes it anew"; }
@@ -43,8 +43,12 @@ use_archive() {  # the SGLang in .gpu/, for a machine that can install nothing
     if [[ ! -f $site/.complete ]]; then
         rm -rf "$site" "$work/checked"; mkdir -p "$site"
         unpack site "$site"
-        for name in fi_distinfo extras; do if [[ -f .gpu/$name.tar.xz ]]; then unpack $name "$site"; fi; done
+        for name in fi_distinfo extras former; do if [[ -f .gpu/$name.tar.xz ]]; then unpack $name "$site"; fi; done
         for name in tvmcache jit; do if [[ -f .gpu/$name.tar.xz ]]; then unpack $name "$work"; fi; done
+        if [[ -f .gpu/triton.tar.xz ]]; then  # compiled on the stand-in: scripts/gpu/pack_triton.sh
+            unpack triton "$work"
+            sed -i "s#@TRITON@#$work/triton#g" "$work"/triton/*/__grp__*
+        fi
         python3 -m compileall -q -j 0 "$site" >/dev/null || true  # some packages carry files for other Pythons
         if [[ -f .gpu/common_ops_unmodified.so.xz ]]; then  # in place of slimmed ones
             mkdir -p "$site/sgl_kernel/sm90"
@@ -68,9 +72,16 @@ use_venv() {
     python=${VENV:-.venv}/bin/python target=()
 }
 
+bring_back() {  # one archive, whole whenever the command is stopped
+    [[ -n ${OUT:-} && $OUT != "$results" ]] || return 0
+    mkdir -p "$OUT"
+    tar -cJf "$work/results.part" -C "$results" . && mv "$work/results.part" "$OUT/results.tar.xz" || cp "$results"/*.json "$OUT"/ || true
+}
+
 finish() {  # whatever happened: the table of what there is, and the way back
     local status=$?
     trap - EXIT
+    [[ -z ${keeper:-} ]] || kill "$keeper" 2>/dev/null || true
     if [[ -n ${python:-} ]]; then
         if ((status)); then  # the ends of the newest logs of its servers
             mkdir -p "$results/logs"
@@ -78,10 +89,7 @@ finish() {  # whatever happened: the table of what there is, and the way back
                 while read -r log; do tail -c 100000 "$log" >"$results/logs/${log##*/}"; done
         fi
         timeout 60 "$python" -m benchmark.gpu table --out "$results" || true
-        if [[ -n ${OUT:-} && $OUT != "$results" ]]; then
-            mkdir -p "$OUT"
-            tar -cJf "$OUT/results.tar.xz" -C "$results" . || cp "$results"/*.json "$OUT"/ || true
-        fi
+        bring_back
     fi
     exit "$status"
 }
@@ -92,6 +100,8 @@ if [[ -f .gpu/site.tar.xz ]]; then use_archive; else use_venv; fi
 find_toolkit "$work"
 "$python" -m sglang_xshare patch apply "${target[@]}" || echo "gpu: SGLang is not patched: no server or layer is measured" >&2
 
+# A command that is killed at its limit brings back all but its last seconds.
+if [[ -n ${OUT:-} ]]; then while sleep 20; do bring_back; done >/dev/null 2>&1 & keeper=$!; fi
 options=(--out "$results")
 if [[ ${QUICK:-0} == 1 ]]; then options+=(--limit $((LIMIT > SECONDS ? LIMIT - SECONDS : 1))); fi
 if [[ -n ${POLICY:-} ]]; then options+=(--policy "$POLICY"); fi

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Fill .gpu/ for a GPU machine that can install nothing: the archives in FROM, and extras.tar.xz made of the packages in
-# scripts/gpu/extras.txt, for its Python 3.12. scripts/gpu/site.txt lists what is in the archive of SGLang, machine.txt
-# what the machine has; a test imports server and benchmarks with these three alone. `commit` says what the records of a
-# machine without git were measured with.
+# Fill .gpu/ for a GPU machine that can install nothing: the archives in FROM, and, where FROM has none, extras.tar.xz made
+# of the packages in scripts/gpu/extras.txt, for its Python 3.12. scripts/gpu/site.txt lists what is in the archive of
+# SGLang 0.5.17, site-0.5.23.txt what scripts/gpu/make_site.sh puts into that of 0.5.23, machine.txt what the machine has.
+# `commit` says what the records of a machine without git were measured with.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 FROM=${FROM:-}
@@ -11,21 +11,23 @@ LIMIT_MIB=64  # what may travel to such a machine, together with the checkout
 if [[ -n $FROM ]]; then
     [[ -f $FROM/site.tar.xz ]] || { echo "gpu-bundle: FROM=$FROM: no site.tar.xz there; needed is a folder with the archive of SGLang" >&2; exit 1; }
     mkdir -p .gpu
-    for name in site.tar.xz fi_distinfo.tar.xz tvmcache.tar.xz jit.tar.xz common_ops_unmodified.so.xz; do
-        if [[ -f $FROM/$name ]]; then cp "$FROM/$name" .gpu/; fi
+    for name in site extras fi_distinfo tvmcache jit common_ops_unmodified; do
+        rm -f .gpu/$name.*  # of another release
+        for archive in "$FROM/$name".*.xz; do if [[ -f $archive ]]; then cp "$archive" .gpu/; fi; done
     done
 elif [[ ! -f .gpu/site.tar.xz ]]; then
     echo "gpu-bundle: .gpu/site.tar.xz is missing; FROM=DIR names a folder with the archive of SGLang" >&2; exit 1
 fi
 
 site=$(mktemp -d)
-trap 'rm -rf "$site"' EXIT
-grep -v '^#' scripts/gpu/extras.txt >"$site.txt"
 trap 'rm -rf "$site" "$site.txt"' EXIT
-python3 -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --target "$site" \
-    --python-version 3.12 --implementation cp --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 \
-    --only-binary=:all: --constraint scripts/requirements-dev.txt --requirement "$site.txt"
-tar -cJf .gpu/extras.tar.xz -C "$site" .
+if [[ ! -f .gpu/extras.tar.xz ]]; then
+    grep -v '^#' scripts/gpu/extras.txt >"$site.txt"
+    python3 -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --target "$site" \
+        --python-version 3.12 --implementation cp --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 \
+        --only-binary=:all: --constraint scripts/requirements-dev.txt --requirement "$site.txt"
+    tar -cJf .gpu/extras.tar.xz -C "$site" .
+fi
 
 # The kernels that gpt-oss's servers would compile: built by the archive's own SGLang and FlashInfer, of which this
 # environment imports no more than it has the packages for. Both are for its apache-tvm-ffi, 0.1.11. Every step waits for
@@ -42,6 +44,20 @@ build_jit() {
         mv .gpu/jit.tar.xz.part .gpu/jit.tar.xz
 }
 
+# The package of an earlier commit under another name: its selection kernel is timed beside today's.
+FORMER=${FORMER:-6c8e3f41}
+if git cat-file -e "$FORMER^{commit}" 2>/dev/null; then
+    mkdir "$site.former"
+    trap 'rm -rf "$site" "$site".*' EXIT
+    git archive "$FORMER" python/sglang_xshare | tar -x --strip-components=1 -C "$site.former"
+    mv "$site.former/sglang_xshare" "$site.former/former_xshare"
+    # It finds its backends by absolute names.
+    sed -i 's/"sglang_xshare\./"former_xshare./' "$site.former/former_xshare/selection/__init__.py"
+    tar -cJf .gpu/former.tar.xz -C "$site.former" .
+else
+    echo "gpu-bundle: commit $FORMER is not here; the former selection kernel is not timed" >&2
+fi
+
 . scripts/gpu/toolkit.sh
 python=${VENV:-.venv}/bin/python
 if [[ ! -f .gpu/jit.tar.xz && -f .gpu/fi_distinfo.tar.xz && -x $python ]]; then
@@ -51,7 +67,7 @@ if [[ ! -f .gpu/jit.tar.xz && -f .gpu/fi_distinfo.tar.xz && -x $python ]]; then
         (build_jit) >"$site.log" 2>&1 || tail -n 3 "$site.log" >&2
     fi
 fi
-[[ -f .gpu/jit.tar.xz ]] || echo "gpu-bundle: no jit.tar.xz: it takes CUDA's toolkit and .venv; gpt-oss's servers build two kernels there when they start" >&2
+[[ -f .gpu/jit.tar.xz ]] || echo "gpu-bundle: no jit.tar.xz: it takes CUDA's toolkit and .venv; servers build kernels there when they start" >&2
 PYTHONPATH=. python3 -c "from benchmark.common.source import carry; carry()"
 du -h .gpu/*
 # A file that git lists and that was deleted is no failure.

@@ -138,7 +138,7 @@ def run_rounds(workload: Workload, series: Sequence[Series], servers: Sequence[S
         if has_gpu():
             wave = replace(workload, requests=workload.concurrency)
             load = _load_of_round(wave, workload.rounds, Path(folder))
-            for server in servers:
+            for server in dict.fromkeys(servers):
                 CLIENT.run(server, workload.model, load)
         for number in range(len(series[0].results), workload.rounds):
             load = _load_of_round(workload, number, Path(folder))

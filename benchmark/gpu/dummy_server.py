@@ -5,11 +5,14 @@ trained ones do.
 
 Upstream draws every tensor from U(-0.001, 0.001), norms and router biases too: with gpt-oss all rows of a batch then
 have the same four experts, and a policy has nothing to take. Here, for every server alike, whatever its policy: norms
-are 1, biases 0; embeddings share a part of their variance (`COMMON`), so that the rows of a batch agree as those of a
-real one do; routers have logits of unit variance; mxfp4 experts get random bits and one scale. The small other weights
-hardly move a hidden state away from its embedding, so that all layers see rows that agree equally.
+are 1, biases 0; embeddings share a part of their variance (`share_of`), so that the rows of a batch agree as those of
+the trained model do; routers have logits of unit variance; mxfp4 experts get random bits and one scale. The small other
+weights hardly move a hidden state away from its embedding, so that all layers see rows that agree equally.
 
-SGLang's scheduler processes import this module anew when they are spawned, and so get its loader too.
+With `toggle.TOGGLED` set the server captures its decode graphs twice. Under EAGLE-3 with simulated acceptance the
+last token of each verify step is drawn: upstream takes the likeliest one, which repeats with random weights.
+
+SGLang's scheduler processes import this module again when they are spawned, and so get its loader too.
 """
 
 import os
@@ -19,15 +22,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmark.gpu.moe_layer import COMMON
+from benchmark.gpu import toggle
+from benchmark.gpu.moe_layer import share_of
 
 # E8M0 for 2^-10: with mxfp4's largest value, 6, an expert's weights stay below 0.006.
 MXFP4_SCALE = 127 - 10
+_vocabulary: list[int] = []
+"""Rows of the embeddings that this process has redrawn."""
 
 
 def initialize(model: nn.Module, seed: int = 1234) -> None:
     """Redraw the tensors, on whatever device, that decide where rows go; the others stay as upstream drew them."""
     routers = {id(tensor) for module in model.modules() for tensor in _router_weights(module)}
+    common = share_of(getattr(getattr(model, "config", None), "model_type", ""))
     for number, (name, tensor) in enumerate(model.state_dict(keep_vars=True).items()):
         # Of one seed, the first expert of every router would be the direction that all embeddings share.
         generator = torch.Generator(tensor.device).manual_seed(seed + number)
@@ -42,7 +49,8 @@ def initialize(model: nn.Module, seed: int = 1234) -> None:
                 tensor.fill_(1.0)
             elif "embed_tokens" in name:
                 shared = _normal(tensor[:1], generator)
-                tensor.copy_(COMMON**0.5 * shared + (1 - COMMON) ** 0.5 * _normal(tensor, generator))
+                tensor.copy_(common**0.5 * shared + (1 - common) ** 0.5 * _normal(tensor, generator))
+                _vocabulary.append(len(tensor))
             # Otherwise as upstream drew it.
 
 
@@ -82,6 +90,29 @@ def install() -> None:
 
     initialize_dummy_weights.spreads_routers = True  # type: ignore[attr-defined]
     loader.initialize_dummy_weights = initialize_dummy_weights
+    if float(os.environ.get("SGLANG_SIMULATE_ACC_LEN", "-1")) > 0:
+        draw_bonus_tokens()
+    if os.environ.get(toggle.TOGGLED) == "1":
+        toggle.install()
+
+
+def draw_bonus_tokens() -> None:
+    """Make simulated acceptance end each step with a drawn token instead of the likeliest.
+
+    Upstream takes the target's argmax also when requests sample, so a temperature changes nothing, and the kernels that
+    verify drawn tokens stay unused. Drafts follow from the token before them, so they differ too.
+    """
+    from sglang.srt.speculative import spec_utils
+
+    upstream = spec_utils.generate_simulated_accept_index
+
+    def generate_simulated_accept_index(*args: Any, predict: Tensor, num_correct_drafts: Tensor, **kwargs: Any) -> Any:
+        accepted = upstream(*args, predict=predict, num_correct_drafts=num_correct_drafts, **kwargs)
+        last = accepted.gather(1, num_correct_drafts.long()[:, None]).flatten().long()
+        predict[last] = torch.randint(min(_vocabulary), last.shape, dtype=predict.dtype, device=predict.device)
+        return accepted
+
+    spec_utils.generate_simulated_accept_index = generate_simulated_accept_index
 
 
 def main() -> None:

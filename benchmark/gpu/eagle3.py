@@ -1,8 +1,9 @@
 """Experiment `eagle3`: speculative decoding, four requests of three draft tokens each, policy off and on.
 
 The draft has the shape of a real one and random weights, so nothing it drafts would be accepted: upstream simulates the
-acceptance, and takes the draft's own tokens, since a fixed token would give all rows the same experts.
-Verification is greedy: that of drawn tokens, which runs other kernels, no stand-in has executed.
+acceptance, and takes the draft's own tokens, since a fixed token would give all rows the same experts. The last token
+of a verify step is drawn (`dummy_server.draw_bonus_tokens`): with the likeliest one, 16 rows had 16.3 experts active.
+Verification is greedy: its kernels for drawn tokens run on no stand-in, and simulated acceptance discards their answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,17 +11,17 @@ from typing import Any
 
 from benchmark.common.comparison import is_measured
 from benchmark.common.record import Record
-from benchmark.common.variant import parse_variant
+from benchmark.common.variant import OFF, parse_variant
 from benchmark.gpu import memory
 from benchmark.gpu.checks import choose_parts
 from benchmark.gpu.models import write_model
-from benchmark.gpu.serving import Gain, measure_rounds, serve_dummies
+from benchmark.gpu.serving import Gain, Point, make_toggled, measure_rounds
 from benchmark.gpu.table import Row
 
-MODEL, DRAFT = "gpt-oss-120b-30-layers", "gpt-oss-120b-eagle3"
+MODEL, DRAFT = "gpt-oss-120b", "gpt-oss-120b-eagle3"
 POLICY = "xshare:k0=1,add=0,add_per_request=4"
-VARIANTS = ("off", POLICY)
-BATCH, ROUNDS = 4, 5
+VARIANTS = (OFF, POLICY)
+BATCH = 4
 ACCEPTED = 3  # tokens a verification step, of 4 possible
 ENV = {
     "SGLANG_SIMULATE_ACC_LEN": str(ACCEPTED),
@@ -37,11 +38,11 @@ def measure(record: Record, parts: Sequence[str]) -> None:
     if is_measured(record, POLICY):
         return
     variants = [parse_variant(text) for text in VARIANTS]
-    model = memory.fit_model(record, "eagle3", MODEL, len(variants), DRAFT)
+    model = memory.fit_model(record, "eagle3", MODEL, draft=DRAFT)
     if model is None:
         return
-    with serve_dummies(model, variants, draft_args(), ENV) as servers:
-        measure_rounds(record, POLICY, model, variants, servers, BATCH, ROUNDS, temperature=0.0)
+    with make_toggled(model, variants[1], draft_args(), ENV) as server:
+        measure_rounds(record, model, [Point(POLICY, variants, BATCH)], [server, server], temperature=0.0)
 
 
 def rows(points: Mapping[str, Any]) -> list[Row]:

@@ -1,24 +1,27 @@
 """The Triton selection kernel on this GPU: its ids against the reference's, and its time beside upstream's router.
 
 Times are of captured CUDA graphs, a call among many, on the logits that upstream's fused router takes too; the kernel
-does what that router does and selects the batch's experts besides.
+does what that router does and selects the batch's experts besides. The former kernel, whose package `.gpu/` may bring
+under another name, and upstream's router without the launch that 0.5.20 dropped are timed in turns with both.
 """
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import cycle, product
 from multiprocessing import get_context
+from statistics import median
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import track
 
-from benchmark.common.variant import parse_plan
+from benchmark.common.variant import parse_plan, parse_variant
 from benchmark.gpu.checks import WORKERS, explain
-from benchmark.gpu.timing import time_graph
+from benchmark.gpu.timing import time_alternating, time_graph
 from sglang_xshare import Batch, Router, RunnerSlots, select
 from sglang_xshare.selection.triton_kernel import supports
 
@@ -32,12 +35,15 @@ PLANS = (
     "moe-spec:budget=32",
 )
 RANKS = 8
-CHECKED_ROWS = (1, 2, 7, 16, 33, 64, 128, 256)
+CHECKED_ROWS = (1, 7, 16, 64, 256)
 CHECKED_EXPERTS = (8, 16, 60, 128, 160, 256, 384, 512)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TIMED_ROWS, TIMED_EXPERTS = (16, 64), (128, 256)
 TOP_K, TOKENS_PER_REQUEST = 8, 4
-CALLS = 100  # in a graph, so that its own launch is a small part
+CALLS = 50  # in a graph, so that its own launch is a small part
+ROUNDS = 10
+FORMER = "former_xshare"
+"""The package of the former kernel: ours of an earlier commit, see `scripts/gpu_bundle.sh`."""
 FILLED = RunnerSlots()
 DEVICE = "cuda"
 
@@ -93,27 +99,44 @@ def check(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: bool
 
 
 def measure(rows: int, experts: int, spelling: str) -> dict[str, Any]:
-    """Median microseconds of select() with a policy, as a layer calls it, and of upstream's router on its logits."""
-    calls = make_call(rows, experts, spelling), _make_upstream(_make_logits(rows, experts, torch.bfloat16))
-    us, upstream_us = map(time_call, calls)
-    return {"policy": spelling, "rows": rows, "experts": experts, "us": us, "upstream_us": upstream_us}
+    """Return microseconds of select() with a policy, as a layer calls it, and of the routers and kernel beside it."""
+    logits = _make_logits(rows, experts, torch.bfloat16)
+    calls = {
+        "us": make_call(rows, experts, spelling),
+        "former_us": make_call(rows, experts, spelling, FORMER) if find_spec(FORMER) else None,
+        "upstream_us": _make_upstream(logits),
+        "upstream_later_us": _make_later_upstream(logits),
+    }
+    runs = {name: partial(_repeat, call) for name, call in calls.items() if call is not None}
+    found = {name: median(times) / CALLS for name, times in time_alternating(runs, ROUNDS).items()}
+    return {"policy": spelling, "rows": rows, "experts": experts, **found}
 
 
 def compile_kernels(rows: int, experts: int, spelling: str) -> None:
     """Leave in Triton's cache what `measure` needs."""
     make_call(rows, experts, spelling)()
+    if find_spec(FORMER):
+        make_call(rows, experts, spelling, FORMER)()
+
+
+def _repeat(call: Callable[[], object]) -> None:
+    for _ in range(CALLS):
+        call()
 
 
 def time_call(call: Callable[[], object]) -> float:
     """Median microseconds of a call, one of many in a CUDA graph."""
-    return time_graph(lambda: [call() for _ in range(CALLS)]) / CALLS
+    return time_graph(partial(_repeat, call)) / CALLS
 
 
-def make_call(rows: int, experts: int, spelling: str) -> Callable[[], object]:
-    """select() by the kernel on such a batch as a layer calls it, on logits in bf16, as a gate in bf16 gives them."""
+def make_call(rows: int, experts: int, spelling: str, package: str = "sglang_xshare") -> Callable[[], object]:
+    """Return select() by the kernel of a package of ours, on logits in bf16, as a layer calls it."""
+    ours = import_module(package)
+    variant = parse_variant(spelling)
+    plan = import_module(f"{package}.policies").get_policy(variant.policy).build(variant.keys)
     logits, ranks = _make_logits(rows, experts, torch.bfloat16), _make_ranks(experts)
-    arguments = (logits, parse_plan(spelling), Router(TOP_K), _make_batch(spelling, rows), ranks, "triton")
-    return partial(select, *arguments, slots=FILLED)
+    batch = ours.Batch(tokens_per_request=_make_batch(spelling, rows).tokens_per_request)
+    return partial(ours.select, logits, plan, ours.Router(TOP_K), batch, ranks, "triton", slots=ours.RunnerSlots())
 
 
 def _make_upstream(logits: torch.Tensor) -> Callable[[], object]:
@@ -121,6 +144,16 @@ def _make_upstream(logits: torch.Tensor) -> Callable[[], object]:
     # sgl_kernel's topk_softmax.
     router = import_module("sglang.srt.layers.moe.topk").fused_topk
     return partial(router, logits, logits, TOP_K, True)  # of hidden states it reads rows and device
+
+
+def _make_later_upstream(logits: torch.Tensor) -> Callable[[], object] | None:
+    """Return the same router without the zeros of its bias, as it is from 0.5.20 on; None where it has another name."""
+    try:
+        gate = import_module("sglang.kernels.ops.moe.moe_fused_gate").moe_fused_gate
+    except (ImportError, AttributeError):
+        return None
+    zeros = torch.zeros(logits.shape[1], dtype=torch.float32, device=logits.device)
+    return partial(gate, logits, zeros, TOP_K, scoring_func="softmax", renormalize=True)
 
 
 def _make_logits(rows: int, experts: int, dtype: torch.dtype) -> torch.Tensor:

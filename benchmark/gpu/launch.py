@@ -1,6 +1,7 @@
 """How upstream's fused MoE kernels are launched, and a search for the fastest way."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from math import inf
 from time import monotonic
 
@@ -19,6 +20,13 @@ CHOICES: dict[str, tuple[int, ...]] = {
     "GROUP_SIZE_M": (1, 16),
 }
 """What is tried of each, in the order of what it is expected to bring. Blocks in elements, groups in blocks."""
+FEW: dict[str, tuple[int, ...]] = {
+    "BLOCK_SIZE_N": (32, 64, 128),
+    "BLOCK_SIZE_K": (64, 128, 256),
+    "num_stages": (3, 4, 5),
+    "num_warps": (4, 8),
+}
+"""The choices of a short search. Blocks have 16 rows, because an alignment of ours has."""
 TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}  # what upstream's heuristic leaves out
 NOISE = 0.005  # a launch must be faster by this share to count as faster
 TOLERANCE = 0.02  # of a value and of their root mean square: three roundings to bf16
@@ -45,10 +53,24 @@ def make_timer(run: Callable[[], Tensor], layers: int = 1) -> Callable[..., floa
     return time
 
 
-def descend(starts: Sequence[Config], time: Callable[[Config, int], float], until: float) -> tuple[Config, float, bool]:
-    """Coordinate descent over CHOICES from the fastest of `starts`, each launch timed once: it ends where no single
-    change is faster, or when `time.monotonic()` reaches `until`; the starts are timed in any case. Returns the launch,
-    its time, and whether the first was the end.
+def list_few() -> list[Config]:
+    """Return every launch that a short search can try, apart from those near upstream's own."""
+    return [
+        complete({"BLOCK_SIZE_M": 16, "GROUP_SIZE_M": 1} | dict(zip(FEW, one, strict=True)))
+        for one in product(*FEW.values())
+    ]
+
+
+def descend(
+    starts: Sequence[Config],
+    time: Callable[[Config, int], float],
+    until: float,
+    choices: Mapping[str, tuple[int, ...]] = CHOICES,
+) -> tuple[Config, float, bool]:
+    """Search by coordinate descent over `choices` from the fastest of `starts`; each launch is timed once.
+
+    The search ends when no single change is faster, or when `time.monotonic()` reaches `until`; the starts are timed in
+    any case. Returns the launch, its time, and whether the first condition ended the search.
     """
     times: dict[tuple[int, ...], float] = {}
 
@@ -62,7 +84,7 @@ def descend(starts: Sequence[Config], time: Callable[[Config, int], float], unti
     improved = True
     while improved:
         improved = False
-        for name, value in ((name, value) for name, values in CHOICES.items() for value in values):
+        for name, value in ((name, value) for name, values in choices.items() for value in values):
             if monotonic() >= until:
                 return best, time_once(best), False
             candidate = {**best, name: value}

@@ -1,8 +1,8 @@
-"""How many layers of a model are served side by side: all, or as many as the GPU's free memory takes.
+"""How many layers of a model are served: all, or as many as the GPU's free memory takes.
 
-An estimate, made before minutes go into starting servers. An H200 takes every pair as it is. An H100 of 78 GiB takes no
-two servers of Qwen3-30B-A3B or gpt-oss-120b: fewer layers keep the MoE layer's shape and what a policy does to it, and
-dilute its gain by the embeddings and the host's share.
+An estimate, made before minutes go into starting servers. An H100 of 78 GiB and an H200 take one server of each model
+with all layers. Where several servers have to be up at once, fewer layers keep the MoE layer's shape and what a policy
+does to it, and dilute its gain by the embeddings and the host's share.
 """
 
 import json
@@ -33,7 +33,7 @@ LEFT = 0.1
 """Of the free memory, where layers are cut: the estimate is rough. An H100 took two servers that were cut so."""
 
 
-def fit_model(record: Record, key: str, name: str, servers: int, draft: str | None = None) -> str | None:
+def fit_model(record: Record, key: str, name: str, servers: int = 1, draft: str | None = None) -> str | None:
     """`choose_model` for this GPU. Another model than `name`, or none, is printed, and kept by `key` for the table."""
     free = read_free_bytes()
     chosen = choose_model(name, servers, free, draft)
@@ -77,7 +77,9 @@ def depth_key(key: str) -> str:
 
 def _describe(point: Mapping[str, Any]) -> str:
     said = f"{point['layers']} of {point['of']}" if point["layers"] else f"left out, with {STEP} layers too"
-    needs = f"{point['servers']} servers of {point['of']} need about {point['needed_gib']:.0f} GiB of GPU memory"
+    count = point["servers"]
+    servers = f"{count} servers of {point['of']} need" if count > 1 else f"a server of {point['of']} needs"
+    needs = f"{servers} about {point['needed_gib']:.0f} GiB of GPU memory"
     return f"{said}: {needs}; free are {point['free_gib']:.0f}"
 
 

@@ -7,13 +7,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_xshare import Batch, SelectionPlan
+from sglang_xshare import Batch, Router, SelectionPlan, select
+from sglang_xshare.policies import bounds
+from sglang_xshare.selection.alignment import align_pairs
+from sglang_xshare.stage import handover
 from sglang_xshare.stage.layer import Assignment, Layer
 from sglang_xshare.stage.step import Step
+from sglang_xshare.types import Alignment
 
-# Share of the logits' variance that all rows have in common: at 0.47, 16 rows have 49 of 128 active at top-8, and OEA
-# with k0 = 3 and 5 leaves 24 and 35, as on Qwen3-30B-A3B (OEA, Table 4: 48.8, 25.1, 35.1). Independent rows: 82.
 COMMON = 0.47
+"""Share of the logits' variance that all rows have in common. At 0.47, 16 rows have 49 of 128 active at top-8, and OEA
+with k0 = 3 and 5 leaves 24 and 35, as on Qwen3-30B-A3B (OEA, Table 4: 48.8, 25.1, 35.1). Independent rows: 82.
+"""
+COMMON_GPT_OSS = 0.02
+"""The same share for gpt-oss, whose rows are nearly independent: 16 rows have 50 of 128 active at top-4.
+
+No count is published for the trained gpt-oss-120b, but two results imply one of 42 to 60, and independent rows have 51.
+XShare's Table 3, batch 16: a budget of 24 experts without warm-up gains 25 to 36 %, a warm-up without budget 50 %.
+vLLM's pull request 35551: a budget of 24 shortens a step from 11.9 to 8.7 ms. At Qwen3-30B-A3B's share 29.8 experts
+would be active, of which a budget of 24 leaves nearly all.
+"""
+
+
+def share_of(model: str) -> float:
+    """Return the share of the logits' variance that rows of a model have in common, by its name or type."""
+    return COMMON_GPT_OSS if model.startswith(("gpt-oss", "gpt_oss")) else COMMON
 
 
 @dataclass(frozen=True)
@@ -37,12 +55,13 @@ class Shape:
 
 
 def draw_logits(shape: Shape, rows: int, device: str, seed: int = 0) -> Tensor:
-    """[layers, rows, experts] bfloat16 router logits whose rows agree as those of a real batch do; see `COMMON`."""
+    """[layers, rows, experts] bfloat16 router logits whose rows agree as those of a real batch do; see `share_of`."""
+    shared = share_of(shape.name)
     generator = torch.Generator(device).manual_seed(seed)
     size = (shape.layers, rows, shape.experts)
     own = torch.randn(size, generator=generator, device=device)
     common = torch.randn((shape.layers, 1, shape.experts), generator=generator, device=device)
-    return (COMMON**0.5 * common + (1 - COMMON) ** 0.5 * own).bfloat16()
+    return (shared**0.5 * common + (1 - shared) ** 0.5 * own).bfloat16()
 
 
 def route_to(active: int, shape: Shape, rows: int, device: str, seed: int = 0) -> Tensor:
@@ -106,6 +125,28 @@ def fixed_router(ids: Tensor) -> Callable[[int, Tensor], Any]:
     return lambda layer, hidden: StandardTopKOutput(weights[layer], ids[layer], None)
 
 
+def offer_alignment(
+    route: Callable[[int, Tensor], Any],
+    ids: Tensor,
+    shape: Shape,
+    most: int | None,
+    prebuilt: bool = True,
+) -> Callable[[int, Tensor], Any]:
+    """Return a router to fixed ids that hands the runner the ids' alignment and a bound on the active experts.
+
+    `most` is None for no bound, and without `prebuilt` there is no alignment.
+    """
+    aligned = [align_pairs(one.cpu()) if prebuilt else None for one in ids]
+    alignments = [one and Alignment(*(tensor.to(ids.device) for tensor in one)) for one in aligned]
+
+    def offer_and_route(layer: int, hidden: Tensor) -> Any:
+        routed = route(layer, hidden)
+        handover.offer(handover.Offer(routed.topk_ids, shape.experts, most, alignments[layer]))
+        return routed
+
+    return offer_and_route
+
+
 def model_router(logits: Tensor, topk_config: Any) -> Callable[[int, Tensor], Any]:
     """Routes by `logits` [layers, rows, experts] through upstream, with a config of `make_topk_config`."""
     from sglang.srt.layers.moe.topk import select_experts
@@ -123,6 +164,34 @@ def make_topk_config(shape: Shape, plan: SelectionPlan | None, rows: int, device
     layer = Layer(0, config, None)
     layer.assignment = Assignment(plan, Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=device))))
     return layer.config
+
+
+def policy_router(
+    shape: Shape, plan: SelectionPlan, logits: Tensor, trims: bool = False
+) -> Callable[[int, Tensor], Any]:
+    """Return a router by `logits` [layers, rows, experts] under a plan, which hands its choice on as in a server.
+
+    With `trims` the runner learns how many experts can be active at most.
+    """
+    from sglang.srt.layers.moe.topk import TopKConfig, select_experts
+
+    rows = logits.shape[1]
+    layer = Layer(0, TopKConfig(top_k=shape.top_k, renormalize=True), None)
+    step = Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=logits.device)))
+    most = bounds.max_active(plan, layer.router, shape.experts, rows) if trims else None
+    layer.assignment = Assignment(plan, step, most=most)
+
+    def route(number: int, hidden: Tensor) -> Any:
+        routed = select_experts(hidden, logits[number], layer.config)
+        return routed._replace(topk_ids=layer.finish(routed.topk_ids, routed.topk_weights))
+
+    return route
+
+
+def count_active(shape: Shape, logits: Tensor, plan: SelectionPlan) -> float:
+    """Return the mean number of experts of a layer that are active under a plan."""
+    chosen = [select(one, plan, Router(top_k=shape.top_k), backend="torch").active for one in logits]
+    return sum(int(one.sum()) for one in chosen) / len(chosen)
 
 
 def publish_arguments() -> None:

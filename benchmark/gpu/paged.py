@@ -17,10 +17,10 @@ from benchmark.gpu.checks import choose_parts
 from benchmark.gpu.models import PAGED_SINCE, read_config, write_model
 from benchmark.gpu.serving import (
     INPUT_TOKENS,
-    ROUNDS,
     SERVER_ARGS,
     START_LIMIT,
     Gain,
+    Point,
     check_caches,
     measure_rounds,
     runner_args,
@@ -62,8 +62,7 @@ def measure(record: Record, parts: Sequence[str]) -> None:
         if SAME not in record:
             record.add(SAME, **compare(paged[0], whole, read_config(model)["vocab_size"]))
         check_caches(paged)
-        for concurrency in missing:
-            measure_rounds(record, _key(concurrency), model, VARIANTS, paged, concurrency, ROUNDS)
+        measure_rounds(record, model, [Point(_key(one), VARIANTS, one) for one in missing], paged)
 
 
 def list_flags() -> list[str]:

@@ -15,7 +15,7 @@ from benchmark.common.server import Server
 from benchmark.common.variant import Variant, parse_variant
 from benchmark.gpu import memory
 from benchmark.gpu.checks import check, choose_parts, is_passed, run_tests
-from benchmark.gpu.serving import ROUNDS, Gain, measure_rounds, serve_dummies
+from benchmark.gpu.serving import Gain, Point, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row, check_row
 
 PARTS = ("server", "tests")
@@ -108,9 +108,8 @@ def _serve(record: Record, live: Mapping[str, Variant], missing: Sequence[int]) 
     with serve_dummies(model, variants) as servers:
         for name, server in zip(live, servers, strict=False):
             record.add(name, **_count(server))
-        for concurrency in missing:
-            masked = servers[len(live) :]
-            measure_rounds(record, masking_key(concurrency), model, MASKING, masked, concurrency, ROUNDS)
+        points = [Point(masking_key(concurrency), MASKING, concurrency) for concurrency in missing]
+        measure_rounds(record, model, points, servers[len(live) :])
 
 
 def _count(server: Server) -> dict[str, float]:

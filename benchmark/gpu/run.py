@@ -2,33 +2,36 @@
 
 What a task has measured is on disk, and how it ended is in `run.json`: the same command goes on from there, first with
 what has not had its turn, last with what failed.
+
+Checks, tasks that time nothing, and the start of the first server run side by side. Nothing is timed before they end:
+from then on the server is idle, and one process at a time uses the GPU.
 """
 
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from benchmark.common.paths import ROOT
 from benchmark.common.record import Record
-from benchmark.common.server import die_with_parent
-from benchmark.gpu.checks import shorten
+from benchmark.gpu import memory
 from benchmark.gpu.models import PAGED_SINCE
 from benchmark.gpu.preflight import CHECKS
+from benchmark.gpu.process import Ended, Process, run_process
+from benchmark.gpu.server import GATE
 from benchmark.gpu.table import Row, check_row
 from sglang_xshare.patching.tree import find_tree
 from sglang_xshare.upstream.release import is_since
 
 LONGEST = 1800.0  # seconds of a task where the whole has no limit
 CHECKING = 150.0  # seconds of a check: first imports and first compilations, all side by side
-GRACE = 10.0  # seconds in which a stopped task may stop its servers
+ROUND = 20.0  # seconds that the rounds of a server that is ready take at least
+READY = 150.0  # seconds after the checks in which the first server must be ready
+BESIDE = 48 << 30
+"""Bytes of GPU memory that must be left beside the first server: contexts and layers of all that runs meanwhile."""
 ENDING = 25.0  # seconds that stopping a task, the table and the way back take
 MODULE = "benchmark.gpu"  # whose process measures a task
 CHECKED = ROOT / "build" / "gpu" / "checked"
@@ -42,13 +45,20 @@ SERVERS_32, SERVERS_128 = (
 
 @dataclass(frozen=True)
 class Task:
-    """Some parts (or all) of an experiment, what it needs, and seconds expected (`turn`), half of which begin it."""
+    """Some parts (or all) of an experiment, what it needs, and seconds expected (`turn`), half of which begin it.
+
+    `is_quick`: a run with a limit has no other task before all such tasks are done. `beside`: it times nothing, and
+    runs beside the checks. `serves`: the model whose server is started beside the checks, if the GPU has room.
+    """
 
     experiment: str
     parts: tuple[str, ...] = ()
     turn: float = 40.0
     needs: tuple[str, ...] = ()
     since: str = "0"
+    is_quick: bool = False
+    beside: bool = False
+    serves: str = ""
 
     @property
     def name(self) -> str:
@@ -57,12 +67,17 @@ class Task:
 
 
 TASKS: tuple[Task, ...] = (
-    Task("selection", ("kernels",), 150.0),
+    Task("selection", ("ids",), 120.0, is_quick=True, beside=True),
+    Task("caches", (), 120.0, is_quick=True, beside=True),
+    Task("levers", (), 75.0, KERNELS, is_quick=True),
+    Task("tune", ("fixed",), 75.0, KERNELS, is_quick=True),
+    Task("selection", ("times",), 60.0, is_quick=True),
+    Task("server", ("gpt-oss-120b-no-warm-up",), 140.0, SERVERS_128, is_quick=True, serves="gpt-oss-120b"),
+    Task("server", ("qwen3-30b-a3b",), 210.0, SERVERS_128, is_quick=True, serves="qwen3-30b-a3b"),
+    Task("routing", ("128",), 60.0, KERNELS, is_quick=True),
     Task("layer", ("qwen3-30b-a3b",), 90.0, KERNELS),
-    Task("server", ("qwen3-30b-a3b",), 400.0, SERVERS_128),
     Task("server", ("gpt-oss-20b",), 210.0, SERVERS_32),
     Task("replay", ("server",), 150.0, SERVERS_128),
-    Task("server", ("gpt-oss-120b-no-warm-up",), 300.0, SERVERS_128),
     Task("eagle3", (), 200.0, (*SERVERS_128, "eagle3")),
     Task("server", ("gpt-oss-120b",), 300.0, SERVERS_128),
     Task("layer", ("gpt-oss-120b", "gpt-oss-20b"), 90.0, KERNELS),
@@ -87,43 +102,127 @@ def run(results: Path, command: Sequence[str], tasks: Sequence[Task], limit: flo
     """Check, then give every task that is not done its turn. Returns whether none failed."""
     end = None if limit is None else monotonic() + limit - ENDING
     record = Record(results, "run", command)
-    check_all(record)
     undone = [task for task in tasks if not _is_done(task, record, results)]
+    if limit is not None:
+        undone = [task for task in undone if task.is_quick] or undone
     undone.sort(key=lambda task: (bool(_find(task, record).get("reason")), _find(task, record).get("turns", 0)))
-    left_over, failed = [], []
-    for task in undone:
-        left = LONGEST if end is None else end - monotonic()
-        if missing := [name for name in task.needs if not record.points[check_key(name)]["passed"]]:
-            failed.append(f"{task.name}: needs {', '.join(missing)}")
-            continue
-        if left < task.turn / 2:
-            left_over.append(task.name)
-            continue
-        turn = left if end is None or task is undone[-1] else min(task.turn, left)
-        print(f"gpu: {task.name}, at most {turn:.0f} s", flush=True)
-        arguments = ["-m", MODULE, task.experiment, *task.parts, "--out", str(results)]
-        if policy and task.experiment == "tune":
-            arguments += ["--policy", policy]
-        ended = run_process(arguments, turn)
-        is_cut = ended.status is None
-        turns = _find(task, record).get("turns", 0) + (not is_cut or turn >= task.turn)
-        reason = ended.reason if ended.status else None
-        record.add(_key(task), done=ended.status == 0, reason=reason, turns=turns, seconds=round(ended.seconds, 1))
-        if is_cut:
-            left_over.append(task.name)
-        elif reason:
-            failed.append(f"{task.name}: {reason}")
-    for line in failed:
+    run_ = _Run(record, results, policy, end)
+    with run_.start_server(undone):
+        run_.prepare(
+            [task for task in undone if task.beside], dict.fromkeys(name for task in undone for name in task.needs)
+        )
+        for task in undone:
+            if not task.beside:
+                run_.take_turn(task, is_last=task is undone[-1])
+    for line in run_.failed:
         print(f"gpu: {line}", flush=True)
-    if left_over:
-        print(f"gpu: left for the same command: {', '.join(left_over)}", flush=True)
-    return not failed
+    if run_.left_over:
+        print(f"gpu: left for the same command: {', '.join(run_.left_over)}", flush=True)
+    return not run_.failed
 
 
-def check_all(record: Record) -> None:
-    """Run every check that the record does not hold as passed on this machine, side by side, and keep what came out."""
+class _Run:
+    """One run of tasks until `end`, if there is one."""
+
+    def __init__(self, record: Record, results: Path, policy: str | None, end: float | None) -> None:
+        self.record, self.results, self.policy, self.end = record, results, policy, end
+        self.failed: list[str] = []
+        self.left_over: list[str] = []
+        self.gate = CHECKED.with_name("gate")
+        self._early: tuple[Task, Process] | None = None
+
+    @property
+    def left(self) -> float:
+        """Seconds until the end."""
+        return LONGEST if self.end is None else self.end - monotonic()
+
+    @contextmanager
+    def start_server(self, tasks: Sequence[Task]) -> Iterator[None]:
+        """Start the first task that serves a model, if there is room beside it. Its server waits at the gate."""
+        self.gate.parent.mkdir(parents=True, exist_ok=True)
+        self.gate.unlink(missing_ok=True)
+        task = next((task for task in tasks if task.serves), None)
+        if task is not None and has_room(task.serves):
+            print(f"gpu: {task.name} is started", flush=True)
+            self._early = task, Process(self._arguments(task), {GATE: str(self.gate)})
+        try:
+            yield
+        finally:
+            self._stop_early()
+
+    def prepare(self, tasks: Sequence[Task], checks: Iterable[str]) -> None:
+        """Run the checks and these tasks side by side, and wait until the server that was started is ready."""
+        with ThreadPoolExecutor(1 + len(tasks)) as threads:
+            checking = threads.submit(check_all, self.record, checks)
+            running = {
+                task: threads.submit(run_process, self._arguments(task), min(task.turn, self.left)) for task in tasks
+            }
+            checking.result()
+            for task, ended in running.items():
+                self._keep(task, ended.result(), task.turn)
+        until = monotonic() + min(READY, self.left)
+        while self._early is not None and not self.gate.exists():
+            if self._early[1].status is not None:
+                break  # it is found when it has its turn
+            if monotonic() > until:
+                print(f"gpu: {self._early[0].name}: no server yet; it is stopped until it has its turn", flush=True)
+                self._stop_early()
+            sleep(0.2)
+
+    def take_turn(self, task: Task, is_last: bool) -> None:
+        """Run a task to its end, or as long as its turn is."""
+        missing = [name for name in task.needs if not self.record.points[check_key(name)]["passed"]]
+        if missing:
+            self.failed.append(f"{task.name}: needs {', '.join(missing)}")
+            return
+        is_started = self._early is not None and self._early[0] is task
+        if self.left < (ROUND if is_started else task.turn / 2):
+            self.left_over.append(task.name)
+            return
+        turn = self.left if self.end is None or is_last else min(task.turn, self.left)
+        print(f"gpu: {task.name}, at most {turn:.0f} s", flush=True)
+        if self._early is not None and is_started:
+            process, self._early = self._early[1], None
+            self.gate.unlink(missing_ok=True)
+        else:
+            process = Process(self._arguments(task))
+        self._keep(task, process.finish(turn), turn)
+
+    def _keep(self, task: Task, ended: Ended, turn: float) -> None:
+        """Record how a task ended."""
+        is_cut = ended.status is None
+        turns = _find(task, self.record).get("turns", 0) + (not is_cut or turn >= task.turn)
+        reason = ended.reason if ended.status else None
+        done, seconds = ended.status == 0, round(ended.seconds, 1)
+        self.record.add(_key(task), done=done, reason=reason, turns=turns, seconds=seconds)
+        if is_cut:
+            self.left_over.append(task.name)
+        elif reason:
+            self.failed.append(f"{task.name}: {reason}")
+
+    def _stop_early(self) -> None:
+        if self._early is not None:
+            self._early[1].finish(0.0)
+            self._early = None
+        self.gate.unlink(missing_ok=True)
+
+    def _arguments(self, task: Task) -> list[str]:
+        policy = ["--policy", self.policy] if self.policy and task.experiment == "tune" else []
+        return ["-m", MODULE, task.experiment, *task.parts, "--out", str(self.results), *policy]
+
+
+def has_room(model: str) -> bool:
+    """Return whether the GPU's free memory takes a server of a model, and what runs beside it."""
+    try:
+        return memory.estimate_bytes(model) + BESIDE <= memory.read_free_bytes()
+    except RuntimeError:
+        return False
+
+
+def check_all(record: Record, names: Iterable[str]) -> None:
+    """Run these checks, apart from those recorded as passed on this machine, side by side, and keep what came out."""
     known = record.points if CHECKED.exists() else {}
-    missing = [name for name in CHECKS if not known.get(check_key(name), {}).get("passed")]
+    missing = [name for name in names if not known.get(check_key(name), {}).get("passed")]
     if missing:
         commands = [["-W", "ignore", "-m", "benchmark.gpu.preflight", name] for name in missing]
         with ThreadPoolExecutor(len(missing)) as threads:
@@ -152,50 +251,6 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
 def check_key(name: str) -> str:
     """A check's key in the record of the run."""
     return f"check {name}"
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a process ended. `status`: None where its time was over; `reason`: what it said last, if it failed."""
-
-    status: int | None
-    reason: str
-    seconds: float
-
-
-def run_process(arguments: Sequence[str], limit: float) -> Ended:
-    """Run Python with these arguments for `limit` seconds at most; then it is stopped, with all that it has started."""
-    began = monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-u", *arguments],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        preexec_fn=die_with_parent,
-    )
-    said, status = "", None
-    try:
-        said = process.communicate(timeout=limit)[1]
-        status = process.returncode
-    except subprocess.TimeoutExpired:
-        _signal(process, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            said = process.communicate(timeout=GRACE)[1]
-    finally:
-        _signal(process, signal.SIGKILL)  # what it left behind, and itself if we were interrupted
-        process.wait()
-    print(said, end="", file=sys.stderr, flush=True)
-    lines = [line for line in said.splitlines() if line.strip()] or [f"status {status}"]
-    told = next((line for line in reversed(lines) if line.startswith("gpu: ")), lines[-1])
-    return Ended(status, shorten(told.removeprefix("gpu: ")) if status else "", monotonic() - began)
-
-
-def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    """To all of its session's group."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
 
 
 def _is_done(task: Task, record: Record, results: Path) -> bool:

@@ -1,7 +1,7 @@
 """Experiment `selection`: the kernels against the reference on this device, and their time beside upstream's router.
 
-Part `kernels` holds ids to the reference's and times them; part `shapes` times how batches can be cut into programs and
-has the kernel use the fastest; part `tests` runs the kernels' own tests, which compile for minutes.
+Part `ids` holds ids to the reference's and compiles what part `times` times; part `shapes` times how batches can be cut
+into programs and has the kernel use the fastest; part `tests` runs the kernels' own tests, which compile for minutes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from benchmark.gpu.checks import check, choose_parts, is_passed, measure_points,
 from benchmark.gpu.shapes import describe, measure_shapes
 from benchmark.gpu.table import Row, check_row
 
-PARTS = ("kernels", "shapes", "tests")
+PARTS = ("ids", "times", "shapes", "tests")
 TESTS = (
     "test/selection/test_triton.py",
     "test/selection/test_triton_exact_rows.py",
@@ -31,8 +31,10 @@ def measure(record: Record, parts: Sequence[str]) -> None:
     """Measure what the record lacks. What fails is recorded, does not stop the rest, and is raised at the end."""
     parts = choose_parts("selection", parts, PARTS)
     failed: list[str | None] = []
-    if "kernels" in parts:
-        failed += _measure_kernels(record)
+    if "ids" in parts and not is_passed(record.points, "cases"):
+        failed.append(check(record, "cases", _hold_to_reference))
+    if "times" in parts:
+        failed.append(_measure_times(record))
     if "shapes" in parts:
         failed.append(measure_shapes(record))
     if "tests" in parts:
@@ -53,32 +55,45 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
     return [*found, *(check_row(f"{path}, compiled", points[path]) for path in TESTS if path in points)]
 
 
-def _measure_kernels(record: Record) -> list[str | None]:
-    """Returns why the ids' check failed, and the first time that could not be taken."""
+def _hold_to_reference() -> dict[str, Any]:
     from benchmark.gpu import kernels
 
-    shapes = list(product(kernels.TIMED_ROWS, kernels.TIMED_EXPERTS, kernels.PLANS))
+    cases = kernels.make_cases(kernels.PLANS)
+    if differences := kernels.check_all(cases, list(_list_timed())):
+        reason = f"{len(differences)} of {len(cases)} cases differ, the first: {differences[0]}"
+        return {"reason": reason, "differences": differences[:SHOWN]}
+    return {"equal": len(cases)}
 
-    def hold_to_reference() -> dict[str, Any]:
-        cases = kernels.make_cases(kernels.PLANS)
-        if differences := kernels.check_all(cases, shapes):
-            reason = f"{len(differences)} of {len(cases)} cases differ, the first: {differences[0]}"
-            return {"reason": reason, "differences": differences[:SHOWN]}
-        return {"equal": len(cases)}
+
+def _measure_times(record: Record) -> str | None:
+    """Return why the first time could not be taken, if one could not."""
+    from benchmark.gpu import kernels
 
     def time(rows: int, experts: int, policy: str) -> dict[str, Any]:
         found = kernels.measure(rows, experts, policy)
         print(f"{policy}/{rows}x{experts}: {found['us']:.2f} us", flush=True)
         return found
 
-    failure = None if is_passed(record.points, "cases") else check(record, "cases", hold_to_reference)
-    times = {f"{policy}/{rows}x{experts}": partial(time, rows, experts, policy) for rows, experts, policy in shapes}
-    return [failure, measure_points(record, times)]
+    return measure_points(
+        record, {f"{shape[2]}/{shape[0]}x{shape[1]}": partial(time, *shape) for shape in _list_timed()}
+    )
+
+
+def _list_timed() -> Iterator[tuple[int, int, str]]:
+    """Yield (rows, experts, policy) of every time."""
+    from benchmark.gpu import kernels
+
+    yield from product(kernels.TIMED_ROWS, kernels.TIMED_EXPERTS, kernels.PLANS)
 
 
 def _time_rows(times: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     for one in times:
         ratio = one["us"] / one["upstream_us"]
         text = f"{one['us']:.2f} us, upstream's router {one['upstream_us']:.2f} us: {ratio:.2f} x"
+        if "upstream_later_us" in one:
+            later = one["upstream_later_us"]
+            text += f", from 0.5.20 on {later:.2f} us: {one['us'] / later:.2f} x"
+        if "former_us" in one:
+            text += f"; formerly {one['former_us']:.2f} us"
         what = f"{one['policy']}, {one['rows']} tokens x {one['experts']} experts"
         yield Row(what, text, f"at most {TIME_BAR:g} x", ratio <= TIME_BAR)

@@ -1,90 +1,145 @@
-"""Experiment `server`: the real server at real shapes, off and on in alternating rounds, CUDA graphs on."""
+"""Experiment `server`: a real server at real shapes, off and on in alternating rounds, CUDA graphs on.
 
-from collections.abc import Mapping, Sequence
+One server per model is switched between rounds, so that both variants have the same weights, memory and process. Two
+servers differed by up to 3.5 % without any policy. Only concurrencies at which the policy acts are measured.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from benchmark.common.comparison import Comparison, format_experts, format_number, is_measured
+from benchmark.common.comparison import Comparison, format_experts, format_number
 from benchmark.common.record import Record
+from benchmark.common.server import Server
 from benchmark.common.table import Table
-from benchmark.common.variant import OFF, Variant, parse_variant
+from benchmark.common.variant import OFF, parse_variant
 from benchmark.gpu import memory
-from benchmark.gpu.checks import choose_parts
-from benchmark.gpu.serving import FINE_ROUNDS, ROUNDS, Gain, measure_rounds, serve_dummies
+from benchmark.gpu.checks import FAILED, choose_parts, explain
+from benchmark.gpu.serving import Gain, Point, is_complete, make_toggled, measure_rounds
 from benchmark.gpu.table import Row
 
 POLICY = "xshare"
-OFF_AND_ON = (parse_variant(OFF), parse_variant(POLICY))
 WITHOUT_WARM_UP = "xshare:k0=0,add=24"
-LOSS = -1.0
-"""The bar of a small batch: no loss above 1 %."""
+NOTHING_TO_DROP = "xshare:k0=0,add=31"
+"""Eight rows of gpt-oss have 29 of at most 32 experts active: this budget selects, and drops next to none."""
+GATE = "SGLANG_XSHARE_GATE"
+"""The environment variable that names a file: see `wait_at_gate`."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Two variants of a model, the concurrencies to compare them at, in order; `bars` are percent of gain."""
+    """A model, the policy that its server starts with, and what is compared: concurrencies, in this order.
+
+    `extra` are further policies at one concurrency, of which graphs captured under `policy` take the numbers; `bars`
+    are percent of gain by policy and concurrency.
+    """
 
     model: str
-    concurrencies: tuple[int, ...] = (16, 4, 8, 32, 1)
-    variants: tuple[Variant, Variant] = OFF_AND_ON
-    bars: Mapping[int, float] = field(default_factory=dict)
+    concurrencies: tuple[int, ...]
+    policy: str = POLICY
+    extra: Mapping[str, int] = field(default_factory=dict)
+    bars: Mapping[tuple[str, int], float] = field(default_factory=dict)
 
-    def rounds(self, concurrency: int) -> int:
-        """More where a percent decides."""
-        return FINE_ROUNDS if self.bars.get(concurrency) == LOSS else ROUNDS
+    def points(self, name: str) -> list[Point]:
+        """Return the comparisons of this case, whose part is `name`."""
+        compared = [(self.policy, n) for n in self.concurrencies] + list(self.extra.items())
+        off = parse_variant(OFF)
+        return [
+            Point(point_key(name, n, None if policy == self.policy else policy), (off, parse_variant(policy)), n)
+            for policy, n in compared
+        ]
 
 
-# gpt-oss-120b's gains on the same GPU: vLLM pull request 35551, whose budget of 24 has no warm-up. With uniform routing
-# ours, k0 = 1, leaves 29.3, 39.2 and 52.5 of 128 at 8, 16 and 32 rows, theirs 24: two rows, and no bar of theirs
-# on ours. Two of 30 layers fit on an H200, three do not, so each is a comparison of its own.
+# vLLM's pull request 35551 gives gpt-oss-120b's gains on the same GPU: 5.4, 16.2, 36.8 and 53.0 % at 4, 8, 16 and 32.
+# Four rows have at most 16 experts active, and a budget of 24 drops none: no row, because the policy does nothing.
 CASES = {
-    "qwen3-30b-a3b": Case("qwen3-30b-a3b", bars={1: LOSS}),
-    "gpt-oss-20b": Case("gpt-oss-20b", (16, 1, 4), bars={1: LOSS, 4: LOSS}),
     "gpt-oss-120b-no-warm-up": Case(
-        "gpt-oss-120b-30-layers",
-        (16, 4, 8, 32),
-        (OFF_AND_ON[0], parse_variant(WITHOUT_WARM_UP)),
-        {4: 5.4, 8: 16.2, 16: 36.8, 32: 53.0},
+        "gpt-oss-120b",
+        (16, 8, 32),
+        WITHOUT_WARM_UP,
+        {NOTHING_TO_DROP: 8},
+        {
+            (WITHOUT_WARM_UP, 8): 16.2,
+            (WITHOUT_WARM_UP, 16): 36.8,
+            (WITHOUT_WARM_UP, 32): 53.0,
+            (NOTHING_TO_DROP, 8): -0.5,
+        },
     ),
-    "gpt-oss-120b": Case("gpt-oss-120b-30-layers", bars={1: LOSS}),
+    "qwen3-30b-a3b": Case("qwen3-30b-a3b", (16, 8, 32, 4)),
+    "gpt-oss-20b": Case("gpt-oss-20b", (16, 4), bars={(POLICY, 4): -1.0}),
+    "gpt-oss-120b": Case("gpt-oss-120b", (16, 8, 32, 4)),
 }
 
 
 def measure(record: Record, parts: Sequence[str]) -> None:
-    """Measure each concurrency that the record lacks, with as many layers as fit; without any, none."""
+    """Measure the rounds that the record lacks, with as many layers as fit. What fails is raised at the end."""
+    failed = []
     for name in choose_parts("server", parts, CASES):
-        case = CASES[name]
-        missing = [n for n in case.concurrencies if not is_measured(record, point_key(name, n))]
-        if missing:
-            model = memory.fit_model(record, name, case.model, len(case.variants))
-            if model is None:
-                continue
-            with serve_dummies(model, case.variants) as servers:
-                for concurrency in missing:
-                    key = point_key(name, concurrency)
-                    measure_rounds(record, key, model, case.variants, servers, concurrency, case.rounds(concurrency))
+        try:
+            _measure_case(record, name, CASES[name])
+        except Exception as error:  # a server that dies costs no other model its turn
+            failed.append(f"{name}: {explain(error)}")
+            record.add(FAILED + name, reason=failed[-1])
+    for reason in failed:
+        raise RuntimeError(reason)
+
+
+def _measure_case(record: Record, name: str, case: Case) -> None:
+    record.points.pop(FAILED + name, None)
+    missing = [point for point in case.points(name) if not is_complete(record, point.key)]
+    model = memory.fit_model(record, name, case.model) if missing else None
+    if model is None:
+        return
+    with make_toggled(model, parse_variant(case.policy)) as server:
+        wait_at_gate(server)
+        measure_rounds(record, model, missing, [server, server])
+
+
+def wait_at_gate(server: Server) -> None:
+    """Write a file when the server is ready, and return when the file is gone: others use the GPU meanwhile.
+
+    The run starts the first server while it checks and compiles, and then times kernels beside the idle server.
+    """
+    gate = os.environ.pop(GATE, None)
+    if gate is None:
+        return
+    Path(gate).touch()
+    while Path(gate).exists():
+        if server.returncode() is not None:
+            raise RuntimeError(f"{server.name} ended while it was idle; {server.log} says more")
+        time.sleep(0.1)
 
 
 def rows(points: Mapping[str, Any]) -> list[Row]:
-    """What was cut, and the gain at every concurrency."""
+    """Return what was cut, and the gain wherever a policy acted."""
     found = []
     for name, case in CASES.items():
         found += memory.rows(points, name)
-        for concurrency in sorted(case.concurrencies):
-            point = points.get(point_key(name, concurrency))
-            if point is not None:
-                gain = Gain.read(point)
-                what = f"{gain.model}, {case.variants[1].name}, concurrency {concurrency}"
-                found.append(gain.row(what, case.bars.get(concurrency), case.model))
+        for policy, concurrency, gain in _list_gains(name, case, points):
+            what = f"{gain.model}, {policy}, concurrency {concurrency}"
+            found.append(gain.row(what, case.bars.get((policy, concurrency)), case.model))
     return found
+
+
+def _list_gains(name: str, case: Case, points: Mapping[str, Any]) -> Iterator[tuple[str, int, Gain]]:
+    """Yield (policy, concurrency, gain) of the points in which a policy acted, records of former cases included."""
+    for key in points:
+        if key.startswith(f"{name}/") and "/concurrency=" in key:
+            gain = Gain.read(points[key])
+            if gain.on.experts_after is not None:
+                comparison = Comparison.read(points[key])
+                yield comparison.series[1].variant.name, comparison.workload.concurrency, gain
 
 
 HEADINGS = ("model", "policy", "at a time", "tokens/s", "gain", "ms a token", "active experts", "kept mass")
 NOTE = (
     "Policy off -> on, medians of alternating rounds over servers that stay up, CUDA graphs on, 128 tokens in and 256 "
     "out. Gain: percent of output tokens/s, the mean of the rounds' ratios ± two standard errors, not the ratio of the "
-    "medians. Ms a token: bench_serving's median time per output token. -: the policy never acted. Weights are random: "
-    "speed is real, loss means nothing here."
+    "medians. Ms a token: bench_serving's median time per output token. Weights are random: speed is real, loss means "
+    "nothing here."
 )
 GREEDY = (
     " Tokens are greedy: of random weights they are soon the same in several rows, which then share experts, so that a "
@@ -93,22 +148,21 @@ GREEDY = (
 
 
 def tabulate(points: Mapping[str, Any]) -> Table:
-    """What the table of a page shows of the points that have more than one round."""
+    """Return what the table of a page shows: points with more than one round, in which a policy acted."""
     cells, is_greedy = [], False
     for name, case in CASES.items():
-        for concurrency in sorted(case.concurrencies):
-            point = points.get(point_key(name, concurrency))
-            if point is None or (comparison := Comparison.read(point)).rounds == 1:
+        for policy, concurrency, gain in sorted(_list_gains(name, case, points), key=lambda one: one[:2]):
+            if len(gain.ratios) == 1:
                 continue
-            gain, is_greedy = Gain.read(point), is_greedy or not comparison.workload.temperature
+            is_greedy = is_greedy or not gain.temperature
             speed = f"{gain.off.throughput.median:.0f} -> {gain.on.throughput.median:.0f}"
             token = f"{gain.off.tpot_ms.median:.2f} -> {gain.on.tpot_ms.median:.2f}"
             percent = f"{gain.percent:+.1f} ± {gain.error:.1f} %"
             counted = format_experts(gain.on), format_number(gain.on.kept_mass, 3)
-            cells.append([gain.model, case.variants[1].name, str(concurrency), speed, percent, token, *counted])
+            cells.append([gain.model, policy, str(concurrency), speed, percent, token, *counted])
     return Table("Servers", HEADINGS, cells, NOTE + GREEDY * is_greedy, text_columns=2)
 
 
-def point_key(name: str, concurrency: int) -> str:
-    """A point's key in the record."""
-    return f"{name}/concurrency={concurrency}"
+def point_key(name: str, concurrency: int, policy: str | None = None) -> str:
+    """Return a point's key in the record; `policy` is given if it is not the case's own."""
+    return "/".join(filter(None, [name, policy, f"concurrency={concurrency}"]))

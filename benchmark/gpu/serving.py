@@ -1,28 +1,27 @@
-"""Servers of dummy checkpoints side by side on one GPU, and rounds of upstream's bench_serving over them."""
+"""Servers of dummy checkpoints on one GPU, and rounds of upstream's bench_serving over them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import sqrt
 from statistics import mean, stdev
 from typing import Any
 
-from benchmark.common.comparison import Comparison, Summary, format_experts, format_number, measure
+from benchmark.common.comparison import Comparison, Summary, format_experts, format_number
 from benchmark.common.record import Record
-from benchmark.common.rounds import Workload, serve
+from benchmark.common.rounds import Series, Workload, run_rounds, serve
 from benchmark.common.server import Server
 from benchmark.common.variant import Variant
 from benchmark.gpu.models import LAYERS, read_config, write_model, write_texts
 from benchmark.gpu.table import Row, at_least
+from benchmark.gpu.toggle import TOGGLED
 
 INPUT_TOKENS, OUTPUT_TOKENS = 128, 256
 LEAST_REQUESTS = 8
-ROUNDS = 3
-# Where the bar is a loss of 1 %, two standard errors have to stay below that. If the speed of one request varies by
-# s %, that of a round of m requests in turn varies by s / sqrt(m), the ratio of two such rounds by s * sqrt(2 / m), and
-# the mean of R ratios by s * sqrt(2 / (m R)): 2 s * sqrt(2 / (m R)) <= 1 asks for m R >= 8 s^2, 32 requests at s = 2.
-# 8 requests in 5 rounds do for s = 2.2, as on an H100, where the error was 1.0 %.
-FINE_ROUNDS = 5
+ROUNDS = 4
+"""Rounds of a comparison. An even number: each variant is first in half of them."""
+BLOCK = 2
+"""Rounds of one concurrency before the next concurrency has its turn."""
 START_LIMIT = 420.0  # seconds; the first start compiles kernels
 DUMMY_SERVER = "benchmark.gpu.dummy_server"
 SERVER_ARGS = (
@@ -50,6 +49,22 @@ def serve_dummies(
         yield servers
 
 
+def make_toggled(name: str, variant: Variant, args: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Server:
+    """Return a server of model `name`, not started, that serves `variant` and, after a switch, upstream's own routing.
+
+    Both run from CUDA graphs of their own, see `toggle`.
+    """
+    flags = ["--enable-metrics", *variant.server_args(), *runner_args(name), *SERVER_ARGS, *args]
+    return Server(
+        write_model(name),
+        flags,
+        env={**(env or {}), TOGGLED: "1"},
+        name=name,
+        deadline=START_LIMIT,
+        program=DUMMY_SERVER,
+    )
+
+
 def check_caches(servers: Sequence[Server]) -> None:
     """Raise RuntimeError for servers of unequal caches: whoever loaded last would be measured with less memory."""
     tokens = {server.name: server.get("/server_info")["max_total_num_tokens"] for server in servers}
@@ -63,50 +78,82 @@ def runner_args(name: str) -> tuple[str, ...]:
     return next(args for family, args in RUNNER_ARGS.items() if name.startswith(family))
 
 
+@dataclass(frozen=True)
+class Point:
+    """A comparison at one concurrency, kept in the record under `key`; the first of `variants` is the baseline."""
+
+    key: str
+    variants: Sequence[Variant]
+    concurrency: int
+
+
+def is_complete(record: Record, key: str) -> bool:
+    """Return whether the record has all rounds of a point."""
+    return key in record and Comparison.read(record.points[key]).rounds >= ROUNDS
+
+
 def measure_rounds(
     record: Record,
-    key: str,
     name: str,
-    variants: Sequence[Variant],
+    points: Sequence[Point],
     servers: Sequence[Server],
-    concurrency: int,
-    rounds: int,
     temperature: float = 1.0,
 ) -> None:
-    """Alternating rounds at one concurrency, kept under `key` after each. Rounds of another workload, such as a
-    model of other layers where less memory was free, are measured anew.
+    """Measure alternating rounds of every point, `BLOCK` at a time, so that a run that is cut has rounds of each.
+
+    `servers` has one server for each variant of a point; a server that occurs twice is switched between rounds. Each
+    round is in the record when it ends. Rounds of another workload, such as a model of fewer layers, are deleted.
 
     Tokens are drawn at `temperature`: the likeliest ones of random weights are soon the same in several rows, which
     then have the same experts. On an H100 16 rows of greedy tokens had 37.8 of 128 active.
     """
+    running = [_begin(record, name, point, servers, temperature) for point in points]
+    for _ in range(0, ROUNDS, BLOCK):
+        for turns in running:
+            for _ in range(BLOCK):
+                next(turns, None)
+
+
+def _begin(record: Record, name: str, point: Point, servers: Sequence[Server], temperature: float) -> Iterator[int]:
+    """Yield after each round of a point that the record lacks."""
     workload = Workload(
         model=write_model(name),
         texts=write_texts(name, INPUT_TOKENS),
-        rounds=rounds,
-        requests=max(2 * concurrency, LEAST_REQUESTS),
-        concurrency=concurrency,
+        rounds=ROUNDS,
+        requests=max(2 * point.concurrency, LEAST_REQUESTS),
+        concurrency=point.concurrency,
         input_tokens=INPUT_TOKENS,
         output_tokens=OUTPUT_TOKENS,
         temperature=temperature,
     )
-    print(key, flush=True)
-    if key in record:
-        former = Comparison.read(record.points[key]).workload
-        is_same = replace(former, model=workload.model, texts=workload.texts) == workload
+    if point.key in record:
+        former = Comparison.read(record.points[point.key]).workload
+        is_same = replace(former, model=workload.model, texts=workload.texts, rounds=ROUNDS) == workload
         if not is_same or former.model.name != workload.model.name:
-            del record.points[key]
-    measure(record, key, workload, variants, servers)
+            del record.points[point.key]
+        elif is_complete(record, point.key):
+            return
+    series = [Series(variant) for variant in point.variants]
+    if point.key in record:
+        series = list(Comparison.read(record.points[point.key]).series)
+    print(point.key, flush=True)
+    for number in run_rounds(workload, series, servers):
+        record.add(point.key, workload=asdict(workload), series=[asdict(one) for one in series])
+        yield number
 
 
 @dataclass(frozen=True)
 class Gain:
-    """The second variant beside the first: `ratios` of tokens a second by round, `model`, MoE `runner` of each."""
+    """The second variant beside the first: `ratios` of tokens a second by round, `model`, MoE `runner` of each, and the
+    `temperature` that tokens were drawn at.
+    """
 
     model: str
     off: Summary
     on: Summary
     ratios: tuple[float, ...]
     runner: str
+    temperature: float
 
     @classmethod
     def read(cls, point: Mapping[str, Any]) -> "Gain":
@@ -115,8 +162,9 @@ class Gain:
         off, on = ([result["output_throughput"] for result in one.results] for one in comparison.series)
         ratios = tuple(after / before for after, before in zip(on, off, strict=True))
         runners = dict.fromkeys(_find_runner(one.command) for one in comparison.series)
-        model = comparison.workload.model.name
-        return cls(model, comparison.summaries[0], comparison.summaries[1], ratios, " and ".join(runners))
+        workload, (off_row, on_row) = comparison.workload, comparison.summaries
+        runner = " and ".join(runners)
+        return cls(workload.model.name, off_row, on_row, ratios, runner, workload.temperature)
 
     @property
     def percent(self) -> float:

@@ -12,7 +12,7 @@ from benchmark.common.record import last_session, read_record
 from benchmark.common.table import Table
 from benchmark.gpu.checks import FAILED
 
-EXPERIMENTS = ("selection", "layer", "server", "eagle3", "replay", "tune", "paged")
+EXPERIMENTS = ("caches", "selection", "levers", "layer", "server", "eagle3", "replay", "tune", "routing", "paged")
 """Each is the module of that name: `measure(record, parts)` and `rows(points)`."""
 RECORDS = ("run", *EXPERIMENTS)
 """In the order of the table; `run` holds what was checked beforehand and how every task ended."""
@@ -46,6 +46,12 @@ def at_least(what: str, value: float, bar: float | None, unit: str, error: float
         return Row(what, measured)
     is_open = error is None or abs(value - bar) < error
     return Row(what, measured, f"at least {bar:g} {unit}", value >= bar, is_open)
+
+
+def at_most(what: str, value: float, bar: float | None, unit: str) -> Row:
+    """Return a value whose bar is an upper limit."""
+    measured = f"{value:.1f} {unit}"
+    return Row(what, measured) if bar is None else Row(what, measured, f"at most {bar:g} {unit}", value <= bar)
 
 
 def check_row(what: str, point: Mapping[str, Any], measured: str = "passed") -> Row:

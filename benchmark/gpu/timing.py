@@ -1,17 +1,36 @@
 """Times of device work, by events around replays of a CUDA graph: launch gaps and host time stay out of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 
 import torch
 
 WARM_UPS = 3
 REPLAYS = 200
-COPY_BYTES = 4 << 30
+ROUNDS, ROUND_REPLAYS = 20, 20
+COPY_BYTES = 1 << 30
 
 
 def time_graph(run: Callable[[], object], replays: int = REPLAYS) -> float:
-    """Median microseconds of `run` in a replayed CUDA graph; called before, so that it compiles outside."""
+    """Return the median microseconds of `run` in a replayed CUDA graph."""
+    return time_calls(capture(run).replay, replays)
+
+
+def time_alternating(runs: Mapping[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, list[float]]:
+    """Return the median microseconds of each run by round. Each is a CUDA graph; all are replayed in every round.
+
+    Every other round goes in reverse order, so that a drift of the clock favours none.
+    """
+    graphs = {name: capture(run) for name, run in runs.items()}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds):
+        for name in list(runs)[:: -1 if number % 2 else 1]:
+            times[name].append(time_calls(graphs[name].replay, ROUND_REPLAYS))
+    return times
+
+
+def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """Return a CUDA graph of `run`, which is called before, so that it compiles outside of the capture."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -21,7 +40,7 @@ def time_graph(run: Callable[[], object], replays: int = REPLAYS) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    return time_calls(graph.replay, replays)
+    return graph
 
 
 def time_calls(call: Callable[[], object], repeats: int) -> float:

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
 SEARCH_SECONDS = 420.0  # a run has no more searches after this, so that it ends inside ten minutes
+FIXED = "fixed"
+"""A part beside the shapes: fixed numbers of experts at Qwen3-30B-A3B's shape, by a short search, with both levers of
+experiment `levers`.
+"""
+FIXED_SHAPE = "qwen3-30b-a3b"
+FIXED_SECONDS = 45.0
 
 
 @dataclass(frozen=True)
@@ -42,12 +48,15 @@ class Point:
         return f"tokens={self.rows}" if self.active is None else f"active={self.active}"
 
 
-POINTS = (*(Point(rows) for rows in TOKENS), Point(ROWS, BANDWIDTH_AT))
+FIXED_POINTS = tuple(Point(ROWS, active) for active in (BANDWIDTH_AT, 34, 36))
+"""OEA with k0 = 3 leaves 24 experts active, xshare and OEA with k0 = 5 leave 34 and 36."""
+POINTS = tuple(Point(rows) for rows in TOKENS)
 
 
 def measure(record: Record, parts: Sequence[str], policy: str = POLICY) -> None:
     """Tune every point that the record lacks. Raises ValueError for another policy than the record's."""
-    names = choose_parts("tune", parts, SHAPES)
+    parts = choose_parts("tune", parts, (FIXED, *SHAPES))
+    names = [name for name in parts if name in SHAPES]
     for rows in TOKENS:
         plan_at(policy, rows)
     recorded = record.points.get("policy", {}).get("policy", policy)
@@ -60,6 +69,9 @@ def measure(record: Record, parts: Sequence[str], policy: str = POLICY) -> None:
         record.add("policy", policy=policy)
     if "copy" not in record:
         record.add("copy", gb_per_s=measure_copy_bandwidth())
+    fixed = [one for one in FIXED_POINTS if f"{FIXED_SHAPE}/{one.key}" not in record]
+    if FIXED in parts and fixed:
+        _tune_shape(record, FIXED_SHAPE, policy, fixed, len(fixed), monotonic() + FIXED_SECONDS)
     missing = {name: [one for one in POINTS if f"{name}/{one.key}" not in record] for name in names}
     left, end = sum(map(len, missing.values())), monotonic() + SEARCH_SECONDS
     for name, points in missing.items():
@@ -73,7 +85,7 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
     copy = points["copy"]["gb_per_s"] if "copy" in points else None
     found = []
     for name in SHAPES:
-        for one in POINTS:
+        for one in (*POINTS, *FIXED_POINTS):
             point = points.get(f"{name}/{one.key}")
             if point is not None and copy is not None:
                 found.append(_format_point(name, one, point, copy))
@@ -122,7 +134,8 @@ def _tune_shape(record: Record, name: str, policy: str, points: Sequence[Point],
         time = launch.make_timer(run, shape.layers)
         starts = [launch.complete(upstream[str(one.rows)]), *_neighbours(record, name, one.rows)]
         now = monotonic()
-        config, _, finished = launch.descend(starts, time, until=now + (end - now) / (left - number))
+        until, choices = now + (end - now) / (left - number), launch.CHOICES if one.active is None else launch.FEW
+        config, _, finished = launch.descend(starts, time, until, choices)
         own, us = time_graph(run) / shape.layers, time(config)
         faster = us < (1 - launch.NOISE) * own
         record.add(
@@ -143,7 +156,8 @@ def _route(layers: "MoeLayers", shape: "Shape", point: Point, policy: str) -> tu
 
     device = str(layers.source.device)
     if point.active is not None:
-        return moe_layer.fixed_router(moe_layer.route_to(point.active, shape, point.rows, device)), point.active
+        ids = moe_layer.route_to(point.active, shape, point.rows, device)
+        return moe_layer.offer_alignment(moe_layer.fixed_router(ids), ids, shape, point.active), point.active
     logits = moe_layer.draw_logits(shape, point.rows, device)
     config = moe_layer.make_topk_config(shape, plan_at(policy, point.rows), point.rows, device)
     route = moe_layer.model_router(logits, config)
@@ -158,7 +172,7 @@ def _run(layers: "MoeLayers", route: Callable[..., Any]) -> Any:
 
 def _neighbours(record: Record, name: str, rows: int) -> list[dict[str, int]]:
     """The configuration found for the nearest number of tokens, if any."""
-    tuned = {one.rows: record.points.get(f"{name}/{one.key}", {}).get("config") for one in POINTS}
+    tuned = {one.rows: record.points.get(f"{name}/{one.key}", {}).get("config") for one in (*FIXED_POINTS, *POINTS)}
     tuned = {near: config for near, config in tuned.items() if config is not None}
     return [tuned[min(tuned, key=lambda near: abs(near - rows))]] if tuned else []
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from . import affinity
 from .live import METHOD
 from .policies.exact import KEY
+from .stage import handover
 from .stage.evidence import metadata
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def attach(model_runner: Any) -> None:
             tp_size=getattr(config, "tp_size", 1),
             # Of a pipeline's ranks one stage's alone would go back.
             stops=arguments.stops or getattr(config, "pp_size", 1) > 1,
-            exact=Exact(model_runner.device, low_first, find_refusal(config)),
+            exact=Exact(model_runner.device, low_first, find_refusal(config) or handover.refuse_exact()),
             acceptance=Acceptance(draft_width(config)),
         )
         wrap_calls(model_runner, _stage)
@@ -156,9 +157,19 @@ def prepare(topk_config: Any, output_format: Any, router_logits: Any) -> Any:
     return _stage.routing.prepare(topk_config, output_format, router_logits)
 
 
-def finish(topk_config: Any, topk_ids: Any, topk_weights: Any) -> Any:
-    """Ids that upstream has given their places since the policy chose them, as the layer's runner takes empty slots."""
-    return topk_ids if _stage is None else _stage.routing.finish(topk_config, topk_ids, topk_weights)
+def finish(topk_config: Any, topk_ids: Any, topk_weights: Any, num_token_non_padded: Any = None) -> Any:
+    """Rewrite empty slots for the layer's MoE runner after EPLB has remapped the ids, else offer the ids' alignment.
+
+    `num_token_non_padded` is upstream's: not None if upstream has overwritten the ids of padding rows.
+    """
+    if _stage is None:
+        return topk_ids
+    return _stage.routing.finish(topk_config, topk_ids, topk_weights, num_token_non_padded)
+
+
+def align(upstream: Callable[..., Any], topk_ids: Any, block_size: int, num_experts: int) -> Any:
+    """Return the alignment of `topk_ids` for upstream's fused MoE runner: the policy's, else `upstream`'s."""
+    return handover.align(upstream, topk_ids, block_size, num_experts)
 
 
 def fits_slots(method: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -85,13 +85,14 @@ class RunnerSlots:
 
     `shared` fused shared experts, numbered from N on, have a column each behind the others, with `shared_weight` in
     every row. `masked` asks, for a runner that ranks logits itself, for `Selection.masked_logits`, and leaves empty
-    slots empty. Raises ValueError naming the key.
+    slots empty. `aligned` asks for `Selection.alignment`, if the backend writes it. Raises ValueError naming the key.
     """
 
     shared: int = 0
     shared_weight: float = 1.0
     masked: bool = False
     empty: bool = False
+    aligned: bool = False
 
     def __post_init__(self) -> None:
         if type(self.shared) is not int or self.shared < 0:
@@ -100,6 +101,21 @@ class RunnerSlots:
             raise ValueError("masked = True: allowed only without shared experts")
         if self.empty and self.masked:
             raise ValueError("empty = True: allowed only without masked")
+
+
+class Alignment(NamedTuple):
+    """The (row, slot) pairs of ids [n, columns] sorted by expert, as SGLang's `moe_align_block_size` returns them.
+
+    Experts ascend, and each expert's pairs begin a new block. All tensors are int32 and on the ids' device. Nothing
+    behind the total is meaningful.
+    """
+
+    sorted_token_ids: torch.Tensor
+    """Pairs `row * columns + slot`; `n * columns`, which is no pair, fills an expert's last block."""
+    expert_ids: torch.Tensor
+    """The expert of each block."""
+    num_tokens_post_padded: torch.Tensor
+    """[1]: the total of the blocks' elements."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +142,10 @@ class Selection:
     """
     masked_logits: torch.Tensor | None = None
     """[n, N] in the logits' dtype, where `RunnerSlots.masked` asked for it: see `selection.mask`."""
+    alignment: Alignment | None = None
+    """The slots by expert in blocks of `selection.alignment.BLOCK`, where `RunnerSlots.aligned` asked for the alignment
+    and the Triton kernel ran as one program; None otherwise.
+    """
 
 
 @dataclass(frozen=True, eq=False)

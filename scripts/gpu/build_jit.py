@@ -22,7 +22,7 @@ DRIVER = "int cuTensorMapEncodeTiled(void) { return 1; }\n"
 def main(folder: Path) -> None:
     """Build both. Raises what upstream's builders raise."""
     with tempfile.TemporaryDirectory() as scratch:
-        _stand_in(Path(scratch))
+        write_driver(Path(scratch))
         os.environ |= {
             "LIBRARY_PATH": scratch,
             "TVM_FFI_CACHE_DIR": str(folder / "tvmcache"),
@@ -57,7 +57,7 @@ def build_tinygemm(folder: Path) -> None:
     shutil.copyfile(spec.jit_library_path, place / f"{spec.name}.so")
 
 
-def _stand_in(folder: Path) -> None:
+def write_driver(folder: Path) -> None:
     """A libcuda.so to link to."""
     source = folder / "driver.c"
     source.write_text(DRIVER)

@@ -92,8 +92,9 @@ inline void add_by_utility(const Rows& rows, uint8_t* selected) {
       had += selected[j] || (free && free[j]) ? utility[j] : 0;
     }
     const double reach = plan.mass * static_cast<double>(total);
+    int32_t room = plan.max_add;
     for (const int32_t expert : Ranked(utility, untaken(selected)).sorted()) {
-      if (!(static_cast<double>(had) < reach)) break;
+      if (!(static_cast<double>(had) < reach) || room-- <= 0) break;
       selected[expert] = 1;
       had += utility[expert];
     }

@@ -42,6 +42,7 @@ struct Plan {
   int32_t utility;
   int32_t add_per_request;
   int32_t add;
+  int32_t max_add;  // by mass
   int32_t target_per_rank;
   int32_t balance;
   int32_t ranks_experts;

@@ -225,6 +225,9 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     "python -m benchmark.cost xshare:k0=1,add=24 --shapes 16x128 64x256": COST,
     "make eval TASKS=arithmetic_domain": SERVED_EVALUATION,
     "make eval TASKS=gsm8k": SERVED_EVALUATION,
+    "make eval PYTHON=python TASKS=gsm8k URL=http://localhost:30000": SERVED_EVALUATION,
+    "python -m benchmark.evaluation.install": SERVED_EVALUATION,
+    "python -m benchmark.evaluation gsm8k --url http://localhost:30000 --policies vanilla xshare": SERVED_EVALUATION,
     'make eval TASKS="gsm8k ifeval" URL=http://localhost:30000'
     ' EVAL_ARGS="--chat --policies off xshare:k0=1,add=24 xshare:k0=1,add=12,utility=squared,own_share=0.75"': (
         SERVED_EVALUATION
@@ -269,6 +272,10 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     "make gpu EXPERIMENT=tune POLICY=oea:k0=3": NO_GPU,
     "make gpu EXPERIMENT=paged": NO_GPU,
     "make gpu-bundle FROM=DIR": Run({"DIR": "{scratch}"}, status=1, shows=r"gpu-bundle: FROM=.* no site\.tar\.xz"),
+    "scripts/gpu/make_site.sh DIR": Run({"DIR": "{scratch}"}, status=1, shows="make_site: .*: needed is 3.12"),
+    "scripts/gpu/pack_triton.sh CACHE": Run(
+        {"CACHE": "{scratch}/none"}, status=1, shows="none: No such file or directory"
+    ),
     "python -m benchmark.gpu table --out DIR": Run(
         {"DIR": "{scratch}"}, status=1, shows="no record with a point there"
     ),

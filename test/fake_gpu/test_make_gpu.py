@@ -1,7 +1,8 @@
 """`make gpu` on the GPU that is not there: its checks, and its experiments as far as their tables.
 
-Not here: `preflight upstream`, experiment `selection kernels` and the tests of `selection` and `replay`, which compare
-what kernels compute (of ours `preflight selection` does, by their PTX), and what `tune` finds: it searches for times.
+Not here: `preflight upstream`, experiments `selection ids` and `caches`, and the tests of `selection` and `replay`,
+which compare what kernels compute (of ours `preflight selection` does, by their PTX), and what `tune` finds:
+it searches for times.
 """
 
 import os
@@ -15,10 +16,12 @@ from fake_gpu.checks import NEEDS_PAGING
 
 CHECKS = ("patch", "nvcc", "cc", "compilation-32", "compilation-128", "imports", "eagle3")
 WALKS = {
+    "levers": (),
     "layer": ("qwen3-30b-a3b",),
     "selection": ("shapes",),
     "server": ("gpt-oss-20b",),
     "replay": ("server",),
+    "routing": ("128",),
     "eagle3": (),
     "paged": (),
 }
@@ -52,9 +55,9 @@ def test_an_experiment_comes_to_its_table(experiment, gib, tmp_path):
 
 def test_a_run_of_few_minutes_leaves_the_rest_for_the_next(tmp_path):
     first = run("fake_gpu.walk", "run", "--limit", "300", "--out", str(tmp_path)).decode()
-    assert "gpu: layer qwen3-30b-a3b, at most" in first
+    assert "gpu: levers, at most" in first
     assert "gpu: left for the same command: server" in first
     second = run("fake_gpu.walk", "run", "--limit", "150", "--out", str(tmp_path)).decode()
-    assert "gpu: layer qwen3-30b-a3b" not in second
+    assert "gpu: levers" not in second
     assert "gpu: check " not in second
     assert "gpu: server " in second

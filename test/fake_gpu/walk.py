@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmark.common.command import one_line_errors
-from benchmark.gpu import __main__, eagle3, paged, replay, run, server, serving
+from benchmark.gpu import __main__, paged, replay, run, serving
 from fake_gpu.server import ONE_POOL
 from sglang_xshare.selection.triton_kernel import tile
 
@@ -24,7 +24,7 @@ def shorten() -> None:
     """Two rounds of eight tokens; of paged experts one layer, whose stores are the host's memory."""
     serving.OUTPUT_TOKENS = 8
     serving.START_LIMIT = paged.START_LIMIT = SECONDS
-    server.ROUNDS = server.FINE_ROUNDS = replay.ROUNDS = eagle3.ROUNDS = paged.ROUNDS = 2
+    serving.ROUNDS = 2
     paged.MODEL = "qwen3-30b-a3b-1-layers"
     serving.RUNNER_ARGS["gpt-oss"] += ONE_POOL
     # Kernels count nothing here.

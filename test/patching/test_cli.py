@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import pytest
 
-from patching.fake import FILES, PATCHED, RELEASE, read_tree
+from patching.fake import FILES, LATER_QUEUE, PATCHED, RELEASE, read_tree, write_queue
 from sglang_xshare.cli import main
 from sglang_xshare.patching import engine
 
@@ -169,3 +169,25 @@ def test_a_read_only_tree(
     print(f"made read-only by {how}: {line}")
     assert line.startswith(f"patch {changing}: {tree}: ")
     assert "may write" in line
+
+
+@pytest.mark.parametrize("former", [False, True])
+def test_an_interrupted_apply_is_one_line_and_130(
+    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, former: bool
+) -> None:
+    """Ctrl-C once the first file is in its place; a former version of the queue is then taken back, not put back."""
+    if former:
+        engine.apply(tree, write_queue(tmp_path / "former", LATER_QUEUE))
+    replace_file, interrupts = engine.replace_file, iter([KeyboardInterrupt])
+
+    def replace(new: Path, old: Path) -> None:
+        replace_file(new, old)
+        if new.suffix == ".patched" and (interrupt := next(interrupts, None)):
+            raise interrupt
+
+    monkeypatch.setattr(engine, "replace_file", replace)
+    assert _patch("apply", "--target", tree) == 130
+    captured = capsys.readouterr()
+    outcome = "the tree is not patched now" if former else "nothing changed"
+    assert (captured.out, captured.err) == ("", f"patch apply: interrupted; {outcome}\n")
+    assert read_tree(tree) == FILES

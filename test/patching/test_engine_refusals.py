@@ -13,6 +13,7 @@ from patching.fake import (
     write_queue,
 )
 from sglang_xshare.patching import PatchError, apply, check_patched, revert
+from sglang_xshare.patching import queue as queues
 from sglang_xshare.patching.state import STORE
 
 
@@ -95,3 +96,18 @@ def test_a_foreign_state_file_is_refused(tree: Path, queue: Path, text: str) -> 
     apply(tree, queue)
     (tree / STORE / "state.json").write_text(text)
     assert "not a state file of this program" in refused(lambda: revert(tree), tree)
+
+
+@pytest.mark.parametrize(("link", "found"), [("../../patches", "a plain file"), (None, "nothing")])
+def test_a_checkout_without_symbolic_links_is_named(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: str | None, found: str
+) -> None:
+    """A clone with core.symlinks=false, and a ZIP, hold a file with the path instead."""
+    package = tmp_path / "sglang_xshare"
+    (package / "patching").mkdir(parents=True)
+    if link:
+        (package / "patches").write_text(link)
+    monkeypatch.setattr(queues, "__file__", str(package / "patching/queue.py"))
+    line = refused(lambda: apply(tree), tree)
+    assert line.startswith(f"{package}/patches: must be a folder or a link to one (got {found}); ")
+    assert "git clone -c core.symlinks=true" in line

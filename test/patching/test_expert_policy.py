@@ -77,6 +77,7 @@ def test_without_the_package_every_call_returns_what_it_was_given(
     assert module.route(one, one) is one
     assert module.prepare(one, two, one) == (two, one)
     assert module.finish(one, two, one) is two
+    assert module.align(lambda *args: args, one, 16, 8) == (one, 16, 8)
     assert module.capture_sizes(one, [1, 2, 4]) == [1, 2, 4]
     assert module.report(one) == ""
     off = SimpleNamespace(expert_policy=None, mask_padding_experts=False)

@@ -61,3 +61,13 @@ def test_malformed_patches_are_refused_in_one_line(text: str, reason: str) -> No
     assert str(refusal.value).startswith("shared/p.patch: ")
     assert reason in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_line_ends_that_git_has_converted_are_named() -> None:
+    """A clone with core.autocrlf; a diff of a file with CRLF has LF in its header."""
+    with pytest.raises(PatchError) as refusal:
+        parse_patch((HEADER + NEW).replace("\n", "\r\n"), "shared/new.patch")
+    assert str(refusal.value) == (
+        "shared/new.patch: lines must end in LF (got CRLF); git has converted them: clone with "
+        "`git clone -c core.autocrlf=false`"
+    )

@@ -16,8 +16,8 @@ from sglang_xshare.policies.plan import SelectionPlan
 
 XSHARE = {
     **{"policy": "xshare", "k0": 1, "p": 1.0, "utility": "topk", "add": 0, "add_per_request": 0},
-    **{"mass": 0.9, "target_per_rank": None, "balance": "literal", "free_residents": None, "own_share": 0.0},
-    **{"acceptance": 1.0, "warm_rows": None},
+    **{"mass": 0.9, "max_add": None, "target_per_rank": None, "balance": "literal", "free_residents": None},
+    **{"own_share": 0.0, "acceptance": 1.0, "warm_rows": None},
     **{
         "phases": ["decode", "verify"],
         "min_rows": 2,

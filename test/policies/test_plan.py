@@ -45,6 +45,8 @@ WRONG: list[tuple[Any, dict[str, Any]]] = [
     ("oea", {"k0": 3, "kmax": 2}),
     ("xshare", {"balance": "fill"}),
     ("xshare", {"balance": "level"}),
+    ("xshare", {"add": 3, "max_add": 4}),
+    ("custom", {"k0": 1, "max_add": 4}),
     ("moe-spec", {"budget": 2, "ranking": "static"}),
     ("moe-spec", {"budget": 2, "order": [1, 0]}),
     ("moe-spec", {"budget": 2, "utility": "squared", **ORDER}),
@@ -75,6 +77,7 @@ def refuse(case: str, *_: Any) -> None:
 
 COUNTS = {"k0": 0, "add": 0, "add_per_request": 0, "drop": 0}
 COUNTS |= dict.fromkeys(("target_per_rank", "budget", "max_voters", "min_votes", "kmax", "max_rank", "warm_rows"), 1)
+COUNTS |= {"max_add": 1}
 """The least that they may be."""
 ALLOWED: dict[
     str, tuple[tuple[Any, ...], tuple[Any, ...]]
@@ -162,6 +165,9 @@ def test_own_share_takes_weights_that_renormalize(policy):
         ({"policy": "xshare", "add_per_request": 64}, False),
         ({"policy": "xshare", "mass": 0.99}, True),
         ({"policy": "xshare", "mass": 1.0}, False),
+        ({"policy": "xshare", "mass": 1.0, "max_add": 62}, True),
+        ({"policy": "xshare", "mass": 1.0, "max_add": 63}, False),
+        ({"policy": "xshare", "mass": 0.99, "max_add": 63}, True),
         ({"policy": "xshare", "target_per_rank": 64}, False),
         ({"policy": "oea", "k0": 7}, True),
         ({"policy": "oea", "k0": 8}, False),

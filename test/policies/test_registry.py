@@ -15,8 +15,8 @@ CONTRACT = {
     "vanilla": "",
     "pruned": "k0 p",
     "dynamic-skip": "beta",
-    "xshare": "k0 p utility add add_per_request mass target_per_rank balance free_residents own_share acceptance "
-    "warm_rows",
+    "xshare": "k0 p utility add add_per_request mass max_add target_per_rank balance free_residents own_share "
+    "acceptance warm_rows",
     "oea": "k0 p kmax max_rank target_per_rank free_residents own_share",
     "lynx-lat": "retain drop own_share",
     "lynx-acc": "confidence max_voters min_votes own_share",

@@ -85,6 +85,13 @@ def test_an_override_by_mass_ends_counts_and_one_by_a_count_mass():
     assert verified.plan(0, 8) == build_plan("xshare", mass=0.5)
 
 
+def test_an_override_that_ends_a_mass_ends_its_cap():
+    ends = {"2": {"add": 3}, "4": {"mass": None}, "6": {"mass": 0.5}, "8": {"max_add": None}}
+    capped = build(mass=0.8, max_add=9, by_rows=ends)
+    wanted = [{"add": 3}, {"mass": None}, {"mass": 0.5, "max_add": 9}, {"mass": 0.8}, {"mass": 0.8, "max_add": 9}]
+    assert [capped.plan(0, size) for size in (2, 4, 6, 8, 10)] == [build_plan("xshare", **keys) for keys in wanted]
+
+
 def test_an_override_that_ends_a_target_of_ranks_ends_its_balance():
     ends = {"2": {"mass": 0.5}, "4": {"target_per_rank": None, "add": 3}, "6": {"mass": 0.5, "target_per_rank": 4}}
     balanced = build(target_per_rank=2, balance="level", by_rows=ends)

@@ -53,6 +53,18 @@ def test_mass_counts_the_warm_up():
     assert selected(BATCH, k0=1, mass=0.8) == [0, 1, 3, 4]
 
 
+@pytest.mark.parametrize(("max_add", "experts"), [(1, [0, 1, 3, 4]), (2, [0, 1, 2, 3, 4]), (99, [0, 1, 2, 3, 4])])
+def test_max_add_caps_what_mass_adds_beyond_the_warm_up(max_add, experts):
+    """Without a cap mass 1 adds experts 4 and 2; expert 5 has no utility."""
+    assert selected(BATCH, k0=1, mass=1.0, max_add=max_add) == experts
+    assert selected(BATCH, k0=1, mass=0.7, max_add=max_add) == [0, 1, 3]
+
+
+def test_max_add_counts_beyond_add():
+    assert selected(BATCH, k0=0, add=1, mass=1.0, max_add=1) == [1, 3]
+    assert selected(BATCH, k0=0, add=1, mass=1.0, max_add=2) == [0, 1, 3]
+
+
 def test_every_request_adds_outside_its_own_warm_up():
     """Expert 0 is request 0's warm-up and request 1's best addition: request 1 adds it, not the next."""
     logits = logits_of([6, 1, 1, 2, 1, 1], [3, 6, 1, 1, 1, 2])

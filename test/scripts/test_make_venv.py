@@ -140,3 +140,17 @@ def test_a_half_made_one_is_ours(checkout, fails):
     assert not (checkout / "half").exists()
     make_venv(checkout, VENV="half", FAIL=fails)
     assert make_venv(checkout, VENV="half").returncode == 0
+
+
+@pytest.mark.parametrize("target", ["bench", "eval"])
+def test_a_benchmark_in_an_environment_of_ones_own_makes_no_other(target):
+    """On the command line alone: PYTHON may stand in anybody's environment."""
+
+    def plan(*words):
+        command = ["make", "-n", target, *words]
+        return subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHON": "other"}, capture_output=True, text=True)
+
+    assert "make_venv" in plan().stdout
+    own = plan("PYTHON=python")
+    assert own.returncode == 0
+    assert {line.split()[0] for line in own.stdout.splitlines()} == {"python"}

@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from benchmark.common.paths import ROOT
+from dockerfile import list_copied
 from patching.fake import FILES, PATCHED, RELEASE, write_queue
 from scripts.sglang_wheel import make_wheel
 from sglang_xshare import __version__
 from sglang_xshare.patching import PatchError
 from sglang_xshare.patching.queue import find_root, list_releases
 
-SOURCE = ("LICENSE", "patches", "sgl-kernel/csrc", "python", "scripts")
+SOURCE = (*list_copied(), "scripts")
 METADATA = (
     "Metadata-Version: 2.4\nName: sglang\nVersion: 0.5.21\nLicense-File: LICENSE\n\n# SGLang\n\nVersion: 0.5.21\n"
 )
@@ -32,6 +33,7 @@ def copy_source(folder: Path) -> Path:
     """A copy of what a wheel is made of."""
     for name in SOURCE:
         place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).is_file():
             shutil.copy(ROOT / name, place)
         else:

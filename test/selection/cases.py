@@ -99,7 +99,7 @@ def keys_for(policy, case):
         "xshare": st.one_of(
             st.fixed_dictionaries({**wider, "p": shares, "add": st.integers(0, experts + 3)}),
             st.fixed_dictionaries({**wider, "add": st.integers(0, 9), "add_per_request": st.integers(1, 9)}),
-            st.fixed_dictionaries({**wider, "mass": shares}),
+            st.fixed_dictionaries({**wider, "mass": shares}, optional={"max_add": st.integers(1, experts + 3)}),
             st.fixed_dictionaries(
                 {**wider, "target_per_rank": st.integers(1, experts), "balance": st.sampled_from(BALANCES)}
             ),
@@ -110,7 +110,8 @@ def keys_for(policy, case):
                     "add_per_request": st.integers(0, 3),
                     "mass": shares,
                     "target_per_rank": st.integers(1, 5),
-                }
+                },
+                optional={"max_add": st.integers(1, 5)},
             ),
         ),
         "oea": st.fixed_dictionaries(
@@ -178,6 +179,7 @@ def free_plans(draw, case):
         st.sampled_from(
             [
                 {"add": 3, "add_per_request": 2, "mass": 0.4, "target_per_rank": 2, "balance": "fill"},
+                {"mass": 0.9, "max_add": draw(st.integers(1, experts + 3))},
                 {"utility": "full", "add_per_request": 1, "target_per_rank": 3},
                 {"add": 2, "target_per_rank": 1, "balance": "level"},
                 {**budget, "utility": draw(st.sampled_from(["topk", "full", "squared"]))},

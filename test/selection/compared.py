@@ -19,6 +19,7 @@ PLANS = {
     "xshare": {"k0": 1, "add": 24},
     "xshare per request": {"policy": "xshare", "k0": 1, "add_per_request": 4},
     "xshare by mass": {"policy": "xshare", "k0": 2, "p": 0.6, "mass": 0.7, "utility": "full"},
+    "xshare by capped mass": {"policy": "xshare", "k0": 1, "mass": 0.9, "max_add": 7},
     "xshare by rank": {"policy": "xshare", "k0": 1, "target_per_rank": 5},
     "xshare by filled rank": {"policy": "xshare", "k0": 1, "target_per_rank": 5, "balance": "fill"},
     "oea by level rank": {"policy": "oea", "k0": 2, "target_per_rank": 1},

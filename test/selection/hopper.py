@@ -33,6 +33,7 @@ SIGNATURE = {
     "arrivals": "*i32",
     "topk_ids": "*i32",
     "topk_weights": "*fp32",
+    "alignment": "*i32",
     "selected_out": "*i1",
     "active": "*i1",
     "vanilla_active": "*i1",
@@ -74,6 +75,8 @@ def compile_kernel(
     constants = {"recipe": recipe, "tile": tile, "begins": begins.value, "ends": ends.value}
     if slots is None or not slots.masked:
         constants["masked"] = None
+    if slots is None or not slots.aligned or tile.several:
+        constants["alignment"] = None
     if not case.exact:
         constants["exact"] = None
     if not case.resident:

@@ -85,11 +85,14 @@ def xshare(
     add=0,
     add_per_request=0,
     mass=None,
+    max_add=None,
     target_per_rank=None,
     balance=None,
     free_residents=None,
 ):
-    """XShare, Algorithms 2, 4 and 6; Algorithm 1 with `mass` as a threshold. Ours: only what is not loaded counts."""
+    """XShare, Algorithms 2, 4 and 6; Algorithm 1 with `mass` as a threshold. Ours: its cap, `max_add`; and only
+    what is not loaded counts.
+    """
     everyone = set(range(case.num_experts))
     free = case.free(free_residents)
     paid = everyone - (free or set())
@@ -107,8 +110,10 @@ def xshare(
     first = set(S_batch)
     add_best(S_batch, scores, paid, add)
     if mass is not None:
-        while sum(scores[e] for e in S_batch | (everyone - paid)) < math.ceil(mass * sum(scores)):
+        added = 0
+        while sum(scores[e] for e in S_batch | (everyone - paid)) < math.ceil(mass * sum(scores)) and added != max_add:
             S_batch.add(argmax(paid - S_batch, scores))
+            added += 1
     if target_per_rank is not None:
         gpu_aware_greedy(case, S_batch, scores, target_per_rank, balance)
     if free is not None:

@@ -30,6 +30,7 @@ FULL_BUDGETS: dict[str, dict[str, Any]] = {
     "xshare per request": {"policy": "xshare", "k0": 0, "add_per_request": 32},
     "xshare of squares": {"policy": "xshare", "k0": 1, "add": 32, "utility": "squared"},
     "xshare by mass": {"policy": "xshare", "k0": 0, "mass": 1.0},
+    "xshare by capped mass": {"policy": "xshare", "k0": 0, "mass": 1.0, "max_add": 32},
     "xshare per rank": {"policy": "xshare", "target_per_rank": 32},
     "xshare per rank, filled": {"policy": "xshare", "target_per_rank": 32, "balance": "fill"},
     "xshare per rank, level": {"policy": "xshare", "target_per_rank": 32, "balance": "level"},
@@ -109,11 +110,13 @@ def test_a_larger_budget_never_removes_an_expert(case, data):
         ("xshare", "add_per_request", (small, large)),
         ("xshare", "target_per_rank", (small, large)),
         ("xshare", "mass", mass),
+        ("xshare", "max_add", (small, large)),
         ("lynx-lat", "retain", (small, large)),
         ("lynx-lat", "drop", (large, small)),
         ("moe-spec", "budget", (small, large)),
     ]:
         others = {"k0": k0, "utility": data.draw(st.sampled_from(["topk", "squared"]))} if policy == "xshare" else {}
+        others |= {"mass": mass[1]} if key == "max_add" else {}
         plans = [build_plan(policy, **others, **{key: value}) for value in values]
         less, more = (indices(run(case, plan, "torch").selected) for plan in plans)
         assert less <= more, (policy, key)

@@ -18,6 +18,7 @@ from fake_gpu.ptx.launcher import Execution, execute_ptx
 from fake_gpu.ptx.memory import Touched
 from selection.cases import fill_logits
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
+from sglang_xshare.selection.alignment import find_problems
 from sglang_xshare.selection.triton_kernel import launch
 
 FLIPPED = -(2**31)  # where a barrier's counter may stand as well
@@ -64,6 +65,12 @@ CASES = {
         slots=RunnerSlots(shared=1, shared_weight=0.4),
         dtype=torch.float32,
     ),
+    "aligned": Case(XSHARE, slots=RunnerSlots(aligned=True)),
+    "aligned, with fillers": Case({"policy": "pruned", "k0": 2, "p": 0.5}, slots=RunnerSlots(aligned=True)),
+    "aligned, with a shared expert": Case(
+        RESCUE, router=Router(6), slots=RunnerSlots(shared=2, shared_weight=0.4, aligned=True)
+    ),
+    "aligned, odd": Case(XSHARE, 13, 60, slots=RunnerSlots(aligned=True)),
     "programs": Case(XSHARE, 64),
     "programs, masked": Case(XSHARE, 64, router=Router(4), slots=RunnerSlots(masked=True)),
     "programs, exact rows": Case(XSHARE, 64, exact=True),
@@ -129,13 +136,15 @@ def find_differences(found, expected, counter):
     for name in ("topk_weights", "kept_mass"):
         if not torch.allclose(getattr(found, name), getattr(expected, name), atol=2e-6, rtol=4e-6):
             wrong.append(name)
+    if found.alignment is not None:
+        wrong += find_problems(found.alignment, found.topk_ids)
     if counter[0] not in (0, FLIPPED) or counter[1:].any():
         wrong.append("counters")
     return wrong
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "programs" else pytest.param(name, marks=pytest.mark.long) for name in CASES]
+    "name", [name if name in ("aligned", "programs") else pytest.param(name, marks=pytest.mark.long) for name in CASES]
 )
 def test_it_answers_as_the_reference(run, name):
     case = CASES[name]
@@ -147,11 +156,13 @@ def test_it_answers_as_the_reference(run, name):
         (3, "random", case.rows, FLIPPED),
     ):
         execution = Execution(order, seed)
-        assert find_differences(*run(case, seed, live, execution, start)) == [], (order, seed)
+        found, expected, counter = run(case, seed, live, execution, start)
+        assert find_differences(found, expected, counter) == [], (order, seed)
         races = [race for launched in execution.launches for race in launched.races]
         if case.completes and live == tokens:
             races = [(between, where) for between, where in races if between != "programs"]
         assert races == []
+        assert (found.alignment is not None) == case.slots.aligned
         assert (len(execution.launches) == 1) == case.together
         assert (len(execution.launches[0].programs) > 1) == (case.rows > 16)
 

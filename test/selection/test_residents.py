@@ -76,6 +76,7 @@ def test_s_never_exceeds_the_slots(data):
     [
         ({"policy": "xshare", "k0": 1, "add": 4}, 0, 32, 32),
         ({"policy": "xshare", "k0": 1, "mass": 0.9}, 0, 32, 32),
+        ({"policy": "xshare", "k0": 1, "mass": 0.9, "max_add": 4, "free_residents": False}, 0, 32, 20),
         ({"policy": "xshare", "k0": 3, "add": 0}, 0, 32, 48),
         ({"policy": "xshare", "k0": 1, "add_per_request": 6}, 0, 32, 16 + 4 * 6),
         ({"policy": "xshare", "k0": 1, "add": 4}, 2, 32, 32),

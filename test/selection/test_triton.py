@@ -140,6 +140,33 @@ def test_ties_and_what_is_not_finite(kernel, name, kind, dtype):
     compare(kernel, make_logits(kind, 9, 32, dtype=dtype), make_plan(name), Router(4))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [8, 16])
+def test_a_row_lists_every_expert(kernel, rows, dtype):
+    """No key is left once a row has taken all experts of a full tile; some rows have fewer than their slots."""
+    logits = make_logits("normal", rows, 16, dtype=dtype)
+    logits[1, 3:] = -torch.inf
+    logits[2] = -torch.inf
+    logits[3] = torch.finfo(dtype).max
+    logits[4] = torch.finfo(dtype).min
+    found = compare(kernel, logits, build_plan("xshare", k0=16), Router(16))
+    assert (found.topk_ids[0] >= 0).all()
+    compare(kernel, logits, build_plan("xshare", k0=3, add=16), Router(12, "sigmoid", renormalize=False))
+
+
+@pytest.mark.parametrize(("utility", "k0"), [("topk", 1), ("topk", 0), ("full", 1)])
+def test_sixteen_rows_of_one_expert_fill_its_narrow_counter(kernel, utility, k0):
+    """A utility of 16 x 2^20, 16 votes and as many holders; the other experts have none of them."""
+    logits = torch.full((16, 64), -torch.inf, device=DEVICE)
+    logits[:, 37] = 1.0
+    found = compare(kernel, logits, build_plan("xshare", k0=k0, add=1, utility=utility), Router(1))
+    assert found.active.nonzero().flatten().tolist() == [37]
+    logits[::2, 5] = 0.5  # voted and not held, by rows that share a thread
+    found = compare(kernel, logits, build_plan("xshare", k0=k0, add=1 - k0, utility=utility), Router(2))
+    assert found.vanilla_active.nonzero().flatten().tolist() == [5, 37]
+    assert found.selected.nonzero().flatten().tolist() == [37]
+
+
 @pytest.mark.parametrize("scoring", SCORINGS)
 def test_equal_scores_in_another_order_tie(kernel, scoring):
     """Rows with the same few scores at other experts give every expert the same utility: the lower index wins."""

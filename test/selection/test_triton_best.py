@@ -3,13 +3,15 @@
 import pytest
 import torch
 
-from selection.best import count_ahead, keep
+from selection.best import keep
 from selection.compared import DEVICE, HAS_GPU
 from selection.interpreter import interpreted
 
 LARGEST = 2**31 - 1
 KEYS = {
     "any": lambda draw: torch.randint(0, 2**26, (64,), generator=draw),
+    "equal": lambda draw: torch.full((64,), 21),
+    "near": lambda draw: 48 + torch.randperm(64, generator=draw) % 7,  # several in the range of the last digit but one
     "ties": lambda draw: torch.randint(13, 16, (64,), generator=draw),
     "none": lambda draw: torch.zeros(64, dtype=torch.int64),
     "few": lambda draw: torch.where(torch.arange(64) > 0, 7, 15),  # one of the largest digit
@@ -41,14 +43,8 @@ def test_the_best_until_they_weigh_enough(run, name, weighed):
     before = weights[order].cumsum(0) - weights[order]
     total = int(weights[keys > 0].sum())
     for limit in {-5, 0, 1, total // 3, total // 2, total, total + 1}:
-        expected = torch.zeros(64, dtype=torch.bool)
-        expected[order] = (before < limit) & (keys[order] > 0)
-        found = run(keep, keys.to(DEVICE), weights.to(DEVICE), limit)
-        assert torch.equal(found.cpu(), expected), limit
-
-
-@pytest.mark.parametrize("name", [name for name in KEYS if name != "of 48 bits"])
-def test_who_comes_before(run, name):
-    utility = KEYS[name](torch.Generator().manual_seed(1)).to(torch.int32)
-    expected = [sum((v, -j) > (u, -i) for j, v in enumerate(utility)) for i, u in enumerate(utility)]
-    assert run(count_ahead, utility.to(DEVICE)).tolist() == expected
+        for most in (None, 3, 40):
+            expected = torch.zeros(64, dtype=torch.bool)
+            expected[order] = (before < limit) & (keys[order] > 0) & (torch.arange(64) < (64 if most is None else most))
+            found = run(keep, keys.to(DEVICE), weights.to(DEVICE), limit, most)
+            assert torch.equal(found.cpu(), expected), (limit, most)

@@ -30,6 +30,11 @@ CHANGES = {
         {"policy": "xshare", "k0": 3, "p": 1.0, "add": 0, "utility": "full"},
         {"policy": "xshare", "k0": 4, "p": 0.9, "mass": 1.0, "utility": "full"},
     ],
+    "capped mass": [
+        {"policy": "xshare", "k0": 1, "mass": 0.9, "max_add": 5},
+        {"policy": "xshare", "k0": 1, "mass": 0.9},
+        {"policy": "xshare", "k0": 1, "mass": 0.4, "max_add": 9},
+    ],
     "ranks": [{"policy": "xshare", "k0": 1, "target_per_rank": 5}, {"policy": "xshare", "k0": 1, "target_per_rank": 9}],
     "reach": [
         {"policy": "oea", "k0": 3, "p": 0.5, "kmax": 7, "max_rank": 12},

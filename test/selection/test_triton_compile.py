@@ -82,6 +82,12 @@ def test_a_shared_experts_column(case):
     compile_kernel(CASES[case], slots=RunnerSlots(shared=1, shared_weight=0.4))
 
 
+@pytest.mark.parametrize("shared", [0, 2])
+@pytest.mark.parametrize("case", ["xshare", "xshare per request", "group-limited", "dynamic-skip"])
+def test_an_alignment_in_the_same_launch(case, shared):
+    compile_kernel(CASES[case], torch.bfloat16, slots=RunnerSlots(shared=shared, aligned=True))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", ["xshare", "xshare in programs"])
 def test_masked_logits_in_the_same_launch(case, dtype):

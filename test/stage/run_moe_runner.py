@@ -1,5 +1,5 @@
 """Run in a process of its own, on one patched release, under Triton's interpreter: layers that select, and upstream's
-fused Triton MoE runner on what they chose. Prints one JSON line a batch.
+fused Triton MoE runner on what they chose, with what they hand over beside it. Prints one JSON line a batch.
 """
 
 import json
@@ -12,6 +12,8 @@ from sglang.srt.layers.moe.topk import TopKConfig, select_experts
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from sglang_xshare import Batch, SelectionPlan, build_plan, hooks, selection
+from sglang_xshare.policies.bounds import max_active
+from sglang_xshare.stage import handover
 from sglang_xshare.stage.layer import Assignment, Layer
 from sglang_xshare.stage.step import Step
 
@@ -32,10 +34,14 @@ def align(ids: torch.Tensor, block_size: int, num_experts: int) -> tuple[torch.T
     return tuple(torch.tensor(x, dtype=torch.int32) for x in (slots, experts, [len(slots)]))
 
 
-def make_layer(plan: SelectionPlan, rows: int, valid: torch.Tensor | None) -> Layer:
-    """A layer under policy in a decode step."""
+def make_layer(plan: SelectionPlan, rows: int, valid: torch.Tensor | None, trim: bool) -> Layer:
+    """Return a layer under policy in a decode step; `trim` bounds its active experts."""
     layer = Layer(0, TopKConfig(top_k=TOP_K, renormalize=True), None)
-    layer.assignment = Assignment(plan, Step("decode", rows, Batch(valid)))
+    most = max_active(plan, layer.router, EXPERTS, rows) if trim else None
+    layer.assignment = Assignment(plan, Step("decode", rows, Batch(valid)), most=most)
+    finish = lambda config, *rest: layer.finish(*rest)  # noqa: E731
+    routing = SimpleNamespace(route=lambda config, logits: config, finish=finish)
+    hooks._stage = SimpleNamespace(routing=routing)  # type: ignore[assignment]
     return layer
 
 
@@ -50,35 +56,57 @@ def run_experts(hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) 
 
 
 def route_and_run(layer: Layer, hidden: torch.Tensor, logits: torch.Tensor) -> dict[str, Any]:
-    """A forward of the layer as the model runs it: how far the output is off, and its largest value."""
+    """Run the layer as the model does: how far the output is off, its largest value, and what the runner was given."""
+    handover.taken.clear()
+    sizes.clear()
     weights, ids, _ = select_experts(hidden, logits, layer.config)
     found = fused_moe.fused_experts_impl(hidden.clone(), W1, W2, weights, ids, inplace=True)
     error = (found - run_experts(hidden, weights, ids)).abs().max()
-    return {"error": error.item(), "size": found.abs().max().item()}
+    given = {"taken": dict(handover.taken), "pairs": sizes, "block": block_size(hidden)}
+    return {"error": error.item(), "size": found.abs().max().item(), **given}
+
+
+def block_size(hidden: torch.Tensor) -> int:
+    """Return the pairs in a block of the runner's own configuration for these rows."""
+    shapes = W1.shape, W2.shape, TOP_K
+    return fused_moe_triton_config.try_get_optimal_moe_config(*shapes, "float32", len(hidden))["BLOCK_SIZE_M"]
+
+
+def measure(invoke: Any) -> Any:
+    """Wrap the launch of a product to note the pairs that its programs cover."""
+
+    def launch(*args: Any, **keys: Any) -> Any:
+        sizes.append(len(args[9]))
+        return invoke(*args, **keys)
+
+    return launch
 
 
 def main() -> None:
     """Batches of several sizes, with padding rows and rows that lose all experts but one."""
-    for rows, plan, padding in (
-        (6, PLAN, 0),
-        (6, PLAN, 2),
-        (3, PLAN, 0),
-        (6, TRUNCATE, 1),
-        (40, PLAN, 9),
-        (3, PLAN, 3),
-    ):
-        hidden, logits = torch.randn(rows, HIDDEN), torch.randn(rows, EXPERTS)
-        layer = make_layer(build_plan(plan), rows, torch.arange(rows) < rows - padding)
-        print(json.dumps({"rows": rows, "padding": padding, **route_and_run(layer, hidden, logits)}), flush=True)
+    for trim, prebuilt in ((False, False), (False, True), (True, False), (True, True)):
+        handover.configure(prebuilt=prebuilt)
+        for rows, plan, padding in (
+            (6, PLAN, 0),
+            (6, PLAN, 2),
+            (3, PLAN, 0),
+            (6, TRUNCATE, 1),
+            (40, PLAN, 9),
+            (3, PLAN, 3),
+        ):
+            hidden, logits = torch.randn(rows, HIDDEN), torch.randn(rows, EXPERTS)
+            layer = make_layer(build_plan(plan), rows, torch.arange(rows) < rows - padding, trim)
+            case = {"rows": rows, "plan": plan["policy"], "padding": padding, "trim": trim, "prebuilt": prebuilt}
+            print(json.dumps({**case, **route_and_run(layer, hidden, logits)}), flush=True)
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
+    sizes: list[int] = []
     set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", device="cpu"))
     fused_moe_triton_config.get_device_name = lambda: "no GPU"
     selection._choose_backend = lambda *args: "triton"
     fused_moe.moe_align_block_size = align
+    fused_moe.invoke_fused_moe_kernel = measure(fused_moe.invoke_fused_moe_kernel)
     W1, W2 = torch.randn(EXPERTS, 2 * WIDTH, HIDDEN) / 5, torch.randn(EXPERTS, HIDDEN, WIDTH) / 5
-    routing = SimpleNamespace(route=lambda config, logits: config, finish=lambda config, ids, weights: ids)
-    hooks._stage = SimpleNamespace(routing=routing)  # type: ignore[assignment]
     main()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from served.release import interpret, older_releases_take_long, run_script
+from sglang_xshare.selection.alignment import count_blocks
 
 
 @cache
@@ -27,14 +28,37 @@ def test_no_slot_uses_an_expert_or_another_replica_of_one(release, patched_relea
     assert [case for case in find(patched_release(release)) if case["used"]] == []
 
 
+@cache
+def find_batches(tree: Path) -> list[dict[str, Any]]:
+    """Return what `run_moe_runner.py` found on a release."""
+    return run_script(Path(__file__).with_name("run_moe_runner.py"), interpret(tree))
+
+
 @older_releases_take_long
 def test_upstreams_runner_takes_filled_slots(release, patched_release):
     """Its own kernels, interpreted; a batch of padding rows alone comes to nothing."""
-    batches = run_script(Path(__file__).with_name("run_moe_runner.py"), interpret(patched_release(release)))
-    assert len(batches) == 6
+    batches = find_batches(patched_release(release))
+    assert len(batches) == 4 * 6
     for batch in batches:
         assert batch["error"] < 3e-3, batch  # it multiplies in fp16
         assert (batch["size"] > 0.5) == (batch["padding"] < batch["rows"]), batch
+
+
+@older_releases_take_long
+def test_upstreams_runner_takes_what_is_handed_over(release, patched_release):
+    """Both products of the runner cover the pairs of the bound, and the alignment is the kernel's if it can be."""
+    for batch in find_batches(patched_release(release)):
+        rows, block, taken = batch["rows"], batch["block"], batch["taken"]
+        assert (block == 16) == (rows <= 32)
+        prebuilt = batch["prebuilt"] and rows <= 16
+        assert taken == {name: 1 for name, took in (("prebuilt", prebuilt), ("trimmed", batch["trim"])) if took}, batch
+        if batch["trim"]:
+            # The plan adds 4 experts to one a row; truncating to 3, each row may be rescued.
+            most = min(32, rows + 4 if batch["plan"] == "xshare" else rows + 3)
+            assert batch["pairs"] == [count_blocks(most, 4 * rows, block) * block] * 2 or not prebuilt, batch
+            assert max(batch["pairs"]) <= count_blocks(most, 4 * rows, block) * block
+        elif prebuilt:
+            assert batch["pairs"] == [count_blocks(32, 4 * rows) * 16] * 2
 
 
 @cache

@@ -284,3 +284,13 @@ def test_the_rule_of_the_last_policy_holds_while_the_model_is_vanilla(served):
     assert arrive("b")
     switch(build_schedule("xshare", policy, speculative=False))
     assert not arrive("c")
+
+
+def test_no_row_is_exact_where_the_server_refuses():
+    """Also where a graph would read the flags."""
+    exact = Exact("cpu", refusal="no slots")
+    exact._written = [0]
+    assert exact.find(4) is None
+    exact = Exact("cpu")
+    exact._written = [0]
+    assert exact.find(4) is not None

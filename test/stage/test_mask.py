@@ -1,5 +1,6 @@
 """Masked logits, ranked and softmaxed the way a runner does it, give back the selection."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_xshare import Batch, Router, build_plan, hooks, select
+from sglang_xshare import Batch, Router, RunnerSlots, build_plan, hooks, select
 from sglang_xshare.selection.mask import check_maskable, mask_logits
+from sglang_xshare.stage import layer as layer_module
 from sglang_xshare.stage.evidence.counters import Counters
 from sglang_xshare.stage.layer import DROPPED, MASKED, Assignment, Convention, Layer
 from sglang_xshare.stage.routing import Routing
@@ -106,6 +108,32 @@ def test_upstream_hands_the_masked_logits_to_a_runner_that_ranks_them(output_for
     assert layer.selection.vanilla_active.sum() > layer.selection.active.sum()
     found, _ = forward(output_format, MASKED, logits, on=False)
     assert (found.gate_scal if output_format == "TRITON_KERNEL" else found.raw_router_logits) is logits, "off means off"
+
+
+@pytest.mark.parametrize("slots", [RunnerSlots(empty=True), RunnerSlots()])
+def test_upstream_hands_over_what_routing_would_return(slots, forward, monkeypatch):
+    """With the contract known, no logits are masked and upstream's `routing()` is not called."""
+    from sglang.srt.layers.moe import topk
+
+    asked = []
+    contract = SimpleNamespace(slots=slots, pack=lambda ids, weights, logits: (ids, weights, logits))
+    monkeypatch.setattr(layer_module, "find_contract", lambda logits, top_k: asked.append(top_k) or contract)
+    monkeypatch.setattr(topk, "routing", None)
+    logits = torch.randn(6, 32)
+    (ids, weights, seen), layer = forward("TRITON_KERNEL", MASKED, logits)
+    assert asked == [4]
+    assert seen is logits
+    out = select(logits, build_plan("oea", k0=1), Router(top_k=4), Batch(), slots=slots)
+    assert torch.equal(ids, out.topk_ids)
+    assert torch.equal(weights, out.topk_weights)
+    assert layer.selection.masked_logits is None
+    assert torch.equal(layer.selection.active, out.active)
+    forward("BYPASSED", MASKED, logits)
+    assert asked == [4], "FlashInfer's kernel ranks logits"
+    layer.router = replace(layer.router, scaling=2.5)
+    output_format, masked = layer.prepare(topk.TopKOutputFormat.TRITON_KERNEL, logits)
+    assert output_format == topk.TopKOutputFormat.TRITON_KERNEL, "routing() does not scale"
+    assert masked.shape == logits.shape
 
 
 def test_upstream_hands_ids_to_a_runner_that_would_route_itself(forward):

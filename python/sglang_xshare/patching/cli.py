@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
+from pathlib import Path
 
 from ..parser import path
 from .engine import apply, describe, revert
-from .tree import PatchError
+from .state import Condition, survey
+from .tree import PatchError, find_tree
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -25,12 +29,28 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one command. Raises `PatchError`, which names the folder where a file cannot be read or written."""
+    """Run one command. Returns its exit code, 130 after Ctrl-C. Raises `PatchError`, which names the folder if a file
+    cannot be read or written.
+    """
+    before = _find_condition(args.target)
     try:
         line = {"apply": apply, "revert": revert, "status": describe}[args.command](args.target)
+    except KeyboardInterrupt:
+        after = _find_condition(args.target)
+        outcome = f"the tree is {after.value} now" if after and after is not before else "nothing changed"
+        print(f"patch {args.command}: interrupted; {outcome}", file=sys.stderr)
+        return 128 + signal.SIGINT
     except ImportError as error:  # from a checkout, without pip install
         raise PatchError(f"{error}; pip install it") from None
     except OSError as error:  # one of a full disk names no file
         raise PatchError(f"{error.filename or args.target or 'sglang'}: {error.strerror}") from None
     print(f"patch {args.command}: {line}")
     return 0
+
+
+def _find_condition(target: Path | None) -> Condition | None:
+    """Return how the tree stands, or None for one that the command itself refuses."""
+    try:
+        return survey(find_tree(target))[0]
+    except (PatchError, OSError):
+        return None

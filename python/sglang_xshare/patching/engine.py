@@ -88,10 +88,18 @@ def _name(tree: Tree) -> str:
 
 
 def check_patched(target: Path | None = None, root: Path | None = None) -> None:
-    """Check the tree that a server starts from. Raises PatchError, one line with what helps, if not wholly patched."""
+    """Check the tree that a server starts from. Raises PatchError, one line with the remedy, for a tree that is not
+    wholly patched or that this user may not read.
+    """
     tree, root = find_tree(target), root or find_root()
-    wanted = read_digest(root, tree.release)
-    condition, state = survey(tree)
+    try:
+        wanted = read_digest(root, tree.release)
+        condition, state = survey(tree)
+    except PermissionError as error:
+        raise PatchError(
+            f"{error.filename}: {error.strerror}; a server's user must be able to read the tree: whoever owns it runs "
+            "`sglang-xshare patch revert` and `sglang-xshare patch apply`, which gives its files the tree's modes"
+        ) from None
     if _is_patched(condition, state, wanted):
         return
     found = condition.value

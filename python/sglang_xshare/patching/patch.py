@@ -38,6 +38,11 @@ class Patch:
 def parse_patch(text: str, name: str) -> Patch:
     """Parse header and diffs. Raises PatchError for a malformed patch, and for one of files beyond `sglang/`."""
     lines = text.splitlines(keepends=True)
+    if lines and lines[0].endswith("\r\n"):  # a diff of a file with such line ends has them below its header only
+        raise PatchError(
+            f"{name}: lines must end in LF (got CRLF); git has converted them: clone with "
+            "`git clone -c core.autocrlf=false`"
+        )
     start = next((i for i, line in enumerate(lines) if line.startswith(("--- ", "diff --git "))), len(lines))
     header = email.message_from_string("".join(lines[:start]))
     body = str(header.get_payload()).strip()

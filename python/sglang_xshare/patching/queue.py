@@ -54,8 +54,17 @@ def check_contents(release: str, hashes: Mapping[str, str], pristine: Mapping[st
 
 
 def find_root() -> Path:
-    """The patches/ directory: packaged with us; in a checkout that is a link to the one beside python/."""
-    return (Path(__file__).parents[1] / "patches").resolve()
+    """Return the patches/ directory, packaged with us; in a checkout it is a link to the one beside python/. Raises
+    PatchError if the link is a plain file, as in a ZIP or a clone without symbolic links.
+    """
+    root = Path(__file__).parents[1] / "patches"
+    if not root.is_dir():
+        found = "a plain file" if root.is_file() else "nothing"
+        raise PatchError(
+            f"{root}: must be a folder or a link to one (got {found}); the checkout has lost its symbolic links: clone "
+            "it with `git clone -c core.symlinks=true`, or install a wheel"
+        )
+    return root.resolve()
 
 
 def list_releases(root: Path) -> list[str]:

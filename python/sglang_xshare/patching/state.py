@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from .tree import ABSENT, PatchError, Tree, digest, sync_directory, write_file
+from .tree import ABSENT, PatchError, Tree, digest, make_folder, sync_directory, write_file
 
 STORE = "sglang/.xshare"
 
@@ -105,15 +105,22 @@ def locate_copy(tree: Tree, path: str, kind: str) -> Path:
 def write(tree: Tree, state: State) -> None:
     """Replace the state file in one step."""
     store = tree.root / STORE
-    write_file(store / "state.json.new", json.dumps(dataclasses.asdict(state), indent=1).encode())
+    like = (tree.root / "sglang").stat()
+    write_file(store / "state.json.new", json.dumps(dataclasses.asdict(state), indent=1).encode(), like)
     os.replace(store / "state.json.new", store / "state.json")
     sync_directory(store)
 
 
 def store(tree: Tree, kind: str, contents: Mapping[str, bytes]) -> None:
-    """Put copies of files on disk under `kind`, "pristine" or "patched"."""
+    """Put copies of files on disk under `kind`, "pristine" or "patched". They get the modes of the tree's folders,
+    because a server of another user reads them at its start.
+    """
+    like = (tree.root / "sglang").stat()
     for path, content in contents.items():
-        write_file(locate_copy(tree, path, kind), content)
+        copy = locate_copy(tree, path, kind)
+        for folder in reversed(copy.relative_to(tree.root / STORE).parents):
+            make_folder(tree.root / STORE / folder, like)
+        write_file(copy, content, like)
     for directory, _, _ in os.walk(tree.root / STORE):
         sync_directory(Path(directory))
     sync_directory(tree.root / "sglang")

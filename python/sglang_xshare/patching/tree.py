@@ -87,18 +87,31 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def write_file(file: Path, content: bytes) -> None:
-    """Write a new file that is on disk when this returns; its directory entry is not yet (`sync_directory`)."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+def make_folder(folder: Path, like: os.stat_result) -> None:
+    """Make `folder` with the mode and owner of `like`, whatever the umask; an existing folder stays as it is."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return
+    _copy_access(folder, like, stat.S_IMODE(like.st_mode))
+
+
+def write_file(file: Path, content: bytes, like: os.stat_result) -> None:
+    """Write a new file that is on disk when this returns; its directory entry is not yet (`sync_directory`). The file
+    gets the mode and owner of the folder `like`, without the execute bits, whatever the umask.
+    """
     with open(file, "wb") as stream:
         stream.write(content)
         stream.flush()
+        _copy_access(file, like, stat.S_IMODE(like.st_mode) & 0o666)
         os.fsync(stream.fileno())
 
 
 def replace_file(new: Path, old: Path) -> None:
-    """Move `new` over `old` in one step, with old's mode and owner, or its folder's. The new file is at least a second
-    younger, so that no `.pyc` of an earlier content passes for it (Python compares whole seconds).
+    """Move `new` over `old` in one step, with the mode and owner of `old`, or of its folder when there is no `old`.
+
+    The bytecode of `old` is deleted first: Python would run an unchecked-hash `.pyc` (PEP 552) instead of the new file.
+    The new file is also at least a second younger than `old`, because Python compares a `.pyc` in whole seconds.
     """
     if old.exists():
         known = old.stat()
@@ -106,19 +119,35 @@ def replace_file(new: Path, old: Path) -> None:
     else:
         known = old.parent.stat()
         mode, changed = stat.S_IMODE(known.st_mode) & 0o666, time.time_ns()
-    os.chown(new, known.st_uid, known.st_gid)
-    os.chmod(new, mode)
+    _copy_access(new, known, mode)
     os.utime(new, ns=(changed, changed))
+    remove_bytecode(old)
     os.replace(new, old)
     sync_directory(old.parent)
 
 
 def remove_file(file: Path) -> None:
-    """Remove a module and, so that none passes for a later file of that name, its bytecode."""
-    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
-        compiled.unlink()
+    """Remove a module and its bytecode, which Python might run instead of a later file of that name."""
+    remove_bytecode(file)
     file.unlink()
     sync_directory(file.parent)
+
+
+def remove_bytecode(file: Path) -> None:
+    """Remove every `.pyc` that was compiled from a module, of any Python version and optimization level."""
+    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
+        compiled.unlink(missing_ok=True)
+
+
+def _copy_access(file: Path, like: os.stat_result, mode: int) -> None:
+    """Give `file` the owner and group of `like`, as far as this user may, and `mode`."""
+    for owner in (like.st_uid, -1):  # whoever may write the tree may patch it; the owner alone may keep the group
+        try:
+            os.chown(file, owner, like.st_gid)
+            break
+        except PermissionError:
+            continue
+    os.chmod(file, mode)
 
 
 def sync_directory(directory: Path) -> None:

@@ -14,9 +14,9 @@ def can_drop(plan: SelectionPlan, router: Router, num_experts: int, ranks: int =
     if not plan.uses_selected or not _reaches_own(plan, router, num_experts) or plan.acceptance < 1:
         return True  # of a late draft all utilities may round to 0
     total = max(plan.budget or 0, (plan.target_per_rank or 0) * ranks)
-    added = max(plan.add, plan.add_per_request)
+    added = max(_count_added(plan, num_experts), plan.add_per_request)
     sure = _count_sure(plan, router)
-    keeps_all = total >= num_experts or added >= num_experts - sure or plan.mass == 1 or plan.drop == 0
+    keeps_all = total >= num_experts or added >= num_experts - sure or plan.drop == 0
     return not keeps_all
 
 
@@ -68,7 +68,7 @@ def _holds_own(
     }
     if plan.balance == "literal":  # its ranks go on until S has the target of all ranks together
         enough["target_per_rank"] = -(-min(rows * router.top_k, num_experts) // ranks)
-    given = {key: getattr(plan, key) or 0 for key in enough}
+    given = {key: getattr(plan, key) or 0 for key in enough} | {"add": _count_added(plan, num_experts)}
     return any(given[key] and given[key] >= n for key, n in enough.items())
 
 
@@ -84,6 +84,11 @@ def _count_sure(plan: SelectionPlan, router: Router) -> int:
     return k0 if plan.p == 1 else min(k0, 1)
 
 
+def _count_added(plan: SelectionPlan, num_experts: int) -> int:
+    """Return how many experts the batch adds at least, as long as some with utility are left."""
+    return plan.add + ((plan.max_add or num_experts) if plan.mass == 1 else 0)
+
+
 def max_active(
     plan: SelectionPlan,
     router: Router,
@@ -94,7 +99,7 @@ def max_active(
     slots: int | None = None,
 ) -> int:
     """The most active experts of `rows` rows, up to `exact_rows` of them exact, at least 1. A budget whose size depends
-    on the logits or on the ranks (`mass`, `drop`, `confidence`, `target_per_rank`) does not lower it.
+    on the logits or on the ranks (`mass` without `max_add`, `drop`, `confidence`, `target_per_rank`) does not lower it.
 
     With `slots` of a batch that names residents it is at most their number, unless what exact rows, warm-up,
     requests and rescued rows bring can alone be more; or the plan takes no residents, which leaves all as it is.
@@ -108,12 +113,13 @@ def max_active(
     rescued = rows if plan.can_rescue else 0
     if slots is not None and plan.takes_residents:
         return max(min(most, max(held, slots) + rescued), 1)
-    if plan.mass is not None or plan.drop is not None or plan.confidence is not None or plan.target_per_rank:
+    unbounded = plan.mass is not None and plan.max_add is None
+    if unbounded or plan.drop is not None or plan.confidence is not None or plan.target_per_rank:
         return max(most, 1)
     budget = plan.budget or 0
     if plan.ranking == "votes":
         budget = max(budget, router.top_k)
-    held += plan.add + budget * (requests if plan.scope == "request" else 1)
+    held += plan.add + (plan.max_add or 0) + budget * (requests if plan.scope == "request" else 1)
     return max(min(most, held + rescued), 1)
 
 

@@ -108,14 +108,17 @@ def read_object(text: str | bytes) -> dict[str, Any]:
 
 def override_keys(keys: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of a policy with `others` in their place. A budget by `mass` ends where these have one that counts experts,
-    and the other way round: both together would be the larger of the two. `balance` goes with its target.
+    and the other way round: both together would be the larger of the two. `balance` ends with its target, and `max_add`
+    with its mass.
     """
     counts = ("add", "add_per_request", "target_per_rank")
     has_count = others.get("add") is not None or any(others.get(name) for name in counts)
-    ended = counts if others.get("mass") else ("mass",) if has_count else ()
+    ended = counts if others.get("mass") else ("mass", "max_add") if has_count else ()
     merged = {**{name: value for name, value in keys.items() if name not in ended}, **others}
     if "balance" not in others and not merged.get("target_per_rank"):
         merged.pop("balance", None)
+    if "max_add" not in others and merged.get("mass", ...) is None:
+        merged.pop("max_add", None)
     return merged
 
 

@@ -45,6 +45,7 @@ class SelectionPlan:
     add_per_request: int = _key(0, int, "experts each request adds by its own utility", low=0)
     add: int = _key(0, int, "experts the batch adds by utility", low=0)
     mass: float | None = _share(None, "add experts until S holds this share of the utility")
+    max_add: int | None = _key(None, int, "the most experts that mass may add; null: no limit", low=1)
     target_per_rank: int | None = _key(None, int, "experts per expert-parallel rank to add up to", low=1)
     balance: str = _key(
         "literal", str, "ranks in turn up to the total, each to its target, or level with the fullest", choices=BALANCES
@@ -222,6 +223,7 @@ def _contradictions(plan: SelectionPlan) -> list[tuple[str, str]]:
         ("scope", plan.scope != "batch" and not plan.ranks_experts, "with budget or drop"),
         ("order", plan.order is not None and plan.ranking != "static", "with ranking static"),
         ("ranking", plan.order is None and plan.ranking == "static", "with order"),
+        ("max_add", plan.max_add is not None and plan.mass is None, "with mass"),
         ("balance", plan.balance != "literal" and plan.target_per_rank is None, "with target_per_rank"),
         ("kmax", plan.kmax is not None and not plan.substitutes, "with coverage substitute"),
         ("max_rank", plan.max_rank is not None and not plan.substitutes, "with coverage substitute"),

@@ -41,6 +41,7 @@ def xshare(
     add: int = UNSET,
     add_per_request: int = 0,
     mass: float | None = UNSET,
+    max_add: int | None = None,
     target_per_rank: int | None = None,
     balance: str = "literal",
     free_residents: bool | None = None,

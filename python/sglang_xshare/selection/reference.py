@@ -133,7 +133,7 @@ class _Reference:
         utility = self.utility(self.rows)
         selected = selected.union(self.best(utility, without=selected | free)[: self.plan.add])
         if self.plan.mass is not None:
-            for expert in self.best(utility, without=selected | free):
+            for expert in self.best(utility, without=selected | free)[: self.plan.max_add]:
                 if sum(utility[j] for j in selected | free) >= math.ceil(self.plan.mass * sum(utility)):
                     break
                 selected = selected | {expert}

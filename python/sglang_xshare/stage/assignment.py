@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from . import handover
 from .graphs import Graphs
 from .layer import Assignment, Layer
-from .plans import Plans
+from .plans import Plans, bound_active
 from .step import Step, make_plain
 
 
@@ -41,7 +42,10 @@ def _assign_one(
     if step is None:
         return Assignment(), None
     plan, against = plans.find(layer, step.key)
-    assignment = Assignment(plan, step, fits=plans.fit(layer, step.key))
+    most = None
+    if handover.levers.trim and plan is not None and layer.hands_over and step.gather is None:
+        most = bound_active(layer, plan, step.key, exact=step.batch.exact is not None)
+    assignment = Assignment(plan, step, fits=plans.fit(layer, step.key), most=most)
     if is_captured:
         assignment = graphs.keep(layer, step.key, assignment)
     return assignment, None if assignment.plan is not None else against

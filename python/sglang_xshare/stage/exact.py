@@ -87,5 +87,10 @@ class Exact:
         return self._flags[:rows]
 
     def find(self, rows: int) -> torch.Tensor | None:
-        """The same; None on a CPU, where no graph reads them, while no row is exact."""
+        """Return the same, or None if no row of a step or of a graph's replays can be exact.
+
+        No row can be if the server refuses exact requests, or on a CPU, which replays nothing, while none is.
+        """
+        if self._refusal is not None:
+            return None
         return self.read(rows) if self._written or not self._flags.is_cpu else None

@@ -16,6 +16,8 @@ from ..selection.slots import drop_slots, refill_slots
 from ..types import RunnerSlots, Selection, Tally
 from ..upstream.router import read_router
 from ..upstream.routing import folds_scaling, num_shared_slots, record_routed, scales_unnormalized_groups
+from ..upstream.triton_kernels import find_contract
+from . import handover
 from .placement import Placement
 from .step import Step
 
@@ -41,13 +43,15 @@ MAX_CALLS = 1024
 class Assignment:
     """What a layer does in one forward, see `assignment.assign`: no `plan` leaves the routing to the model, no `step`
     says that there is none. A graph that is being captured reads the plan's numbers from `buffer`, where a switch
-    writes them. `fits` says that the experts that are active fit the layer's slots, whatever the logits.
+    writes them. `fits` says that the experts that are active fit the layer's slots, whatever the logits. `most` bounds
+    the active experts of a launch that is trimmed to the bound; None trims nothing.
     """
 
     plan: SelectionPlan | None = None
     step: Step | None = None
     buffer: Budgets | None = None
     fits: bool = False
+    most: int | None = None
 
 
 class Layer:
@@ -98,6 +102,14 @@ class Layer:
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
         weight = 1.0 if on_output else 1.0 / scaling
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
+        self.num_experts: int | None = None
+        """The routed experts; None before the layer's first selection."""
+        # A table that renumbers ids, or slots that experts are paged into, would make other ids of them.
+        self.hands_over = convention == FILLED and not renumbers and paging is None
+        self._made: handover.Offer | None = None
+        self.untaken: set[int] = set()
+        """The numbers of rows at which the runner has left the alignment that the kernel wrote."""
+        self._aligned = {id(slots): replace(slots, aligned=True) for slots in (self.slots, self.with_shared)}
         self.config = replace(
             topk_config,
             custom_routing_function=self.choose,
@@ -129,7 +141,11 @@ class Layer:
         RuntimeError where the router sees other rows than the step has: requests and padding would be mistaken.
         """
         slots = self.with_shared if topk > self.router.top_k else self.slots
+        rows = len(gating_output)
+        if self.hands_over and handover.levers.prebuilt and self.step.gather is None and rows not in self.untaken:
+            slots = self._aligned[id(slots)]
         out = self.selection = self._select_in_force(self.collect(gating_output), slots)
+        self._made = self._make_offer(out, slots.shared)
         return self.keep(out.topk_weights, len(gating_output)), self.keep(out.topk_ids, len(gating_output))
 
     def choose_recorded(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,18 +154,39 @@ class Layer:
         record_routed(self.upstream, self.layer_id, drop_slots(ids, weights))
         return weights, ids
 
-    def finish(self, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The ids [n, columns] for the runner, of those that upstream has renumbered, with their weights."""
+    def finish(self, ids: torch.Tensor, weights: torch.Tensor, num_token_non_padded: Any = None) -> torch.Tensor:
+        """Rewrite empty slots of `ids` [n, columns] for the runner after upstream has renumbered the ids, else offer it
+        what the selection knows of them. `num_token_non_padded` says that upstream has overwritten the padding rows.
+        """
+        made, self._made = self._made, None
+        if made is not None and made.ids is ids and num_token_non_padded is None:
+            handover.offer(made)
         if not self.renumbers:
             return ids
         return drop_slots(ids, weights) if self.convention == DROPPED else refill_slots(ids, weights)
 
-    def prepare(self, output_format: Any, logits: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        """(what the runner is handed for `output_format`, logits [n, N]), masked to the selection if it ranks them."""
+    def _make_offer(self, out: Selection, shared: int) -> handover.Offer | None:
+        """Return what a runner may be offered beside the ids of `out`, which have so many columns of shared experts."""
+        if out.alignment is not None:
+            self.untaken.add(len(out.topk_ids))  # until the runner takes the alignment
+        elif self.assignment.most is None or not self.hands_over or self.step.gather is not None:
+            return None
+        experts = len(out.active)
+        most = None if self.assignment.most is None else min(self.assignment.most, experts) + shared
+        return handover.Offer(out.topk_ids, experts + shared, most, out.alignment, self.untaken)
+
+    def prepare(self, output_format: Any, logits: torch.Tensor) -> tuple[Any, Any]:
+        """Return (what the runner is handed for `output_format`, logits [n, N]), masked if the runner ranks them.
+
+        (None, the router's output) replaces both if triton_kernels' `routing()` has nothing left to do.
+        """
         if self.convention != MASKED:
             return type(output_format).STANDARD, logits
         if output_format == type(output_format).BYPASSED:
             logits = logits.bfloat16()  # which the runner ranks
+        elif self.router.scaling == 1 and (contract := find_contract(logits, self.router.top_k)) is not None:
+            out = self.selection = self._select_in_force(logits, contract.slots)
+            return None, contract.pack(out.topk_ids, out.topk_weights, logits)
         out = self.selection = self._select_in_force(logits, MASKING)
         assert out.masked_logits is not None
         return output_format, out.masked_logits
@@ -204,6 +241,7 @@ class Layer:
         rows = self.step.rows
         if len(logits) != rows:
             raise RuntimeError(f"MoE layer {self.layer_id}: {len(logits)} router rows in a step of {rows}")
+        self.num_experts = logits.shape[1]
         return select(
             logits,
             plan,

@@ -39,10 +39,10 @@ class Routing:
             return output_format, router_logits
         return layer.prepare(output_format, router_logits)
 
-    def finish(self, topk_config: Any, ids: Any, weights: Any) -> Any:
-        """Ids [n, columns] as the runner of a layer takes them that has chosen them by its own config."""
+    def finish(self, topk_config: Any, ids: Any, weights: Any, num_token_non_padded: Any = None) -> Any:
+        """Return ids [n, columns] as their layer's runner takes them: see `Layer.finish`. Others are returned as is."""
         layer = self._by_own.get(id(topk_config))
-        return ids if layer is None else layer.finish(ids, weights)
+        return ids if layer is None else layer.finish(ids, weights, num_token_non_padded)
 
     def enter_collective(self, topk_config: Any) -> None:
         """Select in a layer that this rank has no rows for: where ranks gather theirs, the others wait for it."""

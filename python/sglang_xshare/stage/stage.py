@@ -13,6 +13,7 @@ from ..policies.schedule import Schedule
 from ..upstream.batches import Batches
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import end_server, is_recorded, show_plan, wait_for_device
+from . import handover
 from .acceptance import Acceptance
 from .assignment import assign, check_selected
 from .evidence.agreement import Agreement
@@ -178,6 +179,7 @@ class Stage:
             return output
         finally:
             self.routing.is_running = False
+            handover.withdraw()
 
     def admit(self, scheduler: Any, req: Any) -> None:
         """A request arrives, at every rank alike: whether it is exact is decided for all of its steps."""

@@ -1,6 +1,8 @@
 """The harness through a real server, policy off and on: what `make eval TASKS=arithmetic_domain` runs.
 
-`make eval TASKS=gsm8k` is the same command on other data, and so is
+The following commands are the same one on other data, or without make:
+`make eval TASKS=gsm8k`, `make eval PYTHON=python TASKS=gsm8k URL=http://localhost:30000`,
+`python -m benchmark.evaluation gsm8k --url http://localhost:30000 --policies vanilla xshare`, and
 `make eval TASKS="gsm8k ifeval" URL=http://localhost:30000 EVAL_ARGS="--chat --policies off xshare:k0=1,add=24 xshare:k0=1,add=12,utility=squared,own_share=0.75"`.
 """  # noqa: E501 - the command as the page has it
 
@@ -21,6 +23,7 @@ ON = "xshare:k0=1,add=4"
 
 @pytest.fixture(scope="module", autouse=True)
 def harness_is_there():
+    """As `python -m benchmark.evaluation.install` installs it."""
     install()
     assert is_installed()
 

@@ -1,13 +1,27 @@
 """Every experiment goes on where its record ends, and refuses models it does not know. Servers are stand-ins here."""
 
-from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 from gpu.recorded import write_record
 
-from benchmark.gpu import checks, eagle3, layer, paged, replay, selection, server, serving, tune
+from benchmark.common.comparison import Comparison
+from benchmark.common.variant import parse_variant
+from benchmark.gpu import (
+    caches,
+    checks,
+    eagle3,
+    layer,
+    levers,
+    paged,
+    replay,
+    routing,
+    selection,
+    server,
+    serving,
+    tune,
+)
 from benchmark.gpu.__main__ import main
 from benchmark.gpu.table import list_rows
 from refused import refused
@@ -35,30 +49,54 @@ def test_a_point_that_fails_costs_no_other_and_is_the_last_to_be_tried_again(tmp
     assert list_failed(tmp_path) == []
 
 
-def test_rounds_of_another_workload_are_measured_anew(tmp_path, monkeypatch):
-    """Such as those of greedy tokens; texts may lie elsewhere."""
-    asked = []
+@pytest.fixture
+def measure(tmp_path, monkeypatch):
+    """Call it for rounds of points 8 and 16 on servers that are not there: (point, round) in the order of running."""
+    ran = []
+
+    def run_rounds(workload, series, servers):
+        for number in range(len(series[0].results), workload.rounds):
+            ran.append((workload.concurrency, number))
+            for one in series:
+                one.results.append({"output_throughput": 1.0})
+            yield number
+
     monkeypatch.setattr(serving, "write_model", Path)
     monkeypatch.setattr(serving, "write_texts", lambda name, tokens: tmp_path / name)
-    monkeypatch.setattr(
-        serving, "measure", lambda record, key, workload, *rest: asked.append((key in record, workload))
-    )
+    monkeypatch.setattr(serving, "run_rounds", run_rounds)
+    variants = [parse_variant("off"), parse_variant("xshare")]
+    points = [serving.Point(f"point {n}", variants, n) for n in (16, 8)]
+
+    def call(record, **keys):
+        ran.clear()
+        serving.measure_rounds(record, "model", points, [], **keys)
+        return list(ran)
+
+    return call
+
+
+def test_every_point_has_two_rounds_before_one_has_more(tmp_path, measure, monkeypatch):
     record = write_record(tmp_path, "server", {})
+    first, second = [(16, 0), (16, 1), (8, 0), (8, 1)], [(16, 2), (16, 3), (8, 2), (8, 3)]
+    monkeypatch.setattr(serving, "ROUNDS", 2)
+    assert measure(record) == first
+    monkeypatch.setattr(serving, "ROUNDS", 4)
+    assert measure(write_record(tmp_path / "other", "server", {})) == first + second
+    assert measure(record) == second, "more rounds go on from those that are there"
+    assert measure(record) == []
+    assert Comparison.read(record.points["point 8"]).rounds == 4
 
-    def measure(**keys):
-        serving.measure_rounds(record, "key", "model", [], [], 4, 3, **keys)
-        was_kept, workload = asked[-1]
-        record.add("key", workload=asdict(replace(workload, texts=Path("texts"))), series=[])
-        return was_kept, workload.temperature
 
-    assert [measure(), measure(), measure(temperature=0.0)] == [(False, 1.0), (True, 1.0), (False, 0.0)]
+def test_rounds_of_another_workload_are_measured_anew(tmp_path, measure):
+    record = write_record(tmp_path, "server", {})
+    assert len(measure(record)) == len(measure(record, temperature=0.0)) == 2 * serving.ROUNDS
 
 
 def list_failed(results):
     return [(row.what, row.measured) for _, row in list_rows(results) if row.bar == "measured"]
 
 
-@pytest.mark.parametrize("experiment", [selection, layer, server, eagle3, replay, tune, paged])
+@pytest.mark.parametrize("experiment", [caches, selection, levers, layer, server, eagle3, replay, tune, routing, paged])
 def test_unknown_parts_are_refused(tmp_path, experiment):
     with pytest.raises(ValueError, match="part qwen4: "):
         experiment.measure(write_record(tmp_path, "any", {}), ["qwen4"])

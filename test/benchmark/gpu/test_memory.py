@@ -23,23 +23,24 @@ def test_what_a_server_takes_is_its_weights_and_what_loading_or_serving_takes():
     assert 1 * GIB < estimate_bytes("gpt-oss-20b", eagle3.DRAFT) - estimate_bytes("gpt-oss-20b") < 3 * GIB
 
 
-OSS = "gpt-oss-120b-30-layers"
-
-
 @pytest.mark.parametrize(
     ("gib", "qwen", "oss", "small"),
     [
-        (139, "qwen3-30b-a3b", OSS, "gpt-oss-20b"),
-        (78, "qwen3-30b-a3b-24-layers", "gpt-oss-120b-12-layers", "gpt-oss-20b"),
-        (21, None, None, "gpt-oss-20b-4-layers"),
-        (11, None, None, None),
+        (139, "qwen3-30b-a3b", "gpt-oss-120b", "gpt-oss-20b"),
+        (78, "qwen3-30b-a3b", "gpt-oss-120b", "gpt-oss-20b"),
+        (40, "qwen3-30b-a3b-24-layers", "gpt-oss-120b-12-layers", "gpt-oss-20b"),
+        (11, "qwen3-30b-a3b-4-layers", None, "gpt-oss-20b-4-layers"),
+        (5, None, None, None),
     ],
 )
 def test_the_layers_are_those_that_fit(gib, qwen, oss, small):
-    assert choose_model("qwen3-30b-a3b", 2, gib * GIB) == qwen
-    assert choose_model(OSS, 2, gib * GIB) == oss
-    assert choose_model(eagle3.MODEL, 2, gib * GIB, eagle3.DRAFT) == oss
-    assert choose_model("gpt-oss-20b", 2, gib * GIB) == small
+    assert choose_model("qwen3-30b-a3b", 1, gib * GIB) == qwen
+    assert choose_model("gpt-oss-120b", 1, gib * GIB) == oss
+    assert choose_model("gpt-oss-20b", 1, gib * GIB) == small
+
+
+def test_two_servers_take_twice_as_much():
+    assert choose_model("qwen3-30b-a3b", 2, 78 * GIB) == "qwen3-30b-a3b-24-layers"
 
 
 def test_what_is_cut_or_left_out_is_said_until_it_fits(tmp_path, monkeypatch, capsys):

@@ -46,7 +46,6 @@ READ_AS = {
     "qwen3-30b-a3b": [48, 151936, 128, 8],
     "qwen3-30b-a3b-12-layers": [12, 151936, 128, 8],
     "gpt-oss-120b": [36, 201088, 128, 4],
-    "gpt-oss-120b-30-layers": [30, 201088, 128, 4],
     "gpt-oss-20b": [24, 201088, 32, 4],
     "gpt-oss-120b-eagle3": [1, 201088, 0, 0],
 }
@@ -56,8 +55,8 @@ READ_AS = {
 def commands() -> list[list[str]]:
     """Every command line that an experiment would start a server with."""
     by_model: list[tuple[str, list[Variant], list[str]]] = [
-        *((case.model, list(case.variants), []) for case in server.CASES.values()),
-        (eagle3.MODEL, [parse_variant(text) for text in eagle3.VARIANTS], eagle3.draft_args()),
+        *((case.model, [parse_variant(case.policy)], []) for case in server.CASES.values()),
+        (eagle3.MODEL, [parse_variant(eagle3.POLICY)], eagle3.draft_args()),
         (replay.MODEL, [*replay.LIVE.values(), *replay.MASKING], []),
     ]
     flags = ["--model-path", "m", "--enable-metrics"]

@@ -5,19 +5,32 @@ import sys
 import pytest
 
 from benchmark.common.record import read_record
+from benchmark.gpu import process
 from benchmark.gpu import run as module
 from benchmark.gpu.preflight import CHECKS
-from benchmark.gpu.run import Task, rows, run, run_process
+from benchmark.gpu.process import run_process
+from benchmark.gpu.run import Task, rows, run
 from programs import write_program
 
 A, B, C = Task("layer", ("a",), 60.0), Task("server", ("b",), 100.0, ("cc",)), Task("tune", (), 10.0)
 MADE_UP = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from benchmark.common.record import Record
 name, (out, here) = sys.argv[1], (Path(sys.argv[sys.argv.index("--out") + 1]), Path(__file__).parent)
-with (here / "ran").open("a") as file:
-    print(name, file=file)
+def note(what):
+    with (here / "ran").open("a") as file:
+        print(what, file=file)
+
+if gate := os.environ.get("SGLANG_XSHARE_GATE"):
+    if (here / f"{name}-fails").exists():
+        sys.exit("gpu: it did not start")
+    time.sleep(1.5)
+    note(f"{name}-ready")
+    Path(gate).touch()
+    while Path(gate).exists():
+        time.sleep(0.01)
+note(name)
 Record(out, name, []).add(f"point {time.time()}", us=1.0)
 if (here / f"{name}-hangs").exists():
     time.sleep(60)
@@ -75,13 +88,51 @@ def test_what_the_limit_leaves_is_told_and_goes_on_in_the_next_call(call, tmp_pa
     assert call() == (True, ["layer", "server", "tune"])
 
 
+SERVER = Task("server", ("b",), 30.0, serves="a model")
+
+
+@pytest.fixture
+def early(call, monkeypatch):
+    """Call it with whether there is room beside a server, for a task beside it, one that times and the server's own."""
+    tasks = (Task("selection", (), 30.0, beside=True), Task("layer", ("a",), 30.0, is_quick=True), SERVER)
+
+    def run_all(has_room=True):
+        monkeypatch.setattr(module, "has_room", lambda model: has_room)
+        return call(tasks=tasks)
+
+    return run_all
+
+
+def test_nothing_is_timed_before_the_first_server_is_ready(early):
+    well, ran = early()
+    assert well
+    assert sorted(ran[:2]) == ["selection", "server-ready"]
+    assert ran[2:] == ["layer", "server"]
+
+
+def test_without_room_the_server_starts_at_its_turn(early):
+    assert early(has_room=False) == (True, ["selection", "layer", "server"])
+
+
+def test_a_first_server_that_fails_stops_no_other(early, tmp_path, capsys):
+    (tmp_path / "server-fails").touch()
+    assert early() == (False, ["selection", "layer"])
+    assert "gpu: server b: it did not start" in capsys.readouterr().out
+
+
+def test_a_run_with_a_limit_has_the_quick_tasks_first(call):
+    tasks = (A, Task("server", ("b",), 1.0, is_quick=True))
+    assert call(limit=60, tasks=tasks)[1] == ["server"]
+    assert call(limit=60, tasks=tasks)[1] == ["layer"]
+
+
 def python(*lines: str) -> list[str]:
     return ["-c", "\n".join(lines)]
 
 
 @pytest.mark.parametrize("deaf", [False, True])
 def test_a_process_is_stopped_with_all_it_started(monkeypatch, deaf):
-    monkeypatch.setattr(module, "GRACE", 1.0)
+    monkeypatch.setattr(process, "GRACE", 1.0)
     ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" if deaf else ""
     child = f"subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(60)'])"
     ended = run_process(python("import subprocess, time", ignore, child, "time.sleep(60)"), 1.5)

@@ -41,7 +41,7 @@ def test_the_table_has_both_times_the_bandwidth_and_the_bar():
     assert large.measured == "200.0 us as it was, 1887 GB/s, 47.2 % of the copy"
     # 24 x 9.437184 MB in 70 us: 3236 GB/s
     assert aim.what == ("qwen3-30b-a3b, tuned at 24 experts, 16 tokens, 82.0 -> 70.0 us, 3236 GB/s, search cut short")
-    assert (aim.measured, aim.bar, aim.verdict) == ("80.9 % of the copy", "at least 80 % of the copy", "pass")
+    assert (aim.measured, aim.bar, aim.verdict) == ("80.9 % of the copy", "at least 75 % of the copy", "pass")
     assert (other.bar, other.verdict) == ("", "")
 
 

@@ -8,17 +8,17 @@ from ...policies.plan import BALANCES, COVERAGES, RANKINGS, UTILITIES, Selection
 from ...types import Router, RunnerSlots
 from ..scores import DEPTHS, weigh_depths
 
-_SELECTS = "k0 p beta utility add_per_request add mass target_per_rank balance free_residents acceptance warm_rows"
+_SELECTS = "k0 p beta utility add_per_request add mass max_add target_per_rank balance free_residents acceptance"
 _RANKS = "budget drop ranking order scope confidence max_voters min_votes"
-_COVERS = "coverage kmax max_rank rescue own_share"
+_COVERS = "warm_rows coverage kmax max_rank rescue own_share"
 HANDLED = frozenset(f"{_SELECTS} {_RANKS} {_COVERS}".split())
 """The keys of a plan that the call reads. Any other has to be at its default."""
 _MOST = 2**31 - 1
 _DOUBLES = "p beta mass confidence own_power scaling shared_weight"
 _COUNTS = (
     "num_experts top_k unbounded renormalize num_groups topk_group quota_groups "
-    "warm_up warm_rows utility add_per_request add target_per_rank balance ranks_experts ranking by_request budget "
-    "drop max_voters min_votes takes_residents coverage kmax max_rank rescue columns shared fill"
+    "warm_up warm_rows utility add_per_request add max_add target_per_rank balance ranks_experts ranking by_request "
+    "budget drop max_voters min_votes takes_residents coverage kmax max_rank rescue columns shared fill"
 )
 
 
@@ -58,6 +58,7 @@ def pack(plan: SelectionPlan, router: Router, num_experts: int, exact: bool, slo
         "utility": UTILITIES.index(plan.utility),
         "add_per_request": plan.add_per_request,
         "add": plan.add,
+        "max_add": num_experts if plan.max_add is None else plan.max_add,
         "target_per_rank": plan.target_per_rank or 0,
         "balance": BALANCES.index(plan.balance),
         "ranks_experts": plan.ranks_experts,

@@ -57,7 +57,7 @@ def _add_by_utility(
     if plan.add:
         selected |= _find_best(utility, plan.add, taken(selected))
     if plan.mass is not None:
-        mark(selected, *_reach_mass(utility, plan.mass, taken(selected)))
+        mark(selected, *_reach_mass(utility, plan.mass, plan.max_add, taken(selected)))
     if plan.target_per_rank is not None:
         assert rank_of_expert is not None
         held = _find_held(rows, 1)
@@ -140,13 +140,20 @@ def _find_best(utility: torch.Tensor, count: int, without: torch.Tensor | None =
     return keys >= last.clamp_min(1.0)
 
 
-def _reach_mass(utility: torch.Tensor, mass: float, selected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, which of them are added), [N]: until S holds `mass` of the utility (XShare, Algorithm 1)."""
+def _reach_mass(
+    utility: torch.Tensor, mass: float, max_add: int | None, selected: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (ids, which of them are added), [N]: those until S holds `mass` of the utility (XShare, Algorithm 1), at
+    most `max_add`.
+    """
     keys, experts = _rank(utility, selected).sort(descending=True)
     live = keys >= 1
     gains = utility[experts] * live
     before = (utility * selected).sum() + gains.cumsum(0) - gains
-    return experts, live & (before < mass * utility.sum())
+    added = live & (before < mass * utility.sum())
+    if max_add is not None and max_add < len(experts):
+        added[max_add:] = False
+    return experts, added
 
 
 def _balance(

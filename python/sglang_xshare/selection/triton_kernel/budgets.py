@@ -11,11 +11,11 @@ from ...policies.plan import KEYS, SelectionPlan
 from ..scores import DEPTHS, weigh_depths
 
 COUNTS: tuple[str, ...] = ("k0", "add_per_request", "add", "target_per_rank", "budget", "drop")
-COUNTS += ("max_voters", "min_votes", "max_rank", "warm_rows")
+COUNTS += ("max_voters", "min_votes", "max_rank", "warm_rows", "max_add")
 SHARES = ("p", "beta", "mass", "confidence", "own_share", "acceptance")
 NUMBERS = COUNTS + SHARES
 """Keys of a plan that are read at run time, in the order in which a buffer holds them."""
-K0, ADD_PER_REQUEST, ADD, TARGET_PER_RANK, BUDGET, DROP, MAX_VOTERS, MIN_VOTES, MAX_RANK, WARM_ROWS = (
+K0, ADD_PER_REQUEST, ADD, TARGET_PER_RANK, BUDGET, DROP, MAX_VOTERS, MIN_VOTES, MAX_RANK, WARM_ROWS, MAX_ADD = (
     tl.constexpr(NUMBERS.index(name)) for name in COUNTS
 )
 P, BETA, MASS, CONFIDENCE, OWN_SHARE, _ = (tl.constexpr(NUMBERS.index(name)) for name in SHARES)
@@ -29,6 +29,7 @@ ABSENT = {
     "drop": ALL,
     "max_rank": ALL,
     "warm_rows": ALL,
+    "max_add": ALL,
     "beta": 0,
     "mass": 0,
     "confidence": 1,
@@ -37,7 +38,7 @@ ABSENT = {
 
 
 class Budgets:
-    """The numbers of a plan in `values` [16 + DEPTHS] int64 on the device, NUMBERS in turn, then what drafts of each
+    """The numbers of a plan in `values` [17 + DEPTHS] int64 on the device, NUMBERS in turn, then what drafts of each
     depth count by: counts as they are, all else as the bits of a float64.
 
     Kernels read them when they run, those of a captured graph at every replay: `write`, or a kernel, may change them.
@@ -73,7 +74,7 @@ class Budgets:
 
 
 def encode(plan: SelectionPlan) -> torch.Tensor:
-    """[16 + DEPTHS] int64 on the host."""
+    """[17 + DEPTHS] int64 on the host."""
     given = {name: getattr(plan, name) for name in NUMBERS}
     values: dict[str, Any] = {name: ABSENT.get(name) if value is None else value for name, value in given.items()}
     values["p"] = plan.p if plan.p < 1 else float("inf")  # a share that no prefix reaches, whatever rounds to 0
@@ -102,6 +103,7 @@ def list_steps(plan: SelectionPlan) -> dict[str, bool]:
         "own_share": plan.own_share > 0,
         "acceptance": plan.acceptance < 1,
         "warm_rows": plan.warm_rows is not None,
+        "max_add": plan.max_add is not None,
     }
 
 

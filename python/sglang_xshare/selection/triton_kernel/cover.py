@@ -7,14 +7,26 @@ from .barrier import wait_for_all
 from .budgets import MAX_RANK, OWN_SHARE, read_count, read_share
 from .experts import find_voted
 from .ranking import find_first
-from .rows import EMPTY, drop_best, halve, keep_quota, pop_best, roll
+from .rows import (
+    EMPTY,
+    begin_rest,
+    drop_best,
+    find_taken,
+    keep_quota,
+    list_best,
+    load_listed,
+    read_expert,
+    read_logits,
+    roll,
+    score_logits,
+)
 
 
 @triton.jit
 def find_lost(keys, own, selected, experts, recipe: tl.constexpr) -> tl.tensor:
     """[E] int64: how many rows have an expert as their first choice, and none of their top-k in S."""
     lost = tl.max((own & selected[None, :]).to(tl.int32), 1) == 0
-    return tl.sum((lost[:, None] & find_first(keys, experts, recipe)).to(tl.int64), 0)
+    return tl.sum((lost[:, None] & find_first(keys, experts, recipe)).to(tl.int32), 0).to(tl.int64)
 
 
 @triton.jit
@@ -39,18 +51,51 @@ def limit_keys(keys, kept, own, exempt, selected, experts, budgets, recipe: tl.c
 
 
 @triton.jit
-def place_experts(keys, experts, recipe: tl.constexpr) -> tl.tensor:
-    """[R, E] int32: each expert's slot in the row, best first; the number of columns for those that have none."""
-    place = tl.full(keys.shape, recipe.columns, tl.int32)
-    for slot in range(roll(recipe.columns)):
-        hit, keys = pop_best(keys, experts, recipe.unique_keys)
-        place = tl.where(hit, slot, place)
-    return place
+def list_usable(
+    keys, exempt, experts, recipe: tl.constexpr, tile: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Return which keys take a slot [R, E] bool; and the same keys and their experts [R, C], best first."""
+    listed = tl.full((keys.shape[0], tile.columns), EMPTY, tl.int32)
+    listed_experts = tl.full((keys.shape[0], tile.columns), 0, tl.int32)
+    unique: tl.constexpr = recipe.unique_keys
+    rest = begin_rest(keys, unique)
+    rest, listed, listed_experts = list_best(keys, rest, experts, 0, roll(recipe.kmax), listed, listed_experts, unique)
+    used = find_taken(keys, rest, unique)
+    if recipe.kmax < recipe.columns:  # exact rows take more
+        rest, listed, listed_experts = list_best(
+            keys, rest, experts, recipe.kmax, roll(recipe.columns), listed, listed_experts, unique
+        )
+        used = tl.where(exempt[:, None], find_taken(keys, rest, unique), used)
+        column = tl.arange(0, tile.columns)[None, :]
+        listed = tl.where(exempt[:, None] | (column < recipe.kmax), listed, EMPTY)
+    if unique:
+        listed_experts = read_expert(listed, keys.shape[1])
+    return used, listed, listed_experts
+
+
+@triton.jit
+def score_listed(
+    listed, listed_experts, rows, largest, total, exempt, recipe: tl.constexpr, tile: tl.constexpr
+) -> tl.tensor:
+    """Return P of listed keys [R, C]: fp32, 0 if a key is EMPTY. It has the same bits as P of the whole row.
+
+    Keys with a bias do not contain the logit. It is loaded again, by its expert, from the logits of the `rows` [R].
+    """
+    there = listed > EMPTY
+    if recipe.biased:
+        logits = load_listed(rows[:, None] + listed_experts, there)
+    else:
+        logits = read_logits(listed, tile.experts, recipe.unique_keys)
+    scores = score_logits(logits, largest, recipe.sigmoid, recipe.softplus)
+    if recipe.normalize:
+        shares = tl.div_rn(scores, total)
+        scores = tl.where(exempt[:, None], scores, shares) if recipe.plain else shares
+    return tl.where(there, scores, 0.0)
 
 
 @triton.jit
 def count(members) -> tl.tensor:
-    """[R] fp32: how many of a row's experts; 1 where none is, since it divides."""
+    """Count a row's members [R, C] bool: [R] fp32, at least 1, because the count divides."""
     return tl.maximum(tl.sum(members.to(tl.int32), 1), 1).to(tl.float32)
 
 
@@ -62,7 +107,7 @@ def lift(mass) -> tl.tensor:
 
 @triton.jit
 def mix_own(scores, own, own_mass, chosen, mass, budgets) -> tl.tensor:
-    """[R, E] fp32: scores over the chosen ones' sum, times its ratio to the own sum to the power of `own_share`."""
+    """[R, C] fp32: scores over the chosen ones' sum, times its ratio to the own sum to the power of `own_share`."""
     share = read_share(budgets, OWN_SHARE).to(tl.float32)
     # A sum to the power of 0 is 1, also one of 0.
     there = tl.minimum(tl.where(share < 1, mass, own_mass), tl.where(share > 0, own_mass, mass)) > 0
@@ -78,7 +123,9 @@ def mix_own(scores, own, own_mass, chosen, mass, budgets) -> tl.tensor:
 
 @triton.jit
 def weigh(scores, own, own_mass, chosen, mass, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """[R, E] fp32: weights of chosen experts. `mass` sums their scores, `own_mass` those of the row's own top-k."""
+    """Return the weights [R, C] fp32 of the `chosen` experts [R, C] bool by their scores. `mass` [R] sums these scores,
+    `own_mass` those of the row's own top-k, `own` [R, C] bool.
+    """
     if recipe.mixes_own:
         scores = mix_own(scores, own, own_mass, chosen, mass, budgets)
     elif recipe.renormalize:
@@ -92,28 +139,6 @@ def weigh(scores, own, own_mass, chosen, mass, budgets, recipe: tl.constexpr) ->
     if recipe.scaling != 1.0:
         scores *= recipe.scaling
     return scores
-
-
-@triton.jit
-def store_places(
-    topk_ids, topk_weights, active, slots, place, weights, start: tl.constexpr, recipe: tl.constexpr
-) -> None:
-    """Store experts from `start` on by their place [R, width], and weights, behind the row's slots [R]; mark active."""
-    width: tl.constexpr = place.shape[1]
-    if width > 32:
-        left, right = halve(place)
-        left_weights, right_weights = halve(weights)
-        store_places(topk_ids, topk_weights, active, slots, left, left_weights, start, recipe)
-        store_places(topk_ids, topk_weights, active, slots, right, right_weights, start + width // 2, recipe)
-    else:
-        # In one dimension: stores to addresses in no order would have the two laid out anew, the other way round.
-        size: tl.constexpr = place.shape[0] * width
-        expert = start + tl.arange(0, size) % width
-        chosen = tl.reshape(place < recipe.columns, (size,))
-        target = tl.reshape(slots[:, None] + place, (size,))
-        tl.store(topk_ids + target, expert, mask=chosen)
-        tl.store(topk_weights + target, tl.reshape(weights, (size,)), mask=chosen)
-        tl.store(active + expert, 1, mask=chosen)
 
 
 @triton.jit

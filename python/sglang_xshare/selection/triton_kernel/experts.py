@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from .budgets import ADD, BUDGET, DROP, MASS, TARGET_PER_RANK, read_count, read_share
-from .rows import load_tile, roll
+from .budgets import ADD, BUDGET, DROP, MASS, MAX_ADD, TARGET_PER_RANK, read_count, read_share
+from .rows import EMPTY, load_tile, pop_best, roll
 
 # Packed counters: one int64 an expert holds three, so that one reduction and one exchange carry everything: bits
 # 0-31 its utility in multiples of 2^-20, 32-47 its votes (rows with it in their top-k), 48-62 its holders (rows or
@@ -12,6 +12,7 @@ from .rows import load_tile, roll
 VOTE = tl.constexpr(1 << 32)
 HOLDER = tl.constexpr(1 << 48)
 DIGIT, RADIX = tl.constexpr(4), tl.constexpr(16)  # bits and values of a digit
+GROUP = tl.constexpr(8)  # ranks balanced at a time: one in each warp
 
 
 @triton.jit
@@ -41,19 +42,16 @@ def find_voted(counters, recipe: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def find_ahead(utility, start: tl.constexpr, width: tl.constexpr) -> tl.tensor:
-    """[C, E] int32: 1 where an expert (row) from `start` on precedes expert i (column), by utility, then by index."""
-    # The sign of a difference: summed comparisons would become popcounts, of twice as many instructions.
-    other = start + tl.arange(0, width)
-    lower = (other[:, None] - tl.arange(0, utility.shape[0])[None, :]) >> 31
-    return ((utility[None, :] - tl.gather(utility, other, 0)[:, None] + lower) >> 31) & 1
+def find_threshold(keys, weights, limit, most) -> tl.tensor:
+    """Return a threshold >= 0: the keys [E] from the threshold up are the fewest that weigh at least `limit` together,
+    if equal keys count as one; 0 if all keys weigh less. Also fewest are `most` keys, unless that is None.
 
+    The search compares all keys with 16 numbers, digit by digit, the highest digit first. The search ends when at most
+    one key lies in the range of the digit that was found, and returns the lower end of that range: after 2.8 digits
+    instead of 5.1 (simulated).
 
-@triton.jit
-def find_threshold(keys, weights, limit) -> tl.tensor:
-    """The largest number >= 0 such that the keys [E] from it up weigh at least `limit` together; 0 where all weigh
-    less. By its digits, the highest first, each a comparison of all keys with 16 numbers. With all pairs compared the
-    kernel of bare `xshare` took 14 us at 16 rows x 256 experts, now 8; 46 at 16 x 512, now 14 (H200; 32 numbers: same).
+    With all pairs compared the kernel of bare `xshare` took 14 us at 16 rows x 256 experts, with all digits 8; 46 and
+    14 us at 16 x 512 (H200; 32 numbers: same).
     """
     digit = tl.arange(0, RADIX).to(keys.dtype)
     largest = tl.max(keys, 0)
@@ -61,30 +59,50 @@ def find_threshold(keys, weights, limit) -> tl.tensor:
     while (largest >> shift) >> DIGIT > 0:
         shift += DIGIT
     threshold = largest * 0
-    for _ in range(0, (shift // DIGIT + 1).to(tl.int32)):
+    inside = keys.shape[0]
+    while (shift >= 0) & (inside > 1):
         number = threshold + (digit << shift)
         weight = tl.sum(tl.where(keys[None, :] >= number[:, None], weights[None, :], 0), 1)
         # Of keys of 31 bits, digits from 8 on overflow in the first round: no key is as large.
-        reached = tl.sum(((weight >= limit) & (number >= 0)).to(tl.int32), 0)
+        enough = weight >= limit
+        if most is not None:
+            enough |= tl.sum((keys[None, :] >= number[:, None]).to(tl.int32), 1) >= most
+        reached = tl.sum((enough & (number >= 0)).to(tl.int32), 0)
         threshold += tl.maximum(reached - 1, 0).to(keys.dtype) << shift
+        inside = tl.sum((keys >> shift == threshold >> shift).to(tl.int32), 0)
         shift -= DIGIT
     return threshold
 
 
 @triton.jit
-def keep_until(keys, weights, limit) -> tl.tensor:
-    """[E] bool: the largest keys above 0, of equal ones the first, until they weigh `limit` or more together. Equal
-    keys must have equal weights.
+def keep_first(members, weights, limit, most) -> tl.tensor:
+    """Return the first of the members [E] bool that weigh `limit` or more together, at most `most`: [E] bool."""
+    expert = tl.arange(0, members.shape[0])
+    step = roll(members.shape[0])
+    last = step * 0
+    while step > 0:  # bit by bit, the last expert whose predecessors weigh too little
+        before = members & (expert < last + step)
+        few = tl.sum(tl.where(before, weights, 0), 0) < limit
+        if most is not None:
+            few &= tl.sum(before.to(tl.int32), 0) < most
+        last += tl.where(few, step, 0)
+        step >>= 1
+    return members & (expert <= last)
+
+
+@triton.jit
+def keep_until(keys, weights, limit, most=None) -> tl.tensor:
+    """Return the largest keys above 0, of equal keys the first, until they weigh `limit` or more together or are
+    `most`: [E] bool. Equal keys must have equal weights.
     """
-    size: tl.constexpr = keys.shape[0]
-    threshold = find_threshold(keys, weights, limit)
+    threshold = find_threshold(keys, weights, limit, most)
     above = keys > threshold
     tied = (keys == threshold) & (keys > 0)  # 0 is the threshold of keys that all fit
     kept = above | tied
     if tl.sum(tied.to(tl.int32), 0) > 1:  # rare
-        turn = tl.where(tied, size - 1 - tl.arange(0, size), -1)
-        last = find_threshold(turn, weights, limit - tl.sum(tl.where(above, weights, 0), 0))
-        kept = above | (turn >= last)
+        if most is not None:
+            most -= tl.sum(above.to(tl.int32), 0)
+        kept = above | keep_first(tied, weights, limit - tl.sum(tl.where(above, weights, 0), 0), most)
     return kept & (limit > 0)
 
 
@@ -95,58 +113,77 @@ def keep_best(keys, limit) -> tl.tensor:
 
 
 @triton.jit
-def count_mates(members, rank, tile: tl.constexpr) -> tl.tensor:
-    """[E] int32: how many of the members [E] bool are of each expert's rank."""
-    size: tl.constexpr = rank.shape[0]
-    width: tl.constexpr = tile.chunk
-    load = tl.full((width, size), 0, tl.int32)
-    home = tl.where(members, rank, -1)
-    for start in range(0, roll(size), width):
-        load += (tl.gather(home, start + tl.arange(0, width), 0)[:, None] == rank[None, :]).to(tl.int32)
-    return tl.sum(load, 0)
+def find_members(rank, first) -> tl.tensor:
+    """Return which experts are of the ranks from `first` on: [GROUP, E] bool. `rank` [E] int32."""
+    return rank[None, :] == (first + tl.arange(0, GROUP))[:, None]
 
 
 @triton.jit
-def balance_ranks(utility, selected, aside, rank, budgets, recipe: tl.constexpr, tile: tl.constexpr) -> tl.tensor:
-    """[E] bool: what the expert-parallel ranks add to S (XShare, Algorithm 5; or our `fill` and `level`), without its
-    loops.
+def count_each(members) -> tl.tensor:
+    """Count the members [GROUP, E] bool of each rank: [GROUP] int32."""
+    return tl.sum(members.to(tl.int32), 1)
 
-    An expert's round is its position among those left of its rank. Its round takes place if S, with all experts of
-    earlier rounds, is still below the total target. Of S the experts `aside` do not count.
+
+@triton.jit
+def count_rounds(rest, rank, last, held, total) -> tl.tensor:
+    """Return how many rounds XShare's Algorithm 5 takes: as many as find fewer than `total` experts in S. S begins with
+    `held` experts, and each round adds the best of each rank's `rest` [E] bool.
     """
+    size: tl.constexpr = rest.shape[0]
+    added = tl.full((GROUP, size), 0, tl.int32)
+    for first in range(0, last + 1, GROUP):
+        available = count_each(find_members(rank, first) & rest[None, :])
+        added += tl.minimum(available[:, None], tl.arange(0, size)[None, :])
+    return tl.sum((held + tl.sum(added, 0) < total).to(tl.int32), 0)
+
+
+@triton.jit
+def find_fullest(selected, rank, last) -> tl.tensor:
+    """Return how many of the experts `selected` [E] bool the fullest rank has."""
+    fullest = tl.full((GROUP,), 0, tl.int32)
+    for first in range(0, last + 1, GROUP):
+        fullest = tl.maximum(fullest, count_each(find_members(rank, first) & selected[None, :]))
+    return tl.max(fullest, 0)
+
+
+@triton.jit
+def balance_ranks(utility, selected, aside, rank, budgets, recipe: tl.constexpr) -> tl.tensor:
+    """Return what the expert-parallel ranks add to S: [E] bool (XShare, Algorithm 5; or our `fill` and `level`). S does
+    not count the experts `aside` [E] bool.
+
+    Each round takes the best expert of GROUP ranks at once, as each row of a tile has its best taken. A rank takes part
+    while it has room. Ranks are read from the device, because upstream moves experts under a captured graph.
+    """
+    size: tl.constexpr = utility.shape[0]
     counted = selected
     if recipe.sets_aside:
         counted &= ~aside
-    target = tl.load(budgets + TARGET_PER_RANK)
-    rest = tl.where(selected, 0, utility)
-    size: tl.constexpr = rest.shape[0]
-    width: tl.constexpr = tile.chunk
-    turn = tl.full((width, size), 0, tl.int32)
-    for start in range(0, roll(size), width):
-        together = tl.gather(rank, start + tl.arange(0, width), 0)[:, None] == rank[None, :]
-        turn += tl.where(together, find_ahead(rest, start, width), 0)
-    turn = tl.sum(turn, 0)
-    if recipe.fill_ranks:
-        load = count_mates(counted, rank, tile)
-        if recipe.level_ranks:
-            whole = load
-            if recipe.sets_aside:
-                whole = count_mates(selected, rank, tile)
-            target = tl.maximum(target, tl.max(tl.where(rank >= 0, whole, 0), 0))
-        room = load + turn < target
-    else:
-        earlier = tl.full((width, size), 0, tl.int32)
-        turns = tl.where(rest > 0, turn, size)
-        for start in range(0, roll(size), width):
-            earlier += (tl.gather(turns, start + tl.arange(0, width), 0)[:, None] < turn[None, :]).to(tl.int32)
-        total = target * (tl.max(rank, 0) + 1)
-        room = tl.sum(counted.to(tl.int32), 0) + tl.sum(earlier, 0) < total
-    return (rest > 0) & room
+    target = read_count(budgets, TARGET_PER_RANK)
+    rest = ~selected & (utility > 0)
+    last = tl.max(rank, 0)
+    if not recipe.fill_ranks:
+        held, total = tl.sum(counted.to(tl.int32), 0), target.to(tl.int64) * (last + 1)
+        room = count_rounds(rest, rank, last, held, total) + tl.full((GROUP,), 0, tl.int32)
+    elif recipe.level_ranks:
+        target = tl.maximum(target, find_fullest(selected, rank, last))
+    added = tl.full((GROUP, size), 0, tl.int1)
+    for first in range(0, last + 1, GROUP):
+        members = find_members(rank, first)
+        if recipe.fill_ranks:
+            room = target - count_each(members & counted[None, :])
+        available = members & rest[None, :]
+        keys = tl.where(available, utility[None, :], EMPTY)
+        for turn in range(tl.max(tl.minimum(room, count_each(available)), 0)):
+            hit, keys = pop_best(keys, tl.arange(0, size), False)
+            added |= hit & (turn < room)[:, None]
+    return tl.max(added.to(tl.int32), 0) > 0
 
 
 @triton.jit
 def reach_mass(utility, selected, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """[E] bool: the experts that S is to have, best first, before it holds its share of the utility."""
+    """Return the experts that S takes, best first, until it holds its share of the utility or has taken `max_add`:
+    [E] bool.
+    """
     rest = tl.where(selected, 0, utility)
     weights = utility  # shares of a row: all together fit, see MAX_ROWS
     if recipe.utility_full and recipe.sigmoid and not recipe.softplus:
@@ -154,7 +191,8 @@ def reach_mass(utility, selected, budgets, recipe: tl.constexpr) -> tl.tensor:
     total = tl.sum(weights, 0)
     held = tl.sum(tl.where(selected, weights, 0), 0)
     reach = tl.ceil(total.to(tl.float64) * read_share(budgets, MASS))
-    return keep_until(rest, weights, reach.to(weights.dtype) - held)
+    most = read_count(budgets, MAX_ADD) if recipe.caps_mass else None
+    return keep_until(rest, weights, reach.to(weights.dtype) - held, most)
 
 
 @triton.jit
@@ -177,9 +215,7 @@ def join_residents(utility, sure, selected, free, num_resident, recipe: tl.const
 
 
 @triton.jit
-def select_experts(
-    counters, aside, free, num_resident, rank, budgets, recipe: tl.constexpr, tile: tl.constexpr
-) -> tl.tensor:
+def select_experts(counters, aside, free, num_resident, rank, budgets, recipe: tl.constexpr) -> tl.tensor:
     """S [E] bool: the experts that are held, and what the plan's budgets add by utility or votes. `rank` [E] is each
     one's rank where the plan balances ranks. Budgets take and count others than exact rows hold (`aside` [E] bool) and
     than residents (`free` [E] bool), which join in the end, as far as they fit `num_resident` slots.
@@ -208,7 +244,7 @@ def select_experts(
     if recipe.reaches_mass:
         selected |= reach_mass(utility, taken, budgets, recipe)
     if recipe.balances:
-        selected |= balance_ranks(utility, selected, aside, rank, budgets, recipe, tile)
+        selected |= balance_ranks(utility, selected, aside, rank, budgets, recipe)
     if recipe.residents:
         selected = join_residents(utility, sure, selected, free, num_resident, recipe)
     return selected

@@ -5,8 +5,9 @@
         -> counters [E] int64                             utility, votes and holders of every expert, over the rows
         ~> the sum of the programs' counters              of several programs: stored, a grid barrier, loaded
         -> S [E] bool                                     select: in every program, from the same counters
-        -> places [R, E]                                  cover: rounds of `pop_best` over C within S
-        -> topk_ids, topk_weights [n, columns]            each expert stored at its place
+        -> keys, experts [R, columns]                     cover: rounds of `take_best` over C within S
+        -> topk_ids, topk_weights [n, columns]            scores are computed from the keys
+        -> alignment                                      the pairs sorted by expert, if the runner takes them
 
 All sums across rows are of integers, so neither the order of rows nor the number of programs changes a bit.
 
@@ -22,12 +23,13 @@ instructions, where a bitonic sort of 128 experts takes 28 exchanges.
 import triton
 import triton.language as tl
 
+from .alignment import align_program
 from .barrier import wait_for_all
 from .budgets import WARM_ROWS, read_chance, read_count
-from .cover import find_filler, find_lost, limit_keys, place_experts, settle_filler, settle_spare, store_places, weigh
+from .cover import find_filler, find_lost, limit_keys, list_usable, score_listed, settle_filler, settle_spare, weigh
 from .experts import find_voted, read_utility, select_experts, sum_counters
 from .ranking import choose_keys, collect_counters, find_first, rank_rows
-from .rows import load_tile, score_rows, store_tile
+from .rows import EMPTY, find_largest, flatten, load_listed, load_tile, score_logits, store_tile
 from .voters import find_voters, follow_voters, measure_confidence
 
 MEASURE, COLLECT, RESCUE, ROUTE = (tl.constexpr(phase) for phase in range(4))
@@ -50,6 +52,7 @@ TABLES = ["selected_out", "active", "vanilla_active", "kept_mass", "rescued"]
         "topk_ids",
         "topk_weights",
         "masked",
+        "alignment",
         *TABLES,
     ],
 )
@@ -69,6 +72,7 @@ def select_kernel(
     topk_ids: tl.tensor,  # [n, columns] int32, shared experts' columns among them
     topk_weights: tl.tensor,  # [n, columns] fp32
     masked: tl.tensor,  # [n, N], as the logits; or None
+    alignment: tl.tensor,  # int32: the total, the pairs, the blocks' experts (`launch.divide`); or None
     selected_out: tl.tensor,  # [N] bool
     active: tl.tensor,  # [N] bool
     vanilla_active: tl.tensor,  # [N] bool
@@ -97,12 +101,18 @@ def select_kernel(
     if exact is not None:
         exempt = live & (tl.load(exact + row, mask=present, other=0) != 0)
 
-    rows = load_tile(logits + row.to(tl.int64) * row_stride, live, recipe.num_experts, float("-inf"), 0, tile.experts)
+    logits_of_row = logits + row.to(tl.int64) * row_stride
+    rows = load_tile(logits_of_row, live, recipe.num_experts, float("-inf"), 0, tile.experts)
     rows = rows.to(tl.float32)
     rows = tl.where(tl.abs(rows) < float("inf"), rows, float("-inf"))
-    scores = score_rows(rows, recipe.sigmoid, recipe.softplus, recipe.normalize)
+    largest, total = find_largest(rows), tl.full((tile.rows, 1), 1.0, tl.float32)
+    scores = score_logits(rows, largest, recipe.sigmoid, recipe.softplus)
+    if recipe.normalize:
+        total = tl.sum(scores, 1)[:, None]
+        total = tl.where(total > 0, total, 1.0)
+        scores = tl.div_rn(scores, total)
     keys = choose_keys(rows, scores, bias, experts, recipe)
-    kept, own = rank_rows(keys, scores, experts, budgets, recipe)
+    kept, own, own_best, own_expert = rank_rows(keys, scores, experts, budgets, recipe, tile)
     chance = None
     if depth is not None:
         deep = tl.load(depth + row, mask=present, other=0)
@@ -133,10 +143,10 @@ def select_kernel(
         if recipe.follows_voters:
             voter = find_voters(confidence, row, confidences, num_rows, budgets)[:, None]
             held |= voter & find_first(keys, experts, recipe)
-            ballots = tl.sum((voter & own).to(tl.int64), 0)
+            ballots = tl.sum((voter & own).to(tl.int32), 0).to(tl.int64)
         counters = collect_counters(scores, held, own, exempt, free, chance, experts, budgets, recipe, tile)
         if recipe.sets_aside:
-            ballots = tl.sum((own & exempt[:, None]).to(tl.int64), 0)
+            ballots = tl.sum((own & exempt[:, None]).to(tl.int32), 0).to(tl.int64)
         if begins <= COLLECT:
             if program == 0:
                 tl.store(active + experts, 0, mask=exists)
@@ -157,7 +167,7 @@ def select_kernel(
         aside = counters < 0
         if recipe.sets_aside:
             aside = ballots > 0
-        selected = select_experts(counters, aside, free, num_resident, rank, budgets, recipe, tile)
+        selected = select_experts(counters, aside, free, num_resident, rank, budgets, recipe)
         if recipe.follows_voters:
             selected = follow_voters(ballots, read_utility(counters), selected, budgets, recipe)
         saved = tl.full((), 0, tl.int64)
@@ -181,45 +191,46 @@ def select_kernel(
             tl.store(rescued, saved)
 
         usable = limit_keys(keys, kept, own, exempt, selected, experts, budgets, recipe)
-        slot = place_experts(usable, experts, recipe)
-        if recipe.kmax < recipe.columns:
-            slot = tl.where(exempt[:, None] | (slot < recipe.kmax), slot, recipe.columns)
-        chosen = slot < recipe.columns
-        if recipe.plain:
-            scores = tl.where(exempt[:, None], score_rows(rows, recipe.sigmoid, recipe.softplus, False), scores)
-        own_mass = tl.sum(tl.where(own, scores, 0), 1)
-        mass = tl.sum(tl.where(chosen, scores, 0), 1)
-        weights = weigh(scores, own, own_mass, chosen, mass, budgets, recipe)
+        used, best, expert = list_usable(usable, exempt, experts, recipe, tile)
+        column = tl.arange(0, tile.columns)[None, :]
+        chosen = best > EMPTY
+        own_scores = score_listed(own_best, own_expert, logits_of_row, largest, total, exempt, recipe, tile)
+        chosen_scores = score_listed(best, expert, logits_of_row, largest, total, exempt, recipe, tile)
+        own_mass, mass = tl.sum(own_scores, 1), tl.sum(chosen_scores, 1)
+        weights = weigh(chosen_scores, own_best > EMPTY, own_mass, chosen, mass, budgets, recipe)
         if expert_scale is not None:
-            weights *= tl.load(expert_scale + experts, mask=exists, other=0).to(tl.float32)[None, :]
+            weights *= load_listed(expert_scale + expert, chosen)
+        weights = tl.where(chosen, weights, 0.0)
         # Active is marked on top of the zeros stored above, by other threads of this program or before all met.
         tl.debug_barrier()
-        slots: tl.constexpr = recipe.columns + recipe.shared
-        store_places(topk_ids, topk_weights, active, row * slots, slot, weights, 0, recipe)
+        tl.store(flatten(active + expert), 1, mask=flatten(chosen))
 
         filler = tl.full((tile.rows,), -1, tl.int32)
         if recipe.fill:
-            filler = tl.max(tl.where(slot == 0, experts[None, :], -1), 1)
+            filler = tl.max(tl.where(chosen & (column == 0), expert, -1), 1)
             common = find_filler(counters, selected, experts, recipe)
             common = settle_filler(common, counters, selected, active, arrivals, experts, recipe, tile)
             filler = tl.where(filler < 0, common, filler)
-        column = tl.arange(0, tile.columns)[None, :]
-        count = tl.sum(chosen.to(tl.int32), 1)[:, None]
-        empty = present[:, None] & (column >= count) & (column < slots)
-        target = row[:, None] * slots + column
-        spread = tl.broadcast_to(filler[:, None], target.shape)
-        shared = column - recipe.columns
-        tl.store(topk_ids + target, tl.where(shared < 0, spread, recipe.num_experts + shared), mask=empty)
-        weight = tl.where(shared < 0, 0.0, recipe.shared_weight)
-        tl.store(topk_weights + target, tl.broadcast_to(weight, target.shape), mask=empty)
+        expert = tl.where(chosen, expert, filler[:, None])
+        if recipe.shared:
+            shared = column - recipe.columns
+            expert = tl.where(shared < 0, expert, recipe.num_experts + shared)
+            weights = tl.where(shared < 0, weights, recipe.shared_weight)
+        slots: tl.constexpr = recipe.columns + recipe.shared
+        slot = row[:, None] * slots + column
+        taken = present[:, None] & (column < slots)
+        tl.store(topk_ids + slot, expert, mask=taken)
+        tl.store(topk_weights + slot, weights, mask=taken)
         if masked is not None:
             spare = settle_spare(counters, selected, active, arrivals, experts, recipe, tile)
-            raw = load_tile(logits + row.to(tl.int64) * row_stride, live, recipe.num_experts, 0, 0, tile.experts)
+            raw = load_tile(logits_of_row, live, recipe.num_experts, 0, 0, tile.experts)
             rest = tl.where(spare, recipe.lowest, float("-inf")).to(raw.dtype)
-            raw = tl.where(chosen, raw, rest[None, :])
+            raw = tl.where(used, raw, rest[None, :])
             store_tile(masked + row.to(tl.int64) * recipe.num_experts, raw, present, recipe.num_experts, 0)
         share = mass / tl.where(own_mass > 0, own_mass, 1.0)
         share = tl.where((mass == own_mass) | (own_mass <= 0) | (share == float("inf")), 1.0, share)
         share = tl.where(live, share, 0.0)[:, None]
         once = present[:, None] & (column == 0)
-        tl.store(kept_mass + (row[:, None] + column), tl.broadcast_to(share, target.shape), mask=once)
+        tl.store(kept_mass + (row[:, None] + column), tl.broadcast_to(share, slot.shape), mask=once)
+        if alignment is not None:
+            align_program(alignment, used, expert, filler, place, row, present, num_rows, experts, recipe, tile)

@@ -8,9 +8,11 @@ import torch
 import triton
 
 from ...policies.plan import SelectionPlan
-from ...types import Batch, Router, RunnerSlots, Selection, Tally, allocate_tally
+from ...types import Alignment, Batch, Router, RunnerSlots, Selection, Tally, allocate_tally
+from ..alignment import BLOCK
 from ..scores import find_depth
 from ..slots import serve_runner
+from .alignment import HEAD, MOST_PAIRS, MOST_ROWS
 from .budgets import Budgets, find_budgets
 from .kernel import COLLECT, MEASURE, RESCUE, ROUTE, select_kernel
 from .recipe import OPTIONS, Recipe, make_recipe, supports
@@ -62,6 +64,13 @@ def select(
         answer = replace(answer, masked_logits=masked)
     if not num_rows:
         return answer
+    alignment = None
+    # A filled slot has an expert; an empty one would need blocks of its own, before those of the experts.
+    if slots is not None and slots.aligned and recipe.fill and programs == 1 and tile.rows <= MOST_ROWS:
+        pairs = answer.topk_ids.numel()
+        if pairs <= MOST_PAIRS:
+            alignment = logits.new_empty((HEAD.value + pairs * (BLOCK + 1),), dtype=torch.int32)
+            answer = replace(answer, alignment=divide(alignment, pairs))
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     partials = confidences = None
@@ -86,6 +95,7 @@ def select(
         answer.topk_ids,
         answer.topk_weights,
         answer.masked_logits,
+        alignment,
         answer.selected,
         answer.active,
         answer.vanilla_active,
@@ -109,6 +119,12 @@ def select(
     if tally is not None:
         tally.active.copy_(answer.active)  # masked logits may have made it more
     return answer
+
+
+def divide(buffer: torch.Tensor, pairs: int) -> Alignment:
+    """Return the views of the kernel's buffer: a total, room for one block a pair, the expert of each block."""
+    head, blocks = HEAD.value, HEAD.value + pairs * BLOCK
+    return Alignment(buffer[head:blocks], buffer[blocks:], buffer[:1])
 
 
 def _allocate(logits: torch.Tensor, recipe: Recipe, tally: Tally | None) -> Selection:

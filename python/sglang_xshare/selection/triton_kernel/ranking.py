@@ -5,7 +5,20 @@ import triton.language as tl
 
 from .budgets import ADD_PER_REQUEST, BETA, K0, P, read_count, read_share
 from .experts import HOLDER
-from .rows import EMPTY, drop_best, keep_quota, limit_groups, make_unique, pop_best, to_fixed_point, to_keys
+from .rows import (
+    EMPTY,
+    begin_rest,
+    drop_best,
+    find_taken,
+    keep_quota,
+    limit_groups,
+    list_best,
+    make_unique,
+    pop_best,
+    take_best,
+    to_fixed_point,
+    to_keys,
+)
 
 
 @triton.jit
@@ -44,17 +57,27 @@ def measure(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
 
 
 @triton.jit
-def keep_share(keys, scores, experts, budgets, k0, recipe: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """(the shortest warm-up of up to k0 experts with a share p of the row [R, E] bool; the keys below the k0 best)."""
+def keep_share(
+    keys, rest, scores, experts, budgets, k0, listed, listed_experts, recipe: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Return the shortest warm-up of up to k0 experts with a share p of the row [R, E] bool, and what `list_best`
+    returns of the k0 best.
+    """
+    column = tl.arange(0, listed.shape[1])[None, :]
     fixed = measure(scores, recipe)
     reach = tl.ceil(tl.sum(fixed, 1).to(tl.float64) * read_share(budgets, P))
     share = tl.full((keys.shape[0],), 0, tl.int32)
     kept = keys < EMPTY
     for turn in range(k0):
-        hit, keys = pop_best(keys, experts, recipe.unique_keys)
+        before = rest
+        best, expert, rest = take_best(keys, rest, experts, recipe.unique_keys)
+        listed = tl.where(column == turn, best[:, None], listed)
+        if not recipe.unique_keys:
+            listed_experts = tl.where(column == turn, expert[:, None], listed_experts)
+        hit = find_taken(keys, rest, recipe.unique_keys) & ~find_taken(keys, before, recipe.unique_keys)
         kept |= hit & ((turn == 0) | (share.to(tl.float64) < reach))[:, None]
         share += tl.sum(tl.where(hit, fixed, 0), 1)
-    return kept, keys
+    return kept, rest, listed, listed_experts
 
 
 @triton.jit
@@ -65,22 +88,33 @@ def find_first(keys, experts, recipe: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def rank_rows(keys, scores, experts, budgets, recipe: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """(each row's warm-up or what dynamic-skip leaves; its top-k): [R, E] bool."""
+def rank_rows(
+    keys, scores, experts, budgets, recipe: tl.constexpr, tile: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Return each row's warm-up, or what dynamic-skip leaves of it, and its top-k [R, E] bool; and the keys and experts
+    of its top-k, best first, as `list_best` returns them.
+    """
     k0 = tl.minimum(read_count(budgets, K0), recipe.top_k)
+    listed = tl.full((keys.shape[0], tile.columns), EMPTY, tl.int32)
+    listed_experts = tl.full((keys.shape[0], tile.columns), 0, tl.int32)
     if recipe.quota_groups:
         keys = keep_quota(keys, recipe.top_k // recipe.quota_groups, recipe.quota_groups, recipe.unique_keys)
+    unique: tl.constexpr = recipe.unique_keys
+    rest = begin_rest(keys, unique)
     if recipe.shares:
-        kept, rest = keep_share(keys, scores, experts, budgets, k0, recipe)
+        kept, rest, listed, listed_experts = keep_share(
+            keys, rest, scores, experts, budgets, k0, listed, listed_experts, recipe
+        )
     else:
-        rest = drop_best(keys, experts, k0, recipe.unique_keys)
-        kept = keys > rest
-    own = keys > drop_best(rest, experts, recipe.top_k - k0, recipe.unique_keys)
+        rest, listed, listed_experts = list_best(keys, rest, experts, 0, k0, listed, listed_experts, unique)
+        kept = find_taken(keys, rest, unique)
+    rest, listed, listed_experts = list_best(keys, rest, experts, k0, recipe.top_k, listed, listed_experts, unique)
+    own = find_taken(keys, rest, unique)
     if recipe.skips:
         first = find_first(keys, experts, recipe)
         floor = tl.max(tl.where(first, scores, 0), 1).to(tl.float64) * read_share(budgets, BETA)
         kept &= first | (scores.to(tl.float64) >= floor[:, None])
-    return kept, own
+    return kept, own, listed, listed_experts
 
 
 @triton.jit
@@ -105,6 +139,26 @@ def share_scores(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
 
 
 @triton.jit
+def sum_narrow(utility, votes, kept) -> tl.tensor:
+    """Return the packed counters [E] int64 of up to 16 rows, except that a vote or a holder stands for one or two rows.
+
+    Summed as int32 across warps, with half the barriers and shuffles of int64: 25 bits hold 16 utilities of at most
+    2^20, and 7 bits hold what 8 pairs of rows have, a vote as 1 and a holder as 9.
+    """
+    pairs: tl.constexpr = utility.shape[0] // 8
+    if pairs > 1:  # the rows of a pair are in the same thread
+        shape: tl.constexpr = (pairs, 8, utility.shape[1])
+        utility = tl.sum(tl.reshape(utility, shape), 0)
+        votes = tl.max(tl.reshape(votes.to(tl.int32), shape), 0) > 0
+        kept = tl.max(tl.reshape(kept.to(tl.int32), shape), 0) > 0
+    standing = votes.to(tl.int32) + tl.where(kept, 9, 0)
+    narrow = tl.sum(utility + (standing << 25), 0).to(tl.uint32, bitcast=True)
+    standing = (narrow >> 25).to(tl.int32)
+    standing = (standing > 0).to(tl.int32) | ((standing >= 9).to(tl.int32) << 16)
+    return (standing.to(tl.int64) << 32) | (narrow & ((1 << 25) - 1)).to(tl.int64)
+
+
+@triton.jit
 def collect_counters(
     scores, kept, own, exempt, free, chance, experts, budgets, recipe: tl.constexpr, tile: tl.constexpr
 ) -> tl.tensor:
@@ -122,8 +176,11 @@ def collect_counters(
         utility = tl.where(exempt[:, None], 0, utility)
         if recipe.ranking == "votes":
             votes &= ~exempt[:, None]
-    standing = votes.to(tl.int32) | (kept.to(tl.int32) << 16)
-    counters = tl.sum((standing.to(tl.int64) << 32) | utility.to(tl.int64), 0)
+    if recipe.ranking != "votes" and tile.rows <= 16:
+        counters = sum_narrow(utility, votes, kept)
+    else:
+        standing = votes.to(tl.int32) | (kept.to(tl.int32) << 16)
+        counters = tl.sum((standing.to(tl.int64) << 32) | utility.to(tl.int64), 0)
     if recipe.per_request:
         requests: tl.constexpr = (tile.rows // tile.request, tile.request, tile.experts)
         wish = tl.sum(tl.reshape(utility, requests), 1)

@@ -18,7 +18,9 @@ OPTIONS = {"enable_fp_fusion": True}
 # What else does is in test/selection/sizes.json.
 MAX_TILE = 16384
 MAX_EXPERTS = 512
-_SELECTS = "k0 p beta utility add_per_request add mass target_per_rank balance free_residents acceptance warm_rows"
+_SELECTS = (
+    "k0 p beta utility add_per_request add mass max_add target_per_rank balance free_residents acceptance warm_rows"
+)
 _RANKS = "budget drop ranking scope confidence max_voters min_votes"
 _COVERS = "coverage kmax max_rank rescue own_share"
 HANDLED = frozenset(f"{_SELECTS} {_RANKS} {_COVERS}".split())
@@ -59,6 +61,8 @@ class Recipe:
     per_request: bool
     adds: bool
     reaches_mass: bool
+    caps_mass: bool
+    """Whether only so many experts may be added for a share of the utility."""
     balances: bool
     fill_ranks: bool
     """Whether each rank is filled by itself, not all of them in turn."""
@@ -140,6 +144,7 @@ def make_recipe(
         per_request=plan.add_per_request > 0,
         adds=plan.add > 0,
         reaches_mass=plan.mass is not None,
+        caps_mass=plan.max_add is not None,
         balances=plan.target_per_rank is not None,
         fill_ranks=plan.balance != "literal",
         level_ranks=plan.balance == "level",

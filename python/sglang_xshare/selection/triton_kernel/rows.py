@@ -42,6 +42,20 @@ def load_tile(
 
 
 @triton.jit
+def flatten(tile) -> tl.tensor:
+    """Return a tile [R, C] as [R * C]. Addresses in no order have to be in one dimension: Triton would lay two out
+    anew, the other way round, through shared memory.
+    """
+    return tl.reshape(tile, (tile.shape[0] * tile.shape[1],))
+
+
+@triton.jit
+def load_listed(places, there) -> tl.tensor:
+    """Load what addresses [R, C] in no order point at: fp32, 0 if it is not `there` [R, C] bool."""
+    return tl.reshape(tl.load(flatten(places), mask=flatten(there), other=0).to(tl.float32), there.shape)
+
+
+@triton.jit
 def halve(tile) -> tuple[tl.tensor, tl.tensor]:
     """The left and the right half of the columns of a tile [R, E]."""
     halves = tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2))
@@ -91,19 +105,20 @@ def score_softplus(logits) -> tl.tensor:
 
 
 @triton.jit
-def score_rows(logits, own: tl.constexpr, softplus: tl.constexpr, normalize: tl.constexpr) -> tl.tensor:
-    """P [R, E] fp32; of a softmax not to `normalize`, the multiple of P that is 1 at the row's largest logit."""
+def find_largest(logits) -> tl.tensor:
+    """Return each row's largest logit: [R, 1] fp32, finite, so that a row without finite logits scores 0."""
+    return tl.maximum(from_keys(tl.max(to_keys(logits), 1)), -3.0e38)[:, None]
+
+
+@triton.jit
+def score_logits(logits, largest, own: tl.constexpr, softplus: tl.constexpr) -> tl.tensor:
+    """Return P of logits [R, any]: fp32; of a softmax the multiple of P that is 1 at the row's `largest` [R, 1]."""
     if softplus:
         scores = score_softplus(logits)
     elif own:
         scores = tl.div_rn(1.0, 1.0 + exp(-logits))
     else:
-        # A finite largest, so that a row without finite logits scores 0.
-        largest = tl.maximum(from_keys(tl.max(to_keys(logits), 1)), -3.0e38)
-        scores = exp(logits - largest[:, None])
-        if normalize:
-            total = tl.sum(scores, 1)
-            scores = tl.div_rn(scores, tl.where(total > 0, total, 1.0)[:, None])
+        scores = exp(logits - largest)
     return scores
 
 
@@ -136,6 +151,21 @@ def make_unique(keys, experts) -> tl.tensor:
 
 
 @triton.jit
+def read_expert(keys, size: tl.constexpr) -> tl.tensor:
+    """Return the experts, of `size`, in unique keys: int32."""
+    return ~keys & (size - 1)
+
+
+@triton.jit
+def read_logits(keys, size: tl.constexpr, unique: tl.constexpr) -> tl.tensor:
+    """Return the fp32 logits of keys, of `size` experts, that have no bias in them."""
+    bits = from_keys(keys).to(tl.int32, bitcast=True)
+    if unique:
+        bits &= -size  # all that `make_unique` left free is 0
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def roll(rounds) -> tl.tensor:
     """The number of rounds, times a 1 that the compiler does not know. Unrolled, a loop of so few would be slower: a
     decode step runs other kernels in between, so that every instruction is fetched again.
@@ -157,6 +187,60 @@ def pop_best(keys, experts, unique: tl.constexpr) -> tuple[tl.tensor, tl.tensor]
         expert = tl.min(tl.where(keys == best[:, None], experts[None, :], size), 1)
         hit = experts[None, :] == tl.where(best > EMPTY, expert, size)[:, None]
     return hit, tl.where(hit, EMPTY, keys)
+
+
+@triton.jit
+def begin_rest(keys, unique: tl.constexpr) -> tl.tensor:
+    """Return what is left of the keys [R, E] before the first is taken: the keys, or, if they are unique, the largest
+    key that may be left [R].
+    """
+    return tl.full((keys.shape[0],), 2147483647, tl.int32) if unique else keys
+
+
+@triton.jit
+def take_best(keys, rest, experts, unique: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Return each row's largest key of the rest and its expert [R], EMPTY if none is left, and the rest without it.
+
+    Ties go to the lower expert. The largest unique key up to a bound is the one with the smallest unsigned distance to
+    the bound: two instructions a key instead of three, and only the bounds stay in registers.
+    """
+    size: tl.constexpr = keys.shape[1]
+    if unique:
+        gap = tl.min((rest[:, None] - keys).to(tl.uint32, bitcast=True), 1)
+        left = gap <= (rest - EMPTY).to(tl.uint32, bitcast=True)
+        best = tl.where(left, rest - gap.to(tl.int32, bitcast=True), EMPTY)
+        expert = read_expert(best, size)
+        rest = tl.maximum(best, EMPTY + 1) - 1
+    else:
+        best = tl.max(rest, 1)
+        expert = tl.min(tl.where(rest == best[:, None], experts[None, :], size), 1)
+        hit = experts[None, :] == tl.where(best > EMPTY, expert, size)[:, None]
+        rest = tl.where(hit, EMPTY, rest)
+    return best, expert, rest
+
+
+@triton.jit
+def find_taken(keys, rest, unique: tl.constexpr) -> tl.tensor:
+    """Return which keys are no longer in the rest: [R, E] bool."""
+    return keys > (rest[:, None] if unique else rest)
+
+
+@triton.jit
+def list_best(
+    keys, rest, experts, start, end, listed, listed_experts, unique: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Take each row's largest keys, best first, for the columns `start` to `end` of a list.
+
+    Returns the rest, the `listed` keys [R, C], EMPTY if none was left, and, if keys are not unique, the
+    `listed_experts` [R, C] int32.
+    """
+    column = tl.arange(0, listed.shape[1])[None, :]
+    for place in range(start, end):
+        best, expert, rest = take_best(keys, rest, experts, unique)
+        listed = tl.where(column == place, best[:, None], listed)
+        if not unique:
+            listed_experts = tl.where(column == place, expert[:, None], listed_experts)
+    return rest, listed, listed_experts
 
 
 @triton.jit

@@ -25,8 +25,6 @@ class Tile:
     several: bool
     """Whether rows are spread over several programs."""
     warps: int
-    chunk: int
-    """Experts that all are compared with at a time, where ranks are balanced."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,6 @@ def _cut(shape: Shape, tokens: int, columns: int, num_rows: int, num_experts: in
         columns=max(32, next_power_of_2(columns + shared)),
         several=several,
         warps=warps,
-        chunk=min(experts, 32, 8192 // experts),  # a comparison takes 32 registers, in 256 threads
     )
 
 

@@ -1,0 +1,224 @@
+"""Experiment `levers`: what each part of an MoE layer takes beside its experts, and what each lever saves.
+
+Part `fixed`: Qwen3-30B-A3B's layer of 16 tokens at fixed ids, as upstream runs it, with one lever at a time (alignment
+prebuilt, grid trimmed), with both, and without its activation or its final sum, which gives the price of these two.
+Part `policies`: a router and the layer under policies, with both levers and without. All variants of a part are graphs
+of one process, replayed in turns: a drift of the clock moves all of them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from benchmark.common.comparison import fit_line
+from benchmark.common.record import Record
+from benchmark.gpu.checks import choose_parts, measure_points
+from benchmark.gpu.layer import ROWS, SHAPES
+from benchmark.gpu.table import Row, at_least, at_most
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from benchmark.gpu.moe_layer import MoeLayers, Shape
+
+PARTS = ("fixed", "policies")
+MODEL = "qwen3-30b-a3b"
+ACTIVE = (24, 34, 50, 16, 64)
+"""In the order of their worth: OEA's k0 = 3 and 5 and no policy leave 24, 34 and 50; two more for the fit."""
+LEVERS: dict[str, tuple[bool, bool]] = {
+    "upstream": (False, False),
+    "alignment prebuilt": (True, False),
+    "grid trimmed": (False, True),
+    "both": (True, True),
+}
+"""Whether the alignment is handed over, and whether the grid is trimmed."""
+REMOVED: dict[str, tuple[str, ...]] = {
+    "without activation": ("silu_and_mul",),
+    "without sum": ("moe_sum_reduce_torch_compile", "moe_sum_reduce"),
+}
+"""Functions of upstream's runner that do nothing in a variant, whose answer is wrong."""
+MODES = (*LEVERS, *REMOVED)
+RUNNER = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe"
+POLICIES = ("oea:k0=3", "oea:k0=5", "xshare", "xshare:k0=1,add=24")
+WITH = "with levers"
+FIXED_BAR = 23.0
+"""Microseconds of a layer that do not depend on the number of active experts, with both levers."""
+GAIN_BARS = {"oea:k0=3": 40.0, "oea:k0=5": 23.0}
+"""Percent off the layer and its router, with both levers."""
+BANDWIDTH_BAR, BANDWIDTH_AT = 75.0, 24
+"""Percent of the copy bandwidth at this many experts, with both levers."""
+
+
+def measure(record: Record, parts: Sequence[str]) -> None:
+    """Time every point that the record lacks. One that fails is recorded, stops no other, and is raised at the end."""
+    parts = choose_parts("levers", parts, PARTS)
+    from benchmark.gpu import moe_layer
+    from benchmark.gpu.timing import measure_copy_bandwidth
+
+    if "copy" not in record:
+        record.add("copy", gb_per_s=measure_copy_bandwidth())
+    shape = moe_layer.Shape(MODEL, **SHAPES[MODEL])
+    layers = moe_layer.MoeLayers(shape, ROWS)
+    calls: dict[str, Callable[[], Mapping[str, Any]]] = {}
+    if "fixed" in parts:
+        calls |= {fixed_key(active): partial(_time_fixed, shape, layers, active) for active in ACTIVE[:3]}
+    if "policies" in parts:
+        calls["policies"] = partial(_time_policies, shape, layers)
+    if "fixed" in parts:
+        calls |= {fixed_key(active): partial(_time_fixed, shape, layers, active) for active in ACTIVE[3:]}
+    if reason := measure_points(record, calls):
+        raise RuntimeError(reason)
+
+
+def fixed_key(active: int) -> str:
+    """Return a point's key in the record."""
+    return f"active={active}"
+
+
+def _time_fixed(shape: "Shape", layers: "MoeLayers", active: int) -> dict[str, Any]:
+    """Return microseconds of a layer in every mode and round, in which `active` experts are used."""
+    from benchmark.gpu import moe_layer
+    from sglang_xshare.stage import handover
+
+    ids = moe_layer.route_to(active, shape, ROWS, "cuda")
+    route = moe_layer.fixed_router(ids)
+    routes = dict.fromkeys(REMOVED, route) | {
+        mode: moe_layer.offer_alignment(route, ids, shape, active if is_trimmed else None, is_prebuilt)
+        for mode, (is_prebuilt, is_trimmed) in LEVERS.items()
+    }
+
+    def run(mode: str) -> None:
+        with remove(REMOVED.get(mode, ())):
+            layers.run(routes[mode])
+
+    taken = _count_taken({mode: partial(run, mode) for mode in LEVERS}, handover)
+    for mode, (is_prebuilt, is_trimmed) in LEVERS.items():
+        _check_taken(mode, taken[mode], shape.layers, is_prebuilt, is_trimmed)
+    us = _time({mode: partial(run, mode) for mode in MODES}, shape.layers)
+    _print(fixed_key(active), us)
+    return {"active": active, "expert_bytes": shape.expert_bytes, "mode_us": us}
+
+
+def _time_policies(shape: "Shape", layers: "MoeLayers") -> dict[str, Any]:
+    """Return microseconds of a router and a layer by round: off, and each policy without levers and with both."""
+    from benchmark.common.variant import parse_plan
+    from benchmark.gpu import moe_layer
+    from sglang_xshare.stage import handover
+
+    logits = moe_layer.draw_logits(shape, ROWS, "cuda")
+    off = moe_layer.model_router(logits, moe_layer.make_topk_config(shape, None, ROWS, "cuda"))
+    runs: dict[str, Callable[[], None]] = {"off": partial(layers.run, off)}
+    for policy in POLICIES:
+        for has_levers, name in ((False, policy), (True, f"{policy} {WITH}")):
+            # A fresh layer for each: one whose alignment the runner did not take offers none afterwards.
+            route = moe_layer.policy_router(shape, parse_plan(policy), logits, trims=has_levers)
+            runs[name] = partial(_run_policy, layers, route, has_levers)
+    taken = _count_taken(runs, handover)
+    us = _time(runs, shape.layers)
+    _print("policies", us)
+    active = {policy: moe_layer.count_active(shape, logits, parse_plan(policy)) for policy in POLICIES}
+    return {"mode_us": us, "active": active, "taken": taken}
+
+
+def run_once(shape: "Shape", layers: "MoeLayers", policy: str, has_levers: bool) -> None:
+    """Run the layers once under a policy, which compiles them as `policies` runs them."""
+    from benchmark.common.variant import parse_plan
+    from benchmark.gpu import moe_layer
+
+    logits = moe_layer.draw_logits(shape, ROWS, "cuda")
+    _run_policy(layers, moe_layer.policy_router(shape, parse_plan(policy), logits, trims=has_levers), has_levers)
+
+
+def _run_policy(layers: "MoeLayers", route: Callable[[int, "Tensor"], Any], has_levers: bool) -> None:
+    from sglang_xshare.stage import handover
+
+    handover.configure(prebuilt=has_levers)
+    layers.run(route)
+
+
+def _count_taken(runs: Mapping[str, Callable[[], None]], handover: Any) -> dict[str, dict[str, int]]:
+    """Run each variant twice, which compiles it, and return what the runner took of us in the second run."""
+    found = {}
+    for name, run in runs.items():
+        run()
+        before = dict(handover.taken)
+        run()
+        found[name] = {key: count - before.get(key, 0) for key, count in handover.taken.items()}
+    return found
+
+
+def _check_taken(mode: str, taken: Mapping[str, int], layers: int, is_prebuilt: bool, is_trimmed: bool) -> None:
+    """Raise RuntimeError unless the runner took in every layer what the mode says."""
+    expected = {"prebuilt": layers * is_prebuilt, "trimmed": layers * is_trimmed}
+    found = {name: taken.get(name, 0) for name in expected}
+    if found != expected:
+        raise RuntimeError(f"{mode}: the runner took {found}; it must take {expected}")
+
+
+def _time(runs: Mapping[str, Callable[[], None]], layers: int) -> dict[str, list[float]]:
+    from benchmark.gpu.timing import time_alternating
+
+    return {name: [us / layers for us in times] for name, times in time_alternating(runs).items()}
+
+
+def _print(key: str, us: Mapping[str, Sequence[float]]) -> None:
+    print(f"{key}: " + ", ".join(f"{name} {mean(times):.2f}" for name, times in us.items()) + " us", flush=True)
+
+
+@contextmanager
+def remove(names: Sequence[str]) -> Iterator[None]:
+    """Make functions of upstream's runner do nothing."""
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(mock.patch(f"{RUNNER}.{name}", return_value=None))
+        yield
+
+
+def rows(points: Mapping[str, Any]) -> list[Row]:
+    """Return the price of each part and lever, the fixed part, the bandwidth and the gains under policies."""
+    found: list[Row] = []
+    copy = points["copy"]["gb_per_s"] if "copy" in points else None
+    timed = [points[fixed_key(active)] for active in sorted(ACTIVE) if fixed_key(active) in points]
+    for point in timed:
+        found += _mode_rows(point)
+    for mode in LEVERS:
+        fit = fit_line([one["active"] for one in timed], [mean(one["mode_us"][mode]) for one in timed])
+        if fit is not None:
+            what = f"fixed part, {mode}, beside {fit.slope:.2f} us an active expert"
+            found.append(at_most(what, fit.intercept, FIXED_BAR if mode == "both" else None, "us"))
+    for point in timed:
+        if copy is not None and point["active"] == BANDWIDTH_AT:
+            for mode in LEVERS:
+                share = point["active"] * point["expert_bytes"] / mean(point["mode_us"][mode]) / 10 / copy
+                bar = BANDWIDTH_BAR if mode == "both" else None
+                found.append(at_least(f"bandwidth at {BANDWIDTH_AT} experts, {mode}", share, bar, "% of the copy"))
+    return [*found, *(_policy_rows(points["policies"]) if "policies" in points else [])]
+
+
+def _mode_rows(point: Mapping[str, Any]) -> Iterator[Row]:
+    us = point["mode_us"]
+    yield Row(f"layer, {point['active']} experts, upstream", f"{mean(us['upstream']):.2f} us")
+    for mode in MODES[1:]:
+        change, error = compare(us["upstream"], us[mode])
+        yield Row(f"layer, {point['active']} experts, {mode}", f"{change:+.2f} ± {error:.2f} us")
+
+
+def _policy_rows(point: Mapping[str, Any]) -> Iterator[Row]:
+    us = point["mode_us"]
+    yield Row("layer and router, off", f"{mean(us['off']):.2f} us")
+    for policy in POLICIES:
+        experts = f"{point['active'][policy]:.1f} experts"
+        for name in (policy, f"{policy} {WITH}"):
+            off = [100 * (1 - on / before) for on, before in zip(us[name], us["off"], strict=True)]
+            bar = GAIN_BARS.get(policy) if name != policy else None
+            what = f"layer and router, {name}, {experts}, {mean(us[name]):.2f} us"
+            yield at_least(what, mean(off), bar, "% off", 2 * stdev(off) / len(off) ** 0.5)
+
+
+def compare(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
+    """Return the mean change of paired times and two standard errors of it."""
+    changes = [new - old for old, new in zip(before, after, strict=True)]
+    return mean(changes), 2 * stdev(changes) / len(changes) ** 0.5

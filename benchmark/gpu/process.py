@@ -1,0 +1,77 @@
+"""Processes of the run: each in a session of its own, of which nothing is left when its time is over."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+
+from benchmark.common.paths import ROOT
+from benchmark.common.server import die_with_parent
+from benchmark.gpu.checks import shorten
+
+GRACE = 10.0  # seconds in which a stopped task may stop its servers
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended. `status`: None where its time was over; `reason`: what it said last, if it failed."""
+
+    status: int | None
+    reason: str
+    seconds: float
+
+
+def run_process(arguments: Sequence[str], limit: float) -> Ended:
+    """Run Python with these arguments for `limit` seconds at most; then it is stopped, with all that it has started."""
+    return Process(arguments).finish(limit)
+
+
+class Process:
+    """Python with these arguments, in a session of its own, with further environment variables."""
+
+    def __init__(self, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        self._said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed in `finish`
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", *arguments],
+            cwd=ROOT,
+            env={**os.environ, **(env or {})},
+            stderr=self._said,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status; None while it runs."""
+        return self._process.poll()
+
+    def finish(self, limit: float) -> Ended:
+        """Wait for the end, `limit` seconds at most; then stop the process, with all that it has started."""
+        began, status = monotonic(), None
+        try:
+            status = self._process.wait(limit)
+        except subprocess.TimeoutExpired:
+            _signal(self._process, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(GRACE)
+        finally:
+            _signal(self._process, signal.SIGKILL)  # what it left behind, and itself if we were interrupted
+            self._process.wait()
+        self._said.seek(0)
+        said = self._said.read()
+        self._said.close()
+        print(said, end="", file=sys.stderr, flush=True)
+        lines = [line for line in said.splitlines() if line.strip()] or [f"status {status}"]
+        told = next((line for line in reversed(lines) if line.startswith("gpu: ")), lines[-1])
+        return Ended(status, shorten(told.removeprefix("gpu: ")) if status else "", monotonic() - began)
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """To all of its session's group."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)

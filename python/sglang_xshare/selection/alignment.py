@@ -1,0 +1,59 @@
+"""Pairs of a row and a slot sorted by expert, which upstream's fused MoE runner computes before its first product."""
+
+import torch
+
+from ..types import Alignment
+
+BLOCK = 16
+"""Pairs in a block of the selection kernel's alignment: upstream's BLOCK_SIZE_M for batches of up to 16 rows."""
+
+
+def count_blocks(most: int, pairs: int, block_size: int = BLOCK) -> int:
+    """Return the most blocks that `pairs` pairs of at most `most` different experts take.
+
+    An expert of c pairs takes 1 + (c - 1) // block_size blocks. The sum over A experts is at most
+    A + (pairs - A) // block_size, because floors only lose, and that bound grows with A.
+    """
+    most = min(most, pairs)
+    return most + (pairs - most) // block_size
+
+
+def align_pairs(ids: torch.Tensor, block_size: int = BLOCK) -> Alignment:
+    """Sort the slots of `ids` [n, columns] int32 by expert: the plain reference of the contract, in any device's torch.
+
+    Room is left for one block a pair, as the selection kernel leaves it. The host waits for the device.
+    """
+    flat = ids.flatten().long()
+    pairs = len(flat)
+    experts, counts = flat.unique(return_counts=True)
+    blocks = (counts + block_size - 1) // block_size
+    begins = (blocks.cumsum(0) - blocks) * block_size
+    rank = torch.arange(pairs, device=ids.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    sorted_token_ids = ids.new_full((pairs * block_size,), pairs, dtype=torch.int32)
+    sorted_token_ids[begins.repeat_interleave(counts) + rank] = flat.argsort(stable=True).int()
+    expert_ids = ids.new_full((pairs,), -1, dtype=torch.int32)
+    expert_ids[: int(blocks.sum())] = experts.repeat_interleave(blocks).int()
+    return Alignment(sorted_token_ids, expert_ids, (blocks.sum() * block_size).int().reshape(1))
+
+
+def find_problems(alignment: Alignment, ids: torch.Tensor, block_size: int = BLOCK) -> list[str]:
+    """Return what an alignment of `ids` [n, columns] breaks of upstream's contract, nothing where it is right.
+
+    The order of an expert's pairs is free. The host waits for the device.
+    """
+    expected = align_pairs(ids, block_size)
+    total, pairs = int(expected.num_tokens_post_padded), ids.numel()
+    if any(one.dtype != torch.int32 for one in alignment):
+        return ["a tensor is not int32"]
+    if alignment.num_tokens_post_padded.tolist() != [total]:
+        return [f"the total is {alignment.num_tokens_post_padded.tolist()}, not {total}"]
+    if len(alignment.sorted_token_ids) < total or len(alignment.expert_ids) < total // block_size:
+        return ["pairs lie behind the end"]
+    experts, blocks = alignment.expert_ids[: total // block_size], alignment.sorted_token_ids[:total]
+    if not torch.equal(experts, expected.expert_ids[: total // block_size]):
+        return ["the experts of the blocks differ"]
+    if bool(((blocks < 0) | (blocks > pairs)).any()):
+        return ["an element is no pair"]
+    whose = experts.repeat_interleave(block_size).long() * (pairs + 1)
+    found, wanted = ((whose + one).sort().values for one in (blocks, expected.sorted_token_ids[:total]))
+    return [] if torch.equal(found, wanted) else ["an expert has other pairs"]

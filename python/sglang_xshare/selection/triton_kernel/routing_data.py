@@ -1,0 +1,194 @@
+"""The arrays that triton_kernels' matmul reads of a routing, from ids and weights, in one launch.
+
+Upstream's `routing()` derives the arrays from logits in nine launches. After a selection the ids are known, and what
+remains is a stable sort of the (row, slot) pairs by expert and a table of blocks.
+
+Two programs share the launch and read nothing but the ids: the first sorts the pairs, the second builds the tables.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton import cdiv
+
+from .recipe import OPTIONS
+
+BLOCK_SIZES = (16, 32, 64, 128)
+"""Rows of a block in each of the schedules: `RaggedTensorMetadata.block_sizes()` of triton_kernels on CUDA."""
+MAX_PAIRS = 128
+"""The largest batch, in (row, slot) pairs: 32 rows of gpt-oss. Sorting compares all pairs with each other."""
+SMALL = 64
+WARPS = 4
+ALIGNED = 4
+"""Rows of the tables start at a multiple of 16 bytes, as upstream's do: the matmul kernel is compiled for that."""
+
+
+@dataclass(frozen=True, eq=False)
+class RoutingArrays:
+    """Where the pairs of n rows and k slots go, for E experts. All int32 but `gates`, and contiguous along a row.
+
+    A pair's number is row * k + slot, where the slots of a row are numbered by ascending expert. Sorted pairs are
+    ordered by expert, then by row. Pairs without an expert come last, and hold -1 in `by_expert` and `by_row`.
+    """
+
+    histogram: torch.Tensor
+    """[E]: pairs of each expert."""
+    starts: torch.Tensor
+    """[E + 1]: the first sorted pair of each expert, and the total."""
+    block_starts: torch.Tensor
+    """[4, E + 1]: the first block of each expert, and the total, for each of `BLOCK_SIZES`."""
+    schedule: torch.Tensor
+    """[4, n * k]: (block within its expert << 16) + expert for each block, -1 behind the last."""
+    by_expert: torch.Tensor
+    """[n * k]: the pair at each sorted place."""
+    by_row: torch.Tensor
+    """[n * k]: the sorted place of each pair."""
+    rows: torch.Tensor
+    """[n * k]: the row at each sorted place, 0 for a pair without an expert."""
+    gates: torch.Tensor
+    """[n * k]: the weight at each sorted place, 0 for a pair without an expert."""
+
+
+def serves(num_rows: int, top_k: int) -> bool:
+    """Return whether `build_routing` accepts ids [num_rows, top_k]."""
+    return 0 < num_rows * top_k <= MAX_PAIRS
+
+
+def build_routing(ids: torch.Tensor, weights: torch.Tensor, num_experts: int, dtype: torch.dtype) -> RoutingArrays:
+    """Return the arrays for `ids` [n, k] int32 (-1 in an empty slot) and `weights` [n, k] float32.
+
+    A row may hold an expert twice. `dtype` is that of the gates. A CUDA graph can capture the launch. Raises ValueError
+    for a batch that `serves` excludes.
+    """
+    num_pairs = ids.numel()
+    if not serves(*ids.shape):
+        raise ValueError(f"ids must have 1 to {MAX_PAIRS} elements (got {num_pairs})")
+    pairs = SMALL if num_pairs <= SMALL else MAX_PAIRS
+    table = ids.new_empty((1 + len(BLOCK_SIZES), cdiv(num_experts + 1, ALIGNED) * ALIGNED))
+    schedule = ids.new_empty((len(BLOCK_SIZES), pairs))
+    arrays = RoutingArrays(
+        histogram=ids.new_empty(num_experts),
+        starts=table[0, : num_experts + 1],
+        block_starts=table[1:, : num_experts + 1],
+        schedule=schedule[:, :num_pairs],
+        by_expert=ids.new_empty(num_pairs),
+        by_row=ids.new_empty(num_pairs),
+        rows=ids.new_empty(num_pairs),
+        gates=ids.new_empty(num_pairs, dtype=dtype),
+    )
+    routing_kernel[(2,)](
+        ids.contiguous(),
+        weights.contiguous(),
+        arrays.histogram,
+        table,
+        schedule,
+        arrays.by_expert,
+        arrays.by_row,
+        arrays.rows,
+        arrays.gates,
+        num_pairs,
+        top_k=ids.shape[1],
+        num_experts=num_experts,
+        stride=table.stride(0),
+        pairs=pairs,
+        experts=triton.next_power_of_2(num_experts),
+        num_warps=WARPS,
+        **OPTIONS,
+    )
+    return arrays
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def routing_kernel(
+    ids: tl.tensor,  # [n, k] int32
+    weights: tl.tensor,  # [n, k] fp32
+    histogram: tl.tensor,  # the fields of `RoutingArrays` ...
+    table: tl.tensor,  # [5, stride] int32: `starts`, then `block_starts`
+    schedule: tl.tensor,  # [4, pairs] int32
+    by_expert: tl.tensor,
+    by_row: tl.tensor,
+    rows: tl.tensor,
+    gates: tl.tensor,
+    num_pairs: tl.tensor,
+    top_k: tl.constexpr,
+    num_experts: tl.constexpr,
+    stride: tl.constexpr,
+    pairs: tl.constexpr,  # tile sizes: powers of two
+    experts: tl.constexpr,
+) -> None:
+    pair = tl.arange(0, pairs)
+    present = pair < num_pairs
+    chosen = tl.load(ids + pair, mask=present, other=-1)
+    chosen = tl.where(chosen < 0, num_experts, chosen)  # behind all experts
+    if tl.program_id(0) == 0:
+        weight = tl.load(weights + pair, mask=present, other=0.0)
+        sort_pairs(chosen, weight, present, by_expert, by_row, rows, gates, top_k, num_experts, pairs)
+    else:
+        schedule_blocks(chosen, histogram, table, schedule, num_experts, stride, pairs, experts)
+
+
+@triton.jit
+def sort_pairs(
+    chosen: tl.tensor,
+    weight: tl.tensor,
+    present: tl.tensor,
+    by_expert: tl.tensor,
+    by_row: tl.tensor,
+    rows: tl.tensor,
+    gates: tl.tensor,
+    top_k: tl.constexpr,
+    num_experts: tl.constexpr,
+    pairs: tl.constexpr,
+) -> None:
+    pair = tl.arange(0, pairs)
+    row = pair // top_k
+    key = chosen * pairs + pair  # no two are equal
+    ahead = key[:, None] < key[None, :]
+    same_row = row[:, None] == row[None, :]
+    # Both counts in one sum: all pairs ahead, and above those the pairs ahead in the row.
+    counts = tl.sum(tl.where(ahead, tl.where(same_row, 1 + (1 << 16), 1), 0), 0)
+    place = counts & 0xFFFF
+    number = row * top_k + (counts >> 16)
+    held = chosen < num_experts
+    tl.store(by_expert + place, tl.where(held, number, -1), mask=present)
+    tl.store(by_row + number, tl.where(held, place, -1), mask=present)
+    tl.store(rows + place, tl.where(held, row, 0), mask=present)
+    tl.store(gates + place, tl.where(held, weight, 0.0).to(gates.dtype.element_ty), mask=present)
+
+
+@triton.jit
+def schedule_blocks(
+    chosen: tl.tensor,
+    histogram: tl.tensor,
+    table: tl.tensor,
+    schedule: tl.tensor,
+    num_experts: tl.constexpr,
+    stride: tl.constexpr,
+    pairs: tl.constexpr,
+    experts: tl.constexpr,
+) -> None:
+    expert = tl.arange(0, experts)
+    exists = expert < num_experts
+    count = tl.sum((chosen[:, None] == expert[None, :]).to(tl.int32), 0)
+    count = tl.where(exists, count, 0)
+    tl.store(histogram + expert, count, mask=exists)
+    # One scan for all five rows of the table, of 12 bits each.
+    packed = count.to(tl.int64)
+    for size in tl.static_range(1, 5):
+        packed |= ((count + (8 << size) - 1) >> (3 + size)).to(tl.int64) << (12 * size)
+    before = tl.cumsum(packed, 0) - packed
+    whole = tl.sum(packed, 0)
+    block = tl.arange(0, pairs)
+    for size in tl.static_range(0, 5):
+        own = ((packed >> (12 * size)) & 0xFFF).to(tl.int32)
+        start = ((before >> (12 * size)) & 0xFFF).to(tl.int32)
+        total = ((whole >> (12 * size)) & 0xFFF).to(tl.int32)
+        tl.store(table + size * stride + expert, start, mask=exists)
+        tl.store(table + size * stride + num_experts, total)
+        if size > 0:
+            entry = schedule + (size - 1) * pairs
+            for index in tl.static_range((pairs + (8 << size) - 1) // (8 << size)):
+                tl.store(entry + start + index, (index << 16) + expert, mask=index < own)
+            tl.store(entry + block, -1, mask=block >= total)

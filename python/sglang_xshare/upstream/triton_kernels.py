@@ -1,0 +1,90 @@
+"""What SGLang's `triton_kernel` MoE runner is handed in place of `routing()`, in the releases that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from ..types import RunnerSlots
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..selection.triton_kernel.routing_data import RoutingArrays
+
+METADATA = ["slice_sizes", "slice_offs", "block_offs_data", "block_schedule_data"]
+"""The fields of triton_kernels' `RaggedTensorMetadata` that it needs; later ones have defaults (from 3.7 on)."""
+RECORDS = ("routing_data", "gather_indx", "scatter_indx")
+TENSORS = ("a_ragged_metadata", "gather_indx", "scatter_indx", "gate_scal", "n_expts_act")
+"""The fields of SGLang's `TritonKernelTopKOutput` in 0.5.17, and in 0.5.18 to 0.5.23."""
+EMPTY, FILLED = RunnerSlots(empty=True), RunnerSlots()
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What the runner accepts: `slots` for `select()`, and `_pack`, which builds a `TritonKernelTopKOutput`."""
+
+    slots: RunnerSlots
+    _pack: Callable[[RoutingArrays, int], Any]
+
+    def pack(self, ids: torch.Tensor, weights: torch.Tensor, logits: torch.Tensor) -> Any:
+        """Return the `TritonKernelTopKOutput` of a selection [n, k] from logits [n, N], whose dtype the gates have."""
+        from ..selection.triton_kernel.routing_data import build_routing
+
+        return self._pack(build_routing(ids, weights, logits.shape[1], logits.dtype), ids.shape[1])
+
+
+def find_contract(logits: torch.Tensor, top_k: int) -> Contract | None:
+    """Return the runner's contract for a batch, or None if it is too large for one launch, or the contract unknown."""
+    if not logits.is_cuda:
+        return None
+    from ..selection.triton_kernel.routing_data import BLOCK_SIZES, serves
+
+    return read_contract(BLOCK_SIZES) if serves(len(logits), top_k) else None
+
+
+@cache
+def read_contract(block_sizes: tuple[int, ...]) -> Contract | None:
+    """Return the contract of the installed SGLang and triton_kernels, or None if it is neither of the known ones.
+
+    `block_sizes` are those that our arrays have schedules for; on AMD triton_kernels has five.
+    """
+    try:
+        from triton_kernels.tensor_details.ragged_tensor import RaggedTensorMetadata
+    except ImportError:
+        return None
+    from sglang.srt.layers.moe.topk import TritonKernelTopKOutput
+
+    names = [field.name for field in fields(RaggedTensorMetadata)]
+    if names[: len(METADATA)] != METADATA or tuple(RaggedTensorMetadata.block_sizes()) != block_sizes:
+        return None
+    if TritonKernelTopKOutput._fields == RECORDS:  # 0.5.17: `reduce` masks the slots whose scatter index is -1
+        return Contract(EMPTY, _pack_records)
+    if TritonKernelTopKOutput._fields == TENSORS:  # from 0.5.18 on the runner adds up all slots of a row
+        return Contract(FILLED, _pack_tensors)
+    return None
+
+
+def _pack_records(arrays: RoutingArrays, top_k: int) -> Any:
+    from sglang.srt.layers.moe.topk import TritonKernelTopKOutput
+    from triton_kernels.matmul_ogs import GatherIndx, RoutingData, ScatterIndx
+
+    num_experts = len(arrays.histogram)
+    data = RoutingData(arrays.gates, arrays.histogram, num_experts, top_k, _pack_metadata(arrays))
+    return TritonKernelTopKOutput(
+        data, GatherIndx(arrays.by_expert, arrays.by_row), ScatterIndx(arrays.by_row, arrays.by_expert)
+    )
+
+
+def _pack_tensors(arrays: RoutingArrays, top_k: int) -> Any:
+    from sglang.srt.layers.moe.topk import TritonKernelTopKOutput
+
+    return TritonKernelTopKOutput(_pack_metadata(arrays), arrays.rows, arrays.by_expert, arrays.gates, top_k)
+
+
+def _pack_metadata(arrays: RoutingArrays) -> Any:
+    from triton_kernels.tensor_details.ragged_tensor import RaggedTensorMetadata
+
+    return RaggedTensorMetadata(arrays.histogram, arrays.starts, arrays.block_starts, arrays.schedule)

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Pack what Triton has compiled on the stand-in for a GPU, for a machine with the same Triton: scripts/gpu/pack_triton.sh CACHE
+# fills .gpu/triton.tar.xz, which scripts/gpu.sh unpacks. Triton knows a kernel by its source, its options and Triton's own
+# files, not by its place; only the paths in its groups have to be rewritten. A kernel whose source has changed since is
+# compiled there, as without this.
+set -euo pipefail
+cache=$(cd "${1:?pack_triton.sh CACHE: Triton\'s cache is needed}" && pwd)
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p .gpu "$work/triton"
+# A cached kernel is read from these alone.
+(cd "$cache" && find . -type f \( -name '*.json' -o -name '*.cubin' -o -name '*.so' \) -print0 | tar -c --null --files-from -) |
+    tar -x -C "$work/triton"
+sed -i "s#$cache/#@TRITON@/#g" "$work"/triton/*/__grp__*
+tar -cJf .gpu/triton.tar.xz -C "$work" triton
+du -h .gpu/triton.tar.xz

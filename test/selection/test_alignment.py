@@ -1,0 +1,111 @@
+"""Pairs sorted by expert: the reference against plain loops, and the bound of the blocks that they take."""
+
+import dataclasses
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selection.cases import cases, keys_for, router_of
+from selection.compared import few
+from selection.oracle import ALGORITHMS
+from sglang_xshare import Batch, RunnerSlots, build_plan, select
+from sglang_xshare.policies.bounds import max_active
+from sglang_xshare.selection.alignment import align_pairs, count_blocks, find_problems
+from sglang_xshare.types import Alignment
+
+IDS = torch.tensor([[5, 2, 2], [2, 0, 5], [7, 7, 7]], dtype=torch.int32)
+
+
+def align_by_loops(ids: list[list[int]], block: int) -> tuple[list[int], list[int]]:
+    """Return (pairs, experts of the blocks) without what lies behind the total."""
+    flat = [expert for row in ids for expert in row]
+    pairs: list[int] = []
+    experts: list[int] = []
+    for expert in sorted(set(flat)):
+        pairs += [place for place, one in enumerate(flat) if one == expert]
+        while len(pairs) % block:
+            pairs.append(len(flat))
+        experts += [expert] * (len(pairs) // block - len(experts))
+    return pairs, experts
+
+
+@settings(few, max_examples=100)
+@given(data=st.data())
+def test_the_reference_sorts_as_plain_loops_do(data):
+    """Also -1, which upstream sorts before all experts, and experts that a row has more than once."""
+    rows, columns, block = (data.draw(st.integers(1, most)) for most in (20, 9, 17))
+    ids = data.draw(st.lists(st.lists(st.integers(-1, 12), min_size=columns, max_size=columns), min_size=rows))
+    found = align_pairs(torch.tensor(ids, dtype=torch.int32), block)
+    total = int(found.num_tokens_post_padded)
+    pairs, experts = align_by_loops(ids, block)
+    assert (found.sorted_token_ids[:total].tolist(), found.expert_ids[: total // block].tolist()) == (pairs, experts)
+    assert find_problems(found, torch.tensor(ids, dtype=torch.int32), block) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda pairs, experts, total: (pairs, experts, total + 16), "the total is"),
+        (lambda pairs, experts, total: (pairs[:48], experts, total), "behind the end"),
+        (lambda pairs, experts, total: (pairs, experts[:3], total), "behind the end"),
+        (lambda pairs, experts, total: (pairs, experts + 1, total), "experts of the blocks"),
+        (lambda pairs, experts, total: (pairs.roll(-1), experts, total), "other pairs"),
+        (lambda pairs, experts, total: (pairs.clamp_max(8), experts, total), "other pairs"),
+        (lambda pairs, experts, total: (pairs.masked_fill(pairs == 3, 9), experts, total), "other pairs"),
+        (lambda pairs, experts, total: (pairs.masked_fill(pairs == 3, 4), experts, total), "other pairs"),
+        (lambda pairs, experts, total: (pairs.where(pairs != 9, 10), experts, total), "no pair"),
+        (lambda pairs, experts, total: (pairs.where(pairs != 9, -1), experts, total), "no pair"),
+        (lambda pairs, experts, total: (pairs.long(), experts, total), "int32"),
+    ],
+)
+def test_what_breaks_the_contract_is_found(change, problem):
+    made = align_pairs(IDS)
+    (found,) = find_problems(Alignment(*change(*made)), IDS)
+    assert problem in found
+
+
+def test_the_order_of_an_experts_pairs_is_free():
+    made = align_pairs(IDS)
+    pairs = made.sorted_token_ids.clone()
+    pairs[16:32] = pairs[16:32].flip(0)
+    assert not torch.equal(pairs, made.sorted_token_ids)
+    assert find_problems(made._replace(sorted_token_ids=pairs), IDS) == []
+
+
+@settings(few, max_examples=300)
+@given(data=st.data())
+def test_no_more_blocks_are_filled_than_counted(data):
+    block = data.draw(st.sampled_from([1, 2, 16, 64]))
+    pairs = data.draw(st.lists(st.integers(-1, 30), min_size=1, max_size=200))
+    most = len(set(pairs)) + data.draw(st.integers(0, 3))
+    assert sum(-(-count // block) for count in Counter(pairs).values()) <= count_blocks(most, len(pairs), block)
+
+
+def test_the_count_of_blocks_is_reached():
+    """Every expert but one has one pair, and the last one begins a block with its last."""
+    for most, pairs in ((1, 17), (3, 35), (24, 128), (128, 128), (200, 128)):
+        sizes = [1] * (min(most, pairs) - 1)
+        sizes.append(pairs - len(sizes))
+        assert sum(-(-size // 16) for size in sizes) == count_blocks(most, pairs)
+
+
+@pytest.mark.parametrize("policy", ALGORITHMS)
+@settings(few, max_examples=40)
+@given(data=st.data())
+def test_a_plans_bound_holds_every_pair(policy, data):
+    """Fillers, padding rows, `kmax` columns, exact rows, rescued rows and shared experts among them."""
+    case = dataclasses.replace(data.draw(cases(max_experts=64)), resident=None, slots=None)
+    plan = build_plan(policy, **data.draw(keys_for(policy, case)))
+    router, shared = router_of(case), data.draw(st.integers(0, 2))
+    rows, experts = case.logits.shape
+    batch = Batch(case.valid, case.tokens_per_request, case.exact, depth=case.depth)
+    ranks, slots = torch.tensor(case.rank_of_expert), RunnerSlots(shared=shared)
+    ids = select(case.logits, plan, router, batch, ranks, backend="torch", slots=slots).topk_ids
+    # As a stage asks, which does not know how many rows of a step are exact.
+    most = max_active(plan, router, experts, rows, case.tokens_per_request, 0 if case.exact is None else rows)
+    assert ids.unique().numel() <= most + shared
+    total = int(align_pairs(ids).num_tokens_post_padded)
+    assert total <= count_blocks(most + shared, ids.numel()) * 16

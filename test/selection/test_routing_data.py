@@ -1,0 +1,149 @@
+"""One launch gives triton_kernels' matmul the arrays that a transcription in loops gives it."""
+
+import dataclasses
+
+import pytest
+import torch
+import triton
+from triton.compiler import ASTSource
+
+from selection.compared import DEVICE, HAS_GPU
+from selection.hopper import HOPPER, measure
+from selection.interpreter import interpreted
+from selection.routing import CASES, draw_routing, reference
+from sglang_xshare.selection.slots import fill_slots
+from sglang_xshare.selection.triton_kernel.recipe import OPTIONS
+from sglang_xshare.selection.triton_kernel.routing_data import (
+    BLOCK_SIZES,
+    MAX_PAIRS,
+    SMALL,
+    WARPS,
+    RoutingArrays,
+    build_routing,
+    routing_kernel,
+    serves,
+)
+
+
+@pytest.fixture(scope="module")
+def run():
+    """Call a function where Triton runs."""
+    if HAS_GPU:
+        yield lambda function, *args: function(*args)
+        return
+    with interpreted() as call:
+        yield call
+
+
+def check(run, ids, weights, experts, dtype=torch.float32):
+    expected = reference(ids, weights, experts, dtype)
+    found = run(build_routing, ids.to(DEVICE), weights.to(DEVICE), experts, dtype)
+    assert set(expected) == {field.name for field in dataclasses.fields(found)}
+    for name, value in expected.items():
+        array = getattr(found, name).cpu()
+        assert array.dtype == value.dtype, name
+        assert torch.equal(array, value), name
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("experts", [32, 128])
+@pytest.mark.parametrize("rows", [1, 2, 7, 16, 17, 32])
+def test_the_arrays_are_those_of_the_transcription(run, case, experts, rows):
+    check(run, *draw_routing(case, rows, experts, 4), experts)
+
+
+@pytest.mark.parametrize(("rows", "experts", "top_k"), [(16, 128, 8), (5, 60, 3), (3, 200, 5), (2, 512, 10), (9, 4, 1)])
+def test_other_routers(run, rows, experts, top_k):
+    """Sizes that fill no tile."""
+    for case in CASES[:3]:
+        check(run, *draw_routing(case, rows, experts, top_k), experts)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gates_have_the_dtype_of_the_logits(run, dtype):
+    """A compiled kernel rounds to the nearest; the interpreter truncates to bfloat16."""
+    ids, weights = draw_routing("random", 16, 32, 4)
+    found = run(build_routing, ids.to(DEVICE), weights.to(DEVICE), 32, dtype).gates.cpu()
+    expected = reference(ids, weights, 32, dtype)["gates"]
+    assert found.dtype == dtype
+    assert torch.equal(found, expected) if HAS_GPU else torch.allclose(found, expected, rtol=2**-7)
+
+
+def test_columns_of_a_wider_tensor(run):
+    ids, weights = draw_routing("random", 9, 32, 4)
+    wide = torch.cat([ids, ids], 1)[:, :4], torch.cat([weights, weights], 1)[:, :4]
+    check(run, *wide, 32)
+
+
+def test_rows_of_the_tables_are_aligned(run):
+    """The matmul kernel is compiled for pointers to multiples of 16 bytes, and would be compiled anew for others."""
+    found = check(run, *draw_routing("random", 5, 33, 4), 33)
+    offsets = [found.starts, *found.block_starts, *found.schedule]
+    assert all(array.storage_offset() % 4 == 0 and array.stride(0) == 1 for array in offsets)
+
+
+def test_what_does_not_fit_is_refused():
+    ids = torch.zeros(MAX_PAIRS // 4 + 1, 4, dtype=torch.int32)
+    assert serves(MAX_PAIRS // 4, 4)
+    assert not serves(*ids.shape)
+    assert not serves(0, 4)
+    with pytest.raises(ValueError, match=r"1 to 128 elements \(got 132\)"):
+        build_routing(ids, ids.float(), 32, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("pairs", [SMALL, MAX_PAIRS])
+@pytest.mark.parametrize("experts", [32, 128])
+def test_compiles_for_hopper(experts, pairs, dtype):
+    """The compiler may refuse what the interpreter runs. No register is spilled."""
+    constants = {"top_k": 4, "num_experts": experts, "stride": experts + 4, "pairs": pairs, "experts": experts}
+    types = {"weights": "*fp32", "gates": f"*{dtype}", "num_pairs": "i32"} | dict.fromkeys(constants, "constexpr")
+    signature = {name: types.get(name, "*i32") for name in routing_kernel.arg_names}
+    places = {(routing_kernel.arg_names.index(name),): value for name, value in constants.items()}
+    compiled = triton.compile(
+        ASTSource(routing_kernel, signature, places), target=HOPPER, options={"num_warps": WARPS, **OPTIONS}
+    )
+    found = measure(compiled)
+    assert found.stack == 0, found
+    assert found.instructions <= 1400, found
+
+
+def on_host(run, ids, weights):
+    arrays = run(build_routing, ids.to(DEVICE), weights.to(DEVICE), 32, torch.float32)
+    return RoutingArrays(*(getattr(arrays, field.name).cpu() for field in dataclasses.fields(arrays)))
+
+
+def run_experts(arrays, hidden, experts, size):
+    """Return [n * k, columns] as the matmul kernel computes them in blocks of `size` rows, NaN where it writes none."""
+    index = BLOCK_SIZES.index(size)
+    schedule, total = arrays.schedule[index], int(arrays.block_starts[index, -1])
+    top_k = len(arrays.by_expert) // len(hidden)
+    outputs = torch.full((len(arrays.by_expert), experts.shape[2]), torch.nan)
+    for entry in schedule[:total].tolist():
+        expert, block = entry & 0xFFFF, entry >> 16
+        begin, count = int(arrays.starts[expert]), int(arrays.histogram[expert])
+        for place in range(begin + block * size, begin + min(count, (block + 1) * size)):
+            pair = int(arrays.by_expert[place])
+            assert pair // top_k == arrays.rows[place]
+            outputs[pair] = arrays.gates[place] * (hidden[pair // top_k] @ experts[expert])
+    assert (schedule[total:] == -1).all()
+    return outputs
+
+
+@pytest.mark.parametrize("size", BLOCK_SIZES)
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_runner_computes_from_them(run, case, size):
+    """0.5.17 masks a slot without an expert. Later releases add up all slots of a row, so none may be empty."""
+    ids, weights = draw_routing(case, 20, 32, 4)
+    draw = torch.Generator().manual_seed(size)
+    hidden, experts = torch.randn(20, 8, generator=draw), torch.randn(32, 8, 6, generator=draw)
+    terms = torch.einsum("rk,rd,rkdo->rko", weights, hidden, experts[ids.long().clamp_min(0)])
+    arrays = on_host(run, ids, weights)
+    outputs = run_experts(arrays, hidden, experts, size)
+    written = torch.where((arrays.by_row != -1)[:, None], outputs, 0.0).view(20, 4, 6).sum(1)
+    torch.testing.assert_close(written, terms.sum(1), rtol=1e-4, atol=1e-5)
+    filled = fill_slots(ids, torch.tensor(7, dtype=torch.int32))
+    arrays = on_host(run, filled, weights)
+    outputs = run_experts(arrays, hidden, experts, size).view(20, 4, 6).sum(1)
+    torch.testing.assert_close(outputs, terms.sum(1), rtol=1e-4, atol=1e-5)

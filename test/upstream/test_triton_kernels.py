@@ -1,0 +1,156 @@
+"""The `triton_kernel` runner gets the arrays in the fields that each release reads, or upstream's own routing."""
+
+import sys
+from dataclasses import dataclass, make_dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from selection.routing import BLOCK_SIZES, draw_routing, reference
+from sglang_xshare.selection.triton_kernel import routing_data
+from sglang_xshare.selection.triton_kernel.routing_data import RoutingArrays
+from sglang_xshare.upstream import triton_kernels
+
+FIELDS = ["slice_sizes", "slice_offs", "block_offs_data", "block_schedule_data"]
+
+
+@dataclass
+class Pair:
+    """`GatherIndx` and `ScatterIndx` of triton_kernels/matmul_ogs.py in Triton 3.6.0."""
+
+    src_indx: torch.Tensor
+    dst_indx: torch.Tensor
+
+
+@dataclass
+class RoutingData:
+    """The fields of the same file's class that SGLang and the matmul read."""
+
+    gate_scal: torch.Tensor
+    expt_hist: torch.Tensor
+    n_expts_tot: int
+    n_expts_act: int
+    expt_data: Any
+
+
+@pytest.fixture
+def install(monkeypatch):
+    """Install a stand-in for triton_kernels with these fields of `RaggedTensorMetadata` and these block sizes."""
+    import sglang.srt.layers.moe.topk  # which looks for triton_kernels itself, before the stand-in is there
+
+    assert sglang
+
+    def put(fields=FIELDS, sizes=BLOCK_SIZES):
+        metadata = make_dataclass("RaggedTensorMetadata", fields)
+        metadata.block_sizes = staticmethod(lambda: list(sizes))
+        contents = {
+            "triton_kernels": {},
+            "triton_kernels.tensor_details": {},
+            "triton_kernels.tensor_details.ragged_tensor": {"RaggedTensorMetadata": metadata},
+            "triton_kernels.matmul_ogs": {"GatherIndx": Pair, "ScatterIndx": Pair, "RoutingData": RoutingData},
+        }
+        for name, content in contents.items():
+            module = ModuleType(name)
+            vars(module).update(content)
+            monkeypatch.setitem(sys.modules, name, module)
+        triton_kernels.read_contract.cache_clear()
+
+    yield put
+    triton_kernels.read_contract.cache_clear()
+
+
+@pytest.fixture
+def arrays(monkeypatch):
+    """Have the transcription in loops stand in for the launch; return what it gives for one batch."""
+
+    def build(*arguments):
+        return RoutingArrays(**reference(*arguments))
+
+    monkeypatch.setattr(routing_data, "build_routing", build)
+    return build(*draw_routing("random", 5, 32, 4), 32, torch.bfloat16)
+
+
+def pack():
+    contract = triton_kernels.read_contract(BLOCK_SIZES)
+    return contract.slots, contract.pack(*draw_routing("random", 5, 32, 4), torch.zeros(5, 32, dtype=torch.bfloat16))
+
+
+def check_metadata(metadata, arrays):
+    assert torch.equal(metadata.slice_sizes, arrays.histogram)
+    assert torch.equal(metadata.slice_offs, arrays.starts)
+    assert torch.equal(metadata.block_offs_data, arrays.block_starts)
+    assert torch.equal(metadata.block_schedule_data, arrays.schedule)
+
+
+@pytest.mark.parametrize("more", [[], [("expected_slice_size", Any, None), ("slice_sizes_divisibility", Any, None)]])
+def test_from_0_5_18_on(install, arrays, more):
+    """SGLang 0.5.18 to 0.5.23 with triton_kernels of Triton 3.7 or later, whose metadata has two more fields."""
+    install([*FIELDS, *more])
+    slots, found = pack()
+    assert type(found).__name__ == "TritonKernelTopKOutput"
+    check_metadata(found.a_ragged_metadata, arrays)
+    assert torch.equal(found.gather_indx, arrays.rows)
+    assert torch.equal(found.scatter_indx, arrays.by_expert)
+    assert torch.equal(found.gate_scal, arrays.gates)
+    assert found.n_expts_act == 4
+    assert not slots.empty
+
+
+def test_0_5_17(install, arrays, monkeypatch):
+    from collections import namedtuple
+
+    from sglang.srt.layers.moe import topk
+
+    output = namedtuple("TritonKernelTopKOutput", ["routing_data", "gather_indx", "scatter_indx"])
+    monkeypatch.setattr(topk, "TritonKernelTopKOutput", output)
+    install()
+    slots, found = pack()
+    assert torch.equal(found.gather_indx.src_indx, arrays.by_expert)
+    assert torch.equal(found.gather_indx.dst_indx, arrays.by_row)
+    assert torch.equal(found.scatter_indx.src_indx, arrays.by_row)
+    assert torch.equal(found.scatter_indx.dst_indx, arrays.by_expert)
+    data = found.routing_data
+    assert torch.equal(data.gate_scal, arrays.gates)
+    assert torch.equal(data.expt_hist, arrays.histogram)
+    assert (data.n_expts_tot, data.n_expts_act) == (32, 4)
+    check_metadata(data.expt_data, arrays)
+    assert slots.empty
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"sizes": (*BLOCK_SIZES, 256)}, {"fields": ["hist", "token_offs_raw", "token_offs_pad", "block_pid_map"]}],
+    ids=["AMD", "an older triton_kernels"],
+)
+def test_another_contract_keeps_upstreams_routing(install, other):
+    install(**other)
+    assert triton_kernels.read_contract(BLOCK_SIZES) is None
+
+
+def test_without_triton_kernels(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton_kernels", None)
+    triton_kernels.read_contract.cache_clear()
+    assert triton_kernels.read_contract(BLOCK_SIZES) is None
+    triton_kernels.read_contract.cache_clear()
+
+
+def test_an_unknown_output_of_sglang(install, monkeypatch):
+    from sglang.srt.layers.moe import topk
+
+    install()
+    monkeypatch.setattr(topk.TritonKernelTopKOutput, "_fields", ("logits",))
+    assert triton_kernels.read_contract(BLOCK_SIZES) is None
+
+
+@pytest.mark.parametrize(("rows", "is_cuda", "found"), [(32, True, True), (33, True, False), (32, False, False)])
+def test_which_batches(install, rows, is_cuda, found):
+    class Logits:
+        def __len__(self):
+            return rows
+
+    install()
+    logits = Logits()
+    logits.is_cuda = is_cuda
+    assert (triton_kernels.find_contract(logits, 4) is not None) == found

@@ -84,12 +84,12 @@ def prepare(model: Path) -> list[str]:
 
 def read_widened() -> Weights:
     """The bytes of its decode step on a CPU. It need not have been made."""
+    from sglang_xshare.check.server import read_flags
     from sglang_xshare.check.weights import read_weights
 
     with tempfile.TemporaryDirectory() as folder:
-        config = _configure(TRAINED, FACTOR) | {"dtype": SERVED_DTYPE}
-        (Path(folder) / "config.json").write_text(json.dumps(config))
-        return read_weights(Path(folder))
+        (Path(folder) / "config.json").write_text(json.dumps(_configure(TRAINED, FACTOR)))
+        return read_weights(Path(folder), read_flags(["--dtype", SERVED_DTYPE]))
 
 
 def _describe(source: Path, factor: int) -> str:

@@ -92,6 +92,7 @@ def estimate_bytes(name: str, draft: str | None = None) -> int:
     serving = OVERHEAD + (DRAFT if draft else 0)
     if "quantization_config" not in read_config(name):
         return round(weights.held + weights.moe_layers * experts + serving)
+    assert weights.bits is not None  # it is None for a checkpoint's own bytes alone
     packed = 2 / 3 * experts * 4 / weights.bits  # of gate and up, without scales
     return round(weights.held + PADDED * weights.moe_layers * experts + max(serving, CONTEXT + SWIZZLE * packed))
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import transformers.modeling_layers  # noqa: F401  # so that `check` need not import it anew in each test
 
 from sglang_xshare.check import command
 

@@ -1,4 +1,4 @@
-"""Bytes of a model by its config.json, counted by hand; what one GPU holds of them, and what does not fit it."""
+"""Bytes of a model by its modules and its quantization; what one GPU holds of them, and what does not fit it."""
 
 import json
 
@@ -6,6 +6,8 @@ import pytest
 
 from benchmark.gpu.models import COMMON, CONFIGS
 from check.asking import QWEN, say
+from check.published import read_shape
+from sglang_xshare.check.server import read_flags
 from sglang_xshare.check.weights import read_weights
 
 pytestmark = pytest.mark.usefixtures("served")
@@ -15,8 +17,8 @@ def test_the_bytes_of_qwen3_30b_a3b(write):
     weights = read_weights(write(QWEN))
     assert weights.expert == 3 * 2048 * 768 * 2 == 9437184
     assert weights.moe_layers == 48
-    attention = 2048 * (32 + 2 * 4 + 32) * 128
-    assert weights.dense == (48 * (attention + 2048 * 128) + 2048 * 151936) * 2
+    attention, norms = 2048 * (32 + 2 * 4 + 32) * 128, 2 * 2048 + 2 * 128
+    assert weights.dense == (48 * (attention + 2048 * 128 + norms) + 2048 + 2048 * 151936) * 2
     assert weights.cache == 48 * 2 * 4 * 128 * 2
 
 
@@ -35,46 +37,75 @@ def test_bits_a_weight_by_quantization(quantization, bits, write):
     assert (weights.bits, weights.expert) == (bits, 3 * 2048 * 768 * bits / 8)
 
 
-def test_the_bytes_of_deepseek_v4_flash(write):
-    """Published are 284 billion weights, 13 of them a token's."""
-    shape = {
-        "architectures": ["DeepseekV4ForCausalLM"],
-        "hidden_size": 4096,
-        "moe_intermediate_size": 2048,
-        "num_hidden_layers": 43,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 1,
-        "head_dim": 512,
-        "q_lora_rank": 1024,
-        "o_lora_rank": 1024,
-        "o_groups": 8,
-        "n_routed_experts": 256,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 6,
-        "vocab_size": 129280,
-        "expert_dtype": "fp4",
-        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
-    }
-    weights = read_weights(write(shape))
+def test_mxfp4_is_of_experts_alone(write):
+    """All else of gpt-oss is in bfloat16; of DeepSeek-V4 in fp8."""
+    plain = read_weights(write(QWEN))
+    mixed = read_weights(write(QWEN | {"quantization_config": {"quant_method": "mxfp4"}}))
+    assert (mixed.expert, mixed.dense) == (plain.expert * 4.25 / 16, plain.dense)
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    flash = read_shape("DeepSeek-V4") | {"expert_dtype": "fp4", "quantization_config": quantization}
+    weights = read_weights(write(flash))
     assert (weights.bits, weights.expert) == (4.25, 3 * 4096 * 2048 * 4.25 / 8)
-    attention = 4096 * 1024 + 1024 * 64 * 512 + 4096 * 512 + 64 * 512 * 1024 + 8 * 1024 * 4096
-    assert weights.dense == 43 * (attention + 3 * 4096 * 2048 + 4096 * 256) + 4096 * 129280 * 2
-    assert weights.cache == 43 * 512 * 2
-    del shape["expert_dtype"], shape["quantization_config"]
-    plain = read_weights(write(shape))
-    assert round((43 * 256 * plain.expert + plain.held) / 2e9) == 284
-    assert round((43 * 6 * plain.expert + plain.dense) / 2e9) == 13
+    assert 0.5 < weights.dense / read_weights(write(read_shape("DeepSeek-V4"))).dense < 0.6
 
 
-def test_dense_layers_and_shared_experts_are_counted(write):
-    base = read_weights(write(QWEN))
-    some = read_weights(write(QWEN | {"mlp_only_layers": [0, 5]}))
-    assert some.moe_layers == 46
-    assert some.dense - base.dense == 2 * (3 * 2048 * 6144 - 2048 * 128) * 2
-    shared = read_weights(write(QWEN | {"shared_expert_intermediate_size": 512}))
-    assert shared.dense - base.dense == 48 * 3 * 2048 * 512 * 2
-    assert read_weights(write(QWEN | {"decoder_sparse_step": 2})).moe_layers == 24
-    assert read_weights(write(QWEN | {"first_k_dense_replace": 3})).moe_layers == 45
+@pytest.mark.parametrize("key", ["modules_to_not_convert", "ignore", "exclude_modules"])
+@pytest.mark.parametrize("pattern", ["self_attn", "model.layers.*.self_attn", "re:.*self_attn.*"])
+def test_modules_that_stay_as_they_are_keep_their_bytes(key, pattern, write):
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    all_of_it = read_weights(write(QWEN | {"quantization_config": fp8}))
+    some = read_weights(write(QWEN | {"quantization_config": fp8 | {key: [pattern, "lm_head"]}}))
+    assert some.dense - all_of_it.dense == 48 * 2048 * (32 + 2 * 4 + 32) * 128
+    assert some.expert == all_of_it.expert
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "group", "bits"), [("int", 4, 32, 4.5), ("float", 4, 16, 4.5), ("float", 8, None, 8)]
+)
+def test_bits_of_compressed_tensors_are_those_of_their_first_group(kind, width, group, bits, write):
+    weights = {"type": kind, "num_bits": width, "group_size": group}
+    declared = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+    assert read_weights(write(QWEN | {"quantization_config": declared})).bits == bits
+
+
+FLAGS = {
+    "--dtype float32": (2, 2, 2),
+    "--dtype half": (1, 1, 1),
+    "--quantization fp8": (0.5, None, 1),
+    "--quantization mxfp4": (4.25 / 16, 1, 1),
+    "--load-format dummy": (1, 1, 1),
+    "--kv-cache-dtype fp8_e4m3": (1, 1, 0.5),
+}
+"""What a flag makes of the bytes of an expert, of all else that a step reads (None: less), and of a cached token."""
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_flags_that_change_bytes_are_read(flags, write):
+    plain, found = read_weights(write(QWEN)), read_weights(write(QWEN), read_flags(flags.split()))
+    expert, dense, cache = FLAGS[flags]
+    assert found.expert == plain.expert * expert
+    assert found.cache == plain.cache * cache
+    assert found.dense == plain.dense * dense if dense else plain.dense / 2 < found.dense < plain.dense
+
+
+def test_overrides_of_the_configuration_are_read(write):
+    overrides = {"num_hidden_layers": 12, "num_experts_per_tok": 4, "num_experts": 64}
+    found = read_weights(write(QWEN), read_flags(["--json-model-override-args", json.dumps(overrides)]))
+    assert (found.moe_layers, found.model.num_layers, found.model.num_experts, found.model.top_k) == (12, 12, 64, 4)
+    assert found.expert == read_weights(write(QWEN)).expert
+    nested = read_flags(
+        ["--json-model-override-args", '{"text_config": {"num_experts": 64, "num_experts_per_tok": 2}}']
+    )
+    found = read_weights(write(read_shape("Qwen3.5-MoE")), nested)
+    assert (found.model.num_experts, found.model.top_k, found.moe_layers) == (64, 2, 40)
+    fewer = read_flags(["--json-model-override-args", '{"num_hidden_layers": 12}'])
+    assert read_weights(write(COMMON | CONFIGS["gpt-oss-120b"]), fewer).moe_layers == 12, "its layer_types are 36"
+
+
+@pytest.mark.parametrize("load_format", ["gguf", "bitsandbytes"])
+def test_a_load_format_whose_bytes_are_unknown_is_not_answered(load_format, write, capsys):
+    assert say("--model", write(QWEN), "--gpu", "h100", "--load-format", load_format) == 1
+    assert f": --load-format {load_format} has bytes that are not counted; must be another\n" in capsys.readouterr().err
 
 
 CHECKPOINTS = {"qwen3-30b-a3b": 61.06e9, "gpt-oss-120b": 65.25e9, "gpt-oss-20b": 13.76e9}

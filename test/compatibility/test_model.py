@@ -181,6 +181,7 @@ def test_a_folder_is_read_without_sglang(tiny_model, tmp_path):
         (None, "No such file or directory"),
         ("{", "config.json:"),
         ("[]", "config.json:"),
+        ('{"text_config": "qwen", "architectures": ["A"]}', "no num_hidden_layers"),
         ('{"num_hidden_layers": 2}', "config.json: .*architectures'?"),
         ('{"num_hidden_layers": 2, "architectures": ["Qwen3ForCausalLM"]}', "dense"),
     ],

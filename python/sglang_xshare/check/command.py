@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,11 @@ from ..gpus import GPUS, NVIDIA, Gpu, find_gpu
 from ..parser import read_count, read_number
 from ..patching.tree import NotInstalledError, PatchError
 from .estimate import Asked, check_asked, estimate, read_policy
+from .executed import ALONE, list_never_executed
+from .modules import import_lightly
+from .reading import read_flagged, read_resolved
 from .server import ServerFlags, read_flags
-from .weights import Weights, count_cache, describe_memory, describe_weights, read_weights
+from .weights import Weights, count_cache, count_weights, describe_memory, describe_weights
 
 if TYPE_CHECKING:
     from ..policies.schedule import Schedule
@@ -31,6 +34,8 @@ not needed, a config.json is; nothing is downloaded or started. Exit code: 0 whe
 it would be refused or does not fit, or where something that was asked could not be answered."""
 CONTEXT = 1024
 """Tokens cached a request where nobody says."""
+PRETENDS_SINCE = "0.5.19"
+"""The first release of SGLang that can be told of another machine's GPU."""
 DEFAULT = "xshare"
 """Compared where nobody names a policy."""
 
@@ -88,16 +93,9 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     unanswered: list[str] = []
     # SGLang and huggingface_hub read it when they are imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
-    weights = None
-    folder = _find_folder(flags.model)
-    try:
-        weights = read_weights(folder)
-    except ValueError as error:
-        if gpu or asked:
-            unanswered.append(f"weights and what depends on them: {error}")
+    folder = _find_folder(flags.model, flags.revision)
     report, resolution = _judge(_on_device(given, flags, gpu), gpu, options.gpu, unanswered)
-    if resolution is not None and resolution.start and resolution.finished:
-        flags.resolve(resolution.start.config)
+    weights = _count(folder, flags, resolution, unanswered if gpu or asked else [])
     if weights is not None:
         report |= _describe_bytes(weights, flags, gpu, asked)
         if asked is not None:
@@ -105,7 +103,29 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
                 unanswered.append(f"the time of a step: {reason}")
                 bandwidth = None
             report["estimate"] = _estimate(asked, options.compare, weights, flags, bandwidth, report, unanswered)
+    architecture = weights.model.architecture if weights else report.get("model", {}).get("architecture")
+    if architecture is not None:
+        report["never_executed"] = list_never_executed(flags, architecture, report)
+    if flags.dp_size > 1:
+        report["warnings"] = [*report.get("warnings", []), {"by": "sglang-xshare", "says": ALONE}]
     return report | _conclude(report, given, flags, unanswered)
+
+
+def _count(folder: Path, flags: ServerFlags, resolution: Resolution | None, unanswered: list[str]) -> Weights | None:
+    """Count the model's weights as SGLang has resolved it, else as the flags say; None with the reason noted."""
+    start = resolution.start if resolution is not None and resolution.finished else None
+    if start is not None:
+        flags.resolve(start.config)
+    try:
+        if start is not None:
+            return count_weights(read_resolved(folder, flags, start))
+        with import_lightly() if resolution is None else nullcontext():
+            return count_weights(read_flagged(folder, flags))
+    except ValueError as error:
+        unanswered.append(f"weights and what depends on them: {error}")
+    except ModuleNotFoundError as error:
+        unanswered.append(f"weights and what depends on them: they need {error.name}, or the model's safetensors")
+    return None
 
 
 def _name_policy(
@@ -177,14 +197,14 @@ def _on_device(given: Sequence[str], flags: ServerFlags, gpu: Gpu | None) -> lis
     return [*given, "--device", "cuda"]
 
 
-def _find_folder(model: str) -> Path:
+def _find_folder(model: str, revision: str | None) -> Path:
     """Where a --model has its config.json, also in Hugging Face's cache. Raises ValueError for one without."""
     folder = Path(model)
     if not folder.exists():
-        with contextlib.suppress(ImportError, ValueError):  # the latter for what can be no model's name
+        with suppress(ImportError, ValueError):  # the latter for what can be no model's name
             from huggingface_hub import try_to_load_from_cache
 
-            found = try_to_load_from_cache(model, "config.json")
+            found = try_to_load_from_cache(model, "config.json", revision=revision)
             folder = Path(found).parent if isinstance(found, str) else folder
     if not (folder / "config.json").is_file():
         reason = "no config.json; allowed is a folder that has one, or a model that is cached"
@@ -198,6 +218,7 @@ def _judge(
     """What SGLang and its checks say, or why nothing. Raises ValueError for flags that SGLang does not take."""
     from ..patching.engine import check_patched
     from ..patching.tree import find_tree
+    from ..upstream.release import is_since
     from .pretend import CannotPretend
 
     report: dict[str, Any] = {"sglang": None, "gpu": name}
@@ -208,10 +229,16 @@ def _judge(
             raise CannotPretend(
                 f"--gpu {name}: SGLang decides for AMD's GPUs when it is imported; allowed is {nvidia}, or none"
             )
+        release = find_tree(None).release
+        if gpu and not is_since(release, PRETENDS_SINCE):
+            raise CannotPretend(
+                f"--gpu: SGLang {release} resolves its arguments for its own machine alone; allowed is none, or SGLang "
+                f"{PRETENDS_SINCE} and later"
+            )
         from .resolve import describe, resolve
 
         resolution = resolve(given, gpu)
-        return report | {"sglang": find_tree(None).release, **describe(resolution)}, resolution
+        return report | {"sglang": release, **describe(resolution)}, resolution
     except NotInstalledError:  # its line names --target, a flag of `patch` alone
         unanswered.append("whether it would be served: SGLang is not installed here")
     except (CannotPretend, PatchError) as error:

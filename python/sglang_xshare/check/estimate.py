@@ -7,6 +7,7 @@ from typing import Any
 from ..compatibility.arguments import join_keys
 from ..policies.schedule import Schedule, build_schedule
 from ..types import Router
+from .executed import describe_miss
 from .server import ServerFlags
 from .weights import Weights, divide
 
@@ -93,6 +94,7 @@ def estimate(
     report: dict[str, Any] = {
         "is_estimate": True,
         "formula": FORMULA,
+        "missed": describe_miss(weights.model.architecture),
         "bandwidth_gb_per_s": bandwidth,
         "requests": asked.batch,
         "rows": asked.batch * flags.draft_tokens,

@@ -14,7 +14,8 @@ from ..compatibility.checks import GIVEN, RESOLVED, Start, find_refusals, set_ar
 from ..gpus import Gpu
 from ..policies.description import describe as describe_plan
 from ..refusal import ExpertPolicyError
-from ..upstream.server import spell
+from ..upstream.server import model_config, spell
+from .blocks import explain_cut
 from .pretend import pretend
 
 
@@ -49,6 +50,9 @@ class Resolution:
         assert self.start is not None
         self.finished = True
         self._note(self.start, RESOLVED)
+        reason = explain_cut(model_config(server_args), self.start.config)
+        if reason is not None and "ranks" not in self.start.refused:  # which says it of --expert-placement shard
+            self.refuse("SGLang", reason)
 
     def _note(self, start: Start, when: str) -> None:
         try:

@@ -10,6 +10,19 @@ from typing import Any, NoReturn
 
 from ..files import read_server_file
 from ..parser import between, whole
+from ..upstream.server import attention_dp_size, spell
+
+
+def _read_object(text: str) -> dict[str, Any]:
+    """Return the JSON object that a flag has; the error of another value names it."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object (got {text[:200]})")
+    return found
+
 
 FLAGS: tuple[tuple[Any, ...], ...] = (
     ("model", str, None, "--model-path", "--model"),
@@ -18,6 +31,7 @@ FLAGS: tuple[tuple[Any, ...], ...] = (
     ("ranks", whole(), 1, "--tp-size", "--tensor-parallel-size", "--tp"),
     ("stages", whole(), 1, "--pp-size", "--pipeline-parallel-size", "--pp"),
     ("dp_size", whole(), 1, "--dp-size", "--data-parallel-size", "--dp"),
+    ("attn_dp_size", whole(), 1, "--attn-dp-size"),
     ("ep_size", whole(), None, "--ep-size", "--expert-parallel-size", "--ep"),
     ("redundant", whole(0), 0, "--ep-num-redundant-experts"),
     ("moe_a2a_backend", str, "none", "--moe-a2a-backend"),
@@ -26,6 +40,12 @@ FLAGS: tuple[tuple[Any, ...], ...] = (
     ("offloaded", lambda text: text != "0", False, "--cpu-offload-gb"),
     ("fraction", between(0.001, 1), None, "--mem-fraction-static"),
     ("slots", whole(), None, "--paged-experts-num-resident"),
+    ("changes", _read_object, {}, "--json-model-override-args"),
+    ("quantization", str, None, "--quantization"),
+    ("dtype", str, "auto", "--dtype"),
+    ("load_format", str, "auto", "--load-format"),
+    ("cache_dtype", str, "auto", "--kv-cache-dtype"),
+    ("revision", str, None, "--revision"),
     ("policy", str, None, "--expert-policy"),
     ("policy_config", str, None, "--expert-policy-config"),
 )
@@ -56,6 +76,13 @@ class ServerFlags(argparse.Namespace):
     dp_size: int
     ep_size: int
     redundant: int
+    moe_a2a_backend: str
+    changes: dict[str, Any]
+    quantization: str | None
+    dtype: str
+    load_format: str
+    cache_dtype: str
+    revision: str | None
     draft_tokens: int
     speculates: bool
     fraction: float | None
@@ -67,7 +94,8 @@ class ServerFlags(argparse.Namespace):
     def resolve(self, config: Any) -> None:
         """Take what SGLang has resolved."""
         self.ranks, self.ep_size = config.tp_size, config.ep_size
-        self.dp_size = config.dp_size if config.enable_dp_attention else 1
+        self.dp_size = attention_dp_size(config)
+        self.moe_a2a_backend = spell(getattr(config, "moe_a2a_backend", None) or "none")
         self.draft_tokens = config.speculative_num_draft_tokens or 1
         self.fraction = config.mem_fraction_static or self.fraction
 
@@ -91,11 +119,11 @@ def read_flags(flags: Sequence[str]) -> ServerFlags:
         given.ep_size = 1 if given.moe_a2a_backend == "none" else given.ranks
     if given.ranks % given.ep_size:
         raise ValueError(f"--ep-size {given.ep_size}: allowed is a divisor of --tp-size {given.ranks}")
-    if not given.dp_attention:
-        given.dp_size = 1
+    flag = "--dp-size" if given.dp_attention and given.attn_dp_size == 1 else "--attn-dp-size"
+    given.dp_size = given.dp_size if flag == "--dp-size" else given.attn_dp_size
     if given.ranks % given.dp_size:
-        allowed = f"allowed with --enable-dp-attention is a divisor of --tp-size {given.ranks}"
-        raise ValueError(f"--dp-size {given.dp_size}: {allowed}")
+        beside = " with --enable-dp-attention" if given.dp_attention else ""
+        raise ValueError(f"{flag} {given.dp_size}: allowed{beside} is a divisor of --tp-size {given.ranks}")
     if not given.paged:
         given.slots = None
     return given

@@ -57,6 +57,8 @@ def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(
             ("not checked", "the routers of the loaded layers, which takes weights; the first step of a server")
         )
+    if never := report.get("never_executed"):
+        rows.append(("never executed", "; ".join(never)))
     return rows
 
 
@@ -65,7 +67,9 @@ def _list_memory(report: dict[str, Any]) -> list[tuple[str, str]]:
     if weights := report.get("weights"):
         layers = f"{weights['moe_layers']} layers x {weights['experts']} x {spell_bytes(weights['expert_bytes'])}"
         text = f"{spell_bytes(weights['total_bytes'])}: experts {spell_bytes(weights['all_experts_bytes'])} ({layers}, "
-        text += f"{weights['bits_per_expert_weight']:g} bits a weight), all else {spell_bytes(weights['other_bytes'])}"
+        bits = weights["bits_per_expert_weight"]
+        text += f"{f'{bits:g} bits a weight' if bits else 'as its safetensors store them'}), "
+        text += f"all else {spell_bytes(weights['other_bytes'])}"
         held = weights["gpu_bytes"]
         rows.append(("weights", text if held == weights["total_bytes"] else f"{text}; {spell_bytes(held)} on each GPU"))
     if memory := report.get("memory"):
@@ -136,5 +140,6 @@ def list_notes(estimate: dict[str, Any]) -> list[str]:
         notes.append("tokens/s: of one accepted token a request and step; times as many as are accepted.")
     if estimate["bandwidth_gb_per_s"] is not None:
         notes.append(f"{estimate['formula']}.")
+        notes.append(estimate["missed"])
         notes += CAVEATS
     return notes

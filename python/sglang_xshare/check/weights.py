@@ -1,41 +1,34 @@
-"""The bytes that a decode step of a model reads, from its config.json alone, and what of a GPU's memory they leave."""
+"""The bytes that a decode step of a model reads, and what of a GPU's memory they leave."""
 
-import json
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..compatibility.moe_model import MoeModel, read_folder
+from ..compatibility.moe_model import MoeModel
 from ..gpus import Gpu
 from ..parser import LARGEST
-from .server import ServerFlags
+from .bits import Bits, read_bits
+from .modules import list_modules
+from .parts import sort_tensors
+from .reading import Reading, read_flagged
+from .server import ServerFlags, read_flags
+from .tensors import Tensor, read_headers
 
-BITS = {"fp8": 8.0, "mxfp4": 4.25, "w8a8_int8": 8.0, "w8a8_fp8": 8.0}
-"""Bits a weight by `quant_method`, the scales of mxfp4's blocks of 32 included. Those of fp8 are below 0.1 %."""
-PLAIN_BITS = {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0}
-EXPERTS_INTERMEDIATE = {
-    "Cohere2MoeForCausalLM",
-    "GptOssForCausalLM",
-    "GraniteMoeForCausalLM",
-    "GraniteMoeHybridForCausalLM",
-    "Llama4ForCausalLM",
-    "Llama4ForConditionalGeneration",
-    "MiniMaxM2ForCausalLM",
-    "MixtralForCausalLM",
-    "OlmoeForCausalLM",
-    "PhiMoEForCausalLM",
-}
-"""Architectures whose `intermediate_size` is an expert's width; of others it is a dense layer's, up to 8 times that."""
+UNREAD = ("dummy", "pt", "npcache")
+"""--load-format that reads no safetensors, and gives weights the model's own type."""
+PACKED = ("bitsandbytes", "gguf")
+"""--load-format whose bytes neither safetensors nor modules tell."""
 
 
 @dataclass(frozen=True)
 class Weights:
     """A model, its layers with experts, and its bytes.
 
-    `expert`: of one expert in one layer, `bits` a weight. `dense`: of all else that one decode step reads: attention,
-    router, shared experts, layers without experts, the head. `held`: the same and the embedding, which a GPU holds.
-    `cache`: of the KV cache, for one token of one request, all layers, which as many as `cache_heads` ranks divide.
+    `expert`: of one expert in one layer. `dense`: of all else that one decode step reads: attention, router, shared
+    experts, layers without experts, the head. `held`: the same, the embedding and the encoders of images or sound,
+    which a GPU holds. `cache`: of the KV cache, for one token of one request, all layers, which as many as
+    `cache_heads` ranks divide. `bits` of an expert's weight, None when the checkpoint's own bytes were counted;
+    `source` is "safetensors" or "transformers".
     """
 
     model: MoeModel
@@ -45,107 +38,61 @@ class Weights:
     held: float
     cache: float
     cache_heads: int
-    bits: float
+    bits: float | None
+    source: str
 
 
-def read_weights(folder: Path) -> Weights:
-    """Read config.json. Raises ValueError in one line where it has none of these bytes, though the model may be served:
-    of a dense model, an unknown quantization, a number that is missing or wrong.
+def read_weights(folder: Path, flags: ServerFlags | None = None) -> Weights:
+    """Count the weights of the model in a folder, as the flags of a server read it. Raises as `count_weights`, and
+    ValueError when its config.json describes no Mixture-of-Experts model.
     """
-    model, whole, text = read_folder(str(folder))
-    names = getattr(text, "dtype", None) or getattr(text, "torch_dtype", None) or getattr(whole, "torch_dtype", None)
-    plain = PLAIN_BITS.get(names or "bfloat16", 16.0)
-    quantization = getattr(whole, "quantization_config", None) or getattr(text, "quantization_config", None)
-    bits = _read_bits(quantization) if quantization is not None and vars(quantization) else plain
-    linear = plain if getattr(quantization, "quant_method", None) == "mxfp4" else bits  # which is of experts alone
-    method = getattr(quantization, "routed_experts_quant_method", None)
-    if method == "mxfp4" or getattr(text, "expert_dtype", None) == "fp4":  # as DeepSeek-V4, whose fp8 is of all else
-        bits = BITS["mxfp4"]
-    tied = getattr(text, "tie_word_embeddings", getattr(whole, "tie_word_embeddings", False))
-    number = partial(_read_number, text)
-    hidden, dense_width = number("hidden_size"), number("intermediate_size", 0)
-    expert_key = "intermediate_size" if model.architecture in EXPERTS_INTERMEDIATE else "moe_intermediate_size"
-    width = number("moe_intermediate_size", 0) or number(expert_key)
-    moe_layers = _count_moe_layers(text, model.num_layers)
-    shared = number("shared_expert_intermediate_size", 0) or number("n_shared_experts", 0) * width
-    attention, cache, cache_heads = _count_attention(text, hidden)
-    weights = model.num_layers * attention
-    weights += moe_layers * (3 * hidden * shared + hidden * model.num_experts)
-    weights += (model.num_layers - moe_layers) * 3 * hidden * dense_width
-    head = hidden * number("vocab_size") * plain / 8
-    dense = weights * linear / 8 + head
+    return count_weights(read_flagged(folder, flags or read_flags([])))
+
+
+def count_weights(reading: Reading) -> Weights:
+    """Count a model's weights: the bytes in the headers of its safetensors, else its modules as transformers builds
+    them, at the bits of its quantization. Raises ValueError, one line, for a model that neither knows, and
+    ModuleNotFoundError when transformers is needed and missing.
+    """
+    if reading.load_format in PACKED:
+        raise ValueError(f"--load-format {reading.load_format} has bytes that are not counted; must be another")
+    model, text = reading.model, reading.text
+    tensors = [] if reading.load_format in UNREAD else read_headers(reading.folder)
+    source = "safetensors" if tensors else "transformers"
+    plain = reading.plain
+    if any(tensor.stored is not None and "scale" not in tensor.name for tensor in tensors):
+        bits = Bits(plain, plain, plain)  # stored as they are quantized, all others as they are
+    else:
+        bits = read_bits(reading.quantization, reading.declared, text.get("expert_dtype"), plain)
+    if not tensors:
+        tensors, text = list_modules(reading.config, reading.changes)
+
+    def count(tensor: Tensor, is_expert: bool) -> float:
+        if tensor.stored is not None:
+            return float(tensor.stored)
+        module, _, parameter = tensor.name.rpartition(".")
+        is_linear = parameter == "weight" and len(tensor.shape) == 2 and tensor.shape[0] != model.num_experts
+        return tensor.count * bits.count(module, is_expert, is_linear and "layers." in module) / 8
+
+    parts = sort_tensors(tensors, model.num_experts, model.num_layers, text, count)
     return Weights(
         model=model,
-        moe_layers=moe_layers,
-        expert=3 * hidden * width * bits / 8,
-        dense=dense,
-        held=dense if tied else dense + head,
-        cache=model.num_layers * cache * 2,
-        cache_heads=cache_heads,
-        bits=bits,
+        moe_layers=parts.moe_layers,
+        expert=parts.experts / parts.moe_layers / model.num_experts,
+        dense=parts.read,
+        held=parts.held,
+        cache=parts.cached * reading.cache_bits / 8,
+        cache_heads=parts.cache_heads,
+        bits=bits.experts if source == "transformers" else None,
+        source=source,
     )
-
-
-def _read_number(text: Any, name: str, default: int | None = None) -> int:
-    """Without a default it must be there. Numbers listed by layer, all the same, are that one."""
-    value, low = getattr(text, name, None), 1 if default is None else 0
-    if isinstance(value, list) and value and value.count(value[0]) == len(value):
-        value = value[0]
-    if value is None:
-        value = default
-    if type(value) is not int or not low <= value <= LARGEST:
-        allowed = f"allowed is an integer of {low} to {LARGEST:,}"
-        raise ValueError(f"config.json: {name} {json.dumps(value, default=str)}: {allowed}")
-    return value
-
-
-def _count_moe_layers(text: Any, layers: int) -> int:
-    """As Qwen (`decoder_sparse_step`, `mlp_only_layers`) and DeepSeek (`first_k_dense_replace`) say it."""
-    first = _read_number(text, "first_k_dense_replace", 0)
-    step = getattr(text, "decoder_sparse_step", None) or getattr(text, "moe_layer_freq", None)
-    step = step if isinstance(step, int) and step else 1
-    dense = set(getattr(text, "mlp_only_layers", None) or [])
-    return sum(layer >= first and (layer + 1) % step == 0 and layer not in dense for layer in range(layers))
-
-
-def _count_attention(text: Any, hidden: int) -> tuple[int, int, int]:
-    """(weights of one layer's attention, numbers it caches for a token, heads of the cache)."""
-    number = partial(_read_number, text)
-    heads = number("num_attention_heads")
-    if rank := number("kv_lora_rank", 0):  # DeepSeek's latent attention
-        nope, rope, value = (number(f"{name}_head_dim") for name in ("qk_nope", "qk_rope", "v"))
-        q_rank = number("q_lora_rank", 0)
-        queries = heads * (nope + rope)
-        weights = hidden * q_rank + q_rank * queries if q_rank else hidden * queries
-        weights += hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
-        return weights, rank + rope, 1
-    head_dim = number("head_dim", 0) or hidden // heads
-    if rank := number("o_lora_rank", 0):  # DeepSeek-V4's, one head of keys that are values; compressed, it caches less
-        q_rank, queries = number("q_lora_rank"), heads * head_dim
-        weights = hidden * (q_rank + head_dim + number("o_groups") * rank) + (q_rank + rank) * queries
-        return weights, head_dim, 1
-    cache_heads = number("num_key_value_heads", 0) or heads
-    cached = 2 * cache_heads * head_dim
-    return hidden * (2 * heads * head_dim + cached), cached, cache_heads
-
-
-def _read_bits(quantization: Any) -> float:
-    """Bits a weight takes, with the scales of its group."""
-    method = getattr(quantization, "quant_method", None)
-    if method in BITS:
-        return BITS[method]
-    if method in ("awq", "gptq"):
-        group = getattr(quantization, "group_size", None) or 128
-        width = getattr(quantization, "bits", None) or 4
-        # A scale of 16 bits and a zero point a group; group_size -1 is one a column.
-        return width + (16 + width) / group if group > 0 else width
-    raise ValueError(f"config.json: quant_method {method or 'missing'}: allowed is none, {', '.join(BITS)}, awq, gptq")
 
 
 def describe_weights(weights: Weights, flags: ServerFlags) -> dict[str, Any]:
     """Bytes of the model, and of what one GPU holds of it."""
     experts = weights.moe_layers * weights.model.num_experts * weights.expert
     return {
+        "source": weights.source,
         "moe_layers": weights.moe_layers,
         "experts": weights.model.num_experts,
         "bits_per_expert_weight": weights.bits,

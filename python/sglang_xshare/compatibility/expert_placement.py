@@ -3,29 +3,19 @@
 """
 
 import logging
-import math
-from collections.abc import Iterator
 from typing import Any
 
 from ..refusal import ExpertPolicyError
 from ..upstream.configuration import NUM_EXPERTS, find_value
 from ..upstream.server import attention_dp_size, declare, model_config, resolved, routes_own_rows, spell
 from .architectures import GATHERED
-from .formats import find_quantization
+from .formats import QUANTIZATIONS, count_block, find_quantization, find_widths, slice_columns
 
 logger = logging.getLogger(__name__)
 
 SHARD, EP = "shard", "ep"
-WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size", "intermediate_size")
-"""Where a model's configuration has the columns of an expert's gate and up projections, the rows of its down
-projection. A model with dense layers beside its experts has `intermediate_size` for those.
-"""
 UNGROUPED, OWN_HEADS = frozenset({"NGRAM", "STANDALONE"}), frozenset({"DFLASH", "DSPARK"})
 """Speculation that SGLang lacks with data-parallel attention, and that needs a whole head on each rank there."""
-QUANTIZATIONS = ("quantization_config", "compression_config")
-"""Where SGLang looks for how a checkpoint is quantized."""
-BLOCKS = ("weight_block_size", "block_structure", "group_size")
-"""Where a quantization's configuration has how many weights share a scale; -1 for a whole column of them."""
 # By flag, its value where no expert is whole on some rank, which is all that these are about.
 WHOLE = {
     "ep_size": 1,
@@ -128,51 +118,24 @@ def _check_divides(placement: str, ranks: int, count: Any, what: str, more: int 
 
 def _describe_slices(ranks: int, model: Any, path: str) -> str:
     """How many columns of an expert each rank has. Raises `ExpertPolicyError` where SGLang has no such slices."""
-    found = find_value(model.hf_text_config, WIDTHS)
-    widths = [width for width in dict.fromkeys(found if isinstance(found, list) else [found]) if width]
     quantization = find_quantization(model, QUANTIZATIONS)
-    block = math.lcm(*_list_blocks(quantization))
+    block = count_block(quantization)
     # SGLang's gpt-oss loads MXFP4 weights so: slices are rounded up to blocks.
     pads = "GptOssForCausalLM" in model.hf_config.architectures and quantization.get("quant_method") == "mxfp4"
     shares = []
-    for width in widths:
+    for width in find_widths(model.hf_text_config):
         _check_divides(SHARD, ranks, width, f"columns of an expert of {path}")
-        share = _slice(width, ranks, block, pads)
+        share = slice_columns(width, ranks, block, pads)
         if share is None:
             wrong = f"slices of {width // ranks} columns end within the blocks of {block} that weights are quantized by"
             if pads:
                 wrong = f"{width} columns in blocks of {block} leave a rank without any"
-            fitting = [str(count) for count in range(2, width + 1) if _slice(width, count, block, pads)]
+            fitting = [str(count) for count in range(2, width + 1) if slice_columns(width, count, block, pads)]
             allowed = f"are {', '.join(fitting)} ranks, or {EP}" if fitting else f"is {EP}"
             raise ExpertPolicyError("--expert-placement", f"{SHARD} with {ranks} ranks", f"{wrong}; allowed {allowed}")
         least, most = share
         shares.append(f"{most if least == most else f'{least} to {most}'} of its {width}")
     return f"{' or '.join(shares)} columns" if shares else "how wide the model's configuration does not say"
-
-
-def _slice(width: int, ranks: int, block: int, pads: bool) -> tuple[int, int] | None:
-    """(fewest columns of a rank, most), with `pads` rounded to whole blocks; None where SGLang has no such slices."""
-    most = -(-width // (ranks * block)) * block
-    least = width - (ranks - 1) * most
-    return (least, most) if width % ranks == 0 and (least == most or (pads and least > 0)) else None
-
-
-def _list_blocks(config: Any) -> Iterator[int]:
-    """The lengths of all blocks and groups that a quantization's configuration names, at whatever depth: compressed
-    tensors have them by group of layers. MXFP4 is 32 by definition.
-    """
-    if isinstance(config, list):
-        for part in config:
-            yield from _list_blocks(part)
-    elif isinstance(config, dict):
-        if config.get("quant_method") == "mxfp4":
-            yield 32
-        for name, value in config.items():
-            if name in BLOCKS:
-                lengths = value if isinstance(value, list) else [value]
-                yield from (length for length in lengths if type(length) is int and length > 0)
-            else:
-                yield from _list_blocks(value)
 
 
 def _divides_attention(server_args: Any) -> bool:

@@ -1,11 +1,14 @@
 """The formats of a model's experts, and which one a configuration declares: read in upstream's quantization methods
-(`srt/layers/quantization`), releases 0.5.17 to 0.5.23.
+(`srt/layers/quantization`), releases 0.5.17 to 0.5.23. And how ranks slice experts that are quantized by blocks.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
+
+from ..upstream.configuration import find_value
 
 Capability = tuple[int, int]
 """(major, minor) of an NVIDIA GPU."""
@@ -116,3 +119,55 @@ def _read_compressed(config: Mapping[str, Any]) -> Format:
         is_mx = group == 32 and weights.get("symmetric", True) and not weights.get("dynamic")
         return MXINT4 if is_mx else INT4
     return COMPRESSED
+
+
+QUANTIZATIONS = ("quantization_config", "compression_config")
+"""Where SGLang looks for how a checkpoint is quantized."""
+BLOCKS = ("weight_block_size", "block_structure", "group_size")
+"""Where a quantization's configuration has how many weights share a scale; -1 for a whole column of them."""
+WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size", "intermediate_size")
+"""Where a model's configuration has the columns of an expert's gate and up projections, the rows of its down
+projection. A model with dense layers beside its experts has `intermediate_size` for those.
+"""
+CHECKED = (FP8_BLOCK, _COMPRESSED_FP8["block"], Format("blockwise_int8"))
+"""Formats whose experts SGLang does not build when a rank's columns end within a block: `create_weights` of fp8.py,
+compressed_tensors_w8a8_fp8_moe.py and blockwise_int8.py raises ValueError.
+"""
+
+
+def find_widths(text_config: Any) -> list[int]:
+    """Return the columns of an expert, each width once; an empty list when the configuration has none."""
+    found = find_value(text_config, WIDTHS)
+    return [width for width in dict.fromkeys(found if isinstance(found, list) else [found]) if width]
+
+
+def count_block(quantization: Any) -> int:
+    """Return the columns that share scales: the least common multiple of all blocks, 1 without any."""
+    return math.lcm(*_list_blocks(quantization))
+
+
+def slice_columns(width: int, ranks: int, block: int, pads: bool = False) -> tuple[int, int] | None:
+    """Return (fewest columns of a rank, most), with `pads` rounded to whole blocks; None when SGLang has no such
+    slices.
+    """
+    most = -(-width // (ranks * block)) * block
+    least = width - (ranks - 1) * most
+    return (least, most) if width % ranks == 0 and (least == most or (pads and least > 0)) else None
+
+
+def _list_blocks(config: Any) -> Iterator[int]:
+    """Yield the lengths of all blocks and groups that a quantization's configuration names, at whatever depth:
+    compressed tensors have them by group of layers. MXFP4 is 32 by definition.
+    """
+    if isinstance(config, list):
+        for part in config:
+            yield from _list_blocks(part)
+    elif isinstance(config, dict):
+        if config.get("quant_method") == "mxfp4":
+            yield 32
+        for name, value in config.items():
+            if name in BLOCKS:
+                lengths = value if isinstance(value, list) else [value]
+                yield from (length for length in lengths if type(length) is int and length > 0)
+            else:
+                yield from _list_blocks(value)

@@ -1,9 +1,10 @@
 """A Mixture-of-Experts model, as far as a schedule must fit it: read from its configuration, without torch."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from ..refusal import ExpertPolicyError, refusal
@@ -75,22 +76,33 @@ def check_attention(model: MoeModel, config: Any) -> None:
         raise refusal("--model-path", model.path, reason)
 
 
-def read_folder(folder: str) -> tuple[MoeModel, Any, Any]:
-    """(the model, its whole config.json, the part of its language model). Raises `ExpertPolicyError` as `read_model`
-    does, and where there is none.
+def read_folder(
+    folder: str, changes: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[MoeModel, dict[str, Any], dict[str, Any]]:
+    """Return (the model, its config.json, the part of its language model), with the `changes` that
+    --json-model-override-args makes. Raises `ExpertPolicyError` as `read_model` does, and without a config.json.
     """
     try:
-        config = json.loads(
-            (Path(folder) / "config.json").read_bytes(), object_hook=lambda keys: SimpleNamespace(**keys)
-        )
-    except (OSError, ValueError) as error:
+        config = json.loads((Path(folder) / "config.json").read_bytes())
+        vars(_name(config))  # raises TypeError unless it is an object
+    except (OSError, ValueError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ExpertPolicyError("--model", folder, f"config.json: {reason}; allowed is a model's folder") from None
+    for name, value in changes.items():
+        merges = isinstance(value, dict) and isinstance(config.get(name), dict)
+        config[name] = {**config[name], **value} if merges else value
     # Without one of these it is the language model's as a whole, as most are.
-    text = next((part for name in TEXT_CONFIGS if (part := getattr(config, name, None))), config)
-    text = getattr(text, "text_config", None) or text  # of a thinker
+    text = next((part for name in TEXT_CONFIGS if isinstance(part := config.get(name), dict) and part), config)
+    nested = text.get("text_config")  # of a thinker
+    text = nested if isinstance(nested, dict) and nested else text
     for part, name in ((text, "num_hidden_layers"), (config, "architectures")):
-        if not getattr(part, name, None):
+        if not part.get(name):
             raise ExpertPolicyError("--model", folder, f"config.json: no {name}; allowed is a model's folder")
-    loaded = SimpleNamespace(hf_config=config, hf_text_config=text, num_hidden_layers=text.num_hidden_layers)
+    whole, language = _name(config), _name(text)
+    loaded = SimpleNamespace(hf_config=whole, hf_text_config=language, num_hidden_layers=text["num_hidden_layers"])
     return read_model(loaded, folder, "--model"), config, text
+
+
+def _name(config: Any) -> Any:
+    """Return a configuration with its keys as attributes, at every depth."""
+    return json.loads(json.dumps(config), object_hook=lambda keys: SimpleNamespace(**keys))

@@ -1,0 +1,81 @@
+"""Bits of a model's weights by its quantization, for weights that are not at hand."""
+
+import fnmatch
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SCALED = {
+    **dict.fromkeys(("fp8", "w8a8_fp8", "w8a8_int8", "blockwise_int8", "modelopt_fp8"), 8.0),
+    "mxfp8": 8.25,
+    "mxfp4": 4.25,
+    **dict.fromkeys(("modelopt_fp4", "nvfp4_online"), 4.5),
+}
+"""Bits of a weight by quantization, its scale included: 8 bits for 32 weights of mxfp8 and mxfp4, for 16 of NVFP4. Of
+fp8 by blocks the scales are below 0.1 %.
+"""
+GROUPED = ("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16")
+SKIPPED = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
+"""Keys of a quantization's configuration that list modules which stay as they are."""
+
+
+@dataclass(frozen=True)
+class Bits:
+    """Bits of one weight of `experts`, of the other `linear` layers, and `plain` of all that is never quantized or that
+    a pattern of `skipped` names.
+    """
+
+    experts: float
+    linear: float
+    plain: float
+    skipped: tuple[str, ...] = ()
+
+    def count(self, module: str, is_expert: bool, is_linear: bool) -> float:
+        """Return the bits of a weight of `module`."""
+        if not (is_expert or is_linear) or any(_matches(pattern, module) for pattern in self.skipped):
+            return self.plain
+        return self.experts if is_expert else self.linear
+
+
+def read_bits(name: str, declared: Mapping[str, Any], expert_dtype: str | None, plain: float) -> Bits:
+    """Return the bits of a quantization by its `name`, "none" without one, and by what the checkpoint has `declared`.
+    Raises ValueError for a quantization whose bits are unknown.
+    """
+    if name == "none":
+        return Bits(plain, plain, plain)
+    if name == "compressed-tensors":
+        experts = linear = _read_compressed(declared)
+    elif name in GROUPED:
+        group, width = declared.get("group_size") or 128, declared.get("bits") or 4
+        # A scale of 16 bits and a zero point for each group; group_size -1 has one for a column.
+        experts = linear = width + (16 + width) / group if group > 0 else width
+    elif name in SCALED:
+        experts = linear = SCALED[name]
+    else:
+        known = ", ".join((*SCALED, *GROUPED, "compressed-tensors"))
+        raise ValueError(f"the bytes of quantization {name} are unknown without safetensors; must be one of {known}")
+    if name == "mxfp4":  # of experts alone
+        linear = plain
+    # DeepSeek-V4's fp8 is of all else.
+    if declared.get("routed_experts_quant_method") == "mxfp4" or expert_dtype == "fp4":
+        experts = SCALED["mxfp4"]
+    skipped = (pattern for key in SKIPPED for pattern in declared.get(key) or ())
+    return Bits(experts, linear, plain, tuple(skipped))
+
+
+def _read_compressed(declared: Mapping[str, Any]) -> float:
+    """Return the bits of the first group of compressed tensors, as SGLang takes one for all experts."""
+    groups = list((declared.get("config_groups") or {}).values())
+    weights = (groups[0].get("weights") or {}) if groups else {}
+    width, group = weights.get("num_bits"), weights.get("group_size") or 0
+    if type(width) is not int:
+        raise ValueError("config.json: quantization_config has no num_bits; must be an integer")
+    scale = 16 if weights.get("type") == "int" else 8
+    return width + scale / group if group > 0 else float(width)
+
+
+def _matches(pattern: str, module: str) -> bool:
+    if pattern.startswith("re:"):
+        return re.match(pattern.removeprefix("re:"), module) is not None
+    return fnmatch.fnmatchcase(module, f"*{pattern}*")

@@ -1,0 +1,65 @@
+"""The refusal that SGLang reaches while it builds a model: experts in fp8 or int8 blocks that its ranks would cut."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..compatibility.formats import (
+    CHECKED,
+    QUANTIZATIONS,
+    count_block,
+    find_quantization,
+    find_widths,
+    read_format,
+    slice_columns,
+)
+from ..upstream.configuration import NUM_EXPERTS, find_value
+from ..upstream.server import is_switched_on, routes_own_rows, spell
+
+SHARED = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
+SHARED_COUNT = ("n_shared_experts", "num_shared_experts")
+
+
+def explain_cut(model: Any, config: Any) -> str | None:
+    """Return why SGLang cannot build the experts of `model` (its `ModelConfig`) for the resolved ranks, and the flags
+    that can; None when no rank cuts a block.
+    """
+    kind = read_format(model, spell(config.quantization))
+    # A CPU pads such columns (configs/update_config.py), and so does aiter (fp8.py: padding_size).
+    if kind not in CHECKED or config.device == "cpu" or is_switched_on("SGLANG_USE_AITER"):
+        return None
+    block = count_block(find_quantization(model, QUANTIZATIONS))
+    text, ranks, ep_size = model.hf_text_config, config.tp_size, config.ep_size
+    replicated = routes_own_rows(config)  # every rank holds the shared expert whole beside an all-to-all backend
+    experts = ranks // ep_size // getattr(config, "moe_dp_size", 1)
+    cut = next(_list_cut(text, experts, 1 if replicated else ranks, block, ep_size), None)
+    if cut is None:
+        return None
+    width, count, what = cut
+    held = f"{width // count} of the {width} columns of {what}, which is no multiple of the blocks of {block}"
+    allowed = [
+        f"--ep-size {count}"
+        for count in (ranks,)
+        if (find_value(text, NUM_EXPERTS) + config.ep_num_redundant_experts) % count == 0
+        and not any(_list_cut(text, 1, 1 if replicated else ranks, block, count))
+    ]
+    fewer = (count for count in range(ranks - 1, 0, -1) if ranks % count == 0)
+    allowed += [f"--tp {count}" for count in fewer if not any(_list_cut(text, count, count, block, 1))][:1]
+    return (
+        f"--tp-size {ranks} with --ep-size {ep_size}: a rank would hold {held} that its {kind} weights are quantized "
+        f"by; use {' or '.join(allowed) or 'another checkpoint'}"
+    )
+
+
+def _list_cut(text: Any, experts: int, shared: int, block: int, ep_size: int) -> Iterator[tuple[int, int, str]]:
+    """Yield (columns, ranks that divide them, what has them) of experts over `experts` ranks and of the shared expert
+    over `shared` ranks, when a rank's columns end within a block.
+    """
+    widths = [(width, experts, "an expert") for width in find_widths(text)]
+    own = find_value(text, SHARED)
+    if not own and ep_size > 1:  # without expert parallelism SGLang fuses it into the experts, as wide as they are
+        own = find_value(text, SHARED_COUNT) * (find_widths(text) or [0])[0]
+    if own:
+        widths.append((own, shared, "the shared expert"))
+    for width, ranks, what in widths:
+        if slice_columns(width, ranks, block) is None:
+            yield width, ranks, what

@@ -1,0 +1,62 @@
+"""Parts of a server that nobody has executed, and the distance of the estimate from measured steps: by the records in
+`benchmark/results`, which a test compares with this file.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..upstream.release import is_since
+from .server import ServerFlags
+
+RELEASE_ON_GPU = "0.5.17"
+"""The newest release of SGLang that served a policy on a GPU."""
+GPUS_SERVED = ("h100", "h200")
+ALONE = "data-parallel attention: while one rank prefills, the step is vanilla on all ranks"
+
+
+@dataclass(frozen=True)
+class Miss:
+    """The estimate of one model family beside `steps` measured ones of `model`: the estimated time as a share of the
+    measured one, and the estimated speed-up less the measured one, each (least, most).
+    """
+
+    model: str
+    steps: int
+    time: tuple[float, float]
+    speedup: tuple[float, float]
+
+
+MISSES = {
+    "Qwen3MoeForCausalLM": Miss("Qwen3-30B-A3B in bf16", 20, (0.85, 1.17), (-0.02, 0.08)),
+    "GptOssForCausalLM": Miss("gpt-oss-20b and gpt-oss-120b in mxfp4", 10, (0.52, 0.72), (-0.03, 0.06)),
+}
+"""By class; with a policy off and on, one H100 and one H200."""
+
+
+def list_never_executed(flags: ServerFlags, architecture: str, report: dict[str, Any]) -> list[str]:
+    """Return what a server with these flags has that no record of a GPU has; an empty list for a server on a CPU."""
+    if report["gpu"] is None and report.get("device") != "cuda":
+        return []
+    runner, release = str(report.get("moe_runner")), report["sglang"]
+    found = {
+        "several GPUs": flags.ranks * flags.stages > 1,
+        f"--moe-a2a-backend {flags.moe_a2a_backend}": flags.moe_a2a_backend != "none",
+        f"MoE runner {runner}": runner.startswith("flashinfer"),
+        f"SGLang {release} on a GPU (the newest that was is {RELEASE_ON_GPU})": release
+        and not is_since(RELEASE_ON_GPU, release),
+        f"a GPU of this kind ({report['gpu']})": report["gpu"] not in (None, *GPUS_SERVED),
+        "this model family on a GPU": architecture not in MISSES,
+    }
+    return [what for what, applies in found.items() if applies]
+
+
+def describe_miss(architecture: str) -> str:
+    """Return the sentence that says how far the estimate was from measurements of this model family."""
+    miss = MISSES.get(architecture)
+    if miss is None:
+        return "No step of this model family was measured on a GPU: nobody knows how far this estimate is off."
+    (shortest, longest), (low, high) = miss.time, miss.speedup
+    return (
+        f"{miss.steps} measured steps of {miss.model}: the estimated time was {shortest:g} to {longest:g} times the "
+        f"measured one, the estimated speed-up {-low:g} below to {high:g} above it (SGLang {RELEASE_ON_GPU}, one GPU)."
+    )

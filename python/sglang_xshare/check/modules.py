@@ -1,0 +1,179 @@
+"""A model's modules, built by transformers on the meta device from its configuration, without weights."""
+
+import gc
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import ModuleType
+from typing import Any
+
+from ..compatibility.moe_model import TEXT_CONFIGS
+from .tensors import Tensor
+
+COMPILER = ("torch._dynamo", "torch._inductor")
+"""Packages that transformers imports for decorators: 1.2 s of processor time."""
+IMAGES = "torchvision"
+"""The package that transformers imports for image processors when it is installed: 0.3 s."""
+
+
+def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[list[Tensor], Mapping[str, Any]]:
+    """Return (the tensors of a model, its language model's configuration with transformers' defaults), for the content
+    of its config.json and the `changes` of --json-model-override-args. Raises ValueError, one line, for a model that
+    transformers does not know or cannot build, ModuleNotFoundError without transformers or torch.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Positions(TorchFunctionMode):
+        """Positions are made on the CPU: `arange` on the meta device imports sympy, 0.4 s of processor time, which most
+        families need for nothing else.
+        """
+
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return function(*args, **(kwargs or {}) | ({"device": "cpu"} if function is torch.arange else {}))
+
+    import transformers
+
+    kind, keys, changes = _find_class(transformers, config, changes)
+    try:
+        parsed = kind.config_class.from_dict(dict(keys))
+        for name, value in changes.items():
+            _change(parsed, name, value)
+        _fill_head_dim(parsed.get_text_config())
+        with _silence(transformers):
+            try:
+                model = _build(kind, parsed, Positions())
+            except RuntimeError:  # a family that joins positions with other tensors, as Gemma 4
+                model = _build(kind, parsed, nullcontext())
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:  # whatever a family's code raises for a configuration that it does not expect
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"transformers {transformers.__version__} cannot build {kind.__name__}: {reason}") from None
+    tensors = [Tensor(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]
+    return tensors, parsed.get_text_config().to_dict()
+
+
+def _build(kind: Any, parsed: Any, mode: AbstractContextManager[Any]) -> Any:
+    """Build a model of this class on the meta device."""
+    import torch
+
+    with _no_values(), torch.device("meta"), mode:
+        model = kind(parsed)
+        model.tie_weights()
+    return model
+
+
+def _find_class(
+    transformers: ModuleType, config: Mapping[str, Any], changes: Mapping[str, Any]
+) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
+    """Return (the model's class, the part of the configuration that it takes, the changes to that part): of the whole
+    model, else of its language model, which remote code wraps.
+    """
+    auto = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    nested = ((part, changes.get(name) or {}) for name in TEXT_CONFIGS if isinstance(part := config.get(name), dict))
+    for keys, changed in [(config, changes), *nested]:
+        known = auto.get(keys.get("model_type"))
+        for name in keys.get("architectures") or [None] * (keys is not config):
+            # A checkpoint spells ExaoneMoEForCausalLM what transformers spells ExaoneMoeForCausalLM.
+            if isinstance(known, str) and (name is None or known.lower() == name.lower()):
+                return getattr(transformers, known), keys, changed
+            if name is not None and getattr(transformers, name, None) is not None:
+                return getattr(transformers, name), keys, changed
+    raise ValueError(
+        f"transformers {transformers.__version__} does not have {(config.get('architectures') or [''])[0]}"
+    )
+
+
+def _fill_head_dim(text: Any) -> None:
+    """Set a head's width if config.json has null or HunYuan's name for it: transformers' modules need a number."""
+    if getattr(text, "head_dim", 0) is None:
+        heads = getattr(text, "num_attention_heads", 0)
+        text.head_dim = getattr(text, "attention_head_dim", None) or (text.hidden_size // heads if heads else None)
+
+
+def _change(parsed: Any, name: str, value: Any) -> None:
+    """Set a key as SGLang does (utils/hf_transformers/config.py: get_config): a nested configuration by its keys."""
+    current = getattr(parsed, name, None)
+    if isinstance(value, dict) and current is not None and hasattr(current, "to_dict"):
+        current.update(value)
+    else:
+        setattr(parsed, name, value)
+
+
+@contextmanager
+def _silence(transformers: ModuleType) -> Iterator[None]:
+    """Drop the warnings of transformers about kernels that are not installed, which no module here runs."""
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+
+
+@contextmanager
+def _no_values() -> Iterator[None]:
+    """Leave parameters without values: on the meta device too, drawing them imports sympy."""
+    try:
+        from transformers.initialization import no_init_weights
+    except ImportError:  # before transformers 5
+        no_init_weights = nullcontext
+    with no_init_weights():
+        yield
+
+
+class _Placeholder(ModuleType):
+    """A module of the compiler that is not there: every name of it is a decorator without effect."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _keep
+
+
+def _keep(function: Any = None, *arguments: Any, **options: Any) -> Any:
+    """Return the function that is decorated, with or without options."""
+    return function if callable(function) else _keep
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        is_compiler = name in COMPILER or name.startswith(tuple(f"{package}." for package in COMPILER))
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_compiler else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _Placeholder(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+@contextmanager
+def import_lightly() -> Iterator[None]:
+    """Import transformers within it in 1.1 s of processor time instead of 2.7: without torch's compiler and image
+    processors, which modules without values do not need, and without collecting garbage. Whoever imports transformers
+    later gets it anew, as a whole; a process that has imported it keeps it.
+    """
+    if any(name in sys.modules for name in ("transformers", *COMPILER, IMAGES)):
+        yield
+        return
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    sys.modules[IMAGES] = None  # type: ignore[assignment]  # importlib's spelling of a package that is not installed
+    gc.disable()
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        del sys.modules[IMAGES]
+        for name, module in list(sys.modules.items()):
+            if isinstance(module, _Placeholder) or name.partition(".")[0] == "transformers":
+                del sys.modules[name]
+                parent, _, child = name.rpartition(".")
+                if vars(sys.modules.get(parent, module)).get(child) is module:
+                    delattr(sys.modules[parent], child)
+        gc.enable()
+        gc.freeze()  # collecting what was imported takes 0.5 s when the process ends

@@ -1,0 +1,84 @@
+"""One reading of a model, which all of a report follows: SGLang's when it has resolved the server's arguments, else one
+of config.json and the same flags.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..compatibility.formats import QUANTIZATIONS, find_quantization
+from ..compatibility.moe_model import MoeModel, read_folder
+from ..upstream.server import model_config, spell
+
+if TYPE_CHECKING:
+    from ..compatibility.checks import Start
+    from .server import ServerFlags
+
+WIDE = ("float", "float32")
+"""--dtype of 32 bits; `auto` is never, as SGLang serves a float32 checkpoint in float16 (configs/model_config.py)."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A model as a server reads it.
+
+    `config` is the content of config.json, `changes` are those that --json-model-override-args makes, `text` is the
+    changed part of its language model. `plain` are the bits of a weight without quantization. `quantization` is its
+    name ("none" without one), `declared` its configuration in the checkpoint. `cache_bits` are a cached number's.
+    """
+
+    folder: Path
+    model: MoeModel
+    config: Mapping[str, Any]
+    text: Mapping[str, Any]
+    changes: Mapping[str, Any]
+    plain: float
+    quantization: str
+    declared: Mapping[str, Any]
+    load_format: str
+    cache_bits: float
+
+
+def read_flagged(folder: Path, flags: ServerFlags) -> Reading:
+    """Read config.json as the flags say. Raises ValueError in one line when it describes no Mixture-of-Experts
+    model.
+    """
+    model, config, text = read_folder(str(folder), flags.changes)
+    original = json.loads((folder / "config.json").read_bytes())
+    parts = ((part.get(name) for name in QUANTIZATIONS) for part in (config, text))
+    declared = next((found for part in parts for found in part if isinstance(found, dict) and found), {})
+    name = flags.quantization or (declared.get("quant_method") or "missing" if declared else "none")
+    plain = 32.0 if flags.dtype in WIDE else 16.0
+    cache_bits = _count_cache_bits(flags.cache_dtype, plain)
+    return Reading(folder, model, original, text, flags.changes, plain, name, declared, flags.load_format, cache_bits)
+
+
+def read_resolved(folder: Path, flags: ServerFlags, start: Start) -> Reading:
+    """Read what SGLang has resolved. Raises ValueError as `read_flagged`."""
+    config, given = model_config(start.server_args), read_flagged(folder, flags)
+    plain = 32.0 if spell(config.dtype) == "torch.float32" else 16.0
+    return Reading(
+        folder=folder,
+        model=start.model,
+        config=given.config,
+        text=given.text,
+        changes=given.changes,
+        plain=plain,
+        quantization=getattr(config, "quantization", None) or "none",
+        declared=find_quantization(config, QUANTIZATIONS),
+        load_format=spell(start.config.load_format),
+        cache_bits=_count_cache_bits(spell(start.config.kv_cache_dtype), plain),
+    )
+
+
+def _count_cache_bits(dtype: str, plain: float) -> float:
+    """Return the bits of a cached number by --kv-cache-dtype; a scale for each 16 of fp4 is among them."""
+    if dtype.startswith(("fp8", "int8")):
+        return 8.0
+    if dtype.startswith("fp4"):
+        return 4.5
+    return plain if dtype == "auto" else 16.0

@@ -1,0 +1,68 @@
+"""The tensors of a model without their contents: as the headers of its safetensors list them, or as transformers'
+modules have them on the meta device, which allocates nothing.
+"""
+
+import json
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+LARGEST_HEADER = 100_000_000
+"""Bytes; the limit of safetensors' own reader."""
+FLOATS = ("BF16", "F16", "F32")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor by `name` and `shape`; `stored` bytes when a file holds numbers that a server keeps as they are, None
+    for numbers that it converts to the model's dtype.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    stored: int | None = None
+
+    @property
+    def count(self) -> int:
+        """Numbers in it."""
+        return prod(self.shape)
+
+
+def read_headers(folder: Path) -> list[Tensor]:
+    """Return the tensors of a folder's safetensors by their headers alone; an empty list when a file is missing or no
+    safetensors, such as the pointer of a clone without large files.
+    """
+    tensors: dict[str, Tensor] = {}
+    try:
+        for file in _list_files(folder):
+            for name, entry in _read_header(file).items():
+                if name != "__metadata__":
+                    tensors[name] = _read_entry(name, entry)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+        return []
+    return list(tensors.values())
+
+
+def _list_files(folder: Path) -> list[Path]:
+    """Return the files that SGLang loads: those of the index, else all but the second copy of Mistral's models."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return sorted({folder / name for name in json.loads(index.read_bytes())["weight_map"].values()})
+    return sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith("consolidated"))
+
+
+def _read_header(file: Path) -> dict[str, Any]:
+    with file.open("rb") as opened:
+        (length,) = struct.unpack("<Q", opened.read(8))
+        if length > LARGEST_HEADER:
+            raise ValueError(f"{file}: no safetensors")
+        header: dict[str, Any] = json.loads(opened.read(length))
+    return header
+
+
+def _read_entry(name: str, entry: dict[str, Any]) -> Tensor:
+    begin, end = entry["data_offsets"]
+    converted = entry["dtype"] in FLOATS and "scale" not in name
+    return Tensor(name, tuple(entry["shape"]), None if converted else end - begin)

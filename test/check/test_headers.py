@@ -1,0 +1,168 @@
+"""Weights as the headers of a checkpoint's safetensors list them: no tensor is read."""
+
+import json
+import struct
+from math import prod
+
+import pytest
+
+from benchmark.common.paths import ROOT
+from check.asking import QWEN
+from sglang_xshare.check.server import read_flags
+from sglang_xshare.check.tensors import read_headers
+from sglang_xshare.check.weights import read_weights
+
+SIZES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1, "I32": 4}
+STEP = {
+    "architectures": ["Step3p5ForCausalLM"],
+    "model_type": "step3p5",
+    "hidden_size": 4096,
+    "intermediate_size": 11264,
+    "moe_intermediate_size": 1280,
+    "num_hidden_layers": 45,
+    "num_attention_heads": 64,
+    "num_attention_groups": 8,
+    "head_dim": 128,
+    "moe_num_experts": 288,
+    "moe_top_k": 8,
+    "moe_layers_enum": ",".join(map(str, range(3, 45))),
+}
+
+
+def write_headers(file, tensors):
+    """Write a safetensors file that ends after its header: {name: (dtype, shape)}."""
+    header, begin = {"__metadata__": {"format": "pt"}}, 0
+    for name, (dtype, shape) in tensors.items():
+        end = begin + prod(shape) * SIZES[dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def list_qwen(layers=2, dtype="BF16"):
+    """The tensors of Qwen3-30B-A3B's first layers, as it is published: a matrix each."""
+    tensors = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), ("BF16", (151936, 2048)))
+    tensors["model.norm.weight"] = ("BF16", (2048,))
+    for layer in range(layers):
+        start = f"model.layers.{layer}"
+        for name, rows in (("q_proj", 4096), ("k_proj", 512), ("v_proj", 512)):
+            tensors[f"{start}.self_attn.{name}.weight"] = (dtype, (rows, 2048))
+        tensors[f"{start}.self_attn.o_proj.weight"] = (dtype, (2048, 4096))
+        tensors |= {f"{start}.self_attn.{name}_norm.weight": ("BF16", (128,)) for name in "qk"}
+        tensors |= {f"{start}.{name}_layernorm.weight": ("BF16", (2048,)) for name in ("input", "post_attention")}
+        tensors[f"{start}.mlp.gate.weight"] = ("BF16", (128, 2048))
+        for expert in range(128):
+            for name, shape in (("gate_proj", (768, 2048)), ("up_proj", (768, 2048)), ("down_proj", (2048, 768))):
+                tensors[f"{start}.mlp.experts.{expert}.{name}.weight"] = (dtype, shape)
+    return tensors
+
+
+def test_headers_and_modules_count_the_same(write):
+    modules = read_weights(write(QWEN | {"num_hidden_layers": 2}))
+    folder = write(QWEN | {"num_hidden_layers": 2})
+    write_headers(folder / "model.safetensors", list_qwen())
+    headers = read_weights(folder)
+    assert (modules.source, headers.source) == ("transformers", "safetensors")
+    for name in ("moe_layers", "expert", "dense", "held", "cache", "cache_heads"):
+        assert getattr(headers, name) == getattr(modules, name), name
+
+
+def test_the_shipped_checkpoint_is_counted_by_its_own_bytes():
+    folder = ROOT / "checkpoints" / "qwen3-moe-tiny"
+    weights = read_weights(folder)
+    experts = weights.moe_layers * weights.model.num_experts * weights.expert
+    stored = sum(tensor.count * 2 for tensor in read_headers(folder))
+    assert experts + weights.held == stored
+
+
+def test_bytes_of_a_quantized_checkpoint_are_those_stored(write):
+    """Whatever the quantization is called: matrices of a byte, scales, all else in bfloat16."""
+    folder = write(QWEN | {"num_hidden_layers": 2, "quantization_config": {"quant_method": "unheard-of"}})
+    tensors = list_qwen(dtype="F8_E4M3")
+    scaled = [name for name, (dtype, _) in tensors.items() if dtype == "F8_E4M3"]
+    tensors |= {f"{name}_scale_inv": ("F32", (6, 16)) for name in scaled}
+    write_headers(folder / "model.safetensors", tensors)
+    weights = read_weights(folder)
+    assert weights.expert == 3 * (2048 * 768 + 6 * 16 * 4)
+    assert weights.bits is None
+    assert weights.held == sum(
+        prod(shape) * SIZES[dtype] for name, (dtype, shape) in tensors.items() if ".experts." not in name
+    )
+
+
+@pytest.mark.parametrize("flags", [[], ["--quantization", "fp8"], ["--dtype", "float16"]])
+def test_a_flag_quantizes_no_quantized_checkpoint_again(flags, write):
+    """ModelOpt declares its quantization in a file of its own, and leaves some matrices in bfloat16."""
+    folder = write(QWEN | {"num_hidden_layers": 2})
+    write_headers(
+        folder / "model.safetensors",
+        list_qwen() | {name: ("F8_E4M3", shape) for name, (_, shape) in list_qwen().items() if ".experts." in name},
+    )
+    weights = read_weights(folder, read_flags(flags))
+    assert weights.expert == 3 * 2048 * 768
+    assert weights.held == sum(prod(shape) * 2 for name, (_, shape) in list_qwen().items() if ".experts." not in name)
+
+
+def test_flags_change_what_is_not_stored_as_it_is_served(write):
+    folder = write(QWEN | {"num_hidden_layers": 2})
+    write_headers(folder / "model.safetensors", list_qwen())
+    plain = read_weights(folder)
+    assert read_weights(folder, read_flags(["--dtype", "float32"])).expert == 2 * plain.expert
+    assert read_weights(folder, read_flags(["--quantization", "fp8"])).expert == plain.expert / 2
+    one = read_weights(folder, read_flags(["--json-model-override-args", '{"num_hidden_layers": 1}']))
+    assert (one.moe_layers, one.cache) == (1, plain.cache / 2)
+    assert read_weights(folder, read_flags(["--load-format", "dummy"])).source == "transformers"
+
+
+def test_step_3_5_is_its_published_196_billion(write):
+    """Experts stacked by layer under the name `moe`, key heads as `num_attention_groups`, layers that draft at the end;
+    transformers has no such modules.
+    """
+    folder = write(STEP)
+    tensors = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), ("BF16", (128896, 4096)))
+    for layer in range(48):
+        start, heads = f"model.layers.{layer}", 64 if layer % 4 == 0 else 96
+        tensors[f"{start}.self_attn.q_proj.weight"] = ("BF16", (heads * 128, 4096))
+        tensors |= {f"{start}.self_attn.{name}_proj.weight": ("BF16", (1024, 4096)) for name in "kv"}
+        tensors[f"{start}.self_attn.o_proj.weight"] = ("BF16", (4096, heads * 128))
+        if 3 <= layer < 45:
+            for name, shape in (("gate", (1280, 4096)), ("up", (1280, 4096)), ("down", (4096, 1280))):
+                tensors[f"{start}.moe.{name}_proj.weight"] = ("BF16", (288, *shape))
+                tensors[f"{start}.share_expert.{name}_proj.weight"] = ("BF16", shape)
+            tensors[f"{start}.moe.gate.weight"] = ("BF16", (288, 4096))
+        else:
+            for name, shape in (("gate", (11264, 4096)), ("up", (11264, 4096)), ("down", (4096, 11264))):
+                tensors[f"{start}.mlp.{name}_proj.weight"] = ("BF16", shape)
+    write_headers(folder / "model.safetensors", tensors)
+    weights = read_weights(folder)
+    assert weights.moe_layers == 42
+    assert weights.expert == 3 * 1280 * 4096 * 2
+    assert (42 * 288 * weights.expert + weights.held) / 2e9 == pytest.approx(196, rel=0.01)
+    assert (weights.cache, weights.cache_heads) == (45 * 2 * 1024 * 2, 8)
+
+
+@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", struct.pack("<Q", 9) + b"{"])
+def test_a_file_that_is_no_safetensors_leaves_the_count_to_modules(content, write):
+    folder = write(QWEN)
+    (folder / "model.safetensors").write_bytes(content)
+    assert read_weights(folder).source == "transformers"
+
+
+def test_an_index_with_a_missing_file_leaves_the_count_to_modules(write):
+    folder = write(QWEN | {"num_hidden_layers": 2})
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"lm_head.weight": "a.safetensors", "x": "b.safetensors"}}))
+    write_headers(folder / "a.safetensors", list_qwen())
+    assert read_weights(folder).source == "transformers"
+    index.write_text(json.dumps({"weight_map": {"lm_head.weight": "a.safetensors"}}))
+    (folder / "consolidated.safetensors").write_bytes(b"not in the index")
+    assert read_weights(folder).source == "safetensors"
+
+
+@pytest.mark.parametrize("tensors", [{"model.layers.0.mlp.up_proj.weight": ("BF16", (8, 8))}, list_qwen(0)])
+def test_a_checkpoint_whose_names_tell_no_experts_is_not_guessed(tensors, write):
+    folder = write(QWEN)
+    write_headers(folder / "model.safetensors", tensors)
+    with pytest.raises(ValueError, match="none of the model's tensors is an expert's"):
+        read_weights(folder)

@@ -72,7 +72,7 @@ def _try_case(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: 
 
 def check(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: bool) -> str | None:
     """What differs from the reference on random logits with a tenth of the rows padding; None where nothing does."""
-    plan, batch = parse_plan(spelling), _make_batch(spelling, rows)
+    plan, batch = parse_plan(spelling, rows), _make_batch(spelling, rows)
     router = Router(min(TOP_K, experts))
     logits = _make_logits(rows, experts, dtype)
     logits = logits.round() if tied else logits
@@ -112,7 +112,7 @@ def time_call(call: Callable[[], object]) -> float:
 def make_call(rows: int, experts: int, spelling: str) -> Callable[[], object]:
     """select() by the kernel on such a batch as a layer calls it, on logits in bf16, as a gate in bf16 gives them."""
     logits, ranks = _make_logits(rows, experts, torch.bfloat16), _make_ranks(experts)
-    arguments = (logits, parse_plan(spelling), Router(TOP_K), _make_batch(spelling, rows), ranks, "triton")
+    arguments = (logits, parse_plan(spelling, rows), Router(TOP_K), _make_batch(spelling, rows), ranks, "triton")
     return partial(select, *arguments, slots=FILLED)
 
 

@@ -23,12 +23,15 @@ ADDS, SHARES = (24, 16, 32, 48), (0.125, 0.1875, 0.25, 0.375, 0.5)
 MASSES = (0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99)
 PER_REQUEST = (4, 5)
 """XShare's best with drafts."""
-NAMED = {"xshare:careful": "mass=0.97", "xshare": "mass=0.9", "xshare:fast": "mass=0.8", "xshare:k0=1,add=24": "add=24"}
-"""Policies that the guide compares, by the setting that each is."""
+BY_ROWS = ("xshare:careful", "xshare", "xshare:fast")
+"""Policies that are another setting at another number of router rows."""
+NAMED = (*BY_ROWS, "xshare:k0=1,add=24")
+"""Policies that the guide compares."""
 NOTE = """\
-All settings have k0=1. Experts: active ones, of vanilla's, mean over models, steps of {batches} requests, tokens of
-each {tokens}, of one domain and of mixed ones. Loss: nats a token above vanilla's on the same tokens, ± the standard
-error: the worst over all of these and where it is, and the mean. Models: {models}."""
+All settings have k0=1; a policy by name has at each size the setting of its rows. Experts: active ones, of vanilla's,
+mean over models, steps of {batches} requests, tokens of each {tokens}, of one domain and of mixed ones. Loss: nats a
+token above vanilla's on the same tokens, ± the standard error: the worst over all of these and where it is, and the
+mean. Models: {models}."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -83,11 +86,22 @@ def list_settings(experts: int, verifies: bool = False) -> Iterator[tuple[str, s
         yield f"mass={mass:g}", f"xshare:k0=1,mass={mass:g}"
 
 
+def find_setting(policy: str, point: Mapping[str, Any]) -> str:
+    """Return the setting that a policy of `NAMED` is in steps of a point's size."""
+    plan = parse_plan(policy, point["batch"] * point.get("tokens_per_request", 1))
+    return f"add={plan.add}" if plan.mass is None else f"mass={plan.mass:g}"
+
+
 def tabulate_defaults(*records: Mapping[str, Any]) -> Table:
-    """A row a setting, over the models of all records."""
+    """Return a table with a row for each setting, and each policy of `BY_ROWS`, over the models of all records."""
     by_setting: dict[str, list[Mapping[str, Any]]] = {}
-    for point in (point for points in records for point in points.values()):
+    everything = [point for points in records for point in points.values()]
+    for point in everything:
         by_setting.setdefault(point["setting"], []).append(point)
+    for policy in BY_ROWS:
+        chosen = [point for point in everything if point["setting"] == find_setting(policy, point)]
+        if chosen:
+            by_setting.setdefault(policy, chosen)
     rows = []
     for setting, points in by_setting.items():
         worst = max(points, key=lambda point: point["loss"]["delta"])
@@ -96,7 +110,6 @@ def tabulate_defaults(*records: Mapping[str, Any]) -> Table:
         place = f"{_name(worst)}, {worst['batch']} requests, {worst['mixing']}"
         loss = f"{worst['loss']['delta']:+.4f} ± {worst['loss']['error']:.4f}"
         rows.append([setting, f"{share:.0%}", loss, place, f"{mean:+.4f}"])
-    everything = [point for points in by_setting.values() for point in points]
     note = NOTE.format(
         batches=", ".join(map(str, dict.fromkeys(point["batch"] for point in everything))),
         tokens=", ".join(map(str, dict.fromkeys(point.get("tokens_per_request", 1) for point in everything))),
@@ -106,11 +119,15 @@ def tabulate_defaults(*records: Mapping[str, Any]) -> Table:
 
 
 def tabulate_named(*records: Mapping[str, Any]) -> Table:
-    """A row a policy of `NAMED`, a column a model: what share of its experts is left, and the worst loss."""
+    """Return a table with a row for each policy of `NAMED` and a column for each model: what share of its experts is
+    left, and the worst loss.
+    """
     models = {_name(points[0]): points for points in (list(record.values()) for record in records)}
     rows = []
-    for policy, setting in NAMED.items():
-        chosen = [[point for point in points if point["setting"] == setting] for points in models.values()]
+    for policy in NAMED:
+        chosen = [
+            [point for point in points if point["setting"] == find_setting(policy, point)] for points in models.values()
+        ]
         shares = [fmean(point["active_experts"] / point["vanilla_active"] for point in points) for points in chosen]
         losses = [max(point["loss"]["delta"] for point in points) for points in chosen]
         rows.append([policy, *(f"{share:.0%}, {loss:.3f}" for share, loss in zip(shares, losses, strict=True))])

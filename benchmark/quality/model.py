@@ -31,6 +31,11 @@ class Layout:
     batch: int
     tokens_per_request: int = 1
 
+    @property
+    def rows(self) -> int:
+        """Router rows of a step."""
+        return self.batch * self.tokens_per_request
+
     def __str__(self) -> str:
         tokens = "1 token" if self.tokens_per_request == 1 else f"{self.tokens_per_request} tokens"
         return f"{self.batch} {'request' if self.batch == 1 else 'requests'} x {tokens}"

@@ -2,6 +2,7 @@
 
 Budgets of `xshare` by count, by a share of the model's experts, and by the utility that they hold, in steps of several
 sizes, of one domain and of mixed ones; with `--tokens-per-request`, where drafts are verified, a count by request too.
+Or policies in place of the budgets, on text that did not choose these: with `--skip`, behind the first sequences.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from benchmark.common.command import Parser, positive, run_main
+from benchmark.common.command import Parser, policy, positive, run_main
 from benchmark.common.paths import BUILD
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE, parse_plan
@@ -37,6 +38,8 @@ mean. Models: {models}."""
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record, print the table."""
     parser = Parser("benchmark.quality.defaults", __doc__)
+    parser.add_policies(policy, (), "policies in place of the budgets")
+    parser.add_argument("--skip", type=int, default=0, metavar="N", help="sequences of each domain to leave out first")
     sizes = " ".join(map(str, BATCHES))
     parser.add_argument("--batch", nargs="+", type=positive, default=BATCHES, help=f"requests (default: {sizes})")
     add_decoding(parser, COUNTS, steps=32, prompt=32)
@@ -48,20 +51,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     model, sequences = decoding.load()
     router, experts = router_of(model)
     tokens = args.tokens_per_request
-    plans = {name: parse_plan(text) for name, text in list_settings(experts, tokens > 1)}
-    for plan in plans.values():
-        plan.check(router, experts)
+    settings = {text: text for text in args.policies} or dict(list_settings(experts, tokens > 1))
+    for text in settings.values():
+        parse_plan(text).check(router, experts)
     texts = {"one domain": sequences, "mixed": sequences.take(sequences.mixing())}
     benches = {name: Bench(model, chosen, decoding.prompt) for name, chosen in texts.items()}
     for batch, (mixing, bench) in product(args.batch, benches.items()):
-        names = {f"{batch}, {mixing}, {name}": name for name in plans}
+        names = {f"{batch}, {mixing}, {name}": name for name in settings}
         missing = {key: name for key, name in names.items() if key not in record}
         if not missing:
             continue
         layout = Layout(batch, tokens)
         vanilla = bench.run(parse_plan(BASELINE), layout)
         for key, name in missing.items():
-            decoded = bench.run(plans[name], layout)
+            decoded = bench.run(parse_plan(settings[name], layout.rows), layout)
             loss = compare_loss(decoded.nats, vanilla.nats)
             print(f"{key}: {decoded.active:.1f} of {vanilla.active:.1f} experts, {loss} nats", flush=True)
             figures = {"experts": experts, "top_k": router.top_k, "scoring": router.scoring}

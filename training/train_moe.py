@@ -29,10 +29,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="(default: the model's own folder)")
     parser.add_argument("--state", type=Path, help="to resume from (default: the model's own, below build/train_moe)")
     parser.add_argument("--steps", type=int, help="of 3,840 tokens (default: the model's own, 1600 of the shipped one)")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and of what is read (default: 0)")
+    seeded = "of the weights and of what is read; another one has its own folder (default: 0)"
+    parser.add_argument("--seed", type=int, default=0, help=seeded)
     options = parser.parse_args()
     recipe = MODELS[options.model]
-    out, state, steps = options.out or recipe.out, options.state or recipe.state, options.steps or recipe.steps
+    own = f"-{options.seed}" if options.seed else ""
+    out = options.out or recipe.out.with_name(f"{recipe.out.name}{own}")
+    state = options.state or recipe.state.with_stem(f"{recipe.state.stem}{own}")
+    steps = options.steps or recipe.steps
 
     corpus = load_corpus()
     texts = {domain: [document.text for document in corpus[domain].train] for domain in DOMAINS}

@@ -17,6 +17,7 @@ from benchmark.common.variant import BASELINE, parse_plan
 from benchmark.quality.decoding import add_decoding, read_decoding
 from benchmark.quality.measure import Bench, compare_loss
 from benchmark.quality.model import Layout, router_of
+from sglang_xshare import Router
 
 COUNTS = ("per_domain", "prompt", "steps", "tokens_per_request")
 BATCHES = (2, 4, 8, 16, 32)
@@ -67,14 +68,25 @@ def main(argv: Sequence[str] | None = None) -> None:
             decoded = bench.run(parse_plan(settings[name], layout.rows), layout)
             loss = compare_loss(decoded.nats, vanilla.nats)
             print(f"{key}: {decoded.active:.1f} of {vanilla.active:.1f} experts, {loss} nats", flush=True)
-            figures = {"experts": experts, "top_k": router.top_k, "scoring": router.scoring}
-            if (router.num_expert_group or 1) > 1:
-                figures["groups"] = [router.topk_group, router.num_expert_group]
-            figures |= {"batch": batch, "tokens_per_request": tokens, "mixing": mixing, "setting": name}
-            figures |= {"kept_mass": decoded.kept_mass}
-            figures |= {"vanilla_active": vanilla.active, "active_experts": decoded.active}
+            figures = describe_router(router, experts) | {
+                "batch": batch,
+                "tokens_per_request": tokens,
+                "mixing": mixing,
+                "setting": name,
+            }
+            figures |= {
+                "kept_mass": decoded.kept_mass,
+                "vanilla_active": vanilla.active,
+                "active_experts": decoded.active,
+            }
             record.add(key, **figures, loss={"delta": loss.delta, "error": loss.error})
     tabulate_defaults(record.points).show(record.path)
+
+
+def describe_router(router: Router, experts: int) -> dict[str, Any]:
+    """Return what `name_model` names a model by."""
+    groups = {"groups": [router.topk_group, router.num_expert_group]} if (router.num_expert_group or 1) > 1 else {}
+    return {"experts": experts, "top_k": router.top_k, "scoring": router.scoring, **groups}
 
 
 def list_settings(experts: int, verifies: bool = False) -> Iterator[tuple[str, str]]:
@@ -101,22 +113,22 @@ def tabulate_defaults(*records: Mapping[str, Any]) -> Table:
     everything = [point for points in records for point in points.values()]
     for point in everything:
         by_setting.setdefault(point["setting"], []).append(point)
-    for policy in BY_ROWS:
-        chosen = [point for point in everything if point["setting"] == find_setting(policy, point)]
+    for name in BY_ROWS:
+        chosen = [point for point in everything if point["setting"] == find_setting(name, point)]
         if chosen:
-            by_setting.setdefault(policy, chosen)
+            by_setting.setdefault(name, chosen)
     rows = []
     for setting, points in by_setting.items():
         worst = max(points, key=lambda point: point["loss"]["delta"])
         share = fmean(point["active_experts"] / point["vanilla_active"] for point in points)
         mean = fmean(point["loss"]["delta"] for point in points)
-        place = f"{_name(worst)}, {worst['batch']} requests, {worst['mixing']}"
+        place = f"{name_model(worst)}, {worst['batch']} requests, {worst['mixing']}"
         loss = f"{worst['loss']['delta']:+.4f} ± {worst['loss']['error']:.4f}"
         rows.append([setting, f"{share:.0%}", loss, place, f"{mean:+.4f}"])
     note = NOTE.format(
         batches=", ".join(map(str, dict.fromkeys(point["batch"] for point in everything))),
         tokens=", ".join(map(str, dict.fromkeys(point.get("tokens_per_request", 1) for point in everything))),
-        models="; ".join(dict.fromkeys(map(_name, everything))),
+        models="; ".join(dict.fromkeys(map(name_model, everything))),
     )
     return Table("Budgets for any model", ["budget", "experts", "worst loss", "where", "mean loss"], rows, note)
 
@@ -125,20 +137,21 @@ def tabulate_named(*records: Mapping[str, Any]) -> Table:
     """Return a table with a row for each policy of `NAMED` and a column for each model: what share of its experts is
     left, and the worst loss.
     """
-    models = {_name(points[0]): points for points in (list(record.values()) for record in records)}
+    models = {name_model(points[0]): points for points in (list(record.values()) for record in records)}
     rows = []
-    for policy in NAMED:
+    for name in NAMED:
         chosen = [
-            [point for point in points if point["setting"] == find_setting(policy, point)] for points in models.values()
+            [point for point in points if point["setting"] == find_setting(name, point)] for points in models.values()
         ]
         shares = [fmean(point["active_experts"] / point["vanilla_active"] for point in points) for points in chosen]
         losses = [max(point["loss"]["delta"] for point in points) for points in chosen]
-        rows.append([policy, *(f"{share:.0%}, {loss:.3f}" for share, loss in zip(shares, losses, strict=True))])
+        rows.append([name, *(f"{share:.0%}, {loss:.3f}" for share, loss in zip(shares, losses, strict=True))])
     note = "Share of the model's own active experts that is left, and worst loss in nats, of 2 to 32 requests."
     return Table("Presets, by model", ["`--expert-policy`", *models], rows, note)
 
 
-def _name(point: Mapping[str, Any]) -> str:
+def name_model(point: Mapping[str, Any]) -> str:
+    """Return the router of a point's model in words."""
     groups = "{} of {} groups, ".format(*point["groups"]) if "groups" in point else ""
     return f"{point['scoring']}, {groups}{point['top_k']} of {point['experts']}"
 

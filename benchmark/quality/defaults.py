@@ -115,7 +115,7 @@ def tabulate_defaults(*records: Mapping[str, Any]) -> Table:
         by_setting.setdefault(point["setting"], []).append(point)
     for name in BY_ROWS:
         chosen = [point for point in everything if point["setting"] == find_setting(name, point)]
-        if chosen:
+        if set(map(_locate, chosen)) == set(map(_locate, everything)):
             by_setting.setdefault(name, chosen)
     rows = []
     for setting, points in by_setting.items():
@@ -131,6 +131,11 @@ def tabulate_defaults(*records: Mapping[str, Any]) -> Table:
         models="; ".join(dict.fromkeys(map(name_model, everything))),
     )
     return Table("Budgets for any model", ["budget", "experts", "worst loss", "where", "mean loss"], rows, note)
+
+
+def _locate(point: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what all settings are measured at: a model, a size, a mixing."""
+    return name_model(point), point["batch"], point.get("tokens_per_request", 1), point["mixing"]
 
 
 def tabulate_named(*records: Mapping[str, Any]) -> Table:

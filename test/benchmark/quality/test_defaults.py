@@ -67,5 +67,12 @@ def test_command_measures_into_a_record(checkpoint, tmp_path, capsys):
     assert "Budgets for any model" in capsys.readouterr().out
     defaults.main(["--batch", "1", "--tokens-per-request", "2", *text, "--out", str(tmp_path / "verified")])
     assert "tokens of each 2" in " ".join(capsys.readouterr().out.split())
+    policies = ["xshare", "xshare:k0=1,mass=0.93", "--skip", "2"]
+    defaults.main([*policies, "--batch", "4", *text, "--tokens-per-request", "4", "--out", str(tmp_path / "skipped")])
+    found = json.loads((tmp_path / "skipped" / "defaults.json").read_text())["points"]
+    assert {point["setting"] for point in found.values()} == {"xshare", "xshare:k0=1,mass=0.93"}
+    by_rows, given = (found[f"4, mixed, {name}"] for name in ("xshare", "xshare:k0=1,mass=0.93"))
+    assert (by_rows["active_experts"], by_rows["loss"]) == (given["active_experts"], given["loss"]), "of 16 rows"
+    capsys.readouterr()
     defaults.main(["--batch", "2", "4", *text, "--resume"])
     assert " nats\n" not in capsys.readouterr().out.split("Budgets")[0], "all of it was there"

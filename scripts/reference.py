@@ -22,7 +22,7 @@ from sglang_xshare.live.routes import add_routes
 from sglang_xshare.patching.queue import find_root, list_releases
 from sglang_xshare.policies import Policy, list_policies
 from sglang_xshare.policies.common import COMMON_KEYS
-from sglang_xshare.policies.keys import Key
+from sglang_xshare.policies.keys import Key, spell_table
 from sglang_xshare.policies.plan import KEYS, SelectionPlan
 from sglang_xshare.policies.spelling import spell_policy
 from sglang_xshare.stage.evidence.figures import FIGURES, PREFIX
@@ -103,6 +103,8 @@ def _describe_policy(policy: Policy) -> tuple[str, str, str, str]:
     keys = "every key below" if list(policy.keys) == list(KEYS) else ", ".join(_spell_defaults(policy))
     for preset, given in policy.presets.items():
         keys += f"; `{policy.name}:{preset}` is `{spell_policy(policy.name, given)}`"
+    for name, words in policy.tables.items():
+        keys += "".join(f"; `{name}={word}` is {spell_table(table)}" for word, table in words.items())
     phases = ", ".join(policy.phases) if policy.selects else ""
     return f"`{policy.name}`", phases, keys, policy.summary
 

@@ -53,13 +53,15 @@ class Training:
     """A model, the loss it is trained on, its optimizers, and the state of all on disk."""
 
     def __init__(
-        self, model: nn.Module, loss: Callable[[torch.Generator], Tensor], steps: int, state_file: Path
+        self, model: nn.Module, loss: Callable[[torch.Generator], Tensor], steps: int, state_file: Path, seed: int = 0
     ) -> None:
-        """`loss` draws a batch with the generator it is given, returns a scalar. Resumes where `state_file` exists."""
+        """Resume from `state_file` if there is one. `loss` draws a batch with the generator it is given, which `seed`
+        starts, and returns a scalar.
+        """
         self.model, self.loss, self.steps, self.state_file = model, loss, steps, state_file
         self.optimizers = optimizers(model)
         self.schedulers = [LambdaLR(optimizer, lambda step: schedule(step, steps)) for optimizer in self.optimizers]
-        self.draw = torch.Generator().manual_seed(1)
+        self.draw = torch.Generator().manual_seed(seed + 1)
         self.step = 0
         if state_file.exists():
             self._resume(torch.load(state_file))

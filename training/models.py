@@ -47,9 +47,9 @@ class Recipe:
     state: Path
     steps: int = 800
 
-    def new_model(self) -> PreTrainedModel:
-        """An untrained model in float32, the same every time."""
-        torch.manual_seed(0)
+    def new_model(self, seed: int = 0) -> PreTrainedModel:
+        """Return an untrained model in float32, always the same of a seed."""
+        torch.manual_seed(seed)
         model = self.build(self.configure()).float()
         model.set_experts_implementation("grouped_mm")  # transformers' default loops over the experts
         return model

@@ -29,9 +29,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="(default: the model's own folder)")
     parser.add_argument("--state", type=Path, help="to resume from (default: the model's own, below build/train_moe)")
     parser.add_argument("--steps", type=int, help="of 3,840 tokens (default: the model's own, 1600 of the shipped one)")
+    seeded = "of the weights and of what is read; another one has its own folder (default: 0)"
+    parser.add_argument("--seed", type=int, default=0, help=seeded)
     options = parser.parse_args()
     recipe = MODELS[options.model]
-    out, state, steps = options.out or recipe.out, options.state or recipe.state, options.steps or recipe.steps
+    own = f"-{options.seed}" if options.seed else ""
+    out = options.out or recipe.out.with_name(f"{recipe.out.name}{own}")
+    state = options.state or recipe.state.with_stem(f"{recipe.state.stem}{own}")
+    steps = options.steps or recipe.steps
 
     corpus = load_corpus()
     texts = {domain: [document.text for document in corpus[domain].train] for domain in DOMAINS}
@@ -39,15 +44,15 @@ def main() -> None:
     write_heldout(corpus, out)
     streams = {domain: encode(tokenizer, texts[domain]) for domain in DOMAINS}
     print("training tokens:", {domain: len(stream) for domain, stream in streams.items()}, flush=True)
-    model = recipe.new_model()
+    model = recipe.new_model(options.seed)
 
     def loss(draw: torch.Generator) -> Tensor:
         return recipe.loss(model, batch([streams[domain] for domain in MIX], draw))
 
-    for step in Training(model, loss, steps, state).run():
+    for step in Training(model, loss, steps, state, options.seed).run():
         export(in_bfloat16(untied(model)), tokenizer, out)
         print(f"step {step}: exported to {out}", flush=True)
-    seen = {"steps": steps, "tokens_trained_on": steps * SEQUENCES * CONTEXT}
+    seen = {"steps": steps, "seed": options.seed, "tokens_trained_on": steps * SEQUENCES * CONTEXT}
     script = Path(__file__).stem + (f" --model {options.model}" if options.model != SHIPPED else "")
     publish(out, seen | measure(out, corpus), recipe.title, script)
     print((out / "README.md").read_text())

@@ -53,11 +53,13 @@ def parse_variant(text: str, args: Sequence[str] = ()) -> Variant:
     return Variant(text, None if name == OFF else name, keys, tuple(args))
 
 
-def parse_plan(text: str) -> SelectionPlan:
-    """The plan of a policy, as `PLAN_SPELLING` says, by default without keys. Raises ValueError otherwise."""
+def parse_plan(text: str, rows: int | None = None) -> SelectionPlan:
+    """Return the plan of a policy, spelt as `PLAN_SPELLING` says, in a step of `rows` router rows if its numbers follow
+    these. Raises ValueError for another spelling.
+    """
     variant = parse_variant(text)
     for key in COMMON_KEYS:
         if key in variant.keys:
             raise ValueError(f"policy {text!r}: {key} takes a server, which this is not; allowed is {PLAN_SPELLING}")
     policy = get_policy(variant.policy or BASELINE)
-    return policy.build(variant.keys)
+    return policy.build(variant.keys or policy.bare, rows)

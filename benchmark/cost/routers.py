@@ -98,7 +98,7 @@ def time_selection(rows: int, experts: int, plans: Sequence[str], rounds: int) -
 
 def make_call(logits: torch.Tensor, spelling: str) -> Callable[[], object]:
     """`select()` with a plan as the stage calls it. Raises ValueError for a plan that is none."""
-    plan = parse_plan(spelling)
+    plan = parse_plan(spelling, len(logits))
     batch = Batch(tokens_per_request=TOKENS_PER_REQUEST if plan.add_per_request or plan.scope == "request" else 1)
     router = Router(TOP_K)
     return lambda: select(logits, plan, router, batch)

@@ -78,7 +78,7 @@ def _try_case(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: 
 
 def check(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: bool) -> str | None:
     """What differs from the reference on random logits with a tenth of the rows padding; None where nothing does."""
-    plan, batch = parse_plan(spelling), _make_batch(spelling, rows)
+    plan, batch = parse_plan(spelling, rows), _make_batch(spelling, rows)
     router = Router(min(TOP_K, experts))
     logits = _make_logits(rows, experts, dtype)
     logits = logits.round() if tied else logits
@@ -132,8 +132,10 @@ def time_call(call: Callable[[], object]) -> float:
 def make_call(rows: int, experts: int, spelling: str, package: str = "sglang_xshare") -> Callable[[], object]:
     """Return select() by the kernel of a package of ours, on logits in bf16, as a layer calls it."""
     ours = import_module(package)
-    variant = parse_variant(spelling)
-    plan = import_module(f"{package}.policies").get_policy(variant.policy).build(variant.keys)
+    plan: Any = parse_plan(spelling, rows)
+    if package == FORMER:
+        variant = parse_variant(spelling)
+        plan = import_module(f"{package}.policies").get_policy(variant.policy).build(variant.keys)
     logits, ranks = _make_logits(rows, experts, torch.bfloat16), _make_ranks(experts)
     batch = ours.Batch(tokens_per_request=_make_batch(spelling, rows).tokens_per_request)
     return partial(ours.select, logits, plan, ours.Router(TOP_K), batch, ranks, "triton", slots=ours.RunnerSlots())

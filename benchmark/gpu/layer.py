@@ -84,7 +84,7 @@ def _measure_shape(record: Record, name: str) -> str | None:
         return {"active": active, "us": us, "router_us": router_us}
 
     fixed = moe_layer.fixed_router(moe_layer.route_to(BANDWIDTH_AT, shape, ROWS, "cuda"))
-    plans = {policy: None if policy == "off" else parse_plan(policy) for policy in POLICIES}
+    plans = {policy: None if policy == "off" else parse_plan(policy, ROWS) for policy in POLICIES}
     # Of a model with fewer experts a token, a warm-up of so many is none.
     router = Router(top_k=shape.top_k)
     plans = {policy: plan for policy, plan in plans.items() if plan is None or plan.warm_up(router) <= shape.top_k}

@@ -22,7 +22,7 @@ def policy_quality(decoding: Decoding, policies: Sequence[str], top: int = TOP) 
 
     Raises ValueError for a policy, a model or a text that will not do, before anything is measured.
     """
-    plans = {text: parse_plan(text) for text in dict.fromkeys([BASELINE, *policies])}
+    plans = {text: parse_plan(text, decoding.layout.rows) for text in dict.fromkeys([BASELINE, *policies])}
     model, sequences = decoding.load()
     for plan in plans.values():
         plan.check(*router_of(model))

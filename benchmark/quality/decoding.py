@@ -27,7 +27,8 @@ class Decoding:
     """The text that every policy decodes, and how it is batched.
 
     `model` is the folder of the checkpoint, with its tokenizer, `texts` that of held-out `*.txt`, a domain each. The
-    counts are those of `COUNTS`; `per_domain` is a multiple of `batch`, `steps` of `tokens_per_request`.
+    counts are those of `COUNTS`; `per_domain` is a multiple of `batch`, `steps` of `tokens_per_request`. The first
+    `skip` sequences of each domain are left out.
 
     Raises ValueError naming the count as its flag, its value and what is allowed.
     """
@@ -39,6 +40,7 @@ class Decoding:
     steps: int = 128
     batch: int = 16
     tokens_per_request: int = 1
+    skip: int = 0
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -58,7 +60,7 @@ class Decoding:
     def load(self) -> tuple[PreTrainedModel, Sequences]:
         """The model and its sequences, domain after domain. Raises ValueError where either will not do."""
         model = load_model(self.model)
-        return model, load_sequences(self.texts, self.model, self.prompt + self.steps + 1, self.per_domain)
+        return model, load_sequences(self.texts, self.model, self.prompt + self.steps + 1, self.per_domain, self.skip)
 
 
 def add_decoding(parser: Parser, counts: Collection[str] = tuple(COUNTS), **defaults: int) -> None:
@@ -72,4 +74,4 @@ def add_decoding(parser: Parser, counts: Collection[str] = tuple(COUNTS), **defa
 def read_decoding(args: argparse.Namespace, **fixed: int) -> Decoding:
     """What the parsed flags ask for, with the counts that have none `fixed`. Raises ValueError as `Decoding` does."""
     counts = {name: fixed[name] if name in fixed else getattr(args, name) for name in COUNTS}
-    return Decoding(args.model, args.texts or args.model / "heldout", **counts)
+    return Decoding(args.model, args.texts or args.model / "heldout", **counts, skip=getattr(args, "skip", 0))

@@ -2,6 +2,7 @@
 
 Budgets of `xshare` by count, by a share of the model's experts, and by the utility that they hold, in steps of several
 sizes, of one domain and of mixed ones; with `--tokens-per-request`, where drafts are verified, a count by request too.
+Or policies in place of the budgets, on text that did not choose these: with `--skip`, behind the first sequences.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,13 +10,14 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from benchmark.common.command import Parser, positive, run_main
+from benchmark.common.command import Parser, policy, positive, run_main
 from benchmark.common.paths import BUILD
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE, parse_plan
 from benchmark.quality.decoding import add_decoding, read_decoding
 from benchmark.quality.measure import Bench, compare_loss
 from benchmark.quality.model import Layout, router_of
+from sglang_xshare import Router
 
 COUNTS = ("per_domain", "prompt", "steps", "tokens_per_request")
 BATCHES = (2, 4, 8, 16, 32)
@@ -23,17 +25,22 @@ ADDS, SHARES = (24, 16, 32, 48), (0.125, 0.1875, 0.25, 0.375, 0.5)
 MASSES = (0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99)
 PER_REQUEST = (4, 5)
 """XShare's best with drafts."""
-NAMED = {"xshare:careful": "mass=0.97", "xshare": "mass=0.9", "xshare:fast": "mass=0.8", "xshare:k0=1,add=24": "add=24"}
-"""Policies that the guide compares, by the setting that each is."""
+BY_ROWS = ("xshare:careful", "xshare", "xshare:fast")
+"""Policies that are another setting at another number of router rows."""
+NAMED = (*BY_ROWS, "xshare:k0=1,add=24")
+"""Policies that the guide compares."""
 NOTE = """\
-All settings have k0=1. Experts: active ones, of vanilla's, mean over models, steps of {batches} requests, tokens of
-each {tokens}, of one domain and of mixed ones. Loss: nats a token above vanilla's on the same tokens, ± the standard
-error: the worst over all of these and where it is, and the mean. Models: {models}."""
+All settings have k0=1; a policy by name has at each size the setting of its rows. Experts: active ones, of vanilla's,
+mean over models, steps of {batches} requests, tokens of each {tokens}, of one domain and of mixed ones. Loss: nats a
+token above vanilla's on the same tokens, ± the standard error: the worst over all of these and where it is, and the
+mean. Models: {models}."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record, print the table."""
     parser = Parser("benchmark.quality.defaults", __doc__)
+    parser.add_policies(policy, (), "policies in place of the budgets")
+    parser.add_argument("--skip", type=int, default=0, metavar="N", help="sequences of each domain to leave out first")
     sizes = " ".join(map(str, BATCHES))
     parser.add_argument("--batch", nargs="+", type=positive, default=BATCHES, help=f"requests (default: {sizes})")
     add_decoding(parser, COUNTS, steps=32, prompt=32)
@@ -45,30 +52,41 @@ def main(argv: Sequence[str] | None = None) -> None:
     model, sequences = decoding.load()
     router, experts = router_of(model)
     tokens = args.tokens_per_request
-    plans = {name: parse_plan(text) for name, text in list_settings(experts, tokens > 1)}
-    for plan in plans.values():
-        plan.check(router, experts)
+    settings = {text: text for text in args.policies} or dict(list_settings(experts, tokens > 1))
+    for text in settings.values():
+        parse_plan(text).check(router, experts)
     texts = {"one domain": sequences, "mixed": sequences.take(sequences.mixing())}
     benches = {name: Bench(model, chosen, decoding.prompt) for name, chosen in texts.items()}
     for batch, (mixing, bench) in product(args.batch, benches.items()):
-        names = {f"{batch}, {mixing}, {name}": name for name in plans}
+        names = {f"{batch}, {mixing}, {name}": name for name in settings}
         missing = {key: name for key, name in names.items() if key not in record}
         if not missing:
             continue
         layout = Layout(batch, tokens)
         vanilla = bench.run(parse_plan(BASELINE), layout)
         for key, name in missing.items():
-            decoded = bench.run(plans[name], layout)
+            decoded = bench.run(parse_plan(settings[name], layout.rows), layout)
             loss = compare_loss(decoded.nats, vanilla.nats)
             print(f"{key}: {decoded.active:.1f} of {vanilla.active:.1f} experts, {loss} nats", flush=True)
-            figures = {"experts": experts, "top_k": router.top_k, "scoring": router.scoring}
-            if (router.num_expert_group or 1) > 1:
-                figures["groups"] = [router.topk_group, router.num_expert_group]
-            figures |= {"batch": batch, "tokens_per_request": tokens, "mixing": mixing, "setting": name}
-            figures |= {"kept_mass": decoded.kept_mass}
-            figures |= {"vanilla_active": vanilla.active, "active_experts": decoded.active}
+            figures = describe_router(router, experts) | {
+                "batch": batch,
+                "tokens_per_request": tokens,
+                "mixing": mixing,
+                "setting": name,
+            }
+            figures |= {
+                "kept_mass": decoded.kept_mass,
+                "vanilla_active": vanilla.active,
+                "active_experts": decoded.active,
+            }
             record.add(key, **figures, loss={"delta": loss.delta, "error": loss.error})
     tabulate_defaults(record.points).show(record.path)
+
+
+def describe_router(router: Router, experts: int) -> dict[str, Any]:
+    """Return what `name_model` names a model by."""
+    groups = {"groups": [router.topk_group, router.num_expert_group]} if (router.num_expert_group or 1) > 1 else {}
+    return {"experts": experts, "top_k": router.top_k, "scoring": router.scoring, **groups}
 
 
 def list_settings(experts: int, verifies: bool = False) -> Iterator[tuple[str, str]]:
@@ -83,42 +101,62 @@ def list_settings(experts: int, verifies: bool = False) -> Iterator[tuple[str, s
         yield f"mass={mass:g}", f"xshare:k0=1,mass={mass:g}"
 
 
+def find_setting(policy: str, point: Mapping[str, Any]) -> str:
+    """Return the setting that a policy of `NAMED` is in steps of a point's size."""
+    plan = parse_plan(policy, point["batch"] * point.get("tokens_per_request", 1))
+    return f"add={plan.add}" if plan.mass is None else f"mass={plan.mass:g}"
+
+
 def tabulate_defaults(*records: Mapping[str, Any]) -> Table:
-    """A row a setting, over the models of all records."""
+    """Return a table with a row for each setting, and each policy of `BY_ROWS`, over the models of all records."""
     by_setting: dict[str, list[Mapping[str, Any]]] = {}
-    for point in (point for points in records for point in points.values()):
+    everything = [point for points in records for point in points.values()]
+    for point in everything:
         by_setting.setdefault(point["setting"], []).append(point)
+    for name in BY_ROWS:
+        chosen = [point for point in everything if point["setting"] == find_setting(name, point)]
+        if set(map(_locate, chosen)) == set(map(_locate, everything)):
+            by_setting.setdefault(name, chosen)
     rows = []
     for setting, points in by_setting.items():
         worst = max(points, key=lambda point: point["loss"]["delta"])
         share = fmean(point["active_experts"] / point["vanilla_active"] for point in points)
         mean = fmean(point["loss"]["delta"] for point in points)
-        place = f"{_name(worst)}, {worst['batch']} requests, {worst['mixing']}"
+        place = f"{name_model(worst)}, {worst['batch']} requests, {worst['mixing']}"
         loss = f"{worst['loss']['delta']:+.4f} ± {worst['loss']['error']:.4f}"
         rows.append([setting, f"{share:.0%}", loss, place, f"{mean:+.4f}"])
-    everything = [point for points in by_setting.values() for point in points]
     note = NOTE.format(
         batches=", ".join(map(str, dict.fromkeys(point["batch"] for point in everything))),
         tokens=", ".join(map(str, dict.fromkeys(point.get("tokens_per_request", 1) for point in everything))),
-        models="; ".join(dict.fromkeys(map(_name, everything))),
+        models="; ".join(dict.fromkeys(map(name_model, everything))),
     )
     return Table("Budgets for any model", ["budget", "experts", "worst loss", "where", "mean loss"], rows, note)
 
 
+def _locate(point: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what all settings are measured at: a model, a size, a mixing."""
+    return name_model(point), point["batch"], point.get("tokens_per_request", 1), point["mixing"]
+
+
 def tabulate_named(*records: Mapping[str, Any]) -> Table:
-    """A row a policy of `NAMED`, a column a model: what share of its experts is left, and the worst loss."""
-    models = {_name(points[0]): points for points in (list(record.values()) for record in records)}
+    """Return a table with a row for each policy of `NAMED` and a column for each model: what share of its experts is
+    left, and the worst loss.
+    """
+    models = {name_model(points[0]): points for points in (list(record.values()) for record in records)}
     rows = []
-    for policy, setting in NAMED.items():
-        chosen = [[point for point in points if point["setting"] == setting] for points in models.values()]
+    for name in NAMED:
+        chosen = [
+            [point for point in points if point["setting"] == find_setting(name, point)] for points in models.values()
+        ]
         shares = [fmean(point["active_experts"] / point["vanilla_active"] for point in points) for points in chosen]
         losses = [max(point["loss"]["delta"] for point in points) for points in chosen]
-        rows.append([policy, *(f"{share:.0%}, {loss:.3f}" for share, loss in zip(shares, losses, strict=True))])
+        rows.append([name, *(f"{share:.0%}, {loss:.3f}" for share, loss in zip(shares, losses, strict=True))])
     note = "Share of the model's own active experts that is left, and worst loss in nats, of 2 to 32 requests."
     return Table("Presets, by model", ["`--expert-policy`", *models], rows, note)
 
 
-def _name(point: Mapping[str, Any]) -> str:
+def name_model(point: Mapping[str, Any]) -> str:
+    """Return the router of a point's model in words."""
     groups = "{} of {} groups, ".format(*point["groups"]) if "groups" in point else ""
     return f"{point['scoring']}, {groups}{point['top_k']} of {point['experts']}"
 

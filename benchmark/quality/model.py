@@ -31,6 +31,11 @@ class Layout:
     batch: int
     tokens_per_request: int = 1
 
+    @property
+    def rows(self) -> int:
+        """Router rows of a step."""
+        return self.batch * self.tokens_per_request
+
     def __str__(self) -> str:
         tokens = "1 token" if self.tokens_per_request == 1 else f"{self.tokens_per_request} tokens"
         return f"{self.batch} {'request' if self.batch == 1 else 'requests'} x {tokens}"
@@ -87,6 +92,29 @@ class Prefilled:
         with _routed(self.model, plan, layout, tokens.shape[1], selects) as routing:
             logits = self.model(tokens, past_key_values=copy.deepcopy(self.cache)).logits
         return logits.float(), routing
+
+    def sample(
+        self,
+        forced: torch.Tensor,
+        plan: Plans,
+        layout: Layout,
+        draw: Callable[[torch.Tensor], torch.Tensor],
+        count: int,
+    ) -> tuple[torch.Tensor, Routing]:
+        """Continue with `forced` tokens [sequences, tokens], then with `count` more, each of which `draw` chooses from
+        logits [sequences, vocabulary] float32, all under `plan` in steps of one token a sequence.
+
+        Returns the chosen tokens [sequences, count], and what the policy did. Raises ValueError as `decode` does.
+        """
+        cache, tokens, drawn, routing = copy.deepcopy(self.cache), forced, [], Routing()
+        for _ in range(count):
+            with _routed(self.model, plan, layout, tokens.shape[1], None) as found:
+                logits = self.model(tokens, past_key_values=cache, logits_to_keep=1).logits
+            for name in ("active", "vanilla_active", "kept_mass"):
+                getattr(routing, name).extend(getattr(found, name))
+            tokens = draw(logits[:, -1].float())[:, None]
+            drawn.append(tokens)
+        return torch.cat(drawn, 1), routing
 
 
 def load_model(path: Path) -> PreTrainedModel:

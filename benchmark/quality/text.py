@@ -61,16 +61,20 @@ def list_texts(folder: Path) -> list[Path]:
     return files
 
 
-def cut_text(path: Path, ids: Sequence[int], length: int, count: int) -> list[list[int]]:
-    """The first `count` sequences of `length` of a text's tokens. Raises ValueError where there are not so many."""
-    if len(ids) < count * length:
+def cut_text(path: Path, ids: Sequence[int], length: int, count: int, skip: int = 0) -> list[list[int]]:
+    """Return the `count` sequences of `length` of a text's tokens after the first `skip` of them. Raises ValueError if
+    the text is too short.
+    """
+    if len(ids) < (skip + count) * length:
         room = len(ids) // length
-        raise ValueError(f"{path}: {room} sequences of {length} tokens in it; {count} a domain are asked for")
-    return [list(ids[start : start + length]) for start in range(0, count * length, length)]
+        raise ValueError(f"{path}: {room} sequences of {length} tokens in it; {skip + count} a domain are asked for")
+    return [list(ids[start : start + length]) for start in range(skip * length, (skip + count) * length, length)]
 
 
-def load_sequences(texts: Path, tokenizer: Path, length: int, per_domain: int) -> Sequences:
-    """The first `per_domain` sequences of `length` tokens of every `*.txt`, a domain. Raises ValueError for less."""
+def load_sequences(texts: Path, tokenizer: Path, length: int, per_domain: int, skip: int = 0) -> Sequences:
+    """Return `per_domain` sequences of `length` tokens of every `*.txt`, a domain, after the first `skip` of them.
+    Raises ValueError for a text that is too short.
+    """
     files = list_texts(texts)
     encoder = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     tokens: list[list[int]] = []
@@ -78,22 +82,24 @@ def load_sequences(texts: Path, tokenizer: Path, length: int, per_domain: int) -
     for path in files:
         text = path.read_text()
         encoding = encoder.encode(text, add_special_tokens=False)
-        sequences = cut_text(path, encoding.ids, length, per_domain)
-        answers += _answers(text, encoding, length, first=len(tokens), count=per_domain)
+        sequences = cut_text(path, encoding.ids, length, per_domain, skip)
+        answers += _answers(text, encoding, length, len(tokens), per_domain, skip)
         tokens += sequences
     domains = tuple(path.stem for path in files for _ in range(per_domain))
     return Sequences(torch.tensor(tokens), domains, tuple(answers))
 
 
-def _answers(text: str, encoding: Encoding, length: int, first: int, count: int) -> list[Answer]:
-    """The answers whose tokens lie within one of the `count` sequences, the first of which is row `first`."""
+def _answers(text: str, encoding: Encoding, length: int, first: int, count: int, skip: int) -> list[Answer]:
+    """Return the answers whose tokens lie within one of `count` sequences, which are rows from `first` on and come
+    after `skip` others.
+    """
     found = []
     for match in ANSWER.finditer(text):
         start = encoding.char_to_token(match.start())
         last = encoding.char_to_token(match.end() - 1)
         if start is None or last is None:
             continue
-        row, column = divmod(start, length)
-        if row < count and column + last - start < length:
+        row, column = divmod(start - skip * length, length)
+        if 0 <= row < count and column + last - start < length:
             found.append(Answer(first + row, column, column + last - start + 1))
     return found

@@ -11,7 +11,7 @@ class Experiment:
     """One `python -m <module>`, which leaves `<record>.json`, as it is named unless told otherwise, in a folder below
     the results, and beside it those of its `plots` that a page shows. It takes so many minutes at full size, with
     `arguments`, on two quiet cores; `small` are those of the smallest size that goes through. At full size it takes a
-    model that `python -m training.train_moe --model <trained>` makes, where it takes one.
+    model that `python -m training.train_moe --model <trained>` makes, where it takes one; `trained` may end in a seed.
     """
 
     name: str
@@ -27,7 +27,9 @@ class Experiment:
     @property
     def model(self) -> Path | None:
         """The folder of the trained model that it takes."""
-        return BUILD / "models" / self.trained if self.trained else None
+        name, _, more = self.trained.partition(" ")
+        seed = f"-{more.split()[1]}" if more else ""
+        return BUILD / "models" / f"{name}{seed}" if name else None
 
     @property
     def kind(self) -> str:
@@ -49,6 +51,17 @@ SERVED = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8 --sums 4 --p
 TEXT = "--per-domain 4 --prompt 16 --steps 8 --batch 4"
 DRAFTS = "--add 8 --batch 1 --tokens-per-request 8 --chance 0.75 --per-domain 4 --prompt 16 --steps 16"
 BUDGETS = "--batch 4 --per-domain 4 --prompt 16 --steps 8"
+FRESH = "xshare xshare:careful xshare:fast xshare:mass=0.9 --skip 32"
+SIZES = {
+    "decoded": "--batch 3 6 12 24 48 --per-domain 48",
+    "decoded-64": "--batch 64 --per-domain 64",
+    "verified-4": "--batch 1 3 6 12 --per-domain 24 --tokens-per-request 4",
+    "verified-8": "--batch 1 3 6 12 --per-domain 24 --tokens-per-request 8",
+}
+CAPS = " ".join(f"xshare:max_add={most}" for most in (24, 32, 48, 64))
+STEPS = {"grouped": 400, "many128": 200, "wide": 250}
+"""Models that another seed makes for the default's check: for how many steps each is trained."""
+SAMPLED = (("samples", "", ""), ("samples-hot", "", "--temperature 2"), ("samples-grouped", "grouped", ""))
 BUDGETED = ("wide", "many128", "grouped", "biased", "many512")
 DISPATCH = "--per-domain 8 --calibration 384 --replicas 2"
 
@@ -65,6 +78,25 @@ def _budgets_of(model: str) -> Experiment:
     folder, arguments = f"quality/{model}", f"--model build/models/{model}"
     name = "benchmark.quality.defaults"
     return Experiment(f"defaults-{model}", name, folder, 8, BUDGETS, arguments, "defaults", model)
+
+
+def _fresh(model: str, sizes: str) -> Experiment:
+    """The default and its presets on text and sizes, and models of a seed, that did not choose their numbers."""
+    caps = f"{CAPS} " if sizes.startswith("decoded") else ""
+    folder, arguments = f"quality/fresh/{model or 'shipped'}/{sizes}", f"{caps}{FRESH} {SIZES[sizes]}"
+    arguments += f" --model build/models/{model}-2" if model else ""
+    name, trained = "benchmark.quality.defaults", f"{model} --seed 2 --steps {STEPS[model]}" if model else ""
+    small = f"xshare --skip 2 {BUDGETS}"
+    return Experiment(f"fresh-{model or 'shipped'}-{sizes}", name, folder, 8, small, arguments, "defaults", trained)
+
+
+def _sampled(name: str, model: str, arguments: str) -> Experiment:
+    """Answers to arithmetic problems, several to each."""
+    folder = f"quality/{name.replace('-', '/')}"
+    trained = f"{model} --seed 2 --steps {STEPS[model]}" if model else ""
+    arguments += f" --model build/models/{model}-2" if model else ""
+    small = "xshare --problems 64"
+    return Experiment(name, "benchmark.quality.samples", folder, 4, small, arguments, "samples", trained)
 
 
 def _with_drafts(batch: int, tokens: int) -> Experiment:
@@ -166,6 +198,8 @@ EXPERIMENTS = {
             "defaults",
         ),
         *map(_budgets_of, BUDGETED),
+        *(_fresh(model, sizes) for model in ("", *STEPS) for sizes in SIZES),
+        *(_sampled(*one) for one in SAMPLED),
     )
 }
 """In the order of a whole run."""

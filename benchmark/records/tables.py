@@ -23,7 +23,8 @@ from benchmark.quality.defaults import tabulate_defaults, tabulate_named
 from benchmark.quality.drafts.report import tabulate_drafts
 from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.report import tabulate_quality
-from benchmark.records.experiments import BUDGETED, EXPERIMENTS, VERIFIED
+from benchmark.quality.samples import tabulate_samples
+from benchmark.records.experiments import BUDGETED, EXPERIMENTS, SAMPLED, SIZES, STEPS, VERIFIED
 from benchmark.serving.exact import tabulate_exact
 from benchmark.serving.report import (
     summarize_serving,
@@ -51,6 +52,7 @@ H100_RUN, H200_RUN = "2026-11-26-nvidia-h100-80gb-hbm3", "2026-11-26-nvidia-h200
 FRONTS = ("front", "front-grouped", "front-wide")
 WITH_DRAFTS = tuple(f"drafts-{batch}x{tokens}" for batch, tokens in VERIFIED)
 DEFAULTS = ("defaults", *(f"defaults-{model}" for model in BUDGETED))
+FRESH = tuple(f"fresh-{model}-{sizes}" for model in ("shipped", *STEPS) for sizes in SIZES)
 TABLES = {
     "serving": Source(("serving",), tabulate_serving),
     "serving-summary": Source(("serving", "drafts-1x8"), summarize_serving),
@@ -63,6 +65,8 @@ TABLES = {
     "defaults": Source(DEFAULTS, tabulate_defaults),
     "presets": Source(DEFAULTS, tabulate_named),
     "defaults-verified": Source(("defaults-verified",), tabulate_defaults),
+    "fresh": Source(FRESH, tabulate_defaults),
+    "samples": Source(tuple(name for name, *_ in SAMPLED), tabulate_samples),
     "front": Source(FRONTS, tabulate_gains),
     **{one.replace("front", "front-settings"): Source((one,), tabulate_front) for one in FRONTS},
     "own-share": Source(FRONTS, tabulate_own_share),

@@ -95,8 +95,10 @@ def test_it_serves_what_a_server_serves(release, patched_release, written):  # n
     model = {"architecture": "Qwen3MoeForCausalLM", "executed_as": "Qwen3-MoE", "layers": 4, "experts": 64, "top_k": 8}
     assert report["model"] == model
     resolved = {"k0": 1, "p": 1.0, "utility": "topk", "add": 0, "add_per_request": 0, "balance": "literal"}
-    resolved |= {"mass": 0.9, "own_share": 0.0, "acceptance": 1.0}
-    assert report["plan"].items() >= {"policy": "xshare", **resolved, "min_rows": 2, "overrides": []}.items()
+    resolved |= {"mass": 0.93, "own_share": 0.0, "acceptance": 1.0}
+    assert report["plan"].items() >= {"policy": "xshare", **resolved, "min_rows": 2}.items()
+    by_rows = [{"by_rows": "2-7", "mass": 0.85}, {"by_rows": "8-15", "mass": 0.9}]
+    assert report["plan"]["overrides"] == by_rows
     assert (report["sglang"], report["device"]) == (release, "cpu")
     start = ["SGLANG_USE_CPU_ENGINE=1", "sglang", "serve", "--model-path", str(TINY), *CPU]
     for case in ("bare xshare", "no policy"):  # whose report is bare xshare's

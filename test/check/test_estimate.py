@@ -130,7 +130,8 @@ def test_bare_xshare_is_estimated_where_nobody_names_a_policy(write, capsys):
     """Which says what it is; not for a request alone, which it leaves to the model."""
     asked = ("--model", write(QWEN), "--gpu", "h200", "--batch")
     assert say(*asked, 32) == 0
-    assert "\nxshare: k0=1, mass=0.9.\n" in capsys.readouterr().out
+    told = " ".join(capsys.readouterr().out.split())
+    assert "xshare: k0=1, mass=default (0.85 up to 7 rows, 0.9 up to 15, 0.93 from 16 on)." in told
     assert say(*asked, 1, "--json") == 0
     assert {row["policy"] for row in read_rows(capsys)} == {"vanilla"}
 

@@ -254,7 +254,7 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
         f"python -m benchmark.quality.{name}": Elsewhere(
             f"test/benchmark/quality/test_{name.split()[0]}.py", "that asks for less, without another process"
         )
-        for name in ("defaults", "defaults --batch 1 2 4 8 16 --tokens-per-request 4", "drafts", "front")
+        for name in ("defaults", "defaults --batch 1 2 4 8 16 --tokens-per-request 4", "drafts", "front", "samples")
     },
     "python -m training.train_moe": TRAINED,
     "python -m training.train_moe --model grouped": TRAINED,
@@ -263,6 +263,12 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
             "test/training/test_models.py", "that builds the model; all that follows is as with the other two"
         )
         for name in ("wide", "biased", "many128", "many512")
+    },
+    **{
+        f"python -m training.train_moe --model {name} --seed 2 --steps {steps}": Elsewhere(
+            "test/training/test_models.py", "that builds the model of a seed"
+        )
+        for name, steps in (("grouped", 400), ("many128", 200), ("wide", 250))
     },
     "python -m training.train_eagle3": TRAINED,
     # on a GPU

@@ -70,7 +70,8 @@ def control(attach, monkeypatch):
 def test_get_tells_the_plan_and_what_is_counted(control):
     told = control(XSHARE | {"expert_policy_config": {"k0": 2, "layers": {"1": {"add": 3}}}}).get()
     assert set(told) == {"policy", "k0", "layers", *ADDED} - {"warnings"}
-    assert told["in_force"]["mass"] == 0.9
+    assert told["in_force"]["mass"] == 0.93
+    assert {"by_rows": "8-15", "mass": 0.9} in told["in_force"]["overrides"]
     assert told["counters"]["outcomes"]["policy"] == told["switches"] == 0
 
 
@@ -94,6 +95,7 @@ WHOLE: list[dict[str, Any]] = [
     ),
     {"policy": "vanilla"},
     {"policy": "xshare"},
+    {"policy": "xshare", "k0": 1, "mass": "careful"},
     {"policy": "observe", "plans": ["oea:k0=2", {"policy": "xshare", "add": 3}]},
     {"policy": "custom", "k0": 0, "add": 7, "utility": "full"},
     {
@@ -116,6 +118,16 @@ def test_what_get_tells_can_be_posted_back(keys, control):
     again = asked.post(asked.get(), REPORTER)
     assert again["in_force"] == told["in_force"]
     assert (told["switches"], again["switches"]) == (1, 2)
+
+
+def test_presets_and_the_default_differ_in_their_hash(control):
+    asked, hashes = control(), set()
+    for mass in ("careful", "default", "fast", 0.93):
+        hashes.add(asked.post({"policy": "xshare", "mass": mass}, REPORTER)["plan_hash"])
+    assert len(hashes) == 4
+    bare = asked.post({"policy": "xshare"}, REPORTER)
+    assert (bare["k0"], bare["mass"]) == (1, "default")
+    assert bare["plan_hash"] in hashes
 
 
 def test_a_former_name_of_a_key_is_answered_with_a_warning(control):

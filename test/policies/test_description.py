@@ -16,7 +16,7 @@ from sglang_xshare.policies.plan import SelectionPlan
 
 XSHARE = {
     **{"policy": "xshare", "k0": 1, "p": 1.0, "utility": "topk", "add": 0, "add_per_request": 0},
-    **{"mass": 0.9, "max_add": None, "target_per_rank": None, "balance": "literal", "free_residents": None},
+    **{"mass": 0.93, "max_add": None, "target_per_rank": None, "balance": "literal", "free_residents": None},
     **{"own_share": 0.0, "acceptance": 1.0, "warm_rows": None},
     **{
         "phases": ["decode", "verify"],
@@ -24,14 +24,16 @@ XSHARE = {
         "max_rows": None,
         "rows": "batch",
         "exact": None,
-        "overrides": [],
+        "overrides": [{"by_rows": "2-7", "mass": 0.85}, {"by_rows": "8-15", "mass": 0.9}],
     },
 }
 
 
 def test_every_key_has_its_value():
     assert describe(build()) == XSHARE
-    assert describe(build(mass=0.5, min_rows=4)) == XSHARE | {"mass": 0.5, "min_rows": 4}
+    assert describe(build(mass=0.5, min_rows=4)) == XSHARE | {"mass": 0.5, "min_rows": 4, "overrides": []}
+    smaller = [{"by_rows": "9-15", "mass": 0.85}]
+    assert describe(build(mass="fast", min_rows=9)) == XSHARE | {"mass": 0.9, "min_rows": 9, "overrides": smaller}
     assert describe(build(speculative=True)) == XSHARE
 
 
@@ -57,9 +59,11 @@ def test_an_order_is_a_list_of_experts_that_json_takes():
 
 
 KEYS = st.fixed_dictionaries(
-    {}, optional={"k0": st.integers(1, 2), "add": st.integers(0, 2), "mass": st.sampled_from([0.5, 0.9])}
+    {}, optional={"k0": st.integers(1, 2), "add": st.integers(0, 2), "mass": st.sampled_from([0.5, "fast"])}
 )
-OTHERS = st.sampled_from([{"policy": "vanilla"}, {"policy": "oea"}, {"policy": "xshare", "mass": 0.25}])
+OTHERS = st.sampled_from(
+    [{"policy": "vanilla"}, {"policy": "oea"}, {"policy": "xshare"}, {"policy": "xshare", "mass": 0.25}]
+)
 
 
 def ranges(lowest: int) -> st.SearchStrategy[dict[str, dict[str, Any]]]:
@@ -76,7 +80,7 @@ def test_read_by_its_rule_it_is_the_schedule(keys, layers, by_rows):
         reject()
     described = json.loads(json.dumps(describe(schedule)))
     for layer in range(11):
-        for rows in range(2, 11):
+        for rows in (*range(2, 11), 15, 16, 99):
             assert read(described, layer, rows) == schedule.plan(layer, rows)
 
 

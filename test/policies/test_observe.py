@@ -15,6 +15,8 @@ def test_without_keys_it_compares_the_defaults_of_two_policies():
     assert list(build_schedule("observe", {}, speculative=False).observed) == ["xshare", "oea"]
     plans = build_schedule("observe", {}, speculative=True).plans_for(0, "verify", 8)
     assert plans == [build_plan("xshare"), build_plan("oea")]
+    shares = [build_schedule("observe", {}, speculative=False).plans_for(0, "decode", rows)[0] for rows in (7, 16)]
+    assert shares == [build_plan("xshare", mass=0.85), build_plan("xshare", mass=0.93)]
 
 
 def test_every_plan_applies_where_a_server_of_its_own_would_apply_it():

@@ -66,12 +66,15 @@ def test_one_policy_alone_and_an_unknown_one(capsys):
 def test_a_default_that_depends_on_other_keys_is_listed_so(capsys):
     assert main(["policies", "xshare"]) == 0
     table = capsys.readouterr().out
-    assert " ".join(table.split()).count("0.9; none beside add,") == 1
-    assert "xshare:careful is xshare:k0=1,mass=0.97" in table
+    assert " ".join(table.split()).count("default; none beside add,") == 1
+    assert "xshare:careful is xshare:k0=1,mass=careful" in table
+    assert "mass=default is 0.85 up to 7 rows, 0.9 up to 15, 0.93 from 16 on" in table
     for other, value in {"add": 0, "add_per_request": 4, "target_per_rank": 5}.items():
         assert other in get_policy("xshare").depends["mass"]
         assert get_policy("xshare").resolve({other: value})["mass"] is None
-    assert get_policy("xshare").resolve({"k0": 2, "p": 0.9})["mass"] == 0.9
+    resolve = get_policy("xshare").resolve
+    assert [resolve({"k0": 2, "p": 0.9}, rows)["mass"] for rows in (None, 4, 16)] == ["default", 0.85, 0.93]
+    assert [resolve({"mass": "fast"}, rows)["mass"] for rows in (None, 4, 16)] == ["fast", 0.8, 0.9]
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_an_override_by_mass_ends_counts_and_one_by_a_count_mass():
     assert [kept.plan(layer, 4).mass for layer in range(3)] == [0.8, 0.8, None]
     rows = {"2": {"add": 3}, "4": {"target_per_rank": 5}, "6": {"k0": 2}, "8": {"add": 3, "mass": 0.5}}
     by_mass, counted = build(by_rows=rows), {"add": 9, "by_rows": {"2": {"mass": 0.5}, "4": {"mass": None}}}
-    wanted = [{"add": 3}, {"target_per_rank": 5}, {"k0": 2, "mass": 0.9}, {"add": 3, "mass": 0.5}]
+    wanted = [{"add": 3}, {"target_per_rank": 5}, {"k0": 2, "mass": 0.85}, {"add": 3, "mass": 0.5}]
     assert [by_mass.plan(0, size) for size in (2, 4, 6, 8)] == [build_plan("xshare", **keys) for keys in wanted]
     assert [build(**counted).plan(0, size).add for size in (2, 4, 6)] == [0, 9, 9]
     verified = build(speculative=True, add_per_request=4, by_rows={"8": {"mass": 0.5}})
@@ -104,7 +104,29 @@ def test_plans_finds_every_combination():
     wanted = {build_plan("xshare", k0=k0, add=add) for k0 in (1, 2) for add in (8, 24)}
     assert set(schedule.plans()) == wanted
     assert set(schedule.plans(range(4))) == wanted
-    assert set(build(k0=1, layers={"0": {"k0": 2}}).plans(range(1))) == {build_plan("xshare", k0=2)}
+    assert set(build(add=3, layers={"0": {"k0": 2}}).plans(range(1))) == {build_plan("xshare", k0=2, add=3)}
+
+
+def test_a_share_by_rows_goes_with_overrides():
+    """Layers and batch sizes change other keys beside it, or take a number, a count or another policy in its place."""
+    schedule = build(
+        by_rows={"4-9": {"k0": 2}, "32": {"mass": 0.5}},
+        layers={"1": {"mass": "fast"}, "2": {"add": 3}, "3": {"policy": "oea"}, "4": {"k0": 3}},
+    )
+    at = {0: (0.85, 0.85, 0.9, 0.93, 0.5), 1: (0.8, 0.8, 0.85, 0.9, 0.9), 4: (0.85, 0.85, 0.9, 0.93, 0.5)}
+    for layer, masses in at.items():
+        assert tuple(schedule.plan(layer, rows).mass for rows in (3, 7, 8, 16, 32)) == masses
+    assert [schedule.plan(0, rows).k0 for rows in (3, 4, 8, 9, 10)] == [1, 2, 2, 2, 1]
+    assert schedule.plan(2, 8) == build_plan("xshare", k0=2, add=3)
+    assert schedule.plan(3, 8) == build_plan("oea")
+    assert {schedule.plan(layer, rows) for layer in range(5) for rows in range(2, 34)} == set(schedule.plans(range(5)))
+
+
+def test_an_override_to_xshare_has_its_share_by_rows():
+    schedule = build("oea", layers={"0": {"policy": "xshare"}}, by_rows={"20": {"policy": "xshare", "mass": "careful"}})
+    assert [schedule.plan(0, rows).mass for rows in (2, 8, 16)] == [0.85, 0.9, 0.93]
+    assert schedule.plan(1, 16) == build_plan("oea")
+    assert schedule.plan(1, 20) == build_plan("xshare", mass=0.97)
 
 
 REFUSED: dict[str, tuple[str, bool, dict[str, Any]]] = {

@@ -24,8 +24,8 @@ def test_reads_and_writes_every_spelling(text, name, keys):
 
 
 def test_a_preset_stands_for_its_keys_before_others():
-    assert parse_policy("xshare:careful") == ("xshare", {"k0": 1, "mass": 0.97})
-    assert parse_policy("xshare:fast,min_rows=4") == ("xshare", {"k0": 1, "mass": 0.8, "min_rows": 4})
+    assert parse_policy("xshare:careful") == ("xshare", {"k0": 1, "mass": "careful"})
+    assert parse_policy("xshare:fast,min_rows=4") == ("xshare", {"k0": 1, "mass": "fast", "min_rows": 4})
     assert parse_policy("xshare:fast,k0=2,mass=0.7") == ("xshare", {"k0": 2, "mass": 0.7})
     assert parse_policy("xshare:fast,add=6") == ("xshare", {"k0": 1, "add": 6})
 

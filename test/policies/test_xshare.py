@@ -5,6 +5,8 @@ import torch
 
 from policies.batches import BATCH, logits_of
 from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.policies.spelling import parse_policy
 
 
 def selected(logits, batch=None, rank_of_expert=None, top_k=2, **keys):
@@ -106,7 +108,39 @@ def test_own_share_divides_by_what_the_row_would_have_had(own_share, divisor):
 
 
 @pytest.mark.parametrize("other", [{"add": 0}, {"add": 3}, {"add_per_request": 4}, {"target_per_rank": 5}])
-def test_nine_tenths_of_the_utility_are_kept_where_no_other_budget_is_given(other):
+def test_a_share_of_the_utility_is_kept_where_no_other_budget_is_given(other):
+    """A plan alone, which has no rows, keeps what one of 8 rows does."""
     assert build_plan("xshare") == build_plan("xshare", k0=1, add=0, mass=0.9)
+    assert build_plan("xshare", max_add=5) == build_plan("xshare", k0=1, add=0, mass=0.9, max_add=5)
     assert build_plan("xshare", **other).mass is None
     assert build_plan("xshare", mass=0.5, **other).mass == 0.5
+
+
+SIZES = (1, 7, 8, 15, 16, 2000)
+
+
+@pytest.mark.parametrize(
+    ("policy", "masses"),
+    [
+        ("xshare", (0.85, 0.85, 0.9, 0.9, 0.93, 0.93)),
+        ("xshare:careful", (0.93, 0.93, 0.95, 0.95, 0.97, 0.97)),
+        ("xshare:fast", (0.8, 0.8, 0.85, 0.85, 0.9, 0.9)),
+        ("xshare:mass=0.9", (0.9,) * 6),
+        ("xshare:careful,mass=0.9", (0.9,) * 6),
+        ("xshare:k0=1,add=24", (None,) * 6),
+        ("xshare:careful,add=24", (None,) * 6),
+    ],
+)
+@pytest.mark.parametrize("speculative", [False, True])
+def test_the_share_follows_the_steps_rows_unless_it_is_given(policy, masses, speculative):
+    name, keys = parse_policy(policy)
+    schedule = build_schedule(name, {**keys, "min_rows": 1}, speculative)
+    assert tuple(schedule.plan(3, rows).mass for rows in SIZES) == masses
+    assert {plan.mass for plan in schedule.plans()} == set(masses)
+    assert {plan.mass for plan in schedule.plans(range(4))} == set(masses)
+
+
+def test_only_sizes_that_select_have_plans():
+    """So that a switch or a check looks at no plan that no step gets."""
+    assert {plan.mass for plan in build_schedule("xshare", {"min_rows": 9}, False).plans()} == {0.9, 0.93}
+    assert {plan.mass for plan in build_schedule("xshare", {"max_rows": 15}, False).plans()} == {0.85, 0.9}

@@ -7,7 +7,7 @@ import torch
 
 from sglang_xshare.policies.plan import SelectionPlan
 from sglang_xshare.policies.schedule import build_schedule
-from sglang_xshare.selection.triton_kernel.budgets import encode
+from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, encode
 from sglang_xshare.stage import handover
 from sglang_xshare.stage.assignment import assign
 from sglang_xshare.stage.graphs import Graphs, open_up
@@ -19,6 +19,7 @@ from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, Config
 
 ROWS = (1, 2, 4, 16)
+MASS = NUMBERS.index("mass")
 BATCHES = Batches(captured=ROWS)
 TIGHT = {"policy": "xshare", "k0": 1, "add": 1}
 
@@ -93,13 +94,28 @@ def test_numbers_are_written_for_every_layer_and_size():
     assert read(graphs) == read(capture(TIGHT)[0])
 
 
-@pytest.mark.parametrize("mass", [0.97, 0.8])
+@pytest.mark.parametrize("mass", ["careful", "fast", 0.8])
 def test_graphs_of_bare_xshare_follow_to_its_presets(mass):
     graphs, former, _ = capture({"policy": "xshare"})
     plans = make_plans({"policy": "xshare", "k0": 1, "mass": mass})
     graphs.check(former, plans)
     graphs.follow(former, plans)
     assert read(graphs) == read(capture({"policy": "xshare", "k0": 1, "mass": mass})[0])
+
+
+def test_each_graph_has_the_share_of_its_own_rows():
+    def shares(graphs: Graphs) -> dict[int, float]:
+        bits = {rows: torch.tensor(numbers[MASS]) for (_, rows), numbers in read(graphs).items()}
+        return {rows: one.view(torch.float64).item() for rows, one in bits.items()}
+
+    graphs, former, _ = capture({"policy": "xshare"})
+    assert shares(graphs) == {2: 0.85, 4: 0.85, 16: 0.93}
+    plans = make_plans({"policy": "xshare", "mass": "careful", "by_rows": {"4": {"mass": 0.5}}})
+    graphs.check(former, plans)
+    graphs.follow(former, plans)
+    assert shares(graphs) == {2: 0.93, 4: 0.5, 16: 0.97}
+    graphs.follow(plans, former)
+    assert shares(graphs) == {2: 0.85, 4: 0.85, 16: 0.93}
 
 
 @pytest.mark.parametrize(

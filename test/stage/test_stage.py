@@ -45,20 +45,22 @@ def test_off_touches_nothing(flags, attach):
 @pytest.mark.parametrize(
     ("policy", "kept"),
     [
-        ({"expert_policy": "xshare"}, "90 %"),
+        ({"expert_policy": "xshare"}, "85 % up to 7 rows, 90 % up to 15, 93 % from 16 on"),
+        ({"expert_policy": "xshare:fast,k0=2"}, "80 % up to 7 rows, 85 % up to 15, 90 % from 16 on"),
+        ({"expert_policy": "xshare:max_add=9"}, None),
         ({"expert_policy": "xshare:mass=0.995"}, "99.5 %"),
         ({"expert_policy": "xshare:k0=1,add=2"}, None),
         ({"expert_policy": "xshare", "expert_policy_config": '{"by_rows": {"16": {"add": 2}}}'}, None),
         ({"expert_policy": "xshare", "expert_policy_config": '{"layers": {"0": {"add": 2}}}'}, None),
     ],
-    ids=["default", "mass", "add", "by rows", "layers"],
+    ids=["default", "preset", "capped", "mass", "add", "by rows", "layers"],
 )
 def test_the_log_says_what_a_step_keeps(policy, kept, attach, caplog):
     with caplog.at_level("INFO"):
         attach(Model(), **policy)
     assert "Expert policy xshare on 3 MoE layers: {" in caplog.text
     assert ("a step keeps at least" in caplog.text) == (kept is not None)
-    assert kept is None or f"a step keeps at least {kept} of its batch's utility" in caplog.text
+    assert kept is None or f"a step keeps at least this share of its batch's utility: {kept}\n" in caplog.text
 
 
 def test_decode_selects_in_every_layer(attach):

@@ -28,3 +28,13 @@ def test_the_shipped_model_is_the_first_and_configured_as_its_checkpoint(tmp_pat
 def test_a_model_is_the_same_every_time(name: str) -> None:
     first, second = (MODELS[name].new_model().state_dict() for _ in range(2))
     assert all((weight == second[key]).all() for key, weight in first.items())
+
+
+@pytest.mark.parametrize("name", ["grouped", "many128", "wide"])
+def test_another_seed_is_another_model(name: str) -> None:
+    """As `python -m training.train_moe --model grouped --seed 2 --steps 400`, and 200 of `--model many128`, 250 of
+    `--model wide`, train them.
+    """
+    first, second, again = (MODELS[name].new_model(seed).state_dict()["lm_head.weight"] for seed in (0, 2, 2))
+    assert (second == again).all()
+    assert not (first == second).all()

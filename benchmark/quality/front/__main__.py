@@ -86,7 +86,7 @@ def measure(bench: Bench, layout: Layout, settings: dict[str, dict[str, str]]) -
         found: dict[str, Any] = {}
         published = None
         for name, text in changes.items():
-            decoded = bench.run(parse_plan(text), layout)
+            decoded = bench.run(parse_plan(text, layout.rows), layout)
             published = published or decoded
             found[name] = {"policy": text, **_summarize(decoded, vanilla, published)}
             loss = compare_loss(decoded.nats, vanilla.nats)

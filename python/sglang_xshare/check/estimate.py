@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..compatibility.arguments import join_keys
+from ..policies.description import describe_keys
 from ..policies.schedule import Schedule, build_schedule
 from ..types import Router
 from .executed import describe_miss
@@ -99,7 +100,7 @@ def estimate(
         "requests": asked.batch,
         "rows": asked.batch * flags.draft_tokens,
         "context": asked.context,
-        "policies": {text: schedule.keys for text, schedule in schedules.items()},
+        "policies": {text: describe_keys(schedule) for text, schedule in schedules.items()},
         "estimates": [],
     }
     for text, schedule in schedules.items() or [("vanilla" if asked.active is None else "as given", None)]:

@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from .common import Override, spell_range
+from .keys import spell_table
 from .registry import get_policy
 from .schedule import Schedule
 
@@ -23,15 +24,15 @@ def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
     if schedule.observed:
         plans = {spelling: describe(part, top_k) for spelling, part in schedule.observed.items()}
         return {"policy": schedule.policy, "plans": plans}
-    layers, sizes = _split(schedule.layer_overrides), _split(schedule.by_rows)
+    layers, sizes = _split(schedule.layer_overrides), _split(schedule.sizes)
     # Beyond every override, whose keys are the policy's own.
     plain = layers[-1][1] + 1 if layers else 0, sizes[-1][1] + 1 if sizes else 1
-    base = _resolve(schedule.keys_at(*plain), top_k)
+    base = _resolve(schedule, *plain, top_k)
     places = [(None, size) for size in sizes] + [(layer, size) for layer in layers for size in (None, *sizes)]
     overrides: list[dict[str, Any]] = []
     shown: dict[Any, dict[str, Any]] = {}
     for layer, size in places:
-        keys = _resolve(schedule.keys_at(layer[0] if layer else plain[0], size[0] if size else plain[1]), top_k)
+        keys = _resolve(schedule, layer[0] if layer else plain[0], size[0] if size else plain[1], top_k)
         if keys == shown.get((layer, None), shown.get((None, size), base)):
             continue
         shown[layer, size] = keys
@@ -50,11 +51,32 @@ def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
     }
 
 
-def _resolve(keys: dict[str, Any], top_k: int | None) -> dict[str, Any]:
+def describe_mass(schedule: Schedule) -> str | None:
+    """Return the share of a batch's utility that each step keeps at least, in words; None if some step keeps no share,
+    or if the share depends on overrides.
+    """
+    policy = get_policy(schedule.policy)
+    mass = policy.complete(schedule.keys).get("mass")
+    if not mass or schedule.keys.get("max_add") or schedule.layers or schedule.by_rows:
+        return None
+    table = policy.tables["mass"][mass] if isinstance(mass, str) else None
+    return spell_table({rows: 100 * share for rows, share in table.items()}, " %") if table else f"{100 * mass:g} %"
+
+
+def describe_keys(schedule: Schedule) -> dict[str, Any]:
+    """Return the policy's own keys, as given; a word of a table is followed by its numbers."""
+    policy = get_policy(schedule.policy)
+    keys = dict(policy.complete(schedule.keys))
+    words = {name: policy.tables.get(name, {}).get(value) for name, value in keys.items() if isinstance(value, str)}
+    return keys | {name: f"{keys[name]} ({spell_table(table)})" for name, table in words.items() if table}
+
+
+def _resolve(schedule: Schedule, layer: int, rows: int, top_k: int | None) -> dict[str, Any]:
+    keys = schedule.keys_at(layer, rows)
     if keys["policy"] == "vanilla":
         return {"policy": "vanilla"}
     own = {name: value for name, value in keys.items() if name != "policy"}
-    resolved = {"policy": keys["policy"], **get_policy(keys["policy"]).resolve(own)}
+    resolved = {"policy": keys["policy"], **get_policy(keys["policy"]).resolve(own, rows)}
     return resolved | {name: top_k for name in TOP_K_KEYS if name in resolved and resolved[name] is None}
 
 

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from types import NoneType
 from typing import Any, get_args
 
@@ -72,6 +73,22 @@ class Key:
         if type(value) not in ((int, float) if self.kind is float else (self.kind,)):
             return False
         return bool(self.low <= value <= self.high) and not (self.above_low and value == self.low)
+
+
+Table = Mapping[int, float]
+"""Numbers by the router rows from which they hold, ascending from 1."""
+
+
+def look_up(table: Table, rows: int) -> float:
+    """Return the number that holds in a step of `rows` router rows."""
+    return table[max(first for first in table if first <= rows)]
+
+
+def spell_table(table: Table, unit: str = "") -> str:
+    """Return a table in words: "0.85 up to 7 rows, 0.9 up to 15, 0.93 from 16 on"."""
+    starts = list(table)
+    ends = [f"{table[first]:g}{unit} up to {following - 1}" for first, following in pairwise(starts)]
+    return ", ".join([f"{ends[0]} rows", *ends[1:], f"{table[starts[-1]]:g}{unit} from {starts[-1]} on"])
 
 
 def as_json(value: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .keys import Key, accepts_none, as_json, shorten, suggest
+from .keys import Key, Table, accepts_none, as_json, look_up, shorten, suggest
 from .plan import KEYS, SelectionPlan
 
 
@@ -23,8 +23,9 @@ class Policy:
     """A preset: `make` turns its keys into a plan. A key without a default in `defaults` is required.
 
     A user who gives no key gets `bare`; `presets` are keys by a word that is given in their place. `depends` says of a
-    default that depends on other keys what else it can be. It selects in `phases` unless a user names others; one that
-    does not select leaves every step as it is and has no common keys.
+    default that depends on other keys what else it can be, and `complete` adds such defaults to keys. `tables` has, by
+    key and word, the numbers that a word stands for in steps of different sizes. It selects in `phases` unless a user
+    names others; one that does not select leaves every step as it is and has no common keys.
     """
 
     name: str
@@ -37,6 +38,8 @@ class Policy:
     bare: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     depends: Mapping[str, str] = field(default_factory=dict)
+    complete: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    tables: Mapping[str, Mapping[str, Table]] = field(default_factory=dict)
     phases: tuple[str, ...] = ("decode", "verify")
     selects: bool = True
 
@@ -47,13 +50,24 @@ class Policy:
         except ValueError:
             return self.defaults[name]
 
-    def build(self, keys: Mapping[str, Any]) -> SelectionPlan:
-        """The plan for these keys. Raises ValueError naming the key, the value and what is allowed."""
+    @property
+    def changes(self) -> list[int]:
+        """The router rows from which some word of a table stands for another number, ascending."""
+        return sorted(
+            {first for words in self.tables.values() for table in words.values() for first in table if first > 1}
+        )
+
+    def build(self, keys: Mapping[str, Any], rows: int | None = None) -> SelectionPlan:
+        """Return the plan for these keys in a step of `rows` router rows; without them, in a step of `PLAIN_ROWS`.
+
+        Raises ValueError naming the key, the value and what is allowed.
+        """
         self.check_names(keys)
         missing = self.list_missing(keys)
         if missing:
             raise ValueError("; ".join(missing))
-        return replace(self.make(**self._check_values(keys)), policy=self.name)
+        values = self._check_values(self.complete(keys))
+        return replace(self.make(**self._look_up(values, rows or PLAIN_ROWS)), policy=self.name)
 
     def check_names(self, keys: Mapping[str, Any], others: Iterable[str] = ()) -> None:
         """Raise ValueError for a key that is neither the policy's nor one of `others`."""
@@ -70,15 +84,25 @@ class Policy:
         required = {name: key for name, key in self.keys.items() if name not in self.defaults and name not in keys}
         return [f"{name} is missing: {self.name} needs {key.allowed}" for name, key in required.items()]
 
-    def resolve(self, keys: Mapping[str, Any]) -> dict[str, Any]:
-        """Every key of the policy with its value in the plan for these: as given, or what its default comes to."""
-        plan, given = self.build(keys), self._check_values(keys)
+    def resolve(self, keys: Mapping[str, Any], rows: int | None = None) -> dict[str, Any]:
+        """Return every key of the policy with its value: as given, or what its default comes to. A word of a table is
+        replaced by its number in a step of `rows` router rows, if these are given.
+        """
+        plan, given = self.build(keys, rows), self._check_values(self.complete(keys))
+        given = given if rows is None else self._look_up(given, rows)
         return {name: given.get(name, getattr(plan, name, self.defaults.get(name))) for name in self.keys}
+
+    def _look_up(self, values: Mapping[str, Any], rows: int) -> dict[str, Any]:
+        """Return the values with the numbers that words of a table stand for in a step of `rows` router rows."""
+        found = {name: self.tables.get(name, {}).get(value) for name, value in values.items() if isinstance(value, str)}
+        return {**values, **{name: look_up(table, rows) for name, table in found.items() if table}}
 
     def _check_values(self, keys: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self.keys[name].check(name, value) for name, value in keys.items()}
 
 
+PLAIN_ROWS = 8
+"""Router rows of the step that a plan is for, where nobody says of how many."""
 _POLICIES: dict[str, Policy] = {}
 
 
@@ -123,7 +147,9 @@ def list_policies() -> list[Policy]:
 
 
 def build_plan(policy: str | Mapping[str, Any], **keys: Any) -> SelectionPlan:
-    """The plan of a named policy: `build_plan("xshare", k0=1, add=24)` or `build_plan({"policy": "xshare", "k0": 1})`.
+    """Return the plan of a named policy: `build_plan("xshare", k0=1)` or `build_plan({"policy": "xshare", "k0": 1})`.
+
+    A key whose number follows the step's router rows, as the `mass` of bare `xshare`, has that of `PLAIN_ROWS`.
 
     Raises ValueError naming the policy or the key, the value and what is allowed.
     """

@@ -6,9 +6,11 @@ The stage asks it before every step; `select()` knows nothing of phases, layers 
 from __future__ import annotations
 
 import json
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from .baselines import VANILLA
@@ -26,7 +28,7 @@ from .common import (
 from .exact import Rule, read_rule
 from .keys import as_json, override_keys, shorten
 from .plan import AUTO, MOST_LIKELY, SelectionPlan
-from .registry import build_plan, get_policy
+from .registry import get_policy
 from .spelling import parse_policy
 
 
@@ -55,7 +57,9 @@ class Schedule:
     warnings: Sequence[str] = ()
     acceptance: float = MOST_LIKELY
     _plans: dict[tuple[int, ...], SelectionPlan | None] = field(default_factory=dict, init=False, repr=False)
-    """Those built so far, by the overrides that apply: of thousands of layers and batch sizes few differ."""
+    """Those built so far, by the overrides and the tables' numbers that apply: of thousands of layers and batch sizes
+    few differ.
+    """
 
     @property
     def parts(self) -> list[Schedule]:
@@ -80,10 +84,11 @@ class Schedule:
 
     def plan(self, layer: int, rows: int) -> SelectionPlan | None:
         """The plan for a layer id and a number of router rows; None where an override makes it vanilla."""
-        which = tuple(map(id, self._overrides_at(layer, rows)))
+        which = bisect(self.changes, rows), *map(id, self._overrides_at(layer, rows))
         if which not in self._plans:
             keys = self.keys_at(layer, rows)
-            plan = None if keys["policy"] == "vanilla" else build_plan(keys)
+            name = keys.pop("policy")
+            plan = None if name == "vanilla" else get_policy(name).build(keys, rows)
             self._plans[which] = replace(plan, acceptance=self.acceptance) if plan and plan.estimates else plan
         return self._plans[which]
 
@@ -106,6 +111,19 @@ class Schedule:
         for override in self._overrides_at(layer, rows):
             keys = _merge(keys, override.keys)
         return keys
+
+    @cached_property
+    def changes(self) -> list[int]:
+        """The router rows from which a table of some policy in the schedule has another number, ascending."""
+        named = [part.keys["policy"] for part in (*self.by_rows, *self.layer_overrides) if "policy" in part.keys]
+        return sorted({rows for name in (self.policy, *named) for rows in get_policy(name).changes})
+
+    @property
+    def sizes(self) -> tuple[Override, ...]:
+        """The ranges of `by_rows`, then those in which tables have other numbers than beyond them all, without keys."""
+        spans = pairwise([1, *self.changes])
+        tables = [Override(max(first, self.min_rows), end - 1, {}) for first, end in spans if end > self.min_rows]
+        return (*self.by_rows, *tables)
 
     def _overrides_at(self, layer: int, rows: int) -> list[Override]:
         """Those that apply, the last of which wins."""
@@ -141,7 +159,7 @@ class Schedule:
                 limits += "" if self.max_rows is None else f" to max_rows = {self.max_rows}"
                 raise ValueError(f"by_rows {override.first}: allowed is {limits}")
         layers = {0, *_boundaries(self.layer_overrides)} if model_layers is None else model_layers
-        sizes = {self.min_rows, *_boundaries(self.by_rows)}
+        sizes = {self.min_rows, *_boundaries(self.sizes)}
         sizes = {rows for rows in sizes if self.reason_to_skip(self.phases[0], rows) is None}
         found = [self.plan(layer, rows) for layer in layers for rows in sizes]
         plans = list({plan: None for plan in found if plan is not None})

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from ..console import open_console
 from .common import COMMON_KEYS
+from .keys import spell_table
 from .registry import Policy
 from .spelling import spell_policy
 
@@ -25,6 +26,9 @@ def print_table(policies: Sequence[Policy]) -> None:
             console.print(_make_table(rows))
         for preset, keys in policy.presets.items():
             console.print(f"  {policy.name}:{preset} is {spell_policy(policy.name, keys)}")
+        for name, words in policy.tables.items():
+            for word, table in words.items():
+                console.print(f"  {name}={word} is {spell_table(table)}")
         for setting in policy.published:
             console.print(f"  recommended: [bold]{spell_policy(policy.name, setting.keys)}[/bold]  {setting.result}")
         console.print()

@@ -1,22 +1,38 @@
 """XShare: Collaborative in-Batch Expert Sharing for Faster MoE Inference (Vankov et al.)."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from .keys import Table
 from .plan import KEYS, SelectionPlan
 from .registry import Setting, register
 
-UNSET: Any = object()
-"""A key that was not given, which is neither 0 nor null."""
-MASS = 0.9
-"""At equal experts a share of the utility has a smaller worst loss than a count, or a share of the experts, over models
-of 64, 256 and 512 experts and 2 to 32 requests: 0.010 nats with this one (`benchmark.quality.defaults`)."""
+DEFAULT = "default"
+MASSES: dict[str, Table] = {
+    "careful": {1: 0.93, 8: 0.95, 16: 0.97},
+    DEFAULT: {1: 0.85, 8: 0.90, 16: 0.93},
+    "fast": {1: 0.80, 8: 0.85, 16: 0.90},
+}
+"""Shares of the utility by router rows. At equal mass the loss lies in fewer rows of a larger batch and costs more.
+Over six models of 32 to 512 experts and 2 to 32 requests the worst losses are 0.005, 0.011 and 0.021 nats, with 82, 70
+and 62 % of the experts (`benchmark.quality.defaults`).
+"""
+
+
+def complete(keys: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys with the default `mass`, unless they have a budget, even `add` 0, or a `mass` of their own."""
+    counts = "add" in keys or keys.get("add_per_request") or keys.get("target_per_rank") is not None
+    return keys if counts or "mass" in keys else {**keys, "mass": DEFAULT}
 
 
 @register(
     "xshare",
     "XShare, Algorithms 1-6",
-    own_keys={"k0": replace(KEYS["k0"], help="warm-up: every row's best experts")},
+    own_keys={
+        "k0": replace(KEYS["k0"], help="warm-up: every row's best experts"),
+        "mass": replace(KEYS["mass"], choices=tuple(MASSES)),
+    },
     published=(
         Setting({"k0": 1, "add": 24}, "gpt-oss-120b, batch 16: +7 to 13 % tokens/s within 1 % accuracy"),
         Setting({"k0": 2, "add": 12}, "gpt-oss-120b, batch 16: +6 to 7 % tokens/s, accuracy not below the baseline"),
@@ -24,23 +40,27 @@ of 64, 256 and 512 experts and 2 to 32 requests: 0.010 nats with this one (`benc
         Setting({"k0": 1, "add": 0, "add_per_request": 5}, "gpt-oss-120b, EAGLE-3, batch 4: +8 to 10 % tokens/s"),
         Setting({"k0": 2, "add": 0, "add_per_request": 4}, "gpt-oss-120b, EAGLE-3, batch 4: +4 to 6 % tokens/s"),
         Setting({"k0": 1, "target_per_rank": 5}, "DeepSeek-R1, 8 ranks, batch 16: peak experts a rank 25.6 -> 8.6"),
-        Setting({"k0": 1, "mass": MASS}, "this project's small models, 2 to 32 requests: 0.010 nats of loss at most"),
+        Setting(
+            {"k0": 1, "mass": DEFAULT}, "this project's small models, 2 to 32 requests: 0.011 nats of loss at most"
+        ),
         Setting(
             {"k0": 1, "add": 12, "utility": "squared", "own_share": 0.75},
             "this project's small model, batch 16: 30 % less loss than without the last two",
         ),
     ),
-    bare={"k0": 1, "mass": MASS},
-    presets={"careful": {"k0": 1, "mass": 0.97}, "fast": {"k0": 1, "mass": 0.8}},
+    bare={"k0": 1, "mass": DEFAULT},
+    presets={word: {"k0": 1, "mass": word} for word in MASSES if word != DEFAULT},
     depends={"mass": "none beside add, add_per_request or target_per_rank"},
+    complete=complete,
+    tables={"mass": MASSES},
 )
 def xshare(
     k0: int = 1,
     p: float = 1.0,
     utility: str = "topk",
-    add: int = UNSET,
+    add: int = 0,
     add_per_request: int = 0,
-    mass: float | None = UNSET,
+    mass: float | None = None,
     max_add: int | None = None,
     target_per_rank: int | None = None,
     balance: str = "literal",
@@ -51,9 +71,6 @@ def xshare(
 ) -> SelectionPlan:
     """Every row's k0 best experts, then the best for the batch, each request or each rank; rows route within them.
 
-    `mass` is 0.9 where no budget is given, not even `add` 0.
+    If no budget is given, not even `add` 0, `mass` is "default": a share that follows the step's router rows.
     """
-    if mass is UNSET:
-        mass = MASS if add is UNSET and not add_per_request and target_per_rank is None else None
-    add = 0 if add is UNSET else add
     return SelectionPlan(**locals())  # keys alone: another variable here would be one

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..policies.description import describe_mass
 from ..policies.exact import Rule
 from ..policies.schedule import Schedule
 from ..upstream.batches import Batches
@@ -99,9 +100,8 @@ class Stage:
         self._adopt(self.plans)
         name = schedule.policy if schedule else "none, padding masked,"
         plan = f": {json.dumps(self.plan)}" if schedule else ""
-        overridden = schedule and (schedule.layers or schedule.by_rows)
-        mass = self.plan.get("mass") if schedule and self.plan and not overridden else None
-        kept = f"; a step keeps at least {100 * mass:g} % of its batch's utility" if mass else ""
+        mass = describe_mass(schedule) if schedule else None
+        kept = f"; a step keeps at least this share of its batch's utility: {mass}" if mass else ""
         logger.info("Expert policy %s on %d MoE layers%s%s", name, len(layers), plan, kept)
 
     def _adopt(self, plans: Plans) -> None:

@@ -4,6 +4,8 @@ drafts as `python -m benchmark.quality.defaults --batch 1 2 4 8 16 --tokens-per-
 
 import json
 
+import pytest
+
 from benchmark.common.variant import parse_plan
 from benchmark.quality import defaults
 
@@ -32,11 +34,28 @@ def test_the_worst_loss_is_told_with_its_place():
     assert "steps of 2, 16 requests" in table.note
 
 
-def test_the_guides_policies_are_settings_of_the_study():
-    settings = dict(defaults.list_settings(128))
-    assert {policy: parse_plan(policy) for policy in defaults.NAMED} == {
-        policy: parse_plan(settings[setting]) for policy, setting in defaults.NAMED.items()
+def test_a_policy_by_rows_has_at_each_size_the_setting_of_its_rows():
+    """4 requests of 4 tokens are 16 rows, of which the default keeps 93 %, and 2 are 8."""
+    masses, start = (0.85, 0.9, 0.93), {"scoring": "softmax", "top_k": 4, "experts": 32, "mixing": "mixed"}
+    points = {
+        f"{batch} {mass}": start
+        | {"batch": batch, "tokens_per_request": 4, "setting": f"mass={mass:g}"}
+        | {"loss": {"delta": mass * batch, "error": 0.1}, "vanilla_active": 10.0, "active_experts": 10 * mass}
+        for batch in (1, 2, 4)
+        for mass in masses
     }
+    rows = {row[0]: row for row in defaults.tabulate_defaults(points).rows}
+    assert list(rows) == ["mass=0.85", "mass=0.9", "mass=0.93", "xshare"]
+    assert rows["xshare"][1:3] == ["89%", "+3.7200 ± 0.1000"]
+    assert rows["xshare"][4] == f"{(0.85 * 1 + 0.9 * 2 + 0.93 * 4) / 3:+.4f}"
+
+
+@pytest.mark.parametrize("batch", defaults.BATCHES)
+def test_the_guides_policies_are_settings_of_the_study(batch):
+    settings = dict(defaults.list_settings(128))
+    found = {policy: settings[defaults.find_setting(policy, {"batch": batch})] for policy in defaults.NAMED}
+    for policy, setting in found.items():
+        assert parse_plan(policy, batch) == parse_plan(setting)
 
 
 def test_command_measures_into_a_record(checkpoint, tmp_path, capsys):
@@ -48,5 +67,12 @@ def test_command_measures_into_a_record(checkpoint, tmp_path, capsys):
     assert "Budgets for any model" in capsys.readouterr().out
     defaults.main(["--batch", "1", "--tokens-per-request", "2", *text, "--out", str(tmp_path / "verified")])
     assert "tokens of each 2" in " ".join(capsys.readouterr().out.split())
+    policies = ["xshare", "xshare:k0=1,mass=0.93", "--skip", "2"]
+    defaults.main([*policies, "--batch", "4", *text, "--tokens-per-request", "4", "--out", str(tmp_path / "skipped")])
+    found = json.loads((tmp_path / "skipped" / "defaults.json").read_text())["points"]
+    assert {point["setting"] for point in found.values()} == {"xshare", "xshare:k0=1,mass=0.93"}
+    by_rows, given = (found[f"4, mixed, {name}"] for name in ("xshare", "xshare:k0=1,mass=0.93"))
+    assert (by_rows["active_experts"], by_rows["loss"]) == (given["active_experts"], given["loss"]), "of 16 rows"
+    capsys.readouterr()
     defaults.main(["--batch", "2", "4", *text, "--resume"])
     assert " nats\n" not in capsys.readouterr().out.split("Budgets")[0], "all of it was there"

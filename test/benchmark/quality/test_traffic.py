@@ -92,6 +92,15 @@ def test_sequences_are_the_text(checkpoint, sequences):
         assert (checkpoint / "heldout" / f"{domain}.txt").read_text().startswith(told)
 
 
+def test_what_is_skipped_is_left_out_of_every_domain(checkpoint, sequences):
+    later = load_sequences(checkpoint / "heldout", checkpoint, length=40, per_domain=4, skip=2)
+    kept = [2, 3, 4, 5, 8, 9, 10, 11]
+    assert torch.equal(later.tokens, sequences.tokens[kept])
+    assert later.answers == sequences.take(kept).answers
+    with pytest.raises(ValueError, match="420 a domain are asked for"):
+        load_sequences(checkpoint / "heldout", checkpoint, length=40, per_domain=20, skip=400)
+
+
 def test_answers_are_where_they_are_said_to_be(checkpoint, sequences):
     decode = Tokenizer.from_file(str(checkpoint / "tokenizer.json")).decode
     text = decode(sequences.tokens[:6].flatten().tolist())

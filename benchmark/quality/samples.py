@@ -1,0 +1,202 @@
+"""How a policy changes sampled answers: `python -m benchmark.quality.samples xshare xshare:fast`.
+
+Each arithmetic problem is answered several times at a temperature, all answers to it in the same batch, as in rollouts:
+a policy that keeps greedy answers may still lose what several samples find (arXiv 2602.02443).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedModel
+
+from benchmark.common.command import Parser, policy, run_main
+from benchmark.common.paths import BUILD, TRAINED
+from benchmark.common.table import Table
+from benchmark.common.variant import BASELINE, PLAN_SPELLING, parse_plan
+from benchmark.quality.defaults import describe_router, name_model
+from benchmark.quality.model import Layout, Routing, load_model, prefill, router_of
+from benchmark.quality.served import read_problems
+from sglang_xshare import SelectionPlan
+
+POLICIES = ("xshare:careful", "xshare", "xshare:fast", "xshare:k0=1,add=8", "oea:k0=3", "pruned:k0=3")
+LONGEST = 5
+"""Tokens of an answer, with the end of its line."""
+DRAWS = 2000
+"""Of the bootstrap."""
+FIGURES = {"pass_one": "pass@1", "pass_all": "pass@{samples}", "distinct": "distinct answers"}
+NOTE = """\
+{problems} problems, {samples} answers each at temperature T, in steps of {batch} rows. pass@1: share of answers that
+are right; pass@{samples}: share of problems with one that is; distinct: different answers to a problem, over {samples}.
+The solved problem before each is read by the model's own routing; question and answer are decoded under
+the policy. ±: the standard error, of batches drawn again with replacement, since selection couples the rows of a batch;
+in brackets the difference from {baseline}, on the same batches and random numbers."""
+
+
+@dataclass(frozen=True)
+class Problems:
+    """Problems whose tokens are equally many: `solved` [problems, tokens] int64 stand before the `questions`."""
+
+    solved: torch.Tensor
+    questions: torch.Tensor
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Figures of each batch, [batches] float64 each, and what the policy chose."""
+
+    pass_one: torch.Tensor
+    pass_all: torch.Tensor
+    distinct: torch.Tensor
+    routings: Sequence[Routing]
+
+    @property
+    def active(self) -> float:
+        """Mean active experts a layer and step."""
+        return torch.cat([step for one in self.routings for step in one.active]).mean().item()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure into the record, print the table."""
+    parser = Parser("benchmark.quality.samples", __doc__)
+    parser.add_policies(policy, POLICIES, f"{PLAN_SPELLING}; {BASELINE} is always the baseline")
+    parser.add_checkpoint(TRAINED)
+    parser.add_count("problems", 512, "arithmetic problems")
+    parser.add_count("samples", 8, "answers to each")
+    parser.add_count("batch", 16, "rows of a step; a multiple of the samples")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of the samples (default: 1)")
+    parser.add_record(BUILD / "quality" / "samples")
+    args = parser.parse_args(argv)
+    if args.batch % args.samples:
+        raise ValueError(f"--batch {args.batch}: must be a multiple of --samples {args.samples}")
+    if args.temperature <= 0:
+        raise ValueError(f"--temperature {args.temperature:g}: must be above 0")
+    record = parser.open_record("samples", args, argv)
+    model, layout = load_model(args.model), Layout(args.batch)
+    plans = {text: parse_plan(text, args.batch) for text in dict.fromkeys([BASELINE, *args.policies])}
+    router, experts = router_of(model)
+    for plan in plans.values():
+        plan.check(router, experts)
+    tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
+    told = read_problems(args.texts or args.model / "heldout", args.problems)
+    groups = list(group_problems(tokenizer, told, args.batch // args.samples))
+    asked = {name: getattr(args, name) for name in ("samples", "temperature")}
+    vanilla = None
+    for text, plan in plans.items():
+        if text in record and text != BASELINE:
+            continue
+        found = sample(model, tokenizer, groups, plan, layout, **asked)
+        vanilla = vanilla or found
+        if text not in record:
+            figures = compare(found, vanilla)
+            print(f"{text}: {found.active:.1f} experts, pass@1 {figures['pass_one']['value']:.4f}", flush=True)
+            counted = sum(len(group.answers) for group in groups)
+            start = describe_router(router, experts) | {"problems": counted, "batch": args.batch}
+            record.add(text, **start, **asked, active_experts=found.active, **figures)
+    tabulate_samples(record.points).show(record.path)
+
+
+def group_problems(tokenizer: Tokenizer, told: Sequence[tuple[str, str]], multiple: int) -> Iterator[Problems]:
+    """Yield the problems by their numbers of tokens, a multiple of `multiple` of each kind; what is left over is left
+    out. Raises ValueError if nothing remains.
+    """
+    kinds: dict[tuple[int, int], list[tuple[list[int], list[int], str]]] = {}
+    for text, answer in dict.fromkeys(told):
+        solved, question = text.split("\n")
+        tokens = [tokenizer.encode(one, add_special_tokens=False).ids for one in (f"{solved}\n", question)]
+        kinds.setdefault((len(tokens[0]), len(tokens[1])), []).append((tokens[0], tokens[1], answer))
+    whole = [kind[: len(kind) // multiple * multiple] for kind in kinds.values() if len(kind) >= multiple]
+    if not whole:
+        raise ValueError(f"problems: must be at least {multiple} of as many tokens (got {len(told)} in all)")
+    for kind in whole:
+        solved, questions, answers = zip(*kind, strict=True)
+        yield Problems(torch.tensor(solved), torch.tensor(questions), answers)
+
+
+@torch.inference_mode()
+def sample(
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    groups: Sequence[Problems],
+    plan: SelectionPlan,
+    layout: Layout,
+    samples: int,
+    temperature: float,
+) -> Outcome:
+    """Return what answers drawn under `plan` are worth; every plan has the same random numbers."""
+    draws = torch.Generator().manual_seed(0)
+    figures: dict[str, list[torch.Tensor]] = {name: [] for name in FIGURES}
+    routings = []
+
+    def draw(logits: torch.Tensor) -> torch.Tensor:
+        noise = torch.empty_like(logits).exponential_(generator=draws)  # Gumbel-max, with its logarithm
+        return (logits / temperature - noise.log()).argmax(1)
+
+    for group in groups:
+        solved, questions = (one.repeat_interleave(samples, 0) for one in (group.solved, group.questions))
+        tokens, routing = prefill(model, solved).sample(questions, plan, layout, draw, LONGEST)
+        texts = tokenizer.decode_batch(tokens.tolist(), skip_special_tokens=False)
+        given = [text.partition("\n")[0] + "\n" for text in texts]
+        answers = [given[start : start + samples] for start in range(0, len(given), samples)]
+        right = torch.tensor(
+            [[one == wanted for one in some] for some, wanted in zip(answers, group.answers, strict=True)]
+        )
+        per_batch = layout.batch // samples
+        for name, values in (
+            ("pass_one", right.double().mean(1)),
+            ("pass_all", right.any(1).double()),
+            ("distinct", torch.tensor([len(set(some)) / samples for some in answers], dtype=torch.float64)),
+        ):
+            figures[name].append(values.view(-1, per_batch).mean(1))
+        routings.append(routing)
+    return Outcome(**{name: torch.cat(values) for name, values in figures.items()}, routings=routings)
+
+
+def compare(found: Outcome, vanilla: Outcome) -> dict[str, Any]:
+    """Return each figure with its standard error, and its difference from vanilla's with that one's."""
+    told = {}
+    for name in FIGURES:
+        values, own = getattr(found, name), getattr(vanilla, name)
+        told[name] = {
+            "value": values.mean().item(),
+            "error": bootstrap(values),
+            "delta": (values - own).mean().item(),
+            "delta_error": bootstrap(values - own),
+        }
+    return told
+
+
+def bootstrap(values: torch.Tensor) -> float:
+    """Return the standard error of the mean of `values` [batches], from batches drawn again with replacement."""
+    draws = torch.randint(len(values), (DRAWS, len(values)), generator=torch.Generator().manual_seed(1))
+    return values[draws].mean(1).std().item()
+
+
+def tabulate_samples(*records: Mapping[str, Any]) -> Table:
+    """Return a table with a row for each policy of each record."""
+    first = next(iter(records[0].values()))
+    headings = ["model", "T", "policy", "experts", *(heading.format(**first) for heading in FIGURES.values())]
+    rows = [
+        [
+            name_model(point),
+            f"{point['temperature']:g}",
+            text,
+            f"{point['active_experts']:.1f}",
+            *(_spell(point[name], text == BASELINE) for name in FIGURES),
+        ]
+        for points in records
+        for text, point in points.items()
+    ]
+    return Table("Sampled answers", headings, rows, NOTE.format(baseline=BASELINE, **first))
+
+
+def _spell(figure: Mapping[str, float], is_baseline: bool) -> str:
+    value = f"{figure['value']:.3f} ± {figure['error']:.3f}"
+    return value if is_baseline else f"{value} ({figure['delta']:+.3f} ± {figure['delta_error']:.3f})"
+
+
+if __name__ == "__main__":
+    run_main("samples", main)

@@ -1,0 +1,98 @@
+"""`python -m benchmark.quality.samples`: answers drawn under a policy, what they are worth, and with which error."""
+
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from benchmark.quality import samples
+from benchmark.quality.model import Layout, prefill
+from benchmark.quality.samples import Outcome, bootstrap, compare, group_problems, tabulate_samples
+from refused import refused
+from sglang_xshare import build_plan
+
+TOLD = [(f"Q: {a}+1 A: {a + 1}\nQ: {b}+1 A:", f" {b + 1}\n") for a in (1, 2, 11) for b in (3, 4, 14)]
+
+
+def test_drawn_tokens_are_decoded_as_given_ones(model):
+    """Where every draw is the text's own token, logits and experts are those of a decode of that text."""
+    tokens = torch.randint(300, (8, 14), generator=torch.Generator().manual_seed(0))
+    plan, layout, seen = build_plan("xshare", k0=1, add=2), Layout(4), []
+
+    def draw(logits):
+        seen.append(logits)
+        return tokens[:, 9 + len(seen)]
+
+    with torch.inference_mode():
+        prefilled = prefill(model, tokens[:, :6])
+        expected, routing = prefilled.decode(tokens[:, 6:13], plan, layout)
+        drawn, found = prefilled.sample(tokens[:, 6:10], plan, layout, draw, count=4)
+        vanilla, _ = prefilled.decode(tokens[:, 6:13], build_plan("vanilla"), layout)
+    assert torch.equal(drawn, tokens[:, 10:])
+    torch.testing.assert_close(torch.stack(seen, 1), expected[:, 3:], atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(vanilla[:, 3:], expected[:, 3:], atol=1e-2), "or the policy did nothing"
+    assert torch.cat(found.active).sum() == torch.cat(routing.active).sum()
+
+
+def test_problems_are_grouped_by_their_tokens_and_fill_their_batches(checkpoint):
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    groups = list(group_problems(tokenizer, TOLD, 2))
+    assert all(len(group.answers) % 2 == 0 for group in groups)
+    assert all(len(group.solved) == len(group.questions) == len(group.answers) for group in groups)
+    kept = [tokenizer.decode(row.tolist()) for group in groups for row in group.questions]
+    assert set(kept) <= {text.split("\n")[1] for text, _ in TOLD}
+    with refused("problems"):
+        list(group_problems(tokenizer, TOLD, 99))
+
+
+def test_the_error_is_that_of_batches_drawn_again():
+    """Of rows in batches that are right or wrong together it is that of as many rows as there are batches."""
+    values = torch.rand(400, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    assert bootstrap(values) == pytest.approx(values.std().item() / 20, rel=0.1)
+    assert bootstrap(torch.ones(5, dtype=torch.float64)) == 0
+
+
+def test_a_policy_is_compared_on_the_same_batches():
+    def outcome(shift):
+        values = torch.linspace(0, 0.5, 10, dtype=torch.float64) + shift
+        return Outcome(values, values, values, [])
+
+    found = compare(outcome(0.25), outcome(0.0))["pass_all"]
+    assert found["value"] == pytest.approx(0.5)
+    assert found["error"] > 0.01
+    assert found["delta"] == pytest.approx(0.25)
+    assert found["delta_error"] == pytest.approx(0, abs=1e-12)
+
+
+def test_command_measures_into_a_record(checkpoint, tmp_path, capsys, monkeypatch):
+    """A budget of all experts draws what vanilla draws; of a random model no answer is right, and all differ."""
+    monkeypatch.setattr(samples, "DRAWS", 50)
+    sizes = ["--model", str(checkpoint), "--problems", "24", "--samples", "2", "--batch", "4", "--out", str(tmp_path)]
+    samples.main(["xshare:k0=1,add=16", "xshare:k0=1,add=0", *sizes])
+    points = json.loads((tmp_path / "samples.json").read_text())["points"]
+    assert list(points) == ["vanilla", "xshare:k0=1,add=16", "xshare:k0=1,add=0"]
+    vanilla, full, few = points.values()
+    assert {name: full[name] for name in samples.FIGURES} == {name: vanilla[name] for name in samples.FIGURES}
+    assert few["active_experts"] < full["active_experts"] == vanilla["active_experts"]
+    assert vanilla["distinct"]["value"] > 0.9
+    assert vanilla["pass_all"]["value"] >= vanilla["pass_one"]["value"]
+    assert vanilla["pass_one"]["delta"] == vanilla["pass_one"]["delta_error"] == 0
+    out = capsys.readouterr().out
+    assert "Sampled answers" in out
+    assert "pass@2" in out
+    assert [row[2] for row in tabulate_samples(points, points).rows] == 2 * list(points)
+    samples.main(["xshare:k0=1,add=16", "xshare:k0=1,add=0", *sizes, "--resume"])
+    assert ", pass@1 " not in capsys.readouterr().out, "all of it was there"
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--samples", "8", "--batch", "12"], "--batch 12"),
+        (["--temperature", "0"], "--temperature 0"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_measured(flags, line, checkpoint, tmp_path):
+    with refused(line):
+        samples.main(["--model", str(checkpoint), "--out", str(tmp_path), *flags])

@@ -12,7 +12,7 @@ from sglang_xshare import Batch, Router, RunnerSlots, Selection, build_plan, sel
 from sglang_xshare.selection import BACKENDS
 from sglang_xshare.selection.cpu_call import load
 
-TENSORS = [field.name for field in fields(Selection) if field.name != "masked_logits"]
+TENSORS = [field.name for field in fields(Selection) if field.name not in ("masked_logits", "alignment")]
 XSHARE = build_plan("xshare", k0=1, add=2)
 LOGITS = torch.randn(6, 16, generator=torch.Generator().manual_seed(0))
 PLANS = [

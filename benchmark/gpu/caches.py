@@ -56,17 +56,17 @@ def list_jobs() -> list[Callable[[], None]]:
 
     launches = launch.list_few()
     return [
-        *(partial(run_policy, policy, has_levers) for policy in levers.POLICIES for has_levers in (False, True)),
+        *(partial(run_policy, policy, prebuilt) for policy in levers.POLICIES for prebuilt in (False, True)),
         *(partial(run_launches, launches[first : first + CHUNK]) for first in range(0, len(launches), CHUNK)),
         *(partial(run_served, rows) for rows in SERVED_ROWS),
         *(partial(routing.compile_point, 128, rows, policy) for rows in routing.ROWS for policy in routing.POLICIES),
     ]
 
 
-def run_policy(policy: str, has_levers: bool) -> None:
-    """Run a layer under a policy, with levers or without, as experiment `levers` does."""
+def run_policy(policy: str, prebuilt: bool) -> None:
+    """Run a layer under a policy, with the alignment handed over or without, as experiment `levers` does."""
     shape, layers = _make_layer(ROWS)
-    levers.run_once(shape, layers, policy, has_levers)
+    levers.run_once(shape, layers, policy, prebuilt)
 
 
 def run_launches(launches: Sequence[Mapping[str, int]]) -> None:

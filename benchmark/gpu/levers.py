@@ -1,9 +1,9 @@
-"""Experiment `levers`: what each part of an MoE layer takes beside its experts, and what each lever saves.
+"""Experiment `levers`: what each part of an MoE layer takes beside its experts, and what the alignment saves.
 
-Part `fixed`: Qwen3-30B-A3B's layer of 16 tokens at fixed ids, as upstream runs it, with one lever at a time (alignment
-prebuilt, grid trimmed), with both, and without its activation or its final sum, which gives the price of these two.
-Part `policies`: a router and the layer under policies, with both levers and without. All variants of a part are graphs
-of one process, replayed in turns: a drift of the clock moves all of them.
+Part `fixed`: Qwen3-30B-A3B's layer of 16 tokens at fixed ids, as upstream runs it, with the alignment prebuilt, and
+without its activation or its final sum, which gives the price of these two. Part `policies`: a router and the layer
+under policies, with the alignment handed over and without. All variants of a part are graphs of one process, replayed
+in turns: a drift of the clock moves all of them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,28 +28,23 @@ PARTS = ("fixed", "policies")
 MODEL = "qwen3-30b-a3b"
 ACTIVE = (24, 34, 50, 16, 64)
 """In the order of their worth: OEA's k0 = 3 and 5 and no policy leave 24, 34 and 50; two more for the fit."""
-LEVERS: dict[str, tuple[bool, bool]] = {
-    "upstream": (False, False),
-    "alignment prebuilt": (True, False),
-    "grid trimmed": (False, True),
-    "both": (True, True),
-}
-"""Whether the alignment is handed over, and whether the grid is trimmed."""
+UPSTREAM, PREBUILT = "upstream", "alignment prebuilt"
 REMOVED: dict[str, tuple[str, ...]] = {
     "without activation": ("silu_and_mul",),
     "without sum": ("moe_sum_reduce_torch_compile", "moe_sum_reduce"),
 }
 """Functions of upstream's runner that do nothing in a variant, whose answer is wrong."""
-MODES = (*LEVERS, *REMOVED)
+MODES = (UPSTREAM, PREBUILT, *REMOVED)
+"""What is measured. Older records have more modes, which the table shows too."""
 RUNNER = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe"
 POLICIES = ("oea:k0=3", "oea:k0=5", "xshare", "xshare:k0=1,add=24")
-WITH = "with levers"
+WITH = "with the alignment"
 FIXED_BAR = 23.0
-"""Microseconds of a layer that do not depend on the number of active experts, with both levers."""
+"""Microseconds of a layer that do not depend on the number of active experts, with every lever of the record."""
 GAIN_BARS = {"oea:k0=3": 40.0, "oea:k0=5": 23.0}
-"""Percent off the layer and its router, with both levers."""
+"""Percent off the layer and its router, with every lever of the record."""
 BANDWIDTH_BAR, BANDWIDTH_AT = 75.0, 24
-"""Percent of the copy bandwidth at this many experts, with both levers."""
+"""Percent of the copy bandwidth at this many experts, with every lever of the record."""
 
 
 def measure(record: Record, parts: Sequence[str]) -> None:
@@ -85,25 +80,22 @@ def _time_fixed(shape: "Shape", layers: "MoeLayers", active: int) -> dict[str, A
 
     ids = moe_layer.route_to(active, shape, ROWS, "cuda")
     route = moe_layer.fixed_router(ids)
-    routes = dict.fromkeys(REMOVED, route) | {
-        mode: moe_layer.offer_alignment(route, ids, shape, active if is_trimmed else None, is_prebuilt)
-        for mode, (is_prebuilt, is_trimmed) in LEVERS.items()
-    }
+    routes = dict.fromkeys(MODES, route) | {PREBUILT: moe_layer.offer_alignment(route, ids, shape)}
 
     def run(mode: str) -> None:
         with remove(REMOVED.get(mode, ())):
             layers.run(routes[mode])
 
-    taken = _count_taken({mode: partial(run, mode) for mode in LEVERS}, handover)
-    for mode, (is_prebuilt, is_trimmed) in LEVERS.items():
-        _check_taken(mode, taken[mode], shape.layers, is_prebuilt, is_trimmed)
-    us = _time({mode: partial(run, mode) for mode in MODES}, shape.layers)
+    runs = {mode: partial(run, mode) for mode in MODES}
+    for mode, taken in _count_taken(runs, handover).items():
+        _check_taken(mode, taken, shape.layers if mode == PREBUILT else 0)
+    us = _time(runs, shape.layers)
     _print(fixed_key(active), us)
     return {"active": active, "expert_bytes": shape.expert_bytes, "mode_us": us}
 
 
 def _time_policies(shape: "Shape", layers: "MoeLayers") -> dict[str, Any]:
-    """Return microseconds of a router and a layer by round: off, and each policy without levers and with both."""
+    """Return microseconds of a router and a layer by round: off, and each policy without the alignment and with it."""
     from benchmark.common.variant import parse_plan
     from benchmark.gpu import moe_layer
     from sglang_xshare.stage import handover
@@ -112,10 +104,10 @@ def _time_policies(shape: "Shape", layers: "MoeLayers") -> dict[str, Any]:
     off = moe_layer.model_router(logits, moe_layer.make_topk_config(shape, None, ROWS, "cuda"))
     runs: dict[str, Callable[[], None]] = {"off": partial(layers.run, off)}
     for policy in POLICIES:
-        for has_levers, name in ((False, policy), (True, f"{policy} {WITH}")):
+        for prebuilt, name in ((False, policy), (True, f"{policy} {WITH}")):
             # A fresh layer for each: one whose alignment the runner did not take offers none afterwards.
-            route = moe_layer.policy_router(shape, parse_plan(policy), logits, trims=has_levers)
-            runs[name] = partial(_run_policy, layers, route, has_levers)
+            route = moe_layer.policy_router(shape, parse_plan(policy), logits)
+            runs[name] = partial(_run_policy, layers, route, prebuilt)
     taken = _count_taken(runs, handover)
     us = _time(runs, shape.layers)
     _print("policies", us)
@@ -123,19 +115,19 @@ def _time_policies(shape: "Shape", layers: "MoeLayers") -> dict[str, Any]:
     return {"mode_us": us, "active": active, "taken": taken}
 
 
-def run_once(shape: "Shape", layers: "MoeLayers", policy: str, has_levers: bool) -> None:
+def run_once(shape: "Shape", layers: "MoeLayers", policy: str, prebuilt: bool) -> None:
     """Run the layers once under a policy, which compiles them as `policies` runs them."""
     from benchmark.common.variant import parse_plan
     from benchmark.gpu import moe_layer
 
     logits = moe_layer.draw_logits(shape, ROWS, "cuda")
-    _run_policy(layers, moe_layer.policy_router(shape, parse_plan(policy), logits, trims=has_levers), has_levers)
+    _run_policy(layers, moe_layer.policy_router(shape, parse_plan(policy), logits), prebuilt)
 
 
-def _run_policy(layers: "MoeLayers", route: Callable[[int, "Tensor"], Any], has_levers: bool) -> None:
+def _run_policy(layers: "MoeLayers", route: Callable[[int, "Tensor"], Any], prebuilt: bool) -> None:
     from sglang_xshare.stage import handover
 
-    handover.configure(prebuilt=has_levers)
+    handover.configure(prebuilt)
     layers.run(route)
 
 
@@ -150,12 +142,11 @@ def _count_taken(runs: Mapping[str, Callable[[], None]], handover: Any) -> dict[
     return found
 
 
-def _check_taken(mode: str, taken: Mapping[str, int], layers: int, is_prebuilt: bool, is_trimmed: bool) -> None:
-    """Raise RuntimeError unless the runner took in every layer what the mode says."""
-    expected = {"prebuilt": layers * is_prebuilt, "trimmed": layers * is_trimmed}
-    found = {name: taken.get(name, 0) for name in expected}
+def _check_taken(mode: str, taken: Mapping[str, int], expected: int) -> None:
+    """Raise RuntimeError unless the runner took as many alignments as the mode offers."""
+    found = taken.get("prebuilt", 0)
     if found != expected:
-        raise RuntimeError(f"{mode}: the runner took {found}; it must take {expected}")
+        raise RuntimeError(f"{mode}: the runner must take {expected} alignments (got {found})")
 
 
 def _time(runs: Mapping[str, Callable[[], None]], layers: int) -> dict[str, list[float]]:
@@ -178,44 +169,48 @@ def remove(names: Sequence[str]) -> Iterator[None]:
 
 
 def rows(points: Mapping[str, Any]) -> list[Row]:
-    """Return the price of each part and lever, the fixed part, the bandwidth and the gains under policies."""
+    """Return the price of each part and lever, the fixed part, the bandwidth and the gains under policies.
+
+    The modes are those of the record. The last lever in it, which older records combine with the others, is judged.
+    """
     found: list[Row] = []
     copy = points["copy"]["gb_per_s"] if "copy" in points else None
     timed = [points[fixed_key(active)] for active in sorted(ACTIVE) if fixed_key(active) in points]
     for point in timed:
         found += _mode_rows(point)
-    for mode in LEVERS:
-        fit = fit_line([one["active"] for one in timed], [mean(one["mode_us"][mode]) for one in timed])
+    shown = list(dict.fromkeys(mode for point in timed for mode in point["mode_us"] if mode not in REMOVED))
+    for mode in shown:
+        us = {point["active"]: mean(point["mode_us"][mode]) for point in timed if mode in point["mode_us"]}
+        fit = fit_line([*us], [*us.values()])
         if fit is not None:
             what = f"fixed part, {mode}, beside {fit.slope:.2f} us an active expert"
-            found.append(at_most(what, fit.intercept, FIXED_BAR if mode == "both" else None, "us"))
+            found.append(at_most(what, fit.intercept, FIXED_BAR if mode == shown[-1] else None, "us"))
     for point in timed:
         if copy is not None and point["active"] == BANDWIDTH_AT:
-            for mode in LEVERS:
+            for mode in [one for one in point["mode_us"] if one not in REMOVED]:
                 share = point["active"] * point["expert_bytes"] / mean(point["mode_us"][mode]) / 10 / copy
-                bar = BANDWIDTH_BAR if mode == "both" else None
+                bar = BANDWIDTH_BAR if mode == shown[-1] else None
                 found.append(at_least(f"bandwidth at {BANDWIDTH_AT} experts, {mode}", share, bar, "% of the copy"))
     return [*found, *(_policy_rows(points["policies"]) if "policies" in points else [])]
 
 
 def _mode_rows(point: Mapping[str, Any]) -> Iterator[Row]:
     us = point["mode_us"]
-    yield Row(f"layer, {point['active']} experts, upstream", f"{mean(us['upstream']):.2f} us")
-    for mode in MODES[1:]:
-        change, error = compare(us["upstream"], us[mode])
+    yield Row(f"layer, {point['active']} experts, {UPSTREAM}", f"{mean(us[UPSTREAM]):.2f} us")
+    for mode in [one for one in us if one != UPSTREAM]:
+        change, error = compare(us[UPSTREAM], us[mode])
         yield Row(f"layer, {point['active']} experts, {mode}", f"{change:+.2f} ± {error:.2f} us")
 
 
 def _policy_rows(point: Mapping[str, Any]) -> Iterator[Row]:
     us = point["mode_us"]
     yield Row("layer and router, off", f"{mean(us['off']):.2f} us")
-    for policy in POLICIES:
-        experts = f"{point['active'][policy]:.1f} experts"
-        for name in (policy, f"{policy} {WITH}"):
-            off = [100 * (1 - on / before) for on, before in zip(us[name], us["off"], strict=True)]
-            bar = GAIN_BARS.get(policy) if name != policy else None
-            what = f"layer and router, {name}, {experts}, {mean(us[name]):.2f} us"
-            yield at_least(what, mean(off), bar, "% off", 2 * stdev(off) / len(off) ** 0.5)
+    for name in [one for one in us if one != "off"]:
+        policy, _, levers = name.partition(" ")
+        off = [100 * (1 - on / before) for on, before in zip(us[name], us["off"], strict=True)]
+        bar = GAIN_BARS.get(policy) if levers else None
+        what = f"layer and router, {name}, {point['active'][policy]:.1f} experts, {mean(us[name]):.2f} us"
+        yield at_least(what, mean(off), bar, "% off", 2 * stdev(off) / len(off) ** 0.5)
 
 
 def compare(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from sglang_xshare import Batch, Router, SelectionPlan, select
-from sglang_xshare.policies import bounds
 from sglang_xshare.selection.alignment import align_pairs
 from sglang_xshare.stage import handover
 from sglang_xshare.stage.layer import Assignment, Layer
@@ -125,23 +124,13 @@ def fixed_router(ids: Tensor) -> Callable[[int, Tensor], Any]:
     return lambda layer, hidden: StandardTopKOutput(weights[layer], ids[layer], None)
 
 
-def offer_alignment(
-    route: Callable[[int, Tensor], Any],
-    ids: Tensor,
-    shape: Shape,
-    most: int | None,
-    prebuilt: bool = True,
-) -> Callable[[int, Tensor], Any]:
-    """Return a router to fixed ids that hands the runner the ids' alignment and a bound on the active experts.
-
-    `most` is None for no bound, and without `prebuilt` there is no alignment.
-    """
-    aligned = [align_pairs(one.cpu()) if prebuilt else None for one in ids]
-    alignments = [one and Alignment(*(tensor.to(ids.device) for tensor in one)) for one in aligned]
+def offer_alignment(route: Callable[[int, Tensor], Any], ids: Tensor, shape: Shape) -> Callable[[int, Tensor], Any]:
+    """Return a router to fixed ids [layers, rows, top_k] that hands the runner the ids' alignment."""
+    alignments = [Alignment(*(tensor.to(ids.device) for tensor in align_pairs(one.cpu()))) for one in ids]
 
     def offer_and_route(layer: int, hidden: Tensor) -> Any:
         routed = route(layer, hidden)
-        handover.offer(handover.Offer(routed.topk_ids, shape.experts, most, alignments[layer]))
+        handover.offer(handover.Offer(routed.topk_ids, shape.experts, alignments[layer]))
         return routed
 
     return offer_and_route
@@ -166,20 +155,14 @@ def make_topk_config(shape: Shape, plan: SelectionPlan | None, rows: int, device
     return layer.config
 
 
-def policy_router(
-    shape: Shape, plan: SelectionPlan, logits: Tensor, trims: bool = False
-) -> Callable[[int, Tensor], Any]:
-    """Return a router by `logits` [layers, rows, experts] under a plan, which hands its choice on as in a server.
-
-    With `trims` the runner learns how many experts can be active at most.
-    """
+def policy_router(shape: Shape, plan: SelectionPlan, logits: Tensor) -> Callable[[int, Tensor], Any]:
+    """Return a router by `logits` [layers, rows, experts] under a plan, which hands its choice on as in a server."""
     from sglang.srt.layers.moe.topk import TopKConfig, select_experts
 
     rows = logits.shape[1]
     layer = Layer(0, TopKConfig(top_k=shape.top_k, renormalize=True), None)
     step = Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=logits.device)))
-    most = bounds.max_active(plan, layer.router, shape.experts, rows) if trims else None
-    layer.assignment = Assignment(plan, step, most=most)
+    layer.assignment = Assignment(plan, step)
 
     def route(number: int, hidden: Tensor) -> Any:
         routed = select_experts(hidden, logits[number], layer.config)

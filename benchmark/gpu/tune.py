@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
 SEARCH_SECONDS = 420.0  # a run has no more searches after this, so that it ends inside ten minutes
 FIXED = "fixed"
-"""A part beside the shapes: fixed numbers of experts at Qwen3-30B-A3B's shape, by a short search, with both levers of
-experiment `levers`.
+"""A part beside the shapes: fixed numbers of experts at Qwen3-30B-A3B's shape, by a short search, with the alignment
+prebuilt.
 """
 FIXED_SHAPE = "qwen3-30b-a3b"
 FIXED_SECONDS = 45.0
@@ -157,7 +157,7 @@ def _route(layers: "MoeLayers", shape: "Shape", point: Point, policy: str) -> tu
     device = str(layers.source.device)
     if point.active is not None:
         ids = moe_layer.route_to(point.active, shape, point.rows, device)
-        return moe_layer.offer_alignment(moe_layer.fixed_router(ids), ids, shape, point.active), point.active
+        return moe_layer.offer_alignment(moe_layer.fixed_router(ids), ids, shape), point.active
     logits = moe_layer.draw_logits(shape, point.rows, device)
     config = moe_layer.make_topk_config(shape, plan_at(policy, point.rows), point.rows, device)
     route = moe_layer.model_router(logits, config)

@@ -140,7 +140,7 @@ def attach(model_runner: Any) -> None:
             tp_size=getattr(config, "tp_size", 1),
             # Of a pipeline's ranks one stage's alone would go back.
             stops=arguments.stops or getattr(config, "pp_size", 1) > 1,
-            exact=Exact(model_runner.device, low_first, find_refusal(config) or handover.refuse_exact()),
+            exact=Exact(model_runner.device, low_first, find_refusal(config)),
             acceptance=Acceptance(draft_width(config)),
         )
         wrap_calls(model_runner, _stage)

@@ -1,6 +1,5 @@
 """Pairs sorted by expert: the reference against plain loops, and the bound of the blocks that they take."""
 
-import dataclasses
 from collections import Counter
 
 import pytest
@@ -8,11 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selection.cases import cases, keys_for, router_of
 from selection.compared import few
-from selection.oracle import ALGORITHMS
-from sglang_xshare import Batch, RunnerSlots, build_plan, select
-from sglang_xshare.policies.bounds import max_active
 from sglang_xshare.selection.alignment import align_pairs, count_blocks, find_problems
 from sglang_xshare.types import Alignment
 
@@ -90,22 +85,3 @@ def test_the_count_of_blocks_is_reached():
         sizes = [1] * (min(most, pairs) - 1)
         sizes.append(pairs - len(sizes))
         assert sum(-(-size // 16) for size in sizes) == count_blocks(most, pairs)
-
-
-@pytest.mark.parametrize("policy", ALGORITHMS)
-@settings(few, max_examples=40)
-@given(data=st.data())
-def test_a_plans_bound_holds_every_pair(policy, data):
-    """Fillers, padding rows, `kmax` columns, exact rows, rescued rows and shared experts among them."""
-    case = dataclasses.replace(data.draw(cases(max_experts=64)), resident=None, slots=None)
-    plan = build_plan(policy, **data.draw(keys_for(policy, case)))
-    router, shared = router_of(case), data.draw(st.integers(0, 2))
-    rows, experts = case.logits.shape
-    batch = Batch(case.valid, case.tokens_per_request, case.exact, depth=case.depth)
-    ranks, slots = torch.tensor(case.rank_of_expert), RunnerSlots(shared=shared)
-    ids = select(case.logits, plan, router, batch, ranks, backend="torch", slots=slots).topk_ids
-    # As a stage asks, which does not know how many rows of a step are exact.
-    most = max_active(plan, router, experts, rows, case.tokens_per_request, 0 if case.exact is None else rows)
-    assert ids.unique().numel() <= most + shared
-    total = int(align_pairs(ids).num_tokens_post_padded)
-    assert total <= count_blocks(most + shared, ids.numel()) * 16

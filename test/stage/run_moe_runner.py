@@ -12,7 +12,6 @@ from sglang.srt.layers.moe.topk import TopKConfig, select_experts
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from sglang_xshare import Batch, SelectionPlan, build_plan, hooks, selection
-from sglang_xshare.policies.bounds import max_active
 from sglang_xshare.stage import handover
 from sglang_xshare.stage.layer import Assignment, Layer
 from sglang_xshare.stage.step import Step
@@ -34,11 +33,10 @@ def align(ids: torch.Tensor, block_size: int, num_experts: int) -> tuple[torch.T
     return tuple(torch.tensor(x, dtype=torch.int32) for x in (slots, experts, [len(slots)]))
 
 
-def make_layer(plan: SelectionPlan, rows: int, valid: torch.Tensor | None, trim: bool) -> Layer:
-    """Return a layer under policy in a decode step; `trim` bounds its active experts."""
+def make_layer(plan: SelectionPlan, rows: int, valid: torch.Tensor | None) -> Layer:
+    """Return a layer under policy in a decode step."""
     layer = Layer(0, TopKConfig(top_k=TOP_K, renormalize=True), None)
-    most = max_active(plan, layer.router, EXPERTS, rows) if trim else None
-    layer.assignment = Assignment(plan, Step("decode", rows, Batch(valid)), most=most)
+    layer.assignment = Assignment(plan, Step("decode", rows, Batch(valid)))
     finish = lambda config, *rest: layer.finish(*rest)  # noqa: E731
     routing = SimpleNamespace(route=lambda config, logits: config, finish=finish)
     hooks._stage = SimpleNamespace(routing=routing)  # type: ignore[assignment]
@@ -84,7 +82,7 @@ def measure(invoke: Any) -> Any:
 
 def main() -> None:
     """Batches of several sizes, with padding rows and rows that lose all experts but one."""
-    for trim, prebuilt in ((False, False), (False, True), (True, False), (True, True)):
+    for prebuilt in (False, True):
         handover.configure(prebuilt=prebuilt)
         for rows, plan, padding in (
             (6, PLAN, 0),
@@ -95,8 +93,8 @@ def main() -> None:
             (3, PLAN, 3),
         ):
             hidden, logits = torch.randn(rows, HIDDEN), torch.randn(rows, EXPERTS)
-            layer = make_layer(build_plan(plan), rows, torch.arange(rows) < rows - padding, trim)
-            case = {"rows": rows, "plan": plan["policy"], "padding": padding, "trim": trim, "prebuilt": prebuilt}
+            layer = make_layer(build_plan(plan), rows, torch.arange(rows) < rows - padding)
+            case = {"rows": rows, "plan": plan["policy"], "padding": padding, "prebuilt": prebuilt}
             print(json.dumps({**case, **route_and_run(layer, hidden, logits)}), flush=True)
 
 

@@ -8,10 +8,9 @@ import torch
 from sglang_xshare.policies.plan import SelectionPlan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, encode
-from sglang_xshare.stage import handover
 from sglang_xshare.stage.assignment import assign
 from sglang_xshare.stage.graphs import Graphs, open_up
-from sglang_xshare.stage.layer import DROPPED, Assignment, Layer
+from sglang_xshare.stage.layer import Assignment, Layer
 from sglang_xshare.stage.plans import Plans
 from sglang_xshare.stage.step import Step, StepKey
 from sglang_xshare.types import Batch
@@ -288,71 +287,3 @@ def test_without_graphs_every_switch_is_free():
     assert not graphs._buffers
     graphs.check(make_plans(TIGHT), make_plans({"policy": "observe"}))
     graphs.follow(make_plans(TIGHT), make_plans({"policy": "observe"}))
-
-
-@pytest.fixture
-def trims(monkeypatch):
-    monkeypatch.setattr(handover, "levers", handover.Levers(trim=True))
-
-
-@pytest.mark.parametrize(
-    ("started", "wanted", "beyond"),
-    [
-        (TIGHT, TIGHT | {"add": 2}, "2, 4, 16"),
-        (TIGHT, TIGHT | {"by_rows": {"16": {"k0": 2}}}, "16"),
-        (TIGHT, {"policy": "vanilla"}, "2, 4, 16"),
-        (TIGHT | {"add": 4}, {"policy": "vanilla"}, "2, 4, 16"),
-        (TIGHT | {"add": 4}, TIGHT | {"add": 3}, None),
-        (TIGHT | {"add": 4}, TIGHT | {"k0": 0, "add": 5}, None),
-        ({"policy": "xshare", "k0": 1, "mass": 0.5}, {"policy": "vanilla"}, None),
-        ({"policy": "xshare"}, {"policy": "xshare", "k0": 3, "mass": 0.97}, None),
-    ],
-)
-def test_trimmed_graphs_follow_as_far_as_their_blocks_hold(trims, started, wanted, beyond):
-    graphs, former, _ = capture(started)
-    plans, numbers = make_plans(wanted), read(graphs)
-    if beyond is None:
-        graphs.check(former, plans)
-        graphs.follow(former, plans)
-        assert read(graphs) != numbers
-        return
-    with pytest.raises(ValueError, match=f"graphs of {beyond} rows .*: more experts could be active than they launch"):
-        graphs.check(former, plans)
-    assert read(graphs) == numbers
-
-
-def test_graphs_that_are_not_trimmed_go_to_vanilla_and_to_larger_budgets():
-    graphs, former, _ = capture(TIGHT)
-    assert {kept.most for kept in graphs._captured.values()} == {None}
-    for wanted in ({"policy": "vanilla"}, TIGHT | {"add": 9}):
-        graphs.check(former, make_plans(wanted))
-
-
-def test_a_graph_is_captured_anew_for_the_blocks_of_its_first_capture(trims):
-    """Its buffer may hold any numbers within them."""
-    graphs, former, layers = capture(TIGHT | {"add": 4})
-    tighter = make_plans(TIGHT)
-    graphs.follow(former, tighter)
-    kept = {place: captured.most for place, captured in graphs._captured.items()}
-    capture_anew(graphs, tighter, layers)
-    assert {place: captured.most for place, captured in graphs._captured.items()} == kept
-    assert [one.most for one in record(graphs, tighter, layers, 16)] == [16 + 4] * 2
-
-
-@pytest.mark.parametrize(
-    ("batch", "most"),
-    [({}, 16 + 1), ({"exact": torch.zeros(16, dtype=torch.bool)}, EXPERTS), ({"tokens_per_request": 4}, 16 + 1)],
-)
-def test_a_bound_counts_every_row_that_may_be_exact(trims, batch, most):
-    layers, plans = [Layer(0, Config(), None)], make_plans(TIGHT | {"phases": ["decode"]})
-    for _ in range(2):  # at first a layer does not know its experts
-        assign(layers, [Step("decode", 16, Batch(**batch))], plans, Graphs(), is_captured=False)
-        layers[0].select(torch.zeros(16, EXPERTS), layers[0].assignment.plan)
-    assert layers[0].assignment.most == most
-
-
-@pytest.mark.parametrize("options", [{"renumbers": True}, {"convention": DROPPED}])
-def test_layers_that_hand_nothing_over_have_no_bound(trims, options):
-    layer, plans = Layer(0, Config(), None, **options), make_plans(TIGHT)
-    assign([layer], [Step("decode", 16, Batch())], plans, Graphs(), is_captured=False)
-    assert layer.assignment.most is None

@@ -1,4 +1,4 @@
-"""What the MoE runner is given beside ids: an alignment and a bound of exactly these ids, once; else upstream's."""
+"""What the MoE runner is given beside ids: an alignment of exactly these ids, once; else upstream's."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -19,7 +19,6 @@ from stage.fake import EXPERTS, TOP_K, XSHARE, Config, Model, run
 
 ROWS = 6
 PLAN = build_plan("xshare", k0=1, add=2)
-BLOCKS = count_blocks(ROWS + 2, ROWS * TOP_K)
 
 
 class Upstream:
@@ -34,10 +33,10 @@ class Upstream:
 
 
 @pytest.fixture(autouse=True)
-def _levers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each test starts without an offer, and with the levers as a server has them."""
+def _start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test starts without an offer, and hands alignments over as a server does."""
     monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
-    monkeypatch.setattr(handover, "levers", handover.Levers())
+    monkeypatch.setattr(handover, "is_prebuilt", True)
     handover.taken.clear()
     handover.withdraw()
     yield
@@ -61,9 +60,9 @@ def make_ids(rows: int = ROWS) -> torch.Tensor:
     return torch.arange(rows * TOP_K, dtype=torch.int32).view(rows, TOP_K) % 5
 
 
-def make_layer(most: int | None = None, config: Config | None = None, **options: Any) -> Layer:
+def make_layer(config: Config | None = None, **options: Any) -> Layer:
     layer = Layer(0, config or Config(), None, **options)
-    layer.assignment = Assignment(PLAN, Step("decode", ROWS, Batch()), most=most)
+    layer.assignment = Assignment(PLAN, Step("decode", ROWS, Batch()))
     return layer
 
 
@@ -87,29 +86,24 @@ def test_without_an_offer_upstream_answers():
     assert not handover.taken
 
 
-@pytest.mark.parametrize("most", [None, 5, 8])
-@pytest.mark.parametrize("prebuilt", [False, True])
-def test_what_is_offered_is_taken_once(most, prebuilt):
+def test_what_is_offered_is_taken_once():
     ids, untaken = make_ids(), {ROWS, 7}
     made = align_pairs(ids)
-    handover.offer(Offer(ids, 9, most, made if prebuilt else None, untaken))
+    handover.offer(Offer(ids, 9, made, untaken))
     found, calls = align(ids, experts=9)
     assert find_problems(Alignment(*found), ids) == []
-    assert calls == (not prebuilt)
-    assert untaken == ({7} if prebuilt else {ROWS, 7})
-    blocks = count_blocks(9 if most is None else most, ids.numel())
-    whole = most is None and not prebuilt
-    assert [len(one) for one in found] == ([384, 24, 1] if whole else [16 * blocks, blocks, 1])
-    assert found[0].data_ptr() == made.sorted_token_ids.data_ptr() or not prebuilt
-    took = {"prebuilt": prebuilt, "trimmed": most is not None, "upstream": whole}
-    assert handover.taken == {name: 1 for name, is_so in took.items() if is_so}
+    assert (calls, untaken) == (0, {7})
+    blocks = count_blocks(9, ids.numel())
+    assert blocks < len(made.expert_ids), "programs for a block a pair would be launched"
+    assert [len(one) for one in found] == [16 * blocks, blocks, 1]
+    assert found[0].data_ptr() == made.sorted_token_ids.data_ptr()
     assert align(ids, experts=9)[1] == 1
-    assert handover.taken.total() == prebuilt + (most is not None) + whole
+    assert handover.taken == {"prebuilt": 1}
 
 
 def test_other_ids_get_upstreams_answer_and_leave_the_offer():
     ids = make_ids()
-    handover.offer(Offer(ids, 9, 5, align_pairs(ids)))
+    handover.offer(Offer(ids, 9, align_pairs(ids)))
     others = (ids.clone(), ids[:3], ids[:, :2], ids.view(-1, 2 * TOP_K), ids.view(torch.float32), ids.view(TOP_K, -1))
     for other in others:
         assert align(other.nan_to_num().int() if other.is_floating_point() else other, experts=9)[1] == 1
@@ -117,58 +111,60 @@ def test_other_ids_get_upstreams_answer_and_leave_the_offer():
     assert align(ids.view(ROWS, TOP_K), experts=9)[1] == 0, "a view of all of them is the same ids"
 
 
-@pytest.mark.parametrize("most", [None, 5])
-def test_an_alignment_in_other_blocks_is_left(most):
+def test_an_alignment_in_other_blocks_is_left():
     ids, untaken = make_ids(40), {40}
-    handover.offer(Offer(ids, 9, most, align_pairs(ids), untaken))
+    handover.offer(Offer(ids, 9, align_pairs(ids), untaken))
     found, calls = align(ids, 64, 9)
-    assert (calls, untaken) == (1, {40})
-    assert len(found[1]) == (160 if most is None else count_blocks(5, 160, 64))
+    assert (calls, untaken, dict(handover.taken)) == (1, {40}, {"upstream": 1})
+    assert len(found[1]) == 160
     assert find_problems(Alignment(*found), ids, 64) == []
+    assert handover._offer is None
 
 
 def test_the_storage_of_ids_is_not_used_again_while_they_are_offered():
     """By what other tensors may hold there: the offer has a reference."""
     ids = make_ids()
     place = ids.data_ptr()
-    handover.offer(Offer(ids, 9, 5))
+    handover.offer(Offer(ids, 9, align_pairs(ids)))
     del ids
     others = [make_ids() for _ in range(100)]
     assert place not in {other.data_ptr() for other in others}
 
 
-@pytest.mark.parametrize("most", [None, ROWS + 2])
-def test_a_layer_offers_what_it_knows_of_its_ids(aligns, most):
-    layer = make_layer(most)
+def test_a_layer_offers_the_alignment_of_its_ids(aligns):
+    layer = make_layer()
     for seed in range(3):
         ids = route(layer, seed)
         found, calls = align(ids)
         assert calls == 0
         assert find_problems(Alignment(*found), ids) == []
-        assert len(found[1]) == (count_blocks(EXPERTS, ids.numel()) if most is None else BLOCKS)
+        assert len(found[1]) == count_blocks(EXPERTS, ids.numel())
 
 
-def test_a_bound_is_handed_over_without_an_alignment(aligns):
+def test_layers_can_be_kept_from_handing_over(aligns):
     handover.configure(prebuilt=False)
-    found, calls = align(route(make_layer(most=ROWS + 2)))
-    assert (calls, len(found[1])) == (1, BLOCKS)
-    route(make_layer())
-    assert handover._offer is None, "nothing is known"
+    layer = make_layer()
+    route(layer)
+    assert (handover._offer, layer.untaken) == (None, set())
+    handover.configure(prebuilt=True)
+    assert align(route(layer))[1] == 0
 
 
 def test_shared_experts_have_blocks_of_their_own(aligns):
     config = Config(TOP_K + 1, num_fused_shared_experts=1, use_grouped_topk=True, num_expert_group=4, topk_group=2)
-    ids = route(make_layer(ROWS + 2, config), topk=TOP_K + 1)
+    ids = route(make_layer(config), topk=TOP_K + 1)
     assert ids.shape == (ROWS, TOP_K + 1)
     found, calls = align(ids, experts=EXPERTS + 1)
-    assert (calls, len(found[1])) == (0, count_blocks(ROWS + 3, ids.numel()))
+    assert (calls, len(found[1])) == (0, count_blocks(EXPERTS + 1, ids.numel()))
     assert find_problems(Alignment(*found), ids) == []
 
 
 def test_ids_that_upstream_has_changed_get_upstreams_answer(aligns):
     """In place, where padding rows are overwritten; in a new tensor, where they are renumbered."""
-    layer = make_layer(most=ROWS + 2)
-    assert align(route(layer, num_token_non_padded=torch.tensor(4)))[1] == 1
+    ids = route(make_layer(), num_token_non_padded=torch.tensor(4))
+    assert handover._offer is None, "of ids that are not those of its alignment"
+    assert align(ids)[1] == 1
+    layer = make_layer()  # the first one's alignment was not taken, so it makes no other
     weights, ids = layer.choose(torch.zeros(1), torch.randn(ROWS, EXPERTS), TOP_K, True)
     renumbered = ids.clone()
     layer.finish(renumbered, weights)
@@ -179,12 +175,12 @@ def test_ids_that_upstream_has_changed_get_upstreams_answer(aligns):
 
 @pytest.mark.parametrize("options", [{"renumbers": True}, {"convention": DROPPED}])
 def test_layers_whose_ids_are_not_final_offer_nothing(aligns, options):
-    assert align(route(make_layer(most=ROWS + 2, **options)))[1] == 1
+    assert align(route(make_layer(**options)))[1] == 1
     assert not handover.taken
 
 
 def test_a_rank_that_keeps_its_own_rows_offers_nothing(aligns, monkeypatch):
-    layer = make_layer(most=2 * ROWS + 2)
+    layer = make_layer()
     step = Step("decode", 2 * ROWS, Batch(), Gather((ROWS, ROWS), 0))
     layer.assignment = dataclasses.replace(layer.assignment, step=step)
     monkeypatch.setattr(layer, "collect", lambda logits: torch.cat([logits, logits]))
@@ -207,10 +203,9 @@ def test_an_alignment_that_is_not_taken_is_not_written_again(aligns):
     assert not layer.untaken
 
 
-def test_a_forward_leaves_no_offer(attach):
+def test_a_forward_leaves_no_offer(aligns, attach):
     """An offer that no runner takes keeps tensors until the forward ends, also when an exception ends it."""
     model = Model()
-    handover.configure(trim=True)
     attach(model, **XSHARE)
     offers = []
 
@@ -233,18 +228,10 @@ def test_a_forward_leaves_no_offer(attach):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hooks, "route", route)
         run(model, "decode", 8)
-        assert [offer.most for offer in offers if offer] == [8 + 2] * 3
+        assert [len(offer.ids) for offer in offers if offer] == [8] * 3
         assert handover._offer is None
         model.error = Failed()
         with pytest.raises(Failed):
             run(model, "decode", 8)
         assert len(offers) == 6
         assert handover._offer is None
-
-
-def test_trimmed_servers_refuse_exact_requests():
-    assert handover.refuse_exact() is None
-    handover.configure(trim=True)
-    refusal = handover.refuse_exact()
-    assert refusal is not None
-    assert "\n" not in refusal

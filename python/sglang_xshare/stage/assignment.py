@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from . import handover
 from .graphs import Graphs
 from .layer import Assignment, Layer
-from .plans import Plans, bound_active
+from .plans import Plans
 from .step import Step, make_plain
 
 
@@ -42,10 +41,7 @@ def _assign_one(
     if step is None:
         return Assignment(), None
     plan, against = plans.find(layer, step.key)
-    most = None
-    if handover.levers.trim and plan is not None and layer.hands_over and step.gather is None:
-        most = bound_active(layer, plan, step.key, exact=step.batch.exact is not None)
-    assignment = Assignment(plan, step, fits=plans.fit(layer, step.key), most=most)
+    assignment = Assignment(plan, step, fits=plans.fit(layer, step.key))
     if is_captured:
         assignment = graphs.keep(layer, step.key, assignment)
     return assignment, None if assignment.plan is not None else against

@@ -44,15 +44,13 @@ MAX_CALLS = 1024
 class Assignment:
     """What a layer does in one forward, see `assignment.assign`: no `plan` leaves the routing to the model, no `step`
     says that there is none. A graph that is being captured reads the plan's numbers from `buffer`, where a switch
-    writes them. `fits` says that the experts that are active fit the layer's slots, whatever the logits. `most` bounds
-    the active experts of a launch that is trimmed to the bound; None trims nothing.
+    writes them. `fits` says that the experts that are active fit the layer's slots, whatever the logits.
     """
 
     plan: SelectionPlan | None = None
     step: Step | None = None
     buffer: Budgets | None = None
     fits: bool = False
-    most: int | None = None
 
 
 class Layer:
@@ -103,8 +101,6 @@ class Layer:
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
         weight = 1.0 if on_output else 1.0 / scaling
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
-        self.num_experts: int | None = None
-        """The routed experts; None before the layer's first selection."""
         # A table that renumbers ids, or slots that experts are paged into, would make other ids of them.
         self.hands_over = convention == FILLED and not renumbers and paging is None
         self._made: handover.Offer | None = None
@@ -143,7 +139,7 @@ class Layer:
         """
         slots = self.with_shared if topk > self.router.top_k else self.slots
         rows = len(gating_output)
-        if self.hands_over and handover.levers.prebuilt and self.step.gather is None and rows not in self.untaken:
+        if self.hands_over and handover.is_prebuilt and self.step.gather is None and rows not in self.untaken:
             slots = self._aligned[id(slots)]
         out = self.selection = self._select_in_force(self.collect(gating_output), slots)
         self._made = self._make_offer(out, slots.shared)
@@ -157,7 +153,7 @@ class Layer:
 
     def finish(self, ids: torch.Tensor, weights: torch.Tensor, num_token_non_padded: Any = None) -> torch.Tensor:
         """Rewrite empty slots of `ids` [n, columns] for the runner after upstream has renumbered the ids, or has
-        overwritten those of padding rows, else offer it what the selection knows of them. `num_token_non_padded` says
+        overwritten those of padding rows, else offer the runner the alignment of `ids`. `num_token_non_padded` says
         that upstream has written -1, or 0, to padding rows: not every runner takes -1, and 0 wakes expert 0.
         """
         made, self._made = self._made, None
@@ -168,14 +164,11 @@ class Layer:
         return drop_slots(ids, weights) if self.convention == DROPPED else refill_slots(ids, weights)
 
     def _make_offer(self, out: Selection, shared: int) -> handover.Offer | None:
-        """Return what a runner may be offered beside the ids of `out`, which have so many columns of shared experts."""
-        if out.alignment is not None:
-            self.untaken.add(len(out.topk_ids))  # until the runner takes the alignment
-        elif self.assignment.most is None or not self.hands_over or self.step.gather is not None:
+        """Return the offer of the alignment in `out`, whose ids have `shared` columns of shared experts."""
+        if out.alignment is None:
             return None
-        experts = len(out.active)
-        most = None if self.assignment.most is None else min(self.assignment.most, experts) + shared
-        return handover.Offer(out.topk_ids, experts + shared, most, out.alignment, self.untaken)
+        self.untaken.add(len(out.topk_ids))  # until the runner takes the alignment
+        return handover.Offer(out.topk_ids, len(out.active) + shared, out.alignment, self.untaken)
 
     def prepare(self, output_format: Any, logits: torch.Tensor) -> tuple[Any, Any]:
         """Return (what the runner is handed for `output_format`, logits [n, N]), masked if the runner ranks them.
@@ -243,7 +236,6 @@ class Layer:
         rows = self.step.rows
         if len(logits) != rows:
             raise RuntimeError(f"MoE layer {self.layer_id}: {len(logits)} router rows in a step of {rows}")
-        self.num_experts = logits.shape[1]
         return select(
             logits,
             plan,

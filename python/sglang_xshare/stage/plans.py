@@ -94,13 +94,3 @@ class Plans:
         ):
             return None, "unchanged"
         return plan, None
-
-
-def bound_active(layer: Layer, plan: SelectionPlan, key: StepKey, exact: bool = False) -> int:
-    """Return the most experts of a layer that are active in such a step under `plan`, whatever the logits.
-
-    With `exact` any row may be exact, which no budget bounds. Before a layer has selected, the number of its experts is
-    unknown and limits nothing.
-    """
-    experts, rows = layer.num_experts or sys.maxsize, key.rows
-    return bounds.max_active(plan, layer.router, experts, rows, key.tokens_per_request, rows if exact else 0)

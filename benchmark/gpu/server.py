@@ -137,9 +137,9 @@ def _list_gains(name: str, case: Case, points: Mapping[str, Any]) -> Iterator[tu
 HEADINGS = ("model", "policy", "at a time", "tokens/s", "gain", "ms a token", "active experts", "kept mass")
 NOTE = (
     "Policy off -> on, medians of alternating rounds on one server that is switched between rounds, CUDA graphs on, "
-    "128 tokens in and 256 out. Gain: percent of output tokens/s, the mean of the rounds' ratios ± two standard errors, "
-    "not the ratio of the medians. Ms a token: bench_serving's median time per output token. Weights are random: speed "
-    "is real, loss means nothing here."
+    "128 tokens in and 256 out. Gain: percent of output tokens/s, the mean of the rounds' ratios ± two standard "
+    "errors, not the ratio of the medians. Ms a token: bench_serving's median time per output token. Weights are "
+    "random: speed is real, loss means nothing here."
 )
 
 

@@ -144,16 +144,13 @@ def _begin(record: Record, name: str, point: Point, servers: Sequence[Server], t
 
 @dataclass(frozen=True)
 class Gain:
-    """The second variant beside the first: `ratios` of tokens a second by round, `model`, MoE `runner` of each, and the
-    `temperature` that tokens were drawn at.
-    """
+    """The second variant beside the first: `ratios` of tokens a second by round, `model`, and MoE `runner` of each."""
 
     model: str
     off: Summary
     on: Summary
     ratios: tuple[float, ...]
     runner: str
-    temperature: float
 
     @classmethod
     def read(cls, point: Mapping[str, Any]) -> "Gain":
@@ -163,8 +160,7 @@ class Gain:
         ratios = tuple(after / before for after, before in zip(on, off, strict=True))
         runners = dict.fromkeys(_find_runner(one.command) for one in comparison.series)
         workload, (off_row, on_row) = comparison.workload, comparison.summaries
-        runner = " and ".join(runners)
-        return cls(workload.model.name, off_row, on_row, ratios, runner, workload.temperature)
+        return cls(workload.model.name, off_row, on_row, ratios, " and ".join(runners))
 
     @property
     def percent(self) -> float:

@@ -48,7 +48,7 @@ class Source:
     """The folder of a run on a GPU, whose records no `make records` makes."""
 
 
-H100_RUN, H200_RUN = "2026-11-26-nvidia-h100-80gb-hbm3", "2026-11-26-nvidia-h200"
+H200_RUN = "2026-11-27-nvidia-h200-0.5.23"
 FRONTS = ("front", "front-grouped", "front-wide")
 WITH_DRAFTS = tuple(f"drafts-{batch}x{tokens}" for batch, tokens in VERIFIED)
 DEFAULTS = ("defaults", *(f"defaults-{model}" for model in BUDGETED))
@@ -57,7 +57,6 @@ TABLES = {
     "serving": Source(("serving",), tabulate_serving),
     "serving-summary": Source(("serving", "drafts-1x8"), summarize_serving),
     "gpu": Source(("server",), tabulate_gpu, H200_RUN),
-    "gpu-h100": Source(("server",), tabulate_gpu, H100_RUN),
     "quality": Source(("quality",), tabulate_quality),
     "verified": Source(WITH_DRAFTS, tabulate_verified),
     "verified-summary": Source(WITH_DRAFTS, summarize_verified),

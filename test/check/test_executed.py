@@ -11,7 +11,7 @@ from benchmark.gpu.models import COMMON, read_config
 from benchmark.gpu.serving import Gain
 from check.asking import QWEN, compare, say
 from sglang_xshare.check.estimate import estimate_step
-from sglang_xshare.check.executed import GPUS_SERVED, MISSES, RELEASE_ON_GPU, describe_miss, list_never_executed
+from sglang_xshare.check.executed import GPUS_SERVED, MISSES, RELEASES_ON_GPU, describe_miss, list_never_executed
 from sglang_xshare.check.server import read_flags
 from sglang_xshare.check.weights import read_weights
 from sglang_xshare.gpus import GPUS
@@ -55,7 +55,7 @@ def test_misses_are_those_of_the_records(write):
 
 def test_gpus_and_releases_are_those_of_the_records():
     sessions = [session for path in SERVERS for session in read_record(path)["sessions"]]
-    assert {session["versions"]["sglang"] for session in sessions} == {RELEASE_ON_GPU}
+    assert {session["versions"]["sglang"] for session in sessions} == set(RELEASES_ON_GPU)
     assert {gpu for path in SERVERS for gpu in GPUS_SERVED if gpu in path.parent.name} == set(GPUS_SERVED)
 
 
@@ -68,7 +68,7 @@ NEVER = {
 
 
 def list_never(flags="", architecture="Qwen3MoeForCausalLM", **report):
-    found = {"gpu": "h100", "sglang": RELEASE_ON_GPU, "moe_runner": "triton"} | report
+    found = {"gpu": "h100", "sglang": RELEASES_ON_GPU[-1], "moe_runner": "triton"} | report
     return list_never_executed(read_flags(flags.split()), architecture, found)
 
 
@@ -79,7 +79,9 @@ def test_parts_that_no_record_has_are_named(flags):
 
 def test_runner_release_gpu_and_family_are_named():
     assert list_never(moe_runner="flashinfer_trtllm") == ["MoE runner flashinfer_trtllm"]
-    assert list_never(sglang="0.5.23") == ["SGLang 0.5.23 on a GPU (the newest that was is 0.5.17)"]
+    for release in ("0.5.21", "0.5.24"):
+        assert list_never(sglang=release) == [f"SGLang {release} on a GPU (executed: 0.5.17, 0.5.23)"]
+    assert [list_never(sglang=release) for release in RELEASES_ON_GPU] == [[], []]
     assert list_never(gpu="b200") == ["a GPU of this kind (b200)"]
     assert list_never(architecture="MixtralForCausalLM") == ["this model family on a GPU"]
     assert list_never("--tp 8", gpu=None, device="cpu") == [], "a CPU's servers are tests"

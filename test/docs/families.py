@@ -57,7 +57,7 @@ are tried](#tried), and [{refused} are refused by name](#refused). None is left 
   for token the release without our patches while nothing is cut, and each step's selection the reference's
   (`test/served/test_recent.py`, `test/served/test_frozen_mtp.py`). *Interpreted*: part of it by Triton's interpreter,
   since SGLang has no CPU path for it.
-* *Speed, on a GPU*: published widths, random weights, no answer compared: [gpu.md](gpu.md#what-an-h200-told).
+* *Speed, on a GPU*: published widths, random weights, no answer compared: [gpu.md](gpu.md#h200-results).
 * *Graphs, on a stand-in*: captured, padded, replayed and switched; nothing is computed:
   [evidence.md](evidence.md#what-executed-each-cuda-path).
 * *Without*: what the tiny model lacks of the published one.

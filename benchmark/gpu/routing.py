@@ -1,13 +1,15 @@
 """Experiment `routing`: what gpt-oss's layers launch between logits and matmul, with `routing()` and with our arrays.
 
 Under `triton_kernel` a layer masks the logits and upstream's `routing()` derives its arrays in nine launches. With
-prebuilt arrays the selection returns ids, and one launch builds them. Both are held to each other, then timed in turns.
+prebuilt arrays the selection returns ids, and one launch builds them. Both are held to each other, array by array and
+by the output of a small layer, then timed in turns.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from itertools import product
+from math import inf, isnan
 from statistics import mean
 from typing import Any
 
@@ -23,6 +25,10 @@ POLICIES = ("xshare:k0=4", "xshare:k0=0,add=24")
 LAYERS, ROUNDS = 36, 10
 """Copies in a graph, so that its own launch is a small part."""
 OLD, NEW = "mask and routing()", "select and arrays"
+WIDTH = 64
+"""Columns of the small layer's input and output."""
+LAYER_ERROR = 2**-7
+"""Bar for the layers' difference, as a share of the largest output: gates are rounded to bf16."""
 
 
 def measure(record: Record, parts: Sequence[str]) -> None:
@@ -80,11 +86,16 @@ def _time(experts: int, rows: int, policy: str) -> dict[str, Any]:
     from benchmark.gpu.timing import time_alternating
 
     calls = make_calls(experts, rows, policy)
-    differs = find_difference(calls[OLD](), calls[NEW]()) if policy == POLICIES[0] else None
+    old, new = calls[OLD](), calls[NEW]()
+    differs = find_differences(old, new) if policy == POLICIES[0] else None
+    error = compare_layers(old, new, rows, experts)
     times = time_alternating({name: partial(_repeat, call) for name, call in calls.items()}, ROUNDS)
     us = {name: [one / LAYERS for one in found] for name, found in times.items()}
     print(f"{rows} x {experts}, {policy}: " + ", ".join(f"{name} {mean(us[name]):.2f}" for name in us), flush=True)
-    return {"experts": experts, "rows": rows, "policy": policy, "mode_us": us, "differs": differs}
+    return {"experts": experts, "rows": rows, "policy": policy, "mode_us": us} | {
+        "differs": differs,
+        "layer_error": error,
+    }
 
 
 def _repeat(call: Any) -> None:
@@ -92,44 +103,93 @@ def _repeat(call: Any) -> None:
         call()
 
 
-def find_difference(old: Sequence[Any], new: Sequence[Any]) -> str | None:
-    """Return the name of the first array that differs, if one does; gates may differ by a rounding to bf16.
-
-    Schedules are left out: what lies behind their last block is read by nobody, and differs.
-    """
+def find_differences(old: Sequence[Any], new: Sequence[Any]) -> list[str]:
+    """Return the names of all arrays that differ; gates may differ by a rounding to bf16."""
     import torch
 
-    found = dict(list_arrays("routing", tuple(new)))
-    for name, expected in list_arrays("routing", tuple(old)):
-        if expected.is_floating_point():
-            same = torch.allclose(found[name].float(), expected.float(), rtol=2**-7, atol=2**-12)
+    found, expected = (dict(list_arrays("routing", tuple(routed))) for routed in (new, old))
+    differing = []
+    for name in expected | found:
+        if name not in found or name not in expected or found[name].numel() != expected[name].numel():
+            same = False
+        elif expected[name].is_floating_point():
+            same = torch.allclose(found[name].float(), expected[name].float(), rtol=2**-7, atol=2**-12)
         else:
-            same = torch.equal(found[name].flatten().int(), expected.flatten().int())
+            same = torch.equal(found[name].flatten().int(), expected[name].flatten().int())
         if not same:
-            return name
-    return None
+            differing.append(name)
+    return differing
 
 
 def list_arrays(name: str, routed: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (path, tensor) of what matmul reads: tuples and records of any depth, apart from schedules."""
+    """Yield (path, tensor) of what matmul reads: tuples and records of any depth.
+
+    A schedule is cut behind the last block: matmul does not read the rest, whose length differs.
+    """
     if hasattr(routed, "is_floating_point"):
         yield name, routed
     elif isinstance(routed, tuple):
         for number, part in enumerate(routed):
             yield from list_arrays(f"{name}.{number}", part)
     elif is_dataclass(routed):
-        for field in fields(routed):
-            if "schedule" not in field.name:
-                yield from list_arrays(f"{name}.{field.name}", getattr(routed, field.name))
+        parts: dict[str, Any] = {field.name: getattr(routed, field.name) for field in fields(routed)}
+        if "block_schedule_data" in parts:
+            totals = parts["block_offs_data"][:, -1].tolist()
+            lines = zip(parts["block_schedule_data"], totals, strict=True)
+            parts["block_schedule_data"] = tuple(line[:total] for line, total in lines)
+        for field, value in parts.items():
+            yield from list_arrays(f"{name}.{field}", value)
+
+
+def compare_layers(old: Sequence[Any], new: Sequence[Any], rows: int, experts: int) -> float:
+    """Return how far the outputs of a small layer differ, as a share of the largest output: infinite for a NaN."""
+    import torch
+
+    generator = torch.Generator().manual_seed(experts)
+    hidden = torch.randn(rows, WIDTH, generator=generator)
+    weights = torch.randn(experts, WIDTH, WIDTH, generator=generator)
+    expected, found = compute_layer(old, hidden, weights), compute_layer(new, hidden, weights)
+    error = float((found - expected).abs().max() / expected.abs().max())
+    return inf if isnan(error) else error
+
+
+def compute_layer(routed: Sequence[Any], hidden: Any, weights: Any) -> Any:
+    """Return [n, o] float32 as the runner computes it of `hidden` [n, d] and `weights` [N, d, o], both on the CPU.
+
+    `routed` is a `TritonKernelTopKOutput`, or what `routing()` returns. Each expert multiplies the rows at its sorted
+    places, a gate scales each product, and an index scatters the products to the slots of the rows, which are summed
+    up. A slot that no place writes is NaN, except in 0.5.17, whose runner leaves out the slots without an expert.
+    """
+    import torch
+
+    if len(routed) == 3:  # 0.5.17
+        data, gather, scatter = routed
+        counts, gates, by_expert, top_k = data.expt_hist, data.gate_scal, scatter.dst_indx, data.n_expts_act
+        pairs, unwritten = gather.src_indx, 0.0
+        rows = pairs // top_k
+    else:
+        metadata, rows, by_expert, gates, top_k = routed
+        counts, unwritten = metadata.slice_sizes, torch.nan
+    counts, rows, by_expert = (array.flatten().cpu().long() for array in (counts, rows, by_expert))
+    expert = torch.arange(len(counts)).repeat_interleave(counts)
+    places = len(expert)
+    products = torch.einsum("pd,pdo->po", hidden[rows[:places]], weights[expert])
+    slots = torch.full((len(by_expert), weights.shape[2]), unwritten)
+    slots[by_expert[:places]] = products * gates.flatten().cpu().float()[:places, None]
+    return slots.view(len(hidden), top_k, -1).sum(1)
 
 
 def rows(points: Mapping[str, Any]) -> list[Row]:
-    """Return both times at every shape, and what a layer saves."""
+    """Return how far both ways agree, both times at every shape, and what a layer saves."""
     found = []
     checked = [point for point in points.values() if point.get("policy") == POLICIES[0]]
     if checked:
-        wrong = [f"{one['rows']} x {one['experts']}: {one['differs']}" for one in checked if one["differs"]]
+        wrong = [f"{one['rows']} x {one['experts']}: {_join(one['differs'])}" for one in checked if one["differs"]]
         found.append(Row("arrays beside routing()'s", "; ".join(wrong) or "equal", "equal", not wrong))
+    errors = [point["layer_error"] for point in points.values() if "layer_error" in point]
+    if errors:
+        bar = f"at most {LAYER_ERROR:.2%} of the largest"
+        found.append(Row("layer's output beside routing()'s", f"{max(errors):.2%}", bar, max(errors) <= LAYER_ERROR))
     for experts, count, policy in product(EXPERTS, ROWS, POLICIES):
         point = points.get(point_key(experts, count, policy))
         if point is not None:
@@ -139,3 +199,8 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
             what = f"{count} tokens x {experts} experts, {policy}: {parts} us"
             found.append(Row(what, f"{change:+.2f} ± {error:.2f} us a layer"))
     return found
+
+
+def _join(differs: str | Sequence[str]) -> str:
+    """Return the names of arrays in one line; the records of 2026-11-27 have the first name alone."""
+    return differs if isinstance(differs, str) else ", ".join(differs)

@@ -28,12 +28,16 @@ def draw_routing(case: str, rows: int, experts: int, top_k: int) -> tuple[torch.
     return ids, weights
 
 
-def reference(ids: torch.Tensor, weights: torch.Tensor, experts: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def reference(
+    ids: torch.Tensor, weights: torch.Tensor, experts: int, dtype: torch.dtype, renumber: bool
+) -> dict[str, torch.Tensor]:
     """Return the fields of `RoutingArrays`, each found by a loop of its own."""
     rows, top_k = ids.shape
     pairs = []  # (expert, row, pair, weight)
     for row in range(rows):
-        order = sorted(range(top_k), key=lambda slot: (int(ids[row, slot]) if ids[row, slot] >= 0 else experts, slot))
+        order = list(range(top_k))
+        if renumber:
+            order.sort(key=lambda slot: (int(ids[row, slot]) if ids[row, slot] >= 0 else experts, slot))
         pairs += [
             (int(ids[row, slot]), row, row * top_k + number, float(weights[row, slot]))
             for number, slot in enumerate(order)
@@ -61,3 +65,44 @@ def reference(ids: torch.Tensor, weights: torch.Tensor, experts: int, dtype: tor
     }
     gates = torch.tensor([pair[3] for pair in pairs] + [0.0] * empty).to(dtype)
     return {name: torch.tensor(value, dtype=torch.int32) for name, value in whole.items()} | {"gates": gates}
+
+
+def route_as_upstream(logits: torch.Tensor, top_k: int, by_expert: bool) -> dict[str, torch.Tensor]:
+    """Return the fields of `RoutingArrays` that the layer below reads, as triton_kernels' `routing()` finds them.
+
+    A row's gates are the softmax of its `top_k` largest `logits` [n, N], rounded to their dtype. Ties go to the lower
+    expert. Slots are numbered by descending logit, or with `by_expert` by ascending expert.
+    """
+    ids = logits.float().argsort(dim=1, descending=True, stable=True)[:, :top_k]
+    if by_expert:
+        ids = ids.sort(dim=1).values
+    gates = logits.float().gather(1, ids).softmax(1).to(logits.dtype)
+    pairs = ids.flatten().argsort(stable=True)
+    return {
+        "histogram": ids.flatten().bincount(minlength=logits.shape[1]).int(),
+        "by_expert": pairs.int(),
+        "rows": (pairs // top_k).int(),
+        "gates": gates.flatten()[pairs],
+    }
+
+
+def run_layer(
+    histogram: torch.Tensor,
+    by_expert: torch.Tensor,
+    rows: torch.Tensor,
+    gates: torch.Tensor,
+    hidden: torch.Tensor,
+    experts: torch.Tensor,
+) -> torch.Tensor:
+    """Return [n, o] as SGLang's runner from 0.5.18 on computes it of `hidden` [n, d] and `experts` [N, d, o].
+
+    Each expert multiplies the rows at its sorted places, a gate scales each product, and `by_expert` scatters the
+    products to the slots of the rows, which are summed up.
+    """
+    slots = torch.full((len(by_expert), experts.shape[2]), torch.nan)
+    begin = 0
+    for expert, count in enumerate(histogram.tolist()):
+        places = slice(begin, begin + count)
+        slots[by_expert[places].long()] = hidden[rows[places].long()] @ experts[expert] * gates[places, None].float()
+        begin += count
+    return slots.view(len(hidden), -1, experts.shape[2]).sum(1)

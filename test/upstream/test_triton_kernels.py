@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass, make_dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -63,13 +64,13 @@ def install(monkeypatch):
 
 @pytest.fixture
 def arrays(monkeypatch):
-    """Have the transcription in loops stand in for the launch; return what it gives for one batch."""
+    """Have the transcription in loops stand in for the launch; return what gives its arrays for one batch."""
 
-    def build(*arguments):
-        return RoutingArrays(**reference(*arguments))
+    def build(*arguments, **keys):
+        return RoutingArrays(**reference(*arguments, **keys))
 
     monkeypatch.setattr(routing_data, "build_routing", build)
-    return build(*draw_routing("random", 5, 32, 4), 32, torch.bfloat16)
+    return partial(build, *draw_routing("random", 5, 32, 4), 32, torch.bfloat16)
 
 
 def pack():
@@ -89,6 +90,7 @@ def test_from_0_5_18_on(install, arrays, more):
     """SGLang 0.5.18 to 0.5.23 with triton_kernels of Triton 3.7 or later, whose metadata has two more fields."""
     install([*FIELDS, *more])
     slots, found = pack()
+    arrays = arrays(renumber=False)  # by descending logit, as the ids are
     assert type(found).__name__ == "TritonKernelTopKOutput"
     check_metadata(found.a_ragged_metadata, arrays)
     assert torch.equal(found.gather_indx, arrays.rows)
@@ -107,6 +109,7 @@ def test_0_5_17(install, arrays, monkeypatch):
     monkeypatch.setattr(topk, "TritonKernelTopKOutput", output)
     install()
     slots, found = pack()
+    arrays = arrays(renumber=True)  # by ascending expert
     assert torch.equal(found.gather_indx.src_indx, arrays.by_expert)
     assert torch.equal(found.gather_indx.dst_indx, arrays.by_row)
     assert torch.equal(found.scatter_indx.src_indx, arrays.by_row)

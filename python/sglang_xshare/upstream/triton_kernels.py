@@ -24,16 +24,23 @@ EMPTY, FILLED = RunnerSlots(empty=True), RunnerSlots()
 
 @dataclass(frozen=True)
 class Contract:
-    """What the runner accepts: `slots` for `select()`, and `_pack`, which builds a `TritonKernelTopKOutput`."""
+    """What the runner accepts: `slots` for `select()`, and `_pack`, which builds a `TritonKernelTopKOutput`.
+
+    `renumber` is an argument of `build_routing`. `_topk_forward` of triton_kernels orders the slots of a row by
+    ascending expert in sglang-kernel 0.4.5 (SGLang 0.5.17), and by descending logit, as a selection does, in
+    0.4.6.post1 to 0.4.10 (SGLang 0.5.18 to 0.5.23). With upstream's order a runner adds the terms of a row as after
+    `routing()`.
+    """
 
     slots: RunnerSlots
+    renumber: bool
     _pack: Callable[[RoutingArrays, int], Any]
 
     def pack(self, ids: torch.Tensor, weights: torch.Tensor, logits: torch.Tensor) -> Any:
         """Return the `TritonKernelTopKOutput` of a selection [n, k] from logits [n, N], whose dtype the gates have."""
         from ..selection.triton_kernel.routing_data import build_routing
 
-        return self._pack(build_routing(ids, weights, logits.shape[1], logits.dtype), ids.shape[1])
+        return self._pack(build_routing(ids, weights, logits.shape[1], logits.dtype, self.renumber), ids.shape[1])
 
 
 def find_contract(logits: torch.Tensor, top_k: int) -> Contract | None:
@@ -61,9 +68,9 @@ def read_contract(block_sizes: tuple[int, ...]) -> Contract | None:
     if names[: len(METADATA)] != METADATA or tuple(RaggedTensorMetadata.block_sizes()) != block_sizes:
         return None
     if TritonKernelTopKOutput._fields == RECORDS:  # 0.5.17: `reduce` masks the slots whose scatter index is -1
-        return Contract(EMPTY, _pack_records)
+        return Contract(EMPTY, True, _pack_records)
     if TritonKernelTopKOutput._fields == TENSORS:  # from 0.5.18 on the runner adds up all slots of a row
-        return Contract(FILLED, _pack_tensors)
+        return Contract(FILLED, False, _pack_tensors)
     return None
 
 

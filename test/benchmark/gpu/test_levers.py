@@ -1,13 +1,11 @@
 """The prices of levers: paired times, by figures that can be checked by hand."""
 
 import sys
-from dataclasses import dataclass
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
-import torch
 
-from benchmark.gpu import levers, routing
+from benchmark.gpu import levers
 from benchmark.gpu.levers import ACTIVE, MODES, PREBUILT, REMOVED, UPSTREAM, compare, fixed_key
 
 FORMER = (UPSTREAM, PREBUILT, "grid trimmed", "both", *REMOVED)
@@ -78,38 +76,3 @@ def test_what_is_removed_is_back_afterwards(monkeypatch):
     with levers.remove(names):
         assert [getattr(runner, name)() for name in names] == [None] * len(names)
     assert [getattr(runner, name)() for name in names] == ["done"] * len(names)
-
-
-def test_routing_shows_what_a_layer_saves():
-    us = {
-        routing.OLD: [20.0, 22.0],
-        routing.NEW: [8.0, 10.0],
-        "routing() alone": [17.0, 19.0],
-        "arrays alone": [3.0, 3.0],
-    }
-    point = {"experts": 128, "rows": 16, "policy": "xshare:k0=4", "mode_us": us, "differs": None}
-    same, row = routing.rows({routing.point_key(128, 16, "xshare:k0=4"): point})
-    (wrong, _) = routing.rows({routing.point_key(128, 16, "xshare:k0=4"): point | {"differs": "routing.1.src_indx"}})
-    assert [(one.measured, one.verdict) for one in (same, wrong)] == [
-        ("equal", "pass"),
-        ("16 x 128: routing.1.src_indx", "miss"),
-    ]
-    assert row.measured == "-12.00 ± 0.00 us a layer"
-    assert row.what.startswith(
-        "16 tokens x 128 experts, xshare:k0=4: mask and routing() 21.00, select and arrays 9.00, "
-    )
-
-
-def test_arrays_that_differ_are_named():
-    def make(*gather):
-        return SimpleNamespace(schedule=None), Gather(torch.tensor(gather), torch.rand(2)), 4
-
-    old = make(0, 1)
-    assert routing.find_difference(old, (old[0], Gather(torch.tensor([0, 1]), torch.rand(2)), 4)) is None
-    assert routing.find_difference(old, make(1, 0)) == "routing.1.indices"
-
-
-@dataclass
-class Gather:
-    indices: torch.Tensor
-    schedule: torch.Tensor

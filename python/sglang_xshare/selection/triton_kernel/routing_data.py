@@ -29,8 +29,9 @@ ALIGNED = 4
 class RoutingArrays:
     """Where the pairs of n rows and k slots go, for E experts. All int32 but `gates`, and contiguous along a row.
 
-    A pair's number is row * k + slot, where the slots of a row are numbered by ascending expert. Sorted pairs are
-    ordered by expert, then by row. Pairs without an expert come last, and hold -1 in `by_expert` and `by_row`.
+    A pair's number is row * k + slot. Sorted pairs are ordered by expert, then by row. Pairs without an expert come
+    last, and hold -1 in `by_expert` and `by_row`. `build_routing` numbers the slots of a row by `renumber`. The numbers
+    change `by_expert` and `by_row` only: a runner adds the same terms of a row in another order.
     """
 
     histogram: torch.Tensor
@@ -56,11 +57,14 @@ def serves(num_rows: int, top_k: int) -> bool:
     return 0 < num_rows * top_k <= MAX_PAIRS
 
 
-def build_routing(ids: torch.Tensor, weights: torch.Tensor, num_experts: int, dtype: torch.dtype) -> RoutingArrays:
+def build_routing(
+    ids: torch.Tensor, weights: torch.Tensor, num_experts: int, dtype: torch.dtype, renumber: bool
+) -> RoutingArrays:
     """Return the arrays for `ids` [n, k] int32 (-1 in an empty slot) and `weights` [n, k] float32.
 
-    A row may hold an expert twice. `dtype` is that of the gates. A CUDA graph can capture the launch. Raises ValueError
-    for a batch that `serves` excludes.
+    A row may hold an expert twice. `dtype` is that of the gates. `renumber` numbers the slots of a row by ascending
+    expert; otherwise the slots keep the order of `ids`. A CUDA graph can capture the launch. Raises ValueError for a
+    batch that `serves` excludes.
     """
     num_pairs = ids.numel()
     if not serves(*ids.shape):
@@ -94,6 +98,7 @@ def build_routing(ids: torch.Tensor, weights: torch.Tensor, num_experts: int, dt
         stride=table.stride(0),
         pairs=pairs,
         experts=triton.next_power_of_2(num_experts),
+        renumber=renumber,
         num_warps=WARPS,
         **OPTIONS,
     )
@@ -117,6 +122,7 @@ def routing_kernel(
     stride: tl.constexpr,
     pairs: tl.constexpr,  # tile sizes: powers of two
     experts: tl.constexpr,
+    renumber: tl.constexpr,
 ) -> None:
     pair = tl.arange(0, pairs)
     present = pair < num_pairs
@@ -124,7 +130,7 @@ def routing_kernel(
     chosen = tl.where(chosen < 0, num_experts, chosen)  # behind all experts
     if tl.program_id(0) == 0:
         weight = tl.load(weights + pair, mask=present, other=0.0)
-        sort_pairs(chosen, weight, present, by_expert, by_row, rows, gates, top_k, num_experts, pairs)
+        sort_pairs(chosen, weight, present, by_expert, by_row, rows, gates, top_k, num_experts, pairs, renumber)
     else:
         schedule_blocks(chosen, histogram, table, schedule, num_experts, stride, pairs, experts)
 
@@ -141,16 +147,21 @@ def sort_pairs(
     top_k: tl.constexpr,
     num_experts: tl.constexpr,
     pairs: tl.constexpr,
+    renumber: tl.constexpr,
 ) -> None:
     pair = tl.arange(0, pairs)
     row = pair // top_k
     key = chosen * pairs + pair  # no two are equal
     ahead = key[:, None] < key[None, :]
-    same_row = row[:, None] == row[None, :]
-    # Both counts in one sum: all pairs ahead, and above those the pairs ahead in the row.
-    counts = tl.sum(tl.where(ahead, tl.where(same_row, 1 + (1 << 16), 1), 0), 0)
-    place = counts & 0xFFFF
-    number = row * top_k + (counts >> 16)
+    if renumber:
+        same_row = row[:, None] == row[None, :]
+        # Both counts in one sum: all pairs ahead, and above those the pairs ahead in the row.
+        counts = tl.sum(tl.where(ahead, tl.where(same_row, 1 + (1 << 16), 1), 0), 0)
+        place = counts & 0xFFFF
+        number = row * top_k + (counts >> 16)
+    else:
+        place = tl.sum(ahead.to(tl.int32), 0)
+        number = pair
     held = chosen < num_experts
     tl.store(by_expert + place, tl.where(held, number, -1), mask=present)
     tl.store(by_row + number, tl.where(held, place, -1), mask=present)

@@ -1,0 +1,150 @@
+"""Experiment `routing`: what differs of two sets of arrays, and what a layer computes from each."""
+
+from collections import namedtuple
+from dataclasses import dataclass, replace
+from math import inf
+
+import pytest
+import torch
+
+from benchmark.gpu import routing
+from selection.routing import draw_routing, reference
+
+ROWS, EXPERTS = 16, 32
+Output = namedtuple("Output", ["a_ragged_metadata", "gather_indx", "scatter_indx", "gate_scal", "n_expts_act"])
+
+
+@dataclass
+class Metadata:
+    """`RaggedTensorMetadata` of triton_kernels."""
+
+    slice_sizes: torch.Tensor
+    slice_offs: torch.Tensor
+    block_offs_data: torch.Tensor
+    block_schedule_data: torch.Tensor
+
+
+@dataclass
+class Pair:
+    """`GatherIndx` and `ScatterIndx` of SGLang 0.5.17's triton_kernels."""
+
+    src_indx: torch.Tensor
+    dst_indx: torch.Tensor
+
+
+@dataclass
+class Data:
+    """`RoutingData` of SGLang 0.5.17's triton_kernels."""
+
+    gate_scal: torch.Tensor
+    expt_hist: torch.Tensor
+    n_expts_act: int
+    expt_data: Metadata
+
+
+def make(case="random", renumber=False):
+    """Return the output of SGLang 0.5.23's router for 16 rows and 32 experts."""
+    arrays = reference(*draw_routing(case, ROWS, EXPERTS, 4), EXPERTS, torch.float32, renumber)
+    metadata = Metadata(arrays["histogram"], arrays["starts"], arrays["block_starts"], arrays["schedule"])
+    return Output(metadata, arrays["rows"], arrays["by_expert"], arrays["gates"], 4)
+
+
+def make_records(case="random"):
+    """Return the output of SGLang 0.5.17's router for the same batch."""
+    arrays = reference(*draw_routing(case, ROWS, EXPERTS, 4), EXPERTS, torch.float32, True)
+    metadata = Metadata(arrays["histogram"], arrays["starts"], arrays["block_starts"], arrays["schedule"])
+    data = Data(arrays["gates"], arrays["histogram"], 4, metadata)
+    by_row, by_expert = arrays["by_row"], arrays["by_expert"]
+    return data, Pair(by_expert, by_row), Pair(by_row, by_expert)
+
+
+def compare(old, new):
+    return routing.find_differences(old, new), routing.compare_layers(old, new, ROWS, EXPERTS)
+
+
+def test_equal_arrays():
+    assert compare(make(), make()) == ([], 0.0)
+    assert compare(make_records(), make_records()) == ([], 0.0)
+
+
+def test_what_lies_behind_the_last_block_may_differ():
+    old = make()
+    schedule = old.a_ragged_metadata.block_schedule_data
+    longer = torch.cat([schedule, torch.zeros(4, 9, dtype=torch.int32)], 1)
+    assert compare(old, old._replace(a_ragged_metadata=replace(old.a_ragged_metadata, block_schedule_data=longer))) == (
+        [],
+        0.0,
+    )
+    longer[2, 0] += 1
+    names, _ = compare(old, old._replace(a_ragged_metadata=replace(old.a_ragged_metadata, block_schedule_data=longer)))
+    assert names == ["routing.0.block_schedule_data.2"]
+
+
+def test_slots_of_a_row_in_another_order():
+    """The arrays tell the numberings apart, and the layer is the same."""
+    names, error = compare(make(renumber=True), make())
+    assert names == ["routing.2"]
+    assert 0 <= error < 1e-6
+
+
+def test_every_array_that_differs_is_named():
+    old = make()
+    wrong = old._replace(scatter_indx=old.scatter_indx.flip(0), gate_scal=old.gate_scal.flip(0))
+    names, error = compare(old, wrong)
+    assert names == ["routing.2", "routing.3"]
+    assert error > 0.1
+
+
+@pytest.mark.parametrize("field", ["gather_indx", "scatter_indx", "gate_scal"])
+def test_a_wrong_row_or_weight_changes_the_layer(field):
+    old = make()
+    wrong = getattr(old, field).clone()
+    wrong[[0, -1]] = wrong[[-1, 0]]
+    assert wrong[0] != wrong[-1]
+    names, error = compare(old, old._replace(**{field: wrong}))
+    assert names == [f"routing.{Output._fields.index(field)}"]
+    assert error > routing.LAYER_ERROR
+
+
+def test_a_slot_that_no_place_writes():
+    """From 0.5.18 on a runner adds up what its memory held there; 0.5.17's leaves the slot out."""
+    assert compare(make(), make("holes"))[1] == inf
+    ids, weights = draw_routing("holes", ROWS, EXPERTS, 4)
+    hidden, experts = torch.randn(ROWS, 8), torch.randn(EXPERTS, 8, 6)
+    expected = torch.einsum("rk,rd,rkdo->ro", weights, hidden, experts[ids.long().clamp_min(0)])
+    torch.testing.assert_close(routing.compute_layer(make_records("holes"), hidden, experts), expected)
+
+
+def test_both_releases_compute_the_same_layer():
+    hidden, experts = torch.randn(ROWS, 8), torch.randn(EXPERTS, 8, 6)
+    found = [routing.compute_layer(routed, hidden, experts) for routed in (make(), make_records())]
+    torch.testing.assert_close(*found)
+
+
+def test_rows_show_what_a_layer_saves():
+    us = {
+        routing.OLD: [20.0, 22.0],
+        routing.NEW: [8.0, 10.0],
+        "routing() alone": [17.0, 19.0],
+        "arrays alone": [3.0, 3.0],
+    }
+    point = {"experts": 128, "rows": 16, "policy": "xshare:k0=4", "mode_us": us, "differs": [], "layer_error": 0.001}
+    key = routing.point_key(128, 16, "xshare:k0=4")
+    same, layer, row = routing.rows({key: point})
+    assert (same.measured, same.verdict) == ("equal", "pass")
+    assert (layer.measured, layer.verdict) == ("0.10%", "pass")
+    wrong, layer, _ = routing.rows({key: point | {"differs": ["routing.2", "routing.3"], "layer_error": 0.5}})
+    assert (wrong.measured, wrong.verdict) == ("16 x 128: routing.2, routing.3", "miss")
+    assert (layer.measured, layer.verdict) == ("50.00%", "miss")
+    assert row.measured == "-12.00 ± 0.00 us a layer"
+    assert row.what.startswith(
+        "16 tokens x 128 experts, xshare:k0=4: mask and routing() 21.00, select and arrays 9.00, "
+    )
+
+
+def test_a_record_of_before_the_layer_was_compared():
+    """It names the first array alone."""
+    us = {routing.OLD: [1.0, 1.0], routing.NEW: [1.0, 1.0]}
+    point = {"experts": 128, "rows": 16, "policy": "xshare:k0=4", "mode_us": us, "differs": "routing.2"}
+    arrays, _ = routing.rows({routing.point_key(128, 16, "xshare:k0=4"): point})
+    assert (arrays.measured, arrays.verdict) == ("16 x 128: routing.2", "miss")

@@ -40,6 +40,14 @@ int32_t find_filler(const Answer& answer, int num_experts) {
   return filler;
 }
 
+// Whether `width` columns of ids and weights are those of the plan, and hold every row's experts. A plan is packed for
+// batches with or without exact rows, and an exact row takes the router's top-k, which may exceed `kmax`.
+bool fits_width(const Plan& plan, const Batch& batch, int width) {
+  const int own = batch.exact || plan.coverage != SUBSTITUTE ? plan.top_k : 0;
+  const int most = std::max(std::min(plan.kmax, plan.num_experts), own);
+  return most <= plan.columns && plan.columns + plan.shared == width;
+}
+
 void cover_rows(const Rows& rows, const Answer& answer) {
   const Plan& plan = rows.plan;
   const int width = plan.columns + plan.shared;
@@ -75,18 +83,20 @@ void cover_rows(const Rows& rows, const Answer& answer) {
 
 extern "C" {
 
-// A `Status`: NOT_CLEAN, with nothing written, where a valid row of the logits holds a NaN or +inf.
+// Return a `Status`. Nothing is written with NOT_CLEAN, if a valid row of the logits holds a NaN or +inf, and with
+// WRONG_WIDTH, if ids and weights [rows, width] do not have the columns that the batch needs.
 int32_t select_experts(
     const expert_selection::Plan* plan, const void* logits, const float* scores, const uint8_t* valid,
     const uint8_t* exact, const uint8_t* resident, const float* bias, const float* expert_scale,
     const int64_t* rank_of_expert, const int32_t* depth, int32_t halves, int32_t rows, int32_t tokens_per_request,
-    int32_t slots, int32_t* ids, float* weights, uint8_t* selected, uint8_t* active, uint8_t* vanilla_active,
+    int32_t slots, int32_t width, int32_t* ids, float* weights, uint8_t* selected, uint8_t* active, uint8_t* vanilla_active,
     float* kept_mass, int64_t* rescued) {
   using namespace expert_selection;
   const Batch batch = {
       logits, scores, valid, exact, resident, bias, expert_scale, rank_of_expert, depth, halves, rows,
       tokens_per_request, slots};
   const Answer answer = {ids, weights, selected, active, vanilla_active, kept_mass, rescued};
+  if (!fits_width(*plan, batch, width)) return WRONG_WIDTH;
   try {
     Rows ranked(*plan, batch);
     if (!ranked.rank()) return NOT_CLEAN;

@@ -12,7 +12,7 @@ enum Ranking : int32_t { ROUTER, VOTES, STATIC };
 enum Coverage : int32_t { SUBSTITUTE, TRUNCATE, OWN };
 
 // What a call returns. No exception leaves it: its caller is not C++.
-enum Status : int32_t { DONE, NOT_CLEAN, OUT_OF_MEMORY };
+enum Status : int32_t { DONE, NOT_CLEAN, OUT_OF_MEMORY, WRONG_WIDTH };
 
 constexpr int DEPTHS = 256;  // selection/scores.py has as many
 

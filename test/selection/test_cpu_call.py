@@ -246,3 +246,37 @@ def test_a_call_without_memory_is_an_error():
     call._run = lambda *arguments: 2
     with pytest.raises(MemoryError, match=r"selection from router_logits \[4, 32\]: out of memory"):
         call(make_logits("normal", 4, 32), Batch(), None, None)
+
+
+@pytest.mark.parametrize("slots", SLOTS)
+def test_a_kept_call_refuses_exact_rows_that_its_columns_do_not_hold(slots):
+    """It was prepared for a batch without exact rows, which take top-k experts where `kmax` allows others fewer."""
+    plan, router, logits = build_plan("custom", k0=1, add=4, kmax=2), Router(6), make_logits("normal", 33, 64)
+    marked = Batch(exact=torch.arange(33) % 2 == 0)
+    call = prepare(plan, router, 64, exact=False, slots=slots)
+    before = call(logits, Batch(), None, None)
+    with pytest.raises(RuntimeError, match="got exact rows, which take 6: prepare it with exact=True"):
+        call(logits, marked, None, None)
+    assert torch.equal(call(logits, Batch(), None, None).topk_ids, before.topk_ids)
+    wide = prepare(plan, router, 64, exact=True, slots=slots)
+    assert wide is not call
+    assert torch.equal(
+        wide(logits, marked, None, None).topk_ids, compare(logits, plan, router, marked, slots=slots).topk_ids
+    )
+
+
+def test_a_kept_call_takes_exact_rows_that_its_columns_hold():
+    plan, router, logits = build_plan("custom", k0=1, add=4, kmax=8), Router(6), make_logits("normal", 9, 64)
+    marked = Batch(exact=torch.arange(9) == 4)
+    found = prepare(plan, router, 64, exact=False)(logits, marked, None, None)
+    assert torch.equal(found.topk_ids, compare(logits, plan, router, marked).topk_ids)
+
+
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_a_call_refuses_tensors_of_another_width(difference):
+    """The width of what is written is checked against what was allocated."""
+    call = prepare(make_plan("xshare"), Router(4), 32)
+    call = type(call)(call.plan, call.router, 32, False, None)
+    call._width += difference
+    with pytest.raises(RuntimeError, match="a call for rows of"):
+        call(make_logits("normal", 4, 32), Batch(), None, None)

@@ -15,8 +15,8 @@ from ..slots import serve_runner
 from .layout import find_unhandled, pack
 from .library import load
 
-NOT_CLEAN = 1
-"""What the call returns with nothing written, of `Status` in csrc/plan.h."""
+NOT_CLEAN, WRONG_WIDTH = 1, 3
+"""Values of `Status` in csrc/plan.h with which the call has written nothing."""
 _KEPT = 4096
 _calls: dict[tuple[int, int, int, bool, RunnerSlots | None], Call] = {}
 
@@ -80,7 +80,10 @@ class Call:
     def __call__(
         self, logits: torch.Tensor, batch: Batch, rank_of_expert: torch.Tensor | None, tally: Tally | None
     ) -> Selection:
-        """What the plan chooses from logits [n, N], counted in `tally`. Nothing is checked. Raises MemoryError."""
+        """Return what the plan chooses from logits [n, N], counted in `tally`. Only the width is checked: raises
+        RuntimeError for a batch with exact rows if the call was prepared without them and the rows need more columns.
+        Raises MemoryError.
+        """
         router, rows = self.router, logits.shape[0]
         given = logits if logits.dtype is torch.float32 or logits.dtype is torch.bfloat16 else logits.float()
         given = given.contiguous()
@@ -110,6 +113,7 @@ class Call:
             rows,
             batch.tokens_per_request,
             0 if batch.slots is None else min(batch.slots, self._num_experts),
+            self._width,
             ids.data_ptr(),
             weights.data_ptr(),
             selected.data_ptr(),
@@ -118,6 +122,9 @@ class Call:
             tally.kept_mass.data_ptr(),
             tally.rescued.data_ptr(),
         ):
+            if status == WRONG_WIDTH:
+                reason = f"got exact rows, which take {router.top_k}: prepare it with exact=True"
+                raise RuntimeError(f"a call for rows of {self._width} experts {reason}")
             if status != NOT_CLEAN:
                 raise MemoryError(f"selection from router_logits {list(given.shape)}: out of memory")
             # A NaN or +inf counts as -inf: it never has to be said twice.

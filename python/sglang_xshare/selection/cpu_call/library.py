@@ -23,7 +23,7 @@ SOURCE = Path(__file__).with_name("csrc")
 # No fused multiply-add, nor what $CXX may ask for: their bits are not torch's.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-fast-math", "-ffp-contract=off", "-fno-math-errno")
 SIGNATURES = {
-    "select_experts": ([*[c_void_p] * 10, *[c_int32] * 4, *[c_void_p] * 7], c_int32),
+    "select_experts": ([*[c_void_p] * 10, *[c_int32] * 5, *[c_void_p] * 7], c_int32),
     "count_step": ([*[c_void_p] * 10, *[c_int32] * 4], None),
 }
 

@@ -49,7 +49,7 @@ def test_random_cases(kernel, policy, data):
     if supports(plan, router, batch, *logits.shape):
         compare(kernel, logits, plan, router, batch, ranks)
     else:
-        with pytest.raises(ValueError, match="supports|not implemented by backend triton"):
+        with pytest.raises(ValueError, match=r"supports|not implemented by backend triton"):
             kernel(logits, plan, router, batch, ranks)
 
 

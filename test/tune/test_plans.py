@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_xshare import build_plan
+from sglang_xshare.policies import get_policy
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.policies.spelling import parse_policy
 from sglang_xshare.tune.plans import VANILLA_SETTING, build_policy, group_layers, join_batches
@@ -14,6 +14,8 @@ SETTINGS = (
     "xshare:k0=1,add=0",
     "xshare:k0=1,add=8,utility=full",
     "xshare:k0=2,mass=0.9",
+    "xshare",
+    "xshare:fast",
     "oea:k0=3",
     "oea",
 )
@@ -21,9 +23,9 @@ LAYERS = range(6)
 few = settings(max_examples=40, deadline=None)
 
 
-def plan_of(setting):
+def plan_of(setting, rows):
     name, keys = parse_policy(setting)
-    return None if name == VANILLA_SETTING else build_plan({"policy": name, **keys})
+    return None if name == VANILLA_SETTING else get_policy(name).build(keys, rows)
 
 
 def schedule_of(policy):
@@ -55,7 +57,7 @@ def test_every_layer_and_batch_size_gets_its_setting(choices):
             for layer in group:
                 skipped = schedule.reason_to_skip("decode", rows) is not None
                 found = None if skipped else schedule.plan(layer, rows)
-                assert found == plan_of(setting), (rows, layer)
+                assert found == plan_of(setting, rows), (rows, layer)
 
 
 def test_what_a_person_would_write():

@@ -12,7 +12,7 @@ from sglang_xshare.check.server import read_flags
 from sglang_xshare.check.tensors import read_headers
 from sglang_xshare.check.weights import read_weights
 
-SIZES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1, "I32": 4}
+SIZES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1, "I32": 4, "I64": 8}
 STEP = {
     "architectures": ["Step3p5ForCausalLM"],
     "model_type": "step3p5",
@@ -106,7 +106,8 @@ def test_a_flag_quantizes_no_quantized_checkpoint_again(flags, write):
 
 def test_flags_change_what_is_not_stored_as_it_is_served(write):
     folder = write(QWEN | {"num_hidden_layers": 2})
-    write_headers(folder / "model.safetensors", list_qwen())
+    # As encoders of images have them.
+    write_headers(folder / "model.safetensors", list_qwen() | {"visual.position_ids": ("I64", (1, 729))})
     plain = read_weights(folder)
     assert read_weights(folder, read_flags(["--dtype", "float32"])).expert == 2 * plain.expert
     assert read_weights(folder, read_flags(["--quantization", "fp8"])).expert == plain.expert / 2

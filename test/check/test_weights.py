@@ -72,6 +72,7 @@ FLAGS = {
     "--dtype float32": (2, 2, 2),
     "--dtype half": (1, 1, 1),
     "--quantization fp8": (0.5, None, 1),
+    "--quantization unquant": (1, 1, 1),
     "--quantization mxfp4": (4.25 / 16, 1, 1),
     "--load-format dummy": (1, 1, 1),
     "--kv-cache-dtype fp8_e4m3": (1, 1, 0.5),

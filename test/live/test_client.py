@@ -79,13 +79,15 @@ def test_an_answer_of_something_else_is_not_sglangs(answering, proxied, capsys):
         ("https://LOCALHOST:30000", True),
         ("http://node.localhost:30000", True),
         ("http://gpu.inside:30000", True),
+        ("http://gpu.port:30000", True),
+        ("http://gpu.port:30001", False),
         ("http://gpu.example:30000", False),
         ("https://10.0.0.3:30000", False),
         ("http://localhost.example:30000", False),
     ],
 )
 def test_which_hosts_are_asked_directly(url, is_direct, proxied):
-    proxied("http://proxy:3128", no_proxy=".inside")
+    proxied("http://proxy:3128", no_proxy=".inside,gpu.port:30000")
     assert find_proxy(url) == (None if is_direct else "http://proxy:3128")
 
 

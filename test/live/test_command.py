@@ -57,16 +57,17 @@ def test_get_prints_what_an_estimate_is_now(answering, capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "marked"),
+    ("given", "override", "marked"),
     [
-        ({"layers": {"1": {"k0": 2}}}, {"add", "phases"}),
-        ({"by_rows": {"2-4": {"k0": 2}}}, {"add", "phases"}),
-        ({}, {"add", "phases", "overrides"}),
+        ({"layers": {"1": {"k0": 2}}}, {"layers": "1", "k0": 2}, {"add", "phases"}),
+        ({"by_rows": {"2-4": {"k0": 2}}}, {"by_rows": "2-4", "k0": 2}, {"add", "phases"}),
+        ({"mass": "fast"}, {"by_rows": "2-7", "mass": 0.8}, {"add", "phases"}),
+        ({}, {"by_rows": "2-7", "mass": 0.85}, {"add", "phases", "overrides"}),
     ],
-    ids=["layers", "by_rows", "a preset's own"],
+    ids=["layers", "by_rows", "a word", "a preset's own"],
 )
-def test_what_was_given_is_not_marked_as_default(given, marked, answering, capsys):
-    plan = ANSWER["in_force"] | {"overrides": [{"layers": "1", "k0": 2}]}
+def test_what_was_given_is_not_marked_as_default(given, override, marked, answering, capsys):
+    plan = ANSWER["in_force"] | {"overrides": [override]}
     server = answering(json.dumps(ANSWER | given | {"in_force": plan}).encode())
     assert main(["policy", "get", server.url]) == 0
     rows = [[cell.strip() for cell in line.split("│")[1:]] for line in capsys.readouterr().out.splitlines()]

@@ -108,6 +108,31 @@ def test_a_user_who_may_write_the_tree_but_does_not_own_it_patches(
     assert read_modes(tree) == modes
 
 
+def test_a_user_who_may_write_the_tree_reverts_what_another_user_has_patched(
+    tree: Path, queue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel lets only a file's owner and root set its mode and times."""
+    modes = read_modes(tree)
+    apply(tree, queue)
+    theirs = {file.stat().st_ino for file in tree.rglob("*")}
+
+    def guard(function: Any) -> Any:
+        def call(file: Path, *arguments: Any, **options: Any) -> None:
+            if file.stat().st_ino in theirs:
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(file))
+            function(file, *arguments, **options)
+
+        return call
+
+    for name in ("chmod", "utime"):
+        monkeypatch.setattr(os, name, guard(getattr(os, name)))
+    another = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: another)
+    revert(tree)
+    assert read_tree(tree) == FILES
+    assert read_modes(tree) == modes
+
+
 @pytest.mark.parametrize("group_too", [False, True])
 def test_a_group_that_may_not_be_given_stops_no_patch(
     tree: Path, queue: Path, monkeypatch: pytest.MonkeyPatch, group_too: bool

@@ -37,6 +37,23 @@ def test_every_key_has_its_value():
     assert describe(build(speculative=True)) == XSHARE
 
 
+LIMITS = [
+    ({"min_rows": 16}, 0.93, []),
+    ({"min_rows": 20}, 0.93, []),
+    ({"max_rows": 7}, 0.85, []),
+    ({"max_rows": 8}, 0.9, [{"by_rows": "2-7", "mass": 0.85}]),
+    ({"max_rows": 20}, 0.93, XSHARE["overrides"]),
+    ({"max_rows": 7, "by_rows": {"4-7": {"k0": 2}}}, 0.85, [{"by_rows": "4-7", "k0": 2}]),
+    ({"min_rows": 16, "by_rows": {"4-17": {"k0": 2}}}, 0.93, [{"by_rows": "4-17", "k0": 2}]),
+]
+
+
+@pytest.mark.parametrize(("keys", "mass", "overrides"), LIMITS)
+def test_a_table_is_described_for_the_steps_within_the_limits(keys, mass, overrides):
+    described = describe(build(**keys))
+    assert (described["mass"], described["overrides"]) == (mass, overrides)
+
+
 def test_what_stands_for_the_models_top_k_is_a_number_once_the_model_is_known():
     assert describe(build("oea"))["kmax"] is None
     assert describe(build("oea"), top_k=8)["kmax"] == 8
@@ -65,6 +82,10 @@ OTHERS = st.sampled_from(
     [{"policy": "vanilla"}, {"policy": "oea"}, {"policy": "xshare"}, {"policy": "xshare", "mass": 0.25}]
 )
 
+LIMITED = st.fixed_dictionaries(
+    {}, optional={"min_rows": st.sampled_from([2, 5, 8, 16, 17]), "max_rows": st.sampled_from([7, 8, 10, 17, 20])}
+)
+
 
 def ranges(lowest: int) -> st.SearchStrategy[dict[str, dict[str, Any]]]:
     spans = st.tuples(st.integers(lowest, 6), st.integers(0, 3)).map(lambda span: f"{span[0]}-{span[0] + span[1]}")
@@ -72,15 +93,17 @@ def ranges(lowest: int) -> st.SearchStrategy[dict[str, dict[str, Any]]]:
 
 
 @settings(deadline=None)
-@given(KEYS, ranges(0), ranges(2))
-def test_read_by_its_rule_it_is_the_schedule(keys, layers, by_rows):
+@given(KEYS, ranges(0), ranges(2), LIMITED)
+def test_read_by_its_rule_it_is_the_schedule(keys, layers, by_rows, limits):
     try:
-        schedule = build(**keys, layers=layers, by_rows=by_rows)
+        schedule = build(**keys, layers=layers, by_rows=by_rows, **limits)
     except ValueError:  # such as a key of xshare on top of oea
         reject()
     described = json.loads(json.dumps(describe(schedule)))
     for layer in range(11):
-        for rows in (*range(2, 11), 15, 16, 99):
+        for rows in (*range(2, 11), 15, 16, 17, 20, 99):
+            if schedule.reason_to_skip("decode", rows) is not None:
+                continue
             assert read(described, layer, rows) == schedule.plan(layer, rows)
 
 

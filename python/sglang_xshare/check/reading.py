@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 WIDE = ("float", "float32")
 """--dtype of 32 bits; `auto` is never, as SGLang serves a float32 checkpoint in float16 (configs/model_config.py)."""
 
+UNQUANTIZED = "unquant"
+"""--quantization for weights in the model's dtype."""
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -52,6 +55,7 @@ def read_flagged(folder: Path, flags: ServerFlags) -> Reading:
     parts = ((part.get(name) for name in QUANTIZATIONS) for part in (config, text))
     declared = next((found for part in parts for found in part if isinstance(found, dict) and found), {})
     name = flags.quantization or (declared.get("quant_method") or "missing" if declared else "none")
+    name = "none" if name == UNQUANTIZED else name
     plain = 32.0 if flags.dtype in WIDE else 16.0
     cache_bits = _count_cache_bits(flags.cache_dtype, plain)
     return Reading(folder, model, original, text, flags.changes, plain, name, declared, flags.load_format, cache_bits)

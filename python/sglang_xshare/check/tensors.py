@@ -11,7 +11,8 @@ from typing import Any
 
 LARGEST_HEADER = 100_000_000
 """Bytes; the limit of safetensors' own reader."""
-FLOATS = ("BF16", "F16", "F32")
+CONVERTED = ("BF16", "F16", "F32", "F64", "I64", "BOOL")
+"""Types of unquantized weights, and of positions and masks, which do not make a checkpoint a quantized one."""
 
 
 @dataclass(frozen=True)
@@ -64,5 +65,5 @@ def _read_header(file: Path) -> dict[str, Any]:
 
 def _read_entry(name: str, entry: dict[str, Any]) -> Tensor:
     begin, end = entry["data_offsets"]
-    converted = entry["dtype"] in FLOATS and "scale" not in name
+    converted = entry["dtype"] in CONVERTED and "scale" not in name
     return Tensor(name, tuple(entry["shape"]), None if converted else end - begin)

@@ -9,7 +9,7 @@ from ..policies.schedule import Schedule
 from ..refusal import ExpertPolicyError, refusal
 from ..selection.mask import check_maskable
 from ..types import Router
-from ..upstream.batches import read_batches
+from ..upstream.batches import Batches, read_batches
 from ..upstream.server import attention_dp_size, routes_own_rows, spell
 from .exact import check_rule
 from .experts import ranks_logits
@@ -85,11 +85,22 @@ def _check_size(schedule: Schedule, config: Any, requests: int | None = None) ->
     """Raise `ExpertPolicyError` for a server whose every batch is too small or too large for the policy; `requests` as
     in `read_batches`.
     """
-    batches = read_batches(config, schedule.rows, requests)
-    if not batches.meet(schedule.min_rows, schedule.max_rows):
-        last = "" if schedule.max_rows is None else f" to max_rows = {schedule.max_rows}"
+    missed = find_missed(schedule, config, requests)
+    if missed is not None:
+        limits, batches = missed
         reason = f"no step of this server has so many rows; allowed is a range that meets some ({batches})"
-        raise refusal("--expert-policy", f"{schedule.policy} with min_rows = {schedule.min_rows}{last}", reason)
+        raise refusal("--expert-policy", f"{schedule.policy} with {limits}", reason)
+
+
+def find_missed(schedule: Schedule, config: Any, requests: int | None = None) -> tuple[str, Batches] | None:
+    """Return (the policy's limits in words, the server's batches) if no batch is within the limits, else None;
+    `requests` as in `read_batches`.
+    """
+    batches = read_batches(config, schedule.rows, requests)
+    if batches.meet(schedule.min_rows, schedule.max_rows):
+        return None
+    last = "" if schedule.max_rows is None else f" to max_rows = {schedule.max_rows}"
+    return f"min_rows = {schedule.min_rows}{last}", batches
 
 
 def build_plans(schedule: Schedule, model: MoeModel, ranks: int = 1) -> list[SelectionPlan]:

@@ -134,7 +134,7 @@ def find_proxy(url: str) -> str | None:
         is_here = address.is_loopback or address.is_unspecified
     except ValueError:
         is_here = host == "localhost" or host.endswith(".localhost")
-    if is_here or proxy_bypass(host):
+    if is_here or proxy_bypass(parts.netloc.rpartition("@")[2]):  # no_proxy may name a port
         return None
     return getproxies().get(parts.scheme)
 

@@ -76,7 +76,9 @@ def print_answer(answer: dict[str, Any]) -> None:
     """The plan in force as a table of its keys, then what it did since it is in force."""
     console = open_console()
     table = Table("key", "value", "")
-    given = {*answer, "overrides"} if answer.keys() & {"layers", "by_rows"} else {*answer}
+    # A word of `mass` that was given, such as "fast", is in force as overrides by rows too.
+    overridden = {key for override in answer["in_force"].get("overrides", ()) for key in override}
+    given = {*answer, "overrides"} if answer.keys() & overridden else {*answer}
     for key, value in answer["in_force"].items():
         if key == "overrides" and not value:
             continue

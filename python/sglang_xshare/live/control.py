@@ -9,14 +9,13 @@ from typing import Any
 from ..compatibility.layers import check_plans
 from ..compatibility.modes import check_observed
 from ..compatibility.moe_model import read_model
-from ..compatibility.schedule import check_schedule
+from ..compatibility.schedule import check_schedule, find_missed
 from ..policies.exact import Rule
 from ..policies.keys import as_json
 from ..policies.schedule import Schedule, build_schedule
 from ..stage.evidence.counters import KEPT, Reader
 from ..stage.evidence.figures import hash_plan
 from ..stage.stage import Stage
-from ..upstream.batches import read_batches
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import attention_dp_size, model_config, pages_experts, resolved
 from . import ADDED, COUNTING_PERIOD, PATH
@@ -95,15 +94,15 @@ class Control:
         return answer
 
     def begin(self, scheduler: Any) -> None:
-        """Log a warning, before the first request, where the policy can act in no step: SGLang has decided how many
-        requests run at once only after the checks of the start.
+        """Log a warning, before the first request, if the policy can act in no step: SGLang decides how many requests
+        run at once only after the checks of the start.
         """
         schedule, requests = self.stage.plans.schedule, find_limit(scheduler)
         for part in schedule.parts if schedule and requests and is_first_rank() else ():
-            batches = read_batches(resolved(self.server_args), part.rows, requests)
-            if not batches.meet(part.min_rows, part.max_rows):
-                reason = f"no step of this server has so many rows ({batches}), so it stays vanilla"
-                logger.warning("--expert-policy %s: min_rows = %d: %s", part.policy, part.min_rows, reason)
+            missed = find_missed(part, resolved(self.server_args), requests)
+            if missed is not None:
+                reason = f"{missed[0]}: no step of this server has so many rows ({missed[1]}), so all stay vanilla"
+                logger.warning("--expert-policy %s: %s", part.policy, reason)
 
     def _read(self, body: Mapping[str, Any]) -> Schedule | None:
         """The schedule, None for vanilla."""

@@ -32,12 +32,13 @@ def run(args: argparse.Namespace) -> int:
     """Run one command. Returns its exit code, 130 after Ctrl-C. Raises `PatchError`, which names the folder if a file
     cannot be read or written.
     """
-    before = _find_condition(args.target)
+    before = None
     try:
+        before = _find_condition(args.target)
         line = {"apply": apply, "revert": revert, "status": describe}[args.command](args.target)
     except KeyboardInterrupt:
         after = _find_condition(args.target)
-        outcome = f"the tree is {after.value} now" if after and after is not before else "nothing changed"
+        outcome = f"the tree is {after.value} now" if before and after and after is not before else "nothing changed"
         print(f"patch {args.command}: interrupted; {outcome}", file=sys.stderr)
         return 128 + signal.SIGINT
     except ImportError as error:  # from a checkout, without pip install

@@ -25,7 +25,7 @@ def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
         plans = {spelling: describe(part, top_k) for spelling, part in schedule.observed.items()}
         return {"policy": schedule.policy, "plans": plans}
     layers, sizes = _split(schedule.layer_overrides), _split(schedule.sizes)
-    # Beyond every override, whose keys are the policy's own.
+    # No override holds for this layer and number of rows, so their keys are the policy's own.
     plain = layers[-1][1] + 1 if layers else 0, sizes[-1][1] + 1 if sizes else 1
     base = _resolve(schedule, *plain, top_k)
     places = [(None, size) for size in sizes] + [(layer, size) for layer in layers for size in (None, *sizes)]
@@ -76,6 +76,8 @@ def _resolve(schedule: Schedule, layer: int, rows: int, top_k: int | None) -> di
     if keys["policy"] == "vanilla":
         return {"policy": "vanilla"}
     own = {name: value for name, value in keys.items() if name != "policy"}
+    # A range of `by_rows` may begin or end where no step is, which has no number of its own in a table.
+    rows = max(min(rows, schedule.max_rows or rows), schedule.min_rows)
     resolved = {"policy": keys["policy"], **get_policy(keys["policy"]).resolve(own, rows)}
     return resolved | {name: top_k for name in TOP_K_KEYS if name in resolved and resolved[name] is None}
 

@@ -6,6 +6,7 @@ The stage asks it before every step; `select()` knows nothing of phases, layers 
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -120,10 +121,12 @@ class Schedule:
 
     @property
     def sizes(self) -> tuple[Override, ...]:
-        """The ranges of `by_rows`, then those in which tables have other numbers than beyond them all, without keys."""
-        spans = pairwise([1, *self.changes])
-        tables = [Override(max(first, self.min_rows), end - 1, {}) for first, end in spans if end > self.min_rows]
-        return (*self.by_rows, *tables)
+        """Return the ranges of `by_rows`, then, without keys, all but the last of the ranges of router rows from
+        `min_rows` to `max_rows` in which each table has one number.
+        """
+        most = self.max_rows or math.inf
+        starts = [self.min_rows, *(rows for rows in self.changes if self.min_rows < rows <= most)]
+        return (*self.by_rows, *(Override(first, end - 1, {}) for first, end in pairwise(starts)))
 
     def _overrides_at(self, layer: int, rows: int) -> list[Override]:
         """Those that apply, the last of which wins."""

@@ -149,7 +149,7 @@ def attach(model_runner: Any) -> None:
 
 
 def _close() -> None:
-    """The process ends."""
+    """Close the stage when the process ends."""
     if _stage is not None:
         _stage.close()
 

@@ -1,5 +1,7 @@
 """The command line: what would have no effect is refused in one line, and Ctrl-C ends every subcommand alike."""
 
+import os
+import subprocess
 import sys
 
 import pytest
@@ -41,7 +43,16 @@ def test_ctrl_c_leaves_no_traceback(words, interrupted, monkeypatch, capsys):
 
     monkeypatch.setattr(f"sglang_xshare.{interrupted}", interrupt)
     assert main(words) == 130
-    assert capsys.readouterr() == ("", "")
+    line = "patch status: interrupted; nothing changed\n" if words[0] == "patch" else ""
+    assert capsys.readouterr() == ("", line)
+
+
+def test_ctrl_c_while_python_imports_the_commands_is_one_line(tmp_path):
+    (tmp_path / "rich.py").write_text("raise KeyboardInterrupt")  # what the commands import
+    command = [sys.executable, "-m", "sglang_xshare", "patch", "apply"]
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "sglang-xshare: interrupted; nothing changed\n")
 
 
 def test_a_policy_of_verification_alone_is_refused_by_the_flags_of_policies(capsys):

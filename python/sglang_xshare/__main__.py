@@ -1,7 +1,19 @@
-"""`python -m sglang_xshare` is the command `sglang-xshare`."""
+"""The command `sglang-xshare`, also as `python -m sglang_xshare`."""
 
+import signal
 import sys
 
-from .cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Import the command line and run it. Returns its exit code; Ctrl-C during the import is one line and 130 too."""
+    try:
+        from .cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        print("sglang-xshare: interrupted; nothing changed", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

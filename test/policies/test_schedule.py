@@ -239,3 +239,10 @@ def test_a_plan_is_built_once_and_only_for_its_own_schedule():
     assert schedule.plan(0, 4) is schedule.plan(0, 4)
     other = replace(schedule, keys={"k0": 2, "add": 24})
     assert (other.plan(0, 4).k0, schedule.plan(0, 4).k0) == (2, 1)
+
+
+@pytest.mark.parametrize("key", ["layers", "by_rows"])
+def test_more_ranges_than_a_server_can_plan_for_in_seconds_are_refused(key):
+    build_schedule("xshare", {key: {str(first): {"mass": 0.9} for first in range(2, 1026)}}, False)
+    with pytest.raises(ValueError, match=r"must have at most 1,024 ranges together \(got 1,025\)"):
+        build_schedule("xshare", {key: {str(first): {"mass": 0.9} for first in range(2, 1027)}}, False)

@@ -92,7 +92,7 @@ def test_ours_holds_the_queue_a_readme_and_links(ours: Path) -> None:
     assert queue < names
     assert metadata["Version"] == __version__
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert "sglang-xshare = sglang_xshare.cli:main" in entry_points
+    assert "sglang-xshare = sglang_xshare.__main__:main" in entry_points
     readme = str(metadata.get_payload())
     assert readme == (ROOT / "python/README.md").read_text()
     assert readme.replace("](https://", "").count("](") == 0, "links of a package's page must be absolute"

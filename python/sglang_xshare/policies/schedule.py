@@ -32,6 +32,9 @@ from .plan import AUTO, MOST_LIKELY, SelectionPlan
 from .registry import get_policy
 from .spelling import parse_policy
 
+MOST_RANGES = 1024
+"""Overrides of a schedule: building all its plans takes 1.5 s then, in which a server answers nothing."""
+
 
 @dataclass(eq=False)
 class Schedule:
@@ -207,6 +210,9 @@ def build_schedule(
         warnings=warnings,
         given={"policy": name, **config},
     )
+    ranges = len(schedule.by_rows) + len(schedule.layer_overrides)
+    if ranges > MOST_RANGES:
+        raise ValueError(f"layers and by_rows: must have at most {MOST_RANGES:,} ranges together (got {ranges:,})")
     if schedule.max_rows is not None and schedule.max_rows < schedule.min_rows:
         raise ValueError(f"max_rows = {schedule.max_rows}: allowed is at least min_rows = {schedule.min_rows}")
     for plan in schedule.plans():

@@ -1,18 +1,18 @@
 """How the controller of replicas hears which requests have ended: SGLang's tokenizer process forgets one, in a
-dictionary, however it ends. The dictionary here tells the controller so, over a socket that lies in no file.
+dictionary, however it ends. The dictionary here tells the controller so, over a socket that only this user can reach.
 """
 
 from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.util import Finalize
+from pathlib import Path
 from typing import Any
 
 import zmq
 
-
-def _address(instance: str) -> str:
-    return f"ipc://@sglang-xshare-finished-{instance}"
+from .socket_file import find_path, remove, remove_dead, sweep
 
 
 class WatchedRequests(UserDict[str, Any]):
@@ -44,22 +44,36 @@ class WatchedRequests(UserDict[str, Any]):
 
 
 def open_sender(instance: str) -> Callable[[str], None]:
-    """What tells the controller of this server instance that a request has ended. It never waits."""
-    socket = _make_socket(zmq.PUSH)
-    socket.connect(_address(instance))
+    """Return what tells the controller of this server instance that a request has ended. It never waits. Raises
+    OSError as `find_path` does.
+    """
+    path, socket = find_path(instance), _make_socket(zmq.PUSH)
+    # After multiprocessing has ended the children, of which the controller listens. A killed one has removed nothing.
+    Finalize(None, remove_dead, (path,), exitpriority=-1)
+    socket.connect(f"ipc://{path}")
     return lambda request: socket.send(request.encode(), zmq.NOBLOCK)
 
 
 def open_receiver(instance: str) -> Callable[[], Iterator[str]]:
-    """What gives the requests that have ended since its last call. It never waits."""
-    socket = _make_socket(zmq.PULL)
-    socket.bind(_address(instance))
+    """Return what yields the requests that have ended since its last call. It never waits. Raises OSError as
+    `find_path` does.
+    """
+    path, socket = find_path(instance), _make_socket(zmq.PULL)
+    sweep(path.parent.parent)
+    Finalize(None, _close, (socket, path), exitpriority=-1)
+    socket.bind(f"ipc://{path}")
+    path.chmod(0o600)
 
     def receive() -> Iterator[str]:
         while socket.poll(0):
             yield socket.recv().decode()
 
     return receive
+
+
+def _close(socket: zmq.Socket[bytes], path: Path) -> None:
+    socket.close()
+    remove(path)
 
 
 def _make_socket(kind: int) -> zmq.Socket[bytes]:

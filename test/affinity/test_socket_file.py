@@ -1,0 +1,161 @@
+"""The file that the controller of replicas listens at: this user's alone, short enough, and gone afterwards."""
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from sglang_xshare.affinity.finished import open_receiver, open_sender
+from sglang_xshare.affinity.socket_file import LONGEST, NAME, PREFIX, SETTLED, find_path, remove, remove_dead, sweep
+
+RUN = """
+import os, signal, sys
+from multiprocessing import util
+from sglang_xshare.affinity.finished import open_receiver, open_sender
+receive, tell = open_receiver(sys.argv[1]), open_sender(sys.argv[1])
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A server's instance, whose temporary directory is the test's."""
+    folder = tmp_path / "t"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return uuid4().hex[:12]
+
+
+@pytest.fixture
+def listener(instance: str) -> Iterator[socket.socket]:
+    """A process of another server listens at `find_path`."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as found:
+        found.bind(str(find_path(instance)))
+        found.listen(1)
+        yield found
+
+
+def make_old(folder: Path) -> None:
+    os.utime(folder, (time.time() - 2 * SETTLED,) * 2)
+
+
+def run(instance: str, end: str) -> None:
+    subprocess.run([sys.executable, "-c", RUN, instance, end], check=end == "ended", capture_output=True, text=True)
+
+
+def test_no_other_user_reaches_the_socket(instance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the umask. An abstract socket, in no file, has no permissions."""
+    before = os.umask(0)
+    try:
+        receive = open_receiver(instance)
+    finally:
+        os.umask(before)
+    path = find_path(instance)
+    assert stat.S_ISSOCK(path.stat().st_mode)
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (path, path.parent)] == [0o600, 0o700]
+    sockets = [line for line in Path("/proc/net/unix").read_text().splitlines() if instance in line]
+    assert sockets
+    assert all(line.endswith(f" {path}") for line in sockets)
+    open_sender(instance)("mine")
+    deadline = time.monotonic() + 20
+    heard: list[str] = []
+    while not heard and time.monotonic() < deadline:
+        heard += receive()
+    assert heard == ["mine"]
+
+
+def test_both_processes_find_the_same_path_without_talking(instance: str) -> None:
+    asked = f"from sglang_xshare.affinity.socket_file import find_path; print(find_path({instance!r}))"
+    found = subprocess.run([sys.executable, "-c", asked], check=True, capture_output=True, text=True)
+    assert Path(found.stdout.strip()) == find_path(instance)
+    assert find_path(instance) != find_path(uuid4().hex[:12])
+
+
+@pytest.mark.parametrize("harm", ["open to others", "a link", "a file", "another user's"])
+def test_a_folder_that_is_not_this_users_alone_is_refused(
+    instance: str, harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = find_path(instance).parent
+    if harm == "open to others":
+        folder.chmod(0o750)
+    elif harm == "another user's":
+        monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    else:
+        folder.rmdir()
+        private = tmp_path / "private"
+        private.mkdir(mode=0o700)
+        folder.symlink_to(private) if harm == "a link" else folder.write_text("")
+    for opened in (open_receiver, open_sender):
+        with pytest.raises(OSError, match=str(folder)) as error:
+            opened(instance)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_a_path_too_long_for_a_socket_lies_below_tmp(
+    instance: str, spare: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest path that fits, and one byte more."""
+    tail = len(os.fsencode(f"/{PREFIX}{instance}/{NAME}"))
+    folder = tmp_path / ("x" * (LONGEST - tail - len(os.fsencode(tmp_path)) - 1 + spare))
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    path = find_path(instance)
+    try:
+        assert path.parent.parent == (Path("/tmp") if spare else folder)
+        with socket.socket(socket.AF_UNIX) as found:
+            found.bind(str(path))
+    finally:
+        remove(path)
+
+
+def test_a_process_that_ends_removes_it(instance: str) -> None:
+    run(instance, "ended")
+    assert list(Path(tempfile.gettempdir()).iterdir()) == []
+
+
+def test_the_next_server_removes_what_a_killed_one_has_left(instance: str) -> None:
+    run(instance, "killed")
+    left = find_path(instance)
+    assert left.exists()
+    other = uuid4().hex[:12]
+    open_receiver(other)
+    assert left.exists()  # so young that its server may be about to listen
+    make_old(left.parent)
+    sweep(Path(tempfile.gettempdir()))
+    assert [one.name for one in Path(tempfile.gettempdir()).iterdir()] == [f"{PREFIX}{other}"]
+
+
+def test_a_listening_servers_is_left(instance: str, listener: socket.socket) -> None:
+    path = find_path(instance)
+    make_old(path.parent)
+    for _ in range(4):  # a full queue too
+        sweep(path.parent.parent)
+        remove_dead(path)
+    assert path.exists()
+
+
+def test_a_folder_that_is_not_ours_is_not_swept(instance: str) -> None:
+    folder = find_path(instance).parent
+    folder.chmod(0o755)
+    make_old(folder)
+    sweep(folder.parent)
+    assert folder.exists()
+
+
+def test_what_somebody_else_has_put_there_is_left(instance: str) -> None:
+    folder = find_path(instance).parent
+    (folder / "notes").write_text("mine")
+    make_old(folder)
+    sweep(folder.parent)
+    assert (folder / "notes").exists()

@@ -134,6 +134,7 @@ def make_reporter(forwards: int = 0, **changes: Any) -> SimpleNamespace:
         forward_ct_decode=forwards,
         scheduler=SimpleNamespace(forward_ct=forwards),
         **{
+            "decode_log_interval": 40,
             "metrics_collector": SimpleNamespace(labels={}),
             "current_scheduler_metrics_enabled": True,
             "is_stats_logging_rank": True,

@@ -208,6 +208,9 @@ class Stage:
         forward = self.outcomes.describe(forward_batch, self.ranks)
         if self.agreement is not None and (which := self.agreement.end_forward(self.ranks)):
             self._stop_disagreeing(self.agreement, which)
+        # With data-parallel attention the first rank reports for all, and may itself decode nothing for long.
+        if getattr(forward_batch, "global_num_tokens_cpu", None) is not None:
+            self.publish(self.reports.count_forward())
         return forward
 
     def _stop_disagreeing(self, agreement: Agreement, which: list[int]) -> None:
@@ -278,7 +281,8 @@ class Stage:
 
     def publish(self, reporter: Any) -> None:
         """Bring metrics and trace up to date, on one rank: all have seen the same steps. The host waits for the device
-        only here and in `report`: once a log interval, and when the server turns idle.
+        only here and in `report`: once a log interval, and when the server turns idle. Does nothing without a
+        `reporter`.
         """
         if reporter is None or not is_first_rank() or not self.reports.is_due(reporter):
             return

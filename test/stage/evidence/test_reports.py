@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sglang_xshare import hooks
-from stage.fake import XSHARE, Model, make_reporter, run
+from stage.fake import XSHARE, Model, forward_batch, gathered_batches, make_reporter, run
 
 
 @pytest.fixture(autouse=True)
@@ -79,3 +79,67 @@ def test_a_process_without_a_scheduler_reports_at_its_end(attach, tmp_path, capl
         ends = [record.getMessage() for record in caplog.records if "at the end" in record.getMessage()]
         assert len(ends) == bool(lines)
         assert not ends or "policy steps: 2" in ends[0]
+
+
+def decode_elsewhere(installed: Any, model: Model, reporter: Any, forwards: int, requests: int = 3) -> None:
+    """Forwards of an attention rank without requests, the first, while another rank decodes `requests`."""
+    for _ in range(forwards):
+        batch = gathered_batches("decode", [0, requests])[0]
+        run(model, "decode", 2 * requests)
+        reporter.scheduler.forward_ct += 1  # and no decode step of its own
+        installed.end_forward(batch)
+
+
+def test_an_idle_first_rank_publishes_what_others_decode(attach, tmp_path):
+    """Its own decode log, which would publish, comes only with its own decode steps."""
+    model, file = Model(1), tmp_path / "trace.jsonl"
+    installed = attach(model, **XSHARE, expert_policy_trace=str(file))
+    exported = []
+    catch_exports(installed, exported)
+    reporter = make_reporter(decode_log_interval=5)
+    hooks.publish(reporter)  # the server is idle before its first request, which goes to the other rank
+    decode_elsewhere(installed, model, reporter, 5)
+    assert exported == []
+    decode_elsewhere(installed, model, reporter, 13)
+    assert exported == [6, 6, 6]
+    assert len(file.read_text().splitlines()) == 18
+
+
+def test_a_first_rank_that_decodes_publishes_with_its_log_alone(attach):
+    """Each publication waits for the device."""
+    model = Model(1)
+    installed = attach(model, **XSHARE)
+    exported = []
+    catch_exports(installed, exported)
+    reporter = make_reporter(decode_log_interval=5)
+    for _ in range(4):
+        decode_elsewhere(installed, model, reporter, 5)
+        reporter.forward_ct_decode += 5
+        hooks.report(reporter)
+    assert exported == [5, 5, 5, 5]
+
+
+def test_only_the_first_rank_publishes_between_logs(attach, monkeypatch):
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
+    model = Model(1)
+    installed = attach(model, **XSHARE)
+    exported = []
+    catch_exports(installed, exported)
+    reporter = make_reporter(decode_log_interval=5)
+    hooks.publish(reporter)
+    decode_elsewhere(installed, model, reporter, 20)
+    assert exported == []
+
+
+def test_a_server_without_data_parallel_attention_publishes_with_its_log_alone(attach):
+    model = Model(1)
+    installed = attach(model, **XSHARE)
+    exported = []
+    catch_exports(installed, exported)
+    reporter = make_reporter(decode_log_interval=5)
+    hooks.publish(reporter)
+    for _ in range(20):
+        run(model, "decode", 4)
+        reporter.scheduler.forward_ct += 1
+        installed.end_forward(forward_batch("decode", 4))
+    assert exported == []

@@ -49,6 +49,10 @@ class Reports:
             self._groups["compared"] = partial(self._read_compared, agreement)
         self._published = 0, 0
         """What the scheduler had counted when the metrics were last due."""
+        self._reporter: Any = None
+        """Upstream's reporter, from the last call of `is_due`: an idle server makes one before its first request."""
+        self._unpublished = 0
+        """Forwards since that call."""
 
     def set_sources(self, plan: Mapping[str, Any] | None, observation: Observation | None) -> None:
         """From now on report this plan, and what else it has counted."""
@@ -76,9 +80,18 @@ class Reports:
         """Whether upstream's `reporter` has seen a step since this was last asked."""
         # An idle server asks again and again, and must not copy from the device each time. SGLang counts forwards, also
         # those for other ranks' requests alone, when it launches them, and decode steps when they are done.
+        self._reporter, self._unpublished = reporter, 0
         forwards = reporter.scheduler.forward_ct, reporter.forward_ct_decode
         former, self._published = self._published, forwards
         return forwards != former
+
+    def count_forward(self) -> Any:
+        """Count a forward. Return the reporter to publish to if more forwards than a decode log interval have passed
+        since the last publication, else None: of a rank that decodes itself the log comes first.
+        """
+        self._unpublished += 1
+        overdue = self._reporter is not None and self._unpublished > self._reporter.decode_log_interval
+        return self._reporter if overdue else None
 
     def publish(self, reporter: Any) -> None:
         """Bring the metrics of upstream's `reporter` and the trace up to date."""

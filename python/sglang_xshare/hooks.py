@@ -138,8 +138,7 @@ def attach(model_runner: Any) -> None:
             masks=bool(getattr(model_runner.server_args, "mask_padding_experts", False)),
             ranks=read_ranks(model_runner, schedule),
             tp_size=getattr(config, "tp_size", 1),
-            # Of a pipeline's ranks one stage's alone would go back.
-            stops=arguments.stops or getattr(config, "pp_size", 1) > 1,
+            stops=arguments.stops,
             exact=Exact(model_runner.device, low_first, find_refusal(config) or handover.refuse_exact()),
             acceptance=Acceptance(draft_width(config)),
         )

@@ -63,7 +63,7 @@ UNQUANTIZED, FP8, NVFP4, MXFP4 = (
     for name in ("UnquantizedFusedMoEMethod", "Fp8MoEMethod", "ModelOptNvFp4FusedMoEMethod", "Mxfp4MoEMethod")
 )
 USUAL = {
-    **{"model_path": "model", "speculative_algorithm": None, "pp_size": 1, "dp_size": 1, "ep_size": 1},
+    **{"model_path": "model", "speculative_algorithm": None, "dp_size": 1, "ep_size": 1},
     **{"ep_dispatch_algorithm": None, "enable_return_routed_experts": False},
 }
 

@@ -118,8 +118,7 @@ def test_a_replica_that_refuses_its_model_is_killed_by_upstream(read):
         read([], 0, lambda runner, _: start_layers.find_layers(runner), dp_size=2)
 
 
-def test_a_pipeline_rank_need_not_have_every_layer(read):
+def test_a_schedule_names_only_layers_that_the_model_has(read):
     layers = {"expert_policy_config": {"k0": 1, "add": 4, "layers": {"7": {"k0": 2}, "0-1": {"policy": "vanilla"}}}}
-    assert len(read([config(), config()], 2, pp_size=2, **layers)) == 2
     with refused("--expert-policy xshare"):
         read([config(), config()], 2, **layers)

@@ -57,7 +57,6 @@ CONFIG: dict[str, object] = {
     "tp_size": 1,
     "dp_size": 1,
     "ep_size": 1,
-    "pp_size": 1,
     "init_expert_location": "trivial",
     "enable_eplb": False,
     "ep_num_redundant_experts": 0,
@@ -130,7 +129,7 @@ def test_rows_that_a_flag_could_not_read_are_refused(flag, policy, keys, check):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"attn_dp_size": 2}, {"moe_a2a_backend": "deepep"}, {"pp_size": 2}, {"speculative_adaptive": True}]
+    "changes", [{"attn_dp_size": 2}, {"moe_a2a_backend": "deepep"}, {"speculative_adaptive": True}]
 )
 def test_drafts_are_not_estimated_where_ranks_would_differ_or_drafts_do(changes):
     served = read_model(model("Qwen3MoeForCausalLM", **QWEN3), "path")

@@ -31,6 +31,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "simulated routing, said shorter": {SIMULATIONS[0]: "y"},
     "a switch that is neither on nor off": {SWITCH: "off"},
     **{f"device {device}": {"device": device} for device in ("npu", "xpu", "musa:0")},
+    "a pipeline": {"pp_size": 2},
     "experts on a CPU beside a GPU": {"kt_weight_path": "folder"},
     "ranks that are not synchronized": {UNSYNCHRONIZED: "1", "attn_dp_size": 2},
     "ranks of all-to-all that are not": {UNSYNCHRONIZED: "1", **ALL_TO_ALL},

@@ -98,9 +98,8 @@ def test_get_tells_it_and_no_trial_is_left(serve, monkeypatch):
     assert told["disagreement"].startswith(WHICH)
 
 
-@pytest.mark.parametrize("flags", [{"expert_policy_on_disagreement": "stop"}, {"pp_size": 2}])
-def test_a_server_that_is_to_stop_ends_after_that_forward(serve, flags, caplog):
-    served = serve(**flags)
+def test_a_server_that_is_to_stop_ends_after_that_forward(serve, caplog):
+    served = serve(expert_policy_on_disagreement="stop")
     served.decode()
     served.differs = [1]
     with pytest.raises(Ended):

@@ -67,7 +67,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
     on_cpu = model_runner.device == "cpu"
     runners = {} if on_cpu else _find_runners(experts, config)
     numbers = {name: number_layer(name, module.layer_id) for name, module in routers.items()}
-    plans = _build_plans(arguments, list(numbers.values()), model_runner)
+    plans = _build_plans(arguments, list(numbers.values()))
     placement = read_placement(model_runner)
     paging = {number_layer(name, module.layer_id): find_paging(module) for name, module in experts.items()}
     layers = []
@@ -139,13 +139,12 @@ def _read_dispatched_options(output_format: str, topk_config: Any, config: Any) 
     return {"convention": DROPPED, "renumbers": renumbers}
 
 
-def _build_plans(arguments: Arguments, layers: list[int], model_runner: Any) -> list[SelectionPlan]:
+def _build_plans(arguments: Arguments, layers: list[int]) -> list[SelectionPlan]:
     """The plans that these layers can get. Raises `ExpertPolicyError` where every one of them is always vanilla."""
     if arguments.schedule is None or not layers:
         return [VANILLA]
-    is_whole = resolved(model_runner.server_args).pp_size == 1
     try:
-        return arguments.schedule.plans(layers if is_whole else None)
+        return arguments.schedule.plans(layers)
     except ValueError as error:
         raise ExpertPolicyError("--expert-policy", arguments.schedule.policy, str(error)) from None
 

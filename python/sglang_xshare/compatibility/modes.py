@@ -64,6 +64,10 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
         value = getattr(config, flag, False)
         if value:
             raise refusal(f"--{flag.replace('_', '-')}", "on" if value is True else value, f"{reason}; allowed is off")
+    stages = getattr(config, "pp_size", 1)
+    if stages > 1:
+        reason = "answers would not name their policy, and the first stage of the pipeline alone would report"
+        raise refusal("--pp-size", stages, f"{reason}; allowed is 1")
     for name in SIMULATIONS:
         if is_switched_on(name):
             raise refusal(name, os.environ[name], "it overwrites what was selected; allowed is unset")
@@ -95,11 +99,10 @@ def check_observed(schedule: Schedule | None) -> None:
 
 
 def check_writers(trace: Path | None, config: Any) -> None:
-    """Raise `ExpertPolicyError` for a trace that more than one replica, or stage of a pipeline, would write."""
+    """Raise `ExpertPolicyError` for a trace that more than one replica would write."""
     replicas = config.dp_size if attention_dp_size(config) == 1 else 1
-    for count, writers in ((replicas, "replicas"), (config.pp_size, "stages of a pipeline")):
-        if trace is not None and count > 1:
-            raise refusal("--expert-policy-trace", trace, f"{count} {writers} would write it; allowed is one")
+    if trace is not None and replicas > 1:
+        raise refusal("--expert-policy-trace", trace, f"{replicas} replicas would write it; allowed is one")
 
 
 def check_draft_tokens(config: Any) -> None:

@@ -125,7 +125,6 @@ def _check_estimate(config: Any) -> None:
     reasons = (
         (attention_dp_size(config) > 1, "data-parallel attention: each rank counts its own requests"),
         (routes_own_rows(config), "an all-to-all backend: it has not been executed with one"),
-        (config.pp_size > 1, "a pipeline: its stages run different steps"),
         (config.speculative_adaptive, "--speculative-adaptive: its drafts differ in length"),
     )
     for applies, reason in reasons:

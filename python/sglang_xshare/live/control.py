@@ -113,8 +113,6 @@ class Control:
     def _check(self, schedule: Schedule | None, requests: int | None) -> list[str]:
         """Warnings, as a server that starts with this schedule has. Raises ValueError where it would be refused."""
         config = resolved(self.server_args)
-        if config.pp_size > 1:
-            raise ValueError(f"--pp-size {config.pp_size}: a pipeline's stages run different steps; allowed is 1")
         if attention_dp_size(config) > 1 and config.enable_dp_attention_local_control_broadcast:
             flag = "--enable-dp-attention-local-control-broadcast"
             raise ValueError(f"{flag}: ranks would switch at different steps; allowed is off")

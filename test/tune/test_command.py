@@ -36,6 +36,17 @@ def test_the_command_leaves_a_plan_that_the_server_takes(texts, tmp_path, server
     assert out.count("which reaches past") == len(unsure)
 
 
+def test_what_its_server_allows_to_clients_is_said_first(texts, tmp_path, server, capsys):
+    assert tune(texts, tmp_path / "out") == 0
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("Warning: with --enable-custom-logit-processor SGLang unpickles what any client sends")
+    assert first.endswith("tune on a server that nobody else can reach, and serve without that flag")
+    with pytest.raises(SystemExit):
+        main(["tune", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "with which any client can run code" in told
+
+
 def test_the_server_has_its_own_policy_again(texts, tmp_path, server, monkeypatch):
     assert tune(texts, tmp_path / "out") == 0
     assert server.policy == {"policy": "xshare"}

@@ -35,6 +35,12 @@ LADDER = ("k0=0,add=8", *(f"k0=1,add={add}" for add in (0, 2, 4, 6, 8, 10, 12, 1
 SETTINGS = tuple(f"xshare:{keys},utility=squared,own_share=0.75" for keys in LADDER)
 TIGHTEST = "xshare:k0=1,add=1,utility=squared,own_share=0.75"
 """Graphs captured under it follow to all of them, and to vanilla; those captured without a budget to none."""
+PROCESSOR = "--enable-custom-logit-processor"
+"""A server's flag for text that is forced. SGLang's alternatives compute log-probabilities of a prefill, or after a
+grammar's mask.
+"""
+WARNING = f"Warning: with {PROCESSOR} SGLang unpickles what any client sends, which can run code in the server"
+ADVICE = "tune on a server that nobody else can reach, and serve without that flag"
 GROUPS = 8
 """Of layers, at most, where not given."""
 
@@ -43,7 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `tune`."""
     parser = subparsers.add_parser("tune", help=DESCRIPTION, description=DESCRIPTION, allow_abbrev=False)
     flag = parser.add_argument
-    add_server(parser, "--expert-policy and --enable-custom-logit-processor")
+    add_server(parser, f"--expert-policy and {PROCESSOR}, with which any client can run code")
     settings = f"a setting to choose from: {SPELLING} (default: {len(SETTINGS)} of xshare)"
     flag("policies", nargs="*", type=_setting, default=list(SETTINGS), metavar="POLICY", help=settings)
     flag("--texts", type=path, required=True, metavar="DIR", help="*.txt of your own traffic, a kind of text each")
@@ -84,6 +90,7 @@ def tune(arguments: argparse.Namespace) -> int:
     unit = PAGED if pages(guard.before["since_switch"]) else ACTIVE
     gauge = Gauge(server, dict(zip(("tuning", "held out"), samples, strict=True)), guard)
     bench = Bench(gauge, arguments.out / "trace.jsonl", hash_asked(server.get_model(), groups, samples, unit))
+    console.print(f"{WARNING}: {ADVICE}", soft_wrap=True)
     console.print(f"At the end it puts back: {guard}", soft_wrap=True)
     console.print(f"If it is interrupted, the same command goes on from {arguments.out}", soft_wrap=True)
     found: list[Found] = []

@@ -7,6 +7,7 @@ import pytest
 
 from fake_gpu.checks import SINCE_0_5_23, SUMS, check, check_records
 from fake_gpu.models import write_model
+from sglang_xshare.live.client import Client
 
 LAYERS = 2
 SMALL = ("qwen3-moe-small", "--cuda-graph-bs-decode", "1", "4", "--disable-prefill-cuda-graph")
@@ -33,7 +34,7 @@ def serve_values(serve, tmp_path):
 
 def read_counts(server):
     """The same of the server's counters since its last switch."""
-    found = server.get("/expert_policy")["since_switch"]
+    found = Client(server.url).get_policy()["since_switch"]
     return {name: found[name] for name in SUMS}
 
 
@@ -64,7 +65,7 @@ def test_what_is_observed_is_the_references(serve_values):
     spellings = {policy: f"{policy}:" + ",".join(f"{k}={v}" for k, v in keys.items()) for policy, keys in PLANS.items()}
     server = start("observe", {"plans": list(spellings.values())})
     server.generate(3, 3)
-    server.get("/expert_policy")
+    Client(server.url).get_policy()  # which waits for the device
     sleep(5)  # an idle server brings its metrics up to date
     records, metrics = read(), server.read_metrics("plan")
     for policy, spelling in spellings.items():

@@ -1,13 +1,14 @@
 """Who answers the subcommands: a server on this machine without any proxy, others through that of the environment."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from refused import read_refusal
 from sglang_xshare.cli import main
 from sglang_xshare.live import PATH
-from sglang_xshare.live.client import find_proxy
+from sglang_xshare.live.client import Client, find_proxy
 
 ANSWER = {"policy": "vanilla", "in_force": {}}
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
@@ -86,3 +87,15 @@ def test_an_answer_of_something_else_is_not_sglangs(answering, proxied, capsys):
 def test_which_hosts_are_asked_directly(url, is_direct, proxied):
     proxied("http://proxy:3128", no_proxy=".inside")
     assert find_proxy(url) == (None if is_direct else "http://proxy:3128")
+
+
+@pytest.mark.parametrize(("ago", "asks"), [(0.0, 1), (0.25, 2), (None, 1)])
+def test_counters_are_no_older_than_the_question(ago, asks, answering, proxied, monkeypatch):
+    """Another client may have asked just before: the server then repeats what it counted for that one."""
+    proxied("http://127.0.0.1:1")
+    waits = []
+    monkeypatch.setattr("sglang_xshare.live.client.time", SimpleNamespace(sleep=waits.append))
+    server = answering(json.dumps(ANSWER | {"counted_ago": ago}).encode())
+    Client(server.url).get_policy()
+    assert len(server.asked) == asks
+    assert waits == ([] if asks == 1 else [pytest.approx(0.76)])

@@ -12,6 +12,7 @@ from sglang_xshare.live import METHOD
 from sglang_xshare.live.control import ADDED, NO_STAGE, Control
 from sglang_xshare.policies import list_policies
 from sglang_xshare.policies.keys import as_json
+from sglang_xshare.stage.evidence.counters import Counters
 from sglang_xshare.stage.layer import Assignment
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
@@ -165,7 +166,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "line"), BAD, ids=[str(body) for body, _ in BAD])
-def test_bad_input_gets_one_line_and_changes_nothing(body, line, control):
+def test_bad_input_gets_one_line_and_changes_nothing(body, line, control, clock):
     asked = control()
     model_plans, before = asked.stage.plans, asked.get()
     with pytest.raises(ValueError, match=line) as error:
@@ -268,3 +269,66 @@ def test_what_fails_is_logged_by_the_method_that_was_asked(body, method, control
     assert not ask(SimpleNamespace(method=METHOD, body=body)).success
     (record,) = caplog.records
     assert record.getMessage() == f"{method} /expert_policy"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time as `Control` sees it, in a list of one number that a test moves."""
+    now = [100.0]
+    monkeypatch.setattr("sglang_xshare.live.control.time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """What was asked of the device: one entry a look at the counters."""
+    found, read = [], Counters.read
+
+    def count(self: Counters) -> Any:
+        found.append(self)
+        return read(self)
+
+    monkeypatch.setattr(Counters, "read", count)
+    return found
+
+
+def test_gets_within_a_second_wait_for_the_device_once(control, clock, looks):
+    asked = control()
+    run(asked.model, "decode", 4)
+    first, waits = asked.get(), len(looks)
+    assert (first["counters"]["outcomes"]["policy"], first["counted_ago"]) == (1, 0)
+    assert waits > 0
+    run(asked.model, "decode", 4)
+    clock[0] += 0.75
+    again = asked.get()
+    assert len(looks) == waits
+    assert again["counted_ago"] == 0.75
+    assert {name: again[name] for name in ("counters", "since_switch")} == {
+        name: first[name] for name in ("counters", "since_switch")
+    }
+    clock[0] += 0.25
+    later = asked.get()
+    assert len(looks) == 2 * waits
+    assert (later["counters"]["outcomes"]["policy"], later["counted_ago"]) == (2, 0)
+
+
+def test_a_switch_and_the_first_get_after_it_count_exactly(control, clock):
+    asked = control()
+    asked.get()
+    run(asked.model, "decode", 4)
+    told = asked.post({"policy": "oea", "k0": 1}, REPORTER)
+    assert told["counters"]["outcomes"]["policy"] == 1
+    assert told["since_switch"]["layer_steps"] == 0
+    run(asked.model, "decode", 4)
+    since = asked.get()["since_switch"]
+    assert since["outcomes"]["policy"] == 1
+
+
+def test_a_fallback_between_two_gets_counts_anew(control, clock):
+    """Ranks that disagree switch without a POST."""
+    asked = control()
+    run(asked.model, "decode", 4)
+    asked.get()
+    asked.stage.switch(None, REPORTER)
+    told = asked.get()
+    assert (told["policy"], told["since_switch"]["layer_steps"]) == ("vanilla", 0)

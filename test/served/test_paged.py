@@ -19,6 +19,7 @@ from served.probe import read_logits
 from served.release import LATEST
 from sglang_xshare import Batch, Router, build_plan, select
 from sglang_xshare.live import PATH
+from sglang_xshare.live.client import Client
 
 EXPERTS, SLOTS, TOP_K = 64, 24, 8
 PLAN = {"k0": 1, "add": 3, "utility": "squared", "own_share": 0.75}
@@ -48,7 +49,7 @@ def test_paged_answers_and_counts(served, patched_release, tiny_model, tmp_path)
             generate_together(server, probe, prompts[:size])
         read_metrics(server, sum(call["layer"] == 0 for call in read_lines(probe)))
         calls = read_calls(probe, seen)
-        counted = server.get(PATH)["since_switch"]
+        counted = Client(server.url).get_policy()["since_switch"]
         log = server.log_text()
     check_calls(calls)
     assert counted["page_ins"] == sum(call["page_ins"] for call in calls)

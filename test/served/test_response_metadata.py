@@ -13,6 +13,7 @@ from benchmark.common.server import Server
 from served.answers import NEW_TOKENS, policy, read_prompts
 from served.eagle import CHAIN, eagle
 from served.release import LATEST, OLDER, make_env
+from sglang_xshare.live.client import Client
 
 SPELT = "xshare:k0=1,add=8"
 FLAGS = (*policy("xshare", k0=1, add=8), "--dtype", "float32")
@@ -132,7 +133,7 @@ def test_a_header_asks_for_an_exact_answer(route, asked, server):
 
 
 def count_exact_rows(server: Server) -> int:
-    return int(server.get("/expert_policy")["counters"]["exact_rows"])
+    return int(Client(server.url).get_policy()["counters"]["exact_rows"])
 
 
 def check_streams(server: Server, prompt: str) -> None:

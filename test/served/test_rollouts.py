@@ -32,6 +32,7 @@ from served.load import load
 from served.ranks import TWO, TWO_CORES
 from served.release import LATEST, OLDER, make_env
 from sglang_xshare.live import PATH
+from sglang_xshare.live.client import Client
 
 TRUNCATED = {"policy": "custom", "k0": 0, "budget": 8, "coverage": "truncate", "rescue": False}
 FOUR = policy(
@@ -187,7 +188,7 @@ def test_a_policy_outlives_released_memory(tiny_model: Path, patched_release, tm
             told.pop("warnings")
             resume(told)
             said = say()
-            since = server.get(PATH)["since_switch"]
+            since = Client(server.url).get_policy()["since_switch"]
             assert since["layer_steps"] > 0
         assert said == expected
 

@@ -28,6 +28,7 @@ from served.release import LATEST, OLDER
 from served.steps import check_steps
 from sglang_xshare.cli import main
 from sglang_xshare.live import PATH
+from sglang_xshare.live.client import Client
 
 SWITCHES, WARM_UP = 200, 60
 PLANS: list[dict[str, Any]] = [
@@ -106,7 +107,7 @@ def test_exact_answers_are_vanillas_whatever_runs_beside_them(servers, tiny_mode
     told = [answer["meta_info"]["expert_policy"] for answer in answers]
     assert [one.get("exact", False) for one in told] == [one == "exact" for one in said]
     assert all(one["steps"] == (0 if number in exact else one["of"]) for number, one in enumerate(told))
-    since = server.get(PATH)["since_switch"]
+    since = Client(server.url).get_policy()["since_switch"]
     assert 0 < since["exact_rows"] < since["rows"]
     assert since["others_kept_mass"] < since["mean_kept_mass"]
     # What the others were answered is cached now, computed under the policy.
@@ -206,7 +207,7 @@ def test_two_hundred_switches_under_load(ranks, release, speculative, tiny_model
         assert sum(answered) > CLIENTS
         assert resident_mib(server) < 1.05 * warm
         check_counters(answers)
-        told = server.get(PATH)
+        told = Client(server.url).get_policy()
         assert told["switches"] == SWITCHES + 2 * len(plans)
         calls = read_lines(probe)
         schedulers = defaultdict(list)
@@ -215,7 +216,7 @@ def test_two_hundred_switches_under_load(ranks, release, speculative, tiny_model
         assert len(schedulers) == (2 if "--dp-size" in ranks else 1)
         assert sum(check_steps(steps, plans, speculative) for steps in schedulers.values()) > SWITCHES / 10
         metrics = read_metrics(server, sum(told["counters"]["outcomes"].values()))
-        assert metrics["layer_steps_total"] == server.get(PATH)["counters"]["layer_steps"]
+        assert metrics["layer_steps_total"] == Client(server.url).get_policy()["counters"]["layer_steps"]
         assert "Scheduler hit an exception" not in server.log_text()
         if "--dp-size" not in ranks:
             switches = [record.get("switch", 0) for record in read_lines(trace)]

@@ -18,6 +18,7 @@ from served.answers import LAYERS, parse_metrics, read_plans, read_prompts
 from served.release import LATEST
 from sglang_xshare.cli import main
 from sglang_xshare.live import PATH
+from sglang_xshare.live.client import Client
 
 FLAGS = ("--expert-policy", 'observe:{"plans": ["oea:k0=3"]}', "--decode-log-interval", "4", "--dtype", "float32")
 XSHARE = {"policy": "xshare", "k0": 1, "add": 6}
@@ -61,7 +62,7 @@ def test_top_shows_what_the_server_counts(server, tiny_model, capsys):
     layers = read_layers(capsys, server, "since the last: active experts: ", "add=6")
     assert [number for number, *_ in layers] == list(range(LAYERS))
     assert all(0 < after <= before <= 64 for _, before, after, _ in layers)
-    told = server.get(PATH)
+    told = Client(server.url).get_policy()
     counted, metrics = told["counters"], parse_metrics(server.get("/metrics"))
     assert told["since_switch"]["mean_after"] < 0.8 * told["since_switch"]["mean_before"]
     assert sum(layer["experts_after"] for layer in counted["by_layer"]) == counted["experts_after"]

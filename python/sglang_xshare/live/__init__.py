@@ -9,6 +9,7 @@ ADDED = (
     "limits",
     "counters",
     "since_switch",
+    "counted_ago",
     "switches",
     "disagreement",
     "trial",
@@ -16,3 +17,5 @@ ADDED = (
     "warnings",
 )
 """What an answer says beside the policy and its keys; a POST may send it back, and of it only `trial` is read."""
+COUNTING_PERIOD = 1.0
+"""Seconds between two looks of GET at the counters: each waits for the device, and any client may ask."""

@@ -4,6 +4,7 @@ import argparse
 import ipaddress
 import os
 import re
+import time
 from email.message import Message
 from http.client import HTTPException
 from typing import Any
@@ -13,7 +14,7 @@ from urllib.request import ProxyHandler, Request, build_opener, getproxies, prox
 
 import orjson
 
-from . import PATH
+from . import COUNTING_PERIOD, PATH
 
 API_KEY, ADMIN_API_KEY = "SGLANG_API_KEY", "SGLANG_ADMIN_API_KEY"
 """The environment variables of --api-key's and --admin-api-key's defaults."""
@@ -66,8 +67,14 @@ class Client:
         self._answered_by = ""
 
     def get_policy(self) -> dict[str, Any]:
-        """What GET /expert_policy answers."""
-        return self._check(self.ask(PATH))
+        """Return what GET /expert_policy answers, with counters that are no older than this call: if another client has
+        asked less than `COUNTING_PERIOD` seconds ago, wait for the rest of that time and ask again.
+        """
+        answer = self._check(self.ask(PATH))
+        if ago := answer.get("counted_ago"):
+            time.sleep(max(COUNTING_PERIOD - ago, 0) + 0.01)
+            answer = self._check(self.ask(PATH))
+        return answer
 
     def set_policy(self, policy: dict[str, Any]) -> dict[str, Any]:
         """What POST /expert_policy answers."""

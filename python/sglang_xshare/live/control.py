@@ -1,6 +1,7 @@
 """What GET and POST /expert_policy ask of a scheduler: what is in force, and a switch between two steps."""
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +19,7 @@ from ..stage.stage import Stage
 from ..upstream.batches import read_batches
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import attention_dp_size, model_config, pages_experts, resolved
-from . import ADDED, PATH
+from . import ADDED, COUNTING_PERIOD, PATH
 
 NO_STAGE = (
     "this server was started without an expert policy; allowed is one started with --expert-policy, such as "
@@ -37,9 +38,13 @@ class Control:
         self.stage = stage
         self.server_args = server_args
         self._is_trial = False
+        self._looked: tuple[float, int, dict[str, Any]] | None = None
+        """When the counters were looked at, after how many switches, and what they were."""
 
     def get(self) -> dict[str, Any]:
-        """The policy and its keys, as POST takes them, and what `ADDED` names. Waits for the device."""
+        """Return the policy and its keys, as POST takes them, and what `ADDED` names. Waits for the device at most once
+        in `COUNTING_PERIOD` seconds: until then the counters are those of the last look, and `counted_ago` their age.
+        """
         stage, plans = self.stage, self.stage.plans
         # Every rank of data-parallel attention has counted the same steps; replicas have counted their own.
         counts = is_first_rank()
@@ -56,8 +61,7 @@ class Control:
                 "most_rows": stage.batches.most,
                 "router": {"top_k": router.top_k, "renormalize": router.renormalize},
             },
-            "counters": self._count(Reader(stage.counters)) if counts else None,
-            "since_switch": self._count(stage.since_switch) if counts else None,
+            **(self._look() if counts else dict.fromkeys(("counters", "since_switch", "counted_ago"))),
             "switches": stage.switches,
             "disagreement": stage.disagreement,
             "trial": self._is_trial and stage.disagreement is None,
@@ -86,7 +90,9 @@ class Control:
         self._is_trial = is_trial
         for warning in warnings:
             logger.warning(warning)
-        return self.get() | {"warnings": warnings}
+        answer = self.get() | {"warnings": warnings}
+        self._looked = None  # what is asked next is what the new policy has done
+        return answer
 
     def begin(self, scheduler: Any) -> None:
         """Log a warning, before the first request, where the policy can act in no step: SGLang has decided how many
@@ -127,6 +133,15 @@ class Control:
         for layer in self.stage.layers:
             check_plans(layer, plans, config)
         return warnings
+
+    def _look(self) -> dict[str, Any]:
+        """Return the counters, those since the last switch, and how many seconds ago they were looked at."""
+        stage, now = self.stage, time.monotonic()
+        if self._looked is None or now - self._looked[0] >= COUNTING_PERIOD or stage.switches != self._looked[1]:
+            counts = {"counters": self._count(Reader(stage.counters)), "since_switch": self._count(stage.since_switch)}
+            self._looked = now, stage.switches, counts
+        at, _, counts = self._looked
+        return counts | {"counted_ago": now - at}
 
     def _count(self, reader: Reader) -> dict[str, Any]:
         """What was counted since a reader's last look, in all and by MoE layer. Waits for the device."""

@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 
 from sglang_xshare.affinity.finished import open_receiver, open_sender
-from sglang_xshare.affinity.socket_file import LONGEST, PREFIX, SETTLED, find_path, remove, remove_dead, sweep
+from sglang_xshare.affinity.socket_file import LONGEST, NAME, PREFIX, SETTLED, find_path, remove, remove_dead, sweep
 
 RUN = """
 import os, signal, sys
@@ -63,9 +63,9 @@ def test_no_other_user_reaches_the_socket(instance: str, monkeypatch: pytest.Mon
     path = find_path(instance)
     assert stat.S_ISSOCK(path.stat().st_mode)
     assert [stat.S_IMODE(one.stat().st_mode) for one in (path, path.parent)] == [0o600, 0o700]
-    names = Path("/proc/net/unix").read_text()
-    assert str(path) in names
-    assert "@sglang-xshare" not in names
+    sockets = [line for line in Path("/proc/net/unix").read_text().splitlines() if instance in line]
+    assert sockets
+    assert all(line.endswith(f" {path}") for line in sockets)
     open_sender(instance)("mine")
     deadline = time.monotonic() + 20
     heard: list[str] = []
@@ -106,7 +106,7 @@ def test_a_path_too_long_for_a_socket_lies_below_tmp(
     instance: str, spare: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The longest path that fits, and one byte more."""
-    tail = len(os.fsencode(f"/{PREFIX}{instance}/finished"))
+    tail = len(os.fsencode(f"/{PREFIX}{instance}/{NAME}"))
     folder = tmp_path / ("x" * (LONGEST - tail - len(os.fsencode(tmp_path)) - 1 + spare))
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -151,3 +151,11 @@ def test_a_folder_that_is_not_ours_is_not_swept(instance: str) -> None:
     make_old(folder)
     sweep(folder.parent)
     assert folder.exists()
+
+
+def test_what_somebody_else_has_put_there_is_left(instance: str) -> None:
+    folder = find_path(instance).parent
+    (folder / "notes").write_text("mine")
+    make_old(folder)
+    sweep(folder.parent)
+    assert (folder / "notes").exists()

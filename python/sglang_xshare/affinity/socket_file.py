@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import stat
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
-PREFIX, NAME = "sglang-xshare-", "finished"
+PREFIX, NAME = "sglang-xshare-ended-", "socket"
 LONGEST = 107
 """Bytes of a path that a socket can have: `sun_path` of sockaddr_un on Linux has 108, with the zero at the end."""
 SETTLED = 60.0
@@ -33,8 +33,10 @@ def find_path(instance: str) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Remove a socket and its folder. A folder that is gone, or cannot be removed, is no error."""
-    shutil.rmtree(path.parent, ignore_errors=True)
+    """Remove a socket and its folder. A folder that is gone, or holds anything else, is no error."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()
 
 
 def remove_dead(path: Path) -> None:

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Offer:
-    """The `alignment` of `ids` [n, columns], whose experts lie between 0 and `num_experts`, that included not.
+    """The `alignment` of `ids` [n, columns], which are experts 0 to `num_experts` - 1.
 
-    `untaken` has the numbers of rows whose alignment no runner has taken: taking `alignment` discards the number.
+    `untaken` contains the numbers of rows whose alignment no runner has taken; `align` discards n when it returns
+    `alignment`.
     """
 
     ids: torch.Tensor

@@ -101,7 +101,7 @@ class Layer:
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
         weight = 1.0 if on_output else 1.0 / scaling
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
-        # A table that renumbers ids, or slots that experts are paged into, would make other ids of them.
+        # EPLB and paged experts replace the ids after the selection, so their alignment would be of other ids.
         self.hands_over = convention == FILLED and not renumbers and paging is None
         self._made: handover.Offer | None = None
         self.untaken: set[int] = set()

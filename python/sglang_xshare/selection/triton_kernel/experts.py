@@ -8,7 +8,8 @@ from .rows import EMPTY, load_tile, pop_best, roll
 
 # Packed counters: one int64 an expert holds three, so that one reduction and one exchange carry everything: bits
 # 0-31 its utility in multiples of 2^-20, 32-47 its votes (rows with it in their top-k), 48-62 its holders (rows or
-# requests that bring it into S). Fewer than 2048 rows, so that no field overflows.
+# requests that bring it into S). Fewer than 2048 rows, so that no field overflows. Votes are only counted for a ranking
+# by votes, and holders never: otherwise a tile of up to 16 rows adds at most one of each, see `sum_narrow`.
 VOTE = tl.constexpr(1 << 32)
 HOLDER = tl.constexpr(1 << 48)
 DIGIT, RADIX = tl.constexpr(4), tl.constexpr(16)  # bits and values of a digit

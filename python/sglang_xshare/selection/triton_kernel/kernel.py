@@ -1,7 +1,7 @@
 """The fused selection kernel: from router logits to ids, weights and the active set, in one launch.
 
     logits [n, N] -> P [R, E] fp32, C [R, E] int32 keys   a tile of R rows a program, a row in one warp
-        -> kept, own [R, E] bool                          rounds of `pop_best` over C: the row's warm-up, its top-k
+        -> kept, own [R, E] bool                          rounds of `take_best` over C: the row's warm-up, its top-k
         -> counters [E] int64                             utility, votes and holders of every expert, over the rows
         ~> the sum of the programs' counters              of several programs: stored, a grid barrier, loaded
         -> S [E] bool                                     select: in every program, from the same counters

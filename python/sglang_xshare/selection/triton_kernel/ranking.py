@@ -140,10 +140,11 @@ def share_scores(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
 
 @triton.jit
 def sum_narrow(utility, votes, kept) -> tl.tensor:
-    """Return the packed counters [E] int64 of up to 16 rows, except that a vote or a holder stands for one or two rows.
+    """Return the packed counters [E] int64 of up to 16 rows, in which an expert has at most one vote and one holder.
 
-    Summed as int32 across warps, with half the barriers and shuffles of int64: 25 bits hold 16 utilities of at most
-    2^20, and 7 bits hold what 8 pairs of rows have, a vote as 1 and a holder as 9.
+    No plan whose ranking is not by votes counts them. `kept` experts must have votes. The sum across warps is of int32,
+    with half the barriers and shuffles of int64: 25 bits hold 16 utilities of at most 2^20, and 7 bits hold the votes
+    of 8 pairs of rows, each 1, and their holders, each 9.
     """
     pairs: tl.constexpr = utility.shape[0] // 8
     if pairs > 1:  # the rows of a pair are in the same thread
@@ -162,10 +163,10 @@ def sum_narrow(utility, votes, kept) -> tl.tensor:
 def collect_counters(
     scores, kept, own, exempt, free, chance, experts, budgets, recipe: tl.constexpr, tile: tl.constexpr
 ) -> tl.tensor:
-    """What the tile's rows say about every expert: [E] int64, see experts.py. They count by a chance [R, 1], if that is
-    not None. Of an exact row, `exempt` [R] bool, that
-    it holds its experts, and has them in its top-k where votes are no ranking. Requests add no experts that are `free`
-    [E] bool.
+    """Return the tile's packed counters [E] int64, see experts.py.
+
+    The utilities of a row are multiplied by its `chance` [R, 1], unless that is None. An exact row, `exempt` [R] bool,
+    counts as a holder, and votes unless votes are the ranking. Requests add no experts that are `free` [E] bool.
     """
     if recipe.utility_full:
         utility = measure(scores, recipe, chance)

@@ -37,7 +37,7 @@ def align_pairs(ids: torch.Tensor, block_size: int = BLOCK) -> Alignment:
 
 
 def find_problems(alignment: Alignment, ids: torch.Tensor, block_size: int = BLOCK) -> list[str]:
-    """Return what an alignment of `ids` [n, columns] breaks of upstream's contract, nothing where it is right.
+    """Return how an alignment of `ids` [n, columns] breaks upstream's contract: [] if it does not.
 
     The order of an expert's pairs is free. The host waits for the device.
     """

@@ -1,4 +1,4 @@
-"""What SGLang's `triton_kernel` MoE runner is handed in place of `routing()`, in the releases that differ."""
+"""The router's output for the `triton_kernel` MoE runner, built without `routing()`. Its fields differ by release."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..selection.triton_kernel.routing_data import RoutingArrays
 
 METADATA = ["slice_sizes", "slice_offs", "block_offs_data", "block_schedule_data"]
-"""The fields of triton_kernels' `RaggedTensorMetadata` that it needs; later ones have defaults (from 3.7 on)."""
+"""The required fields of triton_kernels' `RaggedTensorMetadata`; the fields that 3.7 added have defaults."""
 RECORDS = ("routing_data", "gather_indx", "scatter_indx")
 TENSORS = ("a_ragged_metadata", "gather_indx", "scatter_indx", "gate_scal", "n_expts_act")
 """The fields of SGLang's `TritonKernelTopKOutput` in 0.5.17, and in 0.5.18 to 0.5.23."""
@@ -24,7 +24,7 @@ EMPTY, FILLED = RunnerSlots(empty=True), RunnerSlots()
 
 @dataclass(frozen=True)
 class Contract:
-    """What the runner accepts: `slots` for `select()`, and `_pack`, which builds a `TritonKernelTopKOutput`.
+    """The runner's contract: `slots` for `select()`, and `_pack`, which builds a `TritonKernelTopKOutput`.
 
     `renumber` is an argument of `build_routing`. `_topk_forward` of triton_kernels orders the slots of a row by
     ascending expert in sglang-kernel 0.4.5 (SGLang 0.5.17), and by descending logit, as a selection does, in

@@ -50,10 +50,16 @@ CASES = {"Qwen3-MoE": ("--batch", "16", "--compare", "oea:k0=3"), "Qwen3-Next": 
 @pytest.mark.parametrize("name", CASES)
 def test_it_imports_what_a_report_needs(name, write):
     asked = ("--model", str(write(COMMON | read_shape(name))), "--gpu", "h100", *CASES[name])
-    modules, seconds = run(*asked)
+    modules, _ = run(*asked)
     heavy = {name for name in modules if name.partition(".")[0] in ("sglang", "triton", IMAGES)}
     assert heavy | {name for name in modules if name.startswith(COMPILER)} == set()
-    assert min(seconds, run(*asked)[1] if seconds > SECONDS else seconds) < SECONDS
+
+
+@pytest.mark.long  # processor time too grows on a busy machine: 3.03 s were seen beside a server
+@pytest.mark.parametrize("name", CASES)
+def test_it_takes_less_processor_time_than_asked(name, write):
+    asked = ("--model", str(write(COMMON | read_shape(name))), "--gpu", "h100", *CASES[name])
+    assert min(run(*asked)[1] for _ in range(3)) < SECONDS
 
 
 def test_a_checkpoint_is_counted_without_torch():

@@ -10,7 +10,7 @@ from benchmark.gpu import moe_layer
 from benchmark.gpu.models import COMMON, read_config
 from benchmark.gpu.server import point_key
 from benchmark.gpu.serving import Gain
-from benchmark.records.tables import H100_RUN, H200_RUN
+from benchmark.records.tables import H200_RUN
 from check.asking import H100, QWEN, ask, compare, read_rows, say
 from sglang_xshare.check.active import draw_loads
 from sglang_xshare.check.estimate import COMMON as ASSUMED
@@ -43,7 +43,8 @@ def test_the_page_states_how_far_the_layer_is_from_oea_s_table(write):
 
 
 H200 = GPUS["h200"].bandwidth * 1e9
-RUNS = {"H100": (H100_RUN, H100, 0.16), "H200": (H200_RUN, H200, 0.08)}
+H100_RUN = "2026-11-26-nvidia-h100-80gb-hbm3"
+RUNS = {"H100": (H100_RUN, H100, 0.16), "H200": (H200_RUN, H200, 0.16)}
 """The folder of a GPU's records, its bandwidth, and how far a step of Qwen3-30B-A3B is off there."""
 NAMES = {"gpt-oss-120b": "gpt-oss-120b-no-warm-up"}
 

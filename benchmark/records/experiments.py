@@ -59,7 +59,7 @@ SIZES = {
     "verified-8": "--batch 1 3 6 12 --per-domain 24 --tokens-per-request 8",
 }
 CAPS = " ".join(f"xshare:max_add={most}" for most in (24, 32, 48, 64))
-STEPS = {"grouped": 400, "many128": 200}
+STEPS = {"grouped": 400, "many128": 200, "wide": 250, "biased": 160}
 """Models that another seed makes for the default's check: for how many steps each is trained."""
 SAMPLED = (("samples", "", ""), ("samples-hot", "", "--temperature 2"), ("samples-grouped", "grouped", ""))
 BUDGETED = ("wide", "many128", "grouped", "biased", "many512")

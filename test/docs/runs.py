@@ -268,7 +268,7 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
         f"python -m training.train_moe --model {name} --seed 2 --steps {steps}": Elsewhere(
             "test/training/test_models.py", "that builds the model of a seed"
         )
-        for name, steps in (("grouped", 400), ("many128", 200))
+        for name, steps in (("grouped", 400), ("many128", 200), ("wide", 250), ("biased", 160))
     },
     "python -m training.train_eagle3": TRAINED,
     # on a GPU

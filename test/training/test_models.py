@@ -30,10 +30,12 @@ def test_a_model_is_the_same_every_time(name: str) -> None:
     assert all((weight == second[key]).all() for key, weight in first.items())
 
 
-@pytest.mark.parametrize("name", ["grouped", "many128"])
+@pytest.mark.parametrize("name", ["grouped", "many128", "wide", "biased"])
 def test_another_seed_is_another_model(name: str) -> None:
-    """`python -m training.train_moe --model grouped --seed 2 --steps 400` and
-    `python -m training.train_moe --model many128 --seed 2 --steps 200` train them.
+    """`python -m training.train_moe --model grouped --seed 2 --steps 400`,
+    `python -m training.train_moe --model many128 --seed 2 --steps 200`,
+    `python -m training.train_moe --model wide --seed 2 --steps 250` and
+    `python -m training.train_moe --model biased --seed 2 --steps 160` train them.
     """
     first, second, again = (MODELS[name].new_model(seed).state_dict()["lm_head.weight"] for seed in (0, 2, 2))
     assert (second == again).all()

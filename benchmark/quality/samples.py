@@ -112,8 +112,8 @@ def group_problems(tokenizer: Tokenizer, told: Sequence[tuple[str, str]], multip
     if not whole:
         raise ValueError(f"problems: must be at least {multiple} of as many tokens (got {len(told)} in all)")
     for kind in whole:
-        solved, questions = (torch.tensor([one[part] for one in kind]) for part in (0, 1))
-        yield Problems(solved, questions, tuple(answer for *_, answer in kind))
+        solutions, questions, answers = zip(*kind, strict=True)
+        yield Problems(torch.tensor(solutions), torch.tensor(questions), answers)
 
 
 @torch.inference_mode()

@@ -34,7 +34,7 @@ class Block(nn.Module):
 
 def dummy_model(gate: str, model_type: str = "qwen3_moe") -> nn.Module:
     model = nn.Module()
-    model.config = SimpleNamespace(model_type=model_type)
+    vars(model)["config"] = SimpleNamespace(model_type=model_type)
     model.embed_tokens, model.norm, model.mlp = nn.Embedding(1000, HIDDEN), nn.LayerNorm(HIDDEN), Block(gate)
     model.other = nn.Linear(4, 4)
     model.register_buffer("w13_weight", torch.zeros(64, 64, dtype=torch.uint8))

@@ -15,7 +15,7 @@ def wrapped(*args):
     return "stage"
 
 
-wrapped.__wrapped__ = forward
+vars(wrapped)["__wrapped__"] = forward
 
 
 class Runner:

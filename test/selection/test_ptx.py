@@ -218,7 +218,7 @@ def count_barriers(run, case):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "unneeded", "total"), [("xshare", 3, 13), ("programs", 6, 33)])
+@pytest.mark.parametrize(("name", "unneeded", "total"), [("xshare", 3, 7), ("programs", 6, 27)])
 def test_a_barrier_that_is_left_out_shows(run, name, unneeded, total):
     """But for those that nothing needs where all others are: Triton puts one before and behind each atomic operation,
     where we have put one, and between accesses that are a thread's own.

@@ -27,6 +27,13 @@ if sys.argv[2] == "killed":
 
 
 @pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder whose path is short: pytest's own is too long for a socket under xdist."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
 def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A server's instance, whose temporary directory is the test's."""
     folder = tmp_path / "t"

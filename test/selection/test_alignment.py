@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from selection.aligned import find_problems
 from selection.compared import few
-from sglang_xshare.selection.alignment import align_pairs, count_blocks, find_problems
+from sglang_xshare.selection.alignment import align_pairs, count_blocks
 from sglang_xshare.types import Alignment
 
 IDS = torch.tensor([[5, 2, 2], [2, 0, 5], [7, 7, 7]], dtype=torch.int32)

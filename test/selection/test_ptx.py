@@ -16,9 +16,9 @@ import triton
 
 from fake_gpu.ptx.launcher import Execution, execute_ptx
 from fake_gpu.ptx.memory import Touched
+from selection.aligned import find_problems
 from selection.cases import fill_logits
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
-from sglang_xshare.selection.alignment import find_problems
 from sglang_xshare.selection.triton_kernel import launch
 
 FLIPPED = -(2**31)  # where a barrier's counter may stand as well

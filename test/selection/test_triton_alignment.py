@@ -5,11 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from selection.aligned import find_problems
 from selection.cases import cases, keys_for
 from selection.compared import DEVICE, EVERY_PLAN, few, kernel, make_logits, make_plan, make_ranks, on_device
 from selection.oracle import ALGORITHMS
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
-from sglang_xshare.selection.alignment import count_blocks, find_problems
+from sglang_xshare.selection.alignment import count_blocks
 from sglang_xshare.selection.triton_kernel import supports
 from sglang_xshare.selection.triton_kernel.tile import make_tile
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from selection.aligned import find_problems
 from sglang_xshare import Batch, build_plan, hooks, selection
-from sglang_xshare.selection.alignment import align_pairs, count_blocks, find_problems
+from sglang_xshare.selection.alignment import align_pairs, count_blocks
 from sglang_xshare.stage import handover
 from sglang_xshare.stage.gather import Gather
 from sglang_xshare.stage.handover import Offer

@@ -7,5 +7,22 @@ Handled = Mapping[str, tuple[str, ...]]
 
 
 def declare(keys: str, **words: str) -> Handled:
-    """Return the declaration of a backend: its keys of numbers, and the words that it knows of each other key."""
+    """Return a declaration: keys of numbers, and the words of each other key."""
     return dict.fromkeys(keys.split(), ()) | {key: tuple(text.split()) for key, text in words.items()}
+
+
+# Words are in the order of the enumerations in csrc/plan.h.
+COMMON = declare(
+    "k0 p beta add_per_request add mass max_add target_per_rank free_residents acceptance warm_rows "
+    "budget drop confidence max_voters min_votes kmax max_rank rescue own_share",
+    utility="topk full squared",
+    balance="literal fill level",
+    ranking="router votes",
+    scope="batch",
+    coverage="substitute truncate own",
+)
+"""What all backends read of a plan. A backend adds a new key or word to its own `HANDLED`, not here: another backend, which
+does not implement it yet, would misread it.
+"""
+FULL = {**COMMON, **declare("order", ranking="router votes static", scope="batch request")}
+"""What the reference, torch and the compiled CPU call read: also a static ranking and budgets by request."""

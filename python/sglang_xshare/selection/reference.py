@@ -10,19 +10,11 @@ import torch
 
 from ..policies.plan import SelectionPlan
 from ..types import Batch, Router, RunnerSlots, Selection
-from .handled import declare
+from .handled import FULL
 from .scores import DEPTHS, compute_scores, measure, to_fixed_point, weigh_depths
 from .slots import serve_runner
 
-HANDLED = declare(
-    "k0 p beta add_per_request add mass max_add target_per_rank free_residents acceptance warm_rows "
-    "budget drop order confidence max_voters min_votes kmax max_rank rescue own_share",
-    utility="topk full squared",
-    balance="literal fill level",
-    ranking="router votes static",
-    scope="batch request",
-    coverage="substitute truncate own",
-)
+HANDLED = FULL
 """What the reference reads of a plan: everything. A new key or word is added here first."""
 
 

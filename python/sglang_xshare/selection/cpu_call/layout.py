@@ -6,19 +6,10 @@ from functools import cache
 
 from ...policies.plan import SelectionPlan
 from ...types import Router, RunnerSlots
-from ..handled import declare
+from ..handled import FULL
 from ..scores import DEPTHS, weigh_depths
 
-HANDLED = declare(
-    "k0 p beta add_per_request add mass max_add target_per_rank free_residents acceptance warm_rows "
-    "budget drop order confidence max_voters min_votes kmax max_rank rescue own_share",
-    # In the order of the enumerations in csrc/plan.h.
-    utility="topk full squared",
-    balance="literal fill level",
-    ranking="router votes static",
-    scope="batch request",
-    coverage="substitute truncate own",
-)
+HANDLED = FULL
 """What the call reads of a plan. Torch computes every other plan."""
 _MOST = 2**31 - 1
 _DOUBLES = "p beta mass confidence own_power scaling shared_weight"

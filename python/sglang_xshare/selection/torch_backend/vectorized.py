@@ -11,21 +11,13 @@ from torch.nn.functional import pad
 
 from ...policies.plan import SelectionPlan
 from ...types import Batch, Router, RunnerSlots, Selection
-from ..handled import declare
+from ..handled import FULL
 from ..scores import to_fixed_point
 from ..slots import serve_runner
 from .rows import Rows, Slots, mark, rank_rows
 from .shortlist import select_experts
 
-HANDLED = declare(
-    "k0 p beta add_per_request add mass max_add target_per_rank free_residents acceptance warm_rows "
-    "budget drop order confidence max_voters min_votes kmax max_rank rescue own_share",
-    utility="topk full squared",
-    balance="literal fill level",
-    ranking="router votes static",
-    scope="batch request",
-    coverage="substitute truncate own",
-)
+HANDLED = FULL
 """What this backend reads of a plan: everything, since the compiled backends leave every other plan to this one."""
 # Keeps 0 / 0 at 0 and changes no other quotient of float32.
 _TINY = 2.0**-149

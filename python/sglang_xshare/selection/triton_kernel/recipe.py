@@ -8,7 +8,7 @@ from triton import next_power_of_2
 
 from ...policies.plan import SelectionPlan
 from ...types import Batch, Router, RunnerSlots
-from ..handled import declare
+from ..handled import COMMON
 from .tile import count_tokens, make_tile
 
 # How every kernel of ours is compiled, whatever launches it. Asked for, since Triton 3.9 warns of kernels that do not
@@ -19,15 +19,7 @@ OPTIONS = {"enable_fp_fusion": True}
 # What else does is in test/selection/sizes.json.
 MAX_TILE = 16384
 MAX_EXPERTS = 512
-HANDLED = declare(
-    "k0 p beta add_per_request add mass max_add target_per_rank free_residents acceptance warm_rows "
-    "budget drop confidence max_voters min_votes kmax max_rank rescue own_share",
-    utility="topk full squared",
-    balance="literal fill level",
-    ranking="router votes",
-    scope="batch",
-    coverage="substitute truncate own",
-)
+HANDLED = COMMON
 """What the kernel reads of a plan. Torch computes every other plan."""
 SCORED = ("softmax", "sigmoid", "sqrtsoftplus")
 """What `Recipe` tells apart."""

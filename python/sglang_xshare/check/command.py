@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..compatibility.arguments import read_config
 from ..console import spell_bytes
-from ..gpus import GPUS, NVIDIA, Gpu, find_gpu
+from ..gpus import GPUS, Gpu, find_gpu
 from ..parser import read_count, read_number
 from ..patching.tree import NotInstalledError, PatchError
 from .estimate import Asked, check_asked, estimate, read_policy
@@ -34,8 +34,6 @@ not needed, a config.json is; nothing is downloaded or started. Exit code: 0 whe
 it would be refused or does not fit, or where something that was asked could not be answered."""
 CONTEXT = 1024
 """Tokens cached a request where nobody says."""
-PRETENDS_SINCE = "0.5.19"
-"""The first release of SGLang that can be told of another machine's GPU."""
 DEFAULT = "xshare"
 """Compared where nobody names a policy."""
 
@@ -218,23 +216,14 @@ def _judge(
     """What SGLang and its checks say, or why nothing. Raises ValueError for flags that SGLang does not take."""
     from ..patching.engine import check_patched
     from ..patching.tree import find_tree
-    from ..upstream.release import is_since
-    from .pretend import CannotPretend
+    from .pretend import CannotPretend, check_gpu
 
     report: dict[str, Any] = {"sglang": None, "gpu": name}
     try:
         check_patched()
-        if gpu and gpu.capability is None:
-            nvidia = ", ".join(NVIDIA)
-            raise CannotPretend(
-                f"--gpu {name}: SGLang decides for AMD's GPUs when it is imported; allowed is {nvidia}, or none"
-            )
         release = find_tree(None).release
-        if gpu and not is_since(release, PRETENDS_SINCE):
-            raise CannotPretend(
-                f"--gpu: SGLang {release} resolves its arguments for its own machine alone; allowed is none, or SGLang "
-                f"{PRETENDS_SINCE} and later"
-            )
+        if gpu:
+            check_gpu(gpu, name, release)
         from .resolve import describe, resolve
 
         resolution = resolve(given, gpu)

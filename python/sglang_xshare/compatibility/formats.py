@@ -102,12 +102,18 @@ def find_quantization(model: Any, names: Sequence[str] = ("quantization_config",
     return {}
 
 
+def find_group(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the first group of layers of a compressed-tensors configuration, which upstream takes for all experts; an
+    empty one without groups.
+    """
+    return next(iter((config.get("config_groups") or {}).values()), {})
+
+
 def _read_compressed(config: Mapping[str, Any]) -> Format:
-    """The format of a compressed-tensors checkpoint: its first group's, as upstream takes one for all experts."""
-    groups = list((config.get("config_groups") or {}).values())
-    weights = (groups[0].get("weights") or {}) if groups else {}
+    """The format of a compressed-tensors checkpoint."""
+    layers = find_group(config)
+    weights, activations = layers.get("weights") or {}, layers.get("input_activations")
     bits, kind, group = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
-    activations = groups[0].get("input_activations") if groups else None
     if "mxfp4" in str(config.get("format")) or (bits, kind, group) == (4, "float", 32):
         return MXFP4
     if (bits, kind) == (4, "float"):

@@ -19,7 +19,7 @@ class CannotPretend(ValueError):
 
 
 def check_gpu(gpu: Gpu, name: str | None, release: str) -> None:
-    """Raise `CannotPretend` if SGLang `release` cannot resolve its arguments for `gpu`, which --gpu has named `name`."""
+    """Raise `CannotPretend` if SGLang `release` cannot resolve its arguments for `gpu`; --gpu is its `name`."""
     if gpu.capability is None:
         raise CannotPretend(
             f"--gpu {name}: SGLang decides for AMD's GPUs when it is imported; use {', '.join(NVIDIA)}, or no --gpu"

@@ -97,8 +97,9 @@ def find_quantization(model: Any, names: Sequence[str] = ("quantization_config",
     """The quantization declared under the first of these names, else empty; of Kimi-K2.5 that of its text model."""
     for name, config in product(names, (model.hf_config, model.hf_text_config)):
         declared = getattr(config, name, None)
-        if declared:
-            return declared if isinstance(declared, Mapping) else declared.to_dict()
+        declared = declared.to_dict() if hasattr(declared, "to_dict") else declared
+        if declared and isinstance(declared, Mapping):
+            return declared
     return {}
 
 

@@ -105,7 +105,7 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     if architecture is not None:
         report["never_executed"] = list_never_executed(flags, architecture, report)
     if flags.dp_size > 1:
-        report["warnings"] = [*report.get("warnings", []), {"by": "sglang-xshare", "says": ALONE}]
+        _warn(report, [ALONE])
     return report | _conclude(report, given, flags, unanswered)
 
 
@@ -150,10 +150,17 @@ def _describe_bytes(weights: Weights, flags: ServerFlags, gpu: Gpu | None, asked
     return report
 
 
+def _warn(report: dict[str, Any], lines: Sequence[str]) -> None:
+    """Add warnings of this project to the report."""
+    report["warnings"] = [*report.get("warnings", []), *({"by": "sglang-xshare", "says": line} for line in lines)]
+
+
 def _conclude(
     report: dict[str, Any], given: Sequence[str], flags: ServerFlags, unanswered: list[str]
 ) -> dict[str, Any]:
-    """What ends the report: the verdict, and where it is "served" the command that starts it."""
+    """Return what ends the report: the verdict, and if it is "served" the command that starts the server. Warnings go
+    into the `report`.
+    """
     end: dict[str, Any] = {}
     verdict = {True: "served", False: "refused", None: "not checked"}[report.get("served")]
     fits = report.get("memory", {"fits": True})["fits"]
@@ -163,7 +170,7 @@ def _conclude(
         verdict = "not checked"
     if verdict == "served" and flags.paged:
         says = "--enable-paged-experts: what SGLang cannot page it refuses as it builds the model, which is not checked"
-        end["warnings"] = [*report.get("warnings", []), {"by": "sglang-xshare", "says": says}]
+        _warn(report, [says])
     if verdict == "served":
         engine = ["SGLANG_USE_CPU_ENGINE=1"] * (report.get("device") == "cpu")
         # `sglang serve` does not look for the model in a --config.
@@ -274,8 +281,7 @@ def _estimate(
         if schedule is None:
             raise ValueError(f"--compare {text}: routes as the model does, with which all are compared")
         schedules[text] = schedule
-        lines = [{"by": "sglang-xshare", "says": f"--compare {text}: {warning}"} for warning in schedule.warnings]
-        report["warnings"] = report.get("warnings", []) + lines
+        _warn(report, [f"--compare {text}: {warning}" for warning in schedule.warnings])
     check_asked(asked, len(schedules), weights, flags)
     try:
         return estimate(asked, schedules, weights, flags, bandwidth)

@@ -167,7 +167,7 @@ def test_own_share_of_weights_that_the_model_does_not_renormalize_is_refused_by_
 
 
 def test_a_folder_is_read_without_sglang(tiny_model, tmp_path):
-    shape, _, _ = read_folder(str(tiny_model))
+    shape, *_ = read_folder(str(tiny_model))
     assert (shape.architecture, shape.num_layers, shape.num_experts, shape.top_k) == ("Qwen3MoeForCausalLM", 4, 64, 8)
     nested = {"architectures": ["Qwen3MoeForCausalLM"], "text_config": QWEN3 | {"num_hidden_layers": 3}}
     (tmp_path / "config.json").write_text(json.dumps(nested))

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..compatibility.formats import find_group
+
 SCALED = {
     **dict.fromkeys(("fp8", "w8a8_fp8", "w8a8_int8", "blockwise_int8", "modelopt_fp8"), 8.0),
     "mxfp8": 8.25,
@@ -65,9 +67,8 @@ def read_bits(name: str, declared: Mapping[str, Any], expert_dtype: str | None, 
 
 
 def _read_compressed(declared: Mapping[str, Any]) -> float:
-    """Return the bits of the first group of compressed tensors, as SGLang takes one for all experts."""
-    groups = list((declared.get("config_groups") or {}).values())
-    weights = (groups[0].get("weights") or {}) if groups else {}
+    """Return the bits of a weight of compressed tensors, its scale included."""
+    weights = find_group(declared).get("weights") or {}
     width, group = weights.get("num_bits"), weights.get("group_size") or 0
     if type(width) is not int:
         raise ValueError("config.json: quantization_config has no num_bits; must be an integer")

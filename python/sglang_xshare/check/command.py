@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..compatibility.arguments import read_config
 from ..console import spell_bytes
-from ..gpus import GPUS, NVIDIA, Gpu, find_gpu
+from ..gpus import GPUS, Gpu, find_gpu
 from ..parser import read_count, read_number
 from ..patching.tree import NotInstalledError, PatchError
 from .estimate import Asked, check_asked, estimate, read_policy
@@ -34,8 +34,6 @@ not needed, a config.json is; nothing is downloaded or started. Exit code: 0 whe
 it would be refused or does not fit, or where something that was asked could not be answered."""
 CONTEXT = 1024
 """Tokens cached a request where nobody says."""
-PRETENDS_SINCE = "0.5.19"
-"""The first release of SGLang that can be told of another machine's GPU."""
 DEFAULT = "xshare"
 """Compared where nobody names a policy."""
 
@@ -107,7 +105,7 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     if architecture is not None:
         report["never_executed"] = list_never_executed(flags, architecture, report)
     if flags.dp_size > 1:
-        report["warnings"] = [*report.get("warnings", []), {"by": "sglang-xshare", "says": ALONE}]
+        _warn(report, [ALONE])
     return report | _conclude(report, given, flags, unanswered)
 
 
@@ -152,10 +150,17 @@ def _describe_bytes(weights: Weights, flags: ServerFlags, gpu: Gpu | None, asked
     return report
 
 
+def _warn(report: dict[str, Any], lines: Sequence[str]) -> None:
+    """Add warnings of this project to the report."""
+    report["warnings"] = [*report.get("warnings", []), *({"by": "sglang-xshare", "says": line} for line in lines)]
+
+
 def _conclude(
     report: dict[str, Any], given: Sequence[str], flags: ServerFlags, unanswered: list[str]
 ) -> dict[str, Any]:
-    """What ends the report: the verdict, and where it is "served" the command that starts it."""
+    """Return what ends the report: the verdict, and if it is "served" the command that starts the server. Warnings go
+    into the `report`.
+    """
     end: dict[str, Any] = {}
     verdict = {True: "served", False: "refused", None: "not checked"}[report.get("served")]
     fits = report.get("memory", {"fits": True})["fits"]
@@ -165,7 +170,7 @@ def _conclude(
         verdict = "not checked"
     if verdict == "served" and flags.paged:
         says = "--enable-paged-experts: what SGLang cannot page it refuses as it builds the model, which is not checked"
-        end["warnings"] = [*report.get("warnings", []), {"by": "sglang-xshare", "says": says}]
+        _warn(report, [says])
     if verdict == "served":
         engine = ["SGLANG_USE_CPU_ENGINE=1"] * (report.get("device") == "cpu")
         # `sglang serve` does not look for the model in a --config.
@@ -218,23 +223,14 @@ def _judge(
     """What SGLang and its checks say, or why nothing. Raises ValueError for flags that SGLang does not take."""
     from ..patching.engine import check_patched
     from ..patching.tree import find_tree
-    from ..upstream.release import is_since
-    from .pretend import CannotPretend
+    from .pretend import CannotPretend, check_gpu
 
     report: dict[str, Any] = {"sglang": None, "gpu": name}
     try:
         check_patched()
-        if gpu and gpu.capability is None:
-            nvidia = ", ".join(NVIDIA)
-            raise CannotPretend(
-                f"--gpu {name}: SGLang decides for AMD's GPUs when it is imported; allowed is {nvidia}, or none"
-            )
         release = find_tree(None).release
-        if gpu and not is_since(release, PRETENDS_SINCE):
-            raise CannotPretend(
-                f"--gpu: SGLang {release} resolves its arguments for its own machine alone; allowed is none, or SGLang "
-                f"{PRETENDS_SINCE} and later"
-            )
+        if gpu:
+            check_gpu(gpu, name, release)
         from .resolve import describe, resolve
 
         resolution = resolve(given, gpu)
@@ -285,8 +281,7 @@ def _estimate(
         if schedule is None:
             raise ValueError(f"--compare {text}: routes as the model does, with which all are compared")
         schedules[text] = schedule
-        lines = [{"by": "sglang-xshare", "says": f"--compare {text}: {warning}"} for warning in schedule.warnings]
-        report["warnings"] = report.get("warnings", []) + lines
+        _warn(report, [f"--compare {text}: {warning}" for warning in schedule.warnings])
     check_asked(asked, len(schedules), weights, flags)
     try:
         return estimate(asked, schedules, weights, flags, bandwidth)

@@ -5,14 +5,30 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from ..gpus import Gpu
+from ..gpus import NVIDIA, Gpu
+from ..upstream.release import is_since
 
 MI300 = (9, 4)
 """What torch calls the architecture gfx942."""
+SINCE = "0.5.19"
+"""The first release of SGLang with `override_platform`, which replaces what SGLang has found out about its machine."""
 
 
 class CannotPretend(ValueError):
     """A GPU that SGLang cannot be told of here."""
+
+
+def check_gpu(gpu: Gpu, name: str | None, release: str) -> None:
+    """Raise `CannotPretend` if SGLang `release` cannot resolve its arguments for `gpu`; --gpu is its `name`."""
+    if gpu.capability is None:
+        raise CannotPretend(
+            f"--gpu {name}: SGLang decides for AMD's GPUs when it is imported; use {', '.join(NVIDIA)}, or no --gpu"
+        )
+    if not is_since(release, SINCE):
+        raise CannotPretend(
+            f"--gpu: SGLang {release} resolves its arguments only for its own machine; use SGLang {SINCE} or later, or "
+            "no --gpu"
+        )
 
 
 @contextmanager
@@ -20,20 +36,13 @@ def pretend(gpu: Gpu) -> Iterator[None]:
     """Within it SGLang takes this machine for one with such a GPU, FlashInfer and triton_kernels installed.
 
     What SGLang has asked the machine when it was imported stays as it is. For AMD's GPUs that is much: of what SGLang
-    resolves for them, only the MoE runner is right. Raises `CannotPretend` on a release that cannot be told.
+    resolves for them, only the MoE runner is right. SGLang must be `SINCE` or later, see `check_gpu`.
     """
     import torch
-
-    try:
-        from sglang.srt.runtime_context import override_platform
-        from sglang.srt.utils import common
-    except ImportError:
-        raise CannotPretend(
-            "--gpu: this SGLang resolves its arguments for its own machine alone; allowed is none, or SGLang 0.5.19 "
-            "and later"
-        ) from None
     from sglang.srt.layers.quantization import QUANTIZATION_METHODS
     from sglang.srt.layers.quantization.mxfp4 import Mxfp4Config
+    from sglang.srt.runtime_context import override_platform
+    from sglang.srt.utils import common
 
     memory, capability = gpu.memory_bytes / 2**20, gpu.capability or MI300
     with ExitStack() as stack:

@@ -4,10 +4,10 @@ of config.json and the same flags.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ..compatibility.formats import QUANTIZATIONS, find_quantization
@@ -50,10 +50,9 @@ def read_flagged(folder: Path, flags: ServerFlags) -> Reading:
     """Read config.json as the flags say. Raises ValueError in one line when it describes no Mixture-of-Experts
     model.
     """
-    model, config, text = read_folder(str(folder), flags.changes)
-    original = json.loads((folder / "config.json").read_bytes())
-    parts = ((part.get(name) for name in QUANTIZATIONS) for part in (config, text))
-    declared = next((found for part in parts for found in part if isinstance(found, dict) and found), {})
+    model, original, config, text = read_folder(str(folder), flags.changes)
+    parts = SimpleNamespace(hf_config=SimpleNamespace(**config), hf_text_config=SimpleNamespace(**text))
+    declared = find_quantization(parts, QUANTIZATIONS)
     name = flags.quantization or (declared.get("quant_method") or "missing" if declared else "none")
     name = "none" if name == UNQUANTIZED else name
     plain = 32.0 if flags.dtype in WIDE else 16.0
@@ -63,14 +62,11 @@ def read_flagged(folder: Path, flags: ServerFlags) -> Reading:
 
 def read_resolved(folder: Path, flags: ServerFlags, start: Start) -> Reading:
     """Read what SGLang has resolved. Raises ValueError as `read_flagged`."""
-    config, given = model_config(start.server_args), read_flagged(folder, flags)
+    config = model_config(start.server_args)
     plain = 32.0 if spell(config.dtype) == "torch.float32" else 16.0
-    return Reading(
-        folder=folder,
+    return replace(
+        read_flagged(folder, flags),
         model=start.model,
-        config=given.config,
-        text=given.text,
-        changes=given.changes,
         plain=plain,
         quantization=getattr(config, "quantization", None) or "none",
         declared=find_quantization(config, QUANTIZATIONS),

@@ -7,7 +7,7 @@ from typing import Any
 from ..compatibility.moe_model import MoeModel
 from ..gpus import Gpu
 from ..parser import LARGEST
-from .bits import Bits, read_bits
+from .bits import read_bits
 from .modules import list_modules
 from .parts import sort_tensors
 from .reading import Reading, read_flagged
@@ -59,11 +59,10 @@ def count_weights(reading: Reading) -> Weights:
     model, text = reading.model, reading.text
     tensors = [] if reading.load_format in UNREAD else read_headers(reading.folder)
     source = "safetensors" if tensors else "transformers"
-    plain = reading.plain
-    if any(tensor.stored is not None and "scale" not in tensor.name for tensor in tensors):
-        bits = Bits(plain, plain, plain)  # stored as they are quantized, all others as they are
-    else:
-        bits = read_bits(reading.quantization, reading.declared, text.get("expert_dtype"), plain)
+    # A checkpoint with quantized tensors has its other tensors as they are served.
+    is_quantized = any(tensor.stored is not None and "scale" not in tensor.name for tensor in tensors)
+    name = "none" if is_quantized else reading.quantization
+    bits = read_bits(name, reading.declared, text.get("expert_dtype"), reading.plain)
     if not tensors:
         tensors, text = list_modules(reading.config, reading.changes)
 

@@ -97,17 +97,24 @@ def find_quantization(model: Any, names: Sequence[str] = ("quantization_config",
     """The quantization declared under the first of these names, else empty; of Kimi-K2.5 that of its text model."""
     for name, config in product(names, (model.hf_config, model.hf_text_config)):
         declared = getattr(config, name, None)
-        if declared:
-            return declared if isinstance(declared, Mapping) else declared.to_dict()
+        declared = declared.to_dict() if hasattr(declared, "to_dict") else declared
+        if declared and isinstance(declared, Mapping):
+            return declared
     return {}
 
 
+def find_group(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the first group of layers of a compressed-tensors configuration, which upstream takes for all experts; an
+    empty one without groups.
+    """
+    return next(iter((config.get("config_groups") or {}).values()), {})
+
+
 def _read_compressed(config: Mapping[str, Any]) -> Format:
-    """The format of a compressed-tensors checkpoint: its first group's, as upstream takes one for all experts."""
-    groups = list((config.get("config_groups") or {}).values())
-    weights = (groups[0].get("weights") or {}) if groups else {}
+    """The format of a compressed-tensors checkpoint."""
+    layers = find_group(config)
+    weights, activations = layers.get("weights") or {}, layers.get("input_activations")
     bits, kind, group = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
-    activations = groups[0].get("input_activations") if groups else None
     if "mxfp4" in str(config.get("format")) or (bits, kind, group) == (4, "float", 32):
         return MXFP4
     if (bits, kind) == (4, "float"):

@@ -78,16 +78,19 @@ def check_attention(model: MoeModel, config: Any) -> None:
 
 def read_folder(
     folder: str, changes: Mapping[str, Any] = MappingProxyType({})
-) -> tuple[MoeModel, dict[str, Any], dict[str, Any]]:
-    """Return (the model, its config.json, the part of its language model), with the `changes` that
-    --json-model-override-args makes. Raises `ExpertPolicyError` as `read_model` does, and without a config.json.
+) -> tuple[MoeModel, dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return (the model, its config.json, its config.json with the `changes` that --json-model-override-args makes, the
+    changed part of its language model). The model is read from the changed part. Raises `ExpertPolicyError` as
+    `read_model` does, and without a config.json.
     """
     try:
-        config = json.loads((Path(folder) / "config.json").read_bytes())
-        vars(_name(config))  # raises TypeError unless it is an object
-    except (OSError, ValueError, TypeError) as error:
+        original = json.loads((Path(folder) / "config.json").read_bytes())
+        if not isinstance(original, dict):
+            raise ValueError("must be a JSON object")
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ExpertPolicyError("--model", folder, f"config.json: {reason}; allowed is a model's folder") from None
+    config = dict(original)
     for name, value in changes.items():
         merges = isinstance(value, dict) and isinstance(config.get(name), dict)
         config[name] = {**config[name], **value} if merges else value
@@ -100,7 +103,7 @@ def read_folder(
             raise ExpertPolicyError("--model", folder, f"config.json: no {name}; allowed is a model's folder")
     whole, language = _name(config), _name(text)
     loaded = SimpleNamespace(hf_config=whole, hf_text_config=language, num_hidden_layers=text["num_hidden_layers"])
-    return read_model(loaded, folder, "--model"), config, text
+    return read_model(loaded, folder, "--model"), original, config, text
 
 
 def _name(config: Any) -> Any:

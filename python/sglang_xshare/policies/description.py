@@ -56,10 +56,11 @@ def describe_mass(schedule: Schedule) -> str | None:
     or if the share depends on overrides.
     """
     policy = get_policy(schedule.policy)
-    mass = policy.complete(schedule.keys).get("mass")
+    keys = policy.complete(schedule.keys)
+    mass = keys.get("mass")
     if not mass or schedule.keys.get("max_add") or schedule.layers or schedule.by_rows:
         return None
-    table = policy.tables["mass"][mass] if isinstance(mass, str) else None
+    table = policy.find_tables(keys).get("mass")
     return spell_table({rows: 100 * share for rows, share in table.items()}, " %") if table else f"{100 * mass:g} %"
 
 
@@ -67,8 +68,8 @@ def describe_keys(schedule: Schedule) -> dict[str, Any]:
     """Return the policy's own keys, as given; a word of a table is followed by its numbers."""
     policy = get_policy(schedule.policy)
     keys = dict(policy.complete(schedule.keys))
-    words = {name: policy.tables.get(name, {}).get(value) for name, value in keys.items() if isinstance(value, str)}
-    return keys | {name: f"{keys[name]} ({spell_table(table)})" for name, table in words.items() if table}
+    tables = policy.find_tables(keys)
+    return keys | {name: f"{keys[name]} ({spell_table(table)})" for name, table in tables.items()}
 
 
 def _resolve(schedule: Schedule, layer: int, rows: int, top_k: int | None) -> dict[str, Any]:

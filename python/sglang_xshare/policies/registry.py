@@ -92,10 +92,14 @@ class Policy:
         given = given if rows is None else self._look_up(given, rows)
         return {name: given.get(name, getattr(plan, name, self.defaults.get(name))) for name in self.keys}
 
+    def find_tables(self, values: Mapping[str, Any]) -> dict[str, Table]:
+        """Return, by key, the tables that words among these values stand for."""
+        found = {name: self.tables.get(name, {}).get(value) for name, value in values.items() if isinstance(value, str)}
+        return {name: table for name, table in found.items() if table}
+
     def _look_up(self, values: Mapping[str, Any], rows: int) -> dict[str, Any]:
         """Return the values with the numbers that words of a table stand for in a step of `rows` router rows."""
-        found = {name: self.tables.get(name, {}).get(value) for name, value in values.items() if isinstance(value, str)}
-        return {**values, **{name: look_up(table, rows) for name, table in found.items() if table}}
+        return {**values, **{name: look_up(table, rows) for name, table in self.find_tables(values).items()}}
 
     def _check_values(self, keys: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self.keys[name].check(name, value) for name, value in keys.items()}

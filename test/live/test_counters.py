@@ -1,4 +1,4 @@
-"""What GET and POST count: since the start and since the switch, by layer, and how often they wait for the device."""
+"""Counters in the answers of GET and POST: since the start and the switch, by layer, and at most one look a second."""
 
 from typing import Any
 

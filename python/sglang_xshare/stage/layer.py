@@ -120,7 +120,7 @@ class Layer:
 
     @property
     def num_slots(self) -> int | None:
-        """Experts that can be loaded at once; None where all are, 0 until SGLang has sized the slots."""
+        """Experts that can be loaded at once; None if all are loaded, 0 until SGLang has sized the slots."""
         return None if self.paging is None else count_slots(self.paging)
 
     @property
@@ -154,7 +154,7 @@ class Layer:
     def finish(self, ids: torch.Tensor, weights: torch.Tensor, num_token_non_padded: Any = None) -> torch.Tensor:
         """Rewrite empty slots of `ids` [n, columns] for the runner after upstream has renumbered the ids, or has
         overwritten those of padding rows, else offer the runner the alignment of `ids`. `num_token_non_padded` says
-        that upstream has written -1, or 0, to padding rows: not every runner takes -1, and 0 wakes expert 0.
+        that upstream has written -1 or 0 to padding rows: not every runner takes -1, and 0 makes expert 0 active.
         """
         made, self._made = self._made, None
         if self.renumbers or num_token_non_padded is not None:

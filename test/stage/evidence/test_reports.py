@@ -61,7 +61,7 @@ def test_one_rank_exports_what_all_have_seen_and_each_logs_it(attach, monkeypatc
 
 
 def test_a_process_without_a_scheduler_reports_at_its_end(attach, tmp_path, caplog):
-    """As `sglang.benchmark.one_batch` has none; one that has reports to it, and not twice."""
+    """`sglang.benchmark.one_batch` has no scheduler. A process with one reports to it, and not again at its end."""
     for is_first, reporter, lines in ((True, None, 2), (False, None, 0), (True, make_reporter(), 0)):
         caplog.clear()
         model, file = Model(), tmp_path / f"{is_first} {reporter is None}.jsonl"

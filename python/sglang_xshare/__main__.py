@@ -5,7 +5,7 @@ import sys
 
 
 def main() -> int:
-    """Import the command line and run it. Returns its exit code; Ctrl-C during the import is one line and 130 too."""
+    """Import the command line and run it. Returns its exit code, 130 after Ctrl-C during the import."""
     try:
         from .cli import main as run
 

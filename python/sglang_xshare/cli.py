@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _require_command(arguments: argparse.Namespace) -> int:
-    """Raise ValueError with the commands that there are."""
+    """Raise ValueError, which lists the commands."""
     raise ValueError(f"a command is required, one of {', '.join(arguments.commands)}")
 
 

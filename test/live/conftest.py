@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,14 @@ from live.fake import FakeServer
 from stage.conftest import attach
 
 __all__ = ["answering", "attach"]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time as `Control` sees it, in a list of one number that a test moves."""
+    now = [100.0]
+    monkeypatch.setattr("sglang_xshare.live.control.time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
 
 
 @pytest.fixture

@@ -23,9 +23,12 @@ COUNTS = {
     "outcomes": {"policy": 1, "prefill": 2},
 }
 ANSWER = {"policy": "oea", "k0": 3, "in_force": {"policy": "oea"}, "counters": COUNTS, "since_switch": COUNTS} | {
+    "counted_ago": 0.0,
     "switches": 0,
     "disagreement": None,
 }
+UNCOUNTED = {"counters": None, "since_switch": None, "counted_ago": None}
+"""In the answer of a rank whose steps the first rank has counted."""
 POST = {"policy": "oea", "k0": 3}
 
 
@@ -69,8 +72,14 @@ def test_counts_of_replicas_are_added_up_and_of_ranks_taken_once():
     replicas = merge([ANSWER, ANSWER])["counters"]
     assert (replicas["layer_steps"], replicas["outcomes"]) == (8, {"policy": 2, "prefill": 4})
     assert (replicas["mean_before"], replicas["mean_after"], replicas["mean_kept_mass"]) == (15, 10, 30 / 32)
-    ranks = merge([ANSWER, ANSWER | {"counters": None, "since_switch": None}])
+    ranks = merge([ANSWER, ANSWER | UNCOUNTED])
     assert ranks["counters"]["layer_steps"] == ranks["since_switch"]["layer_steps"] == 4
+
+
+def test_merged_counters_are_as_old_as_the_oldest():
+    answers = [ANSWER | {"counted_ago": 0.25}, ANSWER | {"counted_ago": 0.75}, ANSWER | UNCOUNTED]
+    assert merge(answers)["counted_ago"] == 0.75
+    assert merge([ANSWER, ANSWER | UNCOUNTED])["counted_ago"] == 0
 
 
 def test_a_replica_that_went_back_to_vanilla_tells_the_policy():
@@ -84,7 +93,7 @@ def test_a_replica_that_went_back_to_vanilla_tells_the_policy():
 def test_counts_by_layer_are_added_up_layer_by_layer():
     layers = [{"layer": 1, "layer_steps": 2, "kept_mass": 1.5}, {"layer": 3, "layer_steps": 2, "kept_mass": 0.5}]
     told = ANSWER | {"counters": COUNTS | {"by_layer": layers}}
-    merged = merge([told, told, told | {"counters": None, "since_switch": None}])
+    merged = merge([told, told, told | UNCOUNTED])
     assert merged["counters"]["by_layer"] == [
         {"layer": 1, "layer_steps": 4, "kept_mass": 3.0},
         {"layer": 3, "layer_steps": 4, "kept_mass": 1.0},

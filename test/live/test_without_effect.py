@@ -1,4 +1,4 @@
-"""What a POST or a start is told where a policy is another than was meant, or has no effect."""
+"""Answers to a POST or a start whose policy is not the one that was meant, or has no effect."""
 
 import json
 from types import SimpleNamespace

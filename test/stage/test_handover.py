@@ -1,4 +1,4 @@
-"""What the MoE runner is given beside ids: an alignment of exactly these ids, once; else upstream's."""
+"""The alignment that the MoE runner gets beside ids: one of exactly these ids, once; else upstream's."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -123,7 +123,7 @@ def test_an_alignment_in_other_blocks_is_left():
 
 
 def test_the_storage_of_ids_is_not_used_again_while_they_are_offered():
-    """By what other tensors may hold there: the offer has a reference."""
+    """The offer holds a reference, so no other tensor gets the storage."""
     ids = make_ids()
     place = ids.data_ptr()
     handover.offer(Offer(ids, 9, align_pairs(ids)))
@@ -161,7 +161,7 @@ def test_shared_experts_have_blocks_of_their_own(aligns):
 
 
 def test_ids_that_upstream_has_changed_get_upstreams_answer(aligns):
-    """In place, where padding rows are overwritten; in a new tensor, where they are renumbered."""
+    """Padding rows are overwritten in place; renumbered ids are a new tensor."""
     ids = route(make_layer(), num_token_non_padded=torch.tensor(4))
     assert handover._offer is None, "of ids that are not those of its alignment"
     assert align(ids)[1] == 1
@@ -192,7 +192,7 @@ def test_a_rank_that_keeps_its_own_rows_offers_nothing(aligns, monkeypatch):
 
 
 def test_an_alignment_that_is_not_taken_is_not_written_again(aligns):
-    """Of a runner with blocks of another size, or one that never asks."""
+    """The runner has blocks of another size, or never calls `align`."""
     layer = make_layer()
     assert align(route(layer), 64)[1] == 1
     assert layer.untaken == {ROWS}

@@ -44,19 +44,19 @@ class WatchedRequests(UserDict[str, Any]):
 
 
 def open_sender(instance: str) -> Callable[[str], None]:
-    """Return what tells the controller of this server instance that a request has ended. It never waits. Raises
-    OSError as `find_path` does.
+    """Return a function that sends the id of an ended request to the controller of this server instance, without
+    waiting. Raises OSError as `find_path` does.
     """
     path, socket = find_path(instance), _make_socket(zmq.PUSH)
-    # After multiprocessing has ended the children, of which the controller listens. A killed one has removed nothing.
+    # -1: after multiprocessing has ended the children. The controller is one, and removes nothing if it was killed.
     Finalize(None, remove_dead, (path,), exitpriority=-1)
     socket.connect(f"ipc://{path}")
     return lambda request: socket.send(request.encode(), zmq.NOBLOCK)
 
 
 def open_receiver(instance: str) -> Callable[[], Iterator[str]]:
-    """Return what yields the requests that have ended since its last call. It never waits. Raises OSError as
-    `find_path` does.
+    """Return a function that yields the ids of requests that have ended since its last call, without waiting. Raises
+    OSError as `find_path` does.
     """
     path, socket = find_path(instance), _make_socket(zmq.PULL)
     sweep(path.parent.parent)

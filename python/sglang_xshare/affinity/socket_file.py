@@ -20,8 +20,8 @@ SETTLED = 60.0
 def find_path(instance: str) -> Path:
     """Return the path of the socket of a server instance. All processes of a server find the same one.
 
-    It lies below the temporary directory, or below /tmp if that path would be too long. The folder is created if it is
-    not there. Raises OSError if the folder is not this user's alone.
+    The path lies below the temporary directory, or below /tmp if it would be too long otherwise. A missing folder is
+    created. Raises OSError if another user can enter the folder.
     """
     path = Path(tempfile.gettempdir(), PREFIX + instance, NAME)
     if len(os.fsencode(path)) > LONGEST:
@@ -46,7 +46,7 @@ def remove_dead(path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove from `folder` what this user's killed servers have left: they ran nothing at their end."""
+    """Remove the sockets of this user's killed servers from `folder`: a killed process runs no finalizer."""
     for left in folder.glob(f"{PREFIX}*"):
         try:
             is_old = time.time() - left.lstat().st_mtime > SETTLED

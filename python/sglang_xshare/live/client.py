@@ -92,7 +92,7 @@ class Client:
         try:
             return orjson.loads(text)
         except orjson.JSONDecodeError as error:
-            reason = f"no answer in JSON ({error}); allowed is the URL of a server"
+            reason = f"no answer in JSON ({error}); the URL must be that of a server"
             raise PolicyError(f"{self.url}: {reason}{self._answered_by}") from None
 
     def read(
@@ -114,7 +114,7 @@ class Client:
             sender = describe_sender(error.headers, self._proxy)
             raise PolicyError(f"{self.url}: {_explain(error, admin)}{sender}", error.code) from None
         except (URLError, OSError, HTTPException, ValueError) as error:
-            reason = f"no answer ({getattr(error, 'reason', error)}); allowed is the URL of a running server"
+            reason = f"no answer ({getattr(error, 'reason', error)}); the URL must be that of a running server"
             raise PolicyError(f"{self.url}: {reason}{_describe_proxy(self._proxy)}") from None
 
     def _check(self, answer: Any) -> dict[str, Any]:

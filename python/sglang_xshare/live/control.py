@@ -38,7 +38,7 @@ class Control:
         self.server_args = server_args
         self._is_trial = False
         self._looked: tuple[float, int, dict[str, Any]] | None = None
-        """When the counters were looked at, after how many switches, and what they were."""
+        """The last look at the counters: its time, the number of switches by then, and the counters."""
 
     def get(self) -> dict[str, Any]:
         """Return the policy and its keys, as POST takes them, and what `ADDED` names. Waits for the device at most once

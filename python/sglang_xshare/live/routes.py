@@ -66,7 +66,7 @@ def merge(answers: list[dict[str, Any]]) -> dict[str, Any]:
     """One answer of several schedulers': counts added up, the policy of one gone back to vanilla by itself, if any."""
     base = max(answers, key=lambda answer: (answer["disagreement"] is not None, answer["switches"]))
     counts = {name: _add_up([answer[name] for answer in answers if answer[name]]) for name in COUNTS}
-    return base | counts | {"counted_ago": max(answer.get("counted_ago") or 0.0 for answer in answers)}
+    return base | counts | {"counted_ago": max(answer["counted_ago"] or 0.0 for answer in answers)}
 
 
 def _add_up(counts: list[dict[str, Any]]) -> dict[str, Any]:

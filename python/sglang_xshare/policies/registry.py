@@ -141,7 +141,7 @@ def get_policy(name: Any) -> Policy:
     if base in _POLICIES:
         keys = _POLICIES[base].presets.get(preset)
         apart = "" if keys is None else f": {json.dumps({'policy': base, **keys})}"
-        raise ValueError(f"policy = {as_json(name)}: allowed here is a name, with its keys beside it{apart}")
+        raise ValueError(f"policy = {as_json(name)}: must be a name, with its keys beside it{apart}")
     raise ValueError(f"policy = {as_json(name)}: allowed is one of {', '.join(_POLICIES)}{suggest(name, _POLICIES)}")
 
 

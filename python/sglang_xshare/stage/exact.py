@@ -87,9 +87,9 @@ class Exact:
         return self._flags[:rows]
 
     def find(self, rows: int) -> torch.Tensor | None:
-        """Return the same, or None if no row of a step or of a graph's replays can be exact.
+        """Return the flags as `read` does, or None if no row of a step or of a graph's replays can be exact.
 
-        No row can be if the server refuses exact requests, or on a CPU, which replays nothing, while none is.
+        A server that refuses exact requests has no exact row. A CPU replays no graph, so the rows written last decide.
         """
         if self._refusal is not None:
             return None

@@ -106,7 +106,7 @@ class Layer:
         self._made: handover.Offer | None = None
         self.untaken: set[int] = set()
         """The numbers of rows at which the runner has left the alignment that the kernel wrote."""
-        self._aligned = {id(slots): replace(slots, aligned=True) for slots in (self.slots, self.with_shared)}
+        self._aligned = {slots: replace(slots, aligned=True) for slots in (self.slots, self.with_shared)}
         self.config = replace(
             topk_config,
             custom_routing_function=self.choose,
@@ -120,7 +120,7 @@ class Layer:
 
     @property
     def num_slots(self) -> int | None:
-        """Experts that can be loaded at once; None where all are, 0 until SGLang has sized the slots."""
+        """Experts that can be loaded at once; None if all are loaded, 0 until SGLang has sized the slots."""
         return None if self.paging is None else count_slots(self.paging)
 
     @property
@@ -140,10 +140,10 @@ class Layer:
         slots = self.with_shared if topk > self.router.top_k else self.slots
         rows = len(gating_output)
         if self.hands_over and handover.is_prebuilt and self.step.gather is None and rows not in self.untaken:
-            slots = self._aligned[id(slots)]
+            slots = self._aligned[slots]
         out = self.selection = self._select_in_force(self.collect(gating_output), slots)
         self._made = self._make_offer(out, slots.shared)
-        return self.keep(out.topk_weights, len(gating_output)), self.keep(out.topk_ids, len(gating_output))
+        return self.keep(out.topk_weights, rows), self.keep(out.topk_ids, rows)
 
     def choose_recorded(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """What `choose` returns, recorded with -1 in each slot that adds nothing."""
@@ -154,14 +154,14 @@ class Layer:
     def finish(self, ids: torch.Tensor, weights: torch.Tensor, num_token_non_padded: Any = None) -> torch.Tensor:
         """Rewrite empty slots of `ids` [n, columns] for the runner after upstream has renumbered the ids, or has
         overwritten those of padding rows, else offer the runner the alignment of `ids`. `num_token_non_padded` says
-        that upstream has written -1, or 0, to padding rows: not every runner takes -1, and 0 wakes expert 0.
+        that upstream has written -1 or 0 to padding rows: not every runner takes -1, and 0 makes expert 0 active.
         """
         made, self._made = self._made, None
-        if made is not None and made.ids is ids and num_token_non_padded is None:
+        if self.renumbers or num_token_non_padded is not None:
+            return drop_slots(ids, weights) if self.convention == DROPPED else refill_slots(ids, weights)
+        if made is not None and made.ids is ids:
             handover.offer(made)
-        if not self.renumbers and num_token_non_padded is None:
-            return ids
-        return drop_slots(ids, weights) if self.convention == DROPPED else refill_slots(ids, weights)
+        return ids
 
     def _make_offer(self, out: Selection, shared: int) -> handover.Offer | None:
         """Return the offer of the alignment in `out`, whose ids have `shared` columns of shared experts."""

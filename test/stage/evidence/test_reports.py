@@ -1,5 +1,6 @@
 """What a stage reports, and when: log, metrics and trace, each what is new to it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,22 +14,22 @@ def _on_the_first_rank(monkeypatch):
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
 
 
-def catch_exports(installed: Any, exported: list[int]) -> None:
-    """Have what a stage exports appended: of each interval its steps under policy."""
+def serve(attach: Callable[..., Any], **flags: str) -> tuple[Model, Any, list[int]]:
+    """Return (a model of one layer, the stage around it, the steps under policy in each interval it exports)."""
+    model, exported = Model(1), []
+    installed = attach(model, **XSHARE, **flags)
 
     def export(group: str, part: Any, labels: dict[str, str]) -> None:
         if group == "counted":
             exported.append(part.outcomes["policy"])
 
     installed.reports.exporter.export = export
+    return model, installed, exported
 
 
 def test_the_log_tells_what_idle_metrics_exported_before(attach):
-    model = Model(1)
-    installed = attach(model, **XSHARE)
+    model, _, exported = serve(attach)
     run(model, "decode", 4)
-    exported = []
-    catch_exports(installed, exported)
     reporter = make_reporter(forwards=1)
     hooks.publish(reporter)
     run(model, "decode", 4)
@@ -47,11 +48,8 @@ def test_the_log_tells_what_idle_metrics_exported_before(attach):
 
 
 def test_one_rank_exports_what_all_have_seen_and_each_logs_it(attach, monkeypatch, tmp_path):
-    model = Model(1)
     file = tmp_path / "trace.jsonl"
-    installed = attach(model, **XSHARE, expert_policy_trace=str(file))
-    exported = []
-    catch_exports(installed, exported)
+    model, _, exported = serve(attach, expert_policy_trace=str(file))
     run(model, "decode", 4)
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
     assert "policy steps: 1," in hooks.report(make_reporter(forwards=1))
@@ -63,7 +61,7 @@ def test_one_rank_exports_what_all_have_seen_and_each_logs_it(attach, monkeypatc
 
 
 def test_a_process_without_a_scheduler_reports_at_its_end(attach, tmp_path, caplog):
-    """As `sglang.benchmark.one_batch` has none; one that has reports to it, and not twice."""
+    """`sglang.benchmark.one_batch` has no scheduler. A process with one reports to it, and not again at its end."""
     for is_first, reporter, lines in ((True, None, 2), (False, None, 0), (True, make_reporter(), 0)):
         caplog.clear()
         model, file = Model(), tmp_path / f"{is_first} {reporter is None}.jsonl"
@@ -92,10 +90,8 @@ def decode_elsewhere(installed: Any, model: Model, reporter: Any, forwards: int,
 
 def test_an_idle_first_rank_publishes_what_others_decode(attach, tmp_path):
     """Its own decode log, which would publish, comes only with its own decode steps."""
-    model, file = Model(1), tmp_path / "trace.jsonl"
-    installed = attach(model, **XSHARE, expert_policy_trace=str(file))
-    exported = []
-    catch_exports(installed, exported)
+    file = tmp_path / "trace.jsonl"
+    model, installed, exported = serve(attach, expert_policy_trace=str(file))
     reporter = make_reporter(decode_log_interval=5)
     hooks.publish(reporter)  # the server is idle before its first request, which goes to the other rank
     decode_elsewhere(installed, model, reporter, 5)
@@ -107,10 +103,7 @@ def test_an_idle_first_rank_publishes_what_others_decode(attach, tmp_path):
 
 def test_a_first_rank_that_decodes_publishes_with_its_log_alone(attach):
     """Each publication waits for the device."""
-    model = Model(1)
-    installed = attach(model, **XSHARE)
-    exported = []
-    catch_exports(installed, exported)
+    model, installed, exported = serve(attach)
     reporter = make_reporter(decode_log_interval=5)
     for _ in range(4):
         decode_elsewhere(installed, model, reporter, 5)
@@ -121,10 +114,7 @@ def test_a_first_rank_that_decodes_publishes_with_its_log_alone(attach):
 
 def test_only_the_first_rank_publishes_between_logs(attach, monkeypatch):
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
-    model = Model(1)
-    installed = attach(model, **XSHARE)
-    exported = []
-    catch_exports(installed, exported)
+    model, installed, exported = serve(attach)
     reporter = make_reporter(decode_log_interval=5)
     hooks.publish(reporter)
     decode_elsewhere(installed, model, reporter, 20)
@@ -132,10 +122,7 @@ def test_only_the_first_rank_publishes_between_logs(attach, monkeypatch):
 
 
 def test_a_server_without_data_parallel_attention_publishes_with_its_log_alone(attach):
-    model = Model(1)
-    installed = attach(model, **XSHARE)
-    exported = []
-    catch_exports(installed, exported)
+    model, installed, exported = serve(attach)
     reporter = make_reporter(decode_log_interval=5)
     hooks.publish(reporter)
     for _ in range(20):

@@ -52,7 +52,7 @@ class Reports:
         self._reporter: Any = None
         """Upstream's reporter, from the last call of `is_due`: an idle server makes one before its first request."""
         self._unpublished = 0
-        """Forwards since that call."""
+        """Forwards since the last call of `is_due`."""
 
     def set_sources(self, plan: Mapping[str, Any] | None, observation: Observation | None) -> None:
         """From now on report this plan, and what else it has counted."""
@@ -87,7 +87,7 @@ class Reports:
 
     def count_forward(self) -> Any:
         """Count a forward. Return the reporter to publish to if more forwards than a decode log interval have passed
-        since the last publication, else None: of a rank that decodes itself the log comes first.
+        since the last call of `is_due`, else None. A rank that decodes publishes earlier than that, with its log.
         """
         self._unpublished += 1
         overdue = self._reporter is not None and self._unpublished > self._reporter.decode_log_interval

@@ -10,12 +10,11 @@ from dataclasses import fields, is_dataclass
 from functools import partial
 from itertools import product
 from math import inf, isnan
-from statistics import mean
 from typing import Any
 
 from benchmark.common.record import Record
 from benchmark.gpu.checks import choose_parts, measure_points
-from benchmark.gpu.levers import compare
+from benchmark.gpu.levers import compare, spell_times
 from benchmark.gpu.table import Row
 
 EXPERTS, ROWS = (128, 32), (16, 8, 32, 4, 1)
@@ -83,24 +82,16 @@ def compile_point(experts: int, rows: int, policy: str) -> None:
 
 
 def _time(experts: int, rows: int, policy: str) -> dict[str, Any]:
-    from benchmark.gpu.timing import time_alternating
+    from benchmark.gpu.timing import repeat, time_alternating
 
     calls = make_calls(experts, rows, policy)
     old, new = calls[OLD](), calls[NEW]()
     differs = find_differences(old, new) if policy == POLICIES[0] else None
     error = compare_layers(old, new, rows, experts)
-    times = time_alternating({name: partial(_repeat, call) for name, call in calls.items()}, ROUNDS)
-    us = {name: [one / LAYERS for one in found] for name, found in times.items()}
-    print(f"{rows} x {experts}, {policy}: " + ", ".join(f"{name} {mean(us[name]):.2f}" for name in us), flush=True)
-    return {"experts": experts, "rows": rows, "policy": policy, "mode_us": us} | {
-        "differs": differs,
-        "layer_error": error,
-    }
-
-
-def _repeat(call: Any) -> None:
-    for _ in range(LAYERS):
-        call()
+    us = time_alternating({name: partial(repeat, call, LAYERS) for name, call in calls.items()}, ROUNDS, LAYERS)
+    print(f"{rows} x {experts}, {policy}: {spell_times(us)}", flush=True)
+    shape = {"experts": experts, "rows": rows, "policy": policy}
+    return {**shape, "mode_us": us, "differs": differs, "layer_error": error}
 
 
 def find_differences(old: Sequence[Any], new: Sequence[Any]) -> list[str]:
@@ -195,8 +186,7 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
         if point is not None:
             us = point["mode_us"]
             change, error = compare(us[OLD], us[NEW])
-            parts = ", ".join(f"{name} {mean(times):.2f}" for name, times in us.items())
-            what = f"{count} tokens x {experts} experts, {policy}: {parts} us"
+            what = f"{count} tokens x {experts} experts, {policy}: {spell_times(us)}"
             found.append(Row(what, f"{change:+.2f} ± {error:.2f} us a layer"))
     return found
 

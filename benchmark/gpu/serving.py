@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from math import sqrt
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from benchmark.common.comparison import Comparison, Summary, format_experts, format_number
@@ -13,7 +12,7 @@ from benchmark.common.rounds import Series, Workload, run_rounds, serve
 from benchmark.common.server import Server
 from benchmark.common.variant import Variant
 from benchmark.gpu.models import LAYERS, read_config, write_model, write_texts
-from benchmark.gpu.table import Row, at_least
+from benchmark.gpu.table import Row, at_least, find_error
 from benchmark.gpu.toggle import TOGGLED
 
 INPUT_TOKENS, OUTPUT_TOKENS = 128, 256
@@ -170,7 +169,7 @@ class Gain:
     @property
     def error(self) -> float | None:
         """Two standard errors of that, in percent; None after a single round."""
-        return 200 * stdev(self.ratios) / sqrt(len(self.ratios)) if len(self.ratios) > 1 else None
+        return 100 * find_error(self.ratios) if len(self.ratios) > 1 else None
 
     def row(self, what: str, bar: float | None = None, of: str | None = None) -> Row:
         """The gain beside its bar, which is the model `of`'s: fewer of its layers are held to none."""

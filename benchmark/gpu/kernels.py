@@ -113,7 +113,7 @@ def measure(rows: int, experts: int, spelling: str) -> dict[str, Any]:
 
 
 def compile_kernels(rows: int, experts: int, spelling: str) -> None:
-    """Leave in Triton's cache what `measure` needs."""
+    """Compile what `measure` needs into Triton's cache."""
     make_call(rows, experts, spelling)()
     if find_spec(FORMER):
         make_call(rows, experts, spelling, FORMER)()

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 PARTS = ("fixed", "policies")
 MODEL = "qwen3-30b-a3b"
 ACTIVE = (24, 34, 50, 16, 64)
-"""In the order of their worth: OEA's k0 = 3 and 5 and no policy leave 24, 34 and 50; two more for the fit."""
+"""Numbers of active experts, the most useful first: OEA's k0 = 3 and 5 and no policy leave 24, 34 and 50; two more
+serve the fit.
+"""
 UPSTREAM, PREBUILT = "upstream", "alignment prebuilt"
 REMOVED: dict[str, tuple[str, ...]] = {
     "without activation": ("silu_and_mul",),
@@ -35,7 +37,7 @@ REMOVED: dict[str, tuple[str, ...]] = {
 }
 """Functions of upstream's runner that do nothing in a variant, whose answer is wrong."""
 MODES = (UPSTREAM, PREBUILT, *REMOVED)
-"""What is measured. Older records have more modes, which the table shows too."""
+"""Modes that are timed. The table also shows modes that older records have."""
 RUNNER = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe"
 POLICIES = ("oea:k0=3", "oea:k0=5", "xshare", "xshare:k0=1,add=24")
 WITH = "with the alignment"

@@ -1,8 +1,8 @@
 """Experiment `routing`: what gpt-oss's layers launch between logits and matmul, with `routing()` and with our arrays.
 
 Under `triton_kernel` a layer masks the logits and upstream's `routing()` derives its arrays in nine launches. With
-prebuilt arrays the selection returns ids, and one launch builds them. Both are held to each other, array by array and
-by the output of a small layer, then timed in turns.
+prebuilt arrays the selection returns ids, and one launch builds the arrays. The two ways are compared, array by array
+and by the output of a small layer, then timed in turns.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ def point_key(experts: int, rows: int, policy: str) -> str:
 
 
 def make_calls(experts: int, rows: int, policy: str) -> dict[str, Callable[[], Any]]:
-    """Return what is timed at a shape, by name. Raises RuntimeError where triton_kernels takes no arrays of ours."""
+    """Return what is timed at a shape, by name. Raises RuntimeError if triton_kernels takes no arrays of ours."""
     import torch
 
     from benchmark.common.variant import parse_plan
@@ -76,7 +76,7 @@ def make_calls(experts: int, rows: int, policy: str) -> dict[str, Callable[[], A
 
 
 def compile_point(experts: int, rows: int, policy: str) -> None:
-    """Leave in Triton's cache what is timed at a shape."""
+    """Compile what is timed at a shape into Triton's cache."""
     for call in make_calls(experts, rows, policy).values():
         call()
 

@@ -1,6 +1,6 @@
 """Variants on one workload, measured side by side and round by round; medians, quartiles and ratios to the first."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from statistics import correlation, linear_regression, median, quantiles
@@ -172,13 +172,22 @@ def is_measured(record: Record, key: str) -> bool:
 def measure(
     record: Record, key: str, workload: Workload, variants: Sequence[Variant], servers: Sequence[Server]
 ) -> Comparison:
-    """Alternating rounds, as many as the record lacks, kept under `key` after each. Returns what it then has."""
+    """Measure all rounds that the record lacks, as `measure_each` does, and return the comparison."""
+    for _ in measure_each(record, key, workload, variants, servers):
+        pass
+    return Comparison.read(record.points[key])
+
+
+def measure_each(
+    record: Record, key: str, workload: Workload, variants: Sequence[Variant], servers: Sequence[Server]
+) -> Iterator[int]:
+    """Measure the alternating rounds that the record lacks; yield each round's number when `key` holds the round."""
     series = [Series(variant) for variant in variants]
     if key in record:
         series = list(Comparison.read(record.points[key]).series)
-    for _ in run_rounds(workload, series, servers):
+    for number in run_rounds(workload, series, servers):
         record.add(key, workload=asdict(workload), series=[asdict(one) for one in series])
-    return Comparison.read(record.points[key])
+        yield number
 
 
 def format_experts(row: Summary) -> str:

@@ -1,6 +1,6 @@
-"""Experiment `caches`: compiles, on all cores, what the timed tasks launch, and times nothing.
+"""Experiment `caches`: compilation, on many cores, of what the timed tasks launch, without any timing.
 
-A kernel takes 1 to 9 s of a core, and a timed task would compile its dozens one after another. Runs beside the checks.
+A kernel takes 1 to 9 s of a core, and a timed task would compile dozens one after another. It runs beside the checks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from benchmark.gpu.table import Row
 
 MODEL = "qwen3-30b-a3b"
 SERVED_ROWS = (1, 2, 4, 8, 16, 24, 32)
-"""Router rows for which upstream has launches of their own, of the sizes that a server captures."""
+"""Captured batch sizes of a server for which upstream has launches of their own."""
 CHUNK = 4
 """Launches of the fused MoE that one job compiles: each job draws a layer's weights, 1.2 GB."""
 KEY = "compiled"
@@ -102,7 +102,7 @@ def _make_layer(rows: int) -> Any:
 
 
 def _try(job: Callable[[], None]) -> str | None:
-    """Run a job. Returns what failed."""
+    """Run a job. Return what failed, None if nothing did."""
     try:
         job()
     except Exception as error:  # a kernel that does not compile or launch raises what it likes

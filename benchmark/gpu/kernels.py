@@ -21,7 +21,7 @@ from rich.progress import track
 
 from benchmark.common.variant import parse_plan, parse_variant
 from benchmark.gpu.checks import WORKERS, explain
-from benchmark.gpu.timing import time_alternating, time_graph
+from benchmark.gpu.timing import repeat, time_alternating, time_graph
 from sglang_xshare import Batch, Router, RunnerSlots, select
 from sglang_xshare.selection.triton_kernel import supports
 
@@ -107,26 +107,21 @@ def measure(rows: int, experts: int, spelling: str) -> dict[str, Any]:
         "upstream_us": _make_upstream(logits),
         "upstream_later_us": _make_later_upstream(logits),
     }
-    runs = {name: partial(_repeat, call) for name, call in calls.items() if call is not None}
-    found = {name: median(times) / CALLS for name, times in time_alternating(runs, ROUNDS).items()}
+    runs = {name: partial(repeat, call, CALLS) for name, call in calls.items() if call is not None}
+    found = {name: median(times) for name, times in time_alternating(runs, ROUNDS, CALLS).items()}
     return {"policy": spelling, "rows": rows, "experts": experts, **found}
 
 
 def compile_kernels(rows: int, experts: int, spelling: str) -> None:
-    """Leave in Triton's cache what `measure` needs."""
+    """Compile what `measure` needs into Triton's cache."""
     make_call(rows, experts, spelling)()
     if find_spec(FORMER):
         make_call(rows, experts, spelling, FORMER)()
 
 
-def _repeat(call: Callable[[], object]) -> None:
-    for _ in range(CALLS):
-        call()
-
-
 def time_call(call: Callable[[], object]) -> float:
     """Median microseconds of a call, one of many in a CUDA graph."""
-    return time_graph(partial(_repeat, call)) / CALLS
+    return time_graph(partial(repeat, call, CALLS)) / CALLS
 
 
 def make_call(rows: int, experts: int, spelling: str, package: str = "sglang_xshare") -> Callable[[], object]:

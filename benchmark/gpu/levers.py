@@ -9,7 +9,7 @@ in turns: a drift of the clock moves all of them.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from statistics import mean, stdev
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -17,7 +17,7 @@ from benchmark.common.comparison import fit_line
 from benchmark.common.record import Record
 from benchmark.gpu.checks import choose_parts, measure_points
 from benchmark.gpu.layer import ROWS, SHAPES
-from benchmark.gpu.table import Row, at_least, at_most
+from benchmark.gpu.table import Row, at_least, at_most, find_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 PARTS = ("fixed", "policies")
 MODEL = "qwen3-30b-a3b"
 ACTIVE = (24, 34, 50, 16, 64)
-"""In the order of their worth: OEA's k0 = 3 and 5 and no policy leave 24, 34 and 50; two more for the fit."""
+"""Numbers of active experts, the most useful first: OEA's k0 = 3 and 5 and no policy leave 24, 34 and 50; two more
+serve the fit.
+"""
 UPSTREAM, PREBUILT = "upstream", "alignment prebuilt"
 REMOVED: dict[str, tuple[str, ...]] = {
     "without activation": ("silu_and_mul",),
@@ -35,7 +37,7 @@ REMOVED: dict[str, tuple[str, ...]] = {
 }
 """Functions of upstream's runner that do nothing in a variant, whose answer is wrong."""
 MODES = (UPSTREAM, PREBUILT, *REMOVED)
-"""What is measured. Older records have more modes, which the table shows too."""
+"""Modes that are timed. The table also shows modes that older records have."""
 RUNNER = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe"
 POLICIES = ("oea:k0=3", "oea:k0=5", "xshare", "xshare:k0=1,add=24")
 WITH = "with the alignment"
@@ -57,14 +59,9 @@ def measure(record: Record, parts: Sequence[str]) -> None:
         record.add("copy", gb_per_s=measure_copy_bandwidth())
     shape = moe_layer.Shape(MODEL, **SHAPES[MODEL])
     layers = moe_layer.MoeLayers(shape, ROWS)
-    calls: dict[str, Callable[[], Mapping[str, Any]]] = {}
-    if "fixed" in parts:
-        calls |= {fixed_key(active): partial(_time_fixed, shape, layers, active) for active in ACTIVE[:3]}
-    if "policies" in parts:
-        calls["policies"] = partial(_time_policies, shape, layers)
-    if "fixed" in parts:
-        calls |= {fixed_key(active): partial(_time_fixed, shape, layers, active) for active in ACTIVE[3:]}
-    if reason := measure_points(record, calls):
+    fixed = [(fixed_key(active), partial(_time_fixed, shape, layers, active)) for active in ACTIVE if "fixed" in parts]
+    policies = [("policies", partial(_time_policies, shape, layers))] if "policies" in parts else []
+    if reason := measure_points(record, dict([*fixed[:3], *policies, *fixed[3:]])):
         raise RuntimeError(reason)
 
 
@@ -76,6 +73,7 @@ def fixed_key(active: int) -> str:
 def _time_fixed(shape: "Shape", layers: "MoeLayers", active: int) -> dict[str, Any]:
     """Return microseconds of a layer in every mode and round, in which `active` experts are used."""
     from benchmark.gpu import moe_layer
+    from benchmark.gpu.timing import time_alternating
     from sglang_xshare.stage import handover
 
     ids = moe_layer.route_to(active, shape, ROWS, "cuda")
@@ -89,8 +87,8 @@ def _time_fixed(shape: "Shape", layers: "MoeLayers", active: int) -> dict[str, A
     runs = {mode: partial(run, mode) for mode in MODES}
     for mode, taken in _count_taken(runs, handover).items():
         _check_taken(mode, taken, shape.layers if mode == PREBUILT else 0)
-    us = _time(runs, shape.layers)
-    _print(fixed_key(active), us)
+    us = time_alternating(runs, parts=shape.layers)
+    print(f"{fixed_key(active)}: {spell_times(us)}", flush=True)
     return {"active": active, "expert_bytes": shape.expert_bytes, "mode_us": us}
 
 
@@ -98,6 +96,7 @@ def _time_policies(shape: "Shape", layers: "MoeLayers") -> dict[str, Any]:
     """Return microseconds of a router and a layer by round: off, and each policy without the alignment and with it."""
     from benchmark.common.variant import parse_plan
     from benchmark.gpu import moe_layer
+    from benchmark.gpu.timing import time_alternating
     from sglang_xshare.stage import handover
 
     logits = moe_layer.draw_logits(shape, ROWS, "cuda")
@@ -109,8 +108,8 @@ def _time_policies(shape: "Shape", layers: "MoeLayers") -> dict[str, Any]:
             route = moe_layer.policy_router(shape, parse_plan(policy), logits)
             runs[name] = partial(_run_policy, layers, route, prebuilt)
     taken = _count_taken(runs, handover)
-    us = _time(runs, shape.layers)
-    _print("policies", us)
+    us = time_alternating(runs, parts=shape.layers)
+    print(f"policies: {spell_times(us)}", flush=True)
     active = {policy: moe_layer.count_active(shape, logits, parse_plan(policy)) for policy in POLICIES}
     return {"mode_us": us, "active": active, "taken": taken}
 
@@ -149,14 +148,9 @@ def _check_taken(mode: str, taken: Mapping[str, int], expected: int) -> None:
         raise RuntimeError(f"{mode}: the runner must take {expected} alignments (got {found})")
 
 
-def _time(runs: Mapping[str, Callable[[], None]], layers: int) -> dict[str, list[float]]:
-    from benchmark.gpu.timing import time_alternating
-
-    return {name: [us / layers for us in times] for name, times in time_alternating(runs).items()}
-
-
-def _print(key: str, us: Mapping[str, Sequence[float]]) -> None:
-    print(f"{key}: " + ", ".join(f"{name} {mean(times):.2f}" for name, times in us.items()) + " us", flush=True)
+def spell_times(us: Mapping[str, Sequence[float]]) -> str:
+    """Return the mean of each mode's times in one line."""
+    return ", ".join(f"{name} {mean(times):.2f}" for name, times in us.items()) + " us"
 
 
 @contextmanager
@@ -210,10 +204,10 @@ def _policy_rows(point: Mapping[str, Any]) -> Iterator[Row]:
         off = [100 * (1 - on / before) for on, before in zip(us[name], us["off"], strict=True)]
         bar = GAIN_BARS.get(policy) if levers else None
         what = f"layer and router, {name}, {point['active'][policy]:.1f} experts, {mean(us[name]):.2f} us"
-        yield at_least(what, mean(off), bar, "% off", 2 * stdev(off) / len(off) ** 0.5)
+        yield at_least(what, mean(off), bar, "% off", find_error(off))
 
 
 def compare(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
     """Return the mean change of paired times and two standard errors of it."""
     changes = [new - old for old, new in zip(before, after, strict=True)]
-    return mean(changes), 2 * stdev(changes) / len(changes) ** 0.5
+    return mean(changes), find_error(changes)

@@ -1,7 +1,7 @@
-"""How many layers of a model are served: all, or as many as the GPU's free memory takes.
+"""Number of layers of a model that are served: all, or as many as fit in the GPU's free memory.
 
-An estimate, made before minutes go into starting servers. An H100 of 78 GiB and an H200 take one server of each model
-with all layers. Where several servers have to be up at once, fewer layers keep the MoE layer's shape and what a policy
+The number is estimated before minutes go into starting servers. An H100 of 78 GiB and an H200 take one server of each
+model with all layers. If several servers have to run at once, fewer layers keep the MoE layer's shape and what a policy
 does to it, and dilute its gain by the embeddings and the host's share.
 """
 

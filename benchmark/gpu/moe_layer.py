@@ -145,30 +145,30 @@ def model_router(logits: Tensor, topk_config: Any) -> Callable[[int, Tensor], An
 
 def make_topk_config(shape: Shape, plan: SelectionPlan | None, rows: int, device: str) -> Any:
     """Upstream's `TopKConfig` of a plain softmax router; with a plan, as the stage changes it for a decode step."""
-    from sglang.srt.layers.moe.topk import TopKConfig
-
-    config = TopKConfig(top_k=shape.top_k, renormalize=True)
-    if plan is None:
-        return config
-    layer = Layer(0, config, None)
-    layer.assignment = Assignment(plan, Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=device))))
-    return layer.config
+    layer = _make_layer(shape, plan, rows, device)
+    return layer.upstream if plan is None else layer.config
 
 
 def policy_router(shape: Shape, plan: SelectionPlan, logits: Tensor) -> Callable[[int, Tensor], Any]:
     """Return a router by `logits` [layers, rows, experts] under a plan, which hands its choice on as in a server."""
-    from sglang.srt.layers.moe.topk import TopKConfig, select_experts
+    from sglang.srt.layers.moe.topk import select_experts
 
-    rows = logits.shape[1]
-    layer = Layer(0, TopKConfig(top_k=shape.top_k, renormalize=True), None)
-    step = Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=logits.device)))
-    layer.assignment = Assignment(plan, step)
+    layer = _make_layer(shape, plan, logits.shape[1], logits.device)
 
     def route(number: int, hidden: Tensor) -> Any:
         routed = select_experts(hidden, logits[number], layer.config)
         return routed._replace(topk_ids=layer.finish(routed.topk_ids, routed.topk_weights))
 
     return route
+
+
+def _make_layer(shape: Shape, plan: SelectionPlan | None, rows: int, device: str | torch.device) -> Layer:
+    """Return the stage's layer of a plain softmax router in a decode step of `rows` rows under a plan."""
+    from sglang.srt.layers.moe.topk import TopKConfig
+
+    layer = Layer(0, TopKConfig(top_k=shape.top_k, renormalize=True), None)
+    layer.assignment = Assignment(plan, Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=device))))
+    return layer
 
 
 def count_active(shape: Shape, logits: Tensor, plan: SelectionPlan) -> float:

@@ -1,4 +1,4 @@
-"""Processes of the run: each in a session of its own, of which nothing is left when its time is over."""
+"""Processes of the run. Each process has its own session, of which nothing runs after the process has ended."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ GRACE = 10.0  # seconds in which a stopped task may stop its servers
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended. `status`: None where its time was over; `reason`: what it said last, if it failed."""
+    """End of a process. `status` is None if the process was stopped; `reason` is its last message if it failed."""
 
     status: int | None
     reason: str
@@ -47,7 +47,7 @@ class Process:
 
     @property
     def status(self) -> int | None:
-        """Its exit status; None while it runs."""
+        """Exit status of the process; None while the process runs."""
         return self._process.poll()
 
     def finish(self, limit: float) -> Ended:
@@ -72,6 +72,6 @@ class Process:
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """To all of its session's group."""
+    """Send a signal to the whole process group of the session."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)

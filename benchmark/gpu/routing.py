@@ -1,8 +1,8 @@
 """Experiment `routing`: what gpt-oss's layers launch between logits and matmul, with `routing()` and with our arrays.
 
 Under `triton_kernel` a layer masks the logits and upstream's `routing()` derives its arrays in nine launches. With
-prebuilt arrays the selection returns ids, and one launch builds them. Both are held to each other, array by array and
-by the output of a small layer, then timed in turns.
+prebuilt arrays the selection returns ids, and one launch builds the arrays. The two ways are compared, array by array
+and by the output of a small layer, then timed in turns.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,12 +10,11 @@ from dataclasses import fields, is_dataclass
 from functools import partial
 from itertools import product
 from math import inf, isnan
-from statistics import mean
 from typing import Any
 
 from benchmark.common.record import Record
 from benchmark.gpu.checks import choose_parts, measure_points
-from benchmark.gpu.levers import compare
+from benchmark.gpu.levers import compare, spell_times
 from benchmark.gpu.table import Row
 
 EXPERTS, ROWS = (128, 32), (16, 8, 32, 4, 1)
@@ -45,7 +44,7 @@ def point_key(experts: int, rows: int, policy: str) -> str:
 
 
 def make_calls(experts: int, rows: int, policy: str) -> dict[str, Callable[[], Any]]:
-    """Return what is timed at a shape, by name. Raises RuntimeError where triton_kernels takes no arrays of ours."""
+    """Return what is timed at a shape, by name. Raises RuntimeError if triton_kernels takes no arrays of ours."""
     import torch
 
     from benchmark.common.variant import parse_plan
@@ -77,30 +76,22 @@ def make_calls(experts: int, rows: int, policy: str) -> dict[str, Callable[[], A
 
 
 def compile_point(experts: int, rows: int, policy: str) -> None:
-    """Leave in Triton's cache what is timed at a shape."""
+    """Compile what is timed at a shape into Triton's cache."""
     for call in make_calls(experts, rows, policy).values():
         call()
 
 
 def _time(experts: int, rows: int, policy: str) -> dict[str, Any]:
-    from benchmark.gpu.timing import time_alternating
+    from benchmark.gpu.timing import repeat, time_alternating
 
     calls = make_calls(experts, rows, policy)
     old, new = calls[OLD](), calls[NEW]()
     differs = find_differences(old, new) if policy == POLICIES[0] else None
     error = compare_layers(old, new, rows, experts)
-    times = time_alternating({name: partial(_repeat, call) for name, call in calls.items()}, ROUNDS)
-    us = {name: [one / LAYERS for one in found] for name, found in times.items()}
-    print(f"{rows} x {experts}, {policy}: " + ", ".join(f"{name} {mean(us[name]):.2f}" for name in us), flush=True)
-    return {"experts": experts, "rows": rows, "policy": policy, "mode_us": us} | {
-        "differs": differs,
-        "layer_error": error,
-    }
-
-
-def _repeat(call: Any) -> None:
-    for _ in range(LAYERS):
-        call()
+    us = time_alternating({name: partial(repeat, call, LAYERS) for name, call in calls.items()}, ROUNDS, LAYERS)
+    print(f"{rows} x {experts}, {policy}: {spell_times(us)}", flush=True)
+    shape = {"experts": experts, "rows": rows, "policy": policy}
+    return {**shape, "mode_us": us, "differs": differs, "layer_error": error}
 
 
 def find_differences(old: Sequence[Any], new: Sequence[Any]) -> list[str]:
@@ -195,8 +186,7 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
         if point is not None:
             us = point["mode_us"]
             change, error = compare(us[OLD], us[NEW])
-            parts = ", ".join(f"{name} {mean(times):.2f}" for name, times in us.items())
-            what = f"{count} tokens x {experts} experts, {policy}: {parts} us"
+            what = f"{count} tokens x {experts} experts, {policy}: {spell_times(us)}"
             found.append(Row(what, f"{change:+.2f} ± {error:.2f} us a layer"))
     return found
 

@@ -175,17 +175,16 @@ class _Run:
         if missing:
             self.failed.append(f"{task.name}: needs {', '.join(missing)}")
             return
-        is_started = self._early is not None and self._early[0] is task
-        if self.left < (ROUND if is_started else task.turn / 2):
+        started = self._early[1] if self._early is not None and self._early[0] is task else None
+        if self.left < (ROUND if started else task.turn / 2):
             self.left_over.append(task.name)
             return
         turn = self.left if self.end is None or is_last else min(task.turn, self.left)
         print(f"gpu: {task.name}, at most {turn:.0f} s", flush=True)
-        if self._early is not None and is_started:
-            process, self._early = self._early[1], None
+        if started is not None:
+            self._early = None
             self.gate.unlink(missing_ok=True)
-        else:
-            process = Process(self._arguments(task))
+        process = started or Process(self._arguments(task))
         self._keep(task, process.finish(turn), turn)
 
     def _keep(self, task: Task, ended: Ended, turn: float) -> None:

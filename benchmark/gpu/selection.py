@@ -59,7 +59,7 @@ def _hold_to_reference() -> dict[str, Any]:
     from benchmark.gpu import kernels
 
     cases = kernels.make_cases(kernels.PLANS)
-    if differences := kernels.check_all(cases, list(_list_timed())):
+    if differences := kernels.check_all(cases, _list_timed()):
         reason = f"{len(differences)} of {len(cases)} cases differ, the first: {differences[0]}"
         return {"reason": reason, "differences": differences[:SHOWN]}
     return {"equal": len(cases)}
@@ -69,21 +69,20 @@ def _measure_times(record: Record) -> str | None:
     """Return why the first time could not be taken, if one could not."""
     from benchmark.gpu import kernels
 
-    def time(rows: int, experts: int, policy: str) -> dict[str, Any]:
-        found = kernels.measure(rows, experts, policy)
-        print(f"{policy}/{rows}x{experts}: {found['us']:.2f} us", flush=True)
+    def time(key: str, shape: tuple[int, int, str]) -> dict[str, Any]:
+        found = kernels.measure(*shape)
+        print(f"{key}: {found['us']:.2f} us", flush=True)
         return found
 
-    return measure_points(
-        record, {f"{shape[2]}/{shape[0]}x{shape[1]}": partial(time, *shape) for shape in _list_timed()}
-    )
+    shapes = {f"{policy}/{rows}x{experts}": (rows, experts, policy) for rows, experts, policy in _list_timed()}
+    return measure_points(record, {key: partial(time, key, shape) for key, shape in shapes.items()})
 
 
-def _list_timed() -> Iterator[tuple[int, int, str]]:
-    """Yield (rows, experts, policy) of every time."""
+def _list_timed() -> list[tuple[int, int, str]]:
+    """Return (rows, experts, policy) of every time."""
     from benchmark.gpu import kernels
 
-    yield from product(kernels.TIMED_ROWS, kernels.TIMED_EXPERTS, kernels.PLANS)
+    return list(product(kernels.TIMED_ROWS, kernels.TIMED_EXPERTS, kernels.PLANS))
 
 
 def _time_rows(times: Sequence[Mapping[str, Any]]) -> Iterator[Row]:

@@ -83,8 +83,8 @@ def measure(record: Record, parts: Sequence[str]) -> None:
         except Exception as error:  # a server that dies costs no other model its turn
             failed.append(f"{name}: {explain(error)}")
             record.add(FAILED + name, reason=failed[-1])
-    for reason in failed:
-        raise RuntimeError(reason)
+    if failed:
+        raise RuntimeError(failed[0])
 
 
 def _measure_case(record: Record, name: str, case: Case) -> None:
@@ -118,14 +118,14 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
     found = []
     for name, case in CASES.items():
         found += memory.rows(points, name)
-        for policy, concurrency, gain in _list_gains(name, case, points):
+        for policy, concurrency, gain in _list_gains(name, points):
             what = f"{gain.model}, {policy}, concurrency {concurrency}"
             found.append(gain.row(what, case.bars.get((policy, concurrency)), case.model))
     return found
 
 
-def _list_gains(name: str, case: Case, points: Mapping[str, Any]) -> Iterator[tuple[str, int, Gain]]:
-    """Yield (policy, concurrency, gain) of the points in which a policy acted, records of former cases included."""
+def _list_gains(name: str, points: Mapping[str, Any]) -> Iterator[tuple[str, int, Gain]]:
+    """Yield (policy, concurrency, gain) of a case's points in which a policy acted, former points included."""
     for key in points:
         if key.startswith(f"{name}/") and "/concurrency=" in key:
             gain = Gain.read(points[key])
@@ -146,8 +146,8 @@ NOTE = (
 def tabulate(points: Mapping[str, Any]) -> Table:
     """Return what the table of a page shows: points with more than one round, in which a policy acted."""
     cells = []
-    for name, case in CASES.items():
-        for policy, concurrency, gain in sorted(_list_gains(name, case, points), key=lambda one: one[:2]):
+    for name in CASES:
+        for policy, concurrency, gain in sorted(_list_gains(name, points), key=lambda one: one[:2]):
             if len(gain.ratios) == 1:
                 continue
             speed = f"{gain.off.throughput.median:.0f} -> {gain.on.throughput.median:.0f}"

@@ -2,18 +2,17 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from math import sqrt
-from statistics import mean, stdev
+from dataclasses import dataclass, replace
+from statistics import mean
 from typing import Any
 
-from benchmark.common.comparison import Comparison, Summary, format_experts, format_number
+from benchmark.common.comparison import Comparison, Summary, format_experts, format_number, measure_each
 from benchmark.common.record import Record
-from benchmark.common.rounds import Series, Workload, run_rounds, serve
+from benchmark.common.rounds import Workload, serve
 from benchmark.common.server import Server
 from benchmark.common.variant import Variant
 from benchmark.gpu.models import LAYERS, read_config, write_model, write_texts
-from benchmark.gpu.table import Row, at_least
+from benchmark.gpu.table import Row, at_least, find_error
 from benchmark.gpu.toggle import TOGGLED
 
 INPUT_TOKENS, OUTPUT_TOKENS = 128, 256
@@ -133,13 +132,8 @@ def _begin(record: Record, name: str, point: Point, servers: Sequence[Server], t
             del record.points[point.key]
         elif is_complete(record, point.key):
             return
-    series = [Series(variant) for variant in point.variants]
-    if point.key in record:
-        series = list(Comparison.read(record.points[point.key]).series)
     print(point.key, flush=True)
-    for number in run_rounds(workload, series, servers):
-        record.add(point.key, workload=asdict(workload), series=[asdict(one) for one in series])
-        yield number
+    yield from measure_each(record, point.key, workload, point.variants, servers)
 
 
 @dataclass(frozen=True)
@@ -170,7 +164,7 @@ class Gain:
     @property
     def error(self) -> float | None:
         """Two standard errors of that, in percent; None after a single round."""
-        return 200 * stdev(self.ratios) / sqrt(len(self.ratios)) if len(self.ratios) > 1 else None
+        return 100 * find_error(self.ratios) if len(self.ratios) > 1 else None
 
     def row(self, what: str, bar: float | None = None, of: str | None = None) -> Row:
         """The gain beside its bar, which is the model `of`'s: fewer of its layers are held to none."""

@@ -1,10 +1,12 @@
 """What was measured beside its bar: the table of a results folder, printed and written to summary.md."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from math import sqrt
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 from benchmark.common.machine import format_machine
@@ -36,6 +38,11 @@ class Row:
         if self.passed is None:
             return ""
         return "open" if self.is_open else "pass" if self.passed else "miss"
+
+
+def find_error(values: Sequence[float]) -> float:
+    """Return two standard errors of the mean of at least two values."""
+    return 2 * stdev(values) / sqrt(len(values))
 
 
 def at_least(what: str, value: float, bar: float | None, unit: str, error: float | None = 0.0) -> Row:

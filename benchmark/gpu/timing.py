@@ -16,17 +16,26 @@ def time_graph(run: Callable[[], object], replays: int = REPLAYS) -> float:
     return time_calls(capture(run).replay, replays)
 
 
-def time_alternating(runs: Mapping[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, list[float]]:
-    """Return the median microseconds of each run by round. Each is a CUDA graph; all are replayed in every round.
+def time_alternating(
+    runs: Mapping[str, Callable[[], object]], rounds: int = ROUNDS, parts: int = 1
+) -> dict[str, list[float]]:
+    """Return the median microseconds of one of the `parts` equal parts of each run, by round.
 
-    Every other round goes in reverse order, so that a drift of the clock favours none.
+    Each run is a CUDA graph, and all are replayed in every round. Every other round goes in reverse order, so that a
+    drift of the clock favours none.
     """
     graphs = {name: capture(run) for name, run in runs.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds):
         for name in list(runs)[:: -1 if number % 2 else 1]:
-            times[name].append(time_calls(graphs[name].replay, ROUND_REPLAYS))
+            times[name].append(time_calls(graphs[name].replay, ROUND_REPLAYS) / parts)
     return times
+
+
+def repeat(call: Callable[[], object], times: int) -> None:
+    """Call `call` several times: in a graph of many calls, the graph's own launch is a small part."""
+    for _ in range(times):
+        call()
 
 
 def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph:

@@ -132,10 +132,11 @@ def _tune_shape(record: Record, name: str, policy: str, points: Sequence[Point],
         route, active = _route(layers, shape, one, policy)
         run = partial(_run, layers, route)
         time = launch.make_timer(run, shape.layers)
-        starts = [launch.complete(upstream[str(one.rows)]), *_neighbours(record, name, one.rows)]
+        starts, choices = [launch.complete(upstream[str(one.rows)])], launch.FEW
+        if one.active is None:
+            starts, choices = [*starts, *_neighbours(record, name, one.rows)], launch.CHOICES
         now = monotonic()
-        until, choices = now + (end - now) / (left - number), launch.CHOICES if one.active is None else launch.FEW
-        config, _, finished = launch.descend(starts, time, until, choices)
+        config, _, finished = launch.descend(starts, time, now + (end - now) / (left - number), choices)
         own, us = time_graph(run) / shape.layers, time(config)
         faster = us < (1 - launch.NOISE) * own
         record.add(
@@ -171,8 +172,11 @@ def _run(layers: "MoeLayers", route: Callable[..., Any]) -> Any:
 
 
 def _neighbours(record: Record, name: str, rows: int) -> list[dict[str, int]]:
-    """The configuration found for the nearest number of tokens, if any."""
-    tuned = {one.rows: record.points.get(f"{name}/{one.key}", {}).get("config") for one in (*FIXED_POINTS, *POINTS)}
+    """Return the configuration found for the nearest number of tokens, if any.
+
+    A point of `FIXED_POINTS` has no neighbours: an alignment of ours fits blocks of 16 rows alone.
+    """
+    tuned = {one.rows: record.points.get(f"{name}/{one.key}", {}).get("config") for one in POINTS}
     tuned = {near: config for near, config in tuned.items() if config is not None}
     return [tuned[min(tuned, key=lambda near: abs(near - rows))]] if tuned else []
 

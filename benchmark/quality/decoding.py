@@ -46,6 +46,8 @@ class Decoding:
         for name in COUNTS:
             if getattr(self, name) < 1:
                 raise ValueError(f"{self._spell(name)}: allowed is a whole number above 0")
+        if self.skip < 0:
+            raise ValueError(f"{self._spell('skip')}: must be at least 0")
         for name, divisor in (("per_domain", "batch"), ("steps", "tokens_per_request")):
             if getattr(self, name) % getattr(self, divisor):
                 raise ValueError(f"{self._spell(name)}: allowed are multiples of {self._spell(divisor)}")

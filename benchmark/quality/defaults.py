@@ -2,7 +2,7 @@
 
 Budgets of `xshare` by count, by a share of the model's experts, and by the utility that they hold, in steps of several
 sizes, of one domain and of mixed ones; with `--tokens-per-request`, where drafts are verified, a count by request too.
-Or policies in place of the budgets, on text that did not choose these: with `--skip`, behind the first sequences.
+Policies given as arguments replace the budgets. `--skip` leaves out the first sequences, on which budgets were chosen.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,23 +68,23 @@ def main(argv: Sequence[str] | None = None) -> None:
             decoded = bench.run(parse_plan(settings[name], layout.rows), layout)
             loss = compare_loss(decoded.nats, vanilla.nats)
             print(f"{key}: {decoded.active:.1f} of {vanilla.active:.1f} experts, {loss} nats", flush=True)
-            figures = describe_router(router, experts) | {
-                "batch": batch,
-                "tokens_per_request": tokens,
-                "mixing": mixing,
-                "setting": name,
-            }
-            figures |= {
-                "kept_mass": decoded.kept_mass,
-                "vanilla_active": vanilla.active,
-                "active_experts": decoded.active,
-            }
-            record.add(key, **figures, loss={"delta": loss.delta, "error": loss.error})
+            record.add(
+                key,
+                **describe_router(router, experts),
+                batch=batch,
+                tokens_per_request=tokens,
+                mixing=mixing,
+                setting=name,
+                kept_mass=decoded.kept_mass,
+                vanilla_active=vanilla.active,
+                active_experts=decoded.active,
+                loss={"delta": loss.delta, "error": loss.error},
+            )
     tabulate_defaults(record.points).show(record.path)
 
 
 def describe_router(router: Router, experts: int) -> dict[str, Any]:
-    """Return what `name_model` names a model by."""
+    """Return the fields of a point from which `name_model` names the model."""
     groups = {"groups": [router.topk_group, router.num_expert_group]} if (router.num_expert_group or 1) > 1 else {}
     return {"experts": experts, "top_k": router.top_k, "scoring": router.scoring, **groups}
 
@@ -102,7 +102,7 @@ def list_settings(experts: int, verifies: bool = False) -> Iterator[tuple[str, s
 
 
 def find_setting(policy: str, point: Mapping[str, Any]) -> str:
-    """Return the setting that a policy of `NAMED` is in steps of a point's size."""
+    """Return the setting that equals a policy of `NAMED` in steps of a point's size."""
     plan = parse_plan(policy, point["batch"] * point.get("tokens_per_request", 1))
     return f"add={plan.add}" if plan.mass is None else f"mass={plan.mass:g}"
 

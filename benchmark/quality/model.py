@@ -100,21 +100,22 @@ class Prefilled:
         layout: Layout,
         draw: Callable[[torch.Tensor], torch.Tensor],
         count: int,
-    ) -> tuple[torch.Tensor, Routing]:
+    ) -> tuple[torch.Tensor, list[Routing]]:
         """Continue with `forced` tokens [sequences, tokens], then with `count` more, each of which `draw` chooses from
         logits [sequences, vocabulary] float32, all under `plan` in steps of one token a sequence.
 
-        Returns the chosen tokens [sequences, count], and what the policy did. Raises ValueError as `decode` does.
+        Returns the chosen tokens [sequences, count], and what the policy did in each forward. Raises ValueError as
+        `decode` does.
         """
-        cache, tokens, drawn, routing = copy.deepcopy(self.cache), forced, [], Routing()
+        cache, tokens = copy.deepcopy(self.cache), forced
+        drawn, routings = [], []
         for _ in range(count):
-            with _routed(self.model, plan, layout, tokens.shape[1], None) as found:
+            with _routed(self.model, plan, layout, tokens.shape[1], None) as routing:
                 logits = self.model(tokens, past_key_values=cache, logits_to_keep=1).logits
-            for name in ("active", "vanilla_active", "kept_mass"):
-                getattr(routing, name).extend(getattr(found, name))
             tokens = draw(logits[:, -1].float())[:, None]
             drawn.append(tokens)
-        return torch.cat(drawn, 1), routing
+            routings.append(routing)
+        return torch.cat(drawn, 1), routings
 
 
 def load_model(path: Path) -> PreTrainedModel:

@@ -1,4 +1,4 @@
-"""How a policy changes sampled answers: `python -m benchmark.quality.samples xshare xshare:fast`.
+"""Sampled answers under a policy: `python -m benchmark.quality.samples xshare xshare:fast`.
 
 Each arithmetic problem is answered several times at a temperature, all answers to it in the same batch, as in rollouts:
 a policy that keeps greedy answers may still lose what several samples find (arXiv 2602.02443).
@@ -6,6 +6,7 @@ a policy that keeps greedy answers may still lose what several samples find (arX
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ POLICIES = ("xshare:careful", "xshare", "xshare:fast", "xshare:k0=1,add=8", "oea
 LONGEST = 5
 """Tokens of an answer, with the end of its line."""
 DRAWS = 2000
-"""Of the bootstrap."""
+"""Draws of the bootstrap."""
 FIGURES = {"pass_one": "pass@1", "pass_all": "pass@{samples}", "distinct": "distinct answers"}
 NOTE = """\
 {problems} problems, {samples} answers each at temperature T, in steps of {batch} rows. pass@1: share of answers that
@@ -46,7 +47,7 @@ class Problems:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Figures of each batch, [batches] float64 each, and what the policy chose."""
+    """Figures of each batch, [batches] float64 each, and what the policy chose in each forward."""
 
     pass_one: torch.Tensor
     pass_all: torch.Tensor
@@ -83,19 +84,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     told = read_problems(args.texts or args.model / "heldout", args.problems)
     groups = list(group_problems(tokenizer, told, args.batch // args.samples))
-    asked = {name: getattr(args, name) for name in ("samples", "temperature")}
-    vanilla = None
-    for text, plan in plans.items():
-        if text in record and text != BASELINE:
-            continue
-        found = sample(model, tokenizer, groups, plan, layout, **asked)
-        vanilla = vanilla or found
-        if text not in record:
-            figures = compare(found, vanilla)
-            print(f"{text}: {found.active:.1f} experts, pass@1 {figures['pass_one']['value']:.4f}", flush=True)
-            counted = sum(len(group.answers) for group in groups)
-            start = describe_router(router, experts) | {"problems": counted, "batch": args.batch}
-            record.add(text, **start, **asked, active_experts=found.active, **figures)
+    counted = sum(len(group.answers) for group in groups)
+    asked = {name: getattr(args, name) for name in ("batch", "samples", "temperature")}
+    start = describe_router(router, experts) | {"problems": counted} | asked
+    run = partial(sample, model, tokenizer, groups, layout=layout, samples=args.samples, temperature=args.temperature)
+    missing = [text for text in plans if text not in record]
+    if missing:
+        vanilla = run(plans[BASELINE])
+    for text in missing:
+        found = vanilla if text == BASELINE else run(plans[text])
+        figures = compare(found, vanilla)
+        print(f"{text}: {found.active:.1f} experts, pass@1 {figures['pass_one']['value']:.4f}", flush=True)
+        record.add(text, **start, active_experts=found.active, **figures)
     tabulate_samples(record.points).show(record.path)
 
 
@@ -129,7 +129,7 @@ def sample(
     """Return what answers drawn under `plan` are worth; every plan has the same random numbers."""
     draws = torch.Generator().manual_seed(0)
     figures: dict[str, list[torch.Tensor]] = {name: [] for name in FIGURES}
-    routings = []
+    routings: list[Routing] = []
 
     def draw(logits: torch.Tensor) -> torch.Tensor:
         noise = torch.empty_like(logits).exponential_(generator=draws)  # Gumbel-max, with its logarithm
@@ -137,7 +137,7 @@ def sample(
 
     for group in groups:
         solved, questions = (one.repeat_interleave(samples, 0) for one in (group.solved, group.questions))
-        tokens, routing = prefill(model, solved).sample(questions, plan, layout, draw, LONGEST)
+        tokens, found = prefill(model, solved).sample(questions, plan, layout, draw, LONGEST)
         texts = tokenizer.decode_batch(tokens.tolist(), skip_special_tokens=False)
         given = [text.partition("\n")[0] + "\n" for text in texts]
         answers = [given[start : start + samples] for start in range(0, len(given), samples)]
@@ -151,7 +151,7 @@ def sample(
             ("distinct", torch.tensor([len(set(some)) / samples for some in answers], dtype=torch.float64)),
         ):
             figures[name].append(values.view(-1, per_batch).mean(1))
-        routings.append(routing)
+        routings += found
     return Outcome(**{name: torch.cat(values) for name, values in figures.items()}, routings=routings)
 
 

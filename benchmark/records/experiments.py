@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmark.common.paths import BUILD
+from benchmark.common.paths import ROOT
 
 
 @dataclass(frozen=True)
 class Experiment:
     """One `python -m <module>`, which leaves `<record>.json`, as it is named unless told otherwise, in a folder below
     the results, and beside it those of its `plots` that a page shows. It takes so many minutes at full size, with
-    `arguments`, on two quiet cores; `small` are those of the smallest size that goes through. At full size it takes a
-    model that `python -m training.train_moe --model <trained>` makes, where it takes one; `trained` may end in a seed.
+    `arguments`, on two quiet cores; `small` are those of the smallest size that goes through. If `trained` is given,
+    `python -m training.train_moe --model <trained>` makes the model that `arguments` name.
     """
 
     name: str
@@ -26,10 +26,9 @@ class Experiment:
 
     @property
     def model(self) -> Path | None:
-        """The folder of the trained model that it takes."""
-        name, _, more = self.trained.partition(" ")
-        seed = f"-{more.split()[1]}" if more else ""
-        return BUILD / "models" / f"{name}{seed}" if name else None
+        """Return the folder of the trained model that the arguments name."""
+        words = self.arguments.split()
+        return ROOT / words[words.index("--model") + 1] if self.trained else None
 
     @property
     def kind(self) -> str:
@@ -81,22 +80,24 @@ def _budgets_of(model: str) -> Experiment:
 
 
 def _fresh(model: str, sizes: str) -> Experiment:
-    """The default and its presets on text and sizes, and models of a seed, that did not choose their numbers."""
+    """Return the check of the default and its presets on text, sizes and seeds that did not choose their numbers."""
     caps = f"{CAPS} " if sizes.startswith("decoded") else ""
-    folder, arguments = f"quality/fresh/{model or 'shipped'}/{sizes}", f"{caps}{FRESH} {SIZES[sizes]}"
-    arguments += f" --model build/models/{model}-2" if model else ""
-    name, trained = "benchmark.quality.defaults", f"{model} --seed 2 --steps {STEPS[model]}" if model else ""
-    small = f"xshare --skip 2 {BUDGETS}"
-    return Experiment(f"fresh-{model or 'shipped'}-{sizes}", name, folder, 8, small, arguments, "defaults", trained)
+    told, (flag, trained) = model or "shipped", _reseed(model)
+    folder, arguments = f"quality/fresh/{told}/{sizes}", f"{caps}{FRESH} {SIZES[sizes]}{flag}"
+    name, small = "benchmark.quality.defaults", f"xshare --skip 2 {BUDGETS}"
+    return Experiment(f"fresh-{told}-{sizes}", name, folder, 8, small, arguments, "defaults", trained)
 
 
 def _sampled(name: str, model: str, arguments: str) -> Experiment:
-    """Answers to arithmetic problems, several to each."""
-    folder = f"quality/{name.replace('-', '/')}"
-    trained = f"{model} --seed 2 --steps {STEPS[model]}" if model else ""
-    arguments += f" --model build/models/{model}-2" if model else ""
-    small = "xshare --problems 64"
-    return Experiment(name, "benchmark.quality.samples", folder, 4, small, arguments, "samples", trained)
+    """Return the experiment that draws several answers to each arithmetic problem."""
+    folder, small = f"quality/{name.replace('-', '/')}", "xshare --problems 64"
+    flag, trained = _reseed(model)
+    return Experiment(name, "benchmark.quality.samples", folder, 4, small, arguments + flag, "samples", trained)
+
+
+def _reseed(model: str) -> tuple[str, str]:
+    """Return the flag that names a model of another seed, and what trains the model; nothing for the shipped one."""
+    return (f" --model build/models/{model}-2", f"{model} --seed 2 --steps {STEPS[model]}") if model else ("", "")
 
 
 def _with_drafts(batch: int, tokens: int) -> Experiment:

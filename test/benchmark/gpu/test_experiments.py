@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from gpu.recorded import write_record
 
+from benchmark.common import comparison
 from benchmark.common.comparison import Comparison
 from benchmark.common.variant import parse_variant
 from benchmark.gpu import (
@@ -63,7 +64,7 @@ def measure(tmp_path, monkeypatch):
 
     monkeypatch.setattr(serving, "write_model", Path)
     monkeypatch.setattr(serving, "write_texts", lambda name, tokens: tmp_path / name)
-    monkeypatch.setattr(serving, "run_rounds", run_rounds)
+    monkeypatch.setattr(comparison, "run_rounds", run_rounds)
     variants = [parse_variant("off"), parse_variant("xshare")]
     points = [serving.Point(f"point {n}", variants, n) for n in (16, 8)]
 

@@ -8,6 +8,7 @@ import pytest
 
 from benchmark.common.variant import parse_plan
 from benchmark.quality import defaults
+from refused import refused
 
 
 def test_a_share_is_of_the_models_experts():
@@ -76,3 +77,8 @@ def test_command_measures_into_a_record(checkpoint, tmp_path, capsys):
     capsys.readouterr()
     defaults.main(["--batch", "2", "4", *text, "--resume"])
     assert " nats\n" not in capsys.readouterr().out.split("Budgets")[0], "all of it was there"
+
+
+def test_a_negative_number_of_skipped_sequences_is_refused(checkpoint, tmp_path):
+    with refused("--skip -1"):
+        defaults.main(["--skip", "-1", "--model", str(checkpoint), "--out", str(tmp_path)])

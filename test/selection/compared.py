@@ -1,6 +1,7 @@
 """The Triton kernel beside the reference: compiled where there is a GPU, elsewhere under Triton's interpreter."""
 
 import dataclasses
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -54,14 +55,28 @@ few = settings(
 )
 
 
+@contextmanager
+def running():
+    """Yield a function that calls another where Triton runs: here with a GPU, else in an interpreter's process."""
+    if HAS_GPU:
+        yield lambda function, *args, **keys: function(*args, **keys)
+        return
+    with interpreted() as call:
+        yield call
+
+
+@pytest.fixture(scope="module")
+def run():
+    """Call a function where Triton runs."""
+    with running() as call:
+        yield call
+
+
 @pytest.fixture(scope="module")
 def kernel():
     """`select(..., backend="triton")`."""
-    if HAS_GPU:
-        yield lambda *args, **keys: select(*args, backend="triton", **keys)
-        return
-    with interpreted() as run:
-        yield lambda *args, **keys: run(select, *args, backend="triton", **keys)
+    with running() as call:
+        yield lambda *args, **keys: call(select, *args, backend="triton", **keys)
 
 
 def make_plan(name):

@@ -8,9 +8,8 @@ import torch
 import triton
 from triton.compiler import ASTSource
 
-from selection.compared import DEVICE, HAS_GPU
+from selection.compared import DEVICE, HAS_GPU, run
 from selection.hopper import HOPPER, measure
-from selection.interpreter import interpreted
 from selection.routing import CASES, draw_routing, reference, route_as_upstream, run_layer
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 from sglang_xshare.selection.slots import fill_slots
@@ -26,15 +25,7 @@ from sglang_xshare.selection.triton_kernel.routing_data import (
     serves,
 )
 
-
-@pytest.fixture(scope="module")
-def run():
-    """Call a function where Triton runs."""
-    if HAS_GPU:
-        yield lambda function, *args: function(*args)
-        return
-    with interpreted() as call:
-        yield call
+__all__ = ["run"]
 
 
 def check(run, ids, weights, experts, renumber=False):

@@ -4,30 +4,21 @@ import pytest
 import torch
 
 from selection.best import keep
-from selection.compared import DEVICE, HAS_GPU
-from selection.interpreter import interpreted
+from selection.compared import DEVICE, run
 
+__all__ = ["run"]
 LARGEST = 2**31 - 1
 KEYS = {
     "any": lambda draw: torch.randint(0, 2**26, (64,), generator=draw),
     "equal": lambda draw: torch.full((64,), 21),
     "near": lambda draw: 48 + torch.randperm(64, generator=draw) % 7,  # several in the range of the last digit but one
+    "two in a range": lambda draw: 1 + 8 * torch.randperm(64, generator=draw),  # of the last digit
     "ties": lambda draw: torch.randint(13, 16, (64,), generator=draw),
     "none": lambda draw: torch.zeros(64, dtype=torch.int64),
     "few": lambda draw: torch.where(torch.arange(64) > 0, 7, 15),  # one of the largest digit
     "of 31 bits": lambda draw: LARGEST - torch.randint(0, 3, (64,), generator=draw),
     "of 48 bits": lambda draw: torch.randint(0, 2**48, (64,), generator=draw) >> 46 << 46,
 }
-
-
-@pytest.fixture(scope="module")
-def run():
-    """Call a function where Triton runs."""
-    if HAS_GPU:
-        yield lambda function, *args: function(*args)
-        return
-    with interpreted() as call:
-        yield call
 
 
 @pytest.mark.parametrize("name", KEYS)

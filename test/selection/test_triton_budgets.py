@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from selection.compared import CLOSE, DEVICE, EXACT, HAS_GPU, make_logits, make_ranks
-from selection.interpreter import interpreted
+from selection.compared import CLOSE, DEVICE, EXACT, HAS_GPU, make_logits, make_ranks, run
 from selection.live import select_live
 from selection.variants import compiling
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
@@ -12,6 +11,7 @@ from sglang_xshare.policies import VANILLA
 from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, Budgets, find_budgets
 from sglang_xshare.stage.graphs import open_up
 
+__all__ = ["run"]
 CHANGES = {
     "add": [
         {"policy": "xshare", "k0": 1, "add": 24},
@@ -65,24 +65,14 @@ CHANGES = {
 }
 
 
-@pytest.fixture(scope="module")
-def select_in_turn():
-    """`select_live`."""
-    if HAS_GPU:
-        yield select_live
-        return
-    with interpreted() as run:
-        yield lambda *args: run(select_live, *args)
-
-
 @pytest.mark.parametrize(("rows", "experts"), [(8, 40), (24, 128)])
 @pytest.mark.parametrize("change", CHANGES)
-def test_numbers_change_under_the_same_kernel(select_in_turn, change, rows, experts):
+def test_numbers_change_under_the_same_kernel(run, change, rows, experts):
     """In one program and in several: what the reference finds by the plan whose numbers were written last."""
     plans = [build_plan(keys) for keys in CHANGES[change]]
     logits, ranks = make_logits("normal", rows, experts, seed=rows), make_ranks(experts)
     batch = Batch(torch.arange(rows, device=DEVICE) % 5 != 3, 4)
-    for plan, found in zip(plans, select_in_turn(logits, plans, Router(6), batch, ranks), strict=True):
+    for plan, found in zip(plans, run(select_live, logits, plans, Router(6), batch, ranks), strict=True):
         expected = select(logits, plan, Router(6), batch, ranks, backend="reference")
         for name in EXACT:
             assert torch.equal(getattr(found, name), getattr(expected, name)), (plan, name)
@@ -101,11 +91,11 @@ def test_numbers_change_under_the_same_kernel(select_in_turn, change, rows, expe
     ],
     ids=lambda keys: keys["policy"],
 )
-def test_opened_up_numbers_route_as_the_model(select_in_turn, keys):
+def test_opened_up_numbers_route_as_the_model(run, keys):
     """What a graph that has to be vanilla reads: every row has its own top-k, at the model's weights."""
     plan, router = build_plan(keys), Router(6)
     logits, batch = make_logits("normal", 8, 40, seed=8), Batch(torch.arange(8, device=DEVICE) % 5 != 3, 4)
-    dropping, found = select_in_turn(logits, [plan, open_up(plan, router)], router, batch, None)
+    dropping, found = run(select_live, logits, [plan, open_up(plan, router)], router, batch, None)
     expected = select(logits, VANILLA, router, batch, backend="reference")
     for name in EXACT:
         if name != "selected":  # of which no row takes more than its own

@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from selection.compared import DEVICE, HAS_GPU, compare, kernel, make_logits
-from selection.interpreter import interpreted
+from selection.compared import DEVICE, HAS_GPU, compare, kernel, make_logits, run
 from selection.live import select_live
 from sglang_xshare import Batch, Router, build_plan
 from sglang_xshare.selection.reference import select as select_by_reference
 
-__all__ = ["kernel"]
+__all__ = ["kernel", "run"]
 
 EXPERTS = torch.arange(64, device=DEVICE)
 SPREADS = {
@@ -69,16 +68,12 @@ def test_experts_of_exact_rows_do_not_count(kernel, balance, target):
 
 
 @pytest.mark.parametrize("balance", BALANCES)
-def test_an_expert_without_a_rank_is_not_added(balance):
+def test_an_expert_without_a_rank_is_not_added(run, balance):
     """`select` refuses a rank of -1 on the CPU, but does not look at a GPU's tensor."""
     logits, plan = make_logits("normal", 6, 64), build_plan("xshare", k0=0, target_per_rank=5, balance=balance)
     homeless = EXPERTS % 5 == 2
     ranks = SPREADS["four even ranks"].masked_fill(homeless, -1)
-    if HAS_GPU:
-        (found,) = select_live(logits, [plan], Router(8), Batch(), ranks)
-    else:
-        with interpreted() as run:
-            (found,) = run(select_live, logits, [plan], Router(8), Batch(), ranks)
+    (found,) = run(select_live, logits, [plan], Router(8), Batch(), ranks)
     assert not found.selected[homeless].any()
     if balance != "literal":  # the reference's Algorithm 5 takes -1 for one more rank
         assert torch.equal(found.selected, select_by_reference(logits, plan, Router(8), Batch(), ranks, None).selected)

@@ -6,11 +6,10 @@ import triton.language as tl
 from .barrier import wait_for_all
 from .budgets import MAX_RANK, OWN_SHARE, read_count, read_share
 from .experts import find_voted
-from .ranking import find_first
 from .rows import (
     EMPTY,
     begin_rest,
-    drop_best,
+    find_best,
     find_taken,
     keep_quota,
     list_best,
@@ -26,7 +25,7 @@ from .rows import (
 def find_lost(keys, own, selected, experts, recipe: tl.constexpr) -> tl.tensor:
     """[E] int64: how many rows have an expert as their first choice, and none of their top-k in S."""
     lost = tl.max((own & selected[None, :]).to(tl.int32), 1) == 0
-    return tl.sum((lost[:, None] & find_first(keys, experts, recipe)).to(tl.int32), 0).to(tl.int64)
+    return tl.sum((lost[:, None] & find_best(keys, experts, 1, recipe.unique_keys)).to(tl.int32), 0).to(tl.int64)
 
 
 @triton.jit
@@ -38,7 +37,7 @@ def limit_keys(keys, kept, own, exempt, selected, experts, budgets, recipe: tl.c
         usable = own & selected[None, :]
     elif recipe.limits_reach:
         reach = tl.minimum(read_count(budgets, MAX_RANK), recipe.num_experts)
-        near = keys > drop_best(keys, experts, reach, recipe.unique_keys)
+        near = find_best(keys, experts, reach, recipe.unique_keys)
         usable = kept | (near & selected[None, :])
     else:
         usable = selected[None, :]

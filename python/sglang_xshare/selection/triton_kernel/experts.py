@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .budgets import ADD, BUDGET, DROP, MASS, MAX_ADD, TARGET_PER_RANK, read_count, read_share
-from .rows import EMPTY, load_tile, pop_best, roll
+from .rows import EMPTY, find_taken, load_tile, roll, take_best
 
 # Packed counters: one int64 an expert holds three, so that one reduction and one exchange carry everything: bits
 # 0-31 its utility in multiples of 2^-20, 32-47 its votes (rows with it in their top-k), 48-62 its holders (rows or
@@ -174,9 +174,11 @@ def balance_ranks(utility, selected, aside, rank, budgets, recipe: tl.constexpr)
             room = target - count_each(members & counted[None, :])
         available = members & rest[None, :]
         keys = tl.where(available, utility[None, :], EMPTY)
+        left = keys
         for turn in range(tl.max(tl.minimum(room, count_each(available)), 0)):
-            hit, keys = pop_best(keys, tl.arange(0, size), False)
-            added |= hit & (turn < room)[:, None]
+            _, _, fewer = take_best(keys, left, tl.arange(0, size), False)
+            left = tl.where((turn < room)[:, None], fewer, left)
+        added |= find_taken(keys, left, False)
     return tl.max(added.to(tl.int32), 0) > 0
 
 

@@ -28,8 +28,8 @@ from .barrier import wait_for_all
 from .budgets import WARM_ROWS, read_chance, read_count
 from .cover import find_filler, find_lost, limit_keys, list_usable, score_listed, settle_filler, settle_spare, weigh
 from .experts import find_voted, read_utility, select_experts, sum_counters
-from .ranking import choose_keys, collect_counters, find_first, rank_rows
-from .rows import EMPTY, find_largest, flatten, load_listed, load_tile, score_logits, store_tile
+from .ranking import choose_keys, collect_counters, rank_rows
+from .rows import EMPTY, find_best, find_largest, flatten, load_listed, load_tile, score_logits, store_tile
 from .voters import find_voters, follow_voters, measure_confidence
 
 MEASURE, COLLECT, RESCUE, ROUTE = (tl.constexpr(phase) for phase in range(4))
@@ -142,7 +142,7 @@ def select_kernel(
         held = kept
         if recipe.follows_voters:
             voter = find_voters(confidence, row, confidences, num_rows, budgets)[:, None]
-            held |= voter & find_first(keys, experts, recipe)
+            held |= voter & find_best(keys, experts, 1, recipe.unique_keys)
             ballots = tl.sum((voter & own).to(tl.int32), 0).to(tl.int64)
         counters = collect_counters(scores, held, own, exempt, free, chance, experts, budgets, recipe, tile)
         if recipe.sets_aside:

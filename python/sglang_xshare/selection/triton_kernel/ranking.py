@@ -8,14 +8,13 @@ from .experts import HOLDER
 from .rows import (
     EMPTY,
     begin_rest,
-    drop_best,
+    find_best,
     find_taken,
     keep_quota,
     limit_groups,
     list_best,
+    list_next,
     make_unique,
-    pop_best,
-    take_best,
     to_fixed_point,
     to_keys,
 )
@@ -63,28 +62,17 @@ def keep_share(
     """Return the shortest warm-up of up to k0 experts with a share p of the row [R, E] bool, and what `list_best`
     returns of the k0 best.
     """
-    column = tl.arange(0, listed.shape[1])[None, :]
     fixed = measure(scores, recipe)
     reach = tl.ceil(tl.sum(fixed, 1).to(tl.float64) * read_share(budgets, P))
     share = tl.full((keys.shape[0],), 0, tl.int32)
     kept = keys < EMPTY
     for turn in range(k0):
         before = rest
-        best, expert, rest = take_best(keys, rest, experts, recipe.unique_keys)
-        listed = tl.where(column == turn, best[:, None], listed)
-        if not recipe.unique_keys:
-            listed_experts = tl.where(column == turn, expert[:, None], listed_experts)
+        rest, listed, listed_experts = list_next(keys, rest, experts, turn, listed, listed_experts, recipe.unique_keys)
         hit = find_taken(keys, rest, recipe.unique_keys) & ~find_taken(keys, before, recipe.unique_keys)
         kept |= hit & ((turn == 0) | (share.to(tl.float64) < reach))[:, None]
         share += tl.sum(tl.where(hit, fixed, 0), 1)
     return kept, rest, listed, listed_experts
-
-
-@triton.jit
-def find_first(keys, experts, recipe: tl.constexpr) -> tl.tensor:
-    """[R, E] bool: each row's first choice."""
-    first, _ = pop_best(keys, experts, recipe.unique_keys)
-    return first
 
 
 @triton.jit
@@ -111,7 +99,7 @@ def rank_rows(
     rest, listed, listed_experts = list_best(keys, rest, experts, k0, recipe.top_k, listed, listed_experts, unique)
     own = find_taken(keys, rest, unique)
     if recipe.skips:
-        first = find_first(keys, experts, recipe)
+        first = find_best(keys, experts, 1, unique)
         floor = tl.max(tl.where(first, scores, 0), 1).to(tl.float64) * read_share(budgets, BETA)
         kept &= first | (scores.to(tl.float64) >= floor[:, None])
     return kept, own, listed, listed_experts
@@ -190,6 +178,6 @@ def collect_counters(
         if recipe.residents:
             wish = tl.where(free[None, :], EMPTY, wish)
         rounds = tl.minimum(read_count(budgets, ADD_PER_REQUEST), recipe.num_experts)
-        granted = wish > drop_best(wish, experts, rounds, False)
+        granted = find_best(wish, experts, rounds, False)
         counters += tl.sum(granted.to(tl.int64), 0) * HOLDER
     return counters

@@ -174,22 +174,6 @@ def roll(rounds) -> tl.tensor:
 
 
 @triton.jit
-def pop_best(keys, experts, unique: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """(where each row's largest key is [R, E] bool, nowhere if all are EMPTY; the keys without it).
-
-    Ties go to the lower expert. Unique keys need no second reduction to part them.
-    """
-    best = tl.max(keys, 1)
-    if unique:
-        hit = keys == tl.maximum(best, EMPTY + 1)[:, None]  # what no key is
-    else:
-        size: tl.constexpr = keys.shape[1]
-        expert = tl.min(tl.where(keys == best[:, None], experts[None, :], size), 1)
-        hit = experts[None, :] == tl.where(best > EMPTY, expert, size)[:, None]
-    return hit, tl.where(hit, EMPTY, keys)
-
-
-@triton.jit
 def begin_rest(keys, unique: tl.constexpr) -> tl.tensor:
     """Return what is left of the keys [R, E] before the first is taken: the keys, or, if they are unique, the largest
     key that may be left [R].
@@ -226,6 +210,28 @@ def find_taken(keys, rest, unique: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
+def find_best(keys, experts, rounds, unique: tl.constexpr) -> tl.tensor:
+    """Return which keys are each row's `rounds` largest, without those that are EMPTY: [R, E] bool."""
+    rest = begin_rest(keys, unique)
+    for _ in range(rounds):
+        _, _, rest = take_best(keys, rest, experts, unique)
+    return find_taken(keys, rest, unique)
+
+
+@triton.jit
+def list_next(
+    keys, rest, experts, place, listed, listed_experts, unique: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Take each row's largest key of the rest for column `place` of a list; see `list_best`."""
+    column = tl.arange(0, listed.shape[1])[None, :]
+    best, expert, rest = take_best(keys, rest, experts, unique)
+    listed = tl.where(column == place, best[:, None], listed)
+    if not unique:
+        listed_experts = tl.where(column == place, expert[:, None], listed_experts)
+    return rest, listed, listed_experts
+
+
+@triton.jit
 def list_best(
     keys, rest, experts, start, end, listed, listed_experts, unique: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
@@ -234,21 +240,9 @@ def list_best(
     Returns the rest, the `listed` keys [R, C], EMPTY if none was left, and, if keys are not unique, the
     `listed_experts` [R, C] int32.
     """
-    column = tl.arange(0, listed.shape[1])[None, :]
     for place in range(start, end):
-        best, expert, rest = take_best(keys, rest, experts, unique)
-        listed = tl.where(column == place, best[:, None], listed)
-        if not unique:
-            listed_experts = tl.where(column == place, expert[:, None], listed_experts)
+        rest, listed, listed_experts = list_next(keys, rest, experts, place, listed, listed_experts, unique)
     return rest, listed, listed_experts
-
-
-@triton.jit
-def drop_best(keys, experts, rounds, unique: tl.constexpr) -> tl.tensor:
-    """The keys [R, E] without each row's `rounds` largest."""
-    for _ in range(rounds):
-        _, keys = pop_best(keys, experts, unique)
-    return keys
 
 
 @triton.jit
@@ -256,8 +250,7 @@ def keep_quota(keys, count: tl.constexpr, num_groups: tl.constexpr, unique: tl.c
     """The keys [R, E], EMPTY but for the `count` largest of each group."""
     size: tl.constexpr = keys.shape[1] // num_groups
     parts = tl.reshape(keys, (keys.shape[0] * num_groups, size))
-    rest = drop_best(parts, tl.arange(0, size), count, unique)
-    return tl.reshape(tl.where(parts > rest, parts, EMPTY), keys.shape)
+    return tl.reshape(tl.where(find_best(parts, tl.arange(0, size), count, unique), parts, EMPTY), keys.shape)
 
 
 @triton.jit

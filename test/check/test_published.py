@@ -4,7 +4,8 @@ import pytest
 import transformers
 
 from benchmark.common.paths import ROOT
-from check.published import BILLIONS, SHAPES, UNKNOWN, read_shape
+from check.published import BILLIONS, UNKNOWN, read_shape
+from check.shapes import SHAPES
 from served.hub import ON_HUB
 from sglang_xshare.check.weights import read_weights
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from check.asking import QWEN, TINY, list_warnings, run_all
-from check.published import SHAPES
+from check.shapes import SHAPES
 from check.test_blocks import BLOCKS, QWEN_235B
 from scripts.runners import FP8
 from served.release import CPU, LATEST, older_releases_take_long

@@ -96,7 +96,7 @@ def read_format(model: Any, quantization: str | None) -> Format:
 def find_quantization(model: Any, names: Sequence[str] = ("quantization_config",)) -> Mapping[str, Any]:
     """The quantization declared under the first of these names, else empty; of Kimi-K2.5 that of its text model."""
     for name, config in product(names, (model.hf_config, model.hf_text_config)):
-        declared = getattr(config, name, None)
+        declared: Any = getattr(config, name, None)
         declared = declared.to_dict() if hasattr(declared, "to_dict") else declared
         if declared and isinstance(declared, Mapping):
             return declared

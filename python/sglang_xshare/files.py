@@ -4,7 +4,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from .policies.keys import json_type, read_object
+from .policies.keys import read_object
 from .refusal import ExpertPolicyError
 
 
@@ -48,25 +48,3 @@ def read_json(flag: str, file: str, allowed: str = "a JSON file") -> dict[str, A
     except ValueError as error:
         reason = str(error)
     raise ExpertPolicyError(flag, " ".join(file.split()), reason)
-
-
-def read_server_file(file: str | None) -> dict[str, Any]:
-    """The flags in the YAML file of a server's `--config`; empty without one. Raises ValueError in one line."""
-    if file is None:
-        return {}
-    allowed = "allowed is a YAML file of the server's flags, *.yaml"
-    try:
-        import yaml  # type: ignore[import-untyped]
-    except ImportError:
-        raise ValueError(f"--config {file}: reading it needs PyYAML; allowed are flags") from None
-    if Path(file).suffix.lower() not in (".yaml", ".yml"):
-        raise ValueError(f"--config {file}: {allowed}")
-    try:
-        found = yaml.safe_load(Path(file).read_text())
-    except OSError as error:
-        raise ValueError(f"--config {file}: {error.strerror}; {allowed}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"--config {file}: {' '.join(str(error).split())}; {allowed}") from None
-    if not isinstance(found or {}, dict):
-        raise ValueError(f"--config {file}: a {json_type(found)}; {allowed}")
-    return found or {}

@@ -7,7 +7,6 @@ comparison and every other function returns at once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from . import affinity
@@ -41,22 +40,6 @@ class Refused(SystemExit, ValueError):
     """What a refused start ends with, in one line: uncaught, Python prints it and exits with status 1, without a
     traceback. It is a `ValueError` too, which is what a user of `Engine(...)` catches.
     """
-
-
-def merge_config(merge: Callable[[list[str]], list[str]], argv: list[str]) -> list[str]:
-    """SGLang's `merge` of a command line with its `--config`. Raises `Refused` for a file that cannot be read or holds
-    what is no flag.
-    """
-    from .files import read_server_file
-
-    try:
-        read_server_file(next((file for flag, file in pairwise(argv) if flag == "--config"), None))
-    except ValueError as error:
-        raise Refused(" ".join(str(error).split())) from None
-    try:
-        return merge(argv)
-    except ValueError as error:
-        raise Refused("--config: " + " ".join(str(error).split())) from None
 
 
 def check_flags(server_args: Any) -> None:

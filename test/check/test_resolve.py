@@ -27,6 +27,23 @@ def test_bad_input_is_told_before_sglang_is_imported(line, monkeypatch, capsys):
     assert read_refusal(capsys).startswith(f"check: {line}")
 
 
+def test_a_configuration_file_that_cannot_be_read_is_one_line(tmp_path, capsys):
+    texts = {"torn.yaml": "tp: [", "list.yaml": "- tp", "latin.yaml": "model: caf\xe9", "flags.txt": "tp: 2"}
+    reasons = {
+        "none.yaml": " (No such file or directory)",
+        "torn.yaml": " (while parsing a flow node",
+        "list.yaml": " (got a list)",
+        "latin.yaml": " ('utf-8' codec can't decode",
+        "flags.txt": "\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_bytes(text.encode("latin-1"))
+    for name, reason in reasons.items():
+        assert main(["check", "--config", str(tmp_path / name)]) == 1
+        line = f"check: --config {tmp_path / name}: must be a YAML file of the server's flags, *.yaml"
+        assert f"{read_refusal(capsys)}\n".startswith(line + reason)
+
+
 def test_warnings_are_told_without_colours():
     lines: list[tuple[str, str]] = []
     with _listening(lines):

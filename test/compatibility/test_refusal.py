@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from served.release import make_env, older_releases_take_long
 from sglang_xshare import hooks
 from sglang_xshare.refusal import REFUSED, ExpertPolicyError, refusal
 
@@ -51,32 +50,6 @@ def test_a_refused_server_says_its_line_and_exits_with_1():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith(LINE)
-
-
-@older_releases_take_long
-def test_a_configuration_file_that_cannot_be_read_is_one_line(release, patched_release, tmp_path):
-    """Of a server whose command line has no flag of ours: they may be in that file."""
-    (tmp_path / "torn.yaml").write_text("tp: [")
-    (tmp_path / "list.yaml").write_text("- tp")
-    code = "import sys; from sglang.srt.server_args import prepare_server_args; prepare_server_args(sys.argv[1:])"
-    command = [sys.executable, "-W", "ignore", "-c", code, "--model-path", "m", "--config"]
-    said = {"none.yaml": "No such file or directory", "torn.yaml": "while parsing a flow node", "list.yaml": "a list"}
-    for name, reason in said.items():
-        env = make_env(patched_release(release))
-        done = subprocess.run([*command, str(tmp_path / name)], env=env, capture_output=True, text=True)
-        *others, line = done.stderr.splitlines()
-        assert (done.returncode, [told for told in others if "Error" in told or "Traceback" in told]) == (1, [])
-        assert line.startswith(f"--config {tmp_path / name}: {reason}")
-
-
-def test_what_sglang_says_of_a_configuration_file_is_one_line_too(tmp_path):
-    def merge(argv):
-        raise ValueError("Unsupported option\n'x'")
-
-    (file := tmp_path / "server.yaml").write_text("tp: 2")
-    with pytest.raises(hooks.Refused, match=r"^--config: Unsupported option 'x'$"):
-        hooks.merge_config(merge, ["--config", str(file)])
-    assert hooks.merge_config(lambda argv: ["--tp", "2", *argv], ["--dp", "2"]) == ["--tp", "2", "--dp", "2"]
 
 
 def test_who_makes_an_engine_catches_a_value_error():

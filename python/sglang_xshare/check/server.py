@@ -6,10 +6,11 @@ import argparse
 import json
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
-from ..files import read_server_file
 from ..parser import between, whole
+from ..policies.keys import json_type
 from ..upstream.server import attention_dp_size, spell
 
 
@@ -113,7 +114,7 @@ def read_flags(flags: Sequence[str]) -> ServerFlags:
     for name, spelling in SWITCHES.items():
         parser.add_argument(spelling, dest=name, action="store_true")
     alone, _ = parser.parse_known_args(flags)
-    given, _ = parser.parse_known_args([*_list_flags(read_server_file(alone.config)), *flags], ServerFlags())
+    given, _ = parser.parse_known_args([*_list_flags(_read_config(alone.config)), *flags], ServerFlags())
     given.names_model = alone.model is not None
     if given.ep_size is None:
         given.ep_size = 1 if given.moe_a2a_backend == "none" else given.ranks
@@ -127,6 +128,28 @@ def read_flags(flags: Sequence[str]) -> ServerFlags:
     if not given.paged:
         given.slots = None
     return given
+
+
+def _read_config(file: str | None) -> dict[str, Any]:
+    """Return the flags in the YAML file of a server's `--config`, none without one. Raises ValueError in one line."""
+    if file is None:
+        return {}
+    must = f"--config {file}: must be a YAML file of the server's flags, *.yaml"
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ImportError:
+        raise ValueError(f"--config {file}: reading it needs PyYAML, which is not installed") from None
+    if Path(file).suffix.lower() not in (".yaml", ".yml"):
+        raise ValueError(must)
+    try:
+        found = yaml.safe_load(Path(file).read_text())
+    except OSError as error:
+        raise ValueError(f"{must} ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{must} ({' '.join(str(error).split())})") from None
+    if not isinstance(found or {}, dict):
+        raise ValueError(f"{must} (got a {json_type(found)})")
+    return found or {}
 
 
 def _list_flags(written: dict[str, Any]) -> Iterator[str]:

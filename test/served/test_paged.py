@@ -1,19 +1,11 @@
 """The real server with paged experts, on a CPU: vanilla answers as unpaged, a policy prefers what is loaded."""
 
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmark.common.paths import ROOT, TRAINED
-from benchmark.common.server import Server, ServerError
 from served.answers import ask, generate_together, make_server, policy, read_lines, read_metrics, read_prompts
 from served.probe import read_logits
 from served.release import LATEST
@@ -100,60 +92,3 @@ def test_with_slots_for_all_a_policy_answers_as_unpaged(served, patched_release,
     answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path)
     assert answers.tokens == served("xshare").tokens
     assert answers.metrics["experts_after_total"] == served("xshare").metrics["experts_after_total"]
-
-
-@pytest.mark.long
-def test_experts_in_mapped_files_answer_as_copied_ones(served, patched_release, tiny_model, tmp_path):
-    env = {"SGLANG_PAGED_EXPERTS_MAPPED": "1"}
-    answers = ask(tiny_model, patched_release(LATEST), paged(SLOTS), tmp_path, env=env)
-    assert answers.tokens == served("unpatched").tokens
-
-
-@pytest.mark.long
-def test_a_model_larger_than_memory_is_served_from_its_files(patched_release, tmp_path):
-    """3.1 GB of weights where all processes of the server together, page cache included, get 2.6 GB."""
-    model = tmp_path / "wide"
-    subprocess.run([sys.executable, "-c", MAKE, model], check=True, cwd=ROOT)  # takes its memory with it
-    limit = 2_600_000_000
-    assert sum(file.stat().st_size for file in model.glob("*.safetensors")) > 1.15 * limit
-    flags = ("--dtype", "bfloat16", "--max-total-tokens", "2048")
-    policies = (*paged(TOP_K), "--expert-policy", "xshare:k0=1,add=1,utility=squared,own_share=0.75")
-    tree, mapped = patched_release(LATEST), {"SGLANG_PAGED_EXPERTS_MAPPED": "1"}
-    whole = Server(model, flags, release=tree, name="whole", deadline=900)
-    with limited(whole, limit), pytest.raises(ServerError, match="exited"):
-        whole.wait()
-    paging = Server(model, (*flags, *policies), release=tree, env=mapped, name="mapped", deadline=900)
-    with limited(paging, limit) as group:
-        paging.wait()
-        answers = paging.generate(read_prompts(TRAINED)[:4], max_new_tokens=8, ignore_eos=True)
-        assert [len(answer["output_ids"]) for answer in answers] == [8] * 4
-        assert int((group / "memory.max_usage_in_bytes").read_text()) <= limit
-
-
-MAKE = """
-import sys
-from pathlib import Path
-from benchmark.common.widened import make
-make(Path(sys.argv[1]), factor=512)
-"""
-
-
-@contextmanager
-def limited(server: Server, limit: int) -> Iterator[Path]:
-    """Start a server in a memory cgroup of its own; gives that group's folder."""
-    group = Path(f"/sys/fs/cgroup/memory/xshare-{os.getpid()}")
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no memory cgroup: {error}")
-    (group / "memory.limit_in_bytes").write_text(str(limit))
-    server.command = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group), *server.command]
-    try:
-        server.start()
-        yield group
-    finally:
-        server.stop()
-        deadline = time.monotonic() + 30
-        while (group / "cgroup.procs").read_text() and time.monotonic() < deadline:
-            time.sleep(0.2)
-        group.rmdir()

@@ -111,6 +111,4 @@ def _show(policy: str, speculative: bool) -> int:
     asked = read_arguments(flags, speculates="--speculative-num-draft-tokens N")
     schedule = asked.schedule if asked else None
     print(json.dumps(describe(schedule) if schedule else {"policy": "vanilla"}, indent=2))
-    for warning in [warning for part in (schedule.parts if schedule else ()) for warning in part.warnings]:
-        print(f"warning: {warning}", file=sys.stderr)
     return 0

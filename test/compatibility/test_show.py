@@ -19,13 +19,6 @@ def show(capsys):
     return run
 
 
-@pytest.mark.parametrize("policy", ["xshare:min_tokens=4", 'observe:{"plans": ["xshare:min_tokens=4"]}'])
-def test_a_former_name_is_warned_of(policy, show):
-    code, plan, said = show(policy)
-    assert (code, plan.get("min_rows", plan.get("plans", {}).get("xshare:min_tokens=4", {}).get("min_rows"))) == (0, 4)
-    assert said == "warning: min_tokens is now min_rows; the former name is still accepted\n"
-
-
 def test_vanilla_has_nothing_to_show(show):
     assert show("vanilla") == (0, {"policy": "vanilla"}, "")
 

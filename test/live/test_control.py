@@ -118,12 +118,6 @@ def test_presets_and_the_default_differ_in_their_hash(control):
     assert bare["plan_hash"] in hashes
 
 
-def test_a_former_name_of_a_key_is_answered_with_a_warning(control):
-    told = control().post({"policy": "xshare", "min_tokens": 4}, REPORTER)
-    assert told["min_rows"] == told["in_force"]["min_rows"] == 4
-    assert any("min_tokens is now min_rows" in warning for warning in told["warnings"])
-
-
 def test_a_switch_may_name_the_number_that_it_follows(control):
     """Of two that have seen the same policy one switches it."""
     asked = control()

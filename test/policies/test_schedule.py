@@ -23,17 +23,6 @@ def test_batch_size_limits_are_closed():
     assert reasons == ["min_rows", None, None, "max_rows"]
 
 
-def test_a_former_name_is_the_key_with_one_warning():
-    former = build(min_tokens=4, max_tokens=16, by_batch={"4": {"k0": 2}})
-    present = build(min_rows=4, max_rows=16, by_rows={"4": {"k0": 2}})
-    assert (former.min_rows, former.max_rows, former.by_rows) == (4, 16, present.by_rows)
-    assert former.given == present.given
-    (warning,) = former.warnings
-    renamed = "min_tokens is now min_rows, max_tokens is now max_rows, by_batch is now by_rows"
-    assert warning == f"{renamed}; the former name is still accepted"
-    assert present.warnings == []
-
-
 def test_phases_default_to_decode_and_verify():
     schedule = build(speculative=True)
     assert schedule.reason_to_skip("verify", 8) is None
@@ -139,7 +128,7 @@ REFUSED: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "min_rows is zero": ("xshare", False, {"min_rows": 0}),
     "max_rows is a bool": ("xshare", False, {"max_rows": True}),
     "max_rows is null": ("xshare", False, {"max_rows": None}),
-    "a key by both its names": ("xshare", False, {"max_tokens": 8, "max_rows": 8}),
+    "a key of another version": ("xshare", False, {"max_tokens": 8}),
     "rows of one request": ("xshare", False, {"rows": "request"}),
     "exact is a word": ("xshare", False, {"exact": "default"}),
     "exact of nothing": ("xshare", False, {"exact": {}}),

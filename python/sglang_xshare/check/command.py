@@ -265,7 +265,7 @@ def _estimate(
     report: dict[str, Any],
     unanswered: list[str],
 ) -> dict[str, Any] | None:
-    """The estimate; None where active experts cannot be told, which is then noted. Warnings go into the `report`."""
+    """Return the estimate; None and a line in `unanswered` if no number of active experts is known."""
     schedules: dict[str, Schedule] = {}
     if flags.policy:
         try:
@@ -281,7 +281,6 @@ def _estimate(
         if schedule is None:
             raise ValueError(f"--compare {text}: routes as the model does, with which all are compared")
         schedules[text] = schedule
-        _warn(report, [f"--compare {text}: {warning}" for warning in schedule.warnings])
     check_asked(asked, len(schedules), weights, flags)
     try:
         return estimate(asked, schedules, weights, flags, bandwidth)

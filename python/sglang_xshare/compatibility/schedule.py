@@ -40,7 +40,7 @@ def check_schedule(
         _check_plans(found, model, config)
         plans += found
         router = Router(top_k=model.top_k)
-        lines = list(part.warnings)
+        lines: list[str] = []
         if not all(can_drop(plan, router, model.num_experts, ranks=config.ep_size) for plan in found):
             lines.append(f"a plan of it never drops one of {model.num_experts} experts, so that it only costs time")
         if over := sorted({plan.kmax for plan in found if plan.kmax and plan.kmax > model.num_experts}):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +51,6 @@ COMMON_KEYS = {
 }
 
 
-FORMER_NAMES = {"min_tokens": "min_rows", "max_tokens": "max_rows", "by_batch": "by_rows"}
-"""Still accepted, with a warning: what they name are router rows."""
-
-
 @dataclass(frozen=True)
 class Override:
     """Keys that replace a policy's own for a closed range of layers or row counts; of row counts also by layer."""
@@ -72,17 +67,6 @@ class Override:
 def spell_range(first: int, last: int) -> str:
     """As a key of `layers` or `by_rows`."""
     return str(first) if first == last else f"{first}-{last}"
-
-
-def rename_keys(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """(a policy's keys by their present names, warnings of former ones). Raises ValueError for a key by both."""
-    former = [name for name in config if name in FORMER_NAMES]
-    for name in former:
-        if FORMER_NAMES[name] in config:
-            raise ValueError(f"{name} and {FORMER_NAMES[name]} are one key: allowed is {FORMER_NAMES[name]} alone")
-    keys = {FORMER_NAMES.get(name, name): value for name, value in config.items()}
-    renamed = ", ".join(f"{name} is now {FORMER_NAMES[name]}" for name in former)
-    return keys, [f"{renamed}; the former name is still accepted"] if former else []
 
 
 def read_phases(

@@ -24,7 +24,6 @@ from .common import (
     Override,
     read_overrides,
     read_phases,
-    rename_keys,
 )
 from .exact import Rule, read_rule
 from .keys import as_json, override_keys, shorten
@@ -43,8 +42,7 @@ class Schedule:
 
     `observed` are the schedules that `observe` compares, by their spelling; empty for every other policy. `given` are
     the policy and the keys it was built from. `rows` is "rank" where each rank selects among its own rows alone.
-    `exact` tells which requests are exact that do not say it. `warnings` are of how the keys were spelt. `acceptance`
-    is what "auto" stands for, see `weigh`.
+    `exact` tells which requests are exact that do not say it. `acceptance` is what "auto" stands for, see `weigh`.
     """
 
     policy: str
@@ -58,7 +56,6 @@ class Schedule:
     given: Mapping[str, Any] = field(default_factory=dict)
     rows: str = "batch"
     exact: Rule = field(default_factory=Rule)
-    warnings: Sequence[str] = ()
     acceptance: float = MOST_LIKELY
     _plans: dict[tuple[int, ...], SelectionPlan | None] = field(default_factory=dict, init=False, repr=False)
     """Those built so far, by the overrides and the tables' numbers that apply: of thousands of layers and batch sizes
@@ -193,7 +190,6 @@ def build_schedule(
         return None
     if name == "observe":
         return _build_observing(config, speculative, speculates, pages)
-    config, warnings = rename_keys(config)
     keys = {key: value for key, value in config.items() if key not in COMMON_KEYS}
     policy.check_names(keys, others=COMMON_KEYS)
     fewest = 1 if pages else COMMON_KEYS["min_rows"].default
@@ -207,7 +203,6 @@ def build_schedule(
         by_rows=read_overrides("by_rows", config.get("by_rows", {}), lowest=1),
         rows=ROWS.check("rows", config.get("rows", COMMON_KEYS["rows"].default)),
         exact=read_rule(config["exact"]) if "exact" in config else Rule(),
-        warnings=warnings,
         given={"policy": name, **config},
     )
     ranges = len(schedule.by_rows) + len(schedule.layer_overrides)

@@ -25,6 +25,7 @@ FLAGS = (
     "expert_policy_config",
     "expert_policy_trace",
     "expert_policy_on_disagreement",
+    "expert_policy_ignore_client_exact",
     "mask_padding_experts",
     "expert_placement",
     "expert_affinity",
@@ -122,7 +123,7 @@ def attach(model_runner: Any) -> None:
             ranks=read_ranks(model_runner, schedule),
             tp_size=getattr(config, "tp_size", 1),
             stops=arguments.stops,
-            exact=Exact(model_runner.device, low_first, find_refusal(config)),
+            exact=Exact(model_runner.device, low_first, find_refusal(config), arguments.ignores_exact),
             acceptance=Acceptance(draft_width(config)),
         )
         wrap_calls(model_runner, _stage)

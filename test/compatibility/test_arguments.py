@@ -90,6 +90,11 @@ def test_a_server_goes_back_to_vanilla_unless_it_is_to_stop(flag, stops):
     assert read(expert_policy="xshare", expert_policy_on_disagreement=flag).stops is stops
 
 
+def test_clients_may_ask_for_exact_answers_unless_they_are_ignored():
+    assert not read(expert_policy="xshare", expert_policy_ignore_client_exact=False).ignores_exact
+    assert read(expert_policy="xshare", expert_policy_ignore_client_exact=True).ignores_exact
+
+
 REFUSED: dict[str, dict[str, Any]] = {
     "unknown policy": {"expert_policy": "nope"},
     "misspelt policy": {"expert_policy": "xshere"},
@@ -109,6 +114,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "vanilla with keys": {"expert_policy": "vanilla", "expert_policy_config": '{"min_rows": 4}'},
     "config without policy": {"expert_policy_config": '{"k0": 1}'},
     "trace without policy": {"expert_policy_trace": "/tmp/trace"},
+    "ignored clients without policy": {"expert_policy_ignore_client_exact": True},
+    "ignored clients with masking alone": {"mask_padding_experts": True, "expert_policy_ignore_client_exact": True},
     "disagreement without policy": {"expert_policy_on_disagreement": "stop"},
     "disagreement of another kind": {"expert_policy": "xshare", "expert_policy_on_disagreement": "Stop"},
     "no such file": {"expert_policy": "xshare", "expert_policy_config": "/nowhere/policy.json"},

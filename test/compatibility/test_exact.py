@@ -95,6 +95,10 @@ def test_what_is_served(monkeypatch):
     for said in ("exact", "shared", None):
         ask(SimpleNamespace(**SERVED), said)
     ask(SimpleNamespace(**SERVED, enable_lmcache=True), "shared")
+    ignoring = SimpleNamespace(**SERVED, enable_lmcache=True, expert_policy_ignore_client_exact=True)
+    ask(ignoring, "exact", beam_width=2)
+    with pytest.raises(ValueError, match="exakt"):
+        ask(ignoring, "exakt")
     ask(SimpleNamespace(expert_policy=None, enable_lmcache=True), "exact")  # every answer of such a server is
     hooks.check_request(SimpleNamespace(), SimpleNamespace(custom_params={"thinking_budget": 3}))
     hooks.check_request(SimpleNamespace(), SimpleNamespace(custom_params=None))

@@ -52,4 +52,5 @@ def test_engine_and_file_say_the_same(tiny_model, patched_release, tmp_path, ser
         "expert_policy_config": {"k0": 2},
         "expert_policy_trace": None,
         "expert_policy_on_disagreement": None,
+        "expert_policy_ignore_client_exact": False,
     }

@@ -181,6 +181,28 @@ def test_priorities_and_the_live_default(tiny_model, patched_release):
 
 
 @pytest.mark.long
+def test_a_server_that_ignores_clients_says_so_in_their_answers(tiny_model, patched_release):
+    """They follow the policy, by whichever way they ask; the operator's own rule still makes requests exact."""
+    flags = [*policy("xshare", k0=1, add=4, min_rows=1, exact={"priority": 10}), "--enable-priority-scheduling"]
+    flags += ["--expert-policy-ignore-client-exact"]
+    prompt = read_prompts(tiny_model)[0]
+
+    def ask(server: Server, said: str | None, **extra: Any) -> tuple[bool | None, bool]:
+        body = {"text": prompt, "sampling_params": sample(4, said), **extra}
+        told = server.post("/generate", body)["meta_info"]["expert_policy"]
+        return told.get("exact"), told["steps"] > 0
+
+    with Server(tiny_model, flags, release=patched_release(LATEST), name="ignored", deadline=600) as server:
+        assert ask(server, "exact") == ask(server, None, routing_key="a;expert_policy=exact") == (False, True)
+        assert ask(server, None) == ask(server, "shared", priority=12) == (None, True)
+        assert ask(server, None, priority=10) == ask(server, "exact", priority=12) == (True, False)
+        body = {"model": "default", "prompt": prompt, "max_tokens": 4, "custom_params": {"expert_policy": "exact"}}
+        assert server.post("/v1/completions", body)["sglext"]["expert_policy"]["exact"] is False
+        body["custom_params"]["expert_policy"] = "exakt"
+        assert requests.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 400
+
+
+@pytest.mark.long
 def test_a_streaming_session_is_exact_in_all_its_turns(tiny_model, patched_release):
     flags = [*policy("xshare", k0=1, add=4), "--enable-streaming-session"]
     with Server(tiny_model, flags, release=patched_release(LATEST), name="session", deadline=600) as server:

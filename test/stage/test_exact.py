@@ -237,7 +237,7 @@ def test_a_step_is_vanilla_for_exact_rows_and_counts_them(served):
         hooks.admit(SCHEDULER, req)
     model.logits = torch.randn(8, EXPERTS, generator=torch.Generator().manual_seed(0))
     model_runner.forward(batch_of(reqs))
-    marked = torch.tensor([req.expert_policy_exact for req in reqs])
+    marked = torch.tensor([bool(req.expert_policy_exact) for req in reqs])
     vanilla = select(model.logits, VANILLA, Router(TOP_K))
     wanted = select(model.logits, build_plan("xshare", k0=1, add=2), Router(TOP_K), Batch(exact=marked))
     weights, ids = model.routed[0]

@@ -16,15 +16,19 @@ from ..upstream.server import pages_experts
 KEYS = "_expert_policy_keys"
 """The attribute of `ServerArgs` that keeps the keys read from --expert-policy-config."""
 ON_DISAGREEMENT = "--expert-policy-on-disagreement"
+IGNORES_EXACT = "--expert-policy-ignore-client-exact"
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """`schedule` is None where only padding rows are masked; with `stops` the server ends where ranks disagree."""
+    """`schedule` is None where only padding rows are masked; with `stops` the server ends where ranks disagree, with
+    `ignores_exact` a client's request to be exact follows the policy.
+    """
 
     schedule: Schedule | None
     trace: Path | None = None
     stops: bool = False
+    ignores_exact: bool = False
 
 
 def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments | None:
@@ -44,6 +48,8 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
         for flag, value in valued:
             if value is not None:
                 raise ExpertPolicyError(flag, value, together)
+        if ignores_exact(server_args):
+            raise ExpertPolicyError(IGNORES_EXACT, None, together)
         return Arguments(None) if mask_padding else None
     # Read once: SGLang hands its other processes copies of the record, and by then a file may be another, a pipe empty.
     if not hasattr(server_args, KEYS):
@@ -68,7 +74,7 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
         trace = Path(trace)
         try_file("--expert-policy-trace", trace)
         trace = trace.resolve()
-    return Arguments(schedule, trace, then == "stop")
+    return Arguments(schedule, trace, then == "stop", ignores_exact(server_args))
 
 
 def is_on(server_args: Any) -> bool:
@@ -77,6 +83,11 @@ def is_on(server_args: Any) -> bool:
     if name is None:
         return bool(getattr(server_args, "mask_padding_experts", False))
     return bool(name.partition(":")[0] != "vanilla")
+
+
+def ignores_exact(server_args: Any) -> bool:
+    """Return whether a client's request to be exact follows the policy."""
+    return bool(getattr(server_args, "expert_policy_ignore_client_exact", False))
 
 
 def join_keys(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

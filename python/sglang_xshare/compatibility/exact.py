@@ -7,7 +7,7 @@ from ..policies.exact import EXACT, KEY, SHARED, Rule, check_said
 from ..policies.keys import as_json
 from ..refusal import ExpertPolicyError
 from ..upstream.server import drafter, resolved
-from .arguments import is_on
+from .arguments import ignores_exact, is_on
 
 SHARED_PREFIXES = "it may give them what requests under policy have stored"
 # Where a request that is asked to be exact would not be: by flag, why.
@@ -76,7 +76,7 @@ def check_request(params: Any, sampling_params: Any, server_args: Any) -> None:
         return
     said = params[KEY]
     check_said(said)
-    if said != EXACT or not is_on(server_args):
+    if said != EXACT or not is_on(server_args) or ignores_exact(server_args):
         return
     if (getattr(sampling_params, "beam_width", None) or 1) > 1:
         raise ValueError(f"custom_params.{KEY} = {EXACT!r}: beams are not; allowed is beam_width 1")

@@ -32,17 +32,19 @@ def read_rule(value: Any) -> Rule:
     return Rule(**value)
 
 
-def is_exact(
-    custom_params: Any, priority: int | None, rule: Rule, low_first: bool = False, routing_key: str | None = None
-) -> bool:
-    """Return whether a request is exact: by its `custom_params`, else by its `routing_key`, else by `rule`. With
-    `low_first` a lower priority is the higher one; a request without a priority has the least. A value that a front end
-    let pass unchecked is taken for exact.
+def read_asked(custom_params: Any, routing_key: str | None) -> bool | None:
+    """Return whether a request asks to be exact, by its `custom_params`, else by its `routing_key`; None if neither
+    says anything. A value that a front end did not check asks for an exact answer.
     """
     said = custom_params.get(KEY) if isinstance(custom_params, Mapping) else None
     said = read_routing_key(routing_key) if said is None else said
-    if said is not None:
-        return bool(said != SHARED)
+    return None if said is None else bool(said != SHARED)
+
+
+def applies(rule: Rule, priority: int | None, low_first: bool = False) -> bool:
+    """Return whether `rule` makes a request exact. With `low_first` a lower priority is the higher one; a request
+    without a priority has the least.
+    """
     if rule.default or rule.priority is None or priority is None:
         return rule.default
     return priority <= rule.priority if low_first else priority >= rule.priority

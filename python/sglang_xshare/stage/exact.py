@@ -6,7 +6,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from ..policies.exact import Rule, is_exact, name_prefixes
+from ..policies.exact import Rule, applies, name_prefixes, read_asked
 
 MOST_ROWS = 1 << 16
 """Rows that the flags have room for, a byte each: a captured graph reads them where they lie."""
@@ -26,33 +26,40 @@ class Exact:
 
     The flags are written before a forward whose exact rows are others than those of the last, on its stream: captured
     graphs read them at each replay. With `low_first` the server's lower priorities go first. `refusal` is why a server
-    can have none, and what one that asks is answered.
+    can have none, and what one that asks is answered. With `ignores_asked` a request that asks follows the rule, like
+    one that says nothing.
     """
 
-    def __init__(self, device: str, low_first: bool = False, refusal: str | None = None) -> None:
+    def __init__(
+        self, device: str, low_first: bool = False, refusal: str | None = None, ignores_asked: bool = False
+    ) -> None:
         self.requests: WeakValueDictionary[str, Any] = WeakValueDictionary()
-        self._low_first, self._refusal = low_first, refusal
+        self._low_first, self._refusal, self._ignores_asked = low_first, refusal, ignores_asked
         self._flags = torch.zeros(MOST_ROWS, dtype=torch.bool, device=device)
         self._written: list[int] = []
 
     def admit(self, req: Any, rule: Rule, is_attached: bool = False) -> None:
-        """Decide once, as a request arrives, whether it is exact. Prefixes are shared among exact requests alone: what
-        others have generated has keys and values of their steps. With `is_attached` there is a storage of prefixes.
+        """Decide once, as a request arrives, whether it is exact: True, False where it asked and is not, else None.
+        Prefixes are shared among exact requests alone: what others have generated has keys and values of their steps.
+        With `is_attached` there is a storage of prefixes.
         """
         if hasattr(req, "expert_policy_exact"):  # retracted, it arrives again
             return
         known = self.requests.get(req.rid)
         is_in_use = known is not None and not known.finished()
         routing_key = getattr(req, "routing_key", None)
-        exact = is_exact(req.sampling_params.custom_params, req.priority, rule, self._low_first, routing_key)
+        asked = read_asked(req.sampling_params.custom_params, routing_key)
+        said = None if asked and self._ignores_asked else asked
+        exact = applies(rule, req.priority, self._low_first) if said is None else said
         # A beam's other rows lie behind all requests, and belong to none that a forward names.
-        req.expert_policy_exact = exact and getattr(req, "beam_group", None) is None
+        exact = exact and getattr(req, "beam_group", None) is None
+        req.expert_policy_exact = exact or (False if asked else None)
         session = getattr(req, "session", None)
         if is_in_use:  # through another front end: each knows its own ids alone, and rows are told apart by them
             req.set_finish_with_abort(f"rid {req.rid!r}: an exact request that is still answered has it")
             return
-        req.extra_key = name_prefixes(req.extra_key, req.expert_policy_exact)
-        if not req.expert_policy_exact:
+        req.extra_key = name_prefixes(req.extra_key, exact)
+        if not exact:
             self.requests.pop(req.rid, None)
             if session is not None:
                 session.expert_policy_mixed = True

@@ -126,9 +126,9 @@ def test_ranks_of_data_parallel_attention_tell_the_rows_of_all(mode, draft_token
         assert read_key(batch) is None
 
 
-def count(*forwards: Forward) -> dict[str, Any] | None:
+def count(*forwards: Forward, **of_request: bool | None) -> dict[str, Any] | None:
     """The metadata of a request that had these forwards."""
-    request = SimpleNamespace(customized_info=None)
+    request = SimpleNamespace(customized_info=None, **of_request)
     for forward in forwards:
         hooks.count(request, SimpleNamespace(**{KEY: forward}))
     (metadata,) = request.customized_info[KEY][7:8]
@@ -153,6 +153,15 @@ PREFILL = Forward("a", False, False)
 def test_a_request_counts_its_own_forwards(launch, forwards, policy, steps, of):
     launch(**XSHARE)
     assert count(*forwards) == {"policy": policy, "steps": steps, "of": of}
+
+
+@pytest.mark.parametrize(
+    ("exact", "told"),
+    [(True, {"steps": 0, "exact": True}), (False, {"steps": 1, "exact": False}), (None, {"steps": 1})],
+)
+def test_a_request_that_asked_to_be_exact_is_told_whether_it_is(launch, exact, told):
+    launch(**XSHARE)
+    assert count(PREFILL, ACTED, expert_policy_exact=exact) == {"policy": "a", "of": 1, **told}
 
 
 def test_without_a_stage_or_a_forward_of_one_nothing_is_counted(launch, monkeypatch):

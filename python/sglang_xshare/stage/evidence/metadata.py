@@ -16,13 +16,14 @@ class Forward(NamedTuple):
 
 class ResponseMetadata:
     """What is counted of one request: its decode and verify steps, those in which the policy acted (never for an
-    `exact` request), and the policies in force meanwhile, in order.
+    `exact` request), and the policies in force meanwhile, in order. `exact` is False for a request that asked to be
+    exact and is not, None for one that did not ask.
 
     SGLang sends with each message of a request the slice of everything in `req.customized_info` that belongs to the
     message's tokens. Any slice of this one is a list of the whole sum, since one verification may give several tokens.
     """
 
-    def __init__(self, exact: bool = False) -> None:
+    def __init__(self, exact: bool | None = None) -> None:
         self.exact = exact
         self.policies: list[str] = []
         self.steps = self.of = 0
@@ -38,7 +39,7 @@ class ResponseMetadata:
 
     def __getitem__(self, part: slice) -> list[dict[str, Any]]:
         metadata = {"policy": " > ".join(self.policies), "steps": self.steps, "of": self.of}
-        return [metadata | ({"exact": True} if self.exact else {})]
+        return [metadata | ({} if self.exact is None else {"exact": self.exact})]
 
 
 def count_forward(req: Any, forward: Forward) -> None:
@@ -46,7 +47,7 @@ def count_forward(req: Any, forward: Forward) -> None:
     if req.customized_info is None:
         req.customized_info = {}
     if KEY not in req.customized_info:
-        req.customized_info[KEY] = ResponseMetadata(getattr(req, "expert_policy_exact", False))
+        req.customized_info[KEY] = ResponseMetadata(getattr(req, "expert_policy_exact", None))
     req.customized_info[KEY].add(forward)
 
 

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from served.answers import LAYERS, policy
 from served.release import CPU, make_env, older_releases_take_long
 
@@ -12,6 +14,7 @@ PROMPTS = 3
 """What upstream's test of correctness has."""
 
 
+@pytest.mark.long
 @older_releases_take_long
 def test_its_trace_has_every_step(release, tiny_model, patched_release, tmp_path):
     """Its prompts come of the tokenizer: its random ones are beyond the small checkpoint's vocabulary."""

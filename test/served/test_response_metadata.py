@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +119,12 @@ def test_a_header_asks_for_an_exact_answer(route, asked, server):
     """SGLang's router passes `X-SMG-Routing-Key` on where it drops fields, and no body of these routes is read."""
     exact_rows = count_exact_rows(server)
     body = {"model": "default", "max_tokens": 8, "ignore_eos": True} | asked
-    neighbour = {"text": "a", "sampling_params": {"temperature": 0.0, "max_new_tokens": 400, "ignore_eos": True}}
-    with ThreadPoolExecutor(1) as neighbours:  # alone it is below min_rows
-        waiting = neighbours.submit(server.post, "/generate", neighbour)
-        headers = {"X-SMG-Routing-Key": "user-7;expert_policy=exact"}
+    sampling = {"temperature": 0.0, "max_new_tokens": 400, "ignore_eos": True}
+    neighbour = {"text": "a", "sampling_params": sampling, "stream": True}
+    headers = {"X-SMG-Routing-Key": "user-7;expert_policy=exact"}
+    with requests.post(server.url + "/generate", json=neighbour, stream=True, timeout=60) as running:
+        next(running.iter_lines())  # alone a request is below min_rows
         answer = requests.post(server.url + route, json=body, headers=headers, timeout=60)
-        waiting.result()
     assert answer.ok, answer.text
     assert count_exact_rows(server) > exact_rows
     if "sglext" in answer.json():

@@ -83,6 +83,7 @@ def test_every_policy_is_served():
     assert named == {policy.name for policy in list_policies()}
 
 
+@pytest.mark.long
 def test_sizes_and_layers_are_honoured(served):
     """Of every decode step there was: a batch that was admitted in two groups has steps of other sizes too."""
     answers = served("sizes")

@@ -42,6 +42,7 @@ def speculated(
     return lambda flags, shape=CHAIN, staggered=False: run(flags, shape, staggered)
 
 
+@pytest.mark.long
 def test_xshare_verifies_as_published_and_per_request(speculated):
     calls = speculated(BY_REQUEST).calls("TARGET_VERIFY")
     assert {call["rows"] for call in calls} >= {DRAFT_TOKENS, 16 * DRAFT_TOKENS}
@@ -84,6 +85,7 @@ def test_each_policy_selects_at_verification(speculated):
         assert dropped > 0, f"layer {layer}"
 
 
+@pytest.mark.long
 def test_drafts_count_by_their_chance(speculated):
     keys = {name: value for name, value in WEIGHED.items() if name != "policy"}
     answers = speculated(policy("xshare", **keys, layers={"1": RANKED, "2": {"acceptance": "auto"}}))

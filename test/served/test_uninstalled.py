@@ -22,6 +22,7 @@ def uninstalled(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 @older_releases_take_long
 def test_it_answers_as_the_unpatched_release(release, patched_release, served, tiny_model, tmp_path, uninstalled):
     tree = patched_release(release)

@@ -8,6 +8,7 @@ from benchmark.serving import measure
 from benchmark.serving.report import KEY, quality_key
 
 
+@pytest.mark.long
 def test_one_round_for_real_and_nothing_more_when_it_is_resumed(tiny_model, tmp_path, capsys, monkeypatch):
     """Two policies on one server, and one without; also alone, as a busy machine may not decode requests together."""
     sizes = ["--rounds", "1", "--requests", "4", "--concurrency", "4", "--output-tokens", "4"]

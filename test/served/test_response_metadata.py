@@ -123,7 +123,8 @@ def test_a_header_asks_for_an_exact_answer(route, asked, server):
     neighbour = {"text": "a", "sampling_params": sampling, "stream": True}
     headers = {"X-SMG-Routing-Key": "user-7;expert_policy=exact"}
     with requests.post(server.url + "/generate", json=neighbour, stream=True, timeout=60) as running:
-        next(running.iter_lines())  # alone a request is below min_rows
+        lines = running.iter_lines()  # an iterator without a name would close the connection
+        next(lines)  # alone a request is below min_rows
         answer = requests.post(server.url + route, json=body, headers=headers, timeout=60)
     assert answer.ok, answer.text
     assert count_exact_rows(server) > exact_rows

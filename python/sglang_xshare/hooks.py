@@ -210,13 +210,14 @@ def handle(scheduler: Any, request: Any) -> Any:
     return answer(_control, scheduler, request)
 
 
-def check_request(manager: Any, sampling_params: Any) -> None:
+def check_request(manager: Any, sampling_params: Any, request: Any) -> None:
     """Raise ValueError, in the server's process, for a request that asks for what a policy cannot give it."""
-    params = sampling_params.custom_params
-    if params is not None and (not isinstance(params, dict) or KEY in params):
+    params, routing_key = sampling_params.custom_params, getattr(request, "routing_key", None)
+    is_asked = params is not None and (not isinstance(params, dict) or KEY in params)
+    if is_asked or KEY in (routing_key or ""):
         from .compatibility.exact import check_request as check
 
-        check(params, sampling_params, manager.server_args)
+        check(sampling_params, routing_key, manager.server_args)
 
 
 def admit(scheduler: Any, req: Any) -> None:

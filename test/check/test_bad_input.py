@@ -106,6 +106,8 @@ def test_a_model_whose_bytes_are_not_known_is_one_line(write, tmp_path, capsys):
     (tmp_path / "config.json").write_text("{")
     assert say("--model", tmp_path, *asked) == 1
     assert f": --model {tmp_path}: config.json: " in capsys.readouterr().err
+    assert say("--model", write([1, 2]), *asked) == 1
+    assert read_refusal(capsys) == f"check: --model {tmp_path}: config.json must be a JSON object (got [1, 2])\n"
     dense = QWEN | {"architectures": ["Qwen3ForCausalLM"], "num_experts": None}
     assert say("--model", write(dense), *asked) == 1
     assert "Qwen3ForCausalLM is a dense model" in capsys.readouterr().err
@@ -126,6 +128,41 @@ def test_without_sglang_no_flag_of_another_command_is_named(write, capsys, monke
     assert say("--model", write(QWEN), "--gpu", "h100") == 1
     line = "check: not answered: whether it would be served: SGLang is not installed here"
     assert line in capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--expert-policy-config", '{"k0": 1}'], "only together with --expert-policy"),
+        (["--expert-policy-trace", "trace.jsonl"], "only together with --expert-policy"),
+        (["--expert-policy-on-disagreement", "stop"], "only together with --expert-policy"),
+        (["--expert-policy-ignore-client-exact"], "only together with --expert-policy"),
+        (["--expert-policy", "xshere"], "xshere: policy = 'xshere'"),
+        (["--expert-policy", "oea", "--expert-policy-config", '{"k": 3}'], "k = 3: oea has no such key"),
+        (["--expert-policy", "xshare:add_per_request=4"], "add_per_request = 4: without speculative decoding"),
+        (["--expert-policy", "vanilla", "--mask-padding-experts"], "vanilla routes as the model does"),
+    ],
+)
+def test_without_sglang_the_flags_of_a_policy_are_refused_as_a_server_refuses_them(flags, says, capsys, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert say("--model", TINY, "--gpu", "h100", "--json", *flags) == 1
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    (refusal,) = report["refusals"]
+    assert (report["verdict"], report["not_answered"], refusal["by"], err) == ("refused", [], "sglang-xshare", "")
+    assert says in refusal["says"]
+    assert "\n" not in refusal["says"]
+
+
+def test_without_sglang_the_flags_of_a_policy_that_a_server_takes_refuse_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    policy = ("--expert-policy", "xshare", "--expert-policy-config", '{"add_per_request": 4}')
+    more = ("--expert-policy-trace", tmp_path / "trace.jsonl", "--expert-policy-on-disagreement", "stop")
+    assert say("--model", TINY, "--gpu", "h100", "--json", *policy, *more, "--speculative-algorithm", "NGRAM") == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["verdict"], report.get("refusals"), len(report["not_answered"])) == ("not checked", None, 1)
 
 
 ALONE = """

@@ -35,14 +35,22 @@ WRONG = [
     AFFINITY,
     ("--expert-affinity", "t"),
 ]
+WITHOUT_POLICY = [
+    ("--expert-policy-config", '{"k0": 1}'),
+    ("--expert-policy-trace", "/tmp/trace.jsonl"),
+    ("--expert-policy-on-disagreement", "stop"),
+    ("--expert-policy-ignore-client-exact",),
+]
 
 
 def list_asked(release: str) -> list[tuple[str, ...]]:
-    """What may be refused beside what `test_server.py` has: of ranks, of placements, of affinity, of two parts."""
+    """Return the flags that may be refused and that `test_server.py` does not have: of ranks, of placements, of
+    affinity, of two parts, and of a policy that is not named.
+    """
     known = [flags for flags in REFUSED_RANKS.values() if "{mixtral}" not in flags]
     ranks = [(*POLICY, *DP_ATTENTION[release], *flags) for flags in known]
     both = [(*one, *two) for one, two in combinations(WRONG, 2)]
-    return [*ranks, *PLACEMENTS, *WRONG, *both]
+    return [*ranks, *PLACEMENTS, *WRONG, *both, *WITHOUT_POLICY]
 
 
 @cache

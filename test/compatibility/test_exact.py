@@ -44,8 +44,12 @@ def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
 
 
 def ask(server: SimpleNamespace, said: Any, beam_width: int | None = None) -> None:
-    params = SimpleNamespace(custom_params={"expert_policy": said}, beam_width=beam_width)
-    hooks.check_request(SimpleNamespace(server_args=server), params)
+    check(server, {"expert_policy": said}, beam_width)
+
+
+def check(server: SimpleNamespace, params: Any, beam_width: int | None = None, routing_key: str | None = None) -> None:
+    asked = SimpleNamespace(custom_params=params, beam_width=beam_width)
+    hooks.check_request(SimpleNamespace(server_args=server), asked, SimpleNamespace(routing_key=routing_key))
 
 
 def leave_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,10 +59,9 @@ def leave_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("params", ["exact", ["exact"], 1, {"exact"}], ids=str)
 def test_what_is_no_object_asks_for_nothing_silently(params):
-    asked = SimpleNamespace(custom_params=params)
     with pytest.raises(ValueError, match="custom_params"):
-        hooks.check_request(SimpleNamespace(server_args=SimpleNamespace(**SERVED)), asked)
-    hooks.check_request(SimpleNamespace(server_args=SimpleNamespace(expert_policy=None)), asked)
+        check(SimpleNamespace(**SERVED), params)
+    check(SimpleNamespace(expert_policy=None), params)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +72,8 @@ def test_an_error_repeats_no_long_value(said):
     for params in ({"expert_policy": said}, said):
         if params is said and isinstance(said, dict):
             continue  # an object without our key
-        asked = SimpleNamespace(custom_params=params)
-        with pytest.raises(ValueError, match="allowed is") as raised:
-            hooks.check_request(SimpleNamespace(server_args=server), asked)
+        with pytest.raises(ValueError, match=r"must be|allowed is") as raised:
+            check(server, params)
         assert len(str(raised.value)) < 400
 
 
@@ -100,5 +102,34 @@ def test_what_is_served(monkeypatch):
     with pytest.raises(ValueError, match="exakt"):
         ask(ignoring, "exakt")
     ask(SimpleNamespace(expert_policy=None, enable_lmcache=True), "exact")  # every answer of such a server is
-    hooks.check_request(SimpleNamespace(), SimpleNamespace(custom_params={"thinking_budget": 3}))
-    hooks.check_request(SimpleNamespace(), SimpleNamespace(custom_params=None))
+    for params in ({"thinking_budget": 3}, None):
+        hooks.check_request(SimpleNamespace(), SimpleNamespace(custom_params=params), SimpleNamespace())
+
+
+ROUTING_KEYS = {
+    "user-7;expert_policy=exakt": "'exakt'",
+    "expert_policy = Exact; user-7": "'Exact'",
+    "user-7;expert_policy": "''",
+    "expert_policy=" + "x" * 3_000_000: "'x",
+}
+
+
+@pytest.mark.parametrize("routing_key", ROUTING_KEYS, ids=lambda key: key[:30])
+@pytest.mark.parametrize("policy", ["xshare", None])
+def test_a_misspelt_routing_key_is_refused_in_one_line(routing_key, policy):
+    with pytest.raises(ValueError, match="expert_policy of the routing key must be 'exact' or 'shared'") as raised:
+        check(SimpleNamespace(expert_policy=policy), None, routing_key=routing_key)
+    assert f"(got {ROUTING_KEYS[routing_key]}" in str(raised.value)
+    assert len(str(raised.value)) < 400
+    check(SimpleNamespace(expert_policy=policy), {"expert_policy": "shared"}, routing_key=routing_key)  # which wins
+
+
+def test_a_routing_key_is_refused_what_the_parameters_are_refused(monkeypatch):
+    leave_as_given(monkeypatch)
+    server, key = SimpleNamespace(**SERVED), "user-7;expert_policy=exact"
+    with pytest.raises(ValueError, match="of the routing key = 'exact': beam_width must be 1"):
+        check(server, None, beam_width=2, routing_key=key)
+    with pytest.raises(ValueError, match="of the routing key = 'exact': --enable-lmcache on"):
+        check(SimpleNamespace(**SERVED, enable_lmcache=True), None, routing_key=key)
+    for routing_key in (key, "expert_policy=shared", "my_expert_policy=1", "expert_policy_2=1", "", None):
+        check(server, None, routing_key=routing_key)

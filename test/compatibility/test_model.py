@@ -153,6 +153,8 @@ def test_a_schedule_is_checked_by_itself_as_a_live_switch_does():
     ]
     keys["layers"]["2"]["add"] = 62
     assert check_schedule(build_schedule("xshare", keys, speculative=False), served, config)[1] == []
+    keys = {"plans": [f"xshare:k0=1,add={add}" for add in range(60, 70)]}
+    assert check_schedule(build_schedule("observe", keys, speculative=False), served, config)[1] == warnings
     assert check_schedule(None, served, config) == ([VANILLA], [])
     with refused("--expert-policy oea"):
         check_schedule(build_schedule("oea", {"k0": 9}, speculative=False), served, config)
@@ -179,7 +181,7 @@ def test_a_folder_is_read_without_sglang(tiny_model, tmp_path):
     [
         (None, "No such file or directory"),
         ("{", "config.json:"),
-        ("[]", "config.json:"),
+        ("[]", r"config.json must be a JSON object \(got \[\]\)"),
         ('{"text_config": "qwen", "architectures": ["A"]}', "no num_hidden_layers"),
         ('{"num_hidden_layers": 2}', "config.json: .*architectures'?"),
         ('{"num_hidden_layers": 2, "architectures": ["Qwen3ForCausalLM"]}', "dense"),

@@ -130,15 +130,20 @@ def test_exact_answers_are_vanillas_whatever_runs_beside_them(servers, tiny_mode
         sampling_params={"max_new_tokens": 1, "custom_params": {"expert_policy": "exact", "token_ids": wanted[0][:1]}},
     )
     assert first["output_ids"] != wanted[0][:1]
-    line = "custom_params.expert_policy = 'exakt':"
-    wrong = {"custom_params": {"expert_policy": "exakt"}}
-    for route, body in {
-        "/generate": {"text": "a", "sampling_params": wrong},
-        "/v1/completions": {"model": "m", "prompt": "a", **wrong},
-        "/v1/chat/completions": {"model": "m", "messages": [{"role": "user", "content": "a"}], **wrong},
-    }.items():
-        refused = requests.post(server.url + route, json=body, timeout=60)
-        assert (refused.status_code, line in refused.text) == (400, True)
+    line, key = "must be 'exact' or 'shared' (got 'exakt')", "user-7;expert_policy=exakt"
+    wrong, header = {"custom_params": {"expert_policy": "exakt"}}, {"X-SMG-Routing-Key": key}
+    message = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
+    for route, body, headers in (
+        ("/generate", {"text": "a", "sampling_params": wrong}, {}),
+        ("/generate", {"text": "a", "routing_key": key}, {}),
+        ("/v1/completions", {"model": "m", "prompt": "a", **wrong}, {}),
+        ("/v1/completions", {"model": "m", "prompt": "a"}, header),
+        ("/v1/chat/completions", {**message, **wrong}, {}),
+        ("/v1/chat/completions", message, header),
+        ("/v1/messages", message, header),
+    ):
+        refused = requests.post(server.url + route, json=body, headers=headers, timeout=60)
+        assert (refused.status_code, line in refused.text) == (400, True), (route, refused.text)
     post(server, before)
 
 

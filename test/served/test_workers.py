@@ -59,7 +59,7 @@ def test_workers_switch_tell_and_dispatch(release, tiny_model, patched_release, 
                 assert {answer["dp_rank"] for answer in answers} == {0, 1}
             exact = list(threads.map(lambda number: ask(number, expert_policy="exact"), range(CLIENTS)))
         assert all(answer["meta_info"]["expert_policy"].get("exact") for answer in exact)
-        assert "allowed is 'exact' or 'shared'" in ask(0, expert_policy="bad")["error"]["message"]
+        assert "must be 'exact' or 'shared'" in ask(0, expert_policy="bad")["error"]["message"]
         ask(0)
         lines = server.get("/metrics").splitlines()
         # As of the last request, itself counted: both workers have told what ended.

@@ -32,6 +32,7 @@ def test_no_key_of_a_client_reaches_the_prefixes_of_exact_requests():
         ("user-7;expert_policy=exact", None, True),
         ("expert_policy=exact; user-7", None, True),
         ("user-7;expert_policy=shared", None, False),
+        ("user-7; expert_policy = shared ", None, False),
         ("user-7;expert_policy=exakt", None, True),  # which nobody could refuse before
         ("user-7", None, None),
         ("", None, None),

@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,11 @@ from ..console import spell_bytes
 from ..gpus import GPUS, Gpu, find_gpu
 from ..parser import read_count, read_number
 from ..patching.tree import NotInstalledError, PatchError
+from ..refusal import ExpertPolicyError
 from .estimate import Asked, check_asked, estimate, read_policy
 from .executed import ALONE, list_never_executed
 from .modules import import_lightly
-from .reading import read_flagged, read_resolved
+from .reading import find_folder, read_flagged, read_resolved
 from .server import ServerFlags, read_flags
 from .weights import Weights, count_cache, count_weights, describe_memory, describe_weights
 
@@ -91,8 +92,8 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     unanswered: list[str] = []
     # SGLang and huggingface_hub read it when they are imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
-    folder = _find_folder(flags.model, flags.revision)
-    report, resolution = _judge(_on_device(given, flags, gpu), gpu, options.gpu, unanswered)
+    folder = find_folder(flags.model, flags.revision)
+    report, resolution = _judge(_on_device(given, flags, gpu), flags, gpu, options.gpu, unanswered)
     weights = _count(folder, flags, resolution, unanswered if gpu or asked else [])
     if weights is not None:
         report |= _describe_bytes(weights, flags, gpu, asked)
@@ -131,7 +132,7 @@ def _name_policy(
 ) -> tuple[Sequence[str], ServerFlags]:
     """The server's flags, of `DEFAULT` where nobody names a policy and it would change a step, and what they say."""
     flags = read_flags(given)
-    if flags.policy or flags.policy_config or options.compare or options.active or flags.masked:
+    if flags.names_policy or options.compare or options.active or flags.masked:
         return given, flags
     if asked is not None and not flags.speculates and asked.batch * flags.draft_tokens == 1:
         return given, flags  # a step of one row is left alone
@@ -202,25 +203,12 @@ def _on_device(given: Sequence[str], flags: ServerFlags, gpu: Gpu | None) -> lis
     return [*given, "--device", "cuda"]
 
 
-def _find_folder(model: str, revision: str | None) -> Path:
-    """Where a --model has its config.json, also in Hugging Face's cache. Raises ValueError for one without."""
-    folder = Path(model)
-    if not folder.exists():
-        with suppress(ImportError, ValueError):  # the latter for what can be no model's name
-            from huggingface_hub import try_to_load_from_cache
-
-            found = try_to_load_from_cache(model, "config.json", revision=revision)
-            folder = Path(found).parent if isinstance(found, str) else folder
-    if not (folder / "config.json").is_file():
-        reason = "no config.json; allowed is a folder that has one, or a model that is cached"
-        raise ValueError(f"--model {model}: {reason}")
-    return folder
-
-
 def _judge(
-    given: Sequence[str], gpu: Gpu | None, name: str | None, unanswered: list[str]
+    given: Sequence[str], flags: ServerFlags, gpu: Gpu | None, name: str | None, unanswered: list[str]
 ) -> tuple[dict[str, Any], Resolution | None]:
-    """What SGLang and its checks say, or why nothing. Raises ValueError for flags that SGLang does not take."""
+    """Return what SGLang and its checks report. Without SGLang the report has a refusal of the policy's flags, or the
+    reason is noted. Raises ValueError for flags that SGLang does not take.
+    """
     from ..patching.engine import check_patched
     from ..patching.tree import find_tree
     from .pretend import CannotPretend, check_gpu
@@ -236,11 +224,16 @@ def _judge(
         resolution = resolve(given, gpu)
         return report | {"sglang": release, **describe(resolution)}, resolution
     except NotInstalledError:  # its line names --target, a flag of `patch` alone
-        unanswered.append("whether it would be served: SGLang is not installed here")
+        reason = "SGLang is not installed here"
     except (CannotPretend, PatchError) as error:
-        unanswered.append(f"whether it would be served: {error}")
+        reason = str(error)
     except ModuleNotFoundError as error:
-        unanswered.append(f"whether it would be served: it needs {error.name}, which is not installed here")
+        reason = f"it needs {error.name}, which is not installed here"
+    try:
+        flags.check_policy()
+    except ExpertPolicyError as error:
+        return report | {"served": False, "refusals": [{"by": "sglang-xshare", "says": str(error)}]}, None
+    unanswered.append(f"whether it would be served: {reason}")
     return report, None
 
 

@@ -5,13 +5,14 @@ of config.json and the same flags.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ..compatibility.formats import QUANTIZATIONS, find_quantization
-from ..compatibility.moe_model import MoeModel, read_folder
+from ..compatibility.moe_model import MoeModel, read_folder, read_written
 from ..upstream.server import model_config, spell
 
 if TYPE_CHECKING:
@@ -44,6 +45,24 @@ class Reading:
     declared: Mapping[str, Any]
     load_format: str
     cache_bits: float
+
+
+def find_folder(model: str, revision: str | None) -> Path:
+    """Return the folder of a --model, also in Hugging Face's cache. Raises ValueError if it has no config.json, or if
+    that is not a JSON object.
+    """
+    folder = Path(model)
+    if not folder.exists():
+        with suppress(ImportError, ValueError):  # the latter for what can be no model's name
+            from huggingface_hub import try_to_load_from_cache
+
+            found = try_to_load_from_cache(model, "config.json", revision=revision)
+            folder = Path(found).parent if isinstance(found, str) else folder
+    if not (folder / "config.json").is_file():
+        reason = "no config.json; allowed is a folder that has one, or a model that is cached"
+        raise ValueError(f"--model {model}: {reason}")
+    read_written(str(folder))
+    return folder
 
 
 def read_flagged(folder: Path, flags: ServerFlags) -> Reading:

@@ -7,8 +7,10 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
+from ..compatibility.arguments import read_arguments
 from ..parser import between, whole
 from ..policies.keys import json_type
 from ..upstream.server import attention_dp_size, spell
@@ -49,12 +51,15 @@ FLAGS: tuple[tuple[Any, ...], ...] = (
     ("revision", str, None, "--revision"),
     ("policy", str, None, "--expert-policy"),
     ("policy_config", str, None, "--expert-policy-config"),
+    ("trace", str, None, "--expert-policy-trace"),
+    ("on_disagreement", str, None, "--expert-policy-on-disagreement"),
 )
 """Of each the attribute, what reads its value, the value where it is not given, and its spellings."""
 SWITCHES = {
     "dp_attention": "--enable-dp-attention",
     "paged": "--enable-paged-experts",
     "masked": "--mask-padding-experts",
+    "ignores_exact": "--expert-policy-ignore-client-exact",
 }
 
 
@@ -72,6 +77,8 @@ class ServerFlags(argparse.Namespace):
     device: str | None
     policy: str | None
     policy_config: str | None
+    trace: str | None
+    on_disagreement: str | None
     ranks: int
     stages: int
     dp_size: int
@@ -90,7 +97,29 @@ class ServerFlags(argparse.Namespace):
     paged: bool
     slots: int | None
     masked: bool
+    ignores_exact: bool
     offloaded: bool
+
+    @property
+    def names_policy(self) -> bool:
+        """Return whether a flag of the policy is given."""
+        given = self.policy, self.policy_config, self.trace, self.on_disagreement
+        return self.ignores_exact or any(value is not None for value in given)
+
+    def check_policy(self) -> None:
+        """Raise `ExpertPolicyError` for flags of the policy that a server refuses whatever its model is."""
+        read_arguments(
+            SimpleNamespace(
+                expert_policy=self.policy,
+                expert_policy_config=self.policy_config,
+                expert_policy_trace=self.trace,
+                expert_policy_on_disagreement=self.on_disagreement,
+                expert_policy_ignore_client_exact=self.ignores_exact,
+                mask_padding_experts=self.masked,
+                enable_paged_experts=self.paged,
+                speculative_algorithm="given" if self.speculates else None,
+            )
+        )
 
     def resolve(self, config: Any) -> None:
         """Take what SGLang has resolved."""

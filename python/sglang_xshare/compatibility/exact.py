@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from ..policies.exact import EXACT, KEY, SHARED, Rule, check_said
+from ..policies.exact import EXACT, KEY, SHARED, Rule, check_said, read_routing_key
 from ..policies.keys import as_json
 from ..refusal import ExpertPolicyError
 from ..upstream.server import drafter, resolved
@@ -32,12 +32,14 @@ TREE_IN_CPP = "SGLANG_EXPERIMENTAL_CPP_RADIX_TREE"
 """Upstream's switch, in releases before 0.5.21, for a tree of prefixes that knows no `extra_key`."""
 
 
-def find_refusal(config: Any) -> str | None:
-    """Why a server with this resolved `config` cannot have exact requests, in one line."""
+def find_refusal(config: Any, source: str = f"custom_params.{KEY}") -> str | None:
+    """Return why a server with this resolved `config` cannot have exact requests, in one line, or None; `source` is
+    where a request asks to be exact.
+    """
     if (found := _find_obstacle(config)) is None:
         return None
     flag, value, reason, _ = found
-    return f"custom_params.{KEY} = {EXACT!r}: {flag} {value}: {reason}; allowed is {SHARED!r}"
+    return f"{source} = {EXACT!r}: {flag} {value}: {reason}; allowed is {SHARED!r}"
 
 
 def _find_obstacle(config: Any) -> tuple[str, str, str, str] | None:
@@ -68,18 +70,24 @@ def check_rule(rule: Rule, config: Any) -> None:
         raise ExpertPolicyError("--expert-policy-config", f'exact {{"priority": {rule.priority}}}', reason)
 
 
-def check_request(params: Any, sampling_params: Any, server_args: Any) -> None:
-    """Raise ValueError in one line where a request asks, by its `custom_params`, for what it cannot get."""
-    if not isinstance(params, dict):
+def check_request(sampling_params: Any, routing_key: str | None, server_args: Any) -> None:
+    """Raise ValueError in one line for a request that asks, by its `custom_params` or else by its routing key, for what
+    it cannot get.
+    """
+    params, source = sampling_params.custom_params, f"custom_params.{KEY}"
+    if params is not None and not isinstance(params, dict):
         if is_on(server_args):
             raise ValueError(f'custom_params = {as_json(params)}: allowed is an object, such as {{"{KEY}": "{EXACT}"}}')
-        return
-    said = params[KEY]
-    check_said(said)
+        params = None
+    said = (params or {}).get(KEY)
+    if said is None:
+        said, source = read_routing_key(routing_key), f"{KEY} of the routing key"
+    check_said(said, source)
     if said != EXACT or not is_on(server_args) or ignores_exact(server_args):
         return
-    if (getattr(sampling_params, "beam_width", None) or 1) > 1:
-        raise ValueError(f"custom_params.{KEY} = {EXACT!r}: beams are not; allowed is beam_width 1")
-    refusal = find_refusal(resolved(server_args))
+    beams = getattr(sampling_params, "beam_width", None) or 1
+    if beams > 1:
+        raise ValueError(f"{source} = {EXACT!r}: beam_width must be 1 (got {beams})")
+    refusal = find_refusal(resolved(server_args), source)
     if refusal is not None:
         raise ValueError(refusal)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+from ..policies.keys import as_json
 from ..refusal import ExpertPolicyError, refusal
 from ..upstream.configuration import NUM_EXPERTS, TOP_K, find_name, find_value
 from ..upstream.server import attention_dp_size
@@ -76,20 +77,26 @@ def check_attention(model: MoeModel, config: Any) -> None:
         raise refusal("--model-path", model.path, reason)
 
 
+def read_written(folder: str) -> dict[str, Any]:
+    """Return the content of a folder's config.json. Raises `ExpertPolicyError` if it is not a JSON object."""
+    try:
+        found = json.loads((Path(folder) / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ExpertPolicyError("--model", folder, f"config.json: {reason}; allowed is a model's folder") from None
+    if not isinstance(found, dict):
+        raise ExpertPolicyError("--model", folder, f"config.json must be a JSON object (got {as_json(found)})")
+    return found
+
+
 def read_folder(
     folder: str, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[MoeModel, dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return (the model, its config.json, its config.json with the `changes` that --json-model-override-args makes, the
     changed part of its language model). The model is read from the changed part. Raises `ExpertPolicyError` as
-    `read_model` does, and without a config.json.
+    `read_model` and `read_written` do.
     """
-    try:
-        original = json.loads((Path(folder) / "config.json").read_bytes())
-        if not isinstance(original, dict):
-            raise ValueError("must be a JSON object")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ExpertPolicyError("--model", folder, f"config.json: {reason}; allowed is a model's folder") from None
+    original = read_written(folder)
     config = dict(original)
     for name, value in changes.items():
         merges = isinstance(value, dict) and isinstance(config.get(name), dict)

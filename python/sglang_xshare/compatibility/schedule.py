@@ -46,6 +46,7 @@ def check_schedule(
         if over := sorted({plan.kmax for plan in found if plan.kmax and plan.kmax > model.num_experts}):
             lines.append(f"kmax = {over[-1]} has no effect beyond the model's {model.num_experts} experts")
         warnings += [f"--expert-policy {part.policy}: {line}" for line in lines]
+    warnings = list(dict.fromkeys(warnings))  # `observe` has up to hundreds of plans with the same one
     flag = f"--expert-policy {schedule.policy}" if schedule else "--mask-padding-experts"
     _check_runner(plans, model, config, None if names_runner else flag)
     return plans, warnings

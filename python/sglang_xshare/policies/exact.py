@@ -51,11 +51,14 @@ def applies(rule: Rule, priority: int | None, low_first: bool = False) -> bool:
 
 
 def read_routing_key(routing_key: str | None) -> str | None:
-    """Return what a routing key, SGLang's header `X-SMG-Routing-Key`, says of its request in one of its parts, as in
-    `user-7;expert_policy=exact`; None if it says nothing.
+    """Return the value of our part of a routing key, SGLang's header `X-SMG-Routing-Key`: "exact" for
+    `user-7; expert_policy=exact`. Return None for a key without such a part, "" for a part without a value.
     """
-    parts = [part.strip() for part in (routing_key or "").split(";")]
-    return next((part.removeprefix(OURS) for part in parts if part.startswith(OURS)), None)
+    for part in (routing_key or "").split(";"):
+        name, _, value = part.partition("=")
+        if name.strip() == KEY:
+            return value.strip()
+    return None
 
 
 def name_prefixes(extra_key: str | None, exact: bool) -> str | None:
@@ -68,7 +71,7 @@ def name_prefixes(extra_key: str | None, exact: bool) -> str | None:
     return f"{OURS}{SHARED}|{extra_key}" if extra_key and extra_key.startswith(OURS) else extra_key
 
 
-def check_said(value: Any) -> None:
-    """Raise ValueError in one line for what a request may not say."""
+def check_said(value: Any, source: str) -> None:
+    """Raise ValueError in one line for what a request may not say; `source` is the place of the value."""
     if value not in (None, EXACT, SHARED):
-        raise ValueError(f"custom_params.{KEY} = {as_json(value)}: allowed is {EXACT!r} or {SHARED!r}")
+        raise ValueError(f"{source} must be {EXACT!r} or {SHARED!r} (got {as_json(value)})")

@@ -1,20 +1,33 @@
 #!/usr/bin/env bash
-# Make the archives of SGLang 0.5.23 for a GPU machine that can install nothing, of the package index's wheels alone:
-# scripts/gpu/make_site.sh DIR, which `make gpu-bundle FROM=DIR` takes. That machine has torch 2.11, which sglang-kernel
-# 0.4.10 is not for: its Python goes with the compiled operators of 0.4.5, and one that these lack is an AttributeError of
-# torch.ops where it is called. Needed: Python 3.12 with torch for CUDA (PYTHON, default python3), unzip, and nvcc for
-# jit.tar.xz. It takes 1.5 GB to download and a few minutes.
+# Make the archives of SGLang 0.5.23 for a GPU machine that can install nothing, from wheels of the package index:
+#
+#     scripts/gpu/make_site.sh DIR     fill the folder DIR
+#     make gpu-bundle FROM=DIR         take the archives from it
+#
+# DIR gets site.tar.xz and extras.tar.xz, and jit.tar.xz if nvcc is found. The GPU machine has torch 2.11, which cannot
+# load the operators of sglang-kernel 0.4.10: the archive has the Python code of 0.4.10 over the compiled operators of
+# 0.4.5. An operator that 0.4.5 lacks is an AttributeError of torch.ops when it is called.
+# The script needs Python 3.12 with pip (PYTHON names it, default python3), unzip, and with nvcc also torch for CUDA. It
+# downloads 1.5 GB and takes a few minutes.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+refuse() { echo "make_site: $1" >&2; exit 1; }
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then sed -n '2,/^set /s/^# \?//p' "${BASH_SOURCE[0]}"; exit; fi
+[[ $# -eq 1 && $1 != -* ]] || refuse "must have one argument, a folder for the archives (got ${*:-none}); --help explains"
 OPERATORS=sglang-kernel==0.4.5
-to=${1:?make_site.sh DIR: a folder for the archives is needed}
 python=${PYTHON:-python3}
-"$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' ||
-    { echo "make_site: $("$python" --version 2>&1): needed is 3.12, which PYTHON may name" >&2; exit 1; }
-mkdir -p "$to"
-to=$(cd "$to" && pwd)
+version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) ||
+    refuse "PYTHON must be a Python 3.12 (got $python)"
+[[ $version == 3.12 ]] || refuse "PYTHON must be a Python 3.12 (got $python, which is $version)"
+command -v unzip >/dev/null || refuse "unzip is missing"
+mkdir -p "$1"
+to=$(cd "$1" && pwd)
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+. scripts/gpu/toolkit.sh
+find_toolkit "$work/toolkit"
+[[ -z ${CUDA_HOME:-} ]] || "$python" -c 'import torch' 2>/dev/null ||
+    refuse "PYTHON must have torch for CUDA, because nvcc builds jit.tar.xz with torch (got $python without torch)"
 site=$work/site
 
 platform=(--python-version 3.12 --implementation cp --only-binary=:all:)
@@ -59,8 +72,6 @@ line = "    ret.def_file_line_number = adjust_line_number(fn.def_file_line_numbe
 edit("triton_kernels/specialize.py", line + "    ret.def_file_col_number = fn.def_file_col_number\n", "")
 EDIT
 
-. scripts/gpu/toolkit.sh
-find_toolkit "$work/toolkit"
 if [[ -n ${CUDA_HOME:-} ]]; then
     PYTHONPATH=$site:. "$python" -W ignore -m scripts.gpu.build_ahead "$work/built" >"$work/log" 2>&1 ||
         { tail -n 5 "$work/log" >&2; exit 1; }

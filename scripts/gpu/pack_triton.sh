@@ -4,7 +4,8 @@
 # files, not by its place; only the paths in its groups have to be rewritten. A kernel whose source has changed since is
 # compiled there, as without this.
 set -euo pipefail
-cache=$(cd "${1:?pack_triton.sh CACHE: Triton\'s cache is needed}" && pwd)
+[[ $# -eq 1 && -d $1 ]] || { echo "pack_triton: CACHE must be a folder, Triton's cache (got ${*:-none})" >&2; exit 1; }
+cache=$(cd "$1" && pwd)
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

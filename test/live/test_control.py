@@ -5,19 +5,20 @@ from typing import Any
 
 import pytest
 
+from live.schedulers import REPORTER, Asked
 from refused import refused
 from sglang_xshare import hooks
 from sglang_xshare.compatibility.moe_model import MoeModel
 from sglang_xshare.live import METHOD
 from sglang_xshare.live.control import ADDED, NO_STAGE, Control
 from sglang_xshare.policies import list_policies
+from sglang_xshare.policies.exact import Rule
 from sglang_xshare.policies.keys import as_json
 from sglang_xshare.stage.layer import Assignment
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import EXPERTS, TOP_K, XSHARE, Model, make_reporter
+from stage.fake import EXPERTS, TOP_K, XSHARE, Model
 
-REPORTER = make_reporter(current_scheduler_metrics_enabled=False)
 MODEL = MoeModel("path", "FakeMoe", 3, EXPERTS, TOP_K, "softmax", True)
 CONFIG: dict[str, Any] = {
     "device": "cpu",
@@ -38,15 +39,9 @@ CONFIG: dict[str, Any] = {
 }
 
 
-class Asked(Control):
-    """One whose fake model can be run."""
-
-    model: Model
-
-
 @pytest.fixture
 def control(attach, monkeypatch):
-    """Call it with changes to the server's arguments for the control of a fake model's stage."""
+    """Call it with changes to the server's arguments for a server of a fake model's stage."""
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
     monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
     for name, value in {
@@ -57,11 +52,10 @@ def control(attach, monkeypatch):
     }.items():
         monkeypatch.setattr(f"sglang_xshare.live.control.{name}", value)
 
-    def make(flags: dict[str, Any] = XSHARE, batches: Batches | None = None, **changes: Any) -> Control:
+    def make(flags: dict[str, Any] = XSHARE, batches: Batches | None = None, **changes: Any) -> Asked:
         model = Model()
-        asked = Asked(attach(model, batches, **CONFIG | flags | changes), SimpleNamespace(**CONFIG | changes))
-        asked.model = model
-        return asked
+        stage = attach(model, batches, **CONFIG | flags | changes)
+        return Asked(Control(stage, SimpleNamespace(**CONFIG | changes)), model)
 
     return make
 
@@ -101,9 +95,9 @@ def test_what_get_tells_can_be_posted_back(keys, control):
     asked = control()
     if keys["policy"] == "moe-spec":
         keys = {**keys, "phases": ["decode"]}
-    told = asked.post(keys, REPORTER)
+    told = asked.post(keys)
     assert {key: told[key] for key in keys} == keys
-    again = asked.post(asked.get(), REPORTER)
+    again = asked.post(asked.get())
     assert again["in_force"] == told["in_force"]
     assert (told["switches"], again["switches"]) == (1, 2)
 
@@ -111,9 +105,9 @@ def test_what_get_tells_can_be_posted_back(keys, control):
 def test_presets_and_the_default_differ_in_their_hash(control):
     asked, hashes = control(), set()
     for mass in ("careful", "default", "fast", 0.93):
-        hashes.add(asked.post({"policy": "xshare", "mass": mass}, REPORTER)["plan_hash"])
+        hashes.add(asked.post({"policy": "xshare", "mass": mass})["plan_hash"])
     assert len(hashes) == 4
-    bare = asked.post({"policy": "xshare"}, REPORTER)
+    bare = asked.post({"policy": "xshare"})
     assert (bare["k0"], bare["mass"]) == (1, "default")
     assert bare["plan_hash"] in hashes
 
@@ -121,12 +115,13 @@ def test_presets_and_the_default_differ_in_their_hash(control):
 def test_a_switch_may_name_the_number_that_it_follows(control):
     """Of two that have seen the same policy one switches it."""
     asked = control()
-    assert asked.post({"policy": "oea", "k0": 2, "after": 0}, REPORTER)["switches"] == 1
-    for after in (0, 2, None):
-        with refused(f"after = {as_json(after)}"):
-            asked.post({"policy": "vanilla", "after": after}, REPORTER)
+    assert asked.post({"policy": "oea", "k0": 2, "after": 0})["switches"] == 1
+    for after, number in ((0, 1), (2, 1), (None, 1)):
+        with refused(f"after = {as_json(after)}") as raised:
+            asked.post({"policy": "vanilla", "after": after})
+        assert str(raised.value).endswith(f": must be {number}, the number of switches so far, or absent")
     assert asked.get()["policy"] == "oea"
-    assert asked.post({"policy": "vanilla", "after": 1}, REPORTER)["switches"] == 2
+    assert asked.post({"policy": "vanilla", "after": 1})["switches"] == 2
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -152,7 +147,7 @@ def test_bad_input_gets_one_line_and_changes_nothing(body, line, control, clock)
     asked = control()
     model_plans, before = asked.stage.plans, asked.get()
     with pytest.raises(ValueError, match=line) as error:
-        asked.post(body, REPORTER)
+        asked.post(body)
     assert "\n" not in str(error.value)
     assert asked.stage.plans is model_plans
     assert asked.get() == before
@@ -161,15 +156,15 @@ def test_bad_input_gets_one_line_and_changes_nothing(body, line, control, clock)
 def test_ranks_that_would_not_switch_together_are_refused(control):
     changes = {"attn_dp_size": 2, "enable_dp_attention": True, "enable_dp_attention_local_control_broadcast": True}
     with pytest.raises(ValueError, match="--enable-dp-attention-local-control-broadcast"):
-        control(**changes).post({"policy": "xshare", "add": 1}, REPORTER)
+        control(**changes).post({"policy": "xshare", "add": 1})
 
 
 def test_a_server_that_masks_padding_cannot_observe(control):
     asked = control({"mask_padding_experts": True})
     assert asked.get()["policy"] == "vanilla"
-    assert asked.post({"policy": "xshare", "add": 1}, REPORTER)["add"] == 1
+    assert asked.post({"policy": "xshare", "add": 1})["add"] == 1
     with pytest.raises(ValueError, match="--mask-padding-experts with observe"):
-        asked.post({"policy": "observe"}, REPORTER)
+        asked.post({"policy": "observe"})
 
 
 def test_what_a_loaded_layers_runner_cannot_follow_is_refused(control):
@@ -177,25 +172,56 @@ def test_what_a_loaded_layers_runner_cannot_follow_is_refused(control):
     asked = control()
     asked.stage.layers[1].takes_kmax = False
     with refused("kmax = 6"):
-        asked.post({"policy": "oea", "kmax": 6}, REPORTER)
+        asked.post({"policy": "oea", "kmax": 6})
     assert asked.stage.switches == 0
-    assert asked.post({"policy": "oea", "kmax": TOP_K}, REPORTER)["switches"] == 1
+    assert asked.post({"policy": "oea", "kmax": TOP_K})["switches"] == 1
 
 
 def test_a_rule_of_exact_requests_is_not_lost_without_a_word(control):
     asked = control()
-    assert asked.post({"policy": "xshare", "add": 2, "exact": {"default": True}}, REPORTER)["warnings"] == []
-    assert asked.post({"policy": "vanilla"}, REPORTER)["warnings"] == []
-    (warning,) = asked.post({"policy": "xshare", "add": 2}, REPORTER)["warnings"]
+    assert asked.post({"policy": "xshare", "add": 2, "exact": {"default": True}})["warnings"] == []
+    assert asked.post({"policy": "vanilla"})["warnings"] == []
+    (warning,) = asked.post({"policy": "xshare", "add": 2})["warnings"]
     assert warning.startswith('exact: {"default": true} of the policy before is not in this one')
-    assert asked.post({"policy": "xshare", "add": 3}, REPORTER)["warnings"] == []
+    assert asked.post({"policy": "xshare", "add": 3})["warnings"] == []
 
 
 def test_what_graphs_cannot_follow_is_refused_with_the_way_out(control):
     asked = control()
     asked.stage.graphs._captured[asked.stage.layers[0], StepKey("decode", 2)] = Assignment()
     with pytest.raises(ValueError, match=r"^CUDA graphs of 2 rows .*; a server started with this policy has them$"):
-        asked.post({"policy": "xshare", "add": 1}, REPORTER)
+        asked.post({"policy": "xshare", "add": 1})
+
+
+RULE = {"default": True}
+RULES: list[tuple[dict[str, Any], bool]] = [
+    ({"policy": "xshare", "add": 2, "trial": True}, True),
+    ({"policy": "xshare", "add": 2, "exact": {"default": False}, "trial": True}, True),
+    ({"policy": "observe", "trial": True}, True),
+    ({"policy": "observe"}, True),
+    ({"policy": "observe", "plans": ["xshare:add=3"]}, True),
+    ({"policy": "vanilla"}, True),
+    ({"policy": "xshare", "add": 2}, False),
+]
+
+
+@pytest.mark.parametrize(("body", "keeps"), RULES, ids=[str(body) for body, _ in RULES])
+def test_trials_and_observe_keep_the_rule_for_exact_requests(body, keeps, control):
+    """A search's trials are no choice of which requests are exact: those that arrive meanwhile are as before."""
+    asked = control()
+    asked.post({"policy": "xshare", "add": 1, "exact": RULE})
+    asked.post(body)
+    assert asked.stage.rule == (Rule(**RULE) if keeps else Rule())
+
+
+def test_the_rule_outlives_a_search_on_a_server_that_observes(control):
+    """The search puts back `observe`, which brings no rule of its own."""
+    asked = control()
+    asked.post({"policy": "xshare", "add": 1, "exact": RULE})
+    before = asked.post({"policy": "observe"})
+    asked.post({"policy": "oea", "k0": 1, "trial": True})
+    assert asked.post(before)["trial"] is False
+    assert asked.stage.rule == Rule(**RULE)
 
 
 def ask(request: SimpleNamespace) -> Any:
@@ -209,30 +235,38 @@ def test_other_control_messages_are_upstreams(monkeypatch):
 
 def test_a_server_without_a_policy_says_which_flag_has_one(monkeypatch):
     monkeypatch.setattr(hooks, "_control", None)
-    for body in ({}, {"post": {"policy": "xshare"}}):
+    for body in ({}, {"check": {"policy": "xshare"}, "epoch": "1"}):
         answer = ask(SimpleNamespace(method=METHOD, body=body))
         assert (answer.success, answer.response, answer.error) == (False, [], NO_STAGE)
 
 
 def test_a_scheduler_never_ends_by_what_is_posted(control, monkeypatch):
     asked = control()
-    monkeypatch.setattr(hooks, "_control", asked)
+    monkeypatch.setattr(hooks, "_control", asked.control)
     for body, line in BAD:
-        answer = ask(SimpleNamespace(method=METHOD, body={"post": body}))
+        answer = ask(SimpleNamespace(method=METHOD, body={"check": body, "epoch": "1"}))
         assert not answer.success
         assert answer.error
         assert "\n" not in answer.error, line
     monkeypatch.setattr(asked.stage, "check_switch", lambda schedule: 1 / 0)
-    answer = ask(SimpleNamespace(method=METHOD, body={"post": {"policy": "vanilla"}}))
+    answer = ask(SimpleNamespace(method=METHOD, body={"check": {"policy": "vanilla"}, "epoch": "1"}))
     assert (answer.success, answer.error) == (False, "ZeroDivisionError: division by zero")
     assert asked.stage.switches == 0
 
 
-@pytest.mark.parametrize(("body", "method"), [({}, "GET"), ({"post": {"policy": "vanilla"}}, "POST")])
-def test_what_fails_is_logged_by_the_method_that_was_asked(body, method, control, monkeypatch, caplog):
+FAILURES: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "get", "GET"),
+    ({"check": {"policy": "vanilla"}, "epoch": "1"}, "check", "POST"),
+    ({"commit": "1", "number": 1}, "commit", "POST"),
+    ({"restore": "1", "number": 2}, "restore", "POST"),
+]
+
+
+@pytest.mark.parametrize(("body", "name", "method"), FAILURES)
+def test_what_fails_is_logged_by_the_method_that_was_asked(body, name, method, control, monkeypatch, caplog):
     asked = control()
-    monkeypatch.setattr(hooks, "_control", asked)
-    monkeypatch.setattr(asked, method.lower(), lambda *_: 1 / 0)
+    monkeypatch.setattr(hooks, "_control", asked.control)
+    monkeypatch.setattr(asked.control, name, lambda *_: 1 / 0)
     assert not ask(SimpleNamespace(method=METHOD, body=body)).success
     (record,) = caplog.records
     assert record.getMessage() == f"{method} /expert_policy"

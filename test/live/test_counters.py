@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from live.test_control import REPORTER, control
+from live.schedulers import REPORTER
+from live.test_control import control
 from sglang_xshare.stage.evidence.counters import Counters
 from stage.fake import XSHARE, run
 
@@ -39,7 +40,7 @@ def test_counters_since_the_switch_are_the_plans_own(control):
     asked = control()
     model = asked.model
     for number, add in enumerate((1, 2, 3)):
-        asked.post({"policy": "xshare", "add": add}, REPORTER)
+        asked.post({"policy": "xshare", "add": add})
         for _ in range(add):
             run(model, "decode", 12)
         told = asked.get()
@@ -74,7 +75,7 @@ def test_a_switch_and_the_first_get_after_it_count_exactly(control, clock):
     asked = control()
     asked.get()
     run(asked.model, "decode", 4)
-    told = asked.post({"policy": "oea", "k0": 1}, REPORTER)
+    told = asked.post({"policy": "oea", "k0": 1})
     assert told["counters"]["outcomes"]["policy"] == 1
     assert told["since_switch"]["layer_steps"] == 0
     run(asked.model, "decode", 4)

@@ -10,7 +10,8 @@ from fastapi.testclient import TestClient
 from sglang.srt.utils.auth import add_api_key_middleware
 
 from sglang_xshare.live import METHOD, PATH
-from sglang_xshare.live.routes import add_routes, merge
+from sglang_xshare.live.replicas import merge
+from sglang_xshare.live.routes import add_routes
 
 COUNTS = {
     "layer_steps": 4,
@@ -25,9 +26,10 @@ COUNTS = {
 ANSWER = {"policy": "oea", "k0": 3, "in_force": {"policy": "oea"}, "counters": COUNTS, "since_switch": COUNTS} | {
     "counted_ago": 0.0,
     "switches": 0,
+    "own_switches": 0,
     "disagreement": None,
 }
-UNCOUNTED = {"counters": None, "since_switch": None, "counted_ago": None}
+UNCOUNTED = {"counters": None, "since_switch": None, "counted_ago": None, "own_switches": None}
 """In the answer of a rank whose steps the first rank has counted."""
 POST = {"policy": "oea", "k0": 3}
 
@@ -60,12 +62,41 @@ def make_client(manager: Manager, api_key: str | None = None, admin_api_key: str
     return TestClient(app)
 
 
-def test_the_schedulers_are_asked_by_one_message_each():
+def test_the_schedulers_are_asked_by_one_message_for_a_get_and_two_for_a_post():
     manager = Manager(said(ANSWER))
     client = make_client(manager)
-    assert client.get(PATH).json()["k0"] == 3
-    assert client.post(PATH, json=POST).json()["policy"] == "oea"
-    assert manager.asked == [(METHOD, {}), (METHOD, {"post": POST})]
+    answer = client.get(PATH).json()
+    assert answer["k0"] == 3
+    assert "own_switches" not in answer
+    for _ in range(2):
+        assert client.post(PATH, json=POST).json()["policy"] == "oea"
+    assert {method for method, _ in manager.asked} == {METHOD}
+    get, check, commit, other, _ = [body for _, body in manager.asked]
+    epoch = check["epoch"]
+    assert (get, check, commit) == ({}, {"check": POST, "epoch": epoch}, {"commit": epoch, "number": 1})
+    assert other["epoch"] != epoch
+
+
+def test_a_post_that_is_cancelled_is_made_to_its_end():
+    """As a server does that ends: a half made switch would leave two policies."""
+    manager, app = Manager(said(ANSWER)), FastAPI()
+    add_routes(app, lambda: manager)
+    (post,) = [route.endpoint for route in app.routes if "POST" in getattr(route, "methods", ())]
+
+    async def read_body() -> bytes:
+        return b'{"policy": "oea", "k0": 3}'
+
+    async def cancel() -> None:
+        task = asyncio.create_task(post(SimpleNamespace(body=read_body)))
+        while not manager.asked:
+            await asyncio.sleep(0)
+        task.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert task.cancelled()
+
+    asyncio.run(cancel())
+    assert [next(iter(body)) for _, body in manager.asked] == ["check", "commit"]
 
 
 def test_counts_of_replicas_are_added_up_and_of_ranks_taken_once():
@@ -83,11 +114,10 @@ def test_merged_counters_are_as_old_as_the_oldest():
 
 
 def test_a_replica_that_went_back_to_vanilla_tells_the_policy():
-    gone = ANSWER | {"policy": "vanilla", "switches": 1, "disagreement": "ranks [1]"}
-    posted = [ANSWER | {"switches": 1}, gone | {"policy": "oea", "switches": 2, "disagreement": None}]
-    told = [merge(answers)["policy"] for answers in ([ANSWER, gone], [gone, ANSWER], posted)]
-    assert told == ["vanilla", "vanilla", "oea"]
-    assert merge(posted)["switches"] == 2, "as many as before would be no switch"
+    gone = ANSWER | {"policy": "vanilla", "switches": 1, "own_switches": 1, "disagreement": "ranks [1]"}
+    for answers in ([ANSWER, gone], [gone, ANSWER]):
+        merged = merge(answers)
+        assert (merged["policy"], merged["switches"], merged["disagreement"]) == ("vanilla", 1, "ranks [1]")
 
 
 def test_counts_by_layer_are_added_up_layer_by_layer():
@@ -130,8 +160,10 @@ def test_a_refusal_of_all_is_one_line():
 
 
 def test_schedulers_that_disagree_are_the_servers_fault():
-    answer = make_client(Manager(said(ANSWER), refused("no memory"))).post(PATH, json=POST)
+    manager = Manager(said(ANSWER), refused("no memory"))
+    answer = make_client(manager).post(PATH, json=POST)
     assert (answer.status_code, answer.json()) == (500, {"error": "1 of 2 schedulers: no memory"})
+    assert [next(iter(body)) for _, body in manager.asked] == ["check"]
 
 
 @pytest.mark.parametrize(
@@ -154,4 +186,5 @@ def test_the_api_key_guards_reading_and_the_admin_key_switching(keys, given, rea
     headers = {"Authorization": f"Bearer {given}"} if given else {}
     assert client.get(PATH, headers=headers).status_code == read
     assert client.post(PATH, json=POST, headers=headers).status_code == switched
-    assert [body for _, body in manager.asked] == [{}] * (read == 200) + [{"post": POST}] * (switched == 200)
+    asked = [next(iter(body), "get") for _, body in manager.asked]
+    assert asked == ["get"] * (read == 200) + ["check", "commit"] * (switched == 200)

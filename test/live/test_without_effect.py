@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from live.test_control import REPORTER, control
+from live.test_control import control
 from refused import refused
 from sglang_xshare import hooks
 from sglang_xshare.policies.spelling import parse_policy
@@ -19,11 +19,11 @@ def test_a_preset_is_answered_with_its_keys(spelt, control):
     """A preset is the command line's word; "xshare" alone, which is near, is another mass."""
     asked = control()
     with refused(f"policy = {spelt!r}") as raised:
-        asked.post({"policy": spelt}, REPORTER)
+        asked.post({"policy": spelt})
     said = str(raised.value)
     body = json.loads(said[said.index("{") :])
     assert (body.pop("policy"), body) == parse_policy(spelt)
-    assert asked.post({"policy": spelt.partition(":")[0], **body}, REPORTER)["switches"] == 1
+    assert asked.post({"policy": spelt.partition(":")[0], **body})["switches"] == 1
 
 
 def limited(requests: int) -> SimpleNamespace:
@@ -55,7 +55,7 @@ LIMITS = [
 def test_what_no_batch_reaches_is_warned_of_before_the_first_request(limits, warned, control, monkeypatch, caplog):
     config = {"k0": 1, "add": 2, **limits}
     asked = control({"expert_policy": "xshare", "expert_policy_config": config}, max_running_requests=None)
-    monkeypatch.setattr(hooks, "_control", asked)
+    monkeypatch.setattr(hooks, "_control", asked.control)
     sampling = SimpleNamespace(custom_params=None)
     for rid in ("first", "second"):
         request = SimpleNamespace(rid=rid, sampling_params=sampling, priority=None, extra_key=None, finished=bool)
@@ -68,6 +68,6 @@ def test_what_no_batch_reaches_is_warned_of_before_the_first_request(limits, war
 
 def test_a_kmax_beyond_the_models_experts_is_warned_of(control):
     asked = control()
-    assert asked.post({"policy": "oea", "kmax": EXPERTS}, REPORTER)["warnings"] == []
-    (warning,) = asked.post({"policy": "oea", "kmax": EXPERTS + 1}, REPORTER)["warnings"]
+    assert asked.post({"policy": "oea", "kmax": EXPERTS})["warnings"] == []
+    (warning,) = asked.post({"policy": "oea", "kmax": EXPERTS + 1})["warnings"]
     assert warning == f"--expert-policy oea: kmax = {EXPERTS + 1} has no effect beyond the model's {EXPERTS} experts"

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..compatibility.layers import check_plans
@@ -28,6 +28,28 @@ NO_STAGE = (
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Checked:
+    """A switch that passed its check. `epoch` may commit it while the stage's number of switches is `switches`."""
+
+    epoch: str
+    switches: int
+    schedule: Schedule | None
+    is_trial: bool
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class Former:
+    """The policy before the commit of `epoch`, and what else the commit replaced."""
+
+    epoch: str
+    schedule: Schedule | None
+    rule: Rule
+    disagreement: str | None
+    is_trial: bool
+
+
 class Control:
     """Answers for one scheduler's stage. Every rank handles the same messages in the same order between its steps, so
     that all of them switch at the same one, or none does: what is checked is alike on all.
@@ -37,6 +59,10 @@ class Control:
         self.stage = stage
         self.server_args = server_args
         self._is_trial = False
+        self._posted = stage.switches
+        """The number of the last switch that a POST made."""
+        self._checked: Checked | None = None
+        self._former: Former | None = None
         self._looked: tuple[float, int, dict[str, Any]] | None = None
         """The last look at the counters: its time, the number of switches by then, and the counters."""
 
@@ -61,37 +87,62 @@ class Control:
                 "router": {"top_k": router.top_k, "renormalize": router.renormalize},
             },
             **(self._look() if counts else dict.fromkeys(("counters", "since_switch", "counted_ago"))),
-            "switches": stage.switches,
+            **self._number(),
             "disagreement": stage.disagreement,
             "trial": self._is_trial and stage.disagreement is None,
             "estimated_acceptance": stage.acceptance.estimate,
         }
 
-    def post(self, body: Mapping[str, Any], reporter: Any) -> dict[str, Any]:
-        """Switch to the policy in `body`: the keys of --expert-policy-config, and "policy". Returns what `get` does,
-        and warnings. Raises ValueError in one line, having changed nothing.
+    def check(self, body: Mapping[str, Any], epoch: str, reporter: Any) -> dict[str, Any]:
+        """Check a switch to the policy in `body`: the keys of --expert-policy-config, "policy" and "trial". Change
+        nothing, and keep the switch for a commit of `epoch`. Return the numbers of switches, as `get` does. Raises
+        ValueError in one line.
         """
-        switches = self.stage.switches
-        schedule, is_trial, after = self._read(body), body.get("trial", False), body.get("after", switches)
+        self._checked = None  # on all schedulers alike, whichever of them refuses this check
+        schedule, is_trial = self._read(body), body.get("trial", False)
         if type(is_trial) is not bool:
             raise ValueError(f"trial = {as_json(is_trial)}: allowed is true or false")
-        if after != switches:
-            reason = f"there were {switches} switches; allowed is that number, or none"
-            raise ValueError(f"after = {as_json(after)}: {reason}")
         warnings = self._check(schedule, find_limit(reporter.scheduler))
+        self.stage.check_switch(schedule)
         rule = self.stage.rule
         keeps = schedule is None or schedule.observed or "exact" in schedule.given
         if rule != Rule() and not keeps and not is_trial:
             lost = as_json({name: value for name, value in asdict(rule).items() if value not in (None, False)})
             reason = "from now on a request is exact only where it says so; to keep it, send it again"
             warnings.append(f"exact: {lost} of the policy before is not in this one: {reason}")
-        self.stage.switch(schedule, reporter)
-        self._is_trial = is_trial
-        for warning in warnings:
+        self._checked = Checked(epoch, self.stage.switches, schedule, is_trial, warnings)
+        return self._number()
+
+    def commit(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
+        """Make the switch that `check` of the same epoch checked, as the server's switch `number`. Return what `get`
+        does, and warnings. Raises ValueError, having changed nothing, for any other epoch and after a switch since the
+        check. After an exception of the switch itself, call `restore`.
+        """
+        stage, checked = self.stage, self._checked
+        if checked is None or checked.epoch != epoch:
+            raise ValueError("another client switches the policy at the same time; ask again")
+        if checked.switches != stage.switches:
+            raise ValueError("the policy changed after the check; ask again")
+        self._former = Former(epoch, stage.plans.schedule, stage.rule, stage.disagreement, self._is_trial)
+        stage.switch(checked.schedule, reporter, number, stage.rule if checked.is_trial else None)
+        self._posted, self._is_trial = number, checked.is_trial
+        for warning in checked.warnings:
             logger.warning(warning)
-        answer = self.get() | {"warnings": warnings}
+        answer = self.get() | {"warnings": checked.warnings}
         self._looked = None  # what is asked next is what the new policy has done
         return answer
+
+    def restore(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
+        """Undo the commit of `epoch`, also one that failed halfway, as the server's switch `number`. Do nothing if this
+        epoch changed nothing here, or if a later one did. Return whether something was restored.
+        """
+        former = self._former
+        if former is None or former.epoch != epoch:
+            return {"restored": False}
+        self.stage.switch(former.schedule, reporter, number, former.rule)
+        self.stage.disagreement = former.disagreement
+        self._posted, self._is_trial = number, former.is_trial
+        return {"restored": True}
 
     def begin(self, scheduler: Any) -> None:
         """Log a warning, before the first request, if the policy can act in no step: SGLang decides how many requests
@@ -133,6 +184,13 @@ class Control:
             check_plans(layer, plans, config)
         return warnings
 
+    def _number(self) -> dict[str, Any]:
+        """Return the number of switches of this scheduler, and how many of them it made by itself since the last POST:
+        None if another rank reports them.
+        """
+        own = self.stage.switches - self._posted
+        return {"switches": self.stage.switches, "own_switches": own if is_first_rank() else None}
+
     def _look(self) -> dict[str, Any]:
         """Return the counters, those since the last switch, and how many seconds ago they were looked at."""
         stage, now = self.stage, time.monotonic()
@@ -166,11 +224,21 @@ def handle(control: Control | None, scheduler: Any, request: Any) -> Any:
     try:
         if control is None:
             raise ValueError(NO_STAGE)
-        body = request.body.get("post")
-        answer = control.get() if body is None else control.post(body, scheduler.metrics_reporter)
+        answer = _ask(control, request.body, scheduler.metrics_reporter)
         return DumperControlReqOutput(success=True, response=[answer])
     except ValueError as error:  # `ExpertPolicyError` is one
         return DumperControlReqOutput(success=False, response=[], error=" ".join(str(error).split()))
     except Exception as error:
         logger.exception("%s %s", "POST" if request.body else "GET", PATH)
         return DumperControlReqOutput(success=False, response=[], error=f"{type(error).__name__}: {error}")
+
+
+def _ask(control: Control, body: Mapping[str, Any], reporter: Any) -> dict[str, Any]:
+    match body:
+        case {"check": policy, "epoch": epoch}:
+            return control.check(policy, epoch, reporter)
+        case {"commit": epoch, "number": number}:
+            return control.commit(epoch, number, reporter)
+        case {"restore": epoch, "number": number}:
+            return control.restore(epoch, number, reporter)
+    return control.get()

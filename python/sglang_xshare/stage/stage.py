@@ -138,10 +138,11 @@ class Stage:
         self.graphs.check(self.plans, plans)
         return plans
 
-    def switch(self, schedule: Schedule | None, reporter: Any) -> None:
+    def switch(self, schedule: Schedule | None, reporter: Any, number: int = 0, rule: Rule | None = None) -> None:
         """Select by another schedule, None for vanilla, from the next step on; between two steps. Metrics, log and
         trace (`reporter` as in `publish`) are brought up to date first, so that none mixes both: the host waits for the
-        device, twice. Raises ValueError, and changes nothing, as `check_switch` does.
+        device, twice. `number` is the server's for this switch, 0 for the next one; `rule` replaces the schedule's for
+        exact requests. Raises ValueError, and changes nothing, as `check_switch` does.
         """
         plans = self.check_switch(schedule)
         wait_for_device(self.device)
@@ -151,11 +152,12 @@ class Stage:
         self.graphs.follow(self.plans, plans)
         wait_for_device(self.device)
         self.since_switch.read()
-        self.switches += 1
+        self.switches = number or self.switches + 1
         self.disagreement = None
         if self.agreement is not None:
             self.agreement.forwards = 0  # what is wrong with these plans shows at once
         self._adopt(plans)
+        self.rule = rule or self.rule
         if self.trace is not None:
             self.trace.switch(self.switches, plans.given)
         show_plan(self.plan)

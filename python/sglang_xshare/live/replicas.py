@@ -1,0 +1,124 @@
+"""All schedulers of one server: one answer of theirs to GET, and a switch that all of them make or none."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+from uuid import uuid4
+
+from sglang.srt.managers.io_struct import DumperControlReqInput
+
+from ..policies.keys import as_json
+from ..stage.evidence.interval import Interval
+from . import METHOD
+
+COUNTS = ("counters", "since_switch")
+MEANS = {
+    "mean_before": "experts_before",
+    "mean_after": "experts_after",
+    "mean_page_ins_before": "page_ins_before",
+    "mean_page_ins": "page_ins",
+}
+"""Means by layer and step, of these totals."""
+
+
+class Refusal(ValueError):
+    """A question that schedulers refused, in one line. `status` is that of the HTTP answer."""
+
+    def __init__(self, line: str, status: int = 400) -> None:
+        super().__init__(line)
+        self.status = status
+
+
+class Replicas:
+    """The schedulers of one server, which all get the same messages. `find_manager` returns SGLang's TokenizerManager.
+
+    SGLang delivers control messages to every scheduler in one order, also those of several tokenizer processes
+    (`multi_tokenizer_mixin.py`, `data_parallel_controller.py`). So two processes that switch at once need no common
+    lock: the later check replaces the earlier one on all schedulers, and all of them refuse the commit of the earlier
+    one.
+    """
+
+    def __init__(self, find_manager: Callable[[], Any]) -> None:
+        self._find_manager = find_manager
+        self._lock = asyncio.Lock()
+
+    async def get(self) -> dict[str, Any]:
+        """Return one answer of all schedulers. Raises `Refusal`."""
+        return merge(await self._ask({}))
+
+    async def switch(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Switch all schedulers to the policy in `body` and return their merged answer: check on all, then commit on
+        all. Raises `Refusal`, with the previous policy on every scheduler, if one of them refuses.
+        """
+        async with self._lock:
+            epoch = uuid4().hex
+            number = count_switches(await self._ask({"check": body, "epoch": epoch}))
+            after = body.get("after", number)
+            if after != number:
+                raise Refusal(f"after = {as_json(after)}: must be {number}, the number of switches so far, or absent")
+            try:
+                return merge(await self._ask({"commit": epoch, "number": number + 1}))
+            except Exception as error:
+                restored = await self._restore(epoch, number + 2)
+                if not isinstance(error, Refusal):
+                    raise
+                raise Refusal(f"{error}{restored}", error.status) from None
+
+    async def _restore(self, epoch: str, number: int) -> str:
+        """Restore the previous policy on each scheduler that this epoch changed. Return what happened, to end an error
+        line with: empty if no scheduler had changed.
+        """
+        try:
+            answers = await self._ask({"restore": epoch, "number": number})
+        except Refusal as error:
+            return f"; the previous policy was not restored: {error}"
+        restored = sum(answer["restored"] for answer in answers)
+        return f"; {restored} of {len(answers)} restored the previous policy" if restored else ""
+
+    async def _ask(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return each scheduler's answer: of every replica, and of every rank of data-parallel attention. Raises
+        `Refusal`: status 400 if all of them refuse, 500 if some do.
+        """
+        outputs = await self._find_manager().dumper_control(DumperControlReqInput(method=METHOD, body=body))
+        refusals = [output.error for output in outputs if not output.success]
+        if len(refusals) == len(outputs):
+            raise Refusal(refusals[0])
+        if refusals:
+            raise Refusal(f"{len(refusals)} of {len(outputs)} schedulers: {refusals[0]}", 500)
+        return [output.response[0] for output in outputs]
+
+
+def count_switches(answers: list[dict[str, Any]]) -> int:
+    """Return the number of switches of a server: that of the last POST, plus one for every replica's own switch to
+    vanilla since.
+    """
+    # All ranks of data-parallel attention fall back together, so that only the first of them counts.
+    first = [answer for answer in answers if answer["own_switches"] is not None]
+    own = [int(answer["own_switches"]) for answer in first]
+    return max(int(answer["switches"]) - count for answer, count in zip(first, own, strict=True)) + sum(own)
+
+
+def merge(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return one answer of several schedulers': counts added up, and the policy of a replica that went back to vanilla
+    by itself, if there is one.
+    """
+    base = max(answers, key=lambda answer: (answer["disagreement"] is not None, answer["switches"]))
+    counts = {name: _add_up([answer[name] for answer in answers if answer[name]]) for name in COUNTS}
+    merged = base | counts | {"counted_ago": max(answer["counted_ago"] or 0.0 for answer in answers)}
+    del merged["own_switches"]
+    return merged | {"switches": count_switches(answers)}
+
+
+def _add_up(counts: list[dict[str, Any]]) -> dict[str, Any]:
+    names = [one.name for one in fields(Interval) if one.name != "outcomes"]
+    totals = {name: sum(one[name] for one in counts) for name in names if counts[0].get(name) is not None}
+    outcomes = {name: sum(one["outcomes"][name] for one in counts) for name in counts[0]["outcomes"]}
+    interval = Interval(**totals, outcomes=outcomes)
+    means = {name: interval.mean(total) for name, total in MEANS.items() if total in totals}
+    means |= {name: getattr(interval, name) for name in ("mean_kept_mass", "others_kept_mass")}
+    layers = [
+        {name: sum(one[name] for one in same) for name in same[0]} | {"layer": same[0]["layer"]}
+        for same in zip(*(one.get("by_layer", []) for one in counts), strict=True)
+    ]
+    return totals | means | {"outcomes": outcomes} | ({"by_layer": layers} if layers else {})

@@ -1,0 +1,125 @@
+"""A server's process over fake schedulers: every control message reaches all of them in one order, as in SGLang."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_xshare import hooks
+from sglang_xshare.live import METHOD
+from sglang_xshare.live.control import Control, handle
+from sglang_xshare.live.replicas import Replicas
+from sglang_xshare.stage.stage import Stage
+from stage.fake import Model, make_reporter, run
+
+REPORTER = make_reporter(current_scheduler_metrics_enabled=False)
+OEA = {"policy": "oea", "k0": 2}
+XSHARE = {"policy": "xshare", "k0": 1, "add": 2, "exact": {"default": True}}
+WHICH = "ranks [1] have selected other experts than the first"
+
+
+class Schedulers:
+    """Upstream's TokenizerManager, with a scheduler of each control behind it. `arrive` is called with the body of
+    every message before a scheduler handles it.
+    """
+
+    def __init__(self, *controls: Control, reporter: SimpleNamespace = REPORTER) -> None:
+        self.controls = controls
+        self.reporter = reporter
+        self.asked: list[dict[str, Any]] = []
+        self.arrive: Callable[[dict[str, Any]], None] = lambda body: None
+
+    async def dumper_control(self, request: Any) -> list[Any]:
+        assert request.method == METHOD
+        self.asked.append(request.body)
+        self.arrive(request.body)
+        outputs = self.hand(request.body)
+        await asyncio.sleep(0)
+        return outputs
+
+    def hand(self, body: dict[str, Any]) -> list[Any]:
+        """Every scheduler's answer to a message, which may be another process's."""
+        message, scheduler = SimpleNamespace(method=METHOD, body=body), SimpleNamespace(metrics_reporter=self.reporter)
+        return [handle(one, scheduler, message) for one in self.controls]
+
+    @property
+    def phases(self) -> list[str]:
+        """The kind of every message so far."""
+        return [next(iter(body), "get") for body in self.asked]
+
+
+class Asked:
+    """A server of one scheduler, whose fake model can be run."""
+
+    def __init__(self, control: Control, model: Model) -> None:
+        self.control = control
+        self.model = model
+
+    @property
+    def stage(self) -> Stage:
+        return self.control.stage
+
+    def get(self) -> dict[str, Any]:
+        """The answer to GET."""
+        return asyncio.run(Replicas(lambda: Schedulers(self.control)).get())
+
+    def post(self, body: Mapping[str, Any], reporter: SimpleNamespace = REPORTER) -> dict[str, Any]:
+        """The answer to POST. Raises ValueError as the server refuses."""
+        return asyncio.run(Replicas(lambda: Schedulers(self.control, reporter=reporter)).switch(dict(body)))
+
+    def decode(self, rows: int = 12) -> list[torch.Tensor | None]:
+        """What each layer routes a decode step to: expert ids, None for vanilla."""
+        hooks._stage = self.stage
+        run(self.model, "decode", rows)
+        return [None if routed is None else routed[1] for routed in self.model.routed]
+
+
+class Two:
+    """A server of two replicas, both switched once to XSHARE, and its process."""
+
+    def __init__(self, first: Asked, second: Asked) -> None:
+        self.both = first, second
+        self.schedulers = Schedulers(first.control, second.control)
+        self.replicas = Replicas(lambda: self.schedulers)
+        self.post(XSHARE)
+        self.schedulers.asked.clear()
+
+    def get(self) -> dict[str, Any]:
+        return asyncio.run(self.replicas.get())
+
+    def post(self, body: dict[str, Any]) -> dict[str, Any]:
+        return asyncio.run(self.replicas.switch(body))
+
+    def states(self) -> list[tuple[Any, ...]]:
+        """Whatever a switch changes of each replica, but for its number."""
+        controls = [one.control for one in self.both]
+        return [(one.stage.plans.given, one.stage.rule, one.stage.disagreement, one.get()["trial"]) for one in controls]
+
+    def ids(self) -> list[list[torch.Tensor | None]]:
+        """What a decode step of each replica routes to; both have the same logits."""
+        return [one.decode() for one in self.both]
+
+    def policies(self) -> list[str]:
+        return [one.stage.plans.given["policy"] for one in self.both]
+
+
+def fall_back(asked: Asked) -> None:
+    """What a replica does whose ranks have disagreed."""
+    asked.stage.switch(None, REPORTER)
+    asked.stage.disagreement = WHICH
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, asked: Asked, is_late: bool) -> None:
+    """Have the next switch of a replica raise, before or after it has changed what it changes."""
+    switch = asked.stage.switch
+
+    def fail(*args: Any) -> None:
+        monkeypatch.setattr(asked.stage, "switch", switch)
+        if is_late:
+            switch(*args)
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(asked.stage, "switch", fail)

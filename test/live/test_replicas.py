@@ -1,0 +1,189 @@
+"""Two replicas of one server: a switch is made by both or by none, whatever happens to one of them meanwhile."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from live.schedulers import OEA, WHICH, XSHARE, Asked, Two, fail_once, fall_back
+from live.test_control import control
+from refused import refused
+from sglang_xshare.live.replicas import Refusal, count_switches
+from sglang_xshare.policies.exact import Rule
+
+__all__ = ["control"]
+
+
+@pytest.fixture
+def two(control: Callable[..., Asked]) -> Two:
+    return Two(control(), control())
+
+
+def test_a_switch_is_a_check_and_a_commit(two):
+    told = two.post(OEA)
+    assert two.schedulers.phases == ["check", "commit"]
+    assert (told["policy"], told["switches"], len(told["warnings"])) == ("oea", 2, 1)
+    assert two.get()["switches"] == 2
+    assert two.policies() == ["oea", "oea"]
+    first, second = two.ids()
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_an_after_from_before_a_fallback_is_refused_by_all(gone, two):
+    before = two.get()["switches"]
+    fall_back(two.both[gone])
+    states = two.states()
+    told = two.get()
+    assert (told["switches"], told["policy"], told["disagreement"]) == (before + 1, "vanilla", WHICH)
+    with refused(f"after = {before}") as raised:
+        two.post(OEA | {"after": before})
+    assert f"must be {before + 1}, the number of switches" in str(raised.value)
+    assert two.states() == states
+    assert two.post(OEA | {"after": before + 1})["switches"] == before + 2
+    assert two.policies() == ["oea", "oea"]
+    assert [one.stage.switches for one in two.both] == [before + 2] * 2
+    assert two.get()["disagreement"] is None
+
+
+def test_each_replicas_fallback_raises_the_number(two):
+    numbers = [two.get()["switches"]]
+    for one in two.both:
+        fall_back(one)
+        numbers.append(two.get()["switches"])
+    assert numbers == [1, 2, 3]
+    with refused("after = 2"):
+        two.post(OEA | {"after": 2})
+    assert two.post(OEA | {"after": 3})["switches"] == 4
+
+
+def test_a_post_without_after_switches_all_after_a_fallback(two):
+    fall_back(two.both[1])
+    assert two.post(OEA)["switches"] == 3
+    assert two.policies() == ["oea", "oea"]
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize("gone", [0, 1])
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_commit_that_fails_on_one_is_undone_on_all(failing, gone, is_late, two, monkeypatch):
+    two.post({"policy": "lynx-lat", "retain": 7, "trial": True})
+    fall_back(two.both[gone])
+    states, ids, before = two.states(), two.ids(), two.get()["switches"]
+    fail_once(monkeypatch, two.both[failing], is_late)
+    with pytest.raises(Refusal) as raised:
+        two.post(OEA)
+    line = "1 of 2 schedulers: MemoryError: no memory; 2 of 2 restored the previous policy"
+    assert (str(raised.value), raised.value.status) == (line, 500)
+    assert two.schedulers.phases[-3:] == ["check", "commit", "restore"]
+    assert two.states() == states
+    for former, now in zip(ids, two.ids(), strict=True):
+        for one, other in zip(former, now, strict=True):
+            assert (one is None and other is None) or torch.equal(one, other)
+    told = two.get()
+    assert (told["policy"], told["disagreement"], told["switches"]) == ("vanilla", WHICH, before + 2)
+    with refused(f"after = {before}"):
+        two.post(OEA | {"after": before})
+    assert two.post(OEA | {"after": before + 2})["switches"] == before + 3
+    assert two.policies() == ["oea", "oea"]
+    assert len({one.stage.switches for one in two.both}) == 1
+
+
+def test_a_restore_that_fails_is_told(two, monkeypatch):
+    fail_once(monkeypatch, two.both[0], is_late=False)
+
+    def arrive(body: dict[str, Any]) -> None:
+        if "restore" in body:
+            fail_once(monkeypatch, two.both[1], is_late=False)
+
+    two.schedulers.arrive = arrive
+    with pytest.raises(Refusal) as raised:
+        two.post(OEA)
+    line = "; the previous policy was not restored: 1 of 2 schedulers: MemoryError: no memory"
+    assert str(raised.value) == f"1 of 2 schedulers: MemoryError: no memory{line}"
+    assert two.post(OEA)["policy"] == "oea"
+    assert two.policies() == ["oea", "oea"]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_check_that_fails_on_one_changes_nothing(failing, two, monkeypatch):
+    states = two.states()
+    monkeypatch.setattr(two.both[failing].stage, "check_switch", lambda schedule: 1 / 0)
+    with pytest.raises(Refusal) as raised:
+        two.post(OEA)
+    assert (str(raised.value), raised.value.status) == ("1 of 2 schedulers: ZeroDivisionError: division by zero", 500)
+    assert two.schedulers.phases == ["check"]
+    assert two.states() == states
+    assert two.get()["switches"] == 1
+
+
+def test_a_process_that_fails_between_check_and_commit_changes_nothing(two, monkeypatch):
+    states = two.states()
+    with monkeypatch.context() as patch:
+        patch.setattr("sglang_xshare.live.replicas.count_switches", lambda answers: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            two.post(OEA)
+    assert two.schedulers.phases == ["check"]
+    assert two.states() == states
+    assert two.post(XSHARE)["switches"] == 2, "the lock is free again"
+
+
+def test_a_process_that_fails_after_the_commit_has_it_undone(two, monkeypatch):
+    states = two.states()
+    with monkeypatch.context() as patch:
+        patch.setattr("sglang_xshare.live.replicas.merge", lambda answers: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            two.post(OEA)
+    assert two.states() == states
+
+
+def test_a_fallback_between_check_and_commit_refuses_the_switch(two):
+    def arrive(body: dict[str, Any]) -> None:
+        if "commit" in body:
+            fall_back(two.both[1])
+
+    two.schedulers.arrive = arrive
+    with pytest.raises(Refusal) as raised:
+        two.post(OEA | {"after": 1})
+    line = "the policy changed after the check; ask again; 1 of 2 restored the previous policy"
+    assert str(raised.value) == f"1 of 2 schedulers: {line}"
+    assert two.policies() == ["xshare", "vanilla"]
+    assert two.get()["disagreement"] == WHICH
+
+
+def test_a_trial_keeps_the_rule_for_exact_requests_of_both(two):
+    assert two.post(OEA | {"trial": True})["trial"] is two.get()["trial"] is True
+    assert [one.stage.rule for one in two.both] == [Rule(default=True)] * 2
+    assert two.post(OEA)["trial"] is False
+
+
+def test_only_the_first_rank_counts_its_own_switches(two, monkeypatch):
+    """Ranks of data-parallel attention fall back together."""
+    (one, _) = two.both
+    fall_back(one)
+    assert one.control.get()["own_switches"] == 1
+    monkeypatch.setattr("sglang_xshare.live.control.is_first_rank", lambda: False)
+    assert one.control.get()["own_switches"] is None
+
+
+@pytest.mark.parametrize(
+    ("numbers", "count"),
+    [
+        ([(0, 0)], 0),
+        ([(4, 1)], 4),
+        ([(3, 0), (3, 0)], 3),
+        ([(4, 1), (3, 0)], 4),
+        ([(3, 0), (4, 1)], 4),
+        ([(4, 1), (4, 1)], 5),
+        ([(3, 0), (3, None)], 3),
+        ([(4, 1), (4, None)], 4),
+        ([(4, None), (4, 1)], 4),
+        ([(5, 0), (3, 0)], 5),
+        ([(5, 0), (4, 1)], 6),
+    ],
+)
+def test_switches_of_the_server(numbers, count):
+    """Each replica's (switches, own); own is None for a rank of data-parallel attention that is not the first."""
+    answers = [{"switches": switches, "own_switches": own} for switches, own in numbers]
+    assert count_switches(answers) == count

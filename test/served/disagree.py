@@ -1,4 +1,6 @@
-"""A SGLang plugin that has the second rank select by another policy, once the file named by $DISAGREE is there."""
+"""A SGLang plugin that has the second rank of one replica select by another policy, once the file named by $DISAGREE is
+there.
+"""
 
 import multiprocessing
 import os
@@ -26,9 +28,17 @@ def install() -> None:
     file, begin_forward = Path(os.environ["DISAGREE"]), Stage.begin_forward
 
     def change_and_begin(stage: Stage, forward_batch: Any) -> None:
-        if find_rank()[0] == 1 and file.exists():
-            file.unlink()
+        if find_rank()[0] == 1 and take(file):
             stage.plans = Plans(build_schedule("xshare", {"k0": 1, "add": 0}, speculative=False), stage.batches)
         begin_forward(stage, forward_batch)
 
     setattr(Stage, "begin_forward", change_and_begin)  # noqa: B010 - mypy knows a method
+
+
+def take(file: Path) -> bool:
+    """Whether the file was there, for one process alone."""
+    try:
+        file.unlink()
+    except FileNotFoundError:
+        return False
+    return True

@@ -7,7 +7,15 @@ import pytest
 import requests
 
 from served import disagree
-from served.answers import NEW_TOKENS, SERVERS, generate_together, make_server, parse_metrics, read_prompts
+from served.answers import (
+    NEW_TOKENS,
+    SERVERS,
+    generate_together,
+    make_server,
+    parse_metrics,
+    read_plans,
+    read_prompts,
+)
 from served.load import post
 from served.ranks import TWO_CORES, XSHARE
 from served.release import LATEST
@@ -41,6 +49,39 @@ def test_the_server_goes_back_to_vanilla_and_may_be_switched_again(tiny_model, p
         assert answer() == served("xshare").tokens[0]
         metrics = parse_metrics(server.get("/metrics"))
         assert metrics["vanilla_fallbacks_total"] == metrics["rank_disagreements_total"] == 1
+        assert server.get(PATH)["switches"] == 2
+    assert server.log_text().count(WHICH) == 1
+
+
+@pytest.mark.long
+def test_a_replica_that_fell_back_is_switched_with_the_other(tiny_model, patched_release, tmp_path):
+    env = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1|0|1"} | disagree.put(tmp_path)
+    flags = (*RANKS, "--dp-size", "2")
+    server, _, _ = make_server(tiny_model, patched_release(LATEST), flags, tmp_path, env)
+    prompts = read_prompts(tiny_model)
+
+    def read_policies() -> list[str]:
+        states = server.get("/server_info")["internal_states"]
+        return [state["expert_policy_config"]["policy"] for state in states]
+
+    with server:
+        assert server.get(PATH)["switches"] == 0
+        Path(env["DISAGREE"]).touch()
+        for _ in range(100):
+            server.generate(prompts, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+            told = server.get(PATH)
+            if told["disagreement"] is not None:
+                break
+        assert told["disagreement"].startswith(WHICH)
+        assert (told["policy"], told["switches"]) == ("vanilla", 1)
+        assert sorted(read_policies()) == ["vanilla", "xshare"]
+        late = post(server, {"policy": "oea", "k0": 2, "after": 0})
+        assert (late.status_code, late.json()["error"].partition(", ")[0]) == (400, "after = 0: must be 1")
+        assert sorted(read_policies()) == ["vanilla", "xshare"]
+        switched = post(server, {"policy": "oea", "k0": 2, "after": 1}).json()
+        assert (switched["policy"], switched["switches"], switched["disagreement"]) == ("oea", 2, None)
+        assert read_policies() == ["oea", "oea"]
+        assert read_plans(server.get("/metrics")) == [switched["plan_hash"]] * 2
         assert server.get(PATH)["switches"] == 2
     assert server.log_text().count(WHICH) == 1
 

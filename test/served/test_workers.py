@@ -57,6 +57,7 @@ def test_workers_switch_tell_and_dispatch(release, tiny_model, patched_release, 
                 assert {answer["expert_policy"]["policy"] for answer in answers} == {spelling}
                 assert any(answer["expert_policy"]["steps"] for answer in answers)
                 assert {answer["dp_rank"] for answer in answers} == {0, 1}
+            switch_at_once(server, threads, plans, len(plans))
             exact = list(threads.map(lambda number: ask(number, expert_policy="exact"), range(CLIENTS)))
         assert all(answer["meta_info"]["expert_policy"].get("exact") for answer in exact)
         assert "must be 'exact' or 'shared'" in ask(0, expert_policy="bad")["error"]["message"]
@@ -66,3 +67,25 @@ def test_workers_switch_tell_and_dispatch(release, tiny_model, patched_release, 
         running = [line for line in lines if line.startswith("sglang:expert_affinity_running_requests")]
         assert sum(float(line.split()[-1]) for line in running) == 1
         assert sum(line.startswith("sglang:expert_policy_info{") for line in lines) == 2  # one a replica
+
+
+def switch_at_once(server: Server, threads: ThreadPoolExecutor, plans: list[str], switches: int) -> None:
+    """Many POSTs meet in both workers: each is made by both replicas or by none, and `switches` counts those made."""
+
+    def switch(number: int) -> requests.Response:
+        body = parse_variant(plans[number % len(plans)]).body()
+        return requests.post(server.url + "/expert_policy", json=body, timeout=60)
+
+    for _ in range(10):
+        answers = list(threads.map(switch, range(CLIENTS)))
+        made = [answer.json() for answer in answers if answer.status_code == 200]
+        refused = [answer.json()["error"] for answer in answers if answer.status_code != 200]
+        assert set(refused) <= {"another client switches the policy at the same time; ask again"}
+        assert sorted(one["switches"] for one in made) == [*range(switches + 1, switches + len(made) + 1)]
+        switches += len(made)
+        told = server.get("/expert_policy")
+        assert told["switches"] == switches
+        last = max(made, key=lambda one: one["switches"])
+        assert told["in_force"] == last["in_force"]
+        states = server.get("/server_info")["internal_states"]
+        assert [state["expert_policy_config"] for state in states] == [told["in_force"]] * 2

@@ -22,7 +22,7 @@ LAYERS = (
     ("policies.plan",),
     ("policies", "policies.*", "selection", "selection.*"),
     ("upstream", "upstream.*"),  # what those above read of SGLang's code
-    ("stage.exact", "stage.step", "stage.layer", "stage.gather", "stage.handover", "stage.placement"),
+    ("stage.exact", "stage.step", "stage.gather", "stage.handover", "stage.placement"),
     ("stage.evidence", "stage.evidence.*"),  # what is reported of a step
     ("stage", "stage.*"),  # what runs every step
     ("affinity", "affinity.*"),

@@ -54,6 +54,7 @@ class Routers:
         self.stage: Stage | None = None
         if schedule is not None:
             layers = [Layer(number, config, None) for number, config in enumerate(self.configs)]
+            self.configs = [layer.upstream for layer in layers]
             self.stage = Stage(layers, schedule, device="cpu")
             wrap_model(self, self.stage)
 

@@ -39,10 +39,11 @@ def run_steps(
     counters.count_outcome("vanilla", step)
     for selecting in (2, 1):
         counters.count_outcome("policy", step)
+        tables = counters.begin()
         for layer in range(selecting):
-            tally, budgets = counters.tally(layer, logits), find_budgets(plan, logits.device)
+            tally, budgets = tables.of(layer, logits), find_budgets(plan, logits.device)
             select(logits, plan, router, step.batch, ranks, "triton", slots, tally, budgets)
-        counters.count(step)
+        counters.count(step, tables)
 
 
 def check(experts: int, form: str) -> str | None:

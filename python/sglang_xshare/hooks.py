@@ -105,6 +105,7 @@ def attach(model_runner: Any) -> None:
         from .stage.forward import wrap_calls
         from .stage.stage import Stage
         from .upstream.batches import read_batches
+        from .upstream.graphs import capture_anew, list_sizes
         from .upstream.server import draft_width, resolved, show_plan
 
         global _control, _stage
@@ -113,23 +114,27 @@ def attach(model_runner: Any) -> None:
         arguments, layers = found
         config, schedule = resolved(model_runner.server_args), arguments.schedule
         low_first = getattr(config, "schedule_low_priority_values_first", False)
+        rows = schedule.rows if schedule else "batch"
+        adapts = getattr(config, "speculative_adaptive", False)  # each of its widths has graphs, of which one is in use
         _stage = Stage(
             layers,
             schedule,
             device=model_runner.device,
             trace=arguments.trace,
-            batches=read_batches(config, schedule.rows if schedule else "batch"),
+            batches=read_batches(config, rows),
             masks=bool(getattr(model_runner.server_args, "mask_padding_experts", False)),
             ranks=read_ranks(model_runner, schedule),
             tp_size=getattr(config, "tp_size", 1),
             stops=arguments.stops,
             exact=Exact(model_runner.device, low_first, find_refusal(config), arguments.ignores_exact),
             acceptance=Acceptance(draft_width(config)),
+            find_batches=lambda: read_batches(config, rows, sizes=list_sizes(model_runner, config)),
+            recapture=None if adapts else lambda: capture_anew(model_runner),
         )
         wrap_calls(model_runner, _stage)
         _control = Control(_stage, model_runner.server_args)
-        if _stage.plan is not None:
-            show_plan(_stage.plan)
+        if _stage.in_force.plan is not None:
+            show_plan(_stage.in_force.plan)
 
 
 def _close() -> None:
@@ -140,23 +145,24 @@ def _close() -> None:
 
 def route(topk_config: Any, router_logits: Any) -> Any:
     """The `TopKConfig` to route with in this step: the policy's for a layer under policy, else the one given."""
-    return topk_config if _stage is None else _stage.routing.route(topk_config, router_logits)
+    layer = None if _stage is None else getattr(topk_config, "layer", None)
+    return topk_config if layer is None else layer.route(router_logits)
 
 
 def prepare(topk_config: Any, output_format: Any, router_logits: Any) -> Any:
-    """(what a layer's router hands its runner, router logits [n, N]): see `Routing.prepare`."""
-    if _stage is None:
-        return output_format, router_logits
-    return _stage.routing.prepare(topk_config, output_format, router_logits)
+    """(what a layer's router hands its runner, router logits [n, N]): see `Layer.prepare`."""
+    layer = None if _stage is None else getattr(topk_config, "layer", None)
+    return (output_format, router_logits) if layer is None else layer.prepare(output_format, router_logits)
 
 
 def finish(topk_config: Any, topk_ids: Any, topk_weights: Any, num_token_non_padded: Any = None) -> Any:
     """Rewrite empty slots for the MoE runner after EPLB has remapped the ids, or upstream has overwritten those of
     padding rows (`num_token_non_padded` is not None); else offer the ids' alignment.
     """
-    if _stage is None:
+    layer = None if _stage is None else getattr(topk_config, "layer", None)
+    if layer is None or layer.config is not topk_config:
         return topk_ids
-    return _stage.routing.finish(topk_config, topk_ids, topk_weights, num_token_non_padded)
+    return layer.finish(topk_ids, topk_weights, num_token_non_padded)
 
 
 def align(upstream: Callable[..., Any], topk_ids: Any, block_size: int, num_experts: int) -> Any:

@@ -96,14 +96,17 @@ class Two:
     def states(self) -> list[tuple[Any, ...]]:
         """Whatever a switch changes of each replica, but for its number."""
         controls = [one.control for one in self.both]
-        return [(one.stage.plans.given, one.stage.rule, one.stage.disagreement, one.get()["trial"]) for one in controls]
+        return [
+            (one.stage.in_force.given, one.stage.in_force.rule, one.stage.disagreement, one.get()["trial"])
+            for one in controls
+        ]
 
     def ids(self) -> list[list[torch.Tensor | None]]:
         """What a decode step of each replica routes to; both have the same logits."""
         return [one.decode() for one in self.both]
 
     def policies(self) -> list[str]:
-        return [one.stage.plans.given["policy"] for one in self.both]
+        return [one.stage.in_force.given["policy"] for one in self.both]
 
 
 def fall_back(asked: Asked) -> None:

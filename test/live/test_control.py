@@ -14,7 +14,7 @@ from sglang_xshare.live.control import ADDED, NO_STAGE, Control
 from sglang_xshare.policies import list_policies
 from sglang_xshare.policies.exact import Rule
 from sglang_xshare.policies.keys import as_json
-from sglang_xshare.stage.layer import Assignment
+from sglang_xshare.stage.frame import Assignment
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model
@@ -43,7 +43,7 @@ CONFIG: dict[str, Any] = {
 def control(attach, monkeypatch):
     """Call it with changes to the server's arguments for a server of a fake model's stage."""
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
-    monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
+    monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
     for name, value in {
         "is_first_rank": lambda: True,
         "resolved": lambda server_args: server_args,
@@ -62,7 +62,7 @@ def control(attach, monkeypatch):
 
 def test_get_tells_the_plan_and_what_is_counted(control):
     told = control(XSHARE | {"expert_policy_config": {"k0": 2, "layers": {"1": {"add": 3}}}}).get()
-    assert set(told) == {"policy", "k0", "layers", *ADDED} - {"warnings"}
+    assert set(told) == {"policy", "k0", "layers", *ADDED} - {"warnings", "recaptured", "recapture_seconds"}
     assert told["in_force"]["mass"] == 0.93
     assert {"by_rows": "8-15", "mass": 0.9} in told["in_force"]["overrides"]
     assert told["counters"]["outcomes"]["policy"] == told["switches"] == 0
@@ -138,18 +138,18 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"policy": "moe-spec", "budget": 4}, "moe-spec without speculative decoding"),
     ({"policy": "xshare", "layers": {"7": {"k0": 2}}}, "layers 7"),
     ({"policy": "xshare", "min_rows": 17}, "min_rows = 17: .*no step of this server has so many rows"),
-    ({"policy": "xshare", "recapture": True}, "recapture = true"),
+    ({"policy": "xshare", "recapture": 1}, r"recapture must be true or false \(got 1\)"),
 ]
 
 
 @pytest.mark.parametrize(("body", "line"), BAD, ids=[str(body) for body, _ in BAD])
 def test_bad_input_gets_one_line_and_changes_nothing(body, line, control, clock):
     asked = control()
-    model_plans, before = asked.stage.plans, asked.get()
+    model_plans, before = asked.stage.in_force, asked.get()
     with pytest.raises(ValueError, match=line) as error:
         asked.post(body)
     assert "\n" not in str(error.value)
-    assert asked.stage.plans is model_plans
+    assert asked.stage.in_force is model_plans
     assert asked.get() == before
 
 
@@ -188,8 +188,12 @@ def test_a_rule_of_exact_requests_is_not_lost_without_a_word(control):
 
 def test_what_graphs_cannot_follow_is_refused_with_the_way_out(control):
     asked = control()
+    asked.stage._recapture = None
     asked.stage.graphs._captured[asked.stage.layers[0], StepKey("decode", 2)] = Assignment()
-    with pytest.raises(ValueError, match=r"^CUDA graphs of 2 rows .*; a server started with this policy has them$"):
+    line = (
+        r"^CUDA graphs would have to be captured anew \(graphs of 2 rows: .*; one that is started with this policy has"
+    )
+    with pytest.raises(ValueError, match=line):
         asked.post({"policy": "xshare", "add": 1})
 
 
@@ -211,7 +215,7 @@ def test_trials_and_observe_keep_the_rule_for_exact_requests(body, keeps, contro
     asked = control()
     asked.post({"policy": "xshare", "add": 1, "exact": RULE})
     asked.post(body)
-    assert asked.stage.rule == (Rule(**RULE) if keeps else Rule())
+    assert asked.stage.in_force.rule == (Rule(**RULE) if keeps else Rule())
 
 
 def test_the_rule_outlives_a_search_on_a_server_that_observes(control):
@@ -221,7 +225,7 @@ def test_the_rule_outlives_a_search_on_a_server_that_observes(control):
     before = asked.post({"policy": "observe"})
     asked.post({"policy": "oea", "k0": 1, "trial": True})
     assert asked.post(before)["trial"] is False
-    assert asked.stage.rule == Rule(**RULE)
+    assert asked.stage.in_force.rule == Rule(**RULE)
 
 
 def ask(request: SimpleNamespace) -> Any:
@@ -248,7 +252,7 @@ def test_a_scheduler_never_ends_by_what_is_posted(control, monkeypatch):
         assert not answer.success
         assert answer.error
         assert "\n" not in answer.error, line
-    monkeypatch.setattr(asked.stage, "check_switch", lambda schedule: 1 / 0)
+    monkeypatch.setattr(asked.stage, "check_switch", lambda *args: 1 / 0)
     answer = ask(SimpleNamespace(method=METHOD, body={"check": {"policy": "vanilla"}, "epoch": "1"}))
     assert (answer.success, answer.error) == (False, "ZeroDivisionError: division by zero")
     assert asked.stage.switches == 0

@@ -109,7 +109,7 @@ def test_a_restore_that_fails_is_told(two, monkeypatch):
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_check_that_fails_on_one_changes_nothing(failing, two, monkeypatch):
     states = two.states()
-    monkeypatch.setattr(two.both[failing].stage, "check_switch", lambda schedule: 1 / 0)
+    monkeypatch.setattr(two.both[failing].stage, "check_switch", lambda *args: 1 / 0)
     with pytest.raises(Refusal) as raised:
         two.post(OEA)
     assert (str(raised.value), raised.value.status) == ("1 of 2 schedulers: ZeroDivisionError: division by zero", 500)
@@ -154,7 +154,7 @@ def test_a_fallback_between_check_and_commit_refuses_the_switch(two):
 
 def test_a_trial_keeps_the_rule_for_exact_requests_of_both(two):
     assert two.post(OEA | {"trial": True})["trial"] is two.get()["trial"] is True
-    assert [one.stage.rule for one in two.both] == [Rule(default=True)] * 2
+    assert [one.stage.in_force.rule for one in two.both] == [Rule(default=True)] * 2
     assert two.post(OEA)["trial"] is False
 
 

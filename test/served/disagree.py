@@ -4,6 +4,7 @@ there.
 
 import multiprocessing
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ def install() -> None:
     if multiprocessing.parent_process() is None:
         return
     from sglang_xshare.policies.schedule import build_schedule
-    from sglang_xshare.stage.plans import Plans
     from sglang_xshare.stage.stage import Stage
     from sglang_xshare.upstream.ranks import find_rank
 
@@ -29,7 +29,8 @@ def install() -> None:
 
     def change_and_begin(stage: Stage, forward_batch: Any) -> None:
         if find_rank()[0] == 1 and take(file):
-            stage.plans = Plans(build_schedule("xshare", {"k0": 1, "add": 0}, speculative=False), stage.batches)
+            other = build_schedule("xshare", {"k0": 1, "add": 0}, speculative=False)
+            stage.in_force = replace(stage.in_force, schedule=other)
         begin_forward(stage, forward_batch)
 
     setattr(Stage, "begin_forward", change_and_begin)  # noqa: B010 - mypy knows a method

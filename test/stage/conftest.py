@@ -9,9 +9,8 @@ from prometheus_client import REGISTRY
 
 from sglang_xshare import hooks
 from sglang_xshare.stage.evidence.figures import PREFIX
-from sglang_xshare.stage.layer import Layer
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import Model, make_reporter, runner
+from stage.fake import Model, bind, make_reporter, runner
 
 
 @pytest.fixture
@@ -21,16 +20,14 @@ def attach(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     # What these ask of SGLang is tested on every release in test_layer.py and test/served/test_serving.py.
     monkeypatch.setattr("sglang_xshare.upstream.server.show_plan", lambda plan: None)
     monkeypatch.setattr("sglang_xshare.upstream.server.resolved", lambda server_args: server_args)
+    monkeypatch.setattr("sglang_xshare.upstream.graphs.list_sizes", lambda *args: [])
     monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
     monkeypatch.setattr(
-        "sglang_xshare.compatibility.layers.read_layers",
-        lambda model_runner, arguments: [
-            Layer(number, config, None) for number, config in enumerate(model_runner.model.configs)
-        ],
+        "sglang_xshare.compatibility.layers.read_layers", lambda model_runner, arguments: bind(model_runner.model)
     )
 
     def put(model: Model, batches: Batches | None = None, **flags: Any) -> Any:
-        monkeypatch.setattr("sglang_xshare.upstream.batches.read_batches", lambda config, rows: batches or Batches())
+        monkeypatch.setattr("sglang_xshare.upstream.batches.read_batches", lambda *args, **sizes: batches or Batches())
         hooks.attach(runner(model, **flags))
         return hooks._stage
 

@@ -29,9 +29,10 @@ def count_steps(
     for logits, valid, exact in steps:
         step = Step("decode", logits.shape[1], Batch(valid, exact=exact))
         counters.count_outcome("policy", step)
+        tables = counters.begin()
         for layer, (rows, plan) in enumerate(zip(logits, plans, strict=True)):
             if plan is not None:
-                tally = counters.tally(layer, rows)
+                tally = tables.of(layer, rows)
                 select(rows, plan, router, step.batch, backend=backend, slots=slots, tally=tally)
-        found.append(counters.count(step, fits))
+        found.append(counters.count(step, tables, fits))
     return found, counters

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_xshare import hooks
 from sglang_xshare.stage.evidence.interval import OUTCOMES
+from sglang_xshare.stage.layer import Layer
 
 EXPERTS, TOP_K = 32, 4
 XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
@@ -59,6 +60,13 @@ class Model:
         if self.error:
             raise self.error
         return "output"
+
+
+def bind(model: Any, **options: Any) -> list[Layer]:
+    """The layers of a model, whose routers have the configs that carry them."""
+    layers = [Layer(number, config, None, **options) for number, config in enumerate(model.configs)]
+    model.configs = [layer.upstream for layer in layers]
+    return layers
 
 
 def forward_batch(mode: str, rows: int, batch_size: int | None = None, padding: int = 0) -> SimpleNamespace:

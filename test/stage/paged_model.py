@@ -69,12 +69,13 @@ class PagedModel(Model):
 def put(monkeypatch, model, policy="xshare", trace=None, device="cpu", **keys):
     """A stage around a paged model; its schedule is as a server that pages experts builds it."""
     monkeypatch.setattr(hooks, "_stage", None)
-    monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
+    monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
     monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
     layers = [
         Layer(number, config, None, paging=find_paging(SimpleNamespace(quant_method=paging)))
         for number, (config, paging) in enumerate(zip(model.configs, model.paging, strict=True))
     ]
+    model.configs = [layer.upstream for layer in layers]
     stage = Stage(
         layers, make_schedule(policy, **keys), device=device, trace=trace, batches=Batches(captured=(1, 2, 4, 8))
     )

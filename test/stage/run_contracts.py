@@ -19,9 +19,8 @@ from sglang.srt.layers.moe.fused_moe_native import moe_forward_native
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from sglang_xshare import Batch, build_plan, hooks, select
-from sglang_xshare.stage.evidence.counters import Counters
-from sglang_xshare.stage.layer import DROPPED, FILLED, MASKED, Assignment, Convention, Layer
-from sglang_xshare.stage.routing import Routing
+from sglang_xshare.stage.frame import Assignment, Frame
+from sglang_xshare.stage.layer import DROPPED, FILLED, MASKED, Convention, Layer
 from sglang_xshare.stage.step import Step
 from stage.compare_routing import make_config
 from stage.contracts import check
@@ -112,9 +111,7 @@ def install(layer: Layer | None) -> None:
     if layer is None:
         hooks._stage = None
         return
-    routing = Routing([layer], Counters(1, "cpu"), "cpu", None)
-    routing.is_running = True
-    hooks._stage = SimpleNamespace(routing=routing)  # type: ignore[assignment]
+    hooks._stage = SimpleNamespace()  # type: ignore[assignment]
 
 
 def run(case: Case) -> dict[str, Any]:
@@ -137,7 +134,7 @@ def run(case: Case) -> dict[str, Any]:
         recorded=not masked,
     )
     plan = build_plan(PLANS[case.plan])
-    layer.assignment = Assignment(plan, Step("decode", ROWS, Batch(valid)))
+    layer.slot.frame = Frame([Assignment(plan, Step("decode", ROWS, Batch(valid)))])
     info, owner = make_places(case.places)
     chosen = select(logits, plan, layer.router, Batch(valid), backend="reference")
 
@@ -146,7 +143,7 @@ def run(case: Case) -> dict[str, Any]:
     topk.get_global_experts_capturer = lambda: capturer
     install(layer)
     if masked:
-        _, seen = hooks.prepare(config, topk.TopKOutputFormat.BYPASSED, logits)
+        _, seen = hooks.prepare(layer.upstream, topk.TopKOutputFormat.BYPASSED, logits)
         values, ids = seen.float().topk(TOP_K)  # as FlashInfer's kernel: by logit, then softmax
         ids, weights = ids.int(), values.softmax(-1)
         chosen = select(logits.bfloat16(), plan, layer.router, Batch(valid), backend="reference")
@@ -154,7 +151,7 @@ def run(case: Case) -> dict[str, Any]:
         topk._is_cuda, topk._is_hip = not case.amd, case.amd
         live = torch.tensor(case.live) if case.amd else None
         given = {"num_token_non_padded": live, "expert_location_dispatch_info": info}
-        out = topk.select_experts(hidden, logits, config, layer_id=0, **given)
+        out = topk.select_experts(hidden, logits, layer.upstream, layer_id=0, **given)
         topk._is_cuda = topk._is_hip = False
         ids, weights = out.topk_ids, out.topk_weights
     install(None)

@@ -68,6 +68,8 @@ def serve(case: Case, rank: int) -> dict[str, Any]:
     assert schedule is not None
     configs = [router.topk_config for router in routers]
     layers = [Layer(number, config, None, convention=DROPPED) for number, config in enumerate(configs)]
+    for router, layer in zip(routers, layers, strict=True):
+        router.topk_config = layer.upstream
     ranks = Ranks(*find_rank(), EXPERTS, schedule.rows == "batch")
     installed = hooks._stage = Stage(layers, schedule, device="cpu", batches=Batches(always_pad=True), ranks=ranks)
     wrap_model(model, installed)
@@ -75,8 +77,8 @@ def serve(case: Case, rank: int) -> dict[str, Any]:
         wrap_router(router, installed)
     counted: dict[str, Any] = {"steps": [forward(model, load, rank, case.share) for load in case.loads]}
     counted |= {"totals": installed.counters.totals, "outcomes": installed.counters.outcomes}
-    if installed.observation is not None:
-        counted["observed"] = [plan.totals for plan in installed.observation.counters.values()]
+    if installed.in_force.lanes:
+        counted["observed"] = [lane.counters.totals for lane in installed.in_force.lanes]
     return counted
 
 

@@ -158,20 +158,20 @@ class Server:
 @pytest.fixture
 def serve(attach, monkeypatch):
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
-    monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
+    monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
     return lambda keys: Server(attach, keys)
 
 
 def test_the_next_step_selects_by_the_estimate(serve, caplog):
     server = serve(AUTO)
     server.check(START)
-    in_force = server.stage.plan
+    in_force = server.stage.in_force.plan
     for drafts, number in (((64, 0), 0.6875), ((8000, 16), 1 / 32)):
         server.accept(drafts)
         assert server.stage.acceptance.number == number
         server.check(number)
         server.check(number, requests=5)
-    assert server.stage.plan == in_force, "the hash of a plan stays"
+    assert server.stage.in_force.plan == in_force, "the hash of a plan stays"
     with caplog.at_level("INFO"):
         server.accept((100_000, 200_000))
     assert "the chance of a draft is 0.78" in caplog.text
@@ -181,7 +181,7 @@ def test_the_next_step_selects_by_the_estimate(serve, caplog):
 def test_other_layers_keep_their_number(serve):
     server = serve(AUTO | {"layers": {"1": {"acceptance": 0.5}}})
     server.accept((8000, 0))
-    found = [server.stage.plans.schedule.plan(layer, 12).acceptance for layer in (0, 1)]
+    found = [server.stage.in_force.schedule.plan(layer, 12).acceptance for layer in (0, 1)]
     assert found == [1 / 64, 0.5]
 
 

@@ -41,7 +41,7 @@ def test_step_never_waits_for_the_device(name, attach, tmp_path):
             expert_policy_trace=str(tmp_path / "trace"),
             speculative_algorithm="EAGLE3",
         )
-        installed.mask_padding = True
+        installed.reads_padding = True
         model.logits = torch.randn(12, EXPERTS)
         with pytest.raises(DataDependentOutputException):
             model.logits.sum().item()

@@ -12,6 +12,7 @@ from sglang_xshare.policies import VANILLA
 from sglang_xshare.policies.exact import NAMESPACE, Rule
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.exact import ATTACHED, MIXED_SESSION, Exact
+from sglang_xshare.stage.frame import Frame
 from sglang_xshare.stage.gather import Ranks
 from sglang_xshare.stage.step import read_key, read_step
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, forward_batch, gathered_batches, runner
@@ -259,7 +260,7 @@ def test_a_response_tells_that_no_step_was_changed(served):
     reqs = [Req("a", "exact"), *(Req(str(number)) for number in range(3))]
     for req in reqs:
         hooks.admit(SCHEDULER, req)
-    output = SimpleNamespace(expert_policy=stage.end_forward(batch_of(reqs)))
+    output = SimpleNamespace(expert_policy=stage.end_forward(Frame(), batch_of(reqs)))
     for req in reqs:
         hooks.count(req, output)
     exact, other = (req.customized_info["expert_policy"][0:1][0] for req in reqs[:2])
@@ -276,7 +277,7 @@ def test_the_rule_of_the_last_policy_holds_while_the_model_is_vanilla(served):
         return req.expert_policy_exact
 
     def switch(schedule):
-        stage._adopt(stage.check_switch(schedule))
+        stage.in_force, _ = stage.check_switch(schedule)
 
     policy = {"k0": 1, "add": 2}
     switch(build_schedule("xshare", policy | {"exact": {"default": True}}, speculative=False))

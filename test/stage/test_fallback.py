@@ -10,7 +10,7 @@ import torch
 
 from sglang_xshare import hooks
 from sglang_xshare.live.control import Control
-from sglang_xshare.stage.layer import Assignment
+from sglang_xshare.stage.frame import Assignment
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, XSHARE, Model, forward_batch, make_reporter, runner
@@ -32,7 +32,7 @@ def serve(attach, monkeypatch):
 
     def start(batches: Batches | None = None, **flags: Any) -> Any:
         monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
-        monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
+        monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
         monkeypatch.setattr("sglang_xshare.stage.stage.end_server", end)
         model = Model()
         attach(model, batches)
@@ -66,7 +66,7 @@ def test_the_step_after_a_comparison_that_failed_is_vanilla(serve, caplog):
     for _ in range(8):
         assert served.decode() == [False] * 3
     assert served.stage.agreement.counts == Counter(comparisons=2, disagreements=1, fallbacks=1)
-    assert served.stage.plans.given == {"policy": "vanilla"}
+    assert served.stage.in_force.given == {"policy": "vanilla"}
     assert served.stage.disagreement.startswith(WHICH)
 
 
@@ -108,17 +108,20 @@ def test_a_server_that_is_to_stop_ends_after_that_forward(serve, caplog):
     assert [record.message.rpartition("; ")[2] for record in caplog.records] == ["the server ends"]
 
 
-def test_a_server_whose_graphs_cannot_follow_ends(serve, caplog):
+def test_graphs_that_cannot_follow_to_vanilla_are_not_replayed(serve):
     oea = {"expert_policy": "oea", "expert_policy_config": {"k0": 2, "kmax": 6}}
     served = serve(Batches(captured=(8,)), **oea)
     served.decode()
     layer, key = served.stage.layers[0], StepKey("decode", 8)
-    served.stage.graphs.keep(layer, key, Assignment(served.stage.plans.find(layer, key)[0]))
+    served.stage.graphs.begin(key, [])
+    served.stage.graphs.keep(layer, key, Assignment(served.stage.in_force.find(layer, key)[0]))
+    assert hooks.allows_graph(forward_batch("decode", 8))
     served.differs = [1]
-    with pytest.raises(Ended):
-        served.decode()
-    assert "the server ends, it cannot be switched to vanilla: CUDA graphs of 8 rows" in caplog.text
-    assert served.stage.plans.given["policy"] == "oea"
+    served.decode()
+    assert served.stage.in_force.given["policy"] == "vanilla"
+    assert not hooks.allows_graph(forward_batch("decode", 8))
+    assert hooks.allows_graph(forward_batch("decode", 16)), "no graph has been captured for so many"
+    assert served.decode() == [False] * 3
 
 
 def test_where_no_policy_is_in_force_there_is_nothing_to_go_back_to(serve, caplog):

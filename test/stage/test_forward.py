@@ -39,7 +39,7 @@ def test_a_router_without_rows_selects_with_the_others_before_it_answers():
     router = SimpleNamespace(
         topk_config="config", empty_topk_output=lambda *args, **kwargs: order.append((args, kwargs))
     )
-    wrap_router(router, SimpleNamespace(routing=SimpleNamespace(enter_collective=order.append)))
+    wrap_router(router, SimpleNamespace(join=order.append))
     router.empty_topk_output("cpu", layer_id=3)
     assert order == ["config", (("cpu",), {"layer_id": 3})]
 

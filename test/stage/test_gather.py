@@ -5,13 +5,13 @@ import torch
 
 from sglang_xshare import Batch
 from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.stage.frame import Assignment, Frame
 from sglang_xshare.stage.gather import Gather, Ranks
-from sglang_xshare.stage.layer import Assignment, Layer
-from sglang_xshare.stage.plans import Plans
+from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.stage import Stage
-from sglang_xshare.stage.step import Step, read_step
+from sglang_xshare.stage.step import Step, StepKey, read_step
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import EXPERTS, Config, Model
+from stage.fake import EXPERTS, Config, Model, bind
 from stage.ranks import Load
 
 
@@ -46,7 +46,7 @@ def test_a_rank_alone_whose_rows_split_a_request_is_no_batch_of_requests():
 
 def test_a_router_with_other_rows_than_the_step_is_an_error():
     layer = Layer(7, Config(), None)
-    layer.assignment = Assignment(step=Step("decode", 5, Batch(), Gather((2, 3), 0)))
+    layer.slot.frame = Frame([Assignment(step=Step("decode", 5, Batch(), Gather((2, 3), 0)))])
     with pytest.raises(RuntimeError, match=r"^MoE layer 7: 4 router rows on a rank of 2$"):
         layer.collect(torch.zeros(4, EXPERTS))
 
@@ -57,14 +57,15 @@ def test_a_router_with_other_rows_than_the_step_is_an_error():
 def test_captured_graphs_hold_what_ranks_gather(captured, rows, refused):
     """A switch to a schedule of other rows needs graphs anew; without any, ranks follow it."""
     model = Model(1)
-    layers = [Layer(number, config, None) for number, config in enumerate(model.configs)]
+    layers = bind(model)
     schedules = [build_schedule("xshare", {"k0": 1, "add": 2, "rows": name}, False) for name in ("batch", rows)]
     ranks = Ranks(0, 2, 1, EXPERTS, True)
     stage = Stage(layers, schedules[0], device="cpu", batches=Batches(captured), ranks=ranks)
+    for size in captured:
+        stage.graphs.begin(StepKey("decode", size), [])
     if refused:
-        with pytest.raises(ValueError, match="rows = 'rank': "):
+        with pytest.raises(ValueError, match="they hold what ranks gather"):
             stage.check_switch(schedules[1])
         return
-    stage.check_switch(schedules[1])
-    stage._adopt(Plans(schedules[1], stage.batches, stage.masks))
+    stage.in_force, _ = stage.check_switch(schedules[1])
     assert stage.ranks.together == (rows == "batch")

@@ -1,5 +1,6 @@
-"""What a switch makes of captured graphs: their numbers are written, or it is refused and nothing is."""
+"""What a switch makes of captured graphs: their numbers are written, or it says why they would be captured anew."""
 
+import re
 from typing import Any
 
 import pytest
@@ -8,10 +9,11 @@ import torch
 from sglang_xshare.policies.plan import SelectionPlan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, encode
-from sglang_xshare.stage.assignment import assign
-from sglang_xshare.stage.graphs import Graphs, open_up
-from sglang_xshare.stage.layer import Assignment, Layer
-from sglang_xshare.stage.plans import Plans
+from sglang_xshare.stage.frame import Assignment, Frame, Slot
+from sglang_xshare.stage.graphs import Graphs, assign, describe_misfits, open_up
+from sglang_xshare.stage.in_force import InForce
+from sglang_xshare.stage.lane import make_lanes
+from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.step import Step, StepKey
 from sglang_xshare.types import Batch
 from sglang_xshare.upstream.batches import Batches
@@ -28,38 +30,53 @@ def _scaling(monkeypatch):
     monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
 
 
-def make_plans(keys: dict[str, Any]) -> Plans:
+def make_plans(keys: dict[str, Any]) -> InForce:
     own = {name: value for name, value in keys.items() if name != "policy"}
-    return Plans(build_schedule(keys["policy"], own, speculative="acceptance" in keys), BATCHES)
+    schedule = build_schedule(keys["policy"], own, speculative="acceptance" in keys)
+    return InForce(schedule, BATCHES, lanes=make_lanes(schedule, num_layers=2, device="cpu"))
 
 
-def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, Plans, list[Layer]]:
+def make_layers(count: int) -> list[Layer]:
+    """Layers of one stage."""
+    layers, slot = [Layer(number, Config(), None) for number in range(count)], Slot()
+    for number, layer in enumerate(layers):
+        layer.number, layer.slot = number, slot
+    return layers
+
+
+def place(layers: list[Layer], assignments: list[Assignment]) -> Frame:
+    """A forward in which layers have these assignments."""
+    layers[0].slot.frame = frame = Frame(assignments)
+    return frame
+
+
+def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, InForce, list[Layer]]:
     """Graphs of every size, as the stage captures them: each once eagerly, then recorded."""
-    graphs, plans = Graphs(ROWS), make_plans(keys)
-    layers = [Layer(number, Config(), None) for number in range(num_layers)]
+    graphs, plans = Graphs(), make_plans(keys)
+    layers = make_layers(num_layers)
     for rows in ROWS:
         run(graphs, plans, layers, Step("decode", rows, Batch()))
         record(graphs, plans, layers, rows)
     return graphs, plans, layers
 
 
-def run(graphs: Graphs, plans: Plans, layers: list[Layer], step: Step) -> None:
+def run(graphs: Graphs, plans: InForce, layers: list[Layer], step: Step) -> None:
     """An eager step, which reads no buffer."""
-    assign(layers, [step] * len(layers), plans, graphs, is_captured=False)
+    frame = place(layers, assign(layers, [step] * len(layers), plans, graphs, is_captured=False)[0])
     for layer in layers:
         assert (layer.assignment.plan, layer.assignment.buffer) == (plans.find(layer, step.key)[0], None)
         plan = layer.assignment.plan
-        layer.selection = None if plan is None else layer.select(torch.zeros(step.rows, EXPERTS), plan)
-    graphs.prepare(layers, step)
+        chosen = None if plan is None else layer.select(torch.zeros(step.rows, EXPERTS), plan)
+        frame.selections[layer.number] = chosen
+    graphs.prepare(layers, frame, step)
 
 
-def record(graphs: Graphs, plans: Plans, layers: list[Layer], rows: int) -> list[Assignment]:
+def record(graphs: Graphs, plans: InForce, layers: list[Layer], rows: int) -> list[Assignment]:
     """What each layer does in a step of so many rows that is captured."""
-    assign(layers, [Step("decode", rows, Batch())] * len(layers), plans, graphs, is_captured=True)
-    return [layer.assignment for layer in layers]
+    return assign(layers, [Step("decode", rows, Batch())] * len(layers), plans, graphs, is_captured=True)[0]
 
 
-def capture_anew(graphs: Graphs, plans: Plans, layers: list[Layer]) -> dict[tuple[int, int], SelectionPlan | None]:
+def capture_anew(graphs: Graphs, plans: InForce, layers: list[Layer]) -> dict[tuple[int, int], SelectionPlan | None]:
     """As a weight update has SGLang do it, under the plans in force: by layer and rows, whose kernel is captured."""
     kept, found = dict(graphs._captured), {}
     for rows in ROWS:
@@ -81,24 +98,24 @@ def test_numbers_are_written_for_every_layer_and_size():
     assert graphs.selecting == [2, 4, 16]
     wanted = {"policy": "xshare", "k0": 2, "add": 4, "layers": {"1": {"add": 3}}, "by_rows": {"4": {"k0": 3}}}
     plans = make_plans(wanted)
-    graphs.check(former, plans)
-    graphs.follow(former, plans)
+    assert not graphs.find_misfits(plans)
+    graphs.follow(plans)
     opened = open_up(former.find(layers[0], StepKey("decode", 2))[0], layers[0].router)
     for (layer_id, rows), numbers in read(graphs).items():
         plan, _ = plans.find(layers[layer_id], StepKey("decode", rows))
         # Two rows of top-4 want four experts beyond two each, as layer 0 has: the model's own routing, by numbers.
         assert (plan is None) == (layer_id == 0 and rows == 2)
         assert numbers == encode(plan or opened).tolist()
-    graphs.follow(plans, former)
+    graphs.follow(former)
     assert read(graphs) == read(capture(TIGHT)[0])
 
 
 @pytest.mark.parametrize("mass", ["careful", "fast", 0.8])
 def test_graphs_of_bare_xshare_follow_to_its_presets(mass):
-    graphs, former, _ = capture({"policy": "xshare"})
+    graphs, _, _ = capture({"policy": "xshare"})
     plans = make_plans({"policy": "xshare", "k0": 1, "mass": mass})
-    graphs.check(former, plans)
-    graphs.follow(former, plans)
+    assert not graphs.find_misfits(plans)
+    graphs.follow(plans)
     assert read(graphs) == read(capture({"policy": "xshare", "k0": 1, "mass": mass})[0])
 
 
@@ -110,24 +127,28 @@ def test_each_graph_has_the_share_of_its_own_rows():
     graphs, former, _ = capture({"policy": "xshare"})
     assert shares(graphs) == {2: 0.85, 4: 0.85, 16: 0.93}
     plans = make_plans({"policy": "xshare", "mass": "careful", "by_rows": {"4": {"mass": 0.5}}})
-    graphs.check(former, plans)
-    graphs.follow(former, plans)
+    assert not graphs.find_misfits(plans)
+    graphs.follow(plans)
     assert shares(graphs) == {2: 0.93, 4: 0.5, 16: 0.97}
-    graphs.follow(plans, former)
+    graphs.follow(former)
     assert shares(graphs) == {2: 0.85, 4: 0.85, 16: 0.93}
 
 
 @pytest.mark.parametrize(
     ("started", "wanted", "line"),
     [
-        ({"policy": "xshare"}, TIGHT, "graphs of 2, 4, 16 rows .*: add = "),
-        ({"policy": "xshare", "k0": 1, "add": 6}, TIGHT, "graphs of 2 rows .* captured without a selection"),
-        (TIGHT, {"policy": "xshare", "k0": 1, "mass": 0.5}, "graphs of 2, 4, 16 rows .*: mass = 0.5"),
-        (TIGHT, {"policy": "oea", "k0": 2, "kmax": 6}, "graphs of 2, 4, 16 rows .*: kmax = 6"),
-        (TIGHT, {"policy": "pruned", "k0": 1}, "graphs of 2, 4, 16 rows .*: coverage = 'own'"),
+        ({"policy": "xshare"}, TIGHT, "graphs of 2, 4, 16 rows: add = "),
+        ({"policy": "xshare", "k0": 1, "add": 6}, TIGHT, "graphs of 2 rows: they were captured without a selection"),
+        (TIGHT, {"policy": "xshare", "k0": 1, "mass": 0.5}, "graphs of 2, 4, 16 rows: mass = 0.5"),
+        (TIGHT, {"policy": "oea", "k0": 2, "kmax": 6}, "graphs of 2, 4, 16 rows: kmax = 6"),
+        (TIGHT, {"policy": "pruned", "k0": 1}, "graphs of 2, 4, 16 rows: coverage = 'own'"),
         ({"policy": "oea", "k0": 2, "kmax": 6}, {"policy": "vanilla"}, "kmax = 6 columns"),
-        (TIGHT | {"min_rows": 4}, TIGHT, "graphs of 2 rows .* captured without a selection"),
-        (TIGHT | {"layers": {"1": {"policy": "vanilla"}}}, TIGHT, "graphs of 2, 4, 16 rows .* without a selection"),
+        (TIGHT | {"min_rows": 4}, TIGHT, "graphs of 2 rows: they were captured without a selection"),
+        (
+            TIGHT | {"layers": {"1": {"policy": "vanilla"}}},
+            TIGHT,
+            "graphs of 2, 4, 16 rows: they were captured without a selection",
+        ),
         (TIGHT, {"policy": "observe"}, "observe counts what the graphs have captured"),
         ({"policy": "observe"}, TIGHT, "observe counts what the graphs have captured"),
         (
@@ -149,34 +170,34 @@ def test_each_graph_has_the_share_of_its_own_rows():
         ),
     ],
 )
-def test_what_graphs_cannot_follow_is_refused_by_size(started, wanted, line):
+def test_what_graphs_cannot_follow_is_told_by_size(started, wanted, line):
     graphs, former, _ = capture(started)
     numbers = read(graphs)
-    with pytest.raises(ValueError, match=line) as error:
-        graphs.check(former, make_plans(wanted))
-    assert "\n" not in str(error.value)
+    reason = describe_misfits(graphs.find_misfits(make_plans(wanted)), True)
+    assert re.search(line, reason)
+    assert "\n" not in reason
     assert read(graphs) == numbers
-    graphs.check(former, make_plans(started))
+    assert not graphs.find_misfits(former)
 
 
 def test_a_plan_that_is_part_of_the_graphs_may_come_back():
     """Under paging vanilla may be switched to, since its graphs are not replayed then."""
     static = {"policy": "moe-spec", "phases": ["decode"], "budget": 4, "ranking": "static", "order": [*range(EXPERTS)]}
     graphs, captured, _ = capture(static)
-    vanilla = make_plans({"policy": "vanilla"})
-    graphs.check(vanilla, captured)
-    graphs.follow(vanilla, captured)
+    graphs.follow(make_plans({"policy": "vanilla"}))
+    assert not graphs.find_misfits(captured)
+    graphs.follow(captured)
 
 
 def test_vanilla_and_back_by_numbers_alone():
     graphs, former, layers = capture(TIGHT)
     vanilla = make_plans({"policy": "vanilla"})
-    graphs.check(former, vanilla)
-    graphs.follow(former, vanilla)
+    assert not graphs.find_misfits(vanilla)
+    graphs.follow(vanilla)
     opened = open_up(make_plans(TIGHT).find(layers[0], StepKey("decode", 16))[0], layers[0].router)
     assert set(map(tuple, read(graphs).values())) == {tuple(encode(opened).tolist())}
-    graphs.check(vanilla, former)
-    graphs.follow(vanilla, former)
+    assert not graphs.find_misfits(former)
+    graphs.follow(former)
     assert read(graphs) == read(capture(TIGHT)[0])
 
 
@@ -190,14 +211,14 @@ def test_captured_anew_after_a_switch_they_follow_as_before(wanted):
     graphs, former, layers = capture(TIGHT)
     selecting = graphs.selecting
     plans, more = make_plans(wanted), make_plans({"policy": "xshare", "k0": 1, "add": 6})
-    graphs.follow(former, plans)
+    graphs.follow(plans)
     numbers = read(graphs)
     for (layer_id, rows), plan in capture_anew(graphs, plans, layers).items():
         assert plan is former.find(layers[layer_id], StepKey("decode", rows))[0]
     assert (read(graphs), graphs.selecting) == (numbers, selecting)
     for follower in (more, former):
-        graphs.check(plans, follower)
-        graphs.follow(plans, follower)
+        assert not graphs.find_misfits(follower)
+        graphs.follow(follower)
         plans = follower
     assert read(graphs) == read(capture(TIGHT)[0])
 
@@ -207,28 +228,28 @@ def test_graphs_that_read_how_deep_drafts_are_go_on_asking(keys):
     """Captured anew under vanilla, which does not ask, they do what they did at first."""
     layer, step = Layer(0, Config(), None), Step("verify", 4, Batch(tokens_per_request=4))
     schedule = build_schedule("xshare", {"k0": 1, "add": 1, **keys}, speculative=True)
-    plans, graphs = Plans(schedule, BATCHES), Graphs(ROWS)
-    for others in (plans, Plans(None, BATCHES)):
-        assign([layer], [step], others, graphs, is_captured=True)
-        assert layer.assignment.plan is plans.find(layer, step.key)[0]
+    plans, graphs = InForce(schedule, BATCHES), Graphs()
+    for others in (plans, InForce(None, BATCHES)):
+        [assignment], _ = assign([layer], [step], others, graphs, is_captured=True)
+        assert assignment.plan is plans.find(layer, step.key)[0]
         assert graphs.by_depth == plans.by_depth == bool(keys)
 
 
 def test_an_estimate_is_written_where_a_plan_asks_for_one():
     """And what is in force says which: also after a switch, and in no graph that a number of its own was written to."""
     keys = {"k0": 1, "add": 1, "acceptance": "auto"}
-    layers = [Layer(number, Config(), None) for number in range(2)]
-    step, graphs = Step("verify", 4, Batch(tokens_per_request=4)), Graphs(ROWS)
+    layers = make_layers(2)
+    step, graphs = Step("verify", 4, Batch(tokens_per_request=4)), Graphs()
 
-    def make(**more: Any) -> Plans:
-        return Plans(build_schedule("xshare", keys | more, speculative=True), BATCHES)
+    def make(**more: Any) -> InForce:
+        return InForce(build_schedule("xshare", keys | more, speculative=True), BATCHES)
 
-    def find(plans: Plans, layer: Layer) -> SelectionPlan:
+    def find(plans: InForce, layer: Layer) -> SelectionPlan:
         plan, _ = plans.find(layer, step.key)
         assert plan is not None
         return plan
 
-    def expect(plans: Plans) -> None:
+    def expect(plans: InForce) -> None:
         assert read(graphs) == {(layer.layer_id, 4): encode(find(plans, layer)).tolist() for layer in layers}
 
     plans = make()
@@ -236,25 +257,25 @@ def test_an_estimate_is_written_where_a_plan_asks_for_one():
     assign(layers, [step, step], plans, graphs, is_captured=True)
     for more, acceptance in (({}, 0.75), ({"layers": {"1": {"acceptance": 0.5}}}, 0.25), ({"acceptance": 1.0}, 0.5)):
         others = make(**more)
-        graphs.follow(plans, others)
+        graphs.follow(others)
         expect(others)
         graphs.weigh(others, acceptance)
         assert others.schedule is not None
-        plans = Plans(others.schedule.weigh(acceptance), BATCHES)
+        plans = InForce(others.schedule.weigh(acceptance), BATCHES)
         expect(plans)
     assert [find(plans, layer).acceptance for layer in layers] == [1.0, 1.0]
-    graphs.follow(plans, Plans(None, BATCHES))
+    graphs.follow(InForce(None, BATCHES))
     numbers = read(graphs)
-    graphs.weigh(Plans(None, BATCHES), 0.5)
+    graphs.weigh(InForce(None, BATCHES), 0.5)
     assert read(graphs) == numbers
 
 
 def test_what_an_eager_step_left_is_made_anew():
     """A size that was not captured after all: the next capture has the numbers of its own plan."""
-    graphs, former, layers = Graphs(ROWS), make_plans(TIGHT), [Layer(0, Config(), None)]
+    graphs, former, layers = Graphs(), make_plans(TIGHT), [Layer(0, Config(), None)]
     run(graphs, former, layers, Step("decode", 16, Batch()))
     plans = make_plans({"policy": "xshare", "k0": 3, "add": 2})
-    graphs.follow(former, plans)
+    graphs.follow(plans)
     run(graphs, plans, layers, Step("decode", 16, Batch()))
     record(graphs, plans, layers, 16)
     assert read(graphs) == {(0, 16): encode(plans.find(layers[0], StepKey("decode", 16))[0]).tolist()}
@@ -262,10 +283,10 @@ def test_what_an_eager_step_left_is_made_anew():
 
 def test_what_an_eager_step_left_has_the_estimate_at_its_capture():
     auto = {"policy": "xshare", "k0": 1, "add": 3, "acceptance": "auto"}
-    graphs, former, layers = Graphs(ROWS), make_plans(auto), [Layer(0, Config(), None)]
+    graphs, former, layers = Graphs(), make_plans(auto), [Layer(0, Config(), None)]
     run(graphs, former, layers, Step("decode", 16, Batch()))
     graphs.weigh(former, 0.25)
-    plans = Plans(former.schedule.weigh(0.25), BATCHES)
+    plans = InForce(former.schedule.weigh(0.25), BATCHES)
     run(graphs, plans, layers, Step("decode", 16, Batch()))
     record(graphs, plans, layers, 16)
     assert read(graphs) == {(0, 16): encode(plans.find(layers[0], StepKey("decode", 16))[0]).tolist()}
@@ -276,14 +297,33 @@ def test_the_same_policy_at_another_estimate_is_no_other_for_graphs_without_numb
     auto = {"policy": "custom", "k0": 1, "budget": 4, "scope": "request", "acceptance": "auto"}
     graphs, former, _ = capture(auto)
     assert not read(graphs)
-    graphs.check(former, Plans(former.schedule.weigh(0.25), BATCHES))
-    with pytest.raises(ValueError, match="part of them"):
-        graphs.check(former, make_plans(auto | {"budget": 5}))
+    assert not graphs.find_misfits(InForce(former.schedule.weigh(0.25), BATCHES))
+    [reason] = graphs.find_misfits(make_plans(auto | {"budget": 5}))
+    assert "part of them" in reason
 
 
 def test_without_graphs_every_switch_is_free():
-    graphs, layer = Graphs(), Layer(0, Config(), None)
-    run(graphs, make_plans(TIGHT), [layer], Step("decode", 16, Batch()))
-    assert not graphs._buffers
-    graphs.check(make_plans(TIGHT), make_plans({"policy": "observe"}))
-    graphs.follow(make_plans(TIGHT), make_plans({"policy": "observe"}))
+    assert not Graphs().find_misfits(make_plans({"policy": "observe"}))
+
+
+@pytest.mark.parametrize("started", [{"policy": "oea", "k0": 2, "kmax": 6}, {"policy": "observe"}])
+def test_to_vanilla_a_graph_that_cannot_follow_goes_stale(started):
+    """And it follows again once the policy comes back, since what it launches was not touched."""
+    graphs, former, _ = capture(started)
+    numbers, stale = read(graphs), {StepKey("decode", rows) for rows in graphs.selecting}
+    graphs.follow(make_plans({"policy": "vanilla"}))
+    assert graphs.stale == stale
+    assert read(graphs) == numbers
+    graphs.follow(former)
+    assert not graphs.stale
+
+
+def test_a_stale_graph_that_is_captured_anew_is_vanilla():
+    """As in a weight update: it does what is in force, and may be replayed."""
+    graphs, _, layers = capture({"policy": "observe"})
+    vanilla = make_plans({"policy": "vanilla"})
+    graphs.follow(vanilla)
+    for rows in ROWS:
+        assert [assignment.plan for assignment in record(graphs, vanilla, layers, rows)] == [None] * 2
+    assert not graphs.stale
+    assert not graphs.find_misfits(vanilla)

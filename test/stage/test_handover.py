@@ -11,9 +11,10 @@ from selection.aligned import find_problems
 from sglang_xshare import Batch, build_plan, hooks, selection
 from sglang_xshare.selection.alignment import align_pairs, count_blocks
 from sglang_xshare.stage import handover
+from sglang_xshare.stage.frame import Assignment, Frame
 from sglang_xshare.stage.gather import Gather
 from sglang_xshare.stage.handover import Offer
-from sglang_xshare.stage.layer import DROPPED, Assignment, Layer
+from sglang_xshare.stage.layer import DROPPED, Layer
 from sglang_xshare.stage.step import Step
 from sglang_xshare.types import Alignment
 from stage.fake import EXPERTS, TOP_K, XSHARE, Config, Model, run
@@ -63,7 +64,7 @@ def make_ids(rows: int = ROWS) -> torch.Tensor:
 
 def make_layer(config: Config | None = None, **options: Any) -> Layer:
     layer = Layer(0, config or Config(), None, **options)
-    layer.assignment = Assignment(PLAN, Step("decode", ROWS, Batch()))
+    layer.slot.frame = Frame([Assignment(PLAN, Step("decode", ROWS, Batch()))])
     return layer
 
 
@@ -183,7 +184,7 @@ def test_layers_whose_ids_are_not_final_offer_nothing(aligns, options):
 def test_a_rank_that_keeps_its_own_rows_offers_nothing(aligns, monkeypatch):
     layer = make_layer()
     step = Step("decode", 2 * ROWS, Batch(), Gather((ROWS, ROWS), 0))
-    layer.assignment = dataclasses.replace(layer.assignment, step=step)
+    layer.slot.frame = Frame([dataclasses.replace(layer.assignment, step=step)])
     monkeypatch.setattr(layer, "collect", lambda logits: torch.cat([logits, logits]))
     ids = route(layer)
     assert ids.shape == (ROWS, TOP_K)

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, hooks, select
 from sglang_xshare.selection.mask import check_maskable, mask_logits
 from sglang_xshare.stage import layer as layer_module
-from sglang_xshare.stage.evidence.counters import Counters
-from sglang_xshare.stage.layer import DROPPED, MASKED, Assignment, Convention, Layer
-from sglang_xshare.stage.routing import Routing
-from sglang_xshare.stage.stage import Stage
+from sglang_xshare.stage.frame import Assignment, Frame
+from sglang_xshare.stage.layer import DROPPED, MASKED, Convention, Layer
 from sglang_xshare.stage.step import Step
 
 
@@ -81,11 +79,9 @@ def forward(monkeypatch):
         vars(module).update(topk_config=config, layer_id=0, is_draft=True, waterfill_balancer=None)
         module.enable_waterfill = False
         layer = Layer(0, config, None, convention=convention, routes_itself=True)
-        layer.assignment = Assignment(build_plan("oea", k0=1), Step("decode", len(logits), Batch()))
-        installed = object.__new__(Stage)
-        installed.routing = Routing([layer], Counters(1, "cpu"), "cpu", None)
-        installed.routing.is_running = True
-        monkeypatch.setattr(hooks, "_stage", installed if on else None)
+        layer.slot.frame = Frame([Assignment(build_plan("oea", k0=1), Step("decode", len(logits), Batch()))])
+        module.topk_config = layer.upstream
+        monkeypatch.setattr(hooks, "_stage", object() if on else None)
         return topk.TopK.forward_cuda(module, torch.randn(len(logits), 8), logits), layer
 
     # The device's kernel, and what asks for a server.

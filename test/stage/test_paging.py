@@ -14,6 +14,7 @@ from sglang_xshare import Batch, hooks, select
 from sglang_xshare.compatibility.paging import fits
 from sglang_xshare.selection.triton_kernel.budgets import encode
 from sglang_xshare.stage.evidence.counters import Reader
+from sglang_xshare.stage.frame import Frame
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.paged import SlotsExceeded
 from sglang_xshare.stage.step import StepKey
@@ -30,8 +31,8 @@ PUBLISHED = {"k0": 1, "add": 2}
 def test_a_step_is_the_references_on_what_is_loaded(monkeypatch, keys):
     model = PagedModel()
     stage = put(monkeypatch, model, **keys)
-    plan, router = stage.plans.schedule.plan(0, 4), stage.layers[0].router
-    assert stage.plans.schedule.min_rows == 1
+    plan, router = stage.in_force.schedule.plan(0, 4), stage.layers[0].router
+    assert stage.in_force.schedule.min_rows == 1
     for step, rows in enumerate([1, 4, 6, 2, 5, 6, 6, 3] * 3):
         decode(model, step, rows)
         for routed, loaded in zip(model.routed, model.loaded, strict=True):
@@ -69,13 +70,13 @@ def test_observe_tells_what_a_plan_would_have_paged_in_from_the_same_state(monke
         decode(model, step, 4)
         assert not any(model.routed)
         for loaded in model.loaded:
-            for number, part in enumerate(stage.plans.schedule.parts):
+            for number, part in enumerate(stage.in_force.schedule.parts):
                 batch = Batch(resident=loaded, slots=SLOTS)
                 wanted = select(model.logits, part.plan(0, 4), stage.layers[0].router, batch, backend="reference")
                 kept[number] += int((wanted.active & ~loaded).sum())
     own = Reader(stage.counters).read()
     assert own.page_ins == own.page_ins_before == model.before == sum(paging.loads for paging in model.paging)
-    observed = [Reader(counters).read() for counters in stage.observation.counters.values()]
+    observed = [Reader(counters).read() for counters in [lane.counters for lane in stage.in_force.lanes]]
     assert [interval.page_ins for interval in observed] == kept
     assert {interval.page_ins_before for interval in observed} == {model.before}
     assert all(0 < count < model.before for count in kept)
@@ -123,9 +124,9 @@ def test_what_fits_is_known_by_the_plan(monkeypatch, policy, keys, most):
     """`most` rows, counted by hand: 12 slots, top-4. Admission and stage say the same, and random steps agree."""
     model = PagedModel()
     stage = put(monkeypatch, model, policy, **keys)
-    schedule = stage.plans.schedule
+    schedule = stage.in_force.schedule
     for rows in range(1, 20):
-        found = all(stage.plans.fit(layer, StepKey("decode", rows)) for layer in stage.layers)
+        found = all(stage.in_force.fit(layer, StepKey("decode", rows)) for layer in stage.layers)
         assert found == fits(schedule, rows, TOP_K, EXPERTS, SLOTS)
         if rows <= most + 1:
             assert found == (rows <= most)
@@ -171,6 +172,7 @@ def test_a_switch_keeps_the_bound(monkeypatch):
 def capture(monkeypatch, stage, model, rows):
     """A step of so many rows as SGLang captures it: first eagerly, then recorded."""
     stage.device = "cuda"
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_capturing", lambda: True)
     for recorded in (False, True):
         monkeypatch.setattr("sglang_xshare.stage.stage.is_recorded", lambda recorded=recorded: recorded)
         decode(model, 0, rows)
@@ -198,7 +200,7 @@ def test_an_eager_step_reads_the_numbers_of_the_plan_in_force(monkeypatch):
         (PUBLISHED, True),
     ):
         stage.switch(make_schedule("xshare", **keys), REPORTER)
-        plan = stage.plans.schedule.plan(0, 8)
+        plan = stage.in_force.schedule.plan(0, 8)
         assert hooks.allows_graph(forward_batch("decode", 8)) == follows
         numbers = tuple(encode(plan).tolist())
         assert all((tuple(buffer.values.tolist()) == numbers) == follows for buffer in graphs)
@@ -215,7 +217,9 @@ FORMS = {"policy": {"policy": "xshare", **PUBLISHED}, "observe": OBSERVE, "vanil
 @pytest.mark.parametrize("rows", [2, 8], ids=["fits", "does not fit"])
 @pytest.mark.parametrize(("former", "latter"), list(product(FORMS, FORMS)))
 def test_no_switch_frees_what_graphs_write_to(monkeypatch, tmp_path, former, latter, rows, traced):
-    """To and from observe all are refused, also while no graph may be replayed: it may be again."""
+    """To and from observe they would be captured anew, also while no graph may be replayed: it may be again. To vanilla
+    no capture is needed, since what cannot follow is not replayed.
+    """
     model = PagedModel()
     start = dict(FORMS[former] or FORMS["policy"])
     stage = put(monkeypatch, model, start.pop("policy"), trace=tmp_path / "trace" if traced else None, **start)
@@ -223,16 +227,17 @@ def test_no_switch_frees_what_graphs_write_to(monkeypatch, tmp_path, former, lat
     capture(monkeypatch, stage, model, rows)
     if former == "vanilla":
         stage.switch(None, REPORTER)
-    written = stage.observation, stage.trace and stage.trace.ring
+    written = stage.in_force.lanes, stage.trace and stage.trace.ring
     keys = FORMS[latter]
     schedule = keys and make_schedule(**keys)
-    if (former == "observe") == (latter == "observe"):
+    if latter == "vanilla" or (former == "observe") == (latter == "observe"):
         stage.switch(schedule, REPORTER)
-        assert (stage.plans.given["policy"] == "vanilla") == (latter == "vanilla")
+        assert (stage.in_force.given["policy"] == "vanilla") == (latter == "vanilla")
     else:
-        with pytest.raises(ValueError, match=f"CUDA graphs of {rows} rows .*: observe counts what"):
+        with pytest.raises(ValueError, match=f"graphs of {rows} rows: observe counts what"):
             stage.switch(schedule, REPORTER)
-    assert written[0] is stage.observation
+    assert list(written[0]) == list(stage.graphs._lanes)
+    assert bool(stage.graphs.stale) == (former == "observe" and latter == "vanilla")
     assert not traced or written[1] is stage.trace.ring
 
 
@@ -243,8 +248,11 @@ def test_captured_anew_while_it_is_not_replayed_a_step_keeps_its_promise(monkeyp
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
     capture(monkeypatch, stage, model, 8)
     stage.switch(None, REPORTER)
+    frames, check = [], Frame.check
+    monkeypatch.setattr(Frame, "check", lambda frame, layer_ids: frames.append(frame) or check(frame, layer_ids))
     capture(monkeypatch, stage, model, 8)
-    assert all(layer.selection is not None and layer.assignment.fits for layer in stage.layers)
+    assert all(chosen is not None for chosen in frames[-1].selections)
+    assert all(assignment.fits for assignment in frames[-1].assignments)
 
 
 def test_a_broken_bound_stops_the_server(monkeypatch):
@@ -259,8 +267,7 @@ def test_a_broken_bound_stops_the_server(monkeypatch):
         return select(logits, plan, router, Batch(batch.valid), **options)
 
     monkeypatch.setattr("sglang_xshare.stage.layer.select", forget)
-    for layer in stage.layers:
-        layer.calls.clear()  # as before a plan's first use
+    stage.in_force.calls.clear()  # as before a plan's first use
     decode(model, 0, 8)
     stage.reports.invalidate()
     with pytest.raises(

@@ -20,12 +20,12 @@ def test_slots_that_sglang_sizes_after_the_model_has_loaded_are_those_of_its_ste
     (method, *_), (layer, *_) = model.paging, stage.layers
     key = StepKey("decode", 4)
     assert not stage.fits_slots(method)
-    assert not stage.plans.fit(layer, key), "nothing is known to fit"
+    assert not stage.in_force.fit(layer, key), "nothing is known to fit"
     for paging in model.paging:
         paging.num_resident = SLOTS
-    assert stage.plans.fit(layer, key)
+    assert stage.in_force.fit(layer, key)
     assert stage.paged.residents.slots == SLOTS
-    plan = stage.plans.schedule.plan(0, 4)
+    plan = stage.in_force.schedule.plan(0, 4)
     for step in range(6):
         decode(model, step, 4)
         for routed, loaded in zip(model.routed, model.loaded, strict=True):
@@ -41,7 +41,7 @@ def test_slots_that_come_to_all_experts_page_nothing(monkeypatch):
     stage = put(monkeypatch, model, **PUBLISHED)
     for paging in model.paging:
         paging.num_resident = EXPERTS
-    assert stage.plans.fit(stage.layers[0], StepKey("decode", 32))
+    assert stage.in_force.fit(stage.layers[0], StepKey("decode", 32))
     decode(model, 0, 8)
     interval = Reader(stage.counters).read()
     assert interval.page_ins <= interval.page_ins_before

@@ -11,7 +11,9 @@ from sglang_xshare import SelectionPlan, build_plan
 from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, Budgets, list_steps
 from sglang_xshare.stage.evidence.balance import Balance
 from sglang_xshare.stage.evidence.counters import AFTER, STEPS
-from sglang_xshare.stage.layer import Assignment, Layer
+from sglang_xshare.stage.frame import Assignment
+from sglang_xshare.stage.graphs import Graphs
+from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.placement import Placement
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import StepKey
@@ -23,15 +25,16 @@ from stage.switching import decode, schedule
 @pytest.fixture(autouse=True)
 def _on_the_first_rank(monkeypatch):
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
-    monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
+    monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
 
 
 @pytest.fixture
 def record(monkeypatch):
     """Call it to capture 8 rows as SGLang does: (the plan the first layer launches, the numbers it reads then)."""
     recorded = False
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_capturing", lambda: True)
     monkeypatch.setattr("sglang_xshare.stage.stage.is_recorded", lambda: recorded)
-    monkeypatch.setattr("sglang_xshare.stage.stage.wait_for_device", lambda device: None)
+    monkeypatch.setattr("sglang_xshare.stage.switch.wait_for_device", lambda device: None)
 
     def capture(installed: Stage, model: Model) -> tuple[SelectionPlan, Budgets]:
         nonlocal recorded
@@ -97,18 +100,19 @@ def test_observe_posted_again_goes_on_counting_where_graphs_do(attach, reporter,
     keys = {"policy": "observe", "plans": ["xshare:k0=1,add=2"]}
     model = Model(2)
     installed = attach(model, Batches((8,)), expert_policy="observe", expert_policy_config={"plans": keys["plans"]})
+    installed.graphs.begin(StepKey("decode", 8), installed.in_force.lanes)
     installed.graphs.keep(installed.layers[0], StepKey("decode", 8), Assignment(build_plan("xshare", k0=1, add=2)))
-    first = installed.observation
+    [first] = installed.in_force.lanes
     decode(model, reporter, 8)
     installed.switch(schedule(keys), reporter)
-    assert installed.observation is first
+    assert list(installed.in_force.lanes) == [first]
     decode(model, reporter, 8)
     assert "xshare:k0=1,add=2 would keep" in installed.report(reporter)
-    totals = first.counters[keys["plans"][0]].totals
+    totals = first.counters.totals
     labels = {"model_name": "fake", "plan": keys["plans"][0]}
     kept = REGISTRY.get_sample_value("sglang:expert_policy_observed_experts_total", labels)
     assert totals[:, STEPS].tolist() == [2, 2]
     assert kept == totals[:, AFTER].sum()
-    installed.graphs._captured.clear()
+    installed.graphs = Graphs()
     installed.switch(schedule(keys | {"plans": ["oea:k0=1"]}), reporter)
-    assert list(installed.observation.counters) == ["oea:k0=1"]
+    assert [lane.name for lane in installed.in_force.lanes] == ["oea:k0=1"]

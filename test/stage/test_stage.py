@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sglang_xshare import Router, build_plan, hooks, select
-from sglang_xshare.stage.assignment import PolicyBypassed
+from sglang_xshare.stage.frame import PolicyBypassed
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import (
     EXPERTS,
@@ -102,7 +102,7 @@ def test_a_plan_that_cannot_change_anything_still_masks_padding(attach):
     installed = attach(model, batches=Batches(captured=(1, 2, 4)), **flags)
     run(model, "decode", 2)
     assert count_experts(model) == [None]
-    installed.mask_padding = True
+    installed.reads_padding = True
     run(model, "decode", 4, padding=1)
     weights, _ = model.routed[0]
     assert weights[3].eq(0).all()
@@ -125,7 +125,7 @@ def test_every_attention_dp_rank_selects_alike(attach, monkeypatch):
     """The router sees the rows of all ranks on each; the mask tells padding from them, on a CPU too."""
     model = Model(1)
     installed = attach(model, **XSHARE)
-    assert not installed.mask_padding
+    assert not installed.reads_padding
     batches = gathered_batches("decode", [3, 1, 0])
     monkeypatch.setattr("sglang_xshare.stage.step.gather_rows", Gather(batches))
     model.logits = torch.randn(9, EXPERTS, generator=torch.Generator().manual_seed(9))
@@ -210,13 +210,13 @@ def test_context_ends_with_the_forward_even_when_it_fails(attach):
 
 def test_layers_outside_a_forward_are_vanilla_and_counted_once(attach, monkeypatch):
     """Not through the model's forward."""
-    monkeypatch.setattr("sglang_xshare.stage.routing.is_recorded", lambda: False)
+    monkeypatch.setattr("sglang_xshare.stage.layer.is_recorded", lambda: False)
     model = Model(3)
     installed = attach(model, **XSHARE)
     for config in model.configs:
         assert hooks.route(config, None) is config
     assert outcomes(installed) == {"no_context": 1}
-    monkeypatch.setattr("sglang_xshare.stage.routing.is_recorded", lambda: True)
+    monkeypatch.setattr("sglang_xshare.stage.layer.is_recorded", lambda: True)
     assert hooks.route(model.configs[0], None) is model.configs[0]
     assert outcomes(installed) == {"no_context": 1}, "a captured graph would count again at every replay"
 
@@ -225,7 +225,7 @@ def test_another_models_config_is_returned_untouched(attach):
     """A draft model may be a mixture of experts too, and runs in the same process."""
     target, draft = Model(1), Model(1)
     installed = attach(target, **XSHARE)
-    shown = {**XSHARE, "expert_policy_config": installed.plan}  # as 0.5.17's one record has it by then
+    shown = {**XSHARE, "expert_policy_config": installed.in_force.plan}  # as 0.5.17's one record has it by then
     draft_runner = SimpleNamespace(model=draft, is_draft_worker=True, server_args=SimpleNamespace(**shown))
     forward = draft.forward
     hooks.attach(draft_runner)

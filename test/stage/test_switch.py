@@ -22,7 +22,7 @@ from stage.switching import PLANS, decode, schedule
 @pytest.fixture(autouse=True)
 def _on_the_first_rank(monkeypatch):
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
-    monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
+    monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
 
 
 def test_the_next_step_selects_by_the_other_plan_in_every_layer(attach, reporter):
@@ -83,14 +83,14 @@ def test_log_metrics_and_counters_tell_both_plans_apart(attach, reporter, caplog
     installed = attach(model, **XSHARE)
     for _ in range(3):
         decode(model, reporter)
-    before, _ = installed.reports.logged.look()
+    before, _ = installed.acting.logged.look()
     with caplog.at_level(logging.INFO):
         installed.switch(schedule(PLANS[1]), reporter)
     former, latter = ({"policy": "xshare", "k0": 1, "add": 2}, PLANS[1])
     assert f"switch 1: {json.dumps(former)} -> {json.dumps(latter)}; until now" in caplog.text
     assert f"{before.mean('experts_before'):.1f} -> {before.mean('experts_after'):.1f}" in caplog.text
     assert "policy steps: 3" in caplog.text
-    assert installed.reports.logged.look()[0].layer_steps == installed.since_switch.look()[0].layer_steps == 0
+    assert installed.acting.logged.look()[0].layer_steps == installed.since_switch.look()[0].layer_steps == 0
     decode(model, reporter)
     assert installed.since_switch.look()[0].outcomes["policy"] == 1
     assert "policy steps: 1" in installed.report(reporter)
@@ -137,7 +137,7 @@ def test_what_went_out_of_force_is_forgotten(attach, reporter):
     former = []
     for number in range(20):
         decode(model, reporter)
-        former += [weakref.ref(installed.plans), weakref.ref(installed.plans.schedule)]
+        former += [weakref.ref(installed.in_force), weakref.ref(installed.in_force.schedule)]
         installed.switch(schedule({"policy": "xshare", "add": number}), reporter)
     decode(model, reporter)
     gc.collect()
@@ -167,11 +167,11 @@ def test_ranks_are_counted_wherever_experts_are(attach, reporter):
 def test_a_switch_that_fails_changes_nothing(attach, reporter, monkeypatch):
     model = Model()
     installed = attach(model, **XSHARE)
-    plans = installed.plans
-    monkeypatch.setattr(installed.graphs, "check", lambda former, plans: (_ for _ in ()).throw(ValueError("anew")))
+    plans = installed.in_force
+    monkeypatch.setattr(installed.graphs, "find_misfits", lambda in_force: {"anew": set()})
     with pytest.raises(ValueError, match="anew"):
         installed.switch(schedule(PLANS[1]), reporter)
-    assert (installed.plans, installed.switches, installed.plan["policy"]) == (plans, 0, "xshare")
+    assert (installed.in_force, installed.switches, installed.in_force.plan["policy"]) == (plans, 0, "xshare")
     assert hooks._stage is installed
 
 
@@ -187,9 +187,9 @@ def test_a_trace_that_cannot_be_written_is_logged_once(attach, reporter, caplog,
     for _ in range(3):
         decode(model, reporter)
         assert "policy steps: 1" in installed.report(reporter)
-        assert installed.reports.exported.look()[0].layer_steps == 0, "metrics are up to date without the trace"
+        assert installed.acting.exported.look()[0].layer_steps == 0, "metrics are up to date without the trace"
     installed.switch(schedule(PLANS[0]), reporter)
-    assert (installed.switches, installed.plans.given["add"]) == (1, 5)
+    assert (installed.switches, installed.in_force.given["add"]) == (1, 5)
     line = "Expert policy: could not bring the trace up to date; this is logged once"
     assert [record.message for record in caplog.records] == [line]
 
@@ -199,7 +199,7 @@ def test_metrics_that_refuse_a_value_are_logged_once(attach, reporter, caplog, m
     file, model = tmp_path / "trace", Model()
     installed = attach(model, **XSHARE, expert_policy_trace=str(file))
     monkeypatch.setattr(installed.reports.exporter, "export", fail)
-    monkeypatch.setattr(installed.reports.logged, "read", fail)
+    monkeypatch.setattr(installed.acting.logged, "read", fail)
     for _ in range(2):
         decode(model, reporter)
         assert installed.report(reporter) == ""

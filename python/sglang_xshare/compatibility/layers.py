@@ -97,6 +97,8 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
     if not layers or len(layers) + count_hashed(modules) < len(experts):
         reason = f"{len(layers)} TopK modules for {len(experts)} MoE layers; allowed is one for each"
         raise refusal("--model-path", model_runner.server_args.model_path, reason)
+    for module, layer in zip(routers.values(), layers, strict=True):
+        module.topk_config = layer.upstream
     return layers
 
 

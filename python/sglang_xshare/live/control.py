@@ -14,11 +14,10 @@ from ..policies.exact import Rule
 from ..policies.keys import as_json
 from ..policies.schedule import Schedule, build_schedule
 from ..stage.evidence.counters import KEPT, Reader
-from ..stage.evidence.figures import hash_plan
 from ..stage.stage import Stage
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import attention_dp_size, model_config, pages_experts, resolved
-from . import ADDED, COUNTING_PERIOD, PATH
+from . import ADDED, ASKED, COUNTING_PERIOD, PATH
 
 NO_STAGE = (
     "this server was started without an expert policy; allowed is one started with --expert-policy, such as "
@@ -36,6 +35,7 @@ class Checked:
     switches: int
     schedule: Schedule | None
     is_trial: bool
+    recaptures: bool
     warnings: list[str]
 
 
@@ -70,14 +70,13 @@ class Control:
         """Return the policy and its keys, as POST takes them, and what `ADDED` names. Waits for the device at most once
         in `COUNTING_PERIOD` seconds: until then the counters are those of the last look, and `counted_ago` their age.
         """
-        stage, plans = self.stage, self.stage.plans
+        stage, in_force = self.stage, self.stage.in_force
         # Every rank of data-parallel attention has counted the same steps; replicas have counted their own.
         counts = is_first_rank()
         router = stage.layers[0].router
-        in_force = plans.describe(router.top_k)
-        return plans.given | {
-            "in_force": in_force,
-            "plan_hash": hash_plan(in_force),
+        return in_force.given | {
+            "in_force": in_force.description,
+            "plan_hash": in_force.hash,
             "limits": {
                 "moe_layers": [layer.layer_id for layer in stage.layers],
                 "batches": str(stage.batches),
@@ -99,18 +98,20 @@ class Control:
         ValueError in one line.
         """
         self._checked = None  # on all schedulers alike, whichever of them refuses this check
-        schedule, is_trial = self._read(body), body.get("trial", False)
+        schedule, is_trial, recaptures = self._read(body), body.get("trial", False), body.get("recapture", True)
         if type(is_trial) is not bool:
             raise ValueError(f"trial = {as_json(is_trial)}: allowed is true or false")
+        if type(recaptures) is not bool:
+            raise ValueError(f"recapture must be true or false (got {as_json(recaptures)})")
         warnings = self._check(schedule, find_limit(reporter.scheduler))
-        self.stage.check_switch(schedule)
-        rule = self.stage.rule
+        rule = self.stage.in_force.rule
+        self.stage.check_switch(schedule, rule if is_trial else None, recaptures)
         keeps = schedule is None or schedule.observed or "exact" in schedule.given
         if rule != Rule() and not keeps and not is_trial:
             lost = as_json({name: value for name, value in asdict(rule).items() if value not in (None, False)})
             reason = "from now on a request is exact only where it says so; to keep it, send it again"
             warnings.append(f"exact: {lost} of the policy before is not in this one: {reason}")
-        self._checked = Checked(epoch, self.stage.switches, schedule, is_trial, warnings)
+        self._checked = Checked(epoch, self.stage.switches, schedule, is_trial, recaptures, warnings)
         return self._number()
 
     def commit(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
@@ -123,12 +124,15 @@ class Control:
             raise ValueError("another client switches the policy at the same time; ask again")
         if checked.switches != stage.switches:
             raise ValueError("the policy changed after the check; ask again")
-        self._former = Former(epoch, stage.plans.schedule, stage.rule, stage.disagreement, self._is_trial)
-        stage.switch(checked.schedule, reporter, number, stage.rule if checked.is_trial else None)
+        former = stage.in_force
+        self._former = Former(epoch, former.schedule, former.rule, stage.disagreement, self._is_trial)
+        rule = former.rule if checked.is_trial else None
+        seconds = stage.switch(checked.schedule, reporter, number, rule, checked.recaptures)
         self._posted, self._is_trial = number, checked.is_trial
         for warning in checked.warnings:
             logger.warning(warning)
-        answer = self.get() | {"warnings": checked.warnings}
+        captured = {"recaptured": seconds is not None, "recapture_seconds": seconds}
+        answer = self.get() | {"warnings": checked.warnings} | captured
         self._looked = None  # what is asked next is what the new policy has done
         return answer
 
@@ -148,7 +152,7 @@ class Control:
         """Log a warning, before the first request, if the policy can act in no step: SGLang decides how many requests
         run at once only after the checks of the start.
         """
-        schedule, requests = self.stage.plans.schedule, find_limit(scheduler)
+        schedule, requests = self.stage.in_force.schedule, find_limit(scheduler)
         for part in schedule.parts if schedule and requests and is_first_rank() else ():
             missed = find_missed(part, resolved(self.server_args), requests)
             if missed is not None:
@@ -157,7 +161,7 @@ class Control:
 
     def _read(self, body: Mapping[str, Any]) -> Schedule | None:
         """The schedule, None for vanilla."""
-        keys = {name: value for name, value in body.items() if name not in (*ADDED, "after")}
+        keys = {name: value for name, value in body.items() if name not in (*ADDED, *ASKED)}
         if "policy" not in keys:
             raise ValueError('policy is missing: allowed is an object such as {"policy": "xshare", "k0": 1, "add": 6}')
         name = keys.pop("policy")

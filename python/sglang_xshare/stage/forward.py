@@ -38,9 +38,9 @@ def wrap_runner(model_runner: Any, stage: Stage) -> None:
     @functools.wraps(forward)
     def forward_and_record(*args: Any, **kwargs: Any) -> Any:
         forward_batch = kwargs["forward_batch"] if "forward_batch" in kwargs else args[0]
-        stage.begin_forward(forward_batch)
-        output = forward(*args, **kwargs)
-        recorded = stage.end_forward(forward_batch)
+        with stage.open(forward_batch) as frame:
+            output = forward(*args, **kwargs)
+            recorded = stage.end_forward(frame, forward_batch)
         logits_output = getattr(output, "logits_output", None)
         if recorded is not None and logits_output is not None:
             setattr(logits_output, KEY, recorded)
@@ -54,7 +54,7 @@ def wrap_router(router: Any, stage: Stage) -> None:
     answer_empty = router.empty_topk_output
 
     def select_and_answer(*args: Any, **kwargs: Any) -> Any:
-        stage.routing.enter_collective(router.topk_config)
+        stage.join(router.topk_config)
         return answer_empty(*args, **kwargs)
 
     router.empty_topk_output = select_and_answer

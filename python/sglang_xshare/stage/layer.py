@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +10,16 @@ import torch
 
 from ..policies.plan import SelectionPlan
 from ..selection import prepare, select
-from ..selection.cpu_call import Call
 from ..selection.slots import drop_slots, refill_slots
 from ..types import RunnerSlots, Selection, Tally
 from ..upstream.paging import count_slots
 from ..upstream.router import read_router
-from ..upstream.routing import folds_scaling, num_shared_slots, record_routed, scales_unnormalized_groups
+from ..upstream.routing import carry, folds_scaling, num_shared_slots, record_routed, scales_unnormalized_groups
+from ..upstream.server import is_recorded
 from ..upstream.triton_kernels import find_contract
 from . import handover
+from .frame import Assignment, Frame, Slot
+from .lane import observe
 from .placement import Placement
 from .step import Step
 
@@ -37,30 +38,21 @@ class Convention(Enum):
 FILLED, DROPPED, MASKED = Convention
 MASKING = RunnerSlots(masked=True)
 MAX_CALLS = 1024
-"""What a layer keeps of compiled calls: of sizes of batches under the plans that were in force."""
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """What a layer does in one forward, see `assignment.assign`: no `plan` leaves the routing to the model, no `step`
-    says that there is none. A graph that is being captured reads the plan's numbers from `buffer`, where a switch
-    writes them. `fits` says that the experts that are active fit the layer's slots, whatever the logits.
-    """
-
-    plan: SelectionPlan | None = None
-    step: Step | None = None
-    buffer: Budgets | None = None
-    fits: bool = False
+"""Compiled calls kept for each layer: of sizes of batches under the policy in force."""
 
 
 class Layer:
-    """Wraps a layer's `TopKConfig`, `upstream`: `config` routes through `choose`; upstream goes on after it as ever.
+    """Wraps a layer's `TopKConfig`. Upstream's router is to have `upstream`, a copy that carries the layer; `config`
+    routes through `choose`, and upstream goes on after it as ever.
 
     `renumbers` says that upstream looks ids up in a table after routing them, so that none may be -1 before;
     `routes_itself` that the layer's runner gets logits where no policy chooses; `takes_kmax` that this runner takes
     rows of another width than the model's top-k; `recorded` that --enable-return-routed-experts returns what was
     chosen. `paging` is what `find_paging` returns of its experts. Raises ValueError for a router the stage does not
     reproduce.
+
+    A layer has no state of a forward: it finds the one at hand in the `slot` of its stage, and itself there by its
+    `number`.
     """
 
     def __init__(
@@ -89,13 +81,7 @@ class Layer:
         self.num_shared = num_shared_slots(topk_config)
         self.placement = placement
         self.paging = paging
-        self.assignment = Assignment()
-        self.selection: Selection | None = None
-        """What the layer has chosen in this step; None before, and where it has no plan."""
-        self.find_tally: Callable[[torch.Tensor], Tally | None] = lambda logits: None
-        """Where a selection from logits [n, N] is to leave what is counted of it; a stage has one for each layer."""
-        self.calls: dict[tuple[object, ...], tuple[SelectionPlan, Call | None]] = {}
-        """What selects in a step of a plan and shape on a CPU; a stage clears it at a switch."""
+        self.slot, self.number = Slot(), 0
         empty = convention == DROPPED and not renumbers
         self.slots = RunnerSlots(empty=empty)
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
@@ -103,20 +89,15 @@ class Layer:
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
         # EPLB and paged experts replace the ids after the selection, so their alignment would be of other ids.
         self.hands_over = convention == FILLED and not renumbers and paging is None
-        self._made: handover.Offer | None = None
         self.untaken: set[int] = set()
         """The numbers of rows at which the runner has left the alignment that the kernel wrote."""
         self._aligned = {slots: replace(slots, aligned=True) for slots in (self.slots, self.with_shared)}
-        self.config = replace(
-            topk_config,
-            custom_routing_function=self.choose,
-            use_grouped_topk=False,
-            apply_routed_scaling_factor_on_output=False,
-        )
-        self.upstream = topk_config
+        self.upstream = carry(topk_config, self)
+        route: dict[str, Any] = {"custom_routing_function": self.choose}
         if recorded:  # here alone: upstream would take what fills an empty slot for an expert of the row
             route = {"custom_routing_function": self.choose_recorded, "allow_routed_experts_capture": False}
-            self.config = replace(self.config, **route)
+        own = replace(topk_config, **route, use_grouped_topk=False, apply_routed_scaling_factor_on_output=False)
+        self.config = carry(own, self)
 
     @property
     def num_slots(self) -> int | None:
@@ -124,10 +105,60 @@ class Layer:
         return None if self.paging is None else count_slots(self.paging)
 
     @property
+    def frame(self) -> Frame:
+        """The forward at hand."""
+        assert self.slot.frame is not None
+        return self.slot.frame
+
+    @property
+    def assignment(self) -> Assignment:
+        """What the layer does in the forward at hand."""
+        return self.frame.assignments[self.number]
+
+    @property
+    def selection(self) -> Selection | None:
+        """What the layer has chosen in the forward at hand; None before, and if it has no plan."""
+        return self.frame.selections[self.number]
+
+    @property
     def step(self) -> Step:
         """The step at hand, in which the layer selects."""
-        assert self.assignment.step is not None
-        return self.assignment.step
+        step = self.assignment.step
+        assert step is not None
+        return step
+
+    def route(self, logits: torch.Tensor) -> Any:
+        """Return the `TopKConfig` to route router logits [n, N] with: the layer's own if it selects in this forward."""
+        return self.config if self._selects(logits) else self.upstream
+
+    def _selects(self, logits: torch.Tensor) -> bool:
+        """Return whether the layer selects in this forward. Under `observe` it selects here, beside the model."""
+        frame = self.slot.frame
+        if frame is None or not frame.is_running:
+            # A graph would count again at every replay, inside a forward that is counted as what it is.
+            if self.number == 0 and self.slot.counters is not None and not is_recorded():
+                self.slot.counters.count_outcome("no_context")
+            return False
+        if frame.assignments[self.number].plan is None:
+            return False
+        if frame.observed is None:
+            return True
+        plans = frame.observed.plans_for(self.layer_id, self.step.phase, self.step.rows)
+        observe(frame, self.number, plans, self.collect(logits), self._select_beside)
+        return False
+
+    def _select_beside(self, logits: torch.Tensor, plan: SelectionPlan, tally: Tally | None) -> Selection:
+        return self.select(logits, plan, tally=tally)
+
+    def join(self, num_experts: int, device: str) -> None:
+        """Select in a step that this rank has no rows for: where ranks gather their rows, the others wait for it."""
+        frame = self.slot.frame
+        if frame is None or not frame.is_running or self.assignment.plan is None:
+            return
+        rows = 0 if self.step.gather is not None else self.step.rows
+        logits = torch.zeros(rows, num_experts, device=device)
+        if self._selects(logits):
+            self.choose(logits, logits, self.router.top_k, self.router.renormalize)
 
     def choose(
         self, hidden_states: torch.Tensor, gating_output: torch.Tensor, topk: int, renormalize: bool
@@ -141,8 +172,8 @@ class Layer:
         rows = len(gating_output)
         if self.hands_over and handover.is_prebuilt and self.step.gather is None and rows not in self.untaken:
             slots = self._aligned[slots]
-        out = self.selection = self._select_in_force(self.collect(gating_output), slots)
-        self._made = self._make_offer(out, slots.shared)
+        out = self._select_in_force(self.collect(gating_output), slots)
+        self.frame.made = self._make_offer(out, slots.shared)
         return self.keep(out.topk_weights, rows), self.keep(out.topk_ids, rows)
 
     def choose_recorded(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -156,7 +187,7 @@ class Layer:
         overwritten those of padding rows, else offer the runner the alignment of `ids`. `num_token_non_padded` says
         that upstream has written -1 or 0 to padding rows: not every runner takes -1, and 0 makes expert 0 active.
         """
-        made, self._made = self._made, None
+        made, self.frame.made = self.frame.made, None
         if self.renumbers or num_token_non_padded is not None:
             return drop_slots(ids, weights) if self.convention == DROPPED else refill_slots(ids, weights)
         if made is not None and made.ids is ids:
@@ -171,37 +202,44 @@ class Layer:
         return handover.Offer(out.topk_ids, len(out.active) + shared, out.alignment, self.untaken)
 
     def prepare(self, output_format: Any, logits: torch.Tensor) -> tuple[Any, Any]:
-        """Return (what the runner is handed for `output_format`, logits [n, N]), masked if the runner ranks them.
+        """Return (what the runner is handed for `output_format`, logits [n, N]), masked if the runner ranks them, or as
+        they are for a layer that does not select.
 
         (None, the router's output) replaces both if triton_kernels' `routing()` has nothing left to do.
         """
+        if not self.routes_itself or not self._selects(logits):
+            return output_format, logits
         if self.convention != MASKED:
             return type(output_format).STANDARD, logits
         if output_format == type(output_format).BYPASSED:
             logits = logits.bfloat16()  # which the runner ranks
         elif self.router.scaling == 1 and (contract := find_contract(logits, self.router.top_k)) is not None:
-            out = self.selection = self._select_in_force(logits, contract.slots)
+            out = self._select_in_force(logits, contract.slots)
             return None, contract.pack(out.topk_ids, out.topk_weights, logits)
-        out = self.selection = self._select_in_force(logits, MASKING)
+        out = self._select_in_force(logits, MASKING)
         assert out.masked_logits is not None
         return output_format, out.masked_logits
 
     def _select_in_force(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
-        """What the plan in force chooses, counted."""
-        plan, step, buffer = self.assignment.plan, self.assignment.step, self.assignment.buffer
+        """Select by the plan in force, count it, and keep it in the frame."""
+        frame, assignment = self.frame, self.assignment
+        plan, step, buffer = assignment.plan, assignment.step, assignment.buffer
         assert plan is not None
         assert step is not None
-        tally = self.find_tally(logits)
+        tally = frame.tables[0].of(self.number, logits) if frame.tables else None
         # A plan stands beside its call, and the layer has its slots, so that no other ones have their ids.
-        place = id(plan), id(slots), logits.shape, step.rows, step.batch.tokens_per_request, step.batch.exact is None
-        known = self.calls.get(place) if buffer is None else None
+        shape = logits.shape, step.rows, step.batch.tokens_per_request, step.batch.exact is None
+        place, calls = (self.number, id(plan), id(slots), *shape), frame.calls
+        known = calls.get(place) if buffer is None else None
         if known is not None and known[1] is not None:
-            return known[1](logits, step.batch, self._find_ranks(plan), tally)
-        selection = self.select(logits, plan, slots, tally, buffer)  # which checks all of it
-        if known is None and buffer is None:
-            if len(self.calls) >= MAX_CALLS:
-                self.calls.clear()
-            self.calls[place] = plan, prepare(logits, plan, self.router, step.batch, slots)
+            selection = known[1](logits, step.batch, self._find_ranks(plan), tally)
+        else:
+            selection = self.select(logits, plan, slots, tally, buffer)  # which checks all of it
+            if known is None and buffer is None:
+                if len(calls) >= MAX_CALLS * len(frame.assignments):
+                    calls.clear()
+                calls[place] = plan, prepare(logits, plan, self.router, step.batch, slots)
+        frame.selections[self.number] = selection
         return selection
 
     def _find_ranks(self, plan: SelectionPlan) -> torch.Tensor | None:

@@ -8,6 +8,7 @@ import torch
 
 from ..upstream.paging import Residents
 from .evidence.counters import EXCEEDED
+from .frame import Frame
 from .layer import Layer
 from .step import Step
 
@@ -22,7 +23,7 @@ class PagedLayers:
     def __init__(self, layers: Sequence[Layer], device: str) -> None:
         self.layers = layers
         self.residents = Residents([layer.paging for layer in layers], device)
-        self._by_method = {id(layer.paging): layer for layer in layers}
+        self._numbers = {id(layer.paging): layer.number for layer in layers}
 
     def divide(self, step: Step) -> list[Step]:
         """The step as each layer sees it, with the experts that are loaded. Launched once for all."""
@@ -31,10 +32,10 @@ class PagedLayers:
         batches = (replace(step.batch, resident=loaded, slots=slots) for loaded in self.residents.loaded)
         return [replace(step, batch=batch) for batch in batches]
 
-    def fits(self, method: Any) -> bool:
-        """Whether what upstream's method was just handed, in a step that runs, is sure to fit its slots."""
-        layer = self._by_method[id(method)]
-        return layer.selection is not None and layer.assignment.fits
+    def fits(self, method: Any, frame: Frame) -> bool:
+        """Whether what upstream's method was just handed, in a forward that runs, is sure to fit its slots."""
+        number = self._numbers[id(method)]
+        return frame.selections[number] is not None and frame.assignments[number].fits
 
     def check(self, totals: torch.Tensor) -> None:
         """Raise `SlotsExceeded` where a layer has counted it in `totals`. Waits for the device."""

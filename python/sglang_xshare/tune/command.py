@@ -33,8 +33,6 @@ DESCRIPTION = (
 )
 LADDER = ("k0=0,add=8", *(f"k0=1,add={add}" for add in (0, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32)))
 SETTINGS = tuple(f"xshare:{keys},utility=squared,own_share=0.75" for keys in LADDER)
-TIGHTEST = "xshare:k0=1,add=1,utility=squared,own_share=0.75"
-"""Graphs captured under it follow to all of them, and to vanilla; those captured without a budget to none."""
 PROCESSOR = "--enable-custom-logit-processor"
 """A server's flag for text that is forced. SGLang's alternatives compute log-probabilities of a prefill, or after a
 grammar's mask.
@@ -140,7 +138,7 @@ def _count(console: Console, bench: Bench, total: int) -> Callable[[str], None]:
 
 
 def _check_server(answer: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Refuse settings and batches that the server cannot have, and one whose CUDA graphs would follow no switch."""
+    """Refuse settings and batches that the server cannot have."""
     limits, largest = answer["limits"], max(arguments.batches)
     for setting in arguments.policies:
         try:
@@ -151,12 +149,6 @@ def _check_server(answer: dict[str, Any], arguments: argparse.Namespace) -> None
     if limits["most_rows"] is not None and largest > limits["most_rows"]:
         reason = f"the server decodes {limits['most_rows']} at a time; allowed are as many, or more there"
         raise ValueError(f"--batches {largest}: {reason} (--max-running-requests)")
-    if limits["captured_rows"] and answer["policy"] in ("observe", VANILLA_SETTING):
-        reason = f"its CUDA graphs were captured under {answer['policy']} and follow no switch"
-        raise ValueError(
-            f"{reason}; allowed is a server started with the tightest setting that has a budget, such as "
-            f"--expert-policy '{TIGHTEST}'"
-        )
 
 
 def _share(text: str) -> float:

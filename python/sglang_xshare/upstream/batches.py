@@ -40,7 +40,9 @@ class Batches:
         return self.always_pad or (rows in self.captured and smaller > 0 and smaller not in self.captured)
 
 
-def read_batches(config: Any, rows: str = "batch", requests: int | None = None) -> Batches:
+def read_batches(
+    config: Any, rows: str = "batch", requests: int | None = None, sizes: list[int] | None = None
+) -> Batches:
     """Return the batches of a server by its resolved arguments, any if drafts adapt; with `rows` "rank" one rank's own.
     `requests` are the most that a scheduler runs at once, which SGLang decides after the weights have loaded.
     """
@@ -49,7 +51,7 @@ def read_batches(config: Any, rows: str = "batch", requests: int | None = None) 
     own = _count_own(config) if requests is None else requests
     if rows == "rank":
         ranks, share = 1, config.tp_size // ranks
-    sizes = list_captured(config)
+    sizes = list_captured(config) if sizes is None else sizes
     if config.speculative_adaptive:
         return Batches(always_pad=bool(sizes) or pads)
     captured = (size * tokens * ranks // share for size in sizes)

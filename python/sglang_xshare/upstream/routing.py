@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Collection
+from copy import copy
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from .server import spell
@@ -18,6 +20,20 @@ def number_layer(name: str, layer_id: int | None) -> int:
     name, as in `model.layers.3.mlp.topk`. Before 0.5.22 Mixtral, OLMoE, Granite-MoE and MiniMax-M2 tell it none.
     """
     return int(re.findall(r"(?<=\.)\d+(?=\.)", name)[-1]) if layer_id is None else layer_id
+
+
+@cache
+def _extend(config_type: type) -> type:
+    """Return a subclass of upstream's `TopKConfig` whose instances carry their layer."""
+    return type(f"{config_type.__name__}OfLayer", (config_type,), {"layer": None})
+
+
+def carry(topk_config: Any, layer: Any) -> Any:
+    """Return a copy of a `TopKConfig` that carries a layer, which `hooks.route` finds there."""
+    carrying, config_type = copy(topk_config), topk_config.__class__
+    carrying.__class__ = _extend(config_type)
+    carrying.layer = layer
+    return carrying
 
 
 def num_shared_slots(topk_config: Any) -> int:

@@ -80,7 +80,7 @@ def make_runner(attach) -> Callable[..., DecodeRunner]:
         model = Model()
         batches = Batches(tuple(size * (tokens or 1) for size in sizes), tokens or 1)
         stage = attach(model, batches, device=DEVICE, speculative_algorithm="EAGLE3" if tokens else None, **flags)
-        stage.mask_padding = True  # as on every GPU
+        stage.reads_padding = True  # as on every GPU
         for layer in stage.layers:
             layer.placement = placement
         return DecodeRunner(model, stage, sizes, tokens)

@@ -137,7 +137,7 @@ def test_counting_takes_as_many_operations_for_any_number_of_layers(attach, kern
     for depth in (2, 6):
         model = Model(depth)
         installed = attach(model, expert_policy="xshare", expert_policy_config={"k0": 1, "add": 3, "layers": layers})
-        installed.mask_padding = True
+        installed.reads_padding = True
         run(model, "decode", 8)  # what is made once, a plan's numbers and the like, goes to the device
         kernel.launches.clear()
         batch = forward_batch("decode", 8, padding=2)
@@ -159,9 +159,8 @@ def test_a_cpus_step_is_one_call_a_layer_and_one_that_counts(attach, monkeypatch
     library = load()
     for name in ("select_experts", "count_step"):
         monkeypatch.setattr(library, name, note(calls, name, getattr(library, name)))
-    for layer in installed.layers:
-        for _, call in layer.calls.values():
-            call._run = library.select_experts
+    for _, call in installed.in_force.calls.values():
+        call._run = library.select_experts
     monkeypatch.setattr(selection, "_check_inputs", lambda *args: calls.append("check"))
     batch, totals = forward_batch("decode", 8), installed.counters.totals.clone()
     with Dispatched() as dispatched:
@@ -179,10 +178,11 @@ def test_a_layer_that_does_not_select_again_is_vanilla_in_the_tables_kept():
     counters, logits = Counters(2, "cpu"), torch.randn(4, 16)
     plan = build_plan("xshare", k0=1, add=3)
     for layers in ((0, 1), (1,)):
+        tables = counters.begin()
         for layer in layers:
-            select(logits, plan, ROUTER, tally=counters.tally(layer, logits))
-        assert counters.tables.active.any(1).tolist() == [0 in layers, True]
-        counts = counters.count(Step("decode", 4, Batch()))
+            select(logits, plan, ROUTER, tally=tables.of(layer, logits))
+        assert tables.tally.active.any(1).tolist() == [0 in layers, True]
+        counts = counters.count(Step("decode", 4, Batch()), tables)
         assert counts[:, 0].tolist() == [float(0 in layers), 1.0]
 
 
@@ -193,8 +193,9 @@ def test_tables_are_kept_of_so_many_shapes_and_for_every_mode():
         with torch.inference_mode(mode):
             for rows in range(2, MAX_SHAPES + 10):
                 logits = torch.randn(rows, 16)
-                select(logits, plan, ROUTER, tally=counters.tally(1, logits))
-                assert counters.count(Step("decode", rows, Batch()))[:, 0].tolist() == [0.0, 1.0]
+                tables = counters.begin()
+                select(logits, plan, ROUTER, tally=tables.of(1, logits))
+                assert counters.count(Step("decode", rows, Batch()), tables)[:, 0].tolist() == [0.0, 1.0]
                 assert len(counters._by_shape) <= MAX_SHAPES
 
 
@@ -210,7 +211,7 @@ def note(calls, name, function):
 
 
 def test_layers_with_other_experts_than_the_first_are_refused():
-    counters = Counters(2, "cpu")
-    counters.tally(0, torch.randn(4, 16))
+    tables = Counters(2, "cpu").begin()
+    tables.of(0, torch.randn(4, 16))
     with pytest.raises(RuntimeError, match="12 experts in one MoE layer, 16 in another"):
-        counters.tally(1, torch.randn(4, 12))
+        tables.of(1, torch.randn(4, 12))

@@ -10,9 +10,7 @@ from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.evidence.figures import hash_plan
 from sglang_xshare.stage.evidence.metadata import KEY, Forward
-from sglang_xshare.stage.graphs import Graphs
-from sglang_xshare.stage.outcomes import LONGEST, Outcomes
-from sglang_xshare.stage.plans import Plans
+from sglang_xshare.stage.in_force import LONGEST, InForce
 from sglang_xshare.stage.step import read_key
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, XSHARE, Model, forward_batch, gathered_batches, runner
@@ -23,7 +21,7 @@ SPELT = "xshare:k0=1,add=2"
 @pytest.fixture
 def launch(attach, monkeypatch):
     """Call it with flags for a function that launches a forward and returns what its requests count."""
-    monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
+    monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
 
     def start(batches: Batches | None = None, **flags: Any) -> Any:
@@ -216,10 +214,8 @@ TUNED = {"k0": 1, "add": 6, "layers": {str(layer): {"add": layer % 5} for layer 
     ("keys", "named"), [({"k0": 1, "add": 6}, "xshare:k0=1,add=6"), (TUNED, "xshare, plan {}")], ids=["short", "tuned"]
 )
 def test_a_policy_is_named_by_its_spelling_or_by_its_hash(keys, named):
-    outcomes, plans = Outcomes([], Graphs(())), Plans(build_schedule("xshare", keys, speculative=False))
-    plan = plans.describe(8)
-    outcomes.adopt(plans, plan)
-    outcomes.outcome = "policy"
-    policy = outcomes.describe(SimpleNamespace(), None)[0]
-    assert policy == named.format(hash_plan(plan))
+    layer = SimpleNamespace(router=SimpleNamespace(top_k=8))
+    in_force = InForce(build_schedule("xshare", keys, speculative=False), layers=[layer])
+    policy = in_force.spelling
+    assert policy == named.format(hash_plan(in_force.plan))
     assert len(policy) <= LONGEST

@@ -20,8 +20,9 @@ def step(rows: int, valid: list[bool] | None = None) -> Step:
 
 def count(counters: Counters, step: Step, *tables: Any) -> torch.Tensor:
     """Count a step that has left these tables; returns what it added."""
-    counters.tables = make_tables(*tables)
-    return counters.count(step)
+    left = counters.begin()
+    left.tally = make_tables(*tables)
+    return counters.count(step, left)
 
 
 def test_each_reader_gets_what_is_new_to_it():

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from selection.launched import forgets
 from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.policies import VANILLA
-from sglang_xshare.stage.assignment import PolicyBypassed
+from sglang_xshare.stage.frame import PolicyBypassed
 from sglang_xshare.stage.layer import DROPPED, MASKED
 from stage.fake import EXPERTS, TOP_K, Formats, Model, RefuseHostData, forward_batch, run
 from stage.switching import decode
@@ -32,7 +32,7 @@ def test_the_model_routes_as_ever_and_every_plan_is_counted(attach):
     installed = attach(model, **OBSERVE)
     run(model, "decode", 16)
     assert model.routed == [None, None], "every layer got its own config back"
-    for plan, counters in zip(PLANS.values(), installed.observation.counters.values(), strict=True):
+    for plan, counters in zip(PLANS.values(), [lane.counters for lane in installed.in_force.lanes], strict=True):
         before, after, kept = expect(model.logits, plan)
         assert after < before
         assert counters.totals.tolist() == [pytest.approx([1, before, after, kept, 16, *[0] * 5])] * 2
@@ -43,14 +43,14 @@ def test_the_model_routes_as_ever_and_every_plan_is_counted(attach):
 def test_padding_is_not_observed(attach):
     model = Model(1)
     installed = attach(model, **OBSERVE)
-    installed.mask_padding = True
+    installed.reads_padding = True
     run(model, "decode", 8, padding=3)
     valid = torch.arange(8) < 5
-    for plan, counters in zip(PLANS.values(), installed.observation.counters.values(), strict=True):
+    for plan, counters in zip(PLANS.values(), [lane.counters for lane in installed.in_force.lanes], strict=True):
         assert counters.totals[0, 1:5].tolist() == pytest.approx([*expect(model.logits, plan, valid), 5])
-    totals = [counters.totals.clone() for counters in installed.observation.counters.values()]
+    totals = [counters.totals.clone() for counters in [lane.counters for lane in installed.in_force.lanes]]
     run(model, "decode", 4, padding=4)
-    for counters, before in zip(installed.observation.counters.values(), totals, strict=True):
+    for counters, before in zip([lane.counters for lane in installed.in_force.lanes], totals, strict=True):
         assert counters.totals.equal(before), "a graph that is being captured has no live row"
 
 
@@ -59,9 +59,9 @@ def test_single_rows_are_vanilla_under_every_plan_and_prefill_is_not_observed(at
     installed = attach(model, **OBSERVE)
     run(model, "decode", 1)
     run(model, "prefill", 40)
-    for counters in installed.observation.counters.values():
+    for counters in [lane.counters for lane in installed.in_force.lanes]:
         assert counters.totals.tolist() == [[1, TOP_K, TOP_K, 1, 1, *[0] * 5]]
-    logged, exported = installed.reports.logged.read(), installed.reports.exported.read()
+    logged, exported = installed.acting.logged.read(), installed.acting.exported.read()
     assert logged.outcomes | {"observed": 1, "prefill": 1} == exported.outcomes
 
 
@@ -85,14 +85,14 @@ def test_a_runner_that_ranks_logits_gets_the_models_own(attach, convention):
         return "output"
 
     installed.run(forward_batch("decode", 4), forward)
-    assert [int(counters.totals[0, 0]) for counters in installed.observation.counters.values()] == [1, 1]
+    assert [int(counters.totals[0, 0]) for counters in [lane.counters for lane in installed.in_force.lanes]] == [1, 1]
 
 
 def test_the_step_never_waits_for_the_device(attach, tmp_path, forgets):
     model = Model(2)
     with FakeTensorMode(allow_non_fake_inputs=True):
         installed = attach(model, **OBSERVE, expert_policy_trace=str(tmp_path / "trace"))
-        installed.mask_padding = True
+        installed.reads_padding = True
         model.logits = torch.randn(12, EXPERTS)
         with RefuseHostData():
             model.forward(None, None, forward_batch("decode", 12, padding=4))

@@ -43,8 +43,7 @@ def test_one_record_a_layer_and_step(tmp_path):
 
 def test_page_ins_are_there_where_experts_are_paged(tmp_path):
     trace = Trace(tmp_path / "trace.jsonl", [3], "cpu", pages=True)
-    trace.observe(["a", "b"])
-    observed = [counts((1, 20, 12, 3.0, 4, 0, 0, 9, 5)), counts((1, 20, 11, 2.0, 4, 0, 0, 9, 4))]
+    observed = {"a": counts((1, 20, 12, 3.0, 4, 0, 0, 9, 5)), "b": counts((1, 20, 11, 2.0, 4, 0, 0, 9, 4))}
     trace.record(counts((1, 20, 20, 4.0, 4, 0, 0, 9, 9)), step(), observed)
     trace.write()
     [record] = read(tmp_path / "trace.jsonl")

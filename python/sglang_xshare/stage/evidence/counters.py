@@ -46,8 +46,8 @@ class Counters:
     """Running totals on the device. The host waits for nothing, so that a captured graph counts on replay. A step
     without a live row, as when a graph is captured, counts as none.
 
-    Selections leave what is counted of them in tables of all layers, see `tally`; a dozen small operations add these up
-    once a step, on a CPU one compiled call. `residents` and `balance` are those of a server that pages experts, and of
+    Selections leave what is counted of them in `Tables` of all layers; a dozen small operations add these up once a
+    step, on a CPU one compiled call. `residents` and `balance` are those of a server that pages experts, and of
     one with expert-parallel ranks.
     """
 
@@ -60,13 +60,9 @@ class Counters:
         self.names = COUNTS | (PAGING_COUNTS if residents else {}) | (RANK_COUNTS if balance else {})
         """The columns that `read` has of what this server counts."""
         self.outcomes = torch.zeros(len(OUTCOMES), dtype=torch.int64, device=device)
-        self.tables: Tally | None = None
-        """Tensors [layers, ...] of the step at hand, 0 for layers that have not selected; None before the first has."""
         self.in_one_call = is_readable(self.totals) and load() is not None
         # On a CPU nothing reads a step's tables once it is counted: the next step of the shape has them again.
         self._by_shape: dict[torch.Size, tuple[Tally, list[Tally]]] = {}
-        self._by_layer: list[Tally] | None = None
-        """The parts of `tables`, where these are kept."""
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(totals [layers, columns], outcomes) on the host, which waits for the device."""
@@ -75,52 +71,66 @@ class Counters:
 
     def count_outcome(self, outcome: str, step: Step | None = None) -> None:
         """Count one forward, which begins."""
-        self.tables = None
         valid = None if step is None else step.batch.valid
         self.outcomes[OUTCOMES.index(outcome)].add_(1 if valid is None else valid.any())
 
-    def tally(self, layer: int, logits: torch.Tensor) -> Tally | None:
-        """Where a layer leaves its counts from logits [n, N]; None without a row. Raises RuntimeError for another N."""
-        rows, experts = logits.shape
-        if not rows:
-            return None
-        if self.tables is None:
-            self.tables = self._begin(logits)
-        if self.tables.active.shape[1] != experts:
-            counts = f"{experts} experts in one MoE layer, {self.tables.active.shape[1]} in another"
-            raise RuntimeError(f"{counts}: an expert policy counts layers of as many each")
-        return self.tables.of(layer) if self._by_layer is None else self._by_layer[layer]
+    def begin(self) -> Tables:
+        """Return the tables of a step that begins."""
+        return Tables(self)
 
-    def _begin(self, logits: torch.Tensor) -> Tally:
-        """Tables of a step, all 0 in what tells whether a layer has selected."""
+    def allocate(self, logits: torch.Tensor) -> tuple[Tally, list[Tally] | None]:
+        """Return tables of a step with logits [n, N], all 0 in what tells whether a layer has selected, and each
+        layer's part of tables that are kept.
+        """
         layers = len(self.totals)
         if not (self.in_one_call and is_readable(logits)):
-            self._by_layer = None
-            return allocate_tally(logits.new_zeros, *logits.shape, layers)
+            return allocate_tally(logits.new_zeros, *logits.shape, layers), None
         if logits.shape not in self._by_shape:
             if len(self._by_shape) >= MAX_SHAPES:
                 self._by_shape.clear()
             with torch.inference_mode(False):  # of which a later step could not write to any
                 tables = allocate_tally(logits.new_zeros, *logits.shape, layers)
                 self._by_shape[logits.shape] = tables, [tables.of(layer) for layer in range(layers)]
-        tables, self._by_layer = self._by_shape[logits.shape]
+        tables, by_layer = self._by_shape[logits.shape]
         tables.active.zero_()
         tables.vanilla_active.zero_()
-        return tables
+        return tables, by_layer
 
-    def count(self, step: Step, fits: Sequence[bool] = ()) -> torch.Tensor:
+    def count(self, step: Step, tables: Tables, fits: Sequence[bool] = ()) -> torch.Tensor:
         """Add a step's tables to the totals; `fits` says of every layer with paged experts whether it was sure to fit
         its slots. Returns what was added, [layers, COLUMNS] float64: 0 for a layer that stayed vanilla, and without a
         live row.
         """
-        tables, self.tables = self.tables, None
-        if tables is None:
+        if tables.tally is None:
             return torch.zeros_like(self.totals)
-        if self.in_one_call and is_readable(tables.active):
-            return add_tables(self.totals, tables, step, self.residents, fits)
-        counts = count_tables(tables, step, self.residents, fits)
+        if self.in_one_call and is_readable(tables.tally.active):
+            return add_tables(self.totals, tables.tally, step, self.residents, fits)
+        counts = count_tables(tables.tally, step, self.residents, fits)
         self.totals += counts
         return counts
+
+
+class Tables:
+    """What the selections of one step leave to be counted. `tally` has tensors [layers, ...], 0 for layers that have
+    not selected; None before the first has.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        self.tally: Tally | None = None
+        self._counters = counters
+        self._by_layer: list[Tally] | None = None
+
+    def of(self, layer: int, logits: torch.Tensor) -> Tally | None:
+        """Where a layer leaves its counts from logits [n, N]; None without a row. Raises RuntimeError for another N."""
+        rows, experts = logits.shape
+        if not rows:
+            return None
+        if self.tally is None:
+            self.tally, self._by_layer = self._counters.allocate(logits)
+        if self.tally.active.shape[1] != experts:
+            counts = f"{experts} experts in one MoE layer, {self.tally.active.shape[1]} in another"
+            raise RuntimeError(f"{counts}: an expert policy counts layers of as many each")
+        return self.tally.of(layer) if self._by_layer is None else self._by_layer[layer]
 
 
 def count_tables(

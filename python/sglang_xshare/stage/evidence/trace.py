@@ -31,26 +31,31 @@ class Trace:
         self.layer_ids = layer_ids
         self._switch: dict[str, Any] = {}
         self._plan: dict[str, Any] = {}
-        self.ring = torch.empty(0, 0, 0)
-        self.observe([])
+        self.observed: list[str | None] = []
+        """The observed plans of the steps that are held: those of a switch before have been written."""
+        self.ring = self._make_ring()
         self.recorded = torch.zeros(1, dtype=torch.int64, device=device)
         self.written = 0
 
-    def observe(self, observed: Sequence[str]) -> None:
-        """Have room for what is observed of so many plans in the steps to come; those recorded have been written."""
-        self.observed = observed
-        width = PHASE + 1 + 3 * len(observed)
-        if self.ring.shape[2] != width:  # captured graphs write to it where it lies
-            self.ring = torch.zeros(CAPACITY, len(self.layer_ids), width, dtype=torch.float64, device=self.device)
+    def _make_ring(self) -> torch.Tensor:
+        width = PHASE + 1 + 3 * len(self.observed)
+        return torch.zeros(CAPACITY, len(self.layer_ids), width, dtype=torch.float64, device=self.device)
 
     def switch(self, number: int, plan: Mapping[str, Any]) -> None:
         """All steps so far are written; records from now on have the `number` of the switch, the first its `plan`."""
         self._switch, self._plan = {"switch": number}, {"plan": plan}
 
-    def record(self, counts: torch.Tensor, step: Step, observed: Sequence[torch.Tensor] = ()) -> None:
+    def record(
+        self, counts: torch.Tensor, step: Step, observed: Mapping[str | None, torch.Tensor] | None = None
+    ) -> None:
         """Keep one step's counts, [layers, 10] as `Counters.count` returns them, and those of each observed plan."""
+        observed = observed or {}
+        if list(observed) != self.observed:
+            former, self.observed = self.observed, list(observed)
+            if len(former) != len(observed):  # captured graphs write to it where it lies
+                self.ring = self._make_ring()
         phase = torch.full_like(counts[:, :1], PHASES.index(step.phase))
-        others = [plan[:, column : column + 1] for plan in observed for column in (AFTER, KEPT, PAGED)]
+        others = [plan[:, column : column + 1] for plan in observed.values() for column in (AFTER, KEPT, PAGED)]
         self.ring.index_copy_(0, self.recorded % CAPACITY, torch.cat([counts, phase, *others], 1)[None])
         self.recorded += counts[:, STEPS].any()  # a step without a live row is overwritten by the next
 

@@ -1,17 +1,21 @@
 """What a stage reports: its part of the decode log line, the figures on /metrics, and the trace."""
 
+from __future__ import annotations
+
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .agreement import Agreement
-from .counters import Counters, Reader
-from .figures import Exporter
-from .interval import format_log
-from .observe import Observation, format_observed
-from .trace import Trace
+from .evidence.agreement import Agreement
+from .evidence.figures import Exporter
+from .evidence.interval import format_log
+from .evidence.trace import Trace
+from .lane import Lane, format_observed
+
+if TYPE_CHECKING:
+    from .in_force import InForce
 
 logger = logging.getLogger(__name__)
 
@@ -25,25 +29,21 @@ class Reports:
 
     def __init__(
         self,
-        counters: Counters,
+        acting: Lane,
+        find_in_force: Callable[[], InForce],
         agreement: Agreement | None = None,
         trace: Trace | None = None,
         find_acceptance: Callable[[], float | None] = lambda: None,
     ) -> None:
-        self.logged, self.exported = Reader(counters), Reader(counters)
+        self.acting, self._find_in_force = acting, find_in_force
         self._exported_agreement: Counter[str] = Counter()
         self.trace = trace
-        self._find_acceptance = find_acceptance
         self._failed: set[str] = set()
         self.exporter = Exporter()
-        self._observation: Observation | None = None
-        self._plan: Mapping[str, Any] | None = None
-        self.logged_plans: dict[str, Reader] = {}
-        self.exported_plans: dict[str, Reader] = {}
         self._groups: dict[str, Callable[[], Any]] = {
-            "in force": lambda: (self._plan, self._find_acceptance()),
-            "counted": self.exported.read,
-            "observed": lambda: {spelling: reader.read() for spelling, reader in self.exported_plans.items()},
+            "in force": lambda: (find_in_force().plan, find_acceptance()),
+            "counted": acting.exported.read,
+            "observed": lambda: {lane.name: lane.exported.read() for lane in find_in_force().lanes},
         }
         if agreement is not None:
             self._groups["compared"] = partial(self._read_compared, agreement)
@@ -54,16 +54,6 @@ class Reports:
         self._unpublished = 0
         """Forwards since the last call of `is_due`."""
 
-    def set_sources(self, plan: Mapping[str, Any] | None, observation: Observation | None) -> None:
-        """From now on report this plan, and what else it has counted."""
-        self._plan = plan
-        if observation is not self._observation:
-            self._observation = observation
-            counters = {} if observation is None else observation.counters
-            self.logged_plans, self.exported_plans = (
-                {spelling: Reader(one) for spelling, one in counters.items()} for _ in range(2)
-            )
-
     def invalidate(self) -> None:
         """Have the next `is_due` say so even where no step was made since the last."""
         self._published = -1, -1
@@ -73,8 +63,7 @@ class Reports:
         return self._attempt("log line", self._format_log) or ""
 
     def _format_log(self) -> str:
-        text = format_log(self.logged.read())
-        return text + format_observed({spelling: reader.read() for spelling, reader in self.logged_plans.items()})
+        return format_log(self.acting.logged.read()) + format_observed(self._find_in_force().lanes)
 
     def is_due(self, reporter: Any) -> bool:
         """Whether upstream's `reporter` has seen a step since this was last asked."""
@@ -105,7 +94,7 @@ class Reports:
         """Write the trace, and log what was counted since the last look."""
         if self.trace is not None:
             self._attempt("trace", self.trace.write)
-        if any(self.exported.read().outcomes.values()):
+        if any(self.acting.exported.read().outcomes.values()):
             logger.info("Expert policy, at the end: %s", self.log().removeprefix(", "))
 
     def _export(self, group: str, read: Callable[[], Any], reporter: Any) -> None:

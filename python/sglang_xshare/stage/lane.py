@@ -1,0 +1,82 @@
+"""A source of plans with its counters: the policy that acts, or one that `--expert-policy observe` compares with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..policies.plan import SelectionPlan
+from ..policies.schedule import Schedule
+from ..types import Selection, Tally
+from .evidence.counters import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, RESCUED, ROWS, Counters, Reader
+
+if TYPE_CHECKING:
+    from .frame import Frame
+
+
+class Lane:
+    """`name` is the spelling of an observed plan, None of the policy that acts. Log and metrics read the counters each
+    since their own last look.
+    """
+
+    def __init__(self, name: str | None, counters: Counters) -> None:
+        self.name = name
+        self.counters = counters
+        self.logged, self.exported = Reader(counters), Reader(counters)
+
+
+def make_lanes(schedule: Schedule | None, **counters: Any) -> list[Lane]:
+    """Make the silent lanes of a schedule; of one that acts there are none. `counters` are the keywords of theirs."""
+    observed = schedule.observed if schedule is not None else ()
+    return [Lane(spelling, Counters(**counters)) for spelling in observed]
+
+
+def observe(
+    frame: Frame,
+    number: int,
+    plans: Sequence[SelectionPlan],
+    logits: torch.Tensor,
+    select: Callable[[torch.Tensor, SelectionPlan, Tally | None], Selection],
+) -> None:
+    """Select by every silent lane's plan on router logits [n, N] of a frame's layer `number`. What plans have in common
+    is selected once.
+    """
+    chosen: dict[SelectionPlan, Selection] = {}
+    for plan, tables in zip(plans, frame.tables, strict=True):
+        tally = tables.of(number, logits)
+        if plan not in chosen:
+            chosen[plan] = select(logits, plan, tally)
+        elif tally is not None:
+            tally.take(chosen[plan])
+    frame.selections[number] = chosen[plans[0]]
+
+
+def find_tables(frame: Frame) -> Tally | None:
+    """Return the counts of a frame by the routing that acts, under `observe` the model's own; None before a layer has
+    selected.
+    """
+    tally = frame.tables[0].tally
+    return replace(tally, active=tally.vanilla_active) if tally is not None and frame.observed is not None else tally
+
+
+def count_vanilla(counts: torch.Tensor) -> torch.Tensor:
+    """Return what a silent lane's `counts` [layers, COLUMNS] are by the model's own routing."""
+    own = counts.clone()
+    own[:, AFTER], own[:, KEPT], own[:, RESCUED] = own[:, BEFORE], own[:, ROWS], 0
+    own[:, PAGED] = own[:, PAGED_BEFORE]
+    return own
+
+
+def format_observed(lanes: Sequence[Lane]) -> str:
+    """Return the comparison's part of the decode log line, of what was counted since the last."""
+    text = ""
+    for lane in lanes:
+        interval = lane.logged.read()
+        if interval.layer_steps:
+            paged = "" if interval.page_ins is None else f"page-ins {interval.mean('page_ins'):.1f}, "
+            kept = f"({paged}kept mass {interval.mean_kept_mass:.4f})"
+            text += f", {lane.name} would keep {interval.mean('experts_after'):.1f} {kept}"
+    return text

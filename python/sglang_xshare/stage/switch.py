@@ -1,0 +1,140 @@
+"""A switch to another policy, between two steps: the next value is checked, graphs follow, the slot is assigned."""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..policies.exact import Rule
+from ..policies.schedule import Schedule
+from ..upstream.server import show_plan, wait_for_device
+from .acceptance import Acceptance
+from .evidence.agreement import Agreement
+from .evidence.counters import Counters, Reader
+from .evidence.trace import Trace
+from .graphs import Graphs, describe_misfits
+from .in_force import InForce
+from .lane import Lane, make_lanes
+from .layer import Layer
+from .reports import Reports
+
+logger = logging.getLogger(__name__)
+
+
+class Switching:
+    """The part of a stage that puts another policy in force."""
+
+    layers: Sequence[Layer]
+    device: str
+    counters: Counters
+    in_force: InForce
+    graphs: Graphs
+    reports: Reports
+    acceptance: Acceptance
+    agreement: Agreement | None
+    trace: Trace | None
+    since_switch: Reader
+    switches: int
+    disagreement: str | None
+    """How ranks have selected differently since somebody last switched; they do not any more."""
+    _recapture: Callable[[], None] | None
+    report: Callable[[Any], str]
+    publish: Callable[[Any], None]
+
+    def _make_lanes(self, schedule: Schedule | None) -> list[Lane]:
+        own = self.counters
+        return make_lanes(schedule, num_layers=len(self.layers), device=str(own.totals.device), residents=own.residents)
+
+    def check_switch(
+        self, schedule: Schedule | None, rule: Rule | None = None, recaptures: bool = True
+    ) -> tuple[InForce, bool]:
+        """Return what `switch` would put in force, and whether graphs have to be captured anew. Raises ValueError in
+        one line if they cannot be, or may not: `recaptures` allows it.
+
+        `rule` replaces the schedule's for exact requests. Vanilla and `observe` have none of their own, since the
+        former policy may come back.
+        """
+        former = self.in_force
+        if rule is None:
+            rule = former.rule if schedule is None or schedule.observed else schedule.exact
+        schedule = schedule and schedule.weigh(self.acceptance.number)
+        latter = replace(former, schedule=schedule, rule=rule, is_named=True)
+        if former.ranks is not None and schedule is not None:
+            latter = replace(latter, ranks=replace(former.ranks, together=schedule.rows == "batch"))
+        if latter.given != former.given:  # of the same plans lanes stay: captured graphs add to tensors where they lie
+            latter = replace(latter, lanes=self._make_lanes(schedule))
+        misfits = {} if schedule is None else self.graphs.find_misfits(latter)
+        if self.graphs.rows and latter.ranks != former.ranks:
+            misfits["they hold what ranks gather"] = set()
+        if misfits and (self._recapture is None or not recaptures):
+            raise ValueError(describe_misfits(misfits, recaptures))
+        return latter, bool(misfits)
+
+    def switch(
+        self,
+        schedule: Schedule | None,
+        reporter: Any,
+        number: int = 0,
+        rule: Rule | None = None,
+        recaptures: bool = True,
+    ) -> float | None:
+        """Select by another schedule, None for vanilla, from the next step on; between two steps. Returns the seconds
+        for which graphs were captured anew, None if they were not. `number` is the server's for this switch, 0 for the
+        next one; `rule` and `recaptures` are those of `check_switch`.
+
+        Metrics, log and trace (`reporter` as in `publish`) are brought up to date first, so that none mixes both: the
+        host waits for the device, twice. Raises ValueError, and changes nothing, as `check_switch` does, and if the
+        capture fails.
+        """
+        former = self.in_force
+        latter, captures = self.check_switch(schedule, rule, recaptures)
+        wait_for_device(self.device)
+        self.reports.invalidate()  # the step that was in flight at the last look belongs to the former policy
+        counted = self.report(reporter)
+        seconds = None
+        if captures:
+            seconds = self._capture(former, latter)
+        else:
+            self.graphs.follow(latter)
+        wait_for_device(self.device)
+        self.since_switch.read()
+        self.switches = number or self.switches + 1
+        self.disagreement = None
+        if self.agreement is not None:
+            self.agreement.forwards = 0  # what is wrong with these plans shows at once
+        self.in_force = latter
+        if self.trace is not None:
+            self.trace.switch(self.switches, latter.given)
+        show_plan(latter.plan)
+        self.reports.invalidate()
+        self.publish(reporter)
+        change = f"{json.dumps(former.given)} -> {json.dumps(latter.given)}"
+        again = "" if seconds is None else f" (graphs captured anew in {seconds:.1f} s)"
+        logger.info(
+            "Expert policy switch %d: %s%s; until now%s", self.switches, change, again, counted.removeprefix(",")
+        )
+        return seconds
+
+    def _capture(self, former: InForce, latter: InForce) -> float:
+        """Capture all graphs anew under the latter policy. Returns the seconds. If the capture fails, captures them
+        under the former again, and raises ValueError.
+        """
+        assert self._recapture is not None
+        began = time.monotonic()
+        try:
+            self.graphs, self.in_force = Graphs(), latter
+            self._recapture()
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            then = "the policy before is in force again"
+            try:
+                self.graphs, self.in_force = Graphs(), former
+                self._recapture()
+            except Exception:
+                self.graphs = Graphs()
+                then += ", without CUDA graphs"
+                logger.exception("Expert policy: the graphs of the policy before could not be captured either")
+            raise ValueError(f"CUDA graphs could not be captured anew, {then}: {reason}") from None
+        return time.monotonic() - began

@@ -1,0 +1,169 @@
+"""A server with graphs switches to any policy: by new numbers, by graphs captured anew, or, to vanilla, without."""
+
+import logging
+from itertools import permutations
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_xshare import hooks
+from sglang_xshare.policies import VANILLA
+from sglang_xshare.selection.triton_kernel.budgets import encode
+from sglang_xshare.stage.graphs import open_up
+from sglang_xshare.stage.stage import Stage
+from sglang_xshare.stage.step import StepKey
+from sglang_xshare.upstream.batches import Batches
+from stage.fake import EXPERTS, Model, forward_batch, run
+from stage.switching import schedule
+
+SIZES = (1, 2, 8)
+POLICIES = {
+    "vanilla": {"policy": "vanilla"},
+    "observe": {"policy": "observe", "plans": ["xshare:k0=1,add=2"]},
+    "xshare by mass": {"policy": "xshare", "k0": 1, "mass": 0.6},
+    "xshare by add": {"policy": "xshare", "k0": 1, "add": 2},
+    "oea": {"policy": "oea", "k0": 2, "kmax": 6},
+    "lynx-lat": {"policy": "lynx-lat", "retain": 6},
+    "moe-spec": {"policy": "moe-spec", "budget": 6, "phases": ["decode"]},
+}
+
+
+class Capturing:
+    """What SGLang does when it captures: of each size, the largest first, an eager step and a recorded one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
+        self.model, self.installed = model, None
+        self.recorded = self.running = False
+        self.times, self.failures = 0, 0
+        for name, find in (("is_recorded", lambda: self.recorded), ("is_capturing", lambda: self.running)):
+            monkeypatch.setattr(f"sglang_xshare.stage.stage.{name}", find)
+        monkeypatch.setattr("sglang_xshare.stage.switch.wait_for_device", lambda device: None)
+        monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
+        monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
+
+    def __call__(self) -> None:
+        self.times += 1
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("Capture cuda graph failed:\nout of memory")
+        self.running = True
+        for rows in reversed(SIZES):
+            for self.recorded in (False, True):
+                run(self.model, "decode", rows)
+        self.recorded = self.running = False
+
+
+@pytest.fixture
+def serve(attach, monkeypatch):
+    """Call it with a policy for a stage whose graphs have been captured, and what captures them."""
+
+    def start(keys: dict[str, Any]) -> tuple[Stage, Capturing]:
+        model = Model(2)
+        own = {name: value for name, value in keys.items() if name != "policy"}
+        policy = {"expert_policy": keys["policy"], "expert_policy_config": own}
+        flags = policy if keys["policy"] != "vanilla" else {"mask_padding_experts": True}
+        installed = attach(model, Batches(SIZES), **flags)
+        installed.device = "cuda"
+        installed._recapture = capture = Capturing(monkeypatch, model)
+        capture()
+        return installed, capture
+
+    return start
+
+
+def find_faults(installed: Stage) -> list[str]:
+    """The captured sizes and layers that would select otherwise than the policy in force says."""
+    faults = []
+    for (layer, key), kept in installed.graphs._captured.items():
+        wanted, _ = installed.in_force.find(layer, key)
+        if key in installed.graphs.stale:
+            assert not hooks.allows_graph(forward_batch("decode", key.rows))
+        elif kept.buffer is None:
+            faults += [f"{layer.layer_id}, {key}"] if kept.plan != wanted else []
+        else:
+            own = open_up(kept.buffer.plan, layer.router) if wanted is None or wanted is VANILLA else wanted
+            same = kept.buffer.values.tolist() == encode(own).tolist()
+            faults += [] if same or installed.in_force.lanes else [f"{layer.layer_id}, {key}"]
+    if list(installed.graphs._lanes) != list(installed.in_force.lanes) and not installed.graphs.stale:
+        faults.append("lanes")
+    return faults
+
+
+@pytest.mark.parametrize(("former", "latter"), permutations(POLICIES, 2))
+def test_every_pair(serve, reporter, former, latter):
+    installed, capture = serve(POLICIES[former])
+    assert find_faults(installed) == []
+    captured = capture.times
+    seconds = installed.switch(schedule(POLICIES[latter]), reporter)
+    assert installed.in_force.given == POLICIES[latter]
+    assert find_faults(installed) == []
+    assert capture.times == captured + (seconds is not None)
+    if latter == "vanilla":
+        assert seconds is None
+    if latter == "observe":
+        assert seconds is not None
+    installed.switch(schedule(POLICIES[former]), reporter)
+    assert find_faults(installed) == []
+
+
+def test_a_capture_is_refused_where_it_is_not_allowed(serve, reporter):
+    installed, capture = serve(POLICIES["xshare by add"])
+    in_force = installed.in_force
+    line = r"^CUDA graphs would have to be captured anew \(graphs of 2, 8 rows: mass = .*\): \"recapture\" is false$"
+    with pytest.raises(ValueError, match=line):
+        installed.switch(schedule(POLICIES["xshare by mass"]), reporter, recaptures=False)
+    assert (installed.in_force, installed.switches, capture.times) == (in_force, 0, 1)
+    assert installed.switch(schedule({"policy": "xshare", "k0": 2, "add": 1}), reporter, recaptures=False) is None
+
+
+@pytest.mark.parametrize(("failures", "end"), [(1, ""), (2, ", without CUDA graphs")])
+def test_a_capture_that_fails_restores_the_policy_before(serve, reporter, caplog, failures, end):
+    installed, capture = serve(POLICIES["xshare by add"])
+    in_force, capture.failures = installed.in_force, failures
+    line = (
+        f"^CUDA graphs could not be captured anew, the policy before is in force again{end}: Capture .* out of memory$"
+    )
+    with pytest.raises(ValueError, match=line):
+        installed.switch(schedule(POLICIES["oea"]), reporter)
+    assert (installed.in_force, installed.switches) == (in_force, 0)
+    assert find_faults(installed) == []
+    assert installed.graphs.rows == (list(SIZES) if failures == 1 else [])
+    assert installed.switch(schedule(POLICIES["oea"]), reporter) is not None or failures == 2
+    assert find_faults(installed) == []
+
+
+def test_sizes_are_those_that_sglang_captures(attach, reporter, monkeypatch):
+    """With a request pool of 37 it captures 37 rows, which no list has: padding is masked there, and numbers follow."""
+    model = Model(1)
+    installed = attach(model, Batches((8, 36)), expert_policy="xshare", expert_policy_config={"k0": 1, "add": 2})
+    installed._find_batches = lambda: Batches((8, 37))
+    installed.device = "cuda"
+    capture = Capturing(monkeypatch, model)
+    capture.running = True
+    for capture.recorded in (False, True):
+        run(model, "decode", 37)
+    capture.running = capture.recorded = False
+    assert installed.in_force.batches.pad(37)
+    assert not installed.in_force.batches.pad(36)
+    assert installed.switch(schedule({"policy": "xshare", "k0": 1, "add": 6}), reporter, recaptures=False) is None
+    [kept] = installed.graphs._captured.values()
+    wanted, _ = installed.in_force.find(installed.layers[0], StepKey("decode", 37))
+    assert kept.buffer.values.tolist() == encode(wanted).tolist()
+
+
+def test_a_step_of_a_stale_graph_runs_without_it(serve, reporter):
+    """Under vanilla after `kmax`, which no graph of it routes with."""
+    installed, capture = serve(POLICIES["oea"])
+    installed.switch(None, reporter)
+    assert [hooks.allows_graph(forward_batch("decode", rows)) for rows in (1, 2, 7, 9)] == [True, False, False, True]
+    capture.model.logits = torch.randn(8, EXPERTS)
+    capture.model.forward(None, None, forward_batch("decode", 8))
+    assert [routed is None for routed in capture.model.routed] == [True, True]
+
+
+def test_the_log_has_the_seconds(serve, reporter, caplog):
+    installed, _ = serve(POLICIES["xshare by add"])
+    with caplog.at_level(logging.INFO):
+        installed.switch(schedule(POLICIES["lynx-lat"]), reporter)
+    assert "(graphs captured anew in 0." in caplog.text

@@ -97,8 +97,6 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     f"{RANDOM} --random-input-len 128 --random-output-len 256 --random-range-ratio 1 --num-prompts 64"
     " --max-concurrency 16": Ask(EXAMPLE, FEW, r"Successful requests: +8"),
     TUNED: Serve(),
-    "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare:k0=1,add=1,utility=squared,own_share=0.75"
-    " --enable-custom-logit-processor": Serve(QWEN, CPU),
     f"sglang-xshare tune http://localhost:30000 --texts {TINY}/heldout --tolerance 1% --out build/tuned": Ask(
         TUNED, "--out {scratch} --samples 8 --batches 4 --prompt 8 --tokens 8 --groups 1", "report: "
     ),

@@ -1,6 +1,7 @@
 """A server whose selections are computed: they are the reference's on its logits, and what it counts is them."""
 
 import json
+from collections import Counter
 from time import sleep
 
 import pytest
@@ -115,4 +116,46 @@ def test_graphs_weigh_drafts_by_the_estimate(serve_values, tmp_path):
     assert number < 0.8
     assert len(checked) >= 2
     assert all(checked.values())
+    check(server)
+
+
+POLICIES = [
+    {"policy": "observe", "plans": ["xshare:k0=1,add=3", "oea:k0=2"]},
+    {"policy": "xshare", "k0": 1, "add": 3},
+    {"policy": "xshare", "k0": 1, "mass": 0.6},
+    {"policy": "oea", "k0": 2},
+    {"policy": "lynx-lat", "retain": 6},
+    {"policy": "moe-spec", "budget": 6, "phases": ["decode"]},
+    {"policy": "vanilla"},
+]
+
+
+def test_every_policy_may_follow_every_other(serve_values):
+    """By new numbers in the same graphs, by graphs that are captured anew, or, to vanilla, by steps without a graph."""
+    start, read = serve_values
+    server = start("observe", {"plans": POLICIES[0]["plans"]})
+    server.generate(3, 3)
+    # Each ordered pair once: 0 1 0 2 ... 0 n 1 2 1 3 ... and back to the first.
+    pairs = [(first, second) for first in range(len(POLICIES)) for second in range(first + 1, len(POLICIES))]
+    recaptured = Counter()
+    for policy in [*(POLICIES[one] for pair in pairs for one in pair), POLICIES[0]][1:]:
+        answer = server.post("/expert_policy", policy)
+        assert answer.status_code == 200, answer.text
+        recaptured[policy["policy"]] += answer.json()["recaptured"]
+        read()
+        server.generate(3, 3)
+        keys = {name: value for name, value in policy.items() if name not in ("policy", "phases", "plans")}
+        counts, records = read_counts(server), read()
+        if policy["policy"] == "vanilla":  # graphs that select go on, and leave every row its own experts
+            check_records(records, "vanilla", {})
+        elif policy["policy"] == "observe":
+            assert {record["policy"] for record in records} == {"xshare", "oea"}
+            for name, own in PLANS.items():
+                check_records([record for record in records if record["policy"] == name], name, own)
+        else:
+            assert counts == pytest.approx(check_records(records, policy["policy"], keys), rel=1e-5)
+            assert counts["layer_steps"] >= 2 * LAYERS
+    assert recaptured["vanilla"] == 0
+    assert recaptured["observe"] > 0
+    assert recaptured["lynx-lat"] > 0
     check(server)

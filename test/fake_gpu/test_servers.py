@@ -52,8 +52,19 @@ def test_switches(serve):
         answer = server.post("/expert_policy", policy)
         assert answer.status_code == 200, answer.text
         assert count_steps(server.generate(7)) == {(steps, 7)}
-    assert server.post("/expert_policy", {"policy": "lynx-acc", "confidence": 0.5}).status_code == 400
+    refused = {"policy": "lynx-acc", "confidence": 0.5, "recapture": False}
+    assert server.post("/expert_policy", refused).status_code == 400
     assert count_steps(server.generate(7)) == {(7, 7)}
+    check(server, LAYERS["qwen3-moe"])
+
+
+def test_a_pool_of_a_size_that_no_list_has(serve):
+    """SGLang captures it beside those of the list that are smaller, and its graph follows a switch as theirs do."""
+    server = serve("qwen3-moe", *XSHARE, *GRAPHS, "--max-running-requests", "6")
+    assert server.get("/expert_policy")["limits"]["captured_rows"] == [1, 4, 6]
+    answer = server.post("/expert_policy", {"policy": "xshare", "k0": 1, "add": 2}).json()
+    assert (answer["recaptured"], answer["add"]) == (False, 2)
+    assert count_steps(server.generate(5)) == {(7, 7)}
     check(server, LAYERS["qwen3-moe"])
 
 

@@ -42,7 +42,7 @@ else:
     @pytest.fixture(autouse=True)
     def _alone(monkeypatch):
         monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
-        monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
+        monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
 
     def xshare(add):
         """The flags of a server."""
@@ -180,7 +180,7 @@ else:
             given = 2 * torch.randn(ROWS, EXPERTS, generator=torch.Generator().manual_seed(seed))
             logits.copy_(given)
             set_live(live)
-            counted = list(stage.observation.counters.values())
+            counted = [lane.counters for lane in stage.in_force.lanes]
             before = [counters.totals.cpu() for counters in counted]
             graph.replay()
             for plan, counters, former in zip(wanted, counted, before, strict=True):

@@ -169,14 +169,6 @@ def test_what_was_measured_of_other_samples_or_figures_is_measured_anew(texts, t
     assert measure() == first
 
 
-def test_graphs_that_follow_no_switch_are_refused(texts, tmp_path, server, capsys):
-    server.captured, server.policy = True, {"policy": "observe"}
-    assert tune(texts, tmp_path / "out") == 1
-    err = capsys.readouterr().err
-    assert "captured under observe" in err
-    assert "--expert-policy 'xshare:k0=1,add=1,utility=squared,own_share=0.75'" in err
-
-
 def test_where_experts_are_paged_all_is_told_of_page_ins(texts, tmp_path, server, capsys):
     server.paged = True
     assert tune(texts, tmp_path / "out") == 0

@@ -79,10 +79,10 @@ class Control:
             "plan_hash": in_force.hash,
             "limits": {
                 "moe_layers": [layer.layer_id for layer in stage.layers],
-                "batches": str(stage.batches),
+                "batches": str(in_force.batches),
                 "captured_rows": list(stage.graphs.rows),
                 "selecting_rows": stage.graphs.selecting,
-                "most_rows": stage.batches.most,
+                "most_rows": in_force.batches.most,
                 "router": {"top_k": router.top_k, "renormalize": router.renormalize},
             },
             **(self._look() if counts else dict.fromkeys(("counters", "since_switch", "counted_ago"))),
@@ -179,7 +179,7 @@ class Control:
         check_observed(schedule)
         if schedule is None:
             return []
-        if schedule.observed and self.stage.masks:
+        if schedule.observed and self.stage.in_force.masks:
             raise ValueError("--mask-padding-experts with observe: observe routes as the model does")
         model = read_model(model_config(self.server_args), self.server_args.model_path)
         plans, warnings = check_schedule(schedule, model, config, requests=requests)

@@ -69,9 +69,7 @@ class Stage(Switching):
     ) -> None:
         self.layers = layers
         self._layer_ids = layer_ids = [layer.layer_id for layer in layers]
-        self.batches = batches
         self.device = device
-        self.masks = masks or schedule is None
         # A CPU server captures no graphs, so that only a gather pads its rows, and those are always masked. Elsewhere
         # the mask takes one comparison a step.
         self.reads_padding = device != "cpu"
@@ -101,7 +99,8 @@ class Stage(Switching):
         self.switches = 0
         rule = Rule() if schedule is None or schedule.observed else schedule.exact
         lanes = self._make_lanes(schedule)
-        self.in_force = InForce(schedule, batches, self.masks, layers, ranks, rule, lanes, schedule is not None)
+        masks = masks or schedule is None
+        self.in_force = InForce(schedule, batches, masks, layers, ranks, rule, lanes, schedule is not None)
         self.reports = Reports(
             self.acting, lambda: self.in_force, self.agreement, self.trace, lambda: self.acceptance.estimate
         )
@@ -124,9 +123,9 @@ class Stage(Switching):
         step = read_step(forward_batch, masks, self.ranks, self.exact, by_depth)
         is_captured = self.device != "cpu" and is_recorded()
         captures = self.device != "cpu" and is_capturing()
-        if captures and self._find_batches is not None:
-            self._read_batches(self._find_batches)
-            in_force = self.in_force
+        if captures and self._find_batches is not None:  # SGLang chooses the sizes after the weights have loaded
+            self.in_force = in_force = replace(in_force, batches=self._find_batches())
+            self._find_batches = None
         steps = [step] * len(self.layers) if step is None or self.paged is None else self.paged.divide(step)
         assignments, reasons = assign(self.layers, steps, in_force, self.graphs, is_captured)
         with self._hold() as frame:
@@ -219,12 +218,6 @@ class Stage(Switching):
             agreement.counts["fallbacks"] += 1
             self.switch(None, self.reporter)
         self.disagreement = reason
-
-    def _read_batches(self, find_batches: Callable[[], Batches]) -> None:
-        """Know the sizes that SGLang captures, which it decides after the weights have loaded."""
-        self._find_batches = None
-        self.batches = find_batches()
-        self.in_force = replace(self.in_force, batches=self.batches)
 
     def _finish(self, frame: Frame, step: Step, is_next_captured: bool) -> None:
         """Check that every layer with a plan has selected, and count what it chose. The graph of a step that is

@@ -136,6 +136,13 @@ def run(model: Model, mode: str, rows: int, **batch: int) -> None:
     assert model.forward(None, None, forward_batch(mode, rows, **batch)) == "output"
 
 
+def allows_graph(rows: int) -> bool:
+    """Return whether a decode graph may be replayed for so many requests; SGLang asks within the runner's forward."""
+    batch = forward_batch("decode", rows)
+    with hooks._stage.open(batch):
+        return hooks.allows_graph(batch)
+
+
 def make_reporter(forwards: int = 0, **changes: Any) -> SimpleNamespace:
     """Upstream's reporter of a scheduler after so many forwards, its own and those it took part in."""
     return SimpleNamespace(

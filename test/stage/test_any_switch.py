@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_xshare import hooks
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.selection.triton_kernel.budgets import encode
 from sglang_xshare.stage.graphs import open_up
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import EXPERTS, Model, forward_batch, run
+from stage.fake import EXPERTS, Model, allows_graph, forward_batch, run
 from stage.switching import schedule
 
 SIZES = (1, 2, 8)
@@ -78,7 +77,7 @@ def find_faults(installed: Stage) -> list[str]:
     for (layer, key), kept in installed.graphs._captured.items():
         wanted, _ = installed.in_force.find(layer, key)
         if key in installed.graphs.stale:
-            assert not hooks.allows_graph(forward_batch("decode", key.rows))
+            assert not allows_graph(key.rows)
         elif kept.buffer is None:
             faults += [f"{layer.layer_id}, {key}"] if kept.plan != wanted else []
         else:
@@ -156,7 +155,7 @@ def test_a_step_of_a_stale_graph_runs_without_it(serve, reporter):
     """Under vanilla after `kmax`, which no graph of it routes with."""
     installed, capture = serve(POLICIES["oea"])
     installed.switch(None, reporter)
-    assert [hooks.allows_graph(forward_batch("decode", rows)) for rows in (1, 2, 7, 9)] == [True, False, False, True]
+    assert [allows_graph(rows) for rows in (1, 2, 7, 9)] == [True, False, False, True]
     capture.model.logits = torch.randn(8, EXPERTS)
     capture.model.forward(None, None, forward_batch("decode", 8))
     assert [routed is None for routed in capture.model.routed] == [True, True]

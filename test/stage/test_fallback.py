@@ -13,7 +13,7 @@ from sglang_xshare.live.control import Control
 from sglang_xshare.stage.frame import Assignment
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import EXPERTS, XSHARE, Model, forward_batch, make_reporter, runner
+from stage.fake import EXPERTS, XSHARE, Model, allows_graph, forward_batch, make_reporter, runner
 from stage.switching import PLANS, schedule
 
 WHICH = "ranks [1] have selected other experts than the first"
@@ -115,12 +115,12 @@ def test_graphs_that_cannot_follow_to_vanilla_are_not_replayed(serve):
     layer, key = served.stage.layers[0], StepKey("decode", 8)
     served.stage.graphs.begin(key, [])
     served.stage.graphs.keep(layer, key, Assignment(served.stage.in_force.find(layer, key)[0]))
-    assert hooks.allows_graph(forward_batch("decode", 8))
+    assert allows_graph(8)
     served.differs = [1]
     served.decode()
     assert served.stage.in_force.given["policy"] == "vanilla"
-    assert not hooks.allows_graph(forward_batch("decode", 8))
-    assert hooks.allows_graph(forward_batch("decode", 16)), "no graph has been captured for so many"
+    assert not allows_graph(8)
+    assert allows_graph(16), "no graph has been captured for so many"
     assert served.decode() == [False] * 3
 
 

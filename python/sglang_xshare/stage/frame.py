@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..types import Selection
 from .evidence.counters import Counters, Tables
-from .step import Step
+from .step import Step, StepKey
 
 if TYPE_CHECKING:
     from ..policies.plan import SelectionPlan
@@ -40,13 +40,16 @@ class Assignment:
 class Frame:
     """One forward of the model runner, from its begin to its end. All that is known of the forward is here.
 
+    `key` is that of the runner's batch, None if the forward is no step; a graph's size, or padding, may change the rows
+    that the model's `step` has.
     `assignments` has one for each layer, whose routers run where there are some. `tables` are what selections leave to
     be counted: those of the acting lane, or of each silent one. `observed` is the schedule under which layers select
     beside the model and are routed as ever; None if they act. `outcome` is how the forward is counted; None until it
     comes to the model, as in a graph's replay. `calls` are those of the policy in force.
     """
 
-    def __init__(self, assignments: Sequence[Assignment] = ()) -> None:
+    def __init__(self, assignments: Sequence[Assignment] = (), key: StepKey | None = None) -> None:
+        self.key = key
         self.step: Step | None = None
         self.outcome: str | None = None
         self.observed: Schedule | None = None

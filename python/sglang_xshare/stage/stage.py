@@ -32,7 +32,7 @@ from .lane import Lane, count_vanilla, find_tables
 from .layer import Layer
 from .paged import PagedLayers
 from .reports import Reports
-from .step import Step, read_key, read_step
+from .step import Step, StepKey, read_key, read_step
 from .switch import Switching
 
 logger = logging.getLogger(__name__)
@@ -145,10 +145,10 @@ class Stage(Switching):
                 handover.withdraw()
 
     @contextmanager
-    def _hold(self) -> Iterator[Frame]:
+    def _hold(self, key: StepKey | None = None) -> Iterator[Frame]:
         """Yield the frame of the model runner's forward, or of the model's own: SGLang captures the model's alone."""
         former = self.slot.frame
-        self.slot.frame = frame = former or Frame()
+        self.slot.frame = frame = former or Frame(key=key)
         try:
             yield frame
         finally:
@@ -157,16 +157,16 @@ class Stage(Switching):
     @contextmanager
     def open(self, forward_batch: Any) -> Iterator[Frame]:
         """Yield the frame of a forward of the model runner, which is launched meanwhile, maybe by a graph's replay."""
-        self.begin_forward(forward_batch)
-        with self._hold() as frame:
+        key = read_key(forward_batch, self.ranks)
+        self.begin_forward(forward_batch, key)
+        with self._hold(key) as frame:
             yield frame
 
-    def begin_forward(self, forward_batch: Any) -> None:
-        """A forward is about to be launched: weigh drafts by the latest estimate, and mark the exact rows."""
+    def begin_forward(self, forward_batch: Any, key: StepKey | None) -> None:
+        """Weigh drafts by the latest estimate, and mark the exact rows, before a forward of this key is launched."""
         if self.acceptance.begin_forward():
             self._weigh()
-        key = read_key(forward_batch, self.ranks) if self.exact.is_used else None
-        if key is not None:
+        if key is not None and self.exact.is_used:
             self.exact.write(forward_batch.rids or (), key.tokens_per_request)
 
     def _weigh(self) -> None:
@@ -184,8 +184,8 @@ class Stage(Switching):
 
     def end_forward(self, frame: Frame, forward_batch: Any) -> Forward | None:
         """A forward was launched or replayed. Returns what its requests count; None if no policy was ever in force."""
-        key = read_key(forward_batch, self.ranks) if frame.outcome is None else None
-        forward = self.in_force.tell(frame.outcome, key and self.graphs.find_key(key))
+        replayed = self.graphs.find_key(frame.key) if frame.outcome is None and frame.key is not None else None
+        forward = self.in_force.tell(frame.outcome, replayed)
         if self.agreement is not None and (which := self.agreement.end_forward(self.ranks)):
             self._stop_disagreeing(self.agreement, which)
         # With data-parallel attention the first rank reports for all, and may itself decode nothing for long.
@@ -253,17 +253,15 @@ class Stage(Switching):
             return frame.step is not None and count_slots(method) >= method.num_experts
         return self.paged.fits(method, frame)
 
-    def allows_graph(self, forward_batch: Any) -> bool:
-        """Whether a decode graph may be replayed: not if it could not follow to vanilla, nor if the policy in force
-        since a switch could have more experts active than the slots it pages them into. Such a step runs eagerly, in as
-        many waves as it takes.
+    def allows_graph(self) -> bool:
+        """Return whether a decode graph may be replayed for the forward at hand. A graph may not if it cannot follow to
+        vanilla, or if the active policy could have more experts active than a layer has slots for paged experts: such a
+        step runs eagerly, in as many waves as it takes.
         """
-        if self.paged is None and not self.graphs.stale:
-            return True
-        key = read_key(forward_batch, self.ranks)
-        if key is None:
-            return True
-        captured = self.graphs.find_key(key)
+        frame = self.slot.frame
+        if frame is None or frame.key is None or (self.paged is None and not self.graphs.stale):
+            return True  # without a frame a draft model asks
+        captured = self.graphs.find_key(frame.key)
         return captured not in self.graphs.stale and all(self.in_force.fit(layer, captured) for layer in self.layers)
 
     def report(self, reporter: Any) -> str:

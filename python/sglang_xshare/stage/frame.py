@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..selection.cpu_call import Call
     from ..selection.triton_kernel.budgets import Budgets
     from .handover import Offer
+    from .in_force import InForce
 
     Calls = dict[tuple[object, ...], tuple[SelectionPlan, Call | None]]
 
@@ -57,17 +58,26 @@ class Frame:
         self.calls: Calls = {}
         self.made: Offer | None = None
         """The alignment that a layer has made, until its ids are finished."""
-        self.assign(assignments)
+        self._assign(assignments)
         self.is_running = bool(assignments)
         """Whether the target model's forward runs, in which layers route."""
 
-    def begin(self, step: Step | None, outcome: str, tables: list[Tables], calls: Calls) -> None:
-        """The forward comes to the model, where it is counted as this outcome."""
-        self.step, self.outcome, self.tables, self.calls = step, outcome, tables, calls
+    def begin(
+        self,
+        step: Step | None,
+        outcome: str,
+        tables: list[Tables],
+        assignments: Sequence[Assignment],
+        in_force: InForce,
+    ) -> None:
+        """Begin the model's forward, in which layers have these assignments under the active policy."""
+        self.step, self.outcome, self.tables = step, outcome, tables
+        self.observed = in_force.schedule if in_force.observes else None
+        self.calls = in_force.calls
+        self._assign(assignments)
         self.is_running = True
 
-    def assign(self, assignments: Sequence[Assignment]) -> None:
-        """Hand every layer its assignment; none has selected."""
+    def _assign(self, assignments: Sequence[Assignment]) -> None:
         self.assignments = assignments
         self.selections: list[Selection | None] = [None] * len(assignments)
 

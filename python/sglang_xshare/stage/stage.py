@@ -131,10 +131,8 @@ class Stage(Switching):
         with self._hold() as frame:
             outcome = in_force.name_outcome(reasons)
             self.counters.count_outcome(outcome, step)
-            frame.assign(assignments)
-            frame.observed = in_force.schedule if in_force.observes else None
             tables = [lane.counters.begin() for lane in in_force.lanes or [self.acting]]
-            frame.begin(step, outcome, tables, in_force.calls)
+            frame.begin(step, outcome, tables, assignments, in_force)
             try:
                 output = forward()
                 if step is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,23 +30,13 @@ class Reports:
     def __init__(
         self,
         acting: Lane,
-        find_in_force: Callable[[], InForce],
         agreement: Agreement | None = None,
         trace: Trace | None = None,
-        find_acceptance: Callable[[], float | None] = lambda: None,
     ) -> None:
-        self.acting, self._find_in_force = acting, find_in_force
+        self.acting, self.agreement, self.trace = acting, agreement, trace
         self._exported_agreement: Counter[str] = Counter()
-        self.trace = trace
         self._failed: set[str] = set()
         self.exporter = Exporter()
-        self._groups: dict[str, Callable[[], Any]] = {
-            "in force": lambda: (find_in_force().plan, find_acceptance()),
-            "counted": acting.exported.read,
-            "observed": lambda: {lane.name: lane.exported.read() for lane in find_in_force().lanes},
-        }
-        if agreement is not None:
-            self._groups["compared"] = partial(self._read_compared, agreement)
         self._published = 0, 0
         """What the scheduler had counted when the metrics were last due."""
         self._reporter: Any = None
@@ -58,12 +48,12 @@ class Reports:
         """Have the next `is_due` say so even where no step was made since the last."""
         self._published = -1, -1
 
-    def log(self) -> str:
-        """The end of a decode log line."""
-        return self._attempt("log line", self._format_log) or ""
+    def log(self, in_force: InForce) -> str:
+        """Return the end of a decode log line."""
+        return self._attempt("log line", lambda: self._format_log(in_force.lanes)) or ""
 
-    def _format_log(self) -> str:
-        return format_log(self.acting.logged.read()) + format_observed(self._find_in_force().lanes)
+    def _format_log(self, lanes: Sequence[Lane]) -> str:
+        return format_log(self.acting.logged.read()) + format_observed(lanes)
 
     def is_due(self, reporter: Any) -> bool:
         """Whether upstream's `reporter` has seen a step since this was last asked."""
@@ -82,20 +72,27 @@ class Reports:
         overdue = self._reporter is not None and self._unpublished > self._reporter.decode_log_interval
         return self._reporter if overdue else None
 
-    def publish(self, reporter: Any) -> None:
-        """Bring the metrics of upstream's `reporter` and the trace up to date."""
+    def publish(self, reporter: Any, in_force: InForce, acceptance: float | None) -> None:
+        """Bring the metrics of upstream's `reporter` and the trace up to date; `acceptance` is a draft's chance."""
+        groups: dict[str, Callable[[], Any]] = {
+            "in force": lambda: (in_force.plan, acceptance),
+            "counted": self.acting.exported.read,
+            "observed": lambda: {lane.name: lane.exported.read() for lane in in_force.lanes},
+        }
+        if self.agreement is not None:
+            groups["compared"] = partial(self._read_compared, self.agreement)
         if reporter.current_scheduler_metrics_enabled:
-            for group, read in self._groups.items():
+            for group, read in groups.items():
                 self._attempt("metrics", partial(self._export, group, read, reporter))
         if self.trace is not None and reporter.is_stats_logging_rank:
             self._attempt("trace", self.trace.write)
 
-    def close(self) -> None:
+    def close(self, in_force: InForce) -> None:
         """Write the trace, and log what was counted since the last look."""
         if self.trace is not None:
             self._attempt("trace", self.trace.write)
         if any(self.acting.exported.read().outcomes.values()):
-            logger.info("Expert policy, at the end: %s", self.log().removeprefix(", "))
+            logger.info("Expert policy, at the end: %s", self.log(in_force).removeprefix(", "))
 
     def _export(self, group: str, read: Callable[[], Any], reporter: Any) -> None:
         self.exporter.export(group, read(), reporter.metrics_collector.labels)

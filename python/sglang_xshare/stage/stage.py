@@ -101,9 +101,7 @@ class Stage(Switching):
         lanes = self._make_lanes(schedule)
         masks = masks or schedule is None
         self.in_force = InForce(schedule, batches, masks, layers, ranks, rule, lanes, schedule is not None)
-        self.reports = Reports(
-            self.acting, lambda: self.in_force, self.agreement, self.trace, lambda: self.acceptance.estimate
-        )
+        self.reports = Reports(self.acting, self.agreement, self.trace)
         name = schedule.policy if schedule else "none, padding masked,"
         plan = f": {json.dumps(self.in_force.plan)}" if schedule else ""
         mass = describe_mass(schedule) if schedule else None
@@ -265,7 +263,7 @@ class Stage(Switching):
     def report(self, reporter: Any) -> str:
         """What happened since the last line of the decode log."""
         self.publish(reporter)
-        return self.reports.log()
+        return self.reports.log(self.in_force)
 
     def publish(self, reporter: Any) -> None:
         """Bring metrics and trace up to date, on one rank: all have seen the same steps. The host waits for the device
@@ -276,11 +274,11 @@ class Stage(Switching):
             return
         if self.paged is not None:
             self.paged.check(self.counters.totals)
-        self.reports.publish(reporter)
+        self.reports.publish(reporter, self.in_force, self.acceptance.estimate)
 
     def close(self) -> None:
         """Write the trace, and log what was counted, at the end of a process that had no scheduler to report in, as
         `python -m sglang.benchmark.one_batch` has none.
         """
         if self.reporter is None and is_first_rank():
-            self.reports.close()
+            self.reports.close(self.in_force)

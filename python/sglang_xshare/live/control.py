@@ -105,9 +105,8 @@ class Control:
             raise ValueError(f"recapture must be true or false (got {as_json(recaptures)})")
         warnings = self._check(schedule, find_limit(reporter.scheduler))
         rule = self.stage.in_force.rule
-        self.stage.check_switch(schedule, rule if is_trial else None, recaptures)
-        keeps = schedule is None or schedule.observed or "exact" in schedule.given
-        if rule != Rule() and not keeps and not is_trial:
+        latter, _ = self.stage.check_switch(schedule, rule if is_trial else None, recaptures)
+        if latter.rule != rule and latter.schedule is not None and "exact" not in latter.schedule.given:
             lost = as_json({name: value for name, value in asdict(rule).items() if value not in (None, False)})
             reason = "from now on a request is exact only where it says so; to keep it, send it again"
             warnings.append(f"exact: {lost} of the policy before is not in this one: {reason}")

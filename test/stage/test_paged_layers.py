@@ -167,7 +167,7 @@ def test_waves_take_the_others_and_both_keep_one_state(monkeypatch, model):
         before = [block.state.expert_slot >= 0 for block in model.blocks]
         assert decode(model, step, rows, mode) == kind
         if mode == "decode":
-            assert torch.equal(stage.residents.loaded, torch.stack(before))
+            assert torch.equal(stage.paged.residents.loaded, torch.stack(before))
     stage.switch(None, REPORTER)
     assert decode(model, 9, 8) == "executor"
     assert decode(model, 9, 3) == "device_executor"

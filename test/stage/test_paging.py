@@ -88,7 +88,7 @@ def test_observe_tells_what_a_plan_would_have_paged_in_from_the_same_state(monke
 def test_where_all_experts_have_slots_nothing_is_paged(monkeypatch):
     """A policy then does what it does without paging."""
     plain = put(monkeypatch, PagedModel(slots=EXPERTS), **PUBLISHED)
-    assert plain.residents is None
+    assert plain.paged is None
     decode(model := PagedModel(slots=EXPERTS), 0, 4)
     assert all(routed is None for routed in model.routed)  # of another model
     assert "page-ins" not in plain.reports.log(plain.in_force)

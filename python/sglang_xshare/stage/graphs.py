@@ -105,10 +105,9 @@ class Graphs:
         """Have every graph select by another policy from its next replay on, between steps. One that cannot follow goes
         stale.
         """
-        self.stale = frozenset(key for keys in self.find_misfits(in_force).values() for key in keys)
+        self.stale = frozenset[StepKey]().union(*self.find_misfits(in_force).values())
         for place in self._captured:
-            target = None if place[1] in self.stale else self._fit(place, in_force)
-            if target is not None:
+            if place[1] not in self.stale and (target := self._fit(place, in_force)) is not None:
                 budgets, plan = target
                 budgets.write(plan)
         self._buffers.clear()  # what eager steps have left is made anew for the plans to come

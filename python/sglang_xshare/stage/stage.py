@@ -79,8 +79,8 @@ class Stage(Switching):
         for number, layer in enumerate(layers):
             layer.number = number
         self.paged = PagedLayers(paged, device) if paged else None
-        self.residents = None if self.paged is None else self.paged.residents
-        self.counters = Counters(len(layers), device, self.residents, self.balance)
+        residents = None if self.paged is None else self.paged.residents
+        self.counters = Counters(len(layers), device, residents, self.balance)
         self.acting = Lane(None, self.counters)
         self.slot = Slot(self.counters)
         for layer in layers:
@@ -231,7 +231,7 @@ class Stage(Switching):
             counts = count_vanilla(next(iter(observed.values())))
             self.counters.totals += counts
         else:
-            fits = [assignment.fits for assignment in frame.assignments] if self.residents is not None else []
+            fits = [assignment.fits for assignment in frame.assignments] if self.paged is not None else []
             counts = self.counters.count(step, frame.tables[0], fits)
             if is_next_captured:
                 self.graphs.prepare(self.layers, frame, step)

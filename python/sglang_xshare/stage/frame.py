@@ -1,4 +1,4 @@
-"""One forward of the model runner: what its layers are to do, and what they have selected."""
+"""One forward of the model runner: each layer's assignment, and what each layer has selected."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class PolicyBypassed(RuntimeError):
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a layer does in one forward: no `plan` leaves the routing to the model, no `step` says that there is none.
-    A graph that is being captured reads the plan's numbers from `buffer`, where a switch writes them. `fits` says that
-    the experts that are active fit the layer's slots, whatever the logits.
+    """A layer's part in one forward. Without a `plan` the model routes; without a `step` the forward is no step. A
+    captured graph reads the plan's numbers from `buffer`, to which a switch writes. `fits` says that the active experts
+    fit the layer's slots for all logits.
     """
 
     plan: SelectionPlan | None = None
@@ -39,14 +39,13 @@ class Assignment:
 
 
 class Frame:
-    """One forward of the model runner, from its begin to its end. All that is known of the forward is here.
+    """One forward of the model runner, from its begin to its end, with all that is known of the forward.
 
-    `key` is that of the runner's batch, None if the forward is no step; a graph's size, or padding, may change the rows
-    that the model's `step` has.
-    `assignments` has one for each layer, whose routers run where there are some. `tables` are what selections leave to
-    be counted: those of the acting lane, or of each silent one. `observed` is the schedule under which layers select
-    beside the model and are routed as ever; None if they act. `outcome` is how the forward is counted; None until it
-    comes to the model, as in a graph's replay. `calls` are those of the policy in force.
+    `key` is that of the runner's batch, None if the forward is no step. The model's `step` may have more rows: SGLang
+    pads the batch for attention ranks and for a capture. `assignments` has one entry for each layer. `tables` collect
+    the counts of the selections: one table for the acting lane, or one for each silent lane. `observed` is the schedule
+    of `observe`, under which the model routes, and None if the policy acts. `outcome` names how the forward is counted;
+    a graph's replay, which does not run the model's forward, leaves `outcome` None. `calls` are the active policy's.
     """
 
     def __init__(self, assignments: Sequence[Assignment] = (), key: StepKey | None = None) -> None:
@@ -60,7 +59,7 @@ class Frame:
         """The alignment that a layer has made, until its ids are finished."""
         self._assign(assignments)
         self.is_running = bool(assignments)
-        """Whether the target model's forward runs, in which layers route."""
+        """True while the target model's forward runs, in which layers route."""
 
     def begin(
         self,
@@ -82,7 +81,7 @@ class Frame:
         self.selections: list[Selection | None] = [None] * len(assignments)
 
     def check(self, layer_ids: Sequence[int]) -> bool:
-        """Return whether some layer has selected. Raises `PolicyBypassed` if one that has a plan has not."""
+        """Return whether some layer has selected. Raises `PolicyBypassed` if a layer with a plan has not selected."""
         pairs = list(zip(self.assignments, self.selections, layer_ids, strict=True))
         missed = [number for assignment, chosen, number in pairs if assignment.plan is not None and chosen is None]
         if missed:
@@ -92,7 +91,7 @@ class Frame:
 
 
 class Slot:
-    """Where a stage has the forward at hand, and its layers find it. `counters` count routers outside of one."""
+    """The place of the current frame, which a stage and its layers share. `counters` count calls without a frame."""
 
     def __init__(self, counters: Counters | None = None) -> None:
         self.frame: Frame | None = None

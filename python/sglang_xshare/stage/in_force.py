@@ -1,4 +1,4 @@
-"""The policy in force: everything that follows from a schedule, until a switch assigns the next."""
+"""The active policy: everything that follows from a schedule, until a switch assigns the next value."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ LONGEST = 100
 
 @dataclass(frozen=True, eq=False)
 class InForce:
-    """The plans of a schedule for `layers` of a server with these `batches`, and how reports name them.
+    """The plans of a schedule for the `layers` of a server with these `batches`, and their names in reports.
 
-    `schedule` is None if the model routes as ever; with `masks`, padding rows alone are masked then. `ranks` are those
-    of a server whose ranks each route rows of their own, as the schedule selects among them. `rule` says which arriving
-    requests are exact. `lanes` are those of `observe`. `is_named` is False from a start without a policy until
-    the first switch: reports then name none.
+    `schedule` is None if the model routes; then padding rows are masked if `masks` is set. `ranks` describe a server
+    whose ranks each route their own rows. `rule` decides which arriving requests are exact. `lanes` are the silent
+    lanes of `observe`. `is_named` is False after a start without a policy, until the first switch: reports then name no
+    policy.
     """
 
     schedule: Schedule | None
@@ -53,12 +53,12 @@ class InForce:
 
     @cached_property
     def assigned(self) -> dict[StepKey, tuple[list[Assignment], set[str | None]]]:
-        """What `graphs.assign` has returned of steps without padding and exact rows."""
+        """The results of `graphs.assign` for steps without padding and without exact rows."""
         return {}
 
     @cached_property
     def calls(self) -> dict[tuple[object, ...], tuple[SelectionPlan, Call | None]]:
-        """What selects on a CPU, by layer, plan and shape of a step; see `Layer`."""
+        """The compiled calls on a CPU, by layer, plan and shape of a step; see `Layer`."""
         return {}
 
     @cached_property
@@ -75,23 +75,23 @@ class InForce:
 
     @property
     def observes(self) -> bool:
-        """Whether plans select beside the model alone."""
+        """True under `observe`: plans select, and the model routes."""
         return self.schedule is not None and bool(self.schedule.observed)
 
     @property
     def masks_only(self) -> bool:
-        """Whether padding rows are masked, and nothing else is done."""
+        """True if padding rows are masked and no policy selects."""
         return self.masks and self.schedule is None
 
     @cached_property
     def by_depth(self) -> bool:
-        """Whether some plan asks how deep drafts are."""
+        """True if some plan reads the depth of drafts."""
         found = [] if self.schedule is None else self.schedule.plans()
         return any(plan.by_depth for plan in found)
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """The policy and its keys as given, JSON-able; a policy given without keys has its defaults."""
+        """The policy and its keys as given, JSON-able, completed by the defaults of a bare policy."""
         if self.schedule is None:
             return {"policy": "vanilla"}
         return {"policy": self.schedule.policy, **self.schedule.keys, **self.schedule.given}
@@ -103,7 +103,7 @@ class InForce:
 
     @property
     def plan(self) -> dict[str, Any] | None:
-        """The description, for reports; None until a policy has been in force."""
+        """The description, for reports; None until a policy has been active."""
         return self.description if self.is_named else None
 
     @cached_property
@@ -113,8 +113,8 @@ class InForce:
 
     @cached_property
     def spelling(self) -> str | None:
-        """The policy as responses name it, by its hash if it is long, such as a tuned one; None until a policy has been
-        in force.
+        """The policy's name in responses, with its hash in place of keys if they are long, such as a tuned policy's.
+        None until a policy has been active.
         """
         if not self.is_named:
             return None
@@ -123,7 +123,9 @@ class InForce:
         return spelling if len(spelling) <= LONGEST else f"{self.description['policy']}, plan {self.hash}"
 
     def name_outcome(self, reasons: set[str | None]) -> str:
-        """Name an eager forward's outcome: `reasons` why layers have no plan, None if one has; empty in a prefill."""
+        """Return an eager forward's outcome. `reasons` has one reason for each layer without a plan, and None for a
+        layer with one; it is empty in a prefill.
+        """
         if not reasons:
             return "prefill"
         if None in reasons:
@@ -131,8 +133,8 @@ class InForce:
         return next(reason for reason in REASONS if reason in reasons)
 
     def tell(self, outcome: str | None, replayed: StepKey | None) -> Forward | None:
-        """Return what the requests of a forward count, by its outcome; of a replay, which the stage does not see, by
-        the size of its graph. None until a policy has been in force.
+        """Return what the requests of a forward count, by its `outcome`. A replay has no outcome: the key of its graph,
+        `replayed`, decides. Return None until a policy has been active.
         """
         if self.spelling is None:
             return None
@@ -141,7 +143,7 @@ class InForce:
         return Forward(self.spelling, outcome != "prefill", outcome == "policy" and self.schedule is not None)
 
     def acts(self, key: StepKey) -> bool:
-        """Whether some layer selects by the policy in a step of this size."""
+        """Return whether some layer selects by the policy in a step of this size."""
         if self.schedule is None or self.observes:
             return False
         if key not in self._acting:
@@ -149,13 +151,13 @@ class InForce:
         return self._acting[key]
 
     def find(self, layer: Layer, key: StepKey) -> tuple[SelectionPlan | None, str | None]:
-        """(a layer's plan in a step of this size, None), or (None, why it has none)."""
+        """Return (a layer's plan in a step of this size, None), or (None, the reason why the layer has no plan)."""
         if (layer, key) not in self._found:
             self._found[layer, key] = self._choose(layer, key)
         return self._found[layer, key]
 
     def fit(self, layer: Layer, key: StepKey) -> bool:
-        """Whether no more of a layer's experts than it has slots are active in such a step, whatever the logits."""
+        """Return whether the layer's slots hold all active experts of such a step, for all logits."""
         slots = layer.num_slots  # which SGLang may size only after the first question
         if (layer, key, slots) not in self._fitting:
             plan, step = self.find(layer, key)[0], (key.rows, key.tokens_per_request)
@@ -176,9 +178,9 @@ class InForce:
         plan = self.schedule.plan(layer.layer_id, rows)
         if plan is None:
             return None, "override"
-        # A plan that cannot change what the model does is none, unless it masks padding or is compared.
+        # A plan that cannot change the model's routing is skipped, unless it masks padding or is compared.
         is_needed = self.schedule.observed or self.batches.pad(rows)
-        # A layer knows its experts only when it routes. Of ever so many, a plan is taken to change no less.
+        # The number of experts is unknown here; assuming the maximum is conservative.
         slots = layer.num_slots
         if not is_needed and not bounds.can_change(
             plan, layer.router, sys.maxsize, rows, tokens_per_request, slots=slots

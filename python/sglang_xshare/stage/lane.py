@@ -1,4 +1,4 @@
-"""A source of plans with its counters: the policy that acts, or one that `--expert-policy observe` compares with it."""
+"""Plan sources with their counters: the policy that acts, or a plan that `--expert-policy observe` compares."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class Lane:
-    """`name` is the spelling of an observed plan, None of the policy that acts. Log and metrics read the counters each
-    since their own last look.
+    """A source of plans with its counters. `name` is the spelling of an observed plan, and None for the policy that
+    acts. Log and metrics have a reader each.
     """
 
     def __init__(self, name: str | None, counters: Counters) -> None:
@@ -29,7 +29,7 @@ class Lane:
 
 
 def make_lanes(schedule: Schedule | None, **counters: Any) -> list[Lane]:
-    """Make the silent lanes of a schedule; of one that acts there are none. `counters` are the keywords of theirs."""
+    """Return the silent lanes of a schedule, none if the schedule acts. `counters` are keywords of `Counters`."""
     observed = schedule.observed if schedule is not None else ()
     return [Lane(spelling, Counters(**counters)) for spelling in observed]
 
@@ -41,9 +41,7 @@ def observe(
     logits: torch.Tensor,
     select: Callable[[torch.Tensor, SelectionPlan, Tally | None], Selection],
 ) -> None:
-    """Select by every silent lane's plan on router logits [n, N] of a frame's layer `number`. What plans have in common
-    is selected once.
-    """
+    """Select by every silent lane's plan on router logits [n, N] of a frame's layer `number`. Equal plans select once."""
     chosen: dict[SelectionPlan, Selection] = {}
     for plan, tables in zip(plans, frame.tables, strict=True):
         tally = tables.of(number, logits)
@@ -55,15 +53,15 @@ def observe(
 
 
 def find_tables(frame: Frame) -> Tally | None:
-    """Return the counts of a frame by the routing that acts, under `observe` the model's own; None before a layer has
-    selected.
+    """Return a frame's counts under the routing that acts, which is the model's own under `observe`. Return None before
+    a layer has selected.
     """
     tally = frame.tables[0].tally
     return replace(tally, active=tally.vanilla_active) if tally is not None and frame.observed is not None else tally
 
 
 def count_vanilla(counts: torch.Tensor) -> torch.Tensor:
-    """Return what a silent lane's `counts` [layers, COLUMNS] are by the model's own routing."""
+    """Return `counts` [layers, COLUMNS] of a silent lane as the model's own routing would have them."""
     own = counts.clone()
     own[:, AFTER], own[:, KEPT], own[:, RESCUED] = own[:, BEFORE], own[:, ROWS], 0
     own[:, PAGED] = own[:, PAGED_BEFORE]
@@ -71,7 +69,7 @@ def count_vanilla(counts: torch.Tensor) -> torch.Tensor:
 
 
 def format_observed(lanes: Sequence[Lane]) -> str:
-    """Return the comparison's part of the decode log line, of what was counted since the last."""
+    """Return the part of the decode log line that compares `lanes`, since the last such line."""
     text = ""
     for lane in lanes:
         interval = lane.logged.read()

@@ -115,7 +115,7 @@ def attach(model_runner: Any) -> None:
         config, schedule = resolved(model_runner.server_args), arguments.schedule
         low_first = getattr(config, "schedule_low_priority_values_first", False)
         rows = schedule.rows if schedule else "batch"
-        adapts = getattr(config, "speculative_adaptive", False)  # each of its widths has graphs, of which one is in use
+        adapts = getattr(config, "speculative_adaptive", False)  # each width has its own graphs
         _stage = Stage(
             layers,
             schedule,
@@ -144,13 +144,13 @@ def _close() -> None:
 
 
 def route(topk_config: Any, router_logits: Any) -> Any:
-    """The `TopKConfig` to route with in this step: the policy's for a layer under policy, else the one given."""
+    """Return the `TopKConfig` to route with in this step: the policy's for a layer under policy, else `topk_config`."""
     layer = None if _stage is None else getattr(topk_config, "layer", None)
     return topk_config if layer is None else layer.route(router_logits)
 
 
 def prepare(topk_config: Any, output_format: Any, router_logits: Any) -> Any:
-    """(what a layer's router hands its runner, router logits [n, N]): see `Layer.prepare`."""
+    """Return (what a layer's router hands its runner, router logits [n, N]): see `Layer.prepare`."""
     layer = None if _stage is None else getattr(topk_config, "layer", None)
     return (output_format, router_logits) if layer is None else layer.prepare(output_format, router_logits)
 

@@ -29,9 +29,9 @@ def wrap_model(model: Any, stage: Stage) -> None:
 
 
 def wrap_runner(model_runner: Any, stage: Stage) -> None:
-    """Call the stage around every forward of the model runner. The host comes by there in each step, also where a
-    captured graph is replayed, which the model's forward does not see. Ranks compare there: now and then, and so in no
-    graph. What the forward was goes with its logits to the requests.
+    """Call the stage around every forward of the model runner, which runs in every step, including graph replays; the
+    model's forward does not. Ranks compare here, outside of graphs. The requests receive what the forward counts with
+    its logits.
     """
     forward = model_runner.forward
 

@@ -1,4 +1,4 @@
-"""What captured CUDA graphs have frozen of a plan, and what of it is data that the next replay reads."""
+"""The captured CUDA graphs: the plan that each of them launches, and the numbers that its next replay reads."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Place = tuple[Layer, StepKey]
 
 
 class Graphs:
-    """The decode and verify graphs of a server, none on one that captures none: each by its key, as it is captured.
+    """The decode and verify graphs of a server, each by its key; empty on a server that captures none.
 
-    A captured layer launches what its plan asked for then: a kernel of these steps of the algebra, or nothing. The
-    plan's numbers lie in a buffer of its own for each layer and size, so that a switch writes them.
+    A captured layer launches the kernel of its plan at the capture, or nothing. Each layer and size has a buffer of its
+    own for the plan's numbers, to which a switch writes.
     """
 
     def __init__(self) -> None:
@@ -34,31 +34,31 @@ class Graphs:
         self._lanes: Sequence[Lane] = ()
         """The silent lanes that the graphs count for."""
         self.by_depth = False
-        """Whether a captured plan asks how deep drafts are: also a step that is captured anew then says it."""
+        """True if a captured plan reads the depth of drafts: a step that is captured again then reads the depth too."""
         self.stale: frozenset[StepKey] = frozenset()
-        """The graphs that cannot follow the policy in force, which is vanilla: none of them is replayed."""
+        """The graphs that cannot follow the active policy, which is vanilla: none of these graphs is replayed."""
         self._sizes: dict[tuple[str, int], set[int]] = {}
         """The captured rows by phase and tokens of a request."""
         self._buffers: dict[Place, Budgets] = {}
-        """Those made for captures to come."""
+        """The buffers for captures to come."""
 
     @property
     def rows(self) -> list[int]:
-        """The sizes that are captured."""
+        """The captured batch sizes, in rows."""
         return sorted(set().union(*self._sizes.values()))
 
     @property
     def selecting(self) -> list[int]:
-        """The sizes whose graphs select in some layer."""
+        """The captured batch sizes whose graphs select in some layer."""
         return sorted({key.rows for (_, key), kept in self._captured.items() if kept.plan is not None})
 
     def find_key(self, key: StepKey) -> StepKey:
-        """That of the smallest graph that takes a step of this size, which stays where no graph does."""
+        """Return the key of the smallest graph that takes a step of this key, or `key` if no graph does."""
         captured = self._sizes.get((key.phase, key.tokens_per_request), ())
         return key._replace(rows=min((rows for rows in captured if rows >= key.rows), default=key.rows))
 
     def prepare(self, layers: Sequence[Layer], frame: Frame, step: Step) -> None:
-        """Make the buffers for a graph of this size in the eager step before its capture, in which no copy can be."""
+        """Make the buffers for a graph of this size in the eager step before its capture: a capture cannot copy."""
         from ..selection.triton_kernel import supports
         from ..selection.triton_kernel.budgets import Budgets
 
@@ -70,12 +70,12 @@ class Graphs:
                 self._buffers[place] = Budgets(plan, chosen.active.device)
 
     def keep(self, layer: Layer, key: StepKey, assignment: Assignment) -> Assignment:
-        """Remember what a layer does in a step that is being captured, with a buffer where its kernel reads one, and
-        return it.
+        """Return a layer's assignment in a step that is being captured, with a buffer if its kernel reads one, and keep
+        the assignment.
 
-        A step that SGLang captures anew (a weight update with `recapture_cuda_graph`) does what it did the first time:
-        the plan in force, whose numbers its buffer holds, may have steps of the algebra less, and a kernel without them
-        could not follow back. What it launches has run before, so that a capture may begin with it.
+        A step that SGLang captures again (a weight update with `recapture_cuda_graph`) keeps its first plan: the active
+        plan, whose numbers are in the buffer, may have fewer steps of the algebra, and the graph of a kernel without
+        these steps could not follow back. The kernel of the first plan has run before, so a capture may launch it.
         """
         place = layer, key
         if place not in self._captured:
@@ -84,7 +84,7 @@ class Graphs:
         return replace(self._captured[place], step=assignment.step)
 
     def begin(self, key: StepKey, lanes: Sequence[Lane]) -> None:
-        """A step of this size is being captured. A graph that cannot follow is captured as the policy in force says."""
+        """Begin the capture of a step of this key. A stale graph is captured under the active policy."""
         self._lanes = lanes
         self._sizes.setdefault((key.phase, key.tokens_per_request), set()).add(key.rows)
         if key in self.stale:
@@ -92,7 +92,7 @@ class Graphs:
             self.stale -= {key}
 
     def find_misfits(self, in_force: InForce) -> dict[str, set[StepKey]]:
-        """Return why graphs cannot follow a policy, and which; nothing if all can."""
+        """Return the keys of the graphs that cannot follow a policy, by reason."""
         misfits: dict[str, set[StepKey]] = {}
         for place in self._captured:
             try:
@@ -102,21 +102,21 @@ class Graphs:
         return misfits
 
     def follow(self, in_force: InForce) -> None:
-        """Have every graph select by another policy from its next replay on, between steps. One that cannot follow goes
-        stale.
+        """Write another policy's numbers for the next replay of every graph, between two steps. A graph that cannot
+        follow becomes stale.
         """
         self.stale = frozenset[StepKey]().union(*self.find_misfits(in_force).values())
         for place in self._captured:
             if place[1] not in self.stale and (target := self._fit(place, in_force)) is not None:
                 budgets, plan = target
                 budgets.write(plan)
-        self._buffers.clear()  # what eager steps have left is made anew for the plans to come
+        self._buffers.clear()  # the buffers of eager steps have the former plans' numbers
 
     def weigh(self, in_force: InForce, acceptance: float) -> None:
-        """Have graphs whose plan asks for an estimate weigh drafts by it, in the order of the current stream, while the
-        host waits for nothing. One without a buffer goes on as it was captured.
+        """Write an estimate of acceptance for graphs whose plan reads an estimate, in the order of the current stream.
+        The host does not wait. A graph without a buffer keeps the number that it was captured with.
         """
-        self._buffers.clear()  # made of the former number
+        self._buffers.clear()  # these have the former estimate
         schedule, buffers = in_force.schedule, []
         for (layer, key), kept in self._captured.items():
             plan = None if schedule is None else schedule.plan(layer.layer_id, key.rows)
@@ -133,16 +133,16 @@ class Graphs:
             buffer.weigh(drafts)
 
     def _fit(self, place: Place, in_force: InForce) -> tuple[Budgets, SelectionPlan] | None:
-        """(buffer, plan to write to it) for a captured layer and step; None if nothing is to do. Raises ValueError
-        where it cannot follow.
+        """Return (buffer, plan to write to it) for a captured layer and step, or None if there is nothing to write.
+        Raises ValueError if the graph cannot follow.
         """
-        # Before all else: what is observed is counted where graphs go on writing, though they are not replayed now.
+        # First, because lanes count in every graph, also in one that is not replayed now.
         if list(in_force.lanes) != list(self._lanes):
             raise ValueError("observe counts what the graphs have captured")
         if in_force.lanes or not in_force.fit(*place):
-            return None  # of the same lanes all is as it was; what does not fit is not replayed, see `allows_graph`
+            return None  # the same lanes need no numbers, and a step that does not fit is not replayed (`allows_graph`)
         captured, then = self._captured[place], in_force.find(*place)[0]
-        # Vanilla masks padding, which a selection of every row's own does too; without one there is no padding.
+        # Vanilla masks padding. So does a selection of each row's own top-k; a size without either has no padding.
         routes_as_ever = then is None or then is VANILLA
         if captured.plan is None:
             if not routes_as_ever:
@@ -158,7 +158,9 @@ class Graphs:
 
 
 def describe_misfits(misfits: dict[str, set[StepKey]], allows: bool) -> str:
-    """Say in one line why graphs would have to be captured anew, and that a switch did not allow it, or cannot."""
+    """Return one line: why graphs would have to be captured again, and why a switch does not do so. `allows` says that
+    the request allows a capture.
+    """
     reasons = [
         (f"graphs of {', '.join(map(str, sorted({key.rows for key in keys})))} rows: " if keys else "") + reason
         for reason, keys in misfits.items()
@@ -172,7 +174,7 @@ def describe_misfits(misfits: dict[str, set[StepKey]], allows: bool) -> str:
 
 
 def open_up(plan: SelectionPlan, router: Router) -> SelectionPlan:
-    """The plan that has `plan`'s kernel route as the model does. Raises ValueError for other columns than top-k."""
+    """Return the plan with which `plan`'s kernel routes as the model. Raises ValueError if it has not top-k columns."""
     if plan.columns(router) != router.top_k:
         raise ValueError(f"kmax = {plan.kmax} columns; the model's own routing has {router.top_k}")
     return replace(plan, k0=None, p=1.0, beta=None, warm_rows=None)
@@ -181,11 +183,10 @@ def open_up(plan: SelectionPlan, router: Router) -> SelectionPlan:
 def assign(
     layers: Sequence[Layer], steps: Sequence[Step | None], in_force: InForce, graphs: Graphs, is_captured: bool
 ) -> tuple[list[Assignment], set[str | None]]:
-    """Return every layer's assignment for the step that it sees, and why layers have no plan: None if one has one,
-    nothing without a step.
+    """Return each layer's assignment for its step, and the reasons of `InForce.name_outcome`.
 
-    An eager step selects as the policy in force says, by its own numbers; one that is being captured as in the first
-    capture of its size. What layers do in a plain step, `make_plain`'s, is decided once for its key.
+    An eager step selects by the active policy; a step that is being captured selects as in the first capture of its
+    size. The assignments for a plain step (`make_plain`) are decided once for its key.
     """
     first = steps[0]
     if first is not None and is_captured:
@@ -205,7 +206,7 @@ def assign(
 def _assign_one(
     layer: Layer, step: Step | None, in_force: InForce, graphs: Graphs, is_captured: bool
 ) -> tuple[Assignment, str | None]:
-    """(a layer's assignment, why it has no plan)."""
+    """Return (a layer's assignment, the reason why the layer has no plan, or None)."""
     if step is None:
         return Assignment(), None
     plan, against = in_force.find(layer, step.key)

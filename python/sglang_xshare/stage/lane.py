@@ -41,7 +41,7 @@ def observe(
     logits: torch.Tensor,
     select: Callable[[torch.Tensor, SelectionPlan, Tally | None], Selection],
 ) -> None:
-    """Select by every silent lane's plan on router logits [n, N] of a frame's layer `number`. Equal plans select once."""
+    """Select by the plan of every silent lane on router logits [n, N] of layer `number`. Equal plans select once."""
     chosen: dict[SelectionPlan, Selection] = {}
     for plan, tables in zip(plans, frame.tables, strict=True):
         tally = tables.of(number, logits)

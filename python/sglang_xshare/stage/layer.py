@@ -38,12 +38,12 @@ class Convention(Enum):
 FILLED, DROPPED, MASKED = Convention
 MASKING = RunnerSlots(masked=True)
 MAX_CALLS = 1024
-"""Compiled calls kept for each layer: of sizes of batches under the policy in force."""
+"""The most compiled calls kept for each layer, one for each batch size under the active policy."""
 
 
 class Layer:
-    """Wraps a layer's `TopKConfig`. Upstream's router is to have `upstream`, a copy that carries the layer; `config`
-    routes through `choose`, and upstream goes on after it as ever.
+    """A layer's `TopKConfig` and what its MoE runner takes. `upstream`, a copy of the config that carries the layer,
+    replaces the config in upstream's router; `config` routes through `choose`.
 
     `renumbers` says that upstream looks ids up in a table after routing them, so that none may be -1 before;
     `routes_itself` that the layer's runner gets logits where no policy chooses; `takes_kmax` that this runner takes
@@ -51,8 +51,8 @@ class Layer:
     chosen. `paging` is what `find_paging` returns of its experts. Raises ValueError for a router the stage does not
     reproduce.
 
-    A layer has no state of a forward: it finds the one at hand in the `slot` of its stage, and itself there by its
-    `number`.
+    A layer has no state of a forward. The current frame is in the `slot` of its stage, and the layer's part of this
+    frame is at its `number`.
     """
 
     def __init__(
@@ -106,18 +106,18 @@ class Layer:
 
     @property
     def frame(self) -> Frame:
-        """The forward at hand."""
+        """The current forward."""
         assert self.slot.frame is not None
         return self.slot.frame
 
     @property
     def assignment(self) -> Assignment:
-        """What the layer does in the forward at hand."""
+        """The layer's assignment in the current forward."""
         return self.frame.assignments[self.number]
 
     @property
     def selection(self) -> Selection | None:
-        """What the layer has chosen in the forward at hand; None before, and if it has no plan."""
+        """The layer's selection in the current forward; None before it selects, and without a plan."""
         return self.frame.selections[self.number]
 
     @property
@@ -132,10 +132,10 @@ class Layer:
         return self.config if self._selects(logits) else self.upstream
 
     def _selects(self, logits: torch.Tensor) -> bool:
-        """Return whether the layer selects in this forward. Under `observe` it selects here, beside the model."""
+        """Return whether the layer selects in this forward. Under `observe` count every plan, and return False."""
         frame = self.slot.frame
         if frame is None or not frame.is_running:
-            # A graph would count again at every replay, inside a forward that is counted as what it is.
+            # A captured count would run in every replay, and a replay's forward has its own outcome.
             if self.number == 0 and self.slot.counters is not None and not is_recorded():
                 self.slot.counters.count_outcome("no_context")
             return False
@@ -151,7 +151,7 @@ class Layer:
         return self.select(logits, plan, tally=tally)
 
     def join(self, num_experts: int, device: str) -> None:
-        """Select in a step that this rank has no rows for: where ranks gather their rows, the others wait for it."""
+        """Select in a step that this rank has no rows for: the other ranks wait for its part of the gather."""
         frame = self.slot.frame
         if frame is None or not frame.is_running or self.assignment.plan is None:
             return
@@ -221,20 +221,20 @@ class Layer:
         return output_format, out.masked_logits
 
     def _select_in_force(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
-        """Select by the plan in force, count it, and keep it in the frame."""
+        """Select by the layer's plan, count the selection, and keep it in the frame."""
         frame, assignment = self.frame, self.assignment
         plan, step, buffer = assignment.plan, assignment.step, assignment.buffer
         assert plan is not None
         assert step is not None
         tally = frame.tables[0].of(self.number, logits) if frame.tables else None
-        # A plan stands beside its call, and the layer has its slots, so that no other ones have their ids.
+        # Keying by `id()` is safe: the cache keeps the plan alive, and the layer keeps its slots.
         shape = logits.shape, step.rows, step.batch.tokens_per_request, step.batch.exact is None
         place, calls = (self.number, id(plan), id(slots), *shape), frame.calls
         known = calls.get(place) if buffer is None else None
         if known is not None and known[1] is not None:
             selection = known[1](logits, step.batch, self._find_ranks(plan), tally)
         else:
-            selection = self.select(logits, plan, slots, tally, buffer)  # which checks all of it
+            selection = self.select(logits, plan, slots, tally, buffer)  # `select` checks all of its arguments
             if known is None and buffer is None:
                 if len(calls) >= MAX_CALLS * len(frame.assignments):
                     calls.clear()

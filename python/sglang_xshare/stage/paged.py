@@ -33,7 +33,7 @@ class PagedLayers:
         return [replace(step, batch=batch) for batch in batches]
 
     def fits(self, method: Any, frame: Frame) -> bool:
-        """Whether what upstream's method was just handed, in a forward that runs, is sure to fit its slots."""
+        """Return whether the experts that upstream's method was just handed in `frame` surely fit its slots."""
         number = self._numbers[id(method)]
         return frame.selections[number] is not None and frame.assignments[number].fits
 

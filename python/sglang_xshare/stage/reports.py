@@ -21,10 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 class Reports:
-    """Log, metrics and trace each read what was counted since their own last look; whoever looks waits for the device.
+    """The log, the metrics and the trace, each of which reads the counts since its own last read. A read waits for the
+    device.
 
-    What fails is logged the first time: neither a full disk nor a value that metrics refuse may end the server, nor
-    have the one rank that writes for all miss a switch that the others make.
+    The first failure of each is logged: neither a full disk nor a value that metrics refuse may end the server, or make
+    the one rank that writes for all ranks miss their switch.
     """
 
     def __init__(
@@ -38,14 +39,14 @@ class Reports:
         self._failed: set[str] = set()
         self.exporter = Exporter()
         self._published = 0, 0
-        """What the scheduler had counted when the metrics were last due."""
+        """The scheduler's counts of forwards at the last call of `is_due`."""
         self._reporter: Any = None
-        """Upstream's reporter, from the last call of `is_due`: an idle server makes one before its first request."""
+        """Upstream's reporter, from the last call of `is_due`: an idle server calls it before its first request."""
         self._unpublished = 0
         """Forwards since the last call of `is_due`."""
 
     def invalidate(self) -> None:
-        """Have the next `is_due` say so even where no step was made since the last."""
+        """Make the next `is_due` return True even without a step since the last call."""
         self._published = -1, -1
 
     def log(self, in_force: InForce) -> str:
@@ -56,7 +57,7 @@ class Reports:
         return format_log(self.acting.logged.read()) + format_observed(lanes)
 
     def is_due(self, reporter: Any) -> bool:
-        """Whether upstream's `reporter` has seen a step since this was last asked."""
+        """Return whether upstream's `reporter` has counted a step since the last call."""
         # An idle server asks again and again, and must not copy from the device each time. SGLang counts forwards, also
         # those for other ranks' requests alone, when it launches them, and decode steps when they are done.
         self._reporter, self._unpublished = reporter, 0
@@ -88,7 +89,7 @@ class Reports:
             self._attempt("trace", self.trace.write)
 
     def close(self, in_force: InForce) -> None:
-        """Write the trace, and log what was counted since the last look."""
+        """Write the trace, and log the counts since the last read."""
         if self.trace is not None:
             self._attempt("trace", self.trace.write)
         if any(self.acting.exported.read().outcomes.values()):
@@ -103,7 +104,7 @@ class Reports:
         return new
 
     def _attempt(self, what: str, update: Callable[[], str | None]) -> str | None:
-        """What `update` returns; None where it fails."""
+        """Return what `update` returns, or None if it fails."""
         try:
             return update()
         except Exception:

@@ -1,4 +1,4 @@
-"""The stage around one target model: decides for every forward whether, and with which plan, its MoE layers select."""
+"""The stage around one target model: it decides for every forward which MoE layers select, and with which plan."""
 
 import json
 import logging
@@ -39,15 +39,15 @@ logger = logging.getLogger(__name__)
 
 
 class Stage(Switching):
-    """Has the MoE layers of a loaded model select by a schedule. `hooks.attach` makes one a process;
-    `forward.wrap_calls` puts it around the model.
+    """The selection of a loaded model's MoE layers by a schedule. `hooks.attach` makes one stage in each process, and
+    `forward.wrap_calls` wraps the model with it.
 
-    `schedule` is None where no policy is given and padding rows alone are masked. `trace` is the file to append to.
-    `batches` are what the server's steps can have, `ranks` those of a server whose ranks each route rows of their own.
-    With `masks` padding rows are masked also once it is switched to vanilla. Where `tp_size` tensor-parallel ranks are
-    several, they compare what they have selected: where that differs the server goes back to vanilla, or with `stops`
-    ends. `exact` knows the exact requests, `acceptance` what requests accept of their drafts. `find_batches` returns
-    the batches with the sizes that SGLang captures, once a capture runs; `recapture` captures all graphs anew.
+    `schedule` is None if no policy is given; then padding rows alone are masked. `trace` is the file to append to.
+    `batches` are the sizes that the server's steps can have. `ranks` describe a server whose ranks each route their own
+    rows. With `masks` padding rows are masked also after a switch to vanilla. If `tp_size` is above 1, the
+    tensor-parallel ranks compare their selections: if these differ, the server switches to vanilla, or ends if `stops`
+    is set. `exact` holds the exact requests, `acceptance` the estimate of accepted drafts. `find_batches` returns the
+    batches with the sizes that SGLang captures, once a capture runs; `recapture` captures all graphs again.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class Stage(Switching):
         self.layers = layers
         self._layer_ids = layer_ids = [layer.layer_id for layer in layers]
         self.device = device
-        # A CPU server captures no graphs, so that only a gather pads its rows, and those are always masked. Elsewhere
-        # the mask takes one comparison a step.
+        # A CPU server captures no graphs: only a gather pads its rows, and a gather's rows are always masked. On other
+        # devices the mask takes one comparison in each step.
         self.reads_padding = device != "cpu"
         placement = layers[0].placement
         self.balance = None if placement is None else Balance(placement, layer_ids, device)
@@ -93,7 +93,7 @@ class Stage(Switching):
         self.stops = stops
         self.disagreement = None
         self.reporter: Any = None
-        """Upstream's, of the scheduler; None before its first request."""
+        """The metrics reporter of upstream's scheduler; None before its first request."""
         self.exact = exact or Exact(device)
         self.acceptance = acceptance or Acceptance()
         self.switches = 0
@@ -114,7 +114,7 @@ class Stage(Switching):
         return self.in_force.ranks
 
     def run(self, forward_batch: Any, forward: Callable[[], Any]) -> Any:
-        """Return what `forward` returns. Layers get assignments; what they select is checked and counted."""
+        """Return what `forward` returns. Assign plans to layers, and check and count what the layers select."""
         in_force = self.in_force
         by_depth = in_force.by_depth or self.graphs.by_depth
         masks = self.reads_padding or in_force.masks_only
@@ -142,7 +142,7 @@ class Stage(Switching):
 
     @contextmanager
     def _hold(self, key: StepKey | None = None) -> Iterator[Frame]:
-        """Yield the frame of the model runner's forward, or of the model's own: SGLang captures the model's alone."""
+        """Yield the frame of the model runner's forward, or a new one if SGLang captures the model's forward alone."""
         former = self.slot.frame
         self.slot.frame = frame = former or Frame(key=key)
         try:
@@ -152,7 +152,7 @@ class Stage(Switching):
 
     @contextmanager
     def open(self, forward_batch: Any) -> Iterator[Frame]:
-        """Yield the frame of a forward of the model runner, which is launched meanwhile, maybe by a graph's replay."""
+        """Yield the frame of a forward of the model runner, which may be a graph's replay."""
         key = read_key(forward_batch, self.ranks)
         self.begin_forward(forward_batch, key)
         with self._hold(key) as frame:
@@ -166,7 +166,7 @@ class Stage(Switching):
             self.exact.write(forward_batch.rids or (), key.tokens_per_request)
 
     def _weigh(self) -> None:
-        """Have plans that ask for it weigh drafts by another estimate: a switch that waits for nothing."""
+        """Replace the estimate by which plans weigh drafts: a switch for which the host does not wait."""
         schedule = self.in_force.schedule
         if schedule is not None and schedule.estimates:
             self.graphs.weigh(self.in_force, self.acceptance.number)
@@ -174,12 +174,12 @@ class Stage(Switching):
             self.in_force = replace(self.in_force, schedule=schedule)
 
     def admit(self, scheduler: Any, req: Any) -> None:
-        """A request arrives, at every rank alike: whether it is exact is decided for all of its steps."""
+        """Decide for all steps of an arriving request whether it is exact. All ranks decide alike."""
         self.exact.admit(req, self.in_force.rule, bool(getattr(scheduler, "enable_hicache_storage", False)))
         self.reporter = scheduler.metrics_reporter
 
     def end_forward(self, frame: Frame, forward_batch: Any) -> Forward | None:
-        """A forward was launched or replayed. Returns what its requests count; None if no policy was ever in force."""
+        """End a forward that was launched or replayed. Return what its requests count, None before the first policy."""
         replayed = self.graphs.find_key(frame.key) if frame.outcome is None and frame.key is not None else None
         forward = self.in_force.tell(frame.outcome, replayed)
         if self.agreement is not None and (which := self.agreement.end_forward(self.ranks)):
@@ -190,15 +190,14 @@ class Stage(Switching):
         return forward
 
     def join(self, topk_config: Any) -> None:
-        """Select in a layer that this rank has no rows for: where ranks gather theirs, the others wait for it."""
+        """Select in a layer that this rank has no rows for: the other ranks wait for its part of the gather."""
         layer = getattr(topk_config, "layer", None)
         if layer is not None and self.ranks is not None:
             layer.join(self.ranks.num_experts, self.device)
 
     def _stop_disagreeing(self, agreement: Agreement, which: list[int]) -> None:
-        """Ranks `which` have selected otherwise than the first, and every rank knows it after the same forward: go back
-        to vanilla from the next on, or end the server, where it `stops` then. Where the model routes by itself there is
-        nothing to go back to.
+        """Switch to vanilla because ranks `which` have selected other experts than the first, or end the server if
+        `stops` is set. All ranks do so after the same forward. If no policy selects, change nothing.
         """
         reason = (
             f"ranks {which} have selected other experts than the first: their policies, router logits or placements "
@@ -216,8 +215,8 @@ class Stage(Switching):
         self.disagreement = reason
 
     def _finish(self, frame: Frame, step: Step, is_next_captured: bool) -> None:
-        """Check that every layer with a plan has selected, and count what it chose. The graph of a step that is
-        captured next gets its buffers.
+        """Check that every layer with a plan has selected, and count the selections. Make the buffers of the graph if
+        this step `is_next_captured`.
         """
         if not frame.check(self._layer_ids):
             return
@@ -241,11 +240,11 @@ class Stage(Switching):
             self.trace.record(counts, step, observed)
 
     def fits_slots(self, method: Any) -> bool:
-        """Whether what upstream's `PagedExpertsMoEMethod` was just handed is sure to fit its slots."""
+        """Return whether the experts that upstream's `PagedExpertsMoEMethod` was just handed surely fit its slots."""
         frame = self.slot.frame
         if frame is None or not frame.is_running:
             return False
-        if self.paged is None:  # of a prefill's entries upstream's kernel on one warp would be the slower way
+        if self.paged is None:  # for a prefill's many entries upstream's kernel, on one warp, is the slower way
             return frame.step is not None and count_slots(method) >= method.num_experts
         return self.paged.fits(method, frame)
 
@@ -261,14 +260,13 @@ class Stage(Switching):
         return captured not in self.graphs.stale and all(self.in_force.fit(layer, captured) for layer in self.layers)
 
     def report(self, reporter: Any) -> str:
-        """What happened since the last line of the decode log."""
+        """Return the decode log's part on what happened since its last line, and publish."""
         self.publish(reporter)
         return self.reports.log(self.in_force)
 
     def publish(self, reporter: Any) -> None:
-        """Bring metrics and trace up to date, on one rank: all have seen the same steps. The host waits for the device
-        only here and in `report`: once a log interval, and when the server turns idle. Does nothing without a
-        `reporter`.
+        """Update metrics and trace on one rank, because all ranks have the same steps. The host waits for the device
+        only here and in `report`: once a log interval, and when the server turns idle. Do nothing without a `reporter`.
         """
         if reporter is None or not is_first_rank() or not self.reports.is_due(reporter):
             return
@@ -277,8 +275,8 @@ class Stage(Switching):
         self.reports.publish(reporter, self.in_force, self.acceptance.estimate)
 
     def close(self) -> None:
-        """Write the trace, and log what was counted, at the end of a process that had no scheduler to report in, as
-        `python -m sglang.benchmark.one_batch` has none.
+        """Write the trace and log the counts at the end of a process without a scheduler, such as
+        `python -m sglang.benchmark.one_batch`.
         """
         if self.reporter is None and is_first_rank():
             self.reports.close(self.in_force)

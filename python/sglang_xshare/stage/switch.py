@@ -1,4 +1,4 @@
-"""A switch to another policy, between two steps: the next value is checked, graphs follow, the slot is assigned."""
+"""A switch to another policy between two steps: check the next value, make graphs follow, assign the value."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Switching:
-    """The part of a stage that puts another policy in force."""
+    """The part of a stage that switches to another policy."""
 
     layers: Sequence[Layer]
     device: str
@@ -38,7 +38,7 @@ class Switching:
     since_switch: Reader
     switches: int
     disagreement: str | None
-    """How ranks have selected differently since somebody last switched; they do not any more."""
+    """How ranks selected differently since the last switch that a client asked for; None if they did not."""
     _recapture: Callable[[], None] | None
     report: Callable[[Any], str]
     publish: Callable[[Any], None]
@@ -50,11 +50,11 @@ class Switching:
     def check_switch(
         self, schedule: Schedule | None, rule: Rule | None = None, recaptures: bool = True
     ) -> tuple[InForce, bool]:
-        """Return what `switch` would put in force, and whether graphs have to be captured anew. Raises ValueError in
-        one line if they cannot be, or may not: `recaptures` allows it.
+        """Return the policy that `switch` would make active, and whether it would capture graphs again. Raises
+        ValueError, in one line, if the graphs need a capture that the server cannot do, or `recaptures` does not allow.
 
-        `rule` replaces the schedule's for exact requests. Vanilla and `observe` have none of their own, since the
-        former policy may come back.
+        `rule` replaces the schedule's rule for exact requests. Vanilla and `observe` keep the former policy's rule,
+        because that policy may come back.
         """
         former = self.in_force
         if rule is None:
@@ -63,7 +63,7 @@ class Switching:
         latter = replace(former, schedule=schedule, rule=rule, is_named=True)
         if former.ranks is not None and schedule is not None:
             latter = replace(latter, ranks=replace(former.ranks, together=schedule.rows == "batch"))
-        if latter.given != former.given:  # of the same plans lanes stay: captured graphs add to tensors where they lie
+        if latter.given != former.given:  # the same plans keep their lanes: captured graphs write to their counters
             latter = replace(latter, lanes=self._make_lanes(schedule))
         misfits = {} if schedule is None else self.graphs.find_misfits(latter)
         if self.graphs.rows and latter.ranks != former.ranks:
@@ -80,13 +80,13 @@ class Switching:
         rule: Rule | None = None,
         recaptures: bool = True,
     ) -> float | None:
-        """Select by another schedule, None for vanilla, from the next step on; between two steps. Returns the seconds
-        for which graphs were captured anew, None if they were not. `number` is the server's for this switch, 0 for the
-        next one; `rule` and `recaptures` are those of `check_switch`.
+        """Select by another schedule, None for vanilla, from the next step on. Return the seconds of a capture, None if
+        no graph was captured. `number` is the server's number for this switch, 0 for the former number plus one; `rule`
+        and `recaptures` are those of `check_switch`.
 
-        Metrics, log and trace (`reporter` as in `publish`) are brought up to date first, so that none mixes both: the
-        host waits for the device, twice. Raises ValueError, and changes nothing, as `check_switch` does, and if the
-        capture fails.
+        Metrics, log and trace (`reporter` as in `publish`) are updated first, so none of them mixes two policies: the
+        host waits for the device twice. Raises ValueError, and keeps the former policy, as `check_switch` does and if
+        the capture fails.
         """
         former = self.in_force
         latter, captures = self.check_switch(schedule, rule, recaptures)
@@ -103,7 +103,7 @@ class Switching:
         self.switches = number or self.switches + 1
         self.disagreement = None
         if self.agreement is not None:
-            self.agreement.forwards = 0  # what is wrong with these plans shows at once
+            self.agreement.forwards = 0  # compare again after the next forward
         self.in_force = latter
         if self.trace is not None:
             self.trace.switch(self.switches, latter.given)
@@ -118,8 +118,8 @@ class Switching:
         return seconds
 
     def _capture(self, former: InForce, latter: InForce) -> float:
-        """Capture all graphs anew under the latter policy. Returns the seconds. If the capture fails, captures them
-        under the former again, and raises ValueError.
+        """Capture all graphs again under the latter policy, and return the seconds. If the capture fails, capture them
+        under the former policy, and raise ValueError.
         """
         assert self._recapture is not None
         began = time.monotonic()

@@ -44,7 +44,8 @@ def read_batches(
     config: Any, rows: str = "batch", requests: int | None = None, sizes: list[int] | None = None
 ) -> Batches:
     """Return the batches of a server by its resolved arguments, any if drafts adapt; with `rows` "rank" one rank's own.
-    `requests` are the most that a scheduler runs at once, which SGLang decides after the weights have loaded.
+    `requests` are the most that a scheduler runs at once, and `sizes` the numbers of requests that SGLang captures.
+    SGLang decides both after the weights have loaded; before, `list_captured` predicts the sizes.
     """
     ranks, share = attention_dp_size(config), 1
     pads, tokens = _pads(config), config.speculative_num_draft_tokens or 1

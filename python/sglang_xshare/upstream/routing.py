@@ -29,7 +29,7 @@ def _extend(config_type: type) -> type:
 
 
 def carry(topk_config: Any, layer: Any) -> Any:
-    """Return a copy of a `TopKConfig` that carries a layer, which `hooks.route` finds there."""
+    """Return a copy of a `TopKConfig` that carries a layer, which `hooks.route` reads."""
     carrying, config_type = copy(topk_config), topk_config.__class__
     carrying.__class__ = _extend(config_type)
     carrying.layer = layer

@@ -46,8 +46,8 @@ class Counters:
     """Running totals on the device. The host waits for nothing, so that a captured graph counts on replay. A step
     without a live row, as when a graph is captured, counts as none.
 
-    Selections leave what is counted of them in `Tables` of all layers; a dozen small operations add these up once a
-    step, on a CPU one compiled call. `residents` and `balance` are those of a server that pages experts, and of
+    Selections write their counts to `Tables` of all layers; a dozen small operations add these up once a step, on a CPU
+    one compiled call. `residents` and `balance` are those of a server that pages experts, and of
     one with expert-parallel ranks.
     """
 
@@ -75,12 +75,12 @@ class Counters:
         self.outcomes[OUTCOMES.index(outcome)].add_(1 if valid is None else valid.any())
 
     def begin(self) -> Tables:
-        """Return the tables of a step that begins."""
+        """Return empty tables for a step."""
         return Tables(self)
 
     def allocate(self, logits: torch.Tensor) -> tuple[Tally, list[Tally] | None]:
-        """Return tables of a step with logits [n, N], all 0 in what tells whether a layer has selected, and each
-        layer's part of tables that are kept.
+        """Return the tables of a step with logits [n, N], and each layer's part if the tables are kept for later steps.
+        `active` and `vanilla_active` are 0, because these mark the layers that have selected.
         """
         layers = len(self.totals)
         if not (self.in_one_call and is_readable(logits)):
@@ -111,8 +111,8 @@ class Counters:
 
 
 class Tables:
-    """What the selections of one step leave to be counted. `tally` has tensors [layers, ...], 0 for layers that have
-    not selected; None before the first has.
+    """The counts of one step's selections. `tally` has tensors [layers, ...], 0 for a layer that has not selected, and
+    is None before the first layer selects.
     """
 
     def __init__(self, counters: Counters) -> None:
@@ -121,7 +121,7 @@ class Tables:
         self._by_layer: list[Tally] | None = None
 
     def of(self, layer: int, logits: torch.Tensor) -> Tally | None:
-        """Where a layer leaves its counts from logits [n, N]; None without a row. Raises RuntimeError for another N."""
+        """Return the tables of one layer for logits [n, N], None without a row. Raises RuntimeError for another N."""
         rows, experts = logits.shape
         if not rows:
             return None
@@ -129,7 +129,7 @@ class Tables:
             self.tally, self._by_layer = self._counters.allocate(logits)
         if self.tally.active.shape[1] != experts:
             counts = f"{experts} experts in one MoE layer, {self.tally.active.shape[1]} in another"
-            raise RuntimeError(f"{counts}: an expert policy counts layers of as many each")
+            raise RuntimeError(f"{counts}: an expert policy needs the same number in each layer")
         return self.tally.of(layer) if self._by_layer is None else self._by_layer[layer]
 
 

@@ -32,7 +32,7 @@ class Trace:
         self._switch: dict[str, Any] = {}
         self._plan: dict[str, Any] = {}
         self.observed: list[str | None] = []
-        """The observed plans of the steps that are held: those of a switch before have been written."""
+        """The observed plans of the steps in the ring: a switch writes all former steps to the file first."""
         self.ring = self._make_ring()
         self.recorded = torch.zeros(1, dtype=torch.int64, device=device)
         self.written = 0
@@ -52,7 +52,7 @@ class Trace:
         observed = observed or {}
         if list(observed) != self.observed:
             former, self.observed = self.observed, list(observed)
-            if len(former) != len(observed):  # captured graphs write to it where it lies
+            if len(former) != len(observed):  # captured graphs write to the ring's address
                 self.ring = self._make_ring()
         phase = torch.full_like(counts[:, :1], PHASES.index(step.phase))
         others = [plan[:, column : column + 1] for plan in observed.values() for column in (AFTER, KEPT, PAGED)]

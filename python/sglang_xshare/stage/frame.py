@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ..selection.cpu_call import Call
     from ..selection.triton_kernel.budgets import Budgets
     from .handover import Offer
-    from .in_force import InForce
 
     Calls = dict[tuple[object, ...], tuple[SelectionPlan, Call | None]]
 
@@ -67,12 +66,11 @@ class Frame:
         outcome: str,
         tables: list[Tables],
         assignments: Sequence[Assignment],
-        in_force: InForce,
+        calls: Calls,
+        observed: Schedule | None,
     ) -> None:
-        """Begin the model's forward, in which layers have these assignments under the active policy."""
-        self.step, self.outcome, self.tables = step, outcome, tables
-        self.observed = in_force.schedule if in_force.observes else None
-        self.calls = in_force.calls
+        """Begin the model's forward, in which layers have these assignments. The arguments are as in the class."""
+        self.step, self.outcome, self.tables, self.calls, self.observed = step, outcome, tables, calls, observed
         self._assign(assignments)
         self.is_running = True
 

@@ -130,7 +130,8 @@ class Stage(Switching):
             outcome = in_force.name_outcome(reasons)
             self.counters.count_outcome(outcome, step)
             tables = [lane.counters.begin() for lane in in_force.lanes or [self.acting]]
-            frame.begin(step, outcome, tables, assignments, in_force)
+            observed = in_force.schedule if in_force.observes else None
+            frame.begin(step, outcome, tables, assignments, in_force.calls, observed)
             try:
                 output = forward()
                 if step is not None:

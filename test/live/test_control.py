@@ -182,7 +182,7 @@ def test_a_rule_of_exact_requests_is_not_lost_without_a_word(control):
     assert asked.post({"policy": "xshare", "add": 2, "exact": {"default": True}})["warnings"] == []
     assert asked.post({"policy": "vanilla"})["warnings"] == []
     (warning,) = asked.post({"policy": "xshare", "add": 2})["warnings"]
-    assert warning.startswith('exact: {"default": true} of the policy before is not in this one')
+    assert warning.startswith('exact: this policy does not have {"default": true} of the previous policy: ')
     assert asked.post({"policy": "xshare", "add": 3})["warnings"] == []
 
 

@@ -18,8 +18,8 @@ ADDED = (
     "recaptured",
     "recapture_seconds",
 )
-"""What an answer says beside the policy and its keys; a POST may send it back, and of it only `trial` is read."""
+"""Fields of an answer beside the policy and its keys. A POST may send them back; only `trial` of them is read."""
 ASKED = ("after", "recapture")
-"""What a POST may ask beside the policy."""
+"""Fields of a POST beside the policy."""
 COUNTING_PERIOD = 1.0
-"""Seconds between two looks of GET at the counters: each waits for the device, and any client may ask."""
+"""Seconds between two reads of the counters for GET: a read waits for the device, and any client may send GET."""

@@ -1,4 +1,4 @@
-"""What GET and POST /expert_policy ask of a scheduler: what is in force, and a switch between two steps."""
+"""A scheduler's answers to GET and POST /expert_policy: the active policy, and a switch between two steps."""
 
 import logging
 import time
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checked:
-    """A switch that passed its check. `epoch` may commit it while the stage's number of switches is `switches`."""
+    """A switch that passed its check. A commit of `epoch` makes it while the stage's count is still `switches`."""
 
     epoch: str
     switches: int
@@ -41,7 +41,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Former:
-    """The policy before the commit of `epoch`, and what else the commit replaced."""
+    """The policy and the control's state before the commit of `epoch`."""
 
     epoch: str
     schedule: Schedule | None
@@ -51,8 +51,8 @@ class Former:
 
 
 class Control:
-    """Answers for one scheduler's stage. Every rank handles the same messages in the same order between its steps, so
-    that all of them switch at the same one, or none does: what is checked is alike on all.
+    """The answers for one scheduler's stage. Every rank handles the same messages in the same order between its steps,
+    and all ranks check the same values, so all of them switch between the same two steps, or none does.
     """
 
     def __init__(self, stage: Stage, server_args: Any) -> None:
@@ -64,14 +64,14 @@ class Control:
         self._checked: Checked | None = None
         self._former: Former | None = None
         self._looked: tuple[float, int, dict[str, Any]] | None = None
-        """The last look at the counters: its time, the number of switches by then, and the counters."""
+        """The last read of the counters: its time, the number of switches at that time, and the counters."""
 
     def get(self) -> dict[str, Any]:
-        """Return the policy and its keys, as POST takes them, and what `ADDED` names. Waits for the device at most once
-        in `COUNTING_PERIOD` seconds: until then the counters are those of the last look, and `counted_ago` their age.
+        """Return the policy and its keys, as POST takes them, and the fields of `ADDED`. Wait for the device at most
+        once in `COUNTING_PERIOD` seconds: otherwise return the counters of the last read, and their age `counted_ago`.
         """
         stage, in_force = self.stage, self.stage.in_force
-        # Every rank of data-parallel attention has counted the same steps; replicas have counted their own.
+        # All ranks of data-parallel attention count the same steps, so the first one reports them.
         counts = is_first_rank()
         router = stage.layers[0].router
         return in_force.given | {
@@ -97,10 +97,10 @@ class Control:
         nothing, and keep the switch for a commit of `epoch`. Return the numbers of switches, as `get` does. Raises
         ValueError in one line.
         """
-        self._checked = None  # on all schedulers alike, whichever of them refuses this check
+        self._checked = None  # on all schedulers, also if only one of them refuses this check
         schedule, is_trial, recaptures = self._read(body), body.get("trial", False), body.get("recapture", True)
         if type(is_trial) is not bool:
-            raise ValueError(f"trial = {as_json(is_trial)}: allowed is true or false")
+            raise ValueError(f"trial must be true or false (got {as_json(is_trial)})")
         if type(recaptures) is not bool:
             raise ValueError(f"recapture must be true or false (got {as_json(recaptures)})")
         warnings = self._check(schedule, find_limit(reporter.scheduler))
@@ -108,8 +108,8 @@ class Control:
         latter, _ = self.stage.check_switch(schedule, rule if is_trial else None, recaptures)
         if latter.rule != rule and latter.schedule is not None and "exact" not in latter.schedule.given:
             lost = as_json({name: value for name, value in asdict(rule).items() if value not in (None, False)})
-            reason = "from now on a request is exact only where it says so; to keep it, send it again"
-            warnings.append(f"exact: {lost} of the policy before is not in this one: {reason}")
+            reason = "from now on a request is exact only if it asks for it; to keep the rule, send it again"
+            warnings.append(f"exact: this policy does not have {lost} of the previous policy: {reason}")
         self._checked = Checked(epoch, self.stage.switches, schedule, is_trial, recaptures, warnings)
         return self._number()
 
@@ -132,7 +132,7 @@ class Control:
             logger.warning(warning)
         captured = {"recaptured": seconds is not None, "recapture_seconds": seconds}
         answer = self.get() | {"warnings": checked.warnings} | captured
-        self._looked = None  # what is asked next is what the new policy has done
+        self._looked = None  # the next GET reads the new policy's counters
         return answer
 
     def restore(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
@@ -188,14 +188,14 @@ class Control:
         return warnings
 
     def _number(self) -> dict[str, Any]:
-        """Return the number of switches of this scheduler, and how many of them it made by itself since the last POST:
-        None if another rank reports them.
+        """Return the number of this scheduler's switches, and the number that it made by itself since the last POST.
+        The latter is None if another rank reports it.
         """
         own = self.stage.switches - self._posted
         return {"switches": self.stage.switches, "own_switches": own if is_first_rank() else None}
 
     def _look(self) -> dict[str, Any]:
-        """Return the counters, those since the last switch, and how many seconds ago they were looked at."""
+        """Return the counters, the counters since the last switch, and the age of both in seconds."""
         stage, now = self.stage, time.monotonic()
         if self._looked is None or now - self._looked[0] >= COUNTING_PERIOD or stage.switches != self._looked[1]:
             counts = {"counters": self._count(Reader(stage.counters)), "since_switch": self._count(stage.since_switch)}

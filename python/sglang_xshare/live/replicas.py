@@ -1,4 +1,4 @@
-"""All schedulers of one server: one answer of theirs to GET, and a switch that all of them make or none."""
+"""All schedulers of one server: one merged answer to GET, and a switch that all of them make or none."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,11 +19,11 @@ MEANS = {
     "mean_page_ins_before": "page_ins_before",
     "mean_page_ins": "page_ins",
 }
-"""Means by layer and step, of these totals."""
+"""The means by layer and step, with their totals."""
 
 
 class Refusal(ValueError):
-    """A question that schedulers refused, in one line. `status` is that of the HTTP answer."""
+    """A refusal by schedulers, in one line. `status` is that of the HTTP answer."""
 
     def __init__(self, line: str, status: int = 400) -> None:
         super().__init__(line)
@@ -31,7 +31,7 @@ class Refusal(ValueError):
 
 
 class Replicas:
-    """The schedulers of one server, which all get the same messages. `find_manager` returns SGLang's TokenizerManager.
+    """The schedulers of one server, which all receive the same messages. `find_manager` returns its TokenizerManager.
 
     SGLang delivers control messages to every scheduler in one order, also those of several tokenizer processes
     (`multi_tokenizer_mixin.py`, `data_parallel_controller.py`). So two processes that switch at once need no common
@@ -44,7 +44,7 @@ class Replicas:
         self._lock = asyncio.Lock()
 
     async def get(self) -> dict[str, Any]:
-        """Return one answer of all schedulers. Raises `Refusal`."""
+        """Return the merged answer of all schedulers. Raises `Refusal`."""
         return merge(await self._ask({}))
 
     async def switch(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -66,8 +66,8 @@ class Replicas:
                 raise Refusal(f"{error}{restored}", error.status) from None
 
     async def _restore(self, epoch: str, number: int) -> str:
-        """Restore the previous policy on each scheduler that this epoch changed. Return what happened, to end an error
-        line with: empty if no scheduler had changed.
+        """Restore the previous policy on each scheduler that this epoch changed. Return the end of an error line that
+        reports it, empty if no scheduler had changed.
         """
         try:
             answers = await self._ask({"restore": epoch, "number": number})
@@ -77,8 +77,8 @@ class Replicas:
         return f"; {restored} of {len(answers)} restored the previous policy" if restored else ""
 
     async def _ask(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return each scheduler's answer: of every replica, and of every rank of data-parallel attention. Raises
-        `Refusal`: status 400 if all of them refuse, 500 if some do.
+        """Return the answer of each scheduler: each replica, or each rank of data-parallel attention. Raises `Refusal`
+        with status 400 if all of them refuse, 500 if some do.
         """
         outputs = await self._find_manager().dumper_control(DumperControlReqInput(method=METHOD, body=body))
         refusals = [output.error for output in outputs if not output.success]
@@ -90,18 +90,18 @@ class Replicas:
 
 
 def count_switches(answers: list[dict[str, Any]]) -> int:
-    """Return the number of switches of a server: that of the last POST, plus one for every replica's own switch to
-    vanilla since.
+    """Return the number of switches of a server: the number of the last POST, plus one for each switch to vanilla that
+    a replica has made by itself since.
     """
-    # All ranks of data-parallel attention fall back together, so that only the first of them counts.
+    # All ranks of data-parallel attention switch to vanilla together, so only the first of them counts.
     first = [answer for answer in answers if answer["own_switches"] is not None]
     own = [int(answer["own_switches"]) for answer in first]
     return max(int(answer["switches"]) - count for answer, count in zip(first, own, strict=True)) + sum(own)
 
 
 def merge(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return one answer of several schedulers': counts added up, and the policy of a replica that went back to vanilla
-    by itself, if there is one.
+    """Return one answer for several schedulers: the sum of their counts, and the policy of a replica that has switched
+    to vanilla by itself, if there is one.
     """
     base = max(answers, key=lambda answer: (answer["disagreement"] is not None, answer["switches"]))
     counts = {name: _add_up([answer[name] for answer in answers if answer[name]]) for name in COUNTS}

@@ -46,19 +46,26 @@ class Frame:
     comes to the model, as in a graph's replay. `calls` are those of the policy in force.
     """
 
-    def __init__(self, assignments: Sequence[Assignment] = ()) -> None:
-        self.step: Step | None = None
-        self.outcome: str | None = None
-        self.observed: Schedule | None = None
-        self.tables: list[Tables] = []
-        self.calls: Calls = {}
-        self.made: Offer | None = None
-        """The alignment that a layer has made, until its ids are finished."""
-        self.assign(assignments)
-        self.is_running = bool(assignments)
-        """Whether the target model's forward runs, in which layers route."""
+    # Of the class, since most forwards replay a graph and set none of them: an instance costs 0.1 us so.
+    step: Step | None = None
+    outcome: str | None = None
+    observed: Schedule | None = None
+    tables: Sequence[Tables] = ()
+    calls: Calls | None = None
+    assignments: Sequence[Assignment] = ()
+    selections: list[Selection | None]
+    """What each layer has chosen; None before, and where it has no plan."""
+    made: Offer | None = None
+    """The alignment that a layer has made, until its ids are finished."""
+    is_running = False
+    """Whether the target model's forward runs, in which layers route."""
 
-    def begin(self, step: Step | None, outcome: str, tables: list[Tables], calls: Calls) -> None:
+    def __init__(self, assignments: Sequence[Assignment] = ()) -> None:
+        if assignments:
+            self.assign(assignments)
+            self.is_running = True
+
+    def begin(self, step: Step | None, outcome: str, tables: Sequence[Tables], calls: Calls) -> None:
         """The forward comes to the model, where it is counted as this outcome."""
         self.step, self.outcome, self.tables, self.calls = step, outcome, tables, calls
         self.is_running = True
@@ -66,7 +73,7 @@ class Frame:
     def assign(self, assignments: Sequence[Assignment]) -> None:
         """Hand every layer its assignment; none has selected."""
         self.assignments = assignments
-        self.selections: list[Selection | None] = [None] * len(assignments)
+        self.selections = [None] * len(assignments)
 
     def check(self, layer_ids: Sequence[int]) -> bool:
         """Return whether some layer has selected. Raises `PolicyBypassed` if one that has a plan has not."""

@@ -2,8 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,46 +128,36 @@ class Stage(Switching):
             in_force = self.in_force
         steps = [step] * len(self.layers) if step is None or self.paged is None else self.paged.divide(step)
         assignments, reasons = assign(self.layers, steps, in_force, self.graphs, is_captured)
-        with self._hold() as frame:
-            outcome = in_force.name_outcome(reasons)
-            self.counters.count_outcome(outcome, step)
-            frame.assign(assignments)
-            frame.observed = in_force.schedule if in_force.observes else None
-            tables = [lane.counters.begin() for lane in in_force.lanes or [self.acting]]
-            frame.begin(step, outcome, tables, in_force.calls)
-            try:
-                output = forward()
-                if step is not None:
-                    self._finish(frame, step, captures and not is_captured)
-                return output
-            finally:
-                frame.is_running = False
-                handover.withdraw()
-
-    @contextmanager
-    def _hold(self) -> Iterator[Frame]:
-        """Yield the frame of the model runner's forward, or of the model's own: SGLang captures the model's alone."""
-        former = self.slot.frame
+        former = self.slot.frame  # the model runner's; SGLang captures the model's forward alone
         self.slot.frame = frame = former or Frame()
+        outcome = in_force.name_outcome(reasons)
+        self.counters.count_outcome(outcome, step)
+        frame.assign(assignments)
+        if in_force.lanes:
+            frame.observed = in_force.schedule
+        tables = [lane.counters.begin() for lane in in_force.lanes or (self.acting,)]
+        frame.begin(step, outcome, tables, in_force.calls)
         try:
-            yield frame
+            output = forward()
+            if step is not None:
+                self._finish(frame, step, captures and not is_captured)
+            return output
         finally:
+            frame.is_running = False
             self.slot.frame = former
+            handover.withdraw()
 
-    @contextmanager
-    def open(self, forward_batch: Any) -> Iterator[Frame]:
-        """Yield the frame of a forward of the model runner, which is launched meanwhile, maybe by a graph's replay."""
-        self.begin_forward(forward_batch)
-        with self._hold() as frame:
-            yield frame
-
-    def begin_forward(self, forward_batch: Any) -> None:
-        """A forward is about to be launched: weigh drafts by the latest estimate, and mark the exact rows."""
+    def begin_forward(self, forward_batch: Any) -> Frame:
+        """Begin the frame of a forward of the model runner, which is launched next, maybe by a graph's replay: weigh
+        drafts by the latest estimate, and mark the exact rows.
+        """
         if self.acceptance.begin_forward():
             self._weigh()
         key = read_key(forward_batch, self.ranks) if self.exact.is_used else None
         if key is not None:
             self.exact.write(forward_batch.rids or (), key.tokens_per_request)
+        self.slot.frame = frame = Frame()
+        return frame
 
     def _weigh(self) -> None:
         """Have plans that ask for it weigh drafts by another estimate: a switch that waits for nothing."""
@@ -185,8 +174,11 @@ class Stage(Switching):
 
     def end_forward(self, frame: Frame, forward_batch: Any) -> Forward | None:
         """A forward was launched or replayed. Returns what its requests count; None if no policy was ever in force."""
-        key = read_key(forward_batch, self.ranks) if frame.outcome is None else None
-        forward = self.in_force.tell(frame.outcome, key and self.graphs.find_key(key))
+        in_force = self.in_force
+        if frame.outcome is None:
+            forward = in_force.tell_replay(read_key(forward_batch, in_force.ranks), self.graphs.find_key)
+        else:
+            forward = in_force.tell(frame.outcome)
         if self.agreement is not None and (which := self.agreement.end_forward(self.ranks)):
             self._stop_disagreeing(self.agreement, which)
         # With data-parallel attention the first rank reports for all, and may itself decode nothing for long.

@@ -25,7 +25,6 @@ else:
     from sglang_xshare.stage.evidence.counters import AFTER, EXACT, EXCEEDED, KEPT, PAGED, STEPS
     from sglang_xshare.stage.evidence.counters import ROWS as ROWS_
     from sglang_xshare.stage.paged import SlotsExceeded
-    from sglang_xshare.stage.step import StepKey
     from sglang_xshare.upstream.batches import Batches
     from stage.fake import EXPERTS, TOP_K, Model, forward_batch
     from stage.paged_model import SLOTS, PagedModel, put
@@ -102,7 +101,7 @@ else:
             reqs = [Req(str(row), "exact" if row in numbers else None) for row in range(ROWS)]
             for req in reqs:
                 stage.admit(SCHEDULER, req)
-            stage.begin_forward(batch_of(reqs), StepKey("decode", ROWS))
+            stage.begin_forward(batch_of(reqs))
             given = 2 * torch.randn(ROWS, EXPERTS, generator=torch.Generator().manual_seed(seed))
             logits.copy_(given)
             before = stage.counters.totals.cpu()

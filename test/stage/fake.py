@@ -139,8 +139,10 @@ def run(model: Model, mode: str, rows: int, **batch: int) -> None:
 def allows_graph(rows: int) -> bool:
     """Return whether a decode graph may be replayed for so many requests; SGLang asks within the runner's forward."""
     batch = forward_batch("decode", rows)
-    with hooks._stage.open(batch):
-        return hooks.allows_graph(batch)
+    hooks._stage.begin_forward(batch)
+    allowed = hooks.allows_graph(batch)
+    hooks._stage.slot.frame = None
+    return allowed
 
 
 def make_reporter(forwards: int = 0, **changes: Any) -> SimpleNamespace:

@@ -12,9 +12,8 @@ from sglang_xshare.policies import VANILLA
 from sglang_xshare.policies.exact import NAMESPACE, Rule
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.exact import ATTACHED, MIXED_SESSION, Exact
-from sglang_xshare.stage.frame import Frame
 from sglang_xshare.stage.gather import Ranks
-from sglang_xshare.stage.step import StepKey, read_key, read_step
+from sglang_xshare.stage.step import read_key, read_step
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, forward_batch, gathered_batches, runner
 
 NO_RULE = Rule()
@@ -217,17 +216,17 @@ def served(attach):
     return model, model_runner, hooks._stage
 
 
-def test_the_stage_reads_no_batch_without_an_exact_request(served):
+def test_the_stage_reads_no_request_without_an_exact_one(served):
     _, _, stage = served
     hooks.admit(SCHEDULER, Req("a"))
-    stage.begin_forward(SimpleNamespace(), StepKey("decode", 1))  # which has no attribute at all
+    stage.begin_forward(forward_batch("decode", 1))  # which has no `rids`
     hooks.admit(SCHEDULER, kept := Req("b", "exact"))
-    stage.begin_forward(forward_batch("prefill", 7), None)  # no step
-    stage.begin_forward(batch_of([kept, kept]), StepKey("decode", 2))
+    stage.begin_forward(forward_batch("prefill", 7))  # no step
+    stage.begin_forward(batch_of([kept, kept]))
     assert stage.exact.find(2).all()
     del kept
     gc.collect()
-    stage.begin_forward(batch_of([Req("c")]), StepKey("decode", 1))
+    stage.begin_forward(batch_of([Req("c")]))
     assert stage.exact.find(1) is None
 
 
@@ -260,7 +259,8 @@ def test_a_response_tells_that_no_step_was_changed(served):
     reqs = [Req("a", "exact"), *(Req(str(number)) for number in range(3))]
     for req in reqs:
         hooks.admit(SCHEDULER, req)
-    output = SimpleNamespace(expert_policy=stage.end_forward(Frame(key=StepKey("decode", 4)), batch_of(reqs)))
+    frame = stage.begin_forward(batch_of(reqs))
+    output = SimpleNamespace(expert_policy=stage.end_forward(frame, batch_of(reqs)))
     for req in reqs:
         hooks.count(req, output)
     exact, other = (req.customized_info["expert_policy"][0:1][0] for req in reqs[:2])

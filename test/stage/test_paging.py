@@ -99,7 +99,7 @@ def test_all_experts_fit_in_a_step_where_all_have_slots(monkeypatch):
     stage, told = put(monkeypatch, model := PagedModel(slots=EXPERTS), **PUBLISHED), []
     full = SimpleNamespace(num_resident=EXPERTS, num_experts=EXPERTS)
     layer = stage.layers[0]
-    monkeypatch.setattr(type(layer), "keep", lambda self, found, rows: told.append(stage.fits_slots(full)) or found)
+    monkeypatch.setattr(type(layer), "_make_offer", lambda self, out, shared: told.append(stage.fits_slots(full)))
     decode(model, 0, 4)
     assert told
     assert all(told)

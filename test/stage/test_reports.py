@@ -81,8 +81,8 @@ def test_a_process_without_a_scheduler_reports_at_its_end(attach, tmp_path, capl
 
 def finish(installed: Any, batch: Any) -> None:
     """A forward of the model runner, launched and over."""
-    with installed.open(batch) as frame:
-        installed.end_forward(frame, batch)
+    installed.end_forward(installed.begin_forward(batch), batch)
+    installed.slot.frame = None
 
 
 def decode_elsewhere(installed: Any, model: Model, reporter: Any, forwards: int, requests: int = 3) -> None:

@@ -38,9 +38,12 @@ def wrap_runner(model_runner: Any, stage: Stage) -> None:
     @functools.wraps(forward)
     def forward_and_record(*args: Any, **kwargs: Any) -> Any:
         forward_batch = kwargs["forward_batch"] if "forward_batch" in kwargs else args[0]
-        with stage.open(forward_batch) as frame:
+        frame = stage.begin_forward(forward_batch)
+        try:
             output = forward(*args, **kwargs)
             recorded = stage.end_forward(frame, forward_batch)
+        finally:
+            stage.slot.frame = None
         logits_output = getattr(output, "logits_output", None)
         if recorded is not None and logits_output is not None:
             setattr(logits_output, KEY, recorded)

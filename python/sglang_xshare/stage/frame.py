@@ -47,24 +47,31 @@ class Frame:
     a graph's replay, which does not run the model's forward, leaves `outcome` None. `calls` are the active policy's.
     """
 
-    def __init__(self, assignments: Sequence[Assignment] = (), key: StepKey | None = None) -> None:
-        self.key = key
-        self.step: Step | None = None
-        self.outcome: str | None = None
-        self.observed: Schedule | None = None
-        self.tables: list[Tables] = []
-        self.calls: Calls = {}
-        self.made: Offer | None = None
-        """The alignment that a layer has made, until its ids are finished."""
-        self._assign(assignments)
-        self.is_running = bool(assignments)
-        """True while the target model's forward runs, in which layers route."""
+    # Of the class, because most forwards replay a graph and set few of them: an instance takes 0.1 us.
+    key: StepKey | None = None
+    step: Step | None = None
+    outcome: str | None = None
+    observed: Schedule | None = None
+    tables: Sequence[Tables] = ()
+    calls: Calls | None = None
+    assignments: Sequence[Assignment] = ()
+    selections: list[Selection | None]
+    """Each layer's selection; None before the layer selects, and without a plan."""
+    made: Offer | None = None
+    """The alignment that a layer has made, until its ids are finished."""
+    is_running = False
+    """True while the target model's forward runs, in which layers route."""
+
+    def __init__(self, assignments: Sequence[Assignment] = ()) -> None:
+        if assignments:
+            self._assign(assignments)
+            self.is_running = True
 
     def begin(
         self,
         step: Step | None,
         outcome: str,
-        tables: list[Tables],
+        tables: Sequence[Tables],
         assignments: Sequence[Assignment],
         calls: Calls,
         observed: Schedule | None,
@@ -76,7 +83,7 @@ class Frame:
 
     def _assign(self, assignments: Sequence[Assignment]) -> None:
         self.assignments = assignments
-        self.selections: list[Selection | None] = [None] * len(assignments)
+        self.selections = [None] * len(assignments)
 
     def check(self, layer_ids: Sequence[int]) -> bool:
         """Return whether some layer has selected. Raises `PolicyBypassed` if a layer with a plan has not selected."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -70,7 +70,7 @@ class InForce:
         return {}
 
     @cached_property
-    def _acting(self) -> dict[StepKey, bool]:
+    def _told(self) -> dict[StepKey | None, Forward | None]:
         return {}
 
     @property
@@ -132,23 +132,26 @@ class InForce:
             return "observed" if self.observes else "policy"
         return next(reason for reason in REASONS if reason in reasons)
 
-    def tell(self, outcome: str | None, replayed: StepKey | None) -> Forward | None:
-        """Return what the requests of a forward count, by its `outcome`. A replay has no outcome: the key of its graph,
-        `replayed`, decides. Return None until a policy has been active.
-        """
+    def tell(self, outcome: str) -> Forward | None:
+        """Return what the requests of an eager forward count; None until a policy has been active."""
         if self.spelling is None:
             return None
-        if outcome is None:
-            return Forward(self.spelling, replayed is not None, replayed is not None and self.acts(replayed))
         return Forward(self.spelling, outcome != "prefill", outcome == "policy" and self.schedule is not None)
+
+    def tell_replay(self, key: StepKey | None, find_key: Callable[[StepKey], StepKey]) -> Forward | None:
+        """Return the same for a graph's replay, which does not run the model's forward, by the graph's key. Without a
+        `key` the replay is that of a prefill.
+        """
+        if key not in self._told:
+            acts = key is not None and self.acts(find_key(key))
+            self._told[key] = None if self.spelling is None else Forward(self.spelling, key is not None, acts)
+        return self._told[key]
 
     def acts(self, key: StepKey) -> bool:
         """Return whether some layer selects by the policy in a step of this size."""
         if self.schedule is None or self.observes:
             return False
-        if key not in self._acting:
-            self._acting[key] = any(self.find(layer, key)[0] for layer in self.layers)
-        return self._acting[key]
+        return any(self.find(layer, key)[0] for layer in self.layers)
 
     def find(self, layer: Layer, key: StepKey) -> tuple[SelectionPlan | None, str | None]:
         """Return (a layer's plan in a step of this size, None), or (None, the reason why the layer has no plan)."""

@@ -169,12 +169,18 @@ class Layer:
         RuntimeError where the router sees other rows than the step has: requests and padding would be mistaken.
         """
         slots = self.with_shared if topk > self.router.top_k else self.slots
-        rows = len(gating_output)
-        if self.hands_over and handover.is_prebuilt and self.step.gather is None and rows not in self.untaken:
+        frame, rows = self.frame, len(gating_output)
+        step = frame.assignments[self.number].step
+        assert step is not None
+        gather = step.gather
+        if self.hands_over and handover.is_prebuilt and gather is None and rows not in self.untaken:
             slots = self._aligned[slots]
-        out = self._select_in_force(self.collect(gating_output), slots)
-        self.frame.made = self._make_offer(out, slots.shared)
-        return self.keep(out.topk_weights, rows), self.keep(out.topk_ids, rows)
+        logits = gating_output if gather is None else self.collect(gating_output)
+        out = self._select_in_force(frame, logits, slots)
+        frame.made = self._make_offer(out, slots.shared)
+        if gather is None:
+            return out.topk_weights, out.topk_ids
+        return gather.keep(out.topk_weights, rows), gather.keep(out.topk_ids, rows)
 
     def choose_recorded(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """What `choose` returns, recorded with -1 in each slot that adds nothing."""
@@ -187,7 +193,8 @@ class Layer:
         overwritten those of padding rows, else offer the runner the alignment of `ids`. `num_token_non_padded` says
         that upstream has written -1 or 0 to padding rows: not every runner takes -1, and 0 makes expert 0 active.
         """
-        made, self.frame.made = self.frame.made, None
+        frame = self.frame
+        made, frame.made = frame.made, None
         if self.renumbers or num_token_non_padded is not None:
             return drop_slots(ids, weights) if self.convention == DROPPED else refill_slots(ids, weights)
         if made is not None and made.ids is ids:
@@ -214,31 +221,32 @@ class Layer:
         if output_format == type(output_format).BYPASSED:
             logits = logits.bfloat16()  # which the runner ranks
         elif self.router.scaling == 1 and (contract := find_contract(logits, self.router.top_k)) is not None:
-            out = self._select_in_force(logits, contract.slots)
+            out = self._select_in_force(self.frame, logits, contract.slots)
             return None, contract.pack(out.topk_ids, out.topk_weights, logits)
-        out = self._select_in_force(logits, MASKING)
+        out = self._select_in_force(self.frame, logits, MASKING)
         assert out.masked_logits is not None
         return output_format, out.masked_logits
 
-    def _select_in_force(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
+    def _select_in_force(self, frame: Frame, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
         """Select by the layer's plan, count the selection, and keep it in the frame."""
-        frame, assignment = self.frame, self.assignment
+        assignment = frame.assignments[self.number]
         plan, step, buffer = assignment.plan, assignment.step, assignment.buffer
         assert plan is not None
         assert step is not None
         tally = frame.tables[0].of(self.number, logits) if frame.tables else None
         # Keying by `id()` is safe: the cache keeps the plan alive, and the layer keeps its slots.
-        shape = logits.shape, step.rows, step.batch.tokens_per_request, step.batch.exact is None
-        place, calls = (self.number, id(plan), id(slots), *shape), frame.calls
-        known = calls.get(place) if buffer is None else None
+        batch, calls = step.batch, frame.calls
+        sizes = logits.shape, step.rows, batch.tokens_per_request, batch.exact is None
+        place = self.number, id(plan), id(slots), sizes
+        known = calls.get(place) if buffer is None and calls is not None else None
         if known is not None and known[1] is not None:
-            selection = known[1](logits, step.batch, self._find_ranks(plan), tally)
+            selection = known[1](logits, batch, self._find_ranks(plan), tally)
         else:
             selection = self.select(logits, plan, slots, tally, buffer)  # `select` checks all of its arguments
-            if known is None and buffer is None:
+            if known is None and buffer is None and calls is not None:
                 if len(calls) >= MAX_CALLS * len(frame.assignments):
                     calls.clear()
-                calls[place] = plan, prepare(logits, plan, self.router, step.batch, slots)
+                calls[place] = plan, prepare(logits, plan, self.router, batch, slots)
         frame.selections[self.number] = selection
         return selection
 
@@ -257,10 +265,6 @@ class Layer:
         if len(logits) not in (0, rows):
             raise RuntimeError(f"MoE layer {self.layer_id}: {len(logits)} router rows on a rank of {rows}")
         return self.step.gather.collect(logits)
-
-    def keep(self, found: torch.Tensor, rows: int) -> torch.Tensor:
-        """The first `rows` of this rank's of what was found for all that `collect` has given."""
-        return found if self.step.gather is None else self.step.gather.keep(found, rows)
 
     def select(
         self,

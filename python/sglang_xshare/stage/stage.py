@@ -2,8 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from .lane import Lane, count_vanilla, find_tables
 from .layer import Layer
 from .paged import PagedLayers
 from .reports import Reports
-from .step import Step, StepKey, read_key, read_step
+from .step import Step, read_key, read_step
 from .switch import Switching
 
 logger = logging.getLogger(__name__)
@@ -126,45 +125,35 @@ class Stage(Switching):
             self._find_batches = None
         steps = [step] * len(self.layers) if step is None or self.paged is None else self.paged.divide(step)
         assignments, reasons = assign(self.layers, steps, in_force, self.graphs, is_captured)
-        with self._hold() as frame:
-            outcome = in_force.name_outcome(reasons)
-            self.counters.count_outcome(outcome, step)
-            tables = [lane.counters.begin() for lane in in_force.lanes or [self.acting]]
-            observed = in_force.schedule if in_force.observes else None
-            frame.begin(step, outcome, tables, assignments, in_force.calls, observed)
-            try:
-                output = forward()
-                if step is not None:
-                    self._finish(frame, step, captures and not is_captured)
-                return output
-            finally:
-                frame.is_running = False
-                handover.withdraw()
-
-    @contextmanager
-    def _hold(self, key: StepKey | None = None) -> Iterator[Frame]:
-        """Yield the frame of the model runner's forward, or a new one if SGLang captures the model's forward alone."""
-        former = self.slot.frame
-        self.slot.frame = frame = former or Frame(key=key)
+        former = self.slot.frame  # the model runner's; SGLang captures the model's forward alone
+        self.slot.frame = frame = former or Frame()
+        outcome = in_force.name_outcome(reasons)
+        self.counters.count_outcome(outcome, step)
+        tables = [lane.counters.begin() for lane in in_force.lanes or (self.acting,)]
+        observed = in_force.schedule if in_force.lanes else None
+        frame.begin(step, outcome, tables, assignments, in_force.calls, observed)
         try:
-            yield frame
+            output = forward()
+            if step is not None:
+                self._finish(frame, step, captures and not is_captured)
+            return output
         finally:
+            frame.is_running = False
             self.slot.frame = former
+            handover.withdraw()
 
-    @contextmanager
-    def open(self, forward_batch: Any) -> Iterator[Frame]:
-        """Yield the frame of a forward of the model runner, which may be a graph's replay."""
-        key = read_key(forward_batch, self.ranks)
-        self.begin_forward(forward_batch, key)
-        with self._hold(key) as frame:
-            yield frame
-
-    def begin_forward(self, forward_batch: Any, key: StepKey | None) -> None:
-        """Weigh drafts by the latest estimate, and mark the exact rows, before a forward of this key is launched."""
+    def begin_forward(self, forward_batch: Any) -> Frame:
+        """Return the frame of a forward of the model runner, which may be a graph's replay. Weigh drafts by the latest
+        estimate, and mark the exact rows.
+        """
+        key = read_key(forward_batch, self.in_force.ranks)
         if self.acceptance.begin_forward():
             self._weigh()
         if key is not None and self.exact.is_used:
             self.exact.write(forward_batch.rids or (), key.tokens_per_request)
+        self.slot.frame = frame = Frame()
+        frame.key = key
+        return frame
 
     def _weigh(self) -> None:
         """Replace the estimate by which plans weigh drafts: a switch for which the host does not wait."""
@@ -181,8 +170,11 @@ class Stage(Switching):
 
     def end_forward(self, frame: Frame, forward_batch: Any) -> Forward | None:
         """End a forward that was launched or replayed. Return what its requests count, None before the first policy."""
-        replayed = self.graphs.find_key(frame.key) if frame.outcome is None and frame.key is not None else None
-        forward = self.in_force.tell(frame.outcome, replayed)
+        in_force = self.in_force
+        if frame.outcome is None:
+            forward = in_force.tell_replay(frame.key, self.graphs.find_key)
+        else:
+            forward = in_force.tell(frame.outcome)
         if self.agreement is not None and (which := self.agreement.end_forward(self.ranks)):
             self._stop_disagreeing(self.agreement, which)
         # With data-parallel attention the first rank reports for all, and may itself decode nothing for long.

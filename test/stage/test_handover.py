@@ -198,8 +198,8 @@ def test_an_alignment_that_is_not_taken_is_not_written_again(aligns):
     assert align(route(layer), 64)[1] == 1
     assert layer.untaken == {ROWS}
     assert align(route(layer))[1] == 1
-    assert layer.selection is not None
-    assert layer.selection.alignment is None
+    assert layer.frame.selections[0] is not None
+    assert layer.frame.selections[0].alignment is None
     layer.untaken.clear()
     assert align(route(layer))[1] == 0
     assert not layer.untaken

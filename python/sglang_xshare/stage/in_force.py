@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -43,11 +43,11 @@ class InForce:
     """
 
     schedule: Schedule | None
-    batches: Batches = Batches()  # noqa: RUF009 - it never changes
+    batches: Batches = field(default_factory=Batches)
     masks: bool = False
     layers: Sequence[Layer] = ()
     ranks: Ranks | None = None
-    rule: Rule = Rule()  # noqa: RUF009 - it never changes
+    rule: Rule = field(default_factory=Rule)
     lanes: Sequence[Lane] = ()
     is_named: bool = True
 

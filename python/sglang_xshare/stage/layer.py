@@ -116,11 +116,6 @@ class Layer:
         return self.frame.assignments[self.number]
 
     @property
-    def selection(self) -> Selection | None:
-        """The layer's selection in the current forward; None before it selects, and without a plan."""
-        return self.frame.selections[self.number]
-
-    @property
     def step(self) -> Step:
         """The step at hand, in which the layer selects."""
         step = self.assignment.step

@@ -56,7 +56,7 @@ class Stage(Switching):
         *,
         device: str,
         trace: Path | None = None,
-        batches: Batches = Batches(),  # noqa: B008 - it never changes
+        batches: Batches | None = None,
         masks: bool = False,
         ranks: Ranks | None = None,
         tp_size: int = 1,
@@ -99,7 +99,7 @@ class Stage(Switching):
         rule = Rule() if schedule is None or schedule.observed else schedule.exact
         lanes = self._make_lanes(schedule)
         masks = masks or schedule is None
-        self.in_force = InForce(schedule, batches, masks, layers, ranks, rule, lanes, schedule is not None)
+        self.in_force = InForce(schedule, batches or Batches(), masks, layers, ranks, rule, lanes, schedule is not None)
         self.reports = Reports(self.acting, self.agreement, self.trace)
         name = schedule.policy if schedule else "none, padding masked,"
         plan = f": {json.dumps(self.in_force.plan)}" if schedule else ""

@@ -47,7 +47,8 @@ class Stage(Switching):
     With `masks` padding rows are masked also once it is switched to vanilla. Where `tp_size` tensor-parallel ranks are
     several, they compare what they have selected: where that differs the server goes back to vanilla, or with `stops`
     ends. `exact` knows the exact requests, `acceptance` what requests accept of their drafts. `find_batches` returns
-    the batches with the sizes that SGLang captures, once a capture runs; `recapture` captures all graphs anew.
+    the batches with the sizes that SGLang captures, once a capture runs; `recapture` captures all graphs anew, or those
+    of a number of requests for which the function that it is called with returns True.
     """
 
     def __init__(
@@ -65,11 +66,10 @@ class Stage(Switching):
         exact: Exact | None = None,
         acceptance: Acceptance | None = None,
         find_batches: Callable[[], Batches] | None = None,
-        recapture: Callable[[], None] | None = None,
+        recapture: Callable[[Callable[[int], bool] | None], None] | None = None,
     ) -> None:
         self.layers = layers
         self._layer_ids = layer_ids = [layer.layer_id for layer in layers]
-        self.batches = batches
         self.device = device
         self.masks = masks or schedule is None
         # A CPU server captures no graphs, so that only a gather pads its rows, and those are always masked. Elsewhere
@@ -124,9 +124,8 @@ class Stage(Switching):
         step = read_step(forward_batch, masks, self.ranks, self.exact, by_depth)
         is_captured = self.device != "cpu" and is_recorded()
         captures = self.device != "cpu" and is_capturing()
-        if captures and self._find_batches is not None:
-            self._read_batches(self._find_batches)
-            in_force = self.in_force
+        if captures and step is not None:  # SGLang captures prefills before it sets the sizes of decode graphs
+            in_force = self._read_batches()
         steps = [step] * len(self.layers) if step is None or self.paged is None else self.paged.divide(step)
         assignments, reasons = assign(self.layers, steps, in_force, self.graphs, is_captured)
         with self._hold() as frame:
@@ -219,12 +218,6 @@ class Stage(Switching):
             agreement.counts["fallbacks"] += 1
             self.switch(None, self.reporter)
         self.disagreement = reason
-
-    def _read_batches(self, find_batches: Callable[[], Batches]) -> None:
-        """Know the sizes that SGLang captures, which it decides after the weights have loaded."""
-        self._find_batches = None
-        self.batches = find_batches()
-        self.in_force = replace(self.in_force, batches=self.batches)
 
     def _finish(self, frame: Frame, step: Step, is_next_captured: bool) -> None:
         """Check that every layer with a plan has selected, and count what it chose. The graph of a step that is

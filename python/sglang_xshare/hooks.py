@@ -129,7 +129,7 @@ def attach(model_runner: Any) -> None:
             exact=Exact(model_runner.device, low_first, find_refusal(config), arguments.ignores_exact),
             acceptance=Acceptance(draft_width(config)),
             find_batches=lambda: read_batches(config, rows, sizes=list_sizes(model_runner, config)),
-            recapture=None if adapts else lambda: capture_anew(model_runner),
+            recapture=None if adapts else lambda fits: capture_anew(model_runner, fits),
         )
         wrap_calls(model_runner, _stage)
         _control = Control(_stage, model_runner.server_args)

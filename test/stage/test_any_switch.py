@@ -1,6 +1,8 @@
 """A server with graphs switches to any policy: by new numbers, by graphs captured anew, or, to vanilla, without."""
 
 import logging
+import weakref
+from collections.abc import Callable
 from itertools import permutations
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.selection.triton_kernel.budgets import encode
+from sglang_xshare.stage.frame import Assignment
 from sglang_xshare.stage.graphs import open_up
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import StepKey
@@ -35,19 +38,23 @@ class Capturing:
         self.model, self.installed = model, None
         self.recorded = self.running = False
         self.times, self.failures = 0, 0
+        self.failed: list[weakref.ref[torch.Tensor]] = []
         for name, find in (("is_recorded", lambda: self.recorded), ("is_capturing", lambda: self.running)):
             monkeypatch.setattr(f"sglang_xshare.stage.stage.{name}", find)
         monkeypatch.setattr("sglang_xshare.stage.switch.wait_for_device", lambda device: None)
         monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
         monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
 
-    def __call__(self) -> None:
+    def __call__(self, fits: Callable[[int], bool] | None = None) -> None:
         self.times += 1
         if self.failures:
             self.failures -= 1
+            graphs = torch.empty(1)  # held by the frame that the exception's traceback holds
+            self.failed.append(weakref.ref(graphs))
             raise RuntimeError("Capture cuda graph failed:\nout of memory")
+        assert not any(found() is not None for found in self.failed), "the memory of a capture that failed"
         self.running = True
-        for rows in reversed(SIZES):
+        for rows in [size for size in reversed(SIZES) if fits is None or fits(size)]:
             for self.recorded in (False, True):
                 run(self.model, "decode", rows)
         self.recorded = self.running = False
@@ -149,6 +156,26 @@ def test_sizes_are_those_that_sglang_captures(attach, reporter, monkeypatch):
     [kept] = installed.graphs._captured.values()
     wanted, _ = installed.in_force.find(installed.layers[0], StepKey("decode", 37))
     assert kept.buffer.values.tolist() == encode(wanted).tolist()
+
+
+def test_sizes_are_read_in_every_capture_and_in_no_other_step(attach, reporter, monkeypatch):
+    """SGLang captures prefills too, on a server without decode graphs as well."""
+    model, sizes = Model(1), [8, 37]
+    installed = attach(model, Batches((8, 36)), expert_policy="xshare", expert_policy_config={"k0": 1, "add": 2})
+    installed._find_batches = lambda: Batches((8, sizes.pop()))
+    installed.device = "cuda"
+    installed._recapture = capture = Capturing(monkeypatch, model)
+    capture.running = True
+    run(model, "prefill", 40)
+    assert installed.in_force.batches.captured == (8, 36)
+    run(model, "decode", 8)
+    run(model, "decode", 8)
+    capture.running = False
+    assert installed.in_force.batches.captured == (8, 37)
+    installed.graphs.begin(StepKey("decode", 8), [])
+    installed.graphs.keep(installed.layers[0], StepKey("decode", 8), Assignment())
+    assert installed.switch(schedule(POLICIES["oea"]), reporter) is not None
+    assert installed.in_force.batches.captured == (8, 8)
 
 
 def test_a_step_of_a_stale_graph_runs_without_it(serve, reporter):

@@ -9,9 +9,9 @@ from sglang_xshare.stage.frame import Assignment, Frame
 from sglang_xshare.stage.gather import Gather, Ranks
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.stage import Stage
-from sglang_xshare.stage.step import Step, StepKey, read_step
+from sglang_xshare.stage.step import Step, StepKey, read_key, read_step
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import EXPERTS, Config, Model, bind
+from stage.fake import EXPERTS, Config, Model, bind, forward_batch
 from stage.ranks import Load
 
 
@@ -29,6 +29,16 @@ def test_a_rank_by_itself_reads_its_own_rows():
     steps = [read_step(batch, False, Ranks(rank, 2, 1, EXPERTS, False)) for rank, batch in enumerate(load.batches(1))]
     assert [step.batch.valid.tolist() for step in steps] == [[True] * 3, [True, False, False]]
     assert [(step.rows, step.gather) for step in steps] == [(3, None), (3, None)]
+
+
+@pytest.mark.parametrize(("share", "requests", "rows"), [(1, (3, 1), 3), (2, (3, 1), 2), (2, (1, 8), 4), (4, (5,), 2)])
+def test_a_rank_by_itself_replays_the_graph_of_the_longest(share, requests, rows):
+    """Which SGLang pads its rows to, once it has found the graph."""
+    for rank, count in enumerate(requests):
+        batch = forward_batch("decode", count)
+        batch.global_num_tokens_cpu, batch.is_extend_in_batch = list(requests), False
+        key = read_key(batch, Ranks(rank * share, share * len(requests), share, EXPERTS, together=False))
+        assert key == StepKey("decode", rows)
 
 
 @pytest.mark.parametrize("together", [True, False])

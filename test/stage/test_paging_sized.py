@@ -2,11 +2,12 @@
 
 import torch
 
-from sglang_xshare import Batch, select
+from sglang_xshare import Batch, hooks, select
 from sglang_xshare.stage.evidence.counters import Reader
 from sglang_xshare.stage.step import StepKey
-from stage.fake import EXPERTS
-from stage.paged_model import SLOTS, PagedModel, decode, put
+from stage.fake import EXPERTS, forward_batch
+from stage.paged_model import REPORTER, SLOTS, PagedModel, decode, make_schedule, put
+from stage.test_any_switch import Capturing
 
 PUBLISHED = {"k0": 1, "add": 2}
 
@@ -45,3 +46,26 @@ def test_slots_that_come_to_all_experts_page_nothing(monkeypatch):
     decode(model, 0, 8)
     interval = Reader(stage.counters).read()
     assert interval.page_ins <= interval.page_ins_before
+
+
+def test_graphs_captured_anew_are_those_of_steps_that_fit(monkeypatch):
+    """SGLang refuses to capture a step that could take several waves. Those that the next policy fits come back."""
+    model = PagedModel()
+    stage = put(monkeypatch, model, **PUBLISHED)
+    stage.device = "cuda"
+    stage._recapture = capture = Capturing(monkeypatch, model)
+
+    def place(paging, experts):
+        assert not capture.recorded or hooks.fits_slots(paging), "a captured decode batch routes more entries"
+
+    monkeypatch.setattr(type(model.paging[0]), "place", place)
+    capture(stage.in_force.fits_slots)
+    assert stage.graphs.rows == [1, 2, 8]
+    for keys, rows in (
+        ({"policy": "observe", "plans": ["xshare:k0=1,add=2"]}, [1, 2]),
+        ({"policy": "oea", "k0": 2, "kmax": 6}, [1, 2]),
+        ({"policy": "xshare", **PUBLISHED}, [1, 2, 8]),
+    ):
+        assert stage.switch(make_schedule(**keys), REPORTER) is not None
+        assert stage.graphs.rows == rows
+        assert [size for size in (1, 2, 8) if hooks.allows_graph(forward_batch("decode", size))] == rows

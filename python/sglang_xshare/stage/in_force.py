@@ -169,6 +169,10 @@ class InForce:
             )
         return self._fitting[layer, key, slots]
 
+    def fits_slots(self, rows: int) -> bool:
+        """Return whether every layer fits its slots in a decode step of so many rows, whatever the logits."""
+        return all(self.fit(layer, StepKey("decode", rows)) for layer in self.layers)
+
     def _choose(self, layer: Layer, key: StepKey) -> tuple[SelectionPlan | None, str | None]:
         phase, rows, tokens_per_request = key
         if self.schedule is None:

@@ -46,7 +46,8 @@ class Stage(Switching):
     rows. With `masks` padding rows are masked also after a switch to vanilla. If `tp_size` is above 1, the
     tensor-parallel ranks compare their selections: if these differ, the server switches to vanilla, or ends if `stops`
     is set. `exact` holds the exact requests, `acceptance` the estimate of accepted drafts. `find_batches` returns the
-    batches with the sizes that SGLang captures, once a capture runs; `recapture` captures all graphs again.
+    batches with the sizes that SGLang captures, once a capture runs. `recapture` captures the graphs again, with a
+    function as its argument only those of numbers of requests for which the function returns True.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Stage(Switching):
         exact: Exact | None = None,
         acceptance: Acceptance | None = None,
         find_batches: Callable[[], Batches] | None = None,
-        recapture: Callable[[], None] | None = None,
+        recapture: Callable[[Callable[[int], bool] | None], None] | None = None,
     ) -> None:
         self.layers = layers
         self._layer_ids = layer_ids = [layer.layer_id for layer in layers]
@@ -120,9 +121,8 @@ class Stage(Switching):
         step = read_step(forward_batch, masks, self.ranks, self.exact, by_depth)
         is_captured = self.device != "cpu" and is_recorded()
         captures = self.device != "cpu" and is_capturing()
-        if captures and self._find_batches is not None:  # SGLang chooses the sizes after the weights have loaded
-            self.in_force = in_force = replace(in_force, batches=self._find_batches())
-            self._find_batches = None
+        if captures and step is not None:  # SGLang captures prefills before it sets the sizes of decode graphs
+            in_force = self._read_batches()
         steps = [step] * len(self.layers) if step is None or self.paged is None else self.paged.divide(step)
         assignments, reasons = assign(self.layers, steps, in_force, self.graphs, is_captured)
         former = self.slot.frame  # the model runner's; SGLang captures the model's forward alone

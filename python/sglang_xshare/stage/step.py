@@ -90,10 +90,13 @@ def read_step(
 
 
 def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
-    """Of `read_step`'s step: where ranks pad each other, with the longest's rows for each. No device is touched."""
+    """Return the key of `read_step`'s step: where ranks pad each other, with the longest's rows for each. No device is
+    touched.
+    """
     counts = forward_batch.global_num_tokens_cpu if ranks is not None else read_rows_by_rank(forward_batch)
     if ranks is not None and not ranks.together:
-        counts = [len(forward_batch.out_cache_loc) // ranks.share]
+        # Before a graph is replayed no rank has padded its rows: SGLang finds the graph by the most rows of any rank.
+        counts = [-(-max(counts or [len(forward_batch.out_cache_loc)]) // ranks.share)]
     if counts:
         found = _read_synchronized(forward_batch, counts)
         return None if found is None else StepKey(found[0], max(counts) * len(counts), found[1])

@@ -3,12 +3,14 @@
 import json
 import logging
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..policies.exact import Rule
 from ..policies.schedule import Schedule
+from ..upstream.batches import Batches
 from ..upstream.server import show_plan, wait_for_device
 from .acceptance import Acceptance
 from .evidence.agreement import Agreement
@@ -18,6 +20,7 @@ from .graphs import Graphs, describe_misfits
 from .in_force import InForce
 from .lane import Lane, make_lanes
 from .layer import Layer
+from .paged import PagedLayers
 from .reports import Reports
 
 logger = logging.getLogger(__name__)
@@ -39,13 +42,27 @@ class Switching:
     switches: int
     disagreement: str | None
     """How ranks selected differently since the last switch that a client asked for; None if they did not."""
-    _recapture: Callable[[], None] | None
+    paged: PagedLayers | None
+    _find_batches: Callable[[], Batches] | None
+    _recapture: Callable[[Callable[[int], bool] | None], None] | None
+    _has_read_batches = False
     report: Callable[[Any], str]
     publish: Callable[[Any], None]
 
     def _make_lanes(self, schedule: Schedule | None) -> list[Lane]:
         own = self.counters
         return make_lanes(schedule, num_layers=len(self.layers), device=str(own.totals.device), residents=own.residents)
+
+    def _read_batches(self) -> InForce:
+        """Read the sizes that SGLang captures, which it sets after the weights have loaded, once in each capture.
+        Return the active policy with them.
+        """
+        if not self._has_read_batches and self._find_batches is not None:
+            self._has_read_batches = True
+            batches = self._find_batches()
+            if batches != self.in_force.batches:
+                self.in_force = replace(self.in_force, batches=batches)
+        return self.in_force
 
     def check_switch(
         self, schedule: Schedule | None, rule: Rule | None = None, recaptures: bool = True
@@ -96,6 +113,7 @@ class Switching:
         seconds = None
         if captures:
             seconds = self._capture(former, latter)
+            latter = self.in_force  # with the sizes that were captured
         else:
             self.graphs.follow(latter)
         wait_for_device(self.device)
@@ -121,20 +139,25 @@ class Switching:
         """Capture all graphs again under the latter policy, and return the seconds. If the capture fails, capture them
         under the former policy, and raise ValueError.
         """
-        assert self._recapture is not None
         began = time.monotonic()
+        reason = self._capture_under(latter)
+        if reason is None:
+            return time.monotonic() - began
+        then = "the policy before is in force again"
+        if again := self._capture_under(former):
+            self.graphs = Graphs()
+            then += ", without CUDA graphs"
+            logger.error("Expert policy: the graphs of the policy before could not be captured either: %s", again)
+        raise ValueError(f"CUDA graphs could not be captured anew, {then}: {reason}")
+
+    def _capture_under(self, in_force: InForce) -> str | None:
+        """Capture all graphs under a policy, with paged experts those that fit the slots. Return why that failed."""
+        assert self._recapture is not None
+        self.graphs, self.in_force, self._has_read_batches = Graphs(), in_force, False
         try:
-            self.graphs, self.in_force = Graphs(), latter
-            self._recapture()
+            self._recapture(None if self.paged is None else in_force.fits_slots)
         except Exception as error:
-            reason = " ".join(str(error).split())
-            then = "the policy before is in force again"
-            try:
-                self.graphs, self.in_force = Graphs(), former
-                self._recapture()
-            except Exception:
-                self.graphs = Graphs()
-                then += ", without CUDA graphs"
-                logger.exception("Expert policy: the graphs of the policy before could not be captured either")
-            raise ValueError(f"CUDA graphs could not be captured anew, {then}: {reason}") from None
-        return time.monotonic() - began
+            # As text: a traceback that is kept would keep the memory of the graphs that were captured.
+            logger.warning("Expert policy: a capture of CUDA graphs failed\n%s", traceback.format_exc())
+            return " ".join(str(error).split())
+        return None

@@ -1,5 +1,6 @@
 """SGLang's CUDA graphs of decode and verify steps: whether a capture runs, its sizes, and another capture."""
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -18,6 +19,21 @@ def list_sizes(model_runner: Any, config: Any) -> list[int]:
     return list(sizes)
 
 
-def capture_anew(model_runner: Any) -> None:
-    """Capture the graphs of the target's decode or verify steps again. Raises SGLang's own errors, as for memory."""
-    model_runner.init_decode_cuda_graph()
+def capture_anew(model_runner: Any, fits: Callable[[int], bool] | None = None) -> None:
+    """Capture the graphs of the target's decode or verify steps again. Raises SGLang's own errors, as for memory.
+
+    `fits`, for a server that pages experts, returns whether a graph of a number of requests can be captured: a graph
+    cannot load experts in several waves, so SGLang refuses to capture it.
+    """
+    if fits is None:
+        model_runner.init_decode_cuda_graph()
+        return
+    from sglang.srt.runtime_context import get_exec
+
+    decode = get_exec().graph.cuda_graph_config.decode
+    sizes = decode.bs
+    try:
+        decode.bs = [size for size in sizes if fits(size)] or sizes[:1]
+        model_runner.init_decode_cuda_graph()
+    finally:
+        decode.bs = sizes

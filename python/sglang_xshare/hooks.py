@@ -105,7 +105,7 @@ def attach(model_runner: Any) -> None:
         from .stage.forward import wrap_calls
         from .stage.stage import Stage
         from .upstream.batches import read_batches
-        from .upstream.graphs import capture_anew, list_sizes
+        from .upstream.graphs import capture_again, list_sizes
         from .upstream.server import draft_width, resolved, show_plan
 
         global _control, _stage
@@ -129,7 +129,7 @@ def attach(model_runner: Any) -> None:
             exact=Exact(model_runner.device, low_first, find_refusal(config), arguments.ignores_exact),
             acceptance=Acceptance(draft_width(config)),
             find_batches=lambda: read_batches(config, rows, sizes=list_sizes(model_runner, config)),
-            recapture=None if adapts else lambda fits: capture_anew(model_runner, fits),
+            recapture=None if adapts else lambda fits: capture_again(model_runner, fits),
         )
         wrap_calls(model_runner, _stage)
         _control = Control(_stage, model_runner.server_args)

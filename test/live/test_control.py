@@ -191,7 +191,7 @@ def test_what_graphs_cannot_follow_is_refused_with_the_way_out(control):
     asked.stage._recapture = None
     asked.stage.graphs._captured[asked.stage.layers[0], StepKey("decode", 2)] = Assignment()
     line = (
-        r"^CUDA graphs would have to be captured anew \(graphs of 2 rows: .*; one that is started with this policy has"
+        r"^CUDA graphs would have to be captured again \(graphs of 2 rows: .*this server cannot do that; start it with"
     )
     with pytest.raises(ValueError, match=line):
         asked.post({"policy": "xshare", "add": 1})

@@ -1,4 +1,4 @@
-"""A server with graphs switches to any policy: by new numbers, by graphs captured anew, or, to vanilla, without."""
+"""A server with graphs switches to any policy: by new numbers, by graphs captured again, or, to vanilla, without."""
 
 import logging
 import weakref
@@ -116,7 +116,7 @@ def test_every_pair(serve, reporter, former, latter):
 def test_a_capture_is_refused_where_it_is_not_allowed(serve, reporter):
     installed, capture = serve(POLICIES["xshare by add"])
     in_force = installed.in_force
-    line = r"^CUDA graphs would have to be captured anew \(graphs of 2, 8 rows: mass = .*\): \"recapture\" is false$"
+    line = r"^CUDA graphs would have to be captured again \(graphs of 2, 8 rows: mass = .*\): \"recapture\" is false$"
     with pytest.raises(ValueError, match=line):
         installed.switch(schedule(POLICIES["xshare by mass"]), reporter, recaptures=False)
     assert (installed.in_force, installed.switches, capture.times) == (in_force, 0, 1)
@@ -128,7 +128,7 @@ def test_a_capture_that_fails_restores_the_policy_before(serve, reporter, caplog
     installed, capture = serve(POLICIES["xshare by add"])
     in_force, capture.failures = installed.in_force, failures
     line = (
-        f"^CUDA graphs could not be captured anew, the policy before is in force again{end}: Capture .* out of memory$"
+        f"^CUDA graphs could not be captured again, the previous policy is active again{end}: Capture .* out of memory$"
     )
     with pytest.raises(ValueError, match=line):
         installed.switch(schedule(POLICIES["oea"]), reporter)
@@ -192,4 +192,4 @@ def test_the_log_has_the_seconds(serve, reporter, caplog):
     installed, _ = serve(POLICIES["xshare by add"])
     with caplog.at_level(logging.INFO):
         installed.switch(schedule(POLICIES["lynx-lat"]), reporter)
-    assert "(graphs captured anew in 0." in caplog.text
+    assert "(graphs captured again in 0." in caplog.text

@@ -74,7 +74,7 @@ def test_captured_graphs_hold_what_ranks_gather(captured, rows, refused):
     for size in captured:
         stage.graphs.begin(StepKey("decode", size), [])
     if refused:
-        with pytest.raises(ValueError, match="they hold what ranks gather"):
+        with pytest.raises(ValueError, match="the rows that ranks gather change"):
             stage.check_switch(schedules[1])
         return
     stage.in_force, _ = stage.check_switch(schedules[1])

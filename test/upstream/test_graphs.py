@@ -1,10 +1,10 @@
-"""Graphs that are captured anew by SGLang's own function, where experts are paged only those that fit their slots."""
+"""Graphs that are captured again by SGLang's own function, where experts are paged only those that fit their slots."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from sglang_xshare.upstream.graphs import capture_anew
+from sglang_xshare.upstream.graphs import capture_again
 
 
 class Runner:
@@ -29,7 +29,7 @@ class Runner:
 )
 def test_sizes_that_fit_are_captured(fits, sizes, monkeypatch):
     runner = Runner(monkeypatch)
-    capture_anew(runner, fits)
+    capture_again(runner, fits)
     assert runner.captured == [sizes]
     assert runner.decode.bs == [1, 2, 4]
 
@@ -37,5 +37,5 @@ def test_sizes_that_fit_are_captured(fits, sizes, monkeypatch):
 def test_a_capture_that_fails_keeps_the_sizes(monkeypatch):
     runner = Runner(monkeypatch, RuntimeError("out of memory"))
     with pytest.raises(RuntimeError, match="out of memory"):
-        capture_anew(runner, lambda size: size == 1)
+        capture_again(runner, lambda size: size == 1)
     assert runner.decode.bs == [1, 2, 4]

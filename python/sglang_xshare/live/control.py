@@ -20,8 +20,8 @@ from ..upstream.server import attention_dp_size, model_config, pages_experts, re
 from . import ADDED, ASKED, COUNTING_PERIOD, PATH
 
 NO_STAGE = (
-    "this server was started without an expert policy; allowed is one started with --expert-policy, such as "
-    "--expert-policy observe, which routes as the model does until it is switched"
+    "this server was started without an expert policy; start it with --expert-policy, such as --expert-policy observe, "
+    "which routes as the model does until it is switched"
 )
 
 logger = logging.getLogger(__name__)

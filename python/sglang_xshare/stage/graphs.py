@@ -138,7 +138,7 @@ class Graphs:
         """
         # First, because lanes count in every graph, also in one that is not replayed now.
         if list(in_force.lanes) != list(self._lanes):
-            raise ValueError("observe counts what the graphs have captured")
+            raise ValueError("each plan of observe has counters in the graphs")
         if in_force.lanes or not in_force.fit(*place):
             return None  # the same lanes need no numbers, and a step that does not fit is not replayed (`allows_graph`)
         captured, then = self._captured[place], in_force.find(*place)[0]
@@ -146,12 +146,12 @@ class Graphs:
         routes_as_ever = then is None or then is VANILLA
         if captured.plan is None:
             if not routes_as_ever:
-                raise ValueError("they were captured without a selection")
+                raise ValueError("captured without a selection")
             return None
         if captured.buffer is None:
             if then == captured.plan or (then is not None and then.is_another_estimate(captured.plan)):
                 return None
-            raise ValueError("the plan they were captured with is part of them")
+            raise ValueError("no kernel reads the numbers of their plan")
         plan = open_up(captured.buffer.plan, place[0].router) if then is None or then is VANILLA else then
         captured.buffer.check(plan)
         return captured.buffer, plan
@@ -165,12 +165,8 @@ def describe_misfits(misfits: dict[str, set[StepKey]], allows: bool) -> str:
         (f"graphs of {', '.join(map(str, sorted({key.rows for key in keys})))} rows: " if keys else "") + reason
         for reason, keys in misfits.items()
     ]
-    against = (
-        "this server cannot do that; one that is started with this policy has them"
-        if allows
-        else '"recapture" is false'
-    )
-    return f"CUDA graphs would have to be captured anew ({'; '.join(reasons)}): {against}"
+    against = "this server cannot do that; start it with this policy" if allows else '"recapture" is false'
+    return f"CUDA graphs would have to be captured again ({'; '.join(reasons)}): {against}"
 
 
 def open_up(plan: SelectionPlan, router: Router) -> SelectionPlan:

@@ -190,7 +190,8 @@ class Stage(Switching):
 
     def _stop_disagreeing(self, agreement: Agreement, which: list[int]) -> None:
         """Switch to vanilla because ranks `which` have selected other experts than the first, or end the server if
-        `stops` is set. All ranks do so after the same forward. If no policy selects, change nothing.
+        `stops` is set. All ranks do so after the same forward. If no policy selects, log the
+        disagreement alone.
         """
         reason = (
             f"ranks {which} have selected other experts than the first: their policies, router logits or placements "

@@ -84,7 +84,7 @@ class Switching:
             latter = replace(latter, lanes=self._make_lanes(schedule))
         misfits = {} if schedule is None else self.graphs.find_misfits(latter)
         if self.graphs.rows and latter.ranks != former.ranks:
-            misfits["they hold what ranks gather"] = set()
+            misfits["the rows that ranks gather change"] = set()
         if misfits and (self._recapture is None or not recaptures):
             raise ValueError(describe_misfits(misfits, recaptures))
         return latter, bool(misfits)
@@ -129,7 +129,7 @@ class Switching:
         self.reports.invalidate()
         self.publish(reporter)
         change = f"{json.dumps(former.given)} -> {json.dumps(latter.given)}"
-        again = "" if seconds is None else f" (graphs captured anew in {seconds:.1f} s)"
+        again = "" if seconds is None else f" (graphs captured again in {seconds:.1f} s)"
         logger.info(
             "Expert policy switch %d: %s%s; until now%s", self.switches, change, again, counted.removeprefix(",")
         )
@@ -143,12 +143,12 @@ class Switching:
         reason = self._capture_under(latter)
         if reason is None:
             return time.monotonic() - began
-        then = "the policy before is in force again"
+        then = "the previous policy is active again"
         if again := self._capture_under(former):
             self.graphs = Graphs()
             then += ", without CUDA graphs"
-            logger.error("Expert policy: the graphs of the policy before could not be captured either: %s", again)
-        raise ValueError(f"CUDA graphs could not be captured anew, {then}: {reason}")
+            logger.error("Expert policy: the graphs of the previous policy could not be captured either: %s", again)
+        raise ValueError(f"CUDA graphs could not be captured again, {then}: {reason}")
 
     def _capture_under(self, in_force: InForce) -> str | None:
         """Capture all graphs under a policy, with paged experts those that fit the slots. Return why that failed."""

@@ -19,7 +19,7 @@ def list_sizes(model_runner: Any, config: Any) -> list[int]:
     return list(sizes)
 
 
-def capture_anew(model_runner: Any, fits: Callable[[int], bool] | None = None) -> None:
+def capture_again(model_runner: Any, fits: Callable[[int], bool] | None = None) -> None:
     """Capture the graphs of the target's decode or verify steps again. Raises SGLang's own errors, as for memory.
 
     `fits`, for a server that pages experts, returns whether a graph of a number of requests can be captured: a graph

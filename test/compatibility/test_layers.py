@@ -1,5 +1,6 @@
 """How a loaded model's layers are found or refused."""
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +24,9 @@ from compatibility.loaded import FORMATS, USUAL, bare, config, find
 def test_every_router_is_found_with_its_config(read):
     configs = [config(), config(top_k=2)]
     layers = read(configs, runners=2)
-    assert [found.upstream is given for found, given in zip(layers, configs, strict=True)] == [True, True]
+    for found, given in zip(layers, configs, strict=True):
+        assert dataclasses.asdict(found.upstream) == dataclasses.asdict(given)
+        assert found.upstream.layer is found.config.layer is found
     assert [(layer.layer_id, layer.router.top_k) for layer in layers] == [(0, 4), (1, 2)]
 
 
@@ -40,6 +43,7 @@ def test_a_router_that_is_not_told_its_layer_has_it_in_its_name(layer_id, found,
     runner = SimpleNamespace(model=model, server_args=server_args, device="cpu")
     (layer,) = start_layers.read_layers(runner, arguments)
     assert layer.layer_id == found
+    assert model.layers["3"].topk.topk_config is layer.upstream
     assert arguments.schedule.plan(layer.layer_id, 16).add == 2
 
 

@@ -76,7 +76,7 @@ def test_a_layer_of_the_stage_is_one_launch(kernel, monkeypatch, shared, masked)
     keys = {"correction_bias": torch.zeros(128), **groups} if shared else {}
     monkeypatch.setattr("sglang_xshare.stage.layer.num_shared_slots", lambda config: shared)
     config = TopKConfig(top_k=8 + shared, renormalize=True, **keys)
-    layer = Layer(0, config, None, convention=MASKED if masked else FILLED)
+    layer = Layer(0, config, None, convention=MASKED if masked else FILLED, routes_itself=masked)
     layer.slot.frame = Frame(
         [Assignment(build_plan("xshare"), Step("decode", 16, Batch(torch.ones(16, dtype=torch.bool))))]
     )

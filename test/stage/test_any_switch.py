@@ -96,7 +96,7 @@ def find_faults(installed: Stage) -> list[str]:
     return faults
 
 
-@pytest.mark.parametrize(("former", "latter"), permutations(POLICIES, 2))
+@pytest.mark.parametrize(("former", "latter"), list(permutations(POLICIES, 2)))
 def test_every_pair(serve, reporter, former, latter):
     installed, capture = serve(POLICIES[former])
     assert find_faults(installed) == []

@@ -99,7 +99,7 @@ class Stage(Switching):
         self.exact = exact or Exact(device)
         self.acceptance = acceptance or Acceptance()
         self.switches = 0
-        rule = Rule() if schedule is None or schedule.observed else schedule.exact
+        rule = Rule() if schedule is None else schedule.exact
         lanes = self._make_lanes(schedule)
         self.in_force = InForce(schedule, batches, self.masks, layers, ranks, rule, lanes, schedule is not None)
         self.reports = Reports(

@@ -8,7 +8,7 @@ import pytest
 from refused import read_refusal
 from sglang_xshare.cli import main
 from sglang_xshare.live import PATH
-from sglang_xshare.live.client import Client, find_proxy
+from sglang_xshare.live.client import SWITCH_TIMEOUT, TIMEOUT, Client, find_proxy
 
 ANSWER = {"policy": "vanilla", "in_force": {}}
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
@@ -34,6 +34,15 @@ def test_a_server_on_this_machine_is_asked_without_a_proxy(answering, proxied):
     assert main(["policy", "get", server.url, "--json"]) == 0
     assert [path for _, path, *_ in server.asked] == [PATH]
     assert proxy.asked == []
+
+
+def test_a_switch_has_the_time_of_a_capture(monkeypatch):
+    waits = []
+    answer = json.dumps(ANSWER).encode()
+    monkeypatch.setattr(Client, "read", lambda self, path, body, timeout, *, admin: waits.append(timeout) or answer)
+    client = Client("http://127.0.0.1:30000")
+    assert client.get_policy() == client.set_policy({"policy": "vanilla"}) == ANSWER
+    assert waits == [TIMEOUT, SWITCH_TIMEOUT]
 
 
 @pytest.mark.parametrize("status", [200, 401, 403, 404, 407, 503])

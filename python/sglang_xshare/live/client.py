@@ -20,6 +20,8 @@ API_KEY, ADMIN_API_KEY = "SGLANG_API_KEY", "SGLANG_ADMIN_API_KEY"
 """The environment variables of --api-key's and --admin-api-key's defaults."""
 TIMEOUT = 60.0
 """Seconds: a scheduler answers between two steps, of which a long prefill can be one."""
+SWITCH_TIMEOUT = 1800.0
+"""The same for a switch, which may capture all CUDA graphs again; twice, if the first capture fails."""
 SERVER = "uvicorn"
 """The header `Server` of SGLang's answers."""
 
@@ -78,7 +80,7 @@ class Client:
 
     def set_policy(self, policy: dict[str, Any]) -> dict[str, Any]:
         """What POST /expert_policy answers."""
-        return self._check(self.ask(PATH, policy, admin=True))
+        return self._check(self.ask(PATH, policy, SWITCH_TIMEOUT, admin=True))
 
     def flush(self) -> None:
         """Forget cached prompts: they hold keys and values that another policy computed."""

@@ -97,7 +97,7 @@ class Stage(Switching):
         self.exact = exact or Exact(device)
         self.acceptance = acceptance or Acceptance()
         self.switches = 0
-        rule = Rule() if schedule is None or schedule.observed else schedule.exact
+        rule = Rule() if schedule is None else schedule.exact
         lanes = self._make_lanes(schedule)
         masks = masks or schedule is None
         self.in_force = InForce(schedule, batches or Batches(), masks, layers, ranks, rule, lanes, schedule is not None)

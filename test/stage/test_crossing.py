@@ -1,0 +1,93 @@
+"""Where two features meet: exact rows and kept calls, depth and graphs, paging and layers, vanilla and graphs."""
+
+import pytest
+import torch
+
+from sglang_xshare import Router, hooks, select
+from sglang_xshare.policies import VANILLA
+from sglang_xshare.stage.layer import Layer
+from sglang_xshare.upstream.batches import Batches
+from stage.fake import EXPERTS, TOP_K, XSHARE, Model, forward_batch, runner
+from stage.paged_model import REPORTER, PagedModel, make_schedule, put
+from stage.test_any_switch import Capturing
+from stage.test_exact import SCHEDULER, Req, batch_of
+
+
+def test_a_kept_call_of_few_columns_is_not_that_of_a_step_with_exact_rows(attach):
+    """`kmax` below top-k: rows of an exact request take more columns than the call without them has room for."""
+    model = Model(1)
+    attach(model)
+    model_runner = runner(model, expert_policy="oea", expert_policy_config={"k0": 1, "kmax": 2})
+    hooks.attach(model_runner)
+    model.logits = torch.randn(4, EXPERTS, generator=torch.Generator().manual_seed(0))
+    for asked in (None, "exact", None):
+        reqs = [Req(f"{asked} {number}", asked if number == 2 else None) for number in range(4)]
+        for req in reqs:
+            hooks.admit(SCHEDULER, req)
+        model_runner.forward(batch_of(reqs))
+        weights, ids = model.routed[0]
+        assert ids.shape == (4, TOP_K if asked else 2)
+        vanilla = select(model.logits, VANILLA, Router(TOP_K))
+        if asked:
+            assert torch.equal(ids[2], vanilla.topk_ids[2])
+            assert torch.equal(weights[2], vanilla.topk_weights[2])
+        del reqs, req
+
+
+def test_a_verify_graph_captured_anew_under_vanilla_still_reads_how_deep_drafts_are(attach, reporter, monkeypatch):
+    """As in a weight update: vanilla's numbers are in its buffer, and the next switch writes others."""
+    model = Model(1)
+    keys = {"k0": 1, "add": 1, "acceptance": 0.5}
+    installed = attach(
+        model, Batches((8,)), expert_policy="xshare", expert_policy_config=keys, speculative_algorithm="EAGLE3"
+    )
+    installed.device = "cuda"
+    capture = Capturing(monkeypatch, model)
+    model.logits = torch.randn(8, EXPERTS)
+    batch = forward_batch("verify", 8, batch_size=2)
+    batch.positions = torch.arange(4).repeat(2)
+    read, original = [], Layer.select
+
+    def note(layer, *args):
+        read.append(layer.step.batch.depth)
+        return original(layer, *args)
+
+    monkeypatch.setattr(Layer, "select", note)
+
+    def capture_verify():
+        read.clear()
+        capture.running = True
+        for capture.recorded in (False, True):
+            model.forward(None, None, batch)
+        capture.running = capture.recorded = False
+        return read[-1].tolist()
+
+    assert capture_verify() == [0, 1, 2, 3] * 2
+    installed.switch(None, reporter)
+    assert not installed.graphs.stale
+    assert capture_verify() == [0, 1, 2, 3] * 2
+
+
+def test_a_graph_is_replayed_only_if_every_layer_fits_its_slots(monkeypatch):
+    stage = put(monkeypatch, PagedModel(), k0=1, add=2)
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
+    batch = forward_batch("decode", 8)
+    assert hooks.allows_graph(batch)
+    stage.switch(make_schedule("xshare", k0=1, add=2, layers={"1": {"policy": "vanilla"}}), REPORTER)
+    assert not hooks.allows_graph(batch)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_layer_whose_config_sglang_replaces_stops_the_next_capture(attach, monkeypatch, is_first):
+    """Every capture runs the stage's check, so that no graph is made in which a layer does not select."""
+    model = Model(2)
+    installed = attach(model, Batches((8,)), **XSHARE)
+    installed.device = "cuda"
+    capture = Capturing(monkeypatch, model)
+    if not is_first:
+        capture()
+    carrying = model.configs[1]
+    model.configs[1] = carrying.__class__(top_k=carrying.top_k)
+    assert model.configs[1].layer is None
+    with pytest.raises(RuntimeError, match=r"^MoE layers \[1\] did not route through the expert policy in a decode"):
+        capture()

@@ -234,7 +234,7 @@ def test_no_switch_frees_what_graphs_write_to(monkeypatch, tmp_path, former, lat
         stage.switch(schedule, REPORTER)
         assert (stage.in_force.given["policy"] == "vanilla") == (latter == "vanilla")
     else:
-        with pytest.raises(ValueError, match=f"graphs of {rows} rows: observe counts what"):
+        with pytest.raises(ValueError, match=f"graphs of {rows} rows: each plan of observe has counters"):
             stage.switch(schedule, REPORTER)
     assert list(written[0]) == list(stage.graphs._lanes)
     assert bool(stage.graphs.stale) == (former == "observe" and latter == "vanilla")

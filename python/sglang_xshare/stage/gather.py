@@ -20,12 +20,6 @@ class Ranks:
     num_experts: int
     together: bool
 
-    def check(self, rows: str) -> None:
-        """Raise ValueError for a policy that selects among other rows than these ranks, whose graphs are captured."""
-        own = "batch" if self.together else "rank"
-        if rows != own:
-            raise ValueError(f"rows = {rows!r}: CUDA graphs hold what ranks gather; allowed is {own!r}")
-
     def divide(self, counts: list[int]) -> tuple[int, ...]:
         """Router rows of every rank, from what each attention rank was padded to. Raises RuntimeError where these are
         not all, or do not divide.

@@ -1,6 +1,7 @@
 """SGLang's CUDA graphs of decode and verify steps: whether a capture runs, its sizes, and another capture."""
 
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 
@@ -23,7 +24,8 @@ def capture_again(model_runner: Any, fits: Callable[[int], bool] | None = None) 
     """Capture the graphs of the target's decode or verify steps again. Raises SGLang's own errors, as for memory.
 
     `fits`, for a server that pages experts, returns whether a graph of a number of requests can be captured: a graph
-    cannot load experts in several waves, so SGLang refuses to capture it.
+    cannot load experts in several waves, so SGLang refuses to capture it. Sizes end before the first that does not fit,
+    like those of a start, because SGLang may add a size between two of its list.
     """
     if fits is None:
         model_runner.init_decode_cuda_graph()
@@ -33,7 +35,7 @@ def capture_again(model_runner: Any, fits: Callable[[int], bool] | None = None) 
     decode = get_exec().graph.cuda_graph_config.decode
     sizes = decode.bs
     try:
-        decode.bs = [size for size in sizes if fits(size)] or sizes[:1]
+        decode.bs = list(takewhile(fits, sizes)) or sizes[:1]
         model_runner.init_decode_cuda_graph()
     finally:
         decode.bs = sizes

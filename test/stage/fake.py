@@ -138,10 +138,11 @@ def run(model: Model, mode: str, rows: int, **batch: int) -> None:
 
 def allows_graph(rows: int) -> bool:
     """Return whether a decode graph may be replayed for so many requests; SGLang asks within the runner's forward."""
+    installed: Any = hooks._stage
     batch = forward_batch("decode", rows)
-    hooks._stage.begin_forward(batch)
+    installed.begin_forward(batch)
     allowed = hooks.allows_graph(batch)
-    hooks._stage.slot.frame = None
+    installed.slot.frame = None
     return allowed
 
 

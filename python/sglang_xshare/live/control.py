@@ -14,6 +14,7 @@ from ..policies.exact import Rule
 from ..policies.keys import as_json
 from ..policies.schedule import Schedule, build_schedule
 from ..stage.evidence.counters import KEPT, Reader
+from ..stage.in_force import InForce
 from ..stage.stage import Stage
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import attention_dp_size, model_config, pages_experts, resolved
@@ -34,6 +35,7 @@ class Checked:
     epoch: str
     switches: int
     schedule: Schedule | None
+    rule: Rule | None
     is_trial: bool
     recaptures: bool
     warnings: list[str]
@@ -44,8 +46,7 @@ class Former:
     """The policy and the control's state before the commit of `epoch`."""
 
     epoch: str
-    schedule: Schedule | None
-    rule: Rule
+    in_force: InForce
     disagreement: str | None
     is_trial: bool
 
@@ -105,12 +106,13 @@ class Control:
             raise ValueError(f"recapture must be true or false (got {as_json(recaptures)})")
         warnings = self._check(schedule, find_limit(reporter.scheduler))
         rule = self.stage.in_force.rule
-        latter, _ = self.stage.check_switch(schedule, rule if is_trial else None, recaptures)
+        kept = rule if is_trial else None
+        latter, _ = self.stage.check_switch(schedule, kept, recaptures)
         if latter.rule != rule and latter.schedule is not None and "exact" not in latter.schedule.given:
             lost = as_json({name: value for name, value in asdict(rule).items() if value not in (None, False)})
             reason = "from now on a request is exact only if it asks for it; to keep the rule, send it again"
             warnings.append(f"exact: this policy does not have {lost} of the previous policy: {reason}")
-        self._checked = Checked(epoch, self.stage.switches, schedule, is_trial, recaptures, warnings)
+        self._checked = Checked(epoch, self.stage.switches, schedule, kept, is_trial, recaptures, warnings)
         return self._number()
 
     def commit(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
@@ -123,10 +125,8 @@ class Control:
             raise ValueError("another client switches the policy at the same time; ask again")
         if checked.switches != stage.switches:
             raise ValueError("the policy changed after the check; ask again")
-        former = stage.in_force
-        self._former = Former(epoch, former.schedule, former.rule, stage.disagreement, self._is_trial)
-        rule = former.rule if checked.is_trial else None
-        seconds = stage.switch(checked.schedule, reporter, number, rule, checked.recaptures)
+        self._former = Former(epoch, stage.in_force, stage.disagreement, self._is_trial)
+        seconds = stage.switch(checked.schedule, reporter, number, checked.rule, checked.recaptures)
         self._posted, self._is_trial = number, checked.is_trial
         for warning in checked.warnings:
             logger.warning(warning)
@@ -142,7 +142,7 @@ class Control:
         former = self._former
         if former is None or former.epoch != epoch:
             return {"restored": False}
-        self.stage.switch(former.schedule, reporter, number, former.rule)
+        self.stage.switch(former.in_force.schedule, reporter, number, former.in_force.rule)
         self.stage.disagreement = former.disagreement
         self._posted, self._is_trial = number, former.is_trial
         return {"restored": True}

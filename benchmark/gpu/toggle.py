@@ -34,6 +34,11 @@ class Toggle:
         finally:
             self.take(selecting=True)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the policy's graphs are still those of this pair: a switch may have captured them again."""
+        return self.runner.decode_cuda_graph_runner is self._selecting[0]
+
     def take(self, selecting: bool) -> None:
         """Serve with the policy's graphs from the next step on, or with upstream's own."""
         taken = self._selecting if selecting else self._plain
@@ -72,10 +77,16 @@ def install() -> None:
             logger.info("Captured decode graphs twice: under the policy, and without it")
 
     @functools.wraps(switch)
-    def switch_graphs(stage: Any, schedule: Any, reporter: Any) -> None:
-        switch(stage, schedule, reporter)
+    def switch_graphs(stage: Any, *args: Any, **kwargs: Any) -> float | None:
         for toggle in toggles:
-            toggle.take(selecting=schedule is not None)
+            toggle.take(selecting=True)
+        try:
+            return switch(stage, *args, **kwargs)
+        finally:
+            # A capture replaces the static attention buffers, which both sets share.
+            toggles[:] = [toggle if toggle.is_current else Toggle(toggle.runner) for toggle in toggles]
+            for toggle in toggles:
+                toggle.take(selecting=stage.in_force.schedule is not None)
 
     ModelRunner.init_cuda_graphs = capture_both
     Stage.switch = switch_graphs  # type: ignore[method-assign,assignment]

@@ -45,19 +45,22 @@ def test_graphs_are_captured_as_far_as_all_experts_fit(serve):
     check(server, LAYERS, len(sizes))
 
 
-def test_switches_that_graphs_cannot_follow_while_they_are_not_replayed(serve, tmp_path):
-    """To observe neither: graphs go on writing to the trace's ring when they are replayed again."""
+def test_switches_that_graphs_cannot_follow_capture_the_sizes_that_fit(serve, tmp_path):
+    """SGLang refuses to capture 16 rows under observe, which may take 64 experts of 32 slots."""
     graphs = ("--cuda-graph-bs-decode", "8", "16", "--disable-prefill-cuda-graph")
     server = serve(TRAINED, *PAGED, *XSHARE, *graphs, "--expert-policy-trace", str(tmp_path / "trace"))
-    for policy, status in (
-        ({"policy": "vanilla"}, 200),
-        ({"policy": "observe"}, 400),
-        ({"policy": "xshare", "k0": 1, "add": 4}, 200),
-        ({"policy": "observe"}, 400),
+    observe = {"policy": "observe", "plans": ["xshare:k0=1,add=4"]}
+    for policy, recaptured, captured in (
+        ({"policy": "vanilla"}, False, [8, 16]),
+        (observe, True, [8]),
+        ({"policy": "xshare", "k0": 1, "add": 4}, True, [8, 16]),
+        (observe, True, [8]),
     ):
-        assert server.post("/expert_policy", policy).status_code == status
+        answer = server.post("/expert_policy", policy)
+        assert answer.status_code == 200, answer.text
+        assert (answer.json()["recaptured"], answer.json()["limits"]["captured_rows"]) == (recaptured, captured)
         server.generate(7)
-    check(server, LAYERS, 2)
+    check(server, LAYERS, 2 * 2)
 
 
 def test_without_a_policy_graphs_are_sglangs(serve):

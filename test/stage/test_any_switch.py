@@ -3,6 +3,7 @@
 import logging
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import permutations
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.selection.triton_kernel.budgets import encode
+from sglang_xshare.stage.evidence.agreement import Agreement
 from sglang_xshare.stage.frame import Assignment
 from sglang_xshare.stage.graphs import open_up
 from sglang_xshare.stage.stage import Stage
@@ -137,6 +139,17 @@ def test_a_capture_that_fails_restores_the_policy_before(serve, reporter, caplog
     assert installed.graphs.rows == (list(SIZES) if failures == 1 else [])
     assert installed.switch(schedule(POLICIES["oea"]), reporter) is not None or failures == 2
     assert find_faults(installed) == []
+
+
+def test_ranks_compare_after_a_capture_that_failed_on_one_alone(serve, reporter):
+    """They serve two policies then. All of them must count their forwards from the same one."""
+    installed, capture = serve(POLICIES["xshare by add"])
+    for capture.failures in (0, 1):
+        installed.agreement = Agreement(2, "cpu")
+        installed.agreement.forwards = 700
+        with pytest.raises(ValueError, match="could not be captured") if capture.failures else nullcontext():
+            installed.switch(schedule(POLICIES["oea" if capture.failures else "lynx-lat"]), reporter)
+        assert installed.agreement.forwards == 0
 
 
 def test_sizes_are_those_that_sglang_captures(attach, reporter, monkeypatch):

@@ -111,6 +111,10 @@ class Switching:
         self.reports.invalidate()  # the step that was in flight at the last look belongs to the former policy
         counted = self.report(reporter)
         seconds = None
+        if self.agreement is not None:
+            # What is wrong with these plans shows at once. This comes before a capture, which may fail on one rank
+            # alone, because all ranks must compare after the same forward.
+            self.agreement.forwards = 0
         if captures:
             seconds = self._capture(former, latter)
             latter = self.in_force  # with the sizes that were captured
@@ -120,8 +124,6 @@ class Switching:
         self.since_switch.read()
         self.switches = number or self.switches + 1
         self.disagreement = None
-        if self.agreement is not None:
-            self.agreement.forwards = 0  # compare again after the next forward
         self.in_force = latter
         if self.trace is not None:
             self.trace.switch(self.switches, latter.given)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmark.gpu.toggle import Toggle
+from benchmark.gpu.toggle import Toggle, install
 
 
 def forward(*args):
@@ -29,7 +29,16 @@ class Runner:
 
     def init_decode_cuda_graph(self):
         self.attn_backend.init_cuda_graph_state(16, 16)
-        self.decode_cuda_graph_runner = self.model.forward()
+        self.decode_cuda_graph_runner = Graphs(self.model.forward())
+
+    def init_cuda_graphs(self):
+        self.init_decode_cuda_graph()
+
+
+class Graphs(str):
+    """Those of a capture, which have sizes."""
+
+    capture_bs = (1, 2)
 
 
 class Backend:
@@ -62,3 +71,32 @@ def test_a_failed_capture_leaves_the_policy_in_force(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         Toggle(runner)
     assert describe(runner) == ("stage",) * 3
+
+
+def test_a_switch_that_captures_again_replaces_both_sets(monkeypatch):
+    """It is called as `Control.commit` calls it, and its answer has the seconds."""
+    from sglang.srt.model_executor import model_runner
+
+    from sglang_xshare.stage import stage
+
+    runner, policies = Runner(), {"xshare": None, "oea": 1.5, "vanilla": None}
+
+    def switch(stage, policy, reporter, number=0, rule=None, recaptures=True):
+        if policies[policy] is not None:
+            assert runner.model.forward is wrapped, "the stage is to see the capture"
+            runner.init_decode_cuda_graph()
+        stage.in_force = SimpleNamespace(schedule=None if policy == "vanilla" else policy)
+        return policies[policy]
+
+    monkeypatch.setattr(model_runner, "ModelRunner", Runner)
+    monkeypatch.setattr(Runner, "init_cuda_graphs", Runner.init_cuda_graphs)  # put back afterwards
+    monkeypatch.setattr(stage.Stage, "switch", switch)
+    install()
+    runner.init_cuda_graphs()
+    served, captured = SimpleNamespace(), runner.attn_backend.buffers
+    for policy, told in (("vanilla", "upstream"), ("oea", "stage"), ("vanilla", "upstream"), ("xshare", "stage")):
+        before = runner.decode_cuda_graph_runner
+        assert stage.Stage.switch(served, policy, None, 3, None, True) == policies[policy]
+        assert describe(runner) == (told,) * 3
+        assert runner.decode_cuda_graph_runner is not before
+    assert runner.attn_backend.buffers == captured + 1

@@ -176,8 +176,8 @@ def fits_slots(method: Any) -> bool:
 
 
 def allows_graph(forward_batch: Any) -> bool:
-    """Return whether a decode graph that fits the batch of the forward at hand may be replayed for it."""
-    return _stage is None or _stage.allows_graph()
+    """Return whether a decode graph that fits a batch may be replayed for it."""
+    return _stage is None or _stage.allows_graph(forward_batch)
 
 
 def capture_limit(server_args: Any, requests: int, top_k: int, num_experts: int, slots: int) -> int:

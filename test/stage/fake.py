@@ -137,12 +137,16 @@ def run(model: Model, mode: str, rows: int, **batch: int) -> None:
 
 
 def allows_graph(rows: int) -> bool:
-    """Return whether a decode graph may be replayed for so many requests; SGLang asks within the runner's forward."""
+    """Return whether a decode graph may be replayed for so many requests. SGLang asks within the runner's forward, and
+    about a verification before it too, where the answer must be the same.
+    """
     installed: Any = hooks._stage
     batch = forward_batch("decode", rows)
+    before = hooks.allows_graph(batch)
     installed.begin_forward(batch)
     allowed = hooks.allows_graph(batch)
     installed.slot.frame = None
+    assert before == allowed
     return allowed
 
 

@@ -242,15 +242,19 @@ class Stage(Switching):
             return frame.step is not None and count_slots(method) >= method.num_experts
         return self.paged.fits(method, frame)
 
-    def allows_graph(self) -> bool:
-        """Return whether a decode graph may be replayed for the forward at hand. A graph may not if it cannot follow to
-        vanilla, or if the active policy could have more experts active than a layer has slots for paged experts: such a
-        step runs eagerly, in as many waves as it takes.
+    def allows_graph(self, forward_batch: Any) -> bool:
+        """Return whether a decode graph may be replayed for a batch. A graph may not if it cannot follow to vanilla, or
+        if the active policy could have more experts active than a layer has slots for paged experts: such a step runs
+        eagerly, in as many waves as it takes.
         """
+        if self.paged is None and not self.graphs.stale:
+            return True
+        # A verification is asked about before its forward too, to plan attention, and must be answered alike.
         frame = self.slot.frame
-        if frame is None or frame.key is None or (self.paged is None and not self.graphs.stale):
-            return True  # without a frame a draft model asks
-        captured = self.graphs.find_key(frame.key)
+        key = read_key(forward_batch, self.ranks) if frame is None else frame.key
+        if key is None:
+            return True
+        captured = self.graphs.find_key(key)
         return captured not in self.graphs.stale and all(self.in_force.fit(layer, captured) for layer in self.layers)
 
     def report(self, reporter: Any) -> str:

@@ -1,7 +1,12 @@
-"""Schedules to switch to, and steps between two switches."""
+"""Schedules to switch to, steps between two switches, and captures."""
 
+import weakref
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
+import torch
 
 from sglang_xshare.policies.schedule import Schedule, build_schedule
 from stage.fake import Model, run
@@ -16,6 +21,9 @@ PLANS: list[dict[str, Any]] = [
     {"policy": "dynamic-skip", "beta": 0.5},
 ]
 
+SIZES = (1, 2, 8)
+"""Rows of the steps that `Capturing` captures."""
+
 
 def schedule(keys: dict[str, Any]) -> Schedule | None:
     own = {name: value for name, value in keys.items() if name != "policy"}
@@ -27,3 +35,32 @@ def decode(model: Model, reporter: SimpleNamespace, rows: int = 12) -> None:
     run(model, "decode", rows)
     reporter.scheduler.forward_ct += 1
     reporter.forward_ct_decode += 1
+
+
+class Capturing:
+    """What SGLang does when it captures: of each size, the largest first, an eager step and a recorded one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
+        self.model, self.installed = model, None
+        self.recorded = self.running = False
+        self.times, self.failures = 0, 0
+        self.failed: list[weakref.ref[torch.Tensor]] = []
+        for name, find in (("is_recorded", lambda: self.recorded), ("is_capturing", lambda: self.running)):
+            monkeypatch.setattr(f"sglang_xshare.stage.stage.{name}", find)
+        monkeypatch.setattr("sglang_xshare.stage.switch.wait_for_device", lambda device: None)
+        monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
+        monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
+
+    def __call__(self, fits: Callable[[int], bool] | None = None) -> None:
+        self.times += 1
+        if self.failures:
+            self.failures -= 1
+            graphs = torch.empty(1)  # held by the frame that the exception's traceback holds
+            self.failed.append(weakref.ref(graphs))
+            raise RuntimeError("Capture cuda graph failed:\nout of memory")
+        assert not any(found() is not None for found in self.failed), "the memory of a capture that failed"
+        self.running = True
+        for rows in [size for size in reversed(SIZES) if fits is None or fits(size)]:
+            for self.recorded in (False, True):
+                run(self.model, "decode", rows)
+        self.recorded = self.running = False

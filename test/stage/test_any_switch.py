@@ -1,8 +1,6 @@
 """A server with graphs switches to any policy: by new numbers, by graphs captured again, or, to vanilla, without."""
 
 import logging
-import weakref
-from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import permutations
 from typing import Any
@@ -19,9 +17,8 @@ from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, Model, allows_graph, forward_batch, run
-from stage.switching import schedule
+from stage.switching import SIZES, Capturing, schedule
 
-SIZES = (1, 2, 8)
 POLICIES = {
     "vanilla": {"policy": "vanilla"},
     "observe": {"policy": "observe", "plans": ["xshare:k0=1,add=2"]},
@@ -31,35 +28,6 @@ POLICIES = {
     "lynx-lat": {"policy": "lynx-lat", "retain": 6},
     "moe-spec": {"policy": "moe-spec", "budget": 6, "phases": ["decode"]},
 }
-
-
-class Capturing:
-    """What SGLang does when it captures: of each size, the largest first, an eager step and a recorded one."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
-        self.model, self.installed = model, None
-        self.recorded = self.running = False
-        self.times, self.failures = 0, 0
-        self.failed: list[weakref.ref[torch.Tensor]] = []
-        for name, find in (("is_recorded", lambda: self.recorded), ("is_capturing", lambda: self.running)):
-            monkeypatch.setattr(f"sglang_xshare.stage.stage.{name}", find)
-        monkeypatch.setattr("sglang_xshare.stage.switch.wait_for_device", lambda device: None)
-        monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
-        monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
-
-    def __call__(self, fits: Callable[[int], bool] | None = None) -> None:
-        self.times += 1
-        if self.failures:
-            self.failures -= 1
-            graphs = torch.empty(1)  # held by the frame that the exception's traceback holds
-            self.failed.append(weakref.ref(graphs))
-            raise RuntimeError("Capture cuda graph failed:\nout of memory")
-        assert not any(found() is not None for found in self.failed), "the memory of a capture that failed"
-        self.running = True
-        for rows in [size for size in reversed(SIZES) if fits is None or fits(size)]:
-            for self.recorded in (False, True):
-                run(self.model, "decode", rows)
-        self.recorded = self.running = False
 
 
 @pytest.fixture

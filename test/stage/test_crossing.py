@@ -9,7 +9,7 @@ from sglang_xshare.stage.layer import Layer
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, allows_graph, forward_batch, runner
 from stage.paged_model import REPORTER, PagedModel, make_schedule, put
-from stage.test_any_switch import Capturing
+from stage.switching import Capturing
 from stage.test_exact import SCHEDULER, Req, batch_of
 
 

@@ -7,7 +7,7 @@ from sglang_xshare.stage.evidence.counters import Reader
 from sglang_xshare.stage.step import StepKey
 from stage.fake import EXPERTS, allows_graph
 from stage.paged_model import REPORTER, SLOTS, PagedModel, decode, make_schedule, put
-from stage.test_any_switch import Capturing
+from stage.switching import Capturing
 
 PUBLISHED = {"k0": 1, "add": 2}
 

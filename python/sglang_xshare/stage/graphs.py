@@ -13,7 +13,7 @@ from .frame import Assignment, Frame
 from .in_force import InForce
 from .lane import Lane
 from .layer import Layer
-from .step import Step, StepKey, make_plain
+from .step import Step, StepKey
 
 if TYPE_CHECKING:
     from ..selection.triton_kernel.budgets import Budgets
@@ -182,12 +182,12 @@ def assign(
     """Return each layer's assignment for its step, and the reasons of `InForce.name_outcome`.
 
     An eager step selects by the active policy; a step that is being captured selects as in the first capture of its
-    size. The assignments for a plain step (`make_plain`) are decided once for its key.
+    size. The assignments for a plain step (`Step.is_plain`) are decided once for its key.
     """
     first = steps[0]
     if first is not None and is_captured:
         graphs.begin(first.key, in_force.lanes)
-    key = None if first is None or is_captured or first is not make_plain(first.key) else first.key
+    key = first.key if first is not None and first.is_plain and not is_captured else None
     known = None if key is None else in_force.assigned.get(key)
     if known is None:
         pairs = zip(layers, steps, strict=True)

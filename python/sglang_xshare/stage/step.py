@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -44,11 +43,12 @@ class Step:
         """What plans and graphs are found by."""
         return StepKey(self.phase, self.rows, self.batch.tokens_per_request)
 
-
-@cache
-def make_plain(key: StepKey) -> Step:
-    """The step of a key without padding and exact rows, as most are on a CPU server."""
-    return Step(key.phase, key.rows, Batch(tokens_per_request=key.tokens_per_request))
+    @property
+    def is_plain(self) -> bool:
+        """True without padding, exact rows, depths of drafts, paged experts and a gather, as of most steps on a CPU."""
+        batch = self.batch
+        parts = batch.valid, batch.exact, batch.depth, batch.resident, self.gather
+        return all(part is None for part in parts)
 
 
 def read_step(
@@ -84,8 +84,6 @@ def read_step(
     valid = live_rows(forward_batch) if mask_padding else None
     flags = None if exact is None else exact.find(key.rows)
     depth = _read_depth(forward_batch, key) if by_depth else None
-    if valid is None and flags is None and depth is None:
-        return make_plain(key)
     return Step(key.phase, key.rows, Batch(valid, key.tokens_per_request, flags, depth=depth))
 
 

@@ -25,7 +25,13 @@ class Runner:
 
 @pytest.mark.parametrize(
     ("fits", "sizes"),
-    [(None, [1, 2, 4]), (lambda size: size < 3, [1, 2]), (lambda size: size != 2, [1]), (lambda size: False, [1])],
+    [
+        (None, [1, 2, 4]),
+        (lambda size: size < 3, [1, 2]),
+        (lambda size: size < 4, [1, 2, 3]),
+        (lambda size: size != 2, [1]),
+        (lambda size: False, [1]),
+    ],
 )
 def test_sizes_that_fit_are_captured(fits, sizes, monkeypatch):
     runner = Runner(monkeypatch)

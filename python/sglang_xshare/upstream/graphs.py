@@ -24,8 +24,8 @@ def capture_again(model_runner: Any, fits: Callable[[int], bool] | None = None) 
     """Capture the graphs of the target's decode or verify steps again. Raises SGLang's own errors, as for memory.
 
     `fits`, for a server that pages experts, returns whether a graph of a number of requests can be captured: a graph
-    cannot load experts in several waves, so SGLang refuses to capture it. Sizes end before the first that does not fit,
-    like those of a start, because SGLang may add a size between two of its list.
+    cannot load experts in several waves, so SGLang refuses to capture it. The largest number up to which all fit is the
+    last size, as at a start.
     """
     if fits is None:
         model_runner.init_decode_cuda_graph()
@@ -35,7 +35,8 @@ def capture_again(model_runner: Any, fits: Callable[[int], bool] | None = None) 
     decode = get_exec().graph.cuda_graph_config.decode
     sizes = decode.bs
     try:
-        decode.bs = list(takewhile(fits, sizes)) or sizes[:1]
+        most = max(takewhile(fits, range(1, max(sizes) + 1)), default=1)
+        decode.bs = sorted({size for size in sizes if size < most} | {most})
         model_runner.init_decode_cuda_graph()
     finally:
         decode.bs = sizes

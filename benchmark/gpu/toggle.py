@@ -36,7 +36,7 @@ class Toggle:
 
     @property
     def is_current(self) -> bool:
-        """Whether the policy's graphs are still those of this pair: a switch may have captured them again."""
+        """Return whether this pair still has the policy's graphs: a switch may have captured them again."""
         return self.runner.decode_cuda_graph_runner is self._selecting[0]
 
     def take(self, selecting: bool) -> None:

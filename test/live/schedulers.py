@@ -71,7 +71,7 @@ class Asked:
         return asyncio.run(Replicas(lambda: Schedulers(self.control, reporter=reporter)).switch(dict(body)))
 
     def decode(self, rows: int = 12) -> list[torch.Tensor | None]:
-        """What each layer routes a decode step to: expert ids, None for vanilla."""
+        """Return the expert ids of each layer in a decode step, None for vanilla."""
         hooks._stage = self.stage
         run(self.model, "decode", rows)
         return [None if routed is None else routed[1] for routed in self.model.routed]
@@ -94,7 +94,7 @@ class Two:
         return asyncio.run(self.replicas.switch(body))
 
     def states(self) -> list[tuple[Any, ...]]:
-        """Whatever a switch changes of each replica, but for its number."""
+        """Return everything that a switch changes in each replica, except its number."""
         controls = [one.control for one in self.both]
         return [
             (one.stage.in_force.given, one.stage.in_force.rule, one.stage.disagreement, one.get()["trial"])
@@ -102,7 +102,7 @@ class Two:
         ]
 
     def ids(self) -> list[list[torch.Tensor | None]]:
-        """What a decode step of each replica routes to; both have the same logits."""
+        """Return the expert ids of a decode step of each replica; both have the same logits."""
         return [one.decode() for one in self.both]
 
     def policies(self) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import requests
 
+from benchmark.common.server import Server
 from served import disagree
 from served.answers import (
     NEW_TOKENS,
@@ -25,6 +26,18 @@ WHICH = "ranks [1] have selected other experts than the first"
 RANKS = (*SERVERS["xshare"], "--tp", "2")
 
 
+def make_ranks_disagree(server: Server, prompts: list[str], env: dict[str, str]) -> None:
+    """Have the plugin change one rank's policy, and generate until the server has switched to vanilla."""
+    Path(env["DISAGREE"]).touch()
+    for _ in range(100):
+        server.generate(prompts, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+        told = server.get(PATH)
+        if told["disagreement"] is not None:
+            break
+    assert told["disagreement"].startswith(WHICH)
+    assert (told["policy"], told["switches"]) == ("vanilla", 1)
+
+
 @pytest.mark.long
 def test_the_server_goes_back_to_vanilla_and_may_be_switched_again(tiny_model, patched_release, tmp_path, served):
     env = TWO_CORES | disagree.put(tmp_path)
@@ -36,14 +49,7 @@ def test_the_server_goes_back_to_vanilla_and_may_be_switched_again(tiny_model, p
 
     with server:
         assert answer() == served("xshare").tokens[0]
-        Path(env["DISAGREE"]).touch()
-        for _ in range(100):
-            server.generate(prompts, max_new_tokens=NEW_TOKENS, ignore_eos=True)
-            told = server.get(PATH)
-            if told["disagreement"] is not None:
-                break
-        assert told["disagreement"].startswith(WHICH)
-        assert (told["policy"], told["switches"]) == ("vanilla", 1)
+        make_ranks_disagree(server, prompts, env)
         assert answer() == served("unpatched").tokens[0]
         assert post(server, XSHARE).json()["disagreement"] is None
         assert answer() == served("xshare").tokens[0]
@@ -66,14 +72,7 @@ def test_a_replica_that_fell_back_is_switched_with_the_other(tiny_model, patched
 
     with server:
         assert server.get(PATH)["switches"] == 0
-        Path(env["DISAGREE"]).touch()
-        for _ in range(100):
-            server.generate(prompts, max_new_tokens=NEW_TOKENS, ignore_eos=True)
-            told = server.get(PATH)
-            if told["disagreement"] is not None:
-                break
-        assert told["disagreement"].startswith(WHICH)
-        assert (told["policy"], told["switches"]) == ("vanilla", 1)
+        make_ranks_disagree(server, prompts, env)
         assert sorted(read_policies()) == ["vanilla", "xshare"]
         late = post(server, {"policy": "oea", "k0": 2, "after": 0})
         assert (late.status_code, late.json()["error"].partition(", ")[0]) == (400, "after = 0: must be 1")

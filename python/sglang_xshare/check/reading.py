@@ -59,7 +59,7 @@ def find_folder(model: str, revision: str | None) -> Path:
             found = try_to_load_from_cache(model, "config.json", revision=revision)
             folder = Path(found).parent if isinstance(found, str) else folder
     if not (folder / "config.json").is_file():
-        reason = "no config.json; allowed is a folder that has one, or a model that is cached"
+        reason = "no config.json; the model must be a folder with one, or be cached"
         raise ValueError(f"--model {model}: {reason}")
     read_written(str(folder))
     return folder

@@ -21,8 +21,8 @@ COMMON = declare(
     scope="batch",
     coverage="substitute truncate own",
 )
-"""What all backends read of a plan. A backend adds a new key or word to its own `HANDLED`, not here: a backend that
-does not implement the key yet would misread it.
+"""The keys and words of a plan that all backends read. A backend adds a new key or word to its own `HANDLED`, not here:
+a backend that does not implement the key would misread it.
 """
 FULL = {**COMMON, **declare("order", ranking="router votes static", scope="batch request")}
-"""What the reference, torch and the compiled CPU call read: also a static ranking and budgets by request."""
+"""The keys and words that the reference, torch and the compiled CPU call read."""

@@ -1,4 +1,4 @@
-"""What a stage reports: its part of the decode log line, the figures on /metrics, and the trace."""
+"""The reports of a stage: its part of the decode log line, the figures on /metrics, and the trace."""
 
 from __future__ import annotations
 

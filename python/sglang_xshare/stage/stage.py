@@ -46,8 +46,8 @@ class Stage(Switching):
     rows. With `masks` padding rows are masked also after a switch to vanilla. If `tp_size` is above 1, the
     tensor-parallel ranks compare their selections: if these differ, the server switches to vanilla, or ends if `stops`
     is set. `exact` holds the exact requests, `acceptance` the estimate of accepted drafts. `find_batches` returns the
-    batches with the sizes that SGLang captures, once a capture runs. `recapture` captures the graphs again, with a
-    function as its argument only those of numbers of requests for which the function returns True.
+    batches with the sizes that SGLang captures, once a capture runs. `recapture` captures the graphs again; its
+    argument is that of `upstream.graphs.capture_again`.
     """
 
     def __init__(

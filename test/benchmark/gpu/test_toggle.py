@@ -36,7 +36,7 @@ class Runner:
 
 
 class Graphs(str):
-    """Those of a capture, which have sizes."""
+    """The graphs of one capture, with their sizes."""
 
     capture_bs = (1, 2)
 

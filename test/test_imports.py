@@ -25,6 +25,7 @@ LAYERS = (
     ("stage.exact", "stage.step", "stage.gather", "stage.handover", "stage.placement"),
     ("stage.evidence", "stage.evidence.*"),  # what is reported of a step
     ("stage", "stage.*"),  # what runs every step
+    ("depth", "depth.*"),  # the policy of SGLang's drafts
     ("affinity", "affinity.*"),
     ("compatibility", "compatibility.*"),  # what runs once: flags, refusals, the layers of a loaded model
     ("live", "live.*"),

@@ -7,6 +7,7 @@ comparison and every other function returns at once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import affinity
@@ -17,6 +18,7 @@ from .stage.evidence import metadata
 
 if TYPE_CHECKING:
     from .compatibility.checks import Start
+    from .depth.report import DepthReport
     from .live.control import Control
     from .stage.stage import Stage
 
@@ -26,6 +28,7 @@ FLAGS = (
     "expert_policy_trace",
     "expert_policy_on_disagreement",
     "expert_policy_ignore_client_exact",
+    "expert_policy_draft_depth",
     "mask_padding_experts",
     "expert_placement",
     "expert_affinity",
@@ -35,6 +38,7 @@ FLAGS = (
 
 _stage: Stage | None = None
 _control: Control | None = None
+_depth: DepthReport | None = None
 
 
 class Refused(SystemExit, ValueError):
@@ -137,6 +141,24 @@ def attach(model_runner: Any) -> None:
             show_plan(_stage.in_force.plan)
 
 
+def choose_depth(worker: Any, upstream: Any) -> Any:
+    """Return what makes the `AdaptiveSpecPolicy` of upstream's EAGLE `worker`: `upstream`, SGLang's class, or ours."""
+    if not _is_asked(worker.server_args):
+        return upstream
+    from .depth import is_on
+    from .upstream.server import resolved
+
+    return partial(_start_depth, worker, upstream) if is_on(resolved(worker.server_args)) else upstream
+
+
+def _start_depth(worker: Any, upstream: Any, **arguments: Any) -> Any:
+    from .depth.start import start
+
+    global _depth
+    _depth = start(worker, upstream(**arguments), arguments["initial_steps"], _stage)
+    return _depth.policy
+
+
 def _close() -> None:
     """Close the stage when the process ends."""
     if _stage is not None:
@@ -191,13 +213,17 @@ def capture_limit(server_args: Any, requests: int, top_k: int, num_experts: int,
 
 def report(reporter: Any) -> str:
     """What was counted since the last decode log line, to end this one. Brings `/metrics` and trace up to date."""
-    return "" if _stage is None else _stage.report(reporter)
+    if _depth is not None:
+        _depth.publish(reporter)
+    return ("" if _stage is None else _stage.report(reporter)) + ("" if _depth is None else _depth.log())
 
 
 def publish(reporter: Any) -> None:
     """Bring `/metrics` and trace up to date: the server turned idle, and no log line may follow for long."""
     if _stage is not None:
         _stage.publish(reporter)
+    if _depth is not None:
+        _depth.publish(reporter)
 
 
 def add_routes(app: Any, find_manager: Any) -> None:
@@ -213,7 +239,10 @@ def handle(scheduler: Any, request: Any) -> Any:
         return None
     from .live.control import handle as answer
 
-    return answer(_control, scheduler, request)
+    reply = answer(_control, scheduler, request)
+    if _depth is not None and reply.success and "in_force" in reply.response[0]:
+        reply.response[0]["draft_depth"] = _depth.describe()
+    return reply
 
 
 def check_request(manager: Any, sampling_params: Any, request: Any) -> None:

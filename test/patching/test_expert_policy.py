@@ -98,6 +98,7 @@ def test_without_the_package_every_call_returns_what_it_was_given(
         ("expert_policy_trace", "t.jsonl", "--expert-policy-trace t.jsonl"),
         ("expert_policy_on_disagreement", "stop", "--expert-policy-on-disagreement stop"),
         ("expert_policy_ignore_client_exact", True, "--expert-policy-ignore-client-exact"),
+        ("expert_policy_draft_depth", "throughput", "--expert-policy-draft-depth throughput"),
         ("mask_padding_experts", True, "--mask-padding-experts"),
         ("expert_affinity", "FILE", "--expert-affinity FILE"),
         ("expert_affinity_bound", 1.25, "--expert-affinity-bound 1.25"),

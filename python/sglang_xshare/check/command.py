@@ -18,6 +18,7 @@ from ..gpus import GPUS, Gpu, find_gpu
 from ..parser import read_count, read_number
 from ..patching.tree import NotInstalledError, PatchError
 from ..refusal import ExpertPolicyError
+from .drafts import list_warnings
 from .estimate import Asked, check_asked, estimate, read_policy
 from .executed import ALONE, list_never_executed
 from .modules import import_lightly
@@ -102,6 +103,10 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
                 unanswered.append(f"the time of a step: {reason}")
                 bandwidth = None
             report["estimate"] = _estimate(asked, options.compare, weights, flags, bandwidth, report, unanswered)
+            if report["estimate"] is not None and bandwidth is not None and asked.active is None:
+                cached = asked.count_cached(flags)
+                policy = flags.policy, flags.policy_config
+                _warn(report, list_warnings(asked.batch, cached, weights, flags, bandwidth, *policy))
     architecture = weights.model.architecture if weights else report.get("model", {}).get("architecture")
     if architecture is not None:
         report["never_executed"] = list_never_executed(flags, architecture, report)

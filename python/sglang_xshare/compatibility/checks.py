@@ -19,13 +19,18 @@ from .all_to_all import check_model
 from .architectures import FUSED_FRONTS
 from .arguments import Arguments, read_arguments
 from .backend import check_experts, choose_runner, is_given
+from .drafts import FLAG as DEPTH_FLAG
+from .drafts import check_adapts, check_depth
+from .drafts import is_asked as asks_depth
 from .expert_placement import check_division, check_placement, set_placement
 from .modes import check_draft_tokens, check_modes, check_observed, check_writers
 from .moe_model import MoeModel, check_attention, read_model
 from .schedule import check_schedule
 
-PLACEMENT, STAGE, AFFINITY = "placement", "stage", "affinity"
-"""Parts of the arguments: `--expert-placement`; a policy or masked padding rows; expert-affinity dispatch."""
+PLACEMENT, STAGE, AFFINITY, DEPTH = "placement", "stage", "affinity", "depth"
+"""Parts of the arguments: `--expert-placement`; a policy or masked padding rows; expert-affinity dispatch; draft depths
+by tokens per second.
+"""
 logger = logging.getLogger(__name__)
 GIVEN, RESOLVED = "given", "resolved"
 """Before SGLang resolves the arguments, whose own errors are tracebacks; after, before weights load."""
@@ -42,6 +47,8 @@ class Start:
         """Whether the server is started with this part."""
         if part == PLACEMENT:
             return getattr(self.server_args, "expert_placement", None) is not None
+        if part == DEPTH:
+            return asks_depth(self.server_args)
         return is_asked(self.server_args) if part == AFFINITY else self.parsed is not None
 
     @cached_property
@@ -125,9 +132,15 @@ CHECKS = (
     Check("affinity's tree", GIVEN, AFFINITY, lambda start: _check_tree(FLAG), after="affinity"),
     # A placement that is none, and flags that place experts otherwise.
     Check("placement", GIVEN, PLACEMENT, lambda start: check_division(start.server_args)),
+    # Draft depths without drafts that adapt, trees, candidates that are none.
+    Check("depth", GIVEN, DEPTH, lambda start: check_depth(start.server_args)),
+    # As above, for draft depths.
+    Check("depth's tree", GIVEN, DEPTH, lambda start: _check_tree(DEPTH_FLAG), after="depth"),
     # --------------------------------------------------------------------------------- SGLang resolves its arguments
     # What `policy` does, of what SGLang has made of the flags beside it: speculation, paging.
     Check("policy again", RESOLVED, STAGE, _check_policy, after="policy"),
+    # Drafters and modes whose drafts SGLang does not adapt.
+    Check("adapts", RESOLVED, DEPTH, lambda start: check_adapts(start.server_args, start.config), after="depth"),
     # Ranks that do not divide the model's experts or heads, or slices that end within quantized blocks.
     Check("ranks", RESOLVED, PLACEMENT, lambda start: check_placement(start.server_args), after="placement"),
     # What `given modes` does, of what SGLang has made of them.

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ..depth import is_on as chooses_depth
 from ..policies import VANILLA
 from ..policies.bounds import can_drop
 from ..policies.plan import AUTO, SelectionPlan
@@ -137,7 +138,10 @@ def _check_estimate(config: Any) -> None:
     reasons = (
         (attention_dp_size(config) > 1, "data-parallel attention: each rank counts its own requests"),
         (routes_own_rows(config), "an all-to-all backend: it has not been executed with one"),
-        (config.speculative_adaptive, "--speculative-adaptive: its drafts differ in length"),
+        (
+            config.speculative_adaptive and not chooses_depth(config),
+            "--speculative-adaptive by SGLang's own choice: its drafts differ in length",
+        ),
     )
     for applies, reason in reasons:
         if applies:

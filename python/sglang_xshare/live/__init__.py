@@ -14,6 +14,7 @@ ADDED = (
     "disagreement",
     "trial",
     "estimated_acceptance",
+    "draft_depth",
     "warnings",
     "recaptured",
     "recapture_seconds",

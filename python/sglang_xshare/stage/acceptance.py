@@ -50,13 +50,17 @@ class Acceptance:
         self._forwards += 1
         if not is_due(self._forwards):
             return False
-        while self._verified > MEMORY:
-            self._verified, self._accepted = self._verified / 2, self._accepted / 2
-        former, self.number = self.number, estimate(self._accepted / self._verified, self.width)
+        former, self.number = self.number, self.read()
         if abs(self.number - self._logged) >= MUCH:
             logger.info("Expert policy: the chance of a draft is %.2f now, %.2f before", self.number, self._logged)
             self._logged = self.number
         return self.number != former
+
+    def read(self) -> float:
+        """Return the number by what was counted so far."""
+        while self._verified > MEMORY:
+            self._verified, self._accepted = self._verified / 2, self._accepted / 2
+        return estimate(self._accepted / self._verified, self.width)
 
 
 def estimate(drafts: float, width: int) -> float:
@@ -64,6 +68,11 @@ def estimate(drafts: float, width: int) -> float:
     those before, and `drafts` in the mean.
     """
     return min(_GRID, key=lambda chance: abs(_expect(chance, width) - drafts))
+
+
+def find_nearest(chance: float) -> float:
+    """Return the multiple of 1 / 64 from 1 / 64 to 63 / 64 that is nearest to `chance`."""
+    return min(_GRID, key=lambda one: abs(one - chance))
 
 
 def _expect(chance: float, width: int) -> float:

@@ -32,6 +32,22 @@ def all_gather(own: torch.Tensor, ranks: int) -> torch.Tensor:
     return gathered
 
 
+def share_first(own: list[float]) -> list[float]:
+    """Return the numbers of the first tensor-parallel rank, as many on each. A collective of the CPU group, which is
+    skipped on one rank and without a number.
+    """
+    import torch
+    from sglang.srt.runtime_context import get_parallel
+
+    group = get_parallel().tp_group
+    if group.world_size == 1 or not own:
+        return own
+    shared = torch.tensor(own, dtype=torch.float64)
+    torch.distributed.broadcast(shared, src=group.ranks[0], group=group.cpu_group)
+    numbers: list[float] = shared.tolist()
+    return numbers
+
+
 def gather_rows(flags: torch.Tensor, rows: int, forward_batch: Any) -> torch.Tensor:
     """[rows] of all attention-DP ranks, from this one's small numbers or bools, placed as SGLang places hidden states.
     A collective: every rank must call it, in the same order as the model's own.

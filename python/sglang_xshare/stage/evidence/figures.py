@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -43,6 +43,10 @@ def _by_plan(total: str) -> Callable[[Mapping[str, Interval]], Values]:
     return lambda plans: {(plan,): getattr(interval, total) for plan, interval in plans.items()}
 
 
+def _by_size(name: str, factor: float = 1.0) -> Callable[[Sequence[Mapping[str, Any]]], Values]:
+    return lambda sizes: {(str(one["batch_size"]),): one[name] and one[name] * factor for one in sizes}
+
+
 counter, gauge, of = partial(Figure, "counter"), partial(Figure, "gauge"), attrgetter
 VANILLAS, FULLEST = "that vanilla routing would have activated", "on the expert-parallel rank that has most"
 SUM, ROW_SUM = "summed over layers and steps", "summed over rows, layers and steps"
@@ -76,6 +80,12 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
             ("policy", "plan_hash"),
         ),
         gauge("acceptance", 'Chance of a draft as estimated, which `acceptance` "auto" weighs by', itemgetter(1)),
+    ),
+    # Of a server whose drafts are as deep as pay: `batch_sizes` of GET /expert_policy.
+    "depth": (
+        gauge("draft_depth", "Drafts a request and step", _by_size("depth"), ("batch_size",)),
+        gauge("draft_tokens", "Tokens that a step gives a request at that depth", _by_size("tokens"), ("batch_size",)),
+        gauge("draft_step_seconds", "Time of a step at that depth", _by_size("ms", 1e-3), ("batch_size",)),
     ),
     "observed": (
         counter(

@@ -1,0 +1,59 @@
+"""Warnings of draft tokens that do not pay, by the estimate of a step."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..compatibility.arguments import join_keys, read_config
+from ..policies.schedule import build_schedule
+from .estimate import COMMON, estimate_step
+from .server import ServerFlags
+from .weights import Weights, divide
+
+CHANCE = 0.8
+"""The assumed chance of a draft after those before it: of a good draft model on text that suits it."""
+FLAG = "--speculative-num-draft-tokens"
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Draft tokens that are compared, with those that are asked for."""
+
+
+def list_warnings(
+    batch: int, cached: int, weights: Weights, flags: ServerFlags, bandwidth: float, policy: str | None, config: Any
+) -> list[str]:
+    """Return a warning, none if the drafts may pay: of `batch` requests with `cached` tokens in all, under `policy` with
+    its `config`. `bandwidth` in GB/s.
+    """
+    if flags.draft_tokens <= 1:
+        return []
+    from .active import draw_loads
+
+    schedule = None if policy is None else build_schedule(*join_keys(policy, read_config(config)), True)
+    if schedule is not None and schedule.observed:
+        schedule = None
+    rank, seconds = divide(weights, flags), {}
+    for width in sorted({flags.draft_tokens, *(one for one in WIDTHS if one < flags.draft_tokens)}):
+        loads = draw_loads(schedule, weights.model, batch * width, width, COMMON, flags.ep_size)
+        _, seconds[width] = estimate_step(rank, loads["fullest_rank_experts"][1], cached, bandwidth * 1e9)
+    line = describe(seconds, batch)
+    return [] if line is None else [line]
+
+
+def describe(seconds: Mapping[int, float], batch: int) -> str | None:
+    """Return the warning for the most draft tokens of `seconds`, which holds a step's time by draft tokens, 1 included;
+    None if they give at least as many tokens per second as 1. What the draft model takes is not counted.
+    """
+    asked = max(seconds)
+    speeds = {width: expect(width) / taken for width, taken in seconds.items()}
+    if speeds[asked] >= speeds[1]:
+        return None
+    best = max(sorted(speeds), key=speeds.__getitem__)
+    then = "no drafts at all would give" if best == 1 else f"{best} would give"
+    return (
+        f"{FLAG} {asked} cannot pay at {batch} requests by this estimate: a step of {seconds[asked] * 1e3:.1f} ms for "
+        f"{expect(asked):.1f} tokens a request, without drafts {seconds[1] * 1e3:.1f} ms for 1, if a draft is accepted "
+        f"with chance {CHANCE}; {then} the most tokens per second"
+    )
+
+
+def expect(width: int) -> float:
+    """Return the tokens that a request gets from a step of `width` draft tokens, in the mean."""
+    return sum(CHANCE**place for place in range(width))

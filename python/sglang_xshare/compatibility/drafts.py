@@ -1,0 +1,65 @@
+"""Draft depths by tokens per second: flags that they cannot be served with."""
+
+import json
+from typing import Any
+
+from ..depth import SINCE, THROUGHPUT, UPSTREAM, is_on
+from ..refusal import ExpertPolicyError
+from ..upstream.server import is_release
+
+FLAG = "--expert-policy-draft-depth"
+CONFIG = "--speculative-adaptive-config"
+
+
+def is_asked(server_args: Any) -> bool:
+    """Return whether the flag is given, or a policy has its default, `THROUGHPUT`, take effect."""
+    return getattr(server_args, "expert_policy_draft_depth", None) is not None or is_on(server_args)
+
+
+def check_depth(server_args: Any) -> None:
+    """Raise `ExpertPolicyError` for flags, as given, that leave no depth to choose."""
+    asked = getattr(server_args, "expert_policy_draft_depth", None)
+    if asked not in (None, THROUGHPUT, UPSTREAM):
+        raise ExpertPolicyError(FLAG, asked, f"must be {THROUGHPUT} or {UPSTREAM}")
+    if not server_args.speculative_adaptive:
+        raise ExpertPolicyError(FLAG, asked, "needs --speculative-adaptive")
+    if asked == UPSTREAM:
+        return
+    if not is_release(SINCE):
+        raise ExpertPolicyError(FLAG, asked, f"needs SGLang {SINCE} or newer; must be {UPSTREAM} on this release")
+    breadth = server_args.speculative_eagle_topk
+    if asked is not None and (breadth or 1) > 1:
+        raise ExpertPolicyError("--speculative-eagle-topk", breadth, f"must be 1 with {FLAG} {asked}")
+    _check_candidates(server_args.speculative_adaptive_config, server_args.speculative_num_steps)
+
+
+def check_adapts(server_args: Any, config: Any) -> None:
+    """Raise `ExpertPolicyError` if the depth is asked for and SGLang, which has resolved `config`, has a drafter or a
+    mode whose depth does not adapt.
+    """
+    asked = getattr(server_args, "expert_policy_draft_depth", None)
+    if asked != THROUGHPUT or config.speculative_adaptive:
+        return
+    from sglang.srt.speculative.adaptive_spec_params import adaptive_unsupported_reason
+
+    reason = adaptive_unsupported_reason(server_args) or "this server does not speculate"
+    raise ExpertPolicyError(FLAG, asked, f"SGLang does not adapt the drafts of this server: {reason}")
+
+
+def _check_candidates(file: str | None, steps: int | None) -> None:
+    """Refuse a `file` that SGLang cannot read candidates from, and a number of `steps` to start with that is none."""
+    from sglang.srt.speculative.adaptive_spec_params import resolve_candidate_steps_from_config
+
+    try:
+        candidates = resolve_candidate_steps_from_config(file)
+    except OSError as error:
+        raise ExpertPolicyError(CONFIG, file, f"must be a JSON file ({error.strerror})") from None
+    except json.JSONDecodeError as error:
+        raise ExpertPolicyError(CONFIG, file, f"must be a JSON file ({error})") from None
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ExpertPolicyError(CONFIG, file, " ".join(str(error).split())) from None
+    if steps is not None and steps not in candidates:
+        allowed = ", ".join(map(str, candidates))
+        where = CONFIG if file else f"SGLang without {CONFIG}"
+        reason = f"must be a candidate of {where}, one of {allowed}"
+        raise ExpertPolicyError("--speculative-num-steps", steps, reason)

@@ -1,0 +1,24 @@
+"""What `acceptance` "auto" stands for where the depth of drafts changes."""
+
+from typing import Any
+
+from ..stage.acceptance import Acceptance, find_nearest
+from .shares import Shares
+
+
+class PooledAcceptance(Acceptance):
+    """The chance of a draft by `Shares`: drafts of all depths together, accepted of those whose drafts before them
+    were. Unlike the mean accepted length it does not depend on the depths that the server used.
+    """
+
+    def __init__(self, shares: Shares, deepest: int) -> None:
+        super().__init__(deepest + 1)
+        self._shares = shares
+
+    def count(self, req: Any) -> None:
+        """Do nothing: the depth's policy counts verifications."""
+
+    def read(self) -> float:
+        """Return the chance, a multiple of 1 / 64; the last one before the first draft."""
+        pooled = self._shares.pooled
+        return self.number if pooled is None else find_nearest(pooled)

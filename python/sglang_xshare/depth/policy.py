@@ -1,0 +1,131 @@
+"""SGLang's `AdaptiveSpecPolicy` (speculative/adaptive_runtime_state.py) that chooses depths by tokens per second."""
+
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from .decision import Depths
+
+EXACT = 16
+"""Requests up to which an eager batch has times of its own; above, batches up to a power of two share theirs."""
+
+
+class Launch(NamedTuple):
+    """A decode step as launched: its requests, batch size and depth, the forwards of the target before it, and how
+    often the policy had been switched.
+    """
+
+    requests: int
+    size: int
+    depth: int
+    forwards: int
+    switches: int
+
+
+class ThroughputPolicy:
+    """The depth with the most tokens per second, for each captured batch size.
+
+    `upstream` is SGLang's own policy, of which the candidates of each batch size are read; a depth of 0 joins them. It
+    starts with `start` drafts. `count_forwards` returns how many forwards of the target were launched, prefills
+    included, and `count_switches` how often the expert policy was switched: both are the same on all ranks before the
+    same step. `share` returns the first rank's numbers, given this rank's own: a collective. `clock` is in seconds.
+    """
+
+    def __init__(
+        self,
+        upstream: Any,
+        start: int,
+        count_forwards: Callable[[], int],
+        count_switches: Callable[[], int] = lambda: 0,
+        share: Callable[[list[float]], list[float]] = list,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.candidate_steps = sorted({0, *upstream.candidate_steps})
+        self.depths = Depths(self._find_candidates, self.candidate_steps[-1], start)
+        self.verifications = 0
+        self.latest: int | None = None
+        """The batch size of the last verification."""
+        self._upstream = upstream
+        self._count_forwards, self._count_switches = count_forwards, count_switches
+        self._share, self._clock = share, clock
+        self._captured: list[int] = []
+        self._switches = 0
+        # With overlap a step is launched before the one before it is complete.
+        self._launched: deque[Launch] = deque(maxlen=4)
+        self._former: tuple[Launch, float] | None = None
+        self._taken: list[tuple[Launch, float]] = []
+        """Times since the last decision of any batch size, by this rank's clock."""
+
+    def set_cuda_graph_bs(self, cuda_graph_bs: list[int] | None) -> None:
+        """Set the captured batch sizes; None without CUDA graphs."""
+        self._captured = sorted(cuda_graph_bs or ())
+
+    def cuda_graph_bs_for_step(self, step: int) -> list[int] | None:
+        """Return the batch sizes to capture at a depth; None without CUDA graphs."""
+        if not self._captured:
+            return None
+        return [size for size in self._captured if step in self._find_candidates(size)]
+
+    def get_steps_for_batch(self, batch_size: int) -> int:
+        """Return the depth of the decode step that is about to be launched for so many requests."""
+        switches = self._count_switches()
+        if switches != self._switches:
+            self._switches = switches
+            self._taken.clear()
+            self.depths.forget_times()
+        size = self._pad(batch_size)
+        depth = self.depths.find(size).current
+        self._launched.append(Launch(batch_size, size, depth, self._count_forwards(), switches))
+        return depth
+
+    def on_verify_complete(self, num_correct_drafts_per_req: Sequence[int], batch_size: int) -> int | None:
+        """Count a completed verification, and decide if its block has ended. Return None: the depth changes with the
+        next launch, when SGLang asks `get_steps_for_batch`.
+        """
+        now = self._clock()
+        launch = self._match(batch_size)
+        if launch is None:
+            return None
+        former, self._former = self._former, (launch, now)
+        self.verifications += 1
+        self.latest = launch.size
+        if former is not None and self._is_timed(former[0], launch):
+            self._taken.append((launch, now - former[1]))
+        if self.depths.count(launch.size, launch.depth, num_correct_drafts_per_req):
+            taken = self._share([seconds for _, seconds in self._taken])
+            for (timed, _), seconds in zip(self._taken, taken, strict=True):
+                self.depths.find(timed.size).time(timed.depth, seconds)
+            self._taken.clear()
+            self.depths.decide(launch.size)
+        return None
+
+    def _is_timed(self, former: Launch, launch: Launch) -> bool:
+        """Return whether the time since the completion of `former` is that of a step like it: no other forward was
+        between them, and both belong to the active policy.
+        """
+        follows = launch.forwards == former.forwards + 1
+        return follows and former.switches == self._switches and former[1:3] == launch[1:3]
+
+    def _match(self, requests: int) -> Launch | None:
+        """Return the earliest launch of so many requests that is not complete; forget those before it."""
+        while self._launched:
+            launch = self._launched.popleft()
+            if launch.requests == requests:
+                return launch
+        return None
+
+    def _pad(self, requests: int) -> int:
+        """Return the captured batch size that a batch runs in; of an eager batch the number that it shares times by."""
+        place = bisect_left(self._captured, requests)
+        if place < len(self._captured):
+            return self._captured[place]
+        return requests if requests <= EXACT else 1 << (requests - 1).bit_length()
+
+    def _find_candidates(self, size: int) -> tuple[int, ...]:
+        # SGLang keeps the candidates of a batch size to itself, but tells which of the captured sizes it wants a depth
+        # for: a list of one size is its public form of the question.
+        self._upstream.set_cuda_graph_bs([size])
+        given = (depth for depth in self._upstream.candidate_steps if self._upstream.cuda_graph_bs_for_step(depth))
+        return tuple(sorted({0, *given}))

@@ -1,0 +1,56 @@
+"""Draft depths in the decode log, in GET /expert_policy and on `/metrics`."""
+
+import logging
+from typing import Any
+
+from ..stage.evidence.figures import Exporter
+from ..upstream.ranks import is_first_rank
+from .policy import ThroughputPolicy
+
+GROUP = "depth"
+"""The figures of `FIGURES`."""
+logger = logging.getLogger(__name__)
+
+
+class DepthReport:
+    """The reports on one scheduler's depths. They read numbers of the host alone and wait for nothing."""
+
+    def __init__(self, policy: ThroughputPolicy) -> None:
+        self.policy = policy
+        self._exporter = Exporter()
+        self._published = 0
+        self._has_failed = False
+
+    def log(self) -> str:
+        """Return the end of a decode log line: the depth of the last batch size; empty before a verification."""
+        latest = self.policy.latest
+        return "" if latest is None else f", draft depth {self.policy.depths.sizes[latest].depth}"
+
+    def describe(self) -> dict[str, Any]:
+        """Return the shares accepted by depth, and for each batch size the depth in use with the tokens that it gives a
+        request in a step and the step's milliseconds, and the same for each depth that has a time.
+        """
+        tokens = self.policy.depths.shares.expect()
+        sizes = []
+        for number, size in sorted(self.policy.depths.sizes.items()):
+            times = {depth: seconds * 1e3 for depth, seconds in sorted(size.seconds.items())}
+            by_depth = [{"depth": depth, "tokens": tokens[depth], "ms": ms} for depth, ms in times.items()]
+            own = {"depth": size.depth, "tokens": tokens[size.depth], "ms": times.get(size.depth)}
+            sizes.append({"batch_size": number, **own, "verifications": size.clock, "by_depth": by_depth})
+        return {"accepted": self.policy.depths.shares.shares, "batch_sizes": sizes}
+
+    def publish(self, reporter: Any) -> None:
+        """Export the depths to the metrics of upstream's `reporter`, on the first rank, if something was verified since
+        the last call. The first failure is logged: a report must not end the server.
+        """
+        if reporter is None or self._published == self.policy.verifications or not is_first_rank():
+            return
+        self._published = self.policy.verifications
+        if not reporter.current_scheduler_metrics_enabled:
+            return
+        try:
+            self._exporter.export(GROUP, self.describe()["batch_sizes"], reporter.metrics_collector.labels)
+        except Exception:
+            if not self._has_failed:
+                self._has_failed = True
+                logger.exception("Expert policy: could not export the draft depths; this is logged once")

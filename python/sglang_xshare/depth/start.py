@@ -1,0 +1,26 @@
+"""The start of draft depths in a scheduler process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..upstream.drafts import forward_counter, silence_switches
+from ..upstream.ranks import share_first
+from .acceptance import PooledAcceptance
+from .policy import ThroughputPolicy
+from .report import DepthReport
+
+if TYPE_CHECKING:
+    from ..stage.stage import Stage
+
+
+def start(worker: Any, upstream: Any, steps: int, stage: Stage | None) -> DepthReport:
+    """Make the policy of the depth for upstream's EAGLE `worker`, in place of its policy `upstream`, from `steps` drafts
+    on. The `stage`, if there is one, reads its estimate of accepted drafts from that policy.
+    """
+    switches = {} if stage is None else {"count_switches": lambda: stage.switches}
+    policy = ThroughputPolicy(upstream, steps, forward_counter(worker), share=share_first, **switches)
+    if stage is not None:
+        stage.acceptance = PooledAcceptance(policy.depths.shares, policy.candidate_steps[-1])
+    silence_switches()
+    return DepthReport(policy)

@@ -1,0 +1,26 @@
+"""SGLang's worker of EAGLE drafts: what a policy of their depth reads of it."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+WORKER = "sglang.srt.speculative.eagle_worker_v2"
+SWITCHES = "Switch adaptive runtime state"
+"""What SGLang's line of each change of the depth begins with."""
+
+
+def forward_counter(worker: Any) -> Callable[[], int]:
+    """Return the function that returns how many forwards of the target model were launched, prefills included."""
+    runner = worker.target_worker.model_runner
+    return lambda: int(runner.forward_pass_id)
+
+
+def silence_switches() -> None:
+    """Leave out SGLang's log line of each change of the depth: trials change it some times in every 256 steps. The
+    decode log shows the depth.
+    """
+    logging.getLogger(WORKER).addFilter(_is_other)
+
+
+def _is_other(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(SWITCHES)

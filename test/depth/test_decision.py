@@ -1,0 +1,149 @@
+"""The decision on a depth, step by step; `test_traffic.py` has it meet traffic."""
+
+import timeit
+
+import pytest
+
+from depth.simulation import CANDIDATES
+from sglang_xshare.depth.decision import BLOCK, PERIOD, RETRIAL, TIMES, TRIAL, Depths, Size, choose
+
+TOKENS = [1.0, 1.8, 2.4, 2.9]
+LEVEL = dict.fromkeys(CANDIDATES, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "depth", "chosen"),
+    [
+        ({0: 1.0, 1: 1.5, 2: 2.0, 3: 4.0}, 0, 1),  # 1.0, 1.2, 1.2, 0.725 tokens per second: of equals the shallower
+        ({0: 1.0, 1: 1.5, 2: 2.0, 3: 4.0}, 2, 2),  # none is better than the depth in use
+        ({0: 1.0, 1: 1.8 / 1.02}, 0, 0),  # 2 % better is not enough
+        ({0: 1.0, 1: 1.8 / 1.03}, 0, 1),
+        ({0: 1.0, 1: 1.8}, 1, 1),
+        ({0: 1.0, 1: 1.9, 3: 3.0}, 3, 0),  # no drafts at all: 1.0 before 0.95 and 0.97
+        ({1: 1.5}, 3, 1),  # the depth in use has no time
+        ({}, 3, 3),
+    ],
+)
+def test_the_depth_with_most_tokens_per_second_wins_by_more_than_2_percent(seconds, depth, chosen):
+    assert choose(TOKENS, seconds, depth) == chosen
+
+
+def run(size: Size, steps: int, tokens: list[float] | None = None, times: dict[int, float] | None = None) -> list[int]:
+    """The depths of so many steps, each of which completes with its time before the next."""
+    used = []
+    for _ in range(steps):
+        used.append(size.current)
+        if times is not None:
+            size.time(size.current, times[size.current])
+        if size.count(size.current):
+            size.decide(tokens or [1.0] * 8)
+    return used
+
+
+def make(depth: int = 3) -> Size:
+    size = Size(CANDIDATES, depth)
+    size.decide([1.0] * 8)
+    return size
+
+
+def test_every_candidate_without_a_time_has_8_verifications_the_one_in_use_first():
+    used = run(make(), TRIAL * len(CANDIDATES), times=LEVEL)
+    assert used == [depth for depth in (3, 0, 1, 5, 7) for _ in range(TRIAL)]
+
+
+def test_neighbours_of_the_depth_in_use_have_4_verifications_in_every_256():
+    size = make()
+    run(size, TRIAL * len(CANDIDATES), times=LEVEL)
+    first = run(size, 4 * PERIOD, times=LEVEL)
+    assert {depth: first.count(depth) for depth in set(first)} == {
+        1: pytest.approx(4 * RETRIAL, abs=RETRIAL),
+        5: pytest.approx(4 * RETRIAL, abs=RETRIAL),
+        3: pytest.approx(4 * (PERIOD - 2 * RETRIAL), abs=4 * RETRIAL),
+    }
+
+
+def test_a_new_depth_tries_its_neighbours_at_once_if_they_are_due():
+    """So that a change of the text is followed from neighbour to neighbour, and not one neighbour a period."""
+    size = make(depth=0)
+    run(size, TRIAL * len(CANDIDATES) + 2 * PERIOD, times=LEVEL)
+    assert size.depth == 0
+    one_pays = [1.0, 1.4, *[1.0] * 6]
+    while size.depth == 0:
+        run(size, 1, one_pays, LEVEL)
+    assert run(size, RETRIAL + 1, one_pays, LEVEL) == [3] * RETRIAL + [1]
+
+
+def test_a_trial_without_a_time_is_not_repeated_before_a_period_has_passed():
+    """Prefills between all steps: nothing is timed, and the server must not try for ever."""
+    size = make()
+    run(size, TRIAL * len(CANDIDATES))
+    assert set(run(size, PERIOD - TRIAL * len(CANDIDATES))) == {3}
+    assert set(run(size, PERIOD)) == {*CANDIDATES}
+
+
+def test_a_time_is_the_median_so_that_a_step_that_waited_counts_no_more_than_another():
+    size = make()
+    for seconds in (1.0, 1.1, 0.9, 50.0, 1.0):
+        size.time(3, seconds)
+    assert size.seconds == {3: 1.0}
+
+
+def test_times_are_those_of_the_last_15_steps_and_two_periods():
+    size = make()
+    for number in range(2 * TIMES):
+        size.time(3, float(number))
+    assert len(size.times[3]) == TIMES
+    size.clock += 2 * PERIOD + 1
+    size.time(3, 1.0)
+    assert size.seconds == {3: 1.0}
+
+
+def test_steps_launched_before_the_last_decision_end_no_block():
+    size = make()
+    assert not any(size.count(1) for _ in range(TRIAL))
+    assert size.left == TRIAL
+    assert [size.count(3) for _ in range(TRIAL)] == [False] * (TRIAL - 1) + [True]
+
+
+def test_a_new_batch_size_begins_with_the_depth_of_the_nearest():
+    depths = Depths(lambda size: (0, 1) if size >= 32 else CANDIDATES, 7, start=3)
+    assert depths.find(8).depth == 3
+    depths.sizes[8].depth = 5
+    assert depths.find(6).depth == 5
+    assert depths.find(64).depth == 1, "the candidate that is nearest"
+
+
+def test_forgotten_times_leave_depths_and_shares():
+    depths = Depths(lambda size: CANDIDATES, 7, start=3)
+    depths.find(2)
+    for _ in range(TRIAL):
+        depths.count(2, 3, [2, 3])
+        depths.sizes[2].time(3, 1.0)
+    shares, depths.sizes[2].depth = depths.shares.shares, 5
+    depths.forget_times()
+    assert (depths.shares.shares, depths.sizes[2].depth, depths.sizes[2].seconds) == (shares, 5, {})
+    assert (depths.sizes[2].current, depths.sizes[2].left) == (5, TRIAL), "measured again, the depth in use first"
+
+
+def test_one_candidate_is_never_left():
+    size = Size((0,), 0)
+    size.decide([1.0])
+    assert set(run(size, 600, [1.0], {0: 1.0})) == {0}
+
+
+def test_deciding_takes_at_most_20_us_a_step():
+    """Of processor time, in the mean over steps: 16 requests, 5 candidates with all their times."""
+    import time
+
+    depths = Depths(lambda size: CANDIDATES, 7, start=7)
+    size = depths.find(16)
+    for depth in CANDIDATES * TIMES:
+        size.time(depth, 0.01)
+
+    def step() -> None:
+        size.time(7, 0.01)
+        if depths.count(16, 7, [3] * 16):
+            depths.decide(16)
+
+    taken = min(timeit.repeat(step, number=1000, repeat=5, timer=time.process_time)) / 1000
+    assert taken < 20e-6

@@ -1,0 +1,175 @@
+"""The policy in SGLang's own controller."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from depth.simulation import CANDIDATES, WELL, Candidates, Simulation, Traffic, costs
+from sglang_xshare.depth import is_on
+from sglang_xshare.depth.acceptance import PooledAcceptance
+from sglang_xshare.depth.decision import TRIAL
+from sglang_xshare.depth.policy import ThroughputPolicy
+from sglang_xshare.depth.shares import Shares
+from sglang_xshare.stage.acceptance import find_nearest
+
+TRAFFIC = Traffic(2, WELL, costs(10e-3, 1e-3))
+
+
+class Worker:
+    """SGLang's `AdaptiveSpecWorker`."""
+
+    def __init__(self, steps: int) -> None:
+        self.speculative_num_steps = steps
+        self.built: dict[int, list[int] | None] = {}
+
+    def build_adaptive_runtime_state(
+        self, speculative_num_steps: int, speculative_num_draft_tokens: int, cuda_graph_bs: list[int] | None = None
+    ) -> Any:
+        assert speculative_num_draft_tokens == speculative_num_steps + 1
+        self.built[speculative_num_steps] = cuda_graph_bs
+        return SimpleNamespace(speculative_num_steps=speculative_num_steps)
+
+    def apply_runtime_state(self, state: Any) -> None:
+        self.speculative_num_steps = state.speculative_num_steps
+
+
+def make(upstream: Any = None, captured: Sequence[int] | None = None, steps: int = 3, **options: Any) -> Any:
+    """SGLang's controller with a policy of ours, which has captured these sizes."""
+    from sglang.srt.speculative.adaptive_runtime_state import AdaptiveController
+
+    forwards = iter(range(10**6))
+    policy = ThroughputPolicy(upstream or Candidates(), steps, forwards.__next__, **options)
+    controller = AdaptiveController(Worker(steps), policy)
+    controller.register(SimpleNamespace(speculative_num_steps=steps))
+    controller.init_states(None if captured is None else list(captured))
+    return controller
+
+
+def launch(controller: Any, requests: int) -> int:
+    controller.activate_step_by_batch(requests)
+    return controller.worker.speculative_num_steps
+
+
+def complete(controller: Any, requests: int, accepted: int = 0) -> None:
+    controller.on_verify_complete([accepted] * requests, requests)
+
+
+def test_the_controller_of_sglang_runs_the_depth_of_the_policy():
+    controller = make()
+    assert set(controller._states) == set(CANDIDATES)
+    used = []
+    for _ in range(5 * TRIAL):
+        used.append(launch(controller, 2))
+        complete(controller, 2, accepted=used[-1])
+        assert controller.worker.speculative_num_steps == used[-1], "it changes with a launch alone"
+    assert used == [depth for depth in (3, 0, 1, 5, 7) for _ in range(TRIAL)]
+
+
+def test_candidates_of_a_batch_size_are_those_of_the_configuration_and_no_drafts(tmp_path):
+    """By SGLang's own reading of it, which rounds a batch size down to a key of the configuration."""
+    from sglang.srt.speculative.adaptive_spec_params import AdaptiveSpeculativeParams
+
+    config = tmp_path / "adaptive.json"
+    config.write_text('{"1": {"candidate_steps": [1, 3, 7]}, "8": {"candidate_steps": [1, 3]}}')
+    controller = make(AdaptiveSpeculativeParams(initial_steps=3, cfg_path=str(config)), captured=[1, 2, 4, 8, 16])
+    assert controller.candidate_steps == [0, 1, 3, 7]
+    assert controller.worker.built == {0: [1, 2, 4, 8, 16], 1: [1, 2, 4, 8, 16], 7: [1, 2, 4]}
+    depths = controller.params.depths
+    assert [depths.find(size).candidates for size in (4, 8, 16)] == [(0, 1, 3, 7), (0, 1, 3), (0, 1, 3)]
+
+
+def test_without_graphs_every_depth_is_built_without_sizes():
+    assert make(captured=None).worker.built == dict.fromkeys({*CANDIDATES} - {3})
+
+
+@pytest.mark.parametrize(
+    ("requests", "size"), [(1, 1), (3, 4), (8, 8), (9, 9), (16, 16), (17, 32), (32, 32), (33, 64), (100, 128)]
+)
+def test_a_batch_counts_for_the_captured_size_that_it_runs_in(requests, size):
+    policy = make(captured=[1, 2, 4, 8]).params
+    policy.get_steps_for_batch(requests)
+    assert list(policy.depths.sizes) == [size]
+
+
+def test_results_are_those_of_the_step_that_was_launched_first():
+    """With overlap the next step is launched, at another depth maybe, before a result is processed."""
+    controller = make()
+    for _ in range(TRIAL):
+        launch(controller, 2)
+        complete(controller, 2, accepted=3)
+    assert launch(controller, 2) == 0, "the next trial"
+    controller.params.depths.sizes[2].trial = 7
+    assert launch(controller, 2) == 7
+    complete(controller, 2, accepted=0)  # of no drafts, not of 7 drafts of which none was accepted
+    assert controller.params.depths.shares.shares[0] == 1.0
+    complete(controller, 2, accepted=0)
+    assert controller.params.depths.shares.shares[0] < 1.0
+
+
+def test_a_result_without_its_launch_is_left_out():
+    """A batch that was launched and whose result was dropped, and a result that no launch fits."""
+    controller = make()
+    launch(controller, 4)
+    launch(controller, 2)
+    complete(controller, 2)
+    assert controller.params.verifications == 1
+    complete(controller, 4)
+    assert controller.params.verifications == 1
+    complete(controller, 0)
+
+
+def test_a_switch_of_the_policy_forgets_the_times_and_keeps_the_acceptance():
+    switches = [0]
+    server = Simulation(options={"count_switches": lambda: switches[0]})
+    server.serve(TRAFFIC, 300)
+    depths = server.policy.depths
+    shares, depth = depths.shares.shares, depths.sizes[2].depth
+    assert len(depths.sizes[2].seconds) == len(CANDIDATES)
+    switches[0] = 1
+    server.policy.get_steps_for_batch(2)
+    assert depths.sizes[2].seconds == {}
+    assert (depths.shares.shares, depths.sizes[2].depth) == (shares, depth)
+
+
+def test_times_across_a_switch_of_the_policy_are_left_out():
+    """Of a step that was launched before the switch, and the first after it."""
+    switches = [0]
+    server = Simulation(noise=0.0, options={"count_switches": lambda: switches[0]})
+    server.serve(TRAFFIC, 300)
+    switches[0] = 1
+    slower = Traffic(2, WELL, costs(90e-3, 1e-3))
+    server.serve(slower, 300)
+    seconds = server.policy.depths.sizes[2].seconds
+    assert seconds == pytest.approx({depth: slower.seconds(depth) for depth in seconds})
+
+
+def test_what_acceptance_auto_stands_for_is_the_share_of_all_drafts():
+    shares = Shares(7)
+    acceptance = PooledAcceptance(shares, 7)
+    start = acceptance.number
+    while not acceptance.begin_forward():
+        shares.count(3, [3, 0])  # accepted: 3 of 4 drafts
+        shares.count(0, [0, 0])
+    assert acceptance.number == acceptance.estimate == find_nearest(3 / 4) != start
+    acceptance.count(SimpleNamespace())  # requests tell nothing, since their drafts differ in length
+    assert [find_nearest(chance) for chance in (0.0, 0.5, 1.0)] == [1 / 64, 0.5, 63 / 64]
+
+
+@pytest.mark.parametrize(
+    ("asked", "policy", "adapts", "on"),
+    [
+        ("throughput", None, True, True),
+        ("throughput", "vanilla", True, True),
+        ("throughput", "xshare", False, False),  # SGLang's drafter does not adapt
+        ("upstream", "xshare:k0=1", True, False),
+        (None, "xshare:k0=1", True, True),
+        (None, "observe", True, True),
+        (None, "vanilla", True, False),
+        (None, None, True, False),
+    ],
+)
+def test_a_policy_turns_it_on_unless_the_flag_says_otherwise(asked, policy, adapts, on):
+    config = SimpleNamespace(expert_policy_draft_depth=asked, expert_policy=policy, speculative_adaptive=adapts)
+    assert is_on(config) is on

@@ -1,0 +1,133 @@
+"""What a server shows of its draft depths: log, GET, metrics; and the hooks that show it."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from depth.simulation import WELL, Candidates, Simulation, Traffic, costs
+from sglang_xshare import hooks
+from sglang_xshare.depth import report as report_module
+from sglang_xshare.depth.report import DepthReport
+from sglang_xshare.live import control
+
+LABELS = {"model_name": "depth-report"}
+
+
+def make_reporter(enabled: bool = True) -> Any:
+    return SimpleNamespace(current_scheduler_metrics_enabled=enabled, metrics_collector=SimpleNamespace(labels=LABELS))
+
+
+@pytest.fixture
+def served(monkeypatch) -> DepthReport:
+    """The report of a server that has settled on 5 drafts for 2 requests."""
+    monkeypatch.setattr(report_module, "is_first_rank", lambda: True)
+    server = Simulation(noise=0.0)
+    server.serve(Traffic(2, WELL, costs(10e-3, 1e-3)), 400)
+    server.policy.depths.sizes[2].depth = 5
+    return DepthReport(server.policy)
+
+
+def read(name: str) -> float | None:
+    return REGISTRY.get_sample_value(f"sglang:expert_policy_{name}", LABELS | {"batch_size": "2"})
+
+
+def test_the_log_line_has_the_depth_in_use(served):
+    assert served.log() == ", draft depth 5"
+    assert DepthReport(Simulation().policy).log() == "", "nothing was verified"
+
+
+def test_get_has_tokens_and_milliseconds_by_batch_size_and_depth(served):
+    told = served.describe()
+    assert len(told["accepted"]) == 7
+    (size,) = told["batch_sizes"]
+    assert (size["batch_size"], size["depth"], size["ms"]) == (2, 5, pytest.approx(15, abs=0.01))
+    assert size["tokens"] == pytest.approx(Traffic(2, WELL, costs(1, 1)).tokens(5), rel=0.25)
+    assert size["verifications"] == served.policy.verifications
+    assert [one["depth"] for one in size["by_depth"]] == [0, 1, 3, 5, 7]
+    assert [one["ms"] for one in size["by_depth"]] == pytest.approx([10, 11, 13, 15, 17], abs=0.01)
+    assert [one["tokens"] for one in size["by_depth"]] == sorted(one["tokens"] for one in size["by_depth"])
+
+
+def test_a_batch_size_without_a_time_has_null(served):
+    served.policy.depths.forget_times()
+    (size,) = served.describe()["batch_sizes"]
+    assert (size["ms"], size["by_depth"]) == (None, [])
+
+
+def test_metrics_are_those_of_the_depth_in_use(served, monkeypatch):
+    served.publish(make_reporter(enabled=False))
+    assert read("draft_depth") is None
+    served.policy.verifications += 1
+    served.publish(make_reporter())
+    assert (read("draft_depth"), read("draft_step_seconds")) == (5, pytest.approx(0.015, abs=1e-5))
+    assert read("draft_tokens") == served.describe()["batch_sizes"][0]["tokens"]
+    served.policy.depths.sizes[2].depth = 3
+    served.publish(make_reporter())
+    assert read("draft_depth") == 5, "an idle server has nothing new"
+    served.policy.verifications += 1
+    monkeypatch.setattr(report_module, "is_first_rank", lambda: False)
+    served.publish(make_reporter())
+    served.publish(None)
+    assert read("draft_depth") == 5
+    monkeypatch.setattr(report_module, "is_first_rank", lambda: True)
+    served.publish(make_reporter())
+    assert read("draft_depth") == 3
+
+
+def test_metrics_that_fail_are_logged_once_and_end_nothing(served, monkeypatch, caplog):
+    def fail(*_: object) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr(served._exporter, "export", fail)
+    for _ in range(2):
+        served.policy.verifications += 1
+        served.publish(make_reporter())
+    assert len(caplog.messages) == 1
+
+
+def test_hooks_show_it_beside_the_policy_and_without_one(served, monkeypatch):
+    monkeypatch.setattr(hooks, "_depth", served)
+    monkeypatch.setattr(hooks, "_stage", None)
+    assert hooks.report(make_reporter(enabled=False)) == ", draft depth 5"
+    hooks.publish(None)
+    stage = SimpleNamespace(report=lambda reporter: ", policy steps: 3", publish=lambda reporter: None)
+    monkeypatch.setattr(hooks, "_stage", stage)
+    assert hooks.report(make_reporter(enabled=False)) == ", policy steps: 3, draft depth 5"
+    answers = iter([{"in_force": {}}, {"switches": 1}])
+    monkeypatch.setattr(control, "handle", lambda *_: SimpleNamespace(success=True, response=[next(answers)]))
+    request = SimpleNamespace(method=hooks.METHOD, body={})
+    assert hooks.handle(None, request).response[0]["draft_depth"] == served.describe()
+    assert hooks.handle(None, request).response == [{"switches": 1}], "the answer to a check"
+
+
+def test_sglang_keeps_its_policy_unless_ours_is_on(monkeypatch):
+    monkeypatch.setattr(hooks, "_depth", None)
+    monkeypatch.setattr(hooks, "_stage", None)
+    monkeypatch.setattr("sglang_xshare.upstream.server.resolved", lambda given: given)
+    runner = SimpleNamespace(forward_pass_id=3)
+    flags = {"speculative_adaptive": True, "expert_policy": None, "expert_policy_draft_depth": None}
+
+    def choose(**given: object) -> Any:
+        worker = SimpleNamespace(
+            server_args=SimpleNamespace(**flags | given), target_worker=SimpleNamespace(model_runner=runner)
+        )
+        return hooks.choose_depth(worker, make_upstream)
+
+    def make_upstream(initial_steps: int, cfg_path: str | None) -> Candidates:
+        assert (initial_steps, cfg_path) == (3, "adaptive.json")
+        return Candidates()
+
+    assert choose() is make_upstream
+    assert choose(expert_policy="xshare", expert_policy_draft_depth="upstream") is make_upstream
+    assert choose(expert_policy="vanilla") is make_upstream
+    policy = choose(expert_policy_draft_depth="throughput")(initial_steps=3, cfg_path="adaptive.json")
+    assert hooks._depth is not None
+    assert hooks._depth.policy is policy
+    stage = SimpleNamespace(switches=0, acceptance=None)
+    monkeypatch.setattr(hooks, "_stage", stage)
+    policy = choose(expert_policy="xshare")(initial_steps=3, cfg_path="adaptive.json")
+    assert stage.acceptance.width == 8
+    policy.get_steps_for_batch(1)
+    assert policy._launched[-1][3:] == (3, 0)

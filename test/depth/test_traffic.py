@@ -1,0 +1,113 @@
+"""Depths meet traffic: simulated servers against the best fixed depth."""
+
+import pytest
+
+from depth.simulation import BADLY, CANDIDATES, WELL, Simulation, Traffic, costs
+
+ARRIVES = 300
+"""Verifications after a change of the traffic."""
+ENOUGH = 0.97
+MID = (0.6, 0.55, 0.5, 0.5, 0.45)
+
+
+def settle(server: Simulation, traffic: Traffic, steps: int = 400) -> None:
+    server.serve(traffic, steps)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("chances", [WELL, MID, BADLY])
+@pytest.mark.parametrize("requests", [1, 2, 4, 8, 16])
+def test_a_server_reaches_97_percent_of_the_best_fixed_depth_trials_included(requests, chances, seed):
+    """Rows load experts: each further one costs more, the more requests there are."""
+    traffic = Traffic(requests, chances, costs(10e-3, 0.7e-3 * requests**0.7, drafting=1e-3))
+    server = Simulation(seed=seed)
+    settle(server, traffic)
+    assert server.reach(traffic, 1500) >= ENOUGH
+    assert traffic.speed(traffic.best) >= traffic.speed(0), "so that no drafts are reached as well"
+
+
+def test_the_cases_above_have_every_kind_of_answer():
+    """Else a fixed depth could pass them."""
+    cost = {requests: costs(10e-3, 0.7e-3 * requests**0.7, drafting=1e-3) for requests in (1, 2, 4, 8, 16)}
+    best = {Traffic(n, chances, cost[n]).best for n in cost for chances in (WELL, MID, BADLY)}
+    assert {0, 1, 3, 5} <= best
+
+
+@pytest.mark.parametrize("noise", [0.03, 0.1])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Traffic(16, WELL, costs(10e-3, 2.5e-3)), Traffic(1, WELL, costs(10e-3, 0.6e-3))),
+        (Traffic(1, WELL, costs(10e-3, 0.6e-3)), Traffic(16, WELL, costs(10e-3, 2.5e-3))),
+        (Traffic(1, WELL, costs(10e-3, 0.6e-3, 1e-3)), Traffic(1, BADLY, costs(10e-3, 0.6e-3, 1e-3))),
+        (Traffic(4, BADLY, costs(10e-3, 0.6e-3, 1e-3)), Traffic(4, WELL, costs(10e-3, 0.6e-3, 1e-3))),
+    ],
+    ids=["16 requests to 1", "1 to 16", "text that is predicted badly", "text that is predicted well, from no drafts"],
+)
+def test_a_change_of_the_traffic_is_followed_within_300_verifications(before, after, noise):
+    arrived = []
+    for seed in range(5):
+        server = Simulation(noise=noise, seed=seed)
+        settle(server, before, 1000)
+        used = server.serve(after, 2 * ARRIVES)
+        good = [after.speed(depth) >= ENOUGH * after.speed(after.best) for depth in used]
+        arrived.append(next(place for place in range(len(good)) if all(good[place : place + 32])))
+    assert sorted(arrived)[3] < ARRIVES, arrived  # four of five seeds: at one request four verifications may mislead
+
+
+def test_drafts_stop_if_they_do_not_pay_and_are_tried_again():
+    badly = Traffic(2, BADLY, costs(10e-3, 3e-3, drafting=2e-3))
+    server = Simulation()
+    settle(server, badly)
+    used = []
+    for _ in range(1024):
+        assert server.step(badly) == 0
+        used.append(server.launched[-1][1])
+    assert 8 <= sum(depth > 0 for depth in used) <= 32, "4 in every 256, and one in flight"
+
+
+def test_prefills_between_steps_are_in_no_time():
+    traffic = Traffic(4, WELL, costs(10e-3, 1e-3))
+    server = Simulation(noise=0.0)
+    for number in range(600):
+        if number % 3 == 0:
+            server.prefill(1.0)
+        server.step(traffic)
+    seconds = server.policy.depths.sizes[4].seconds
+    assert seconds == pytest.approx({depth: traffic.seconds(depth) for depth in seconds})
+    assert set(seconds) == set(CANDIDATES)
+
+
+def test_a_step_of_another_batch_size_between_two_is_in_no_time():
+    one, other = Traffic(1, WELL, costs(10e-3, 1e-3)), Traffic(8, WELL, costs(50e-3, 5e-3))
+    server = Simulation(noise=0.0)
+    for number in range(900):
+        server.step(one if number % 4 else other)
+    seconds = server.policy.depths.sizes[1].seconds
+    assert seconds == pytest.approx({depth: one.seconds(depth) for depth in seconds})
+    assert server.policy.depths.sizes[8].seconds == {}, "no two of them in a row"
+
+
+def test_ranks_with_other_clocks_decide_alike_by_the_times_of_the_first():
+    sent: list[list[float]] = []
+
+    def send(own: list[float]) -> list[float]:
+        sent.append(own)
+        return own
+
+    traffic = Traffic(2, MID, costs(10e-3, 1e-3))
+
+    def serve(noise: float, **options: object) -> list[int]:
+        server = Simulation(noise=noise, options=options)
+        used = []
+        for _ in range(1500):
+            server.step(traffic)
+            used.append(server.launched[-1][1])
+        return used
+
+    # The same requests on both, by the same seed; what is drawn for the noise has no effect on them.
+    first = serve(0.0, share=send)
+    queue = iter(sent)
+    assert serve(0.0, share=lambda own: next(queue), clock=lambda: 0.0) == first
+    assert next(queue, None) is None, "both share at the same count of verifications"
+    assert serve(0.0, clock=iter(range(10**6)).__next__) != first, "by its own times it decides otherwise"

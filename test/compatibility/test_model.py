@@ -141,6 +141,17 @@ def test_drafts_are_not_estimated_where_ranks_would_differ_or_drafts_do(changes)
         check_schedule(schedule, served, SimpleNamespace(**CONFIG | drafts | changes))
 
 
+def test_drafts_whose_depth_is_chosen_here_are_estimated():
+    served = read_model(model("Qwen3MoeForCausalLM", **QWEN3), "path")
+    schedule = build_schedule("xshare", {"k0": 1, "add": 8, "acceptance": "auto"}, speculative=True)
+    drafts = {"speculative_algorithm": "EAGLE3", "speculative_num_draft_tokens": 4, "speculative_adaptive": True}
+    for chosen in ({"expert_policy": "xshare"}, {"expert_policy_draft_depth": "throughput"}):
+        assert check_schedule(schedule, served, SimpleNamespace(**CONFIG | drafts | chosen))[1] == []
+    with refused("--expert-policy-config acceptance auto"):
+        follows = {"expert_policy": "xshare", "expert_policy_draft_depth": "upstream"}
+        check_schedule(schedule, served, SimpleNamespace(**CONFIG | drafts | follows))
+
+
 def test_a_schedule_is_checked_by_itself_as_a_live_switch_does():
     """It returns the plans, each once."""
     served = read_model(model("Qwen3MoeForCausalLM", **QWEN3), "path")

@@ -5,7 +5,7 @@ import timeit
 import pytest
 
 from depth.simulation import CANDIDATES
-from sglang_xshare.depth.decision import BLOCK, PERIOD, RETRIAL, TIMES, TRIAL, Depths, Size, choose
+from sglang_xshare.depth.decision import PERIOD, RETRIAL, TIMES, TRIAL, Depths, Size, choose
 
 TOKENS = [1.0, 1.8, 2.4, 2.9]
 LEVEL = dict.fromkeys(CANDIDATES, 1.0)

@@ -13,7 +13,7 @@ from refused import read_refusal
 from sglang_xshare.cli import main
 from sglang_xshare.live import PATH
 from sglang_xshare.live import top as subcommand
-from sglang_xshare.live.top import METRICS, Look, draw, read_gauges, subtract
+from sglang_xshare.live.top import METRICS, Look, describe_depths, draw, read_gauges, subtract
 
 METRICS_TEXT = """\
 # HELP sglang:gen_throughput The generation throughput (token/s).
@@ -63,6 +63,20 @@ def server(answering: Callable[[bytes], FakeServer]) -> FakeServer:
     server.answer = 404, b'{"detail": "Not Found"}'
     server.routes = {PATH: (200, json.dumps(LATER).encode()), METRICS: (200, METRICS_TEXT.encode())}
     return server
+
+
+def test_draft_depths_are_a_line_by_batch_size():
+    sizes = [
+        {"batch_size": 1, "depth": 5, "tokens": 2.306, "ms": 8.44},
+        {"batch_size": 16, "depth": 0, "tokens": 1.0, "ms": None},
+    ]
+    line = "Draft depth by batch size: 1: 5 (2.31 tokens in 8.4 ms), 16: 0 (1.00 tokens in - ms)"
+    assert describe_depths({"batch_sizes": sizes}) == line
+    assert describe_depths({"batch_sizes": []}) == "Draft depth by batch size: -"
+    console = Console(record=True, width=120)
+    for told, shown in ((LATER | {"draft_depth": {"batch_sizes": sizes}}, True), (LATER, False)):
+        console.print(draw("http://here", at(12.0, told), None, 8))
+        assert (line in console.export_text()) is shown
 
 
 def test_what_was_counted_between_two_looks():

@@ -57,7 +57,8 @@ def test_adaptive_width_is_followed(tiny_model, patched_release, tmp_path):
     config = tmp_path / "adaptive.json"
     steps = {"candidate_steps": [1, 3], "down_hysteresis": 2.0, "warmup_batches": 1, "update_interval": 1}
     config.write_text(json.dumps({"1": steps}))
-    adaptive = ("--speculative-adaptive", "--speculative-adaptive-config", str(config))
+    own = ("--expert-policy-draft-depth", "upstream")
+    adaptive = ("--speculative-adaptive", "--speculative-adaptive-config", str(config), *own)
     flags = (*eagle(tiny_model), *FLAGS, *adaptive)
     answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path)
     calls = answers.calls("TARGET_VERIFY")

@@ -19,8 +19,8 @@ WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 def list_warnings(
     batch: int, cached: int, weights: Weights, flags: ServerFlags, bandwidth: float, policy: str | None, config: Any
 ) -> list[str]:
-    """Return a warning, none if the drafts may pay: of `batch` requests with `cached` tokens in all, under `policy` with
-    its `config`. `bandwidth` in GB/s.
+    """Return a warning, none if the drafts may pay: for `batch` requests with `cached` tokens in all, under `policy` and
+    its `config`, None without one. `bandwidth` is in GB/s.
     """
     if flags.draft_tokens <= 1:
         return []

@@ -135,13 +135,11 @@ def _check_plans(plans: list[SelectionPlan], model: MoeModel, config: Any) -> No
 
 def _check_estimate(config: Any) -> None:
     """Refuse to estimate drafts where ranks would come to different numbers, or accepted lengths tell none."""
+    follows_upstream = config.speculative_adaptive and not chooses_depth(config)
     reasons = (
         (attention_dp_size(config) > 1, "data-parallel attention: each rank counts its own requests"),
         (routes_own_rows(config), "an all-to-all backend: it has not been executed with one"),
-        (
-            config.speculative_adaptive and not chooses_depth(config),
-            "--speculative-adaptive by SGLang's own choice: its drafts differ in length",
-        ),
+        (follows_upstream, "--speculative-adaptive by SGLang's own choice: its drafts differ in length"),
     )
     for applies, reason in reasons:
         if applies:

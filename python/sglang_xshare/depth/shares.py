@@ -7,7 +7,7 @@ MEMORY = 64
 within 300 verifications, enough to know a share to 0.05 from one request.
 """
 LEAST = 1.0
-"""Results of a depth that are never forgotten: a share lasts while nothing drafts, and one verification outweighs it."""
+"""Results of a depth that are never forgotten: a share lasts while nothing drafts, and few new results outweigh it."""
 PRIOR = 0.5
 """Results that stand for the depth before: the second draft is accepted as often as the first until one is seen."""
 

@@ -128,9 +128,19 @@ def draw(url: str, now: Look, before: Look | None, lines: int) -> RenderableType
         Text(keys, style="dim"),
         Text(f"{told}; {sum(gauges[RUNNING]):.0f} running, {sum(gauges[QUEUED]):.0f} queued"),
         Text(describe_since(answer)),
+        *([Text(describe_depths(answer["draft_depth"]))] if "draft_depth" in answer else []),
         Text(f"Active experts of a step by layer, {span}:"),
         Columns([_draw_layers(layers[first : first + lines]) for first in range(0, len(layers), lines)]),
     )
+
+
+def describe_depths(told: dict[str, Any]) -> str:
+    """Return a line on the `draft_depth` of GET /expert_policy: each batch size's depth, tokens a request and step time."""
+    sizes = [
+        f"{one['batch_size']}: {one['depth']} ({one['tokens']:.2f} tokens in {_number(one['ms'], 1)} ms)"
+        for one in told["batch_sizes"]
+    ]
+    return f"Draft depth by batch size: {', '.join(sizes) or '-'}"
 
 
 def _draw_layers(layers: list[dict[str, Any]]) -> Table:

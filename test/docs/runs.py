@@ -32,6 +32,10 @@ OWN = {"--model DIR": f"--model {TINY}", "--texts DIR": f"--texts {TINY}/heldout
 COST = Run(
     more=f"--model {TINY} --rounds 2 --step-rounds 1 --step-tokens 4 --out {{scratch}}", shows="Record: ", is_long=True
 )
+DEPTHS = (
+    f"off --model {TINY} --concurrency 1 --fixed 0 1 --waves 2 --settled 8 --rounds 1 --output-tokens 8"
+    " --out {scratch}"
+)
 BALANCE = Run(more="--batches 2 --out {scratch}", shows="Record: ")
 SHARDING = Run(
     more="--alpha 0.6 --experts 8 --batch 4 --sequence 6 --hidden 16 --width 32 --rounds 1 --out {scratch}",
@@ -72,6 +76,14 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     f" --expert-policy {PREFERRED}": Run({"DIR": TINY}, shows="left for the KV cache", is_long=True),
     "python examples/affinity_router.py --router http://localhost:30001 --table FILE --model DIR": Elsewhere(
         "test/affinity/test_router.py", "SGLang's router is a package of its own"
+    ),
+    "sglang serve --model-path DIR --speculative-algorithm EAGLE3 --speculative-draft-model-path DRAFT"
+    " --speculative-adaptive --expert-policy-draft-depth throughput": Elsewhere(
+        "test/served/test_draft_depth.py", "its draft takes flags of its own on a CPU"
+    ),
+    "sglang serve --model-path DIR --speculative-algorithm EAGLE3 --speculative-draft-model-path DRAFT"
+    " --speculative-adaptive --expert-policy-draft-depth throughput": Elsewhere(
+        "test/served/test_draft_depth.py", "its draft takes flags of its own on a CPU"
     ),
     "sglang-xshare calibrate --model DIR --texts DIR --out FILE": Run(
         {**OWN, "FILE": "{scratch}/table"}, "--tokens 256", "1024 ids x 32 dimensions", is_long=True
@@ -195,6 +207,12 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     "python -m benchmark.expert_sharding": SHARDING,
     "python -m benchmark.expert_sharding --ranks 4 --alpha 0.6 --experts --batch": SHARDING,
     "python -m benchmark.expert_sharding.served": Run(more=f"--model {TINY} {ROUND}", shows="Record: ", is_long=True),
+    "python -m benchmark.depth": Run(more=DEPTHS, shows="Record: ", is_long=True),
+    "python -m benchmark.depth.changes": Run(
+        more=f"--model {TINY} --from-requests 2 --changes 1 --output-tokens 8 --out {{scratch}}",
+        shows="Record: ",
+        is_long=True,
+    ),
     "python -m benchmark.paged": Run(
         more=f"{PREFERRED} --per-domain 4 --prompt 16 --steps 8 --batch 4 --slots 16 --out {{scratch}}",
         shows="Record: ",

@@ -62,7 +62,12 @@ def control(attach, monkeypatch):
 
 def test_get_tells_the_plan_and_what_is_counted(control):
     told = control(XSHARE | {"expert_policy_config": {"k0": 2, "layers": {"1": {"add": 3}}}}).get()
-    assert set(told) == {"policy", "k0", "layers", *ADDED} - {"warnings", "recaptured", "recapture_seconds", "draft_depth"}
+    assert set(told) == {"policy", "k0", "layers", *ADDED} - {
+        "warnings",
+        "recaptured",
+        "recapture_seconds",
+        "draft_depth",
+    }
     assert told["in_force"]["mass"] == 0.93
     assert {"by_rows": "8-15", "mass": 0.9} in told["in_force"]["overrides"]
     assert told["counters"]["outcomes"]["policy"] == told["switches"] == 0

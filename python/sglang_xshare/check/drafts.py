@@ -9,8 +9,8 @@ from .estimate import COMMON, estimate_step
 from .server import ServerFlags
 from .weights import Weights, divide
 
-CHANCE = 0.8
-"""The assumed chance of a draft after those before it: of a good draft model on text that suits it."""
+CHANCE = 0.75
+"""The assumed chance of a draft after those before it: the shipped draft's on held-out text (docs/guide.md)."""
 FLAG = "--speculative-num-draft-tokens"
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Draft tokens that are compared, with those that are asked for."""
@@ -19,8 +19,8 @@ WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 def list_warnings(
     batch: int, cached: int, weights: Weights, flags: ServerFlags, bandwidth: float, policy: str | None, config: Any
 ) -> list[str]:
-    """Return a warning, none if the drafts may pay: for `batch` requests with `cached` tokens in all, under `policy` and
-    its `config`, None without one. `bandwidth` is in GB/s.
+    """Return a warning, none if the drafts may pay: for `batch` requests with `cached` tokens in all, under `policy`
+    with its keys `config`, both None without one. `bandwidth` is in GB/s.
     """
     if flags.draft_tokens <= 1:
         return []
@@ -48,7 +48,7 @@ def describe(seconds: Mapping[int, float], batch: int) -> str | None:
     best = max(sorted(speeds), key=speeds.__getitem__)
     then = "no drafts at all would give" if best == 1 else f"{best} would give"
     return (
-        f"{FLAG} {asked} cannot pay at {batch} requests by this estimate: a step of {seconds[asked] * 1e3:.1f} ms for "
+        f"{FLAG} {asked} cannot pay with --batch {batch} by this estimate: a step of {seconds[asked] * 1e3:.1f} ms for "
         f"{expect(asked):.1f} tokens a request, without drafts {seconds[1] * 1e3:.1f} ms for 1, if a draft is accepted "
         f"with chance {CHANCE}; {then} the most tokens per second"
     )

@@ -135,7 +135,7 @@ def draw(url: str, now: Look, before: Look | None, lines: int) -> RenderableType
 
 
 def describe_depths(told: dict[str, Any]) -> str:
-    """Return a line on the `draft_depth` of GET /expert_policy: each batch size's depth, tokens a request and step time."""
+    """Return a line on `draft_depth` of GET /expert_policy: depth, tokens and step time of each batch size."""
     sizes = [
         f"{one['batch_size']}: {one['depth']} ({one['tokens']:.2f} tokens in {_number(one['ms'], 1)} ms)"
         for one in told["batch_sizes"]

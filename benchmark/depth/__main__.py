@@ -1,0 +1,110 @@
+"""How many drafts pay at which batch size: `python -m benchmark.depth [POLICY...]`.
+
+For each policy, servers of one model stay up side by side: without drafts, with 1, 3, 5 and 7, with SGLang's own choice
+of the depth, and with the depth by tokens per second. All are measured in turns with upstream's bench_serving at each
+number of requests at a time, after as many steps as the depth needs to be found.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmark.common.command import COUNTS, Parser, folder, policy, positive, run_main
+from benchmark.common.comparison import is_measured, measure
+from benchmark.common.paths import BUILD, DRAFT, TEXTS, WIDENED
+from benchmark.common.rounds import Workload, serve, write_prompts
+from benchmark.common.server import Server
+from benchmark.common.speculative import speculative_flags
+from benchmark.common.variant import OFF, Variant, parse_variant
+from benchmark.common.widened import prepare
+from benchmark.depth.report import FIXED, THROUGHPUT, UPSTREAM, key_of, name_of, plot_depths, tabulate_depths
+
+CONCURRENCY = 1, 2, 4, 8, 16
+POLICIES = OFF, "xshare"
+SETTLED = 192
+"""Tokens of each request before the first round of a batch size: at most 8 verifications of each candidate."""
+PROMPT = 8
+"""Tokens of a prompt before the first round."""
+LOG = ("--decode-log-interval", "8")
+"""The accepted length follows the decode log."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure into the record, print the table, draw the picture."""
+    parser = Parser("benchmark.depth", __doc__)
+    parser.add_policies(policy, POLICIES, "each with servers of its own, one policy after another")
+    parser.add_checkpoint(WIDENED, TEXTS)
+    parser.add_argument("--draft", type=folder, default=DRAFT, help="EAGLE-3 draft (default: the trained model's)")
+    help = f"requests at a time (default: {' '.join(map(str, CONCURRENCY))})"
+    parser.add_argument("--concurrency", nargs="+", type=positive, default=list(CONCURRENCY), help=help)
+    help = f"fixed depths, 0 of which has no draft (default: {' '.join(map(str, FIXED))})"
+    parser.add_argument("--fixed", nargs="+", type=int, default=list(FIXED), help=help)
+    for name, default in (("rounds", 5), ("input_tokens", 8), ("output_tokens", 64)):
+        parser.add_count(name, default, COUNTS[name][1])
+    parser.add_count("waves", 4, "requests a round, for each that runs at a time")
+    parser.add_count("settled", SETTLED, "tokens of each request before the first round")
+    parser.add_record(BUILD / "depth")
+    args = parser.parse_args(argv)
+    if 0 not in args.fixed:
+        parser.error(f"--fixed {' '.join(map(str, args.fixed))}: must contain 0, with which all are compared")
+    record = parser.open_record("depth", args, argv)
+    for text in args.policies:
+        variants = list_variants(text, args.draft, sorted(args.fixed), record.path.parent)
+        workloads = {key_of(text, requests): _make_workload(args, requests) for requests in args.concurrency}
+        if all(is_measured(record, key) for key in workloads):
+            continue
+        with serve(args.model, variants, prepare(args.model)) as servers:
+            for key, workload in workloads.items():
+                if not is_measured(record, key):
+                    settle(servers, workload, args.settled, record.path.parent)
+                    measure(record, key, workload, variants, servers)
+    tabulate_depths(record.points).show(record.path)
+    plot_depths(record.points, record.path.with_suffix(".png"))
+
+
+def list_variants(text: str, draft: Path, fixed: Sequence[int], scratch: Path) -> list[Variant]:
+    """Return the servers of a policy: fixed depths, of which 0 has no draft, then SGLang's choice and ours. The file of
+    candidates, the positive depths for all batch sizes, goes to `scratch`.
+    """
+    one = parse_variant(text)
+    drafts = {depth: speculative_flags(draft, 1, depth, depth + 1) for depth in fixed if depth}
+    variants = [Variant(name_of(text, depth), one.policy, one.keys, (*drafts.get(depth, ()), *LOG)) for depth in fixed]
+    start = list(drafts)[len(drafts) // 2]
+    scratch.mkdir(parents=True, exist_ok=True)
+    candidates = scratch / "candidates.json"
+    candidates.write_text(json.dumps({"1": {"candidate_steps": list(drafts)}}) + "\n")
+    for name, more in (
+        # SGLang's own list, which it has chosen for its rule.
+        (UPSTREAM, ("--expert-policy-draft-depth", "upstream")),
+        (THROUGHPUT, ("--speculative-adaptive-config", str(candidates), "--expert-policy-draft-depth", "throughput")),
+    ):
+        flags = (*drafts[start], *LOG, "--speculative-adaptive", *more)
+        variants.append(Variant(name_of(text, name), one.policy, one.keys, flags))
+    return variants
+
+
+def settle(servers: Sequence[Server], workload: Workload, tokens: int, scratch: Path) -> None:
+    """Decode one batch of the workload's size on every server, so that depths are found and kernels compiled."""
+    seed = workload.seed + workload.rounds
+    prompts = draw_prompts(workload.texts, workload.model, workload.concurrency, seed, scratch)
+    for server in servers:
+        server.generate(prompts, max_new_tokens=tokens, ignore_eos=True)
+
+
+def draw_prompts(texts: Path, model: Path, requests: int, seed: int, scratch: Path) -> list[str]:
+    """Return so many prompts of a folder of texts; other seeds have others."""
+    file = scratch / "prompts.jsonl"
+    write_prompts(file, texts, model, requests, PROMPT, seed)
+    lines = file.read_text().splitlines()
+    file.unlink()
+    return [json.loads(line)["conversations"][0]["value"] for line in lines]
+
+
+def _make_workload(args: argparse.Namespace, requests: int) -> Workload:
+    counts = {name: getattr(args, name) for name in ("rounds", "input_tokens", "output_tokens")}
+    return Workload(args.model, args.texts, requests=args.waves * requests, concurrency=requests, **counts)
+
+
+if __name__ == "__main__":
+    run_main("depth", main)

@@ -1,0 +1,102 @@
+"""How soon a changed traffic has its depth: `python -m benchmark.depth.changes [POLICY]`.
+
+One server with a policy, whose GET /expert_policy has the depth and the verifications of each batch size, decodes in
+turns with two batches of prompts: of other numbers of requests, or of other texts. After each change the depth in use
+is read until it has stayed for as long as is allowed.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmark.common.command import Parser, folder, run_main, selecting
+from benchmark.common.paths import BUILD, DRAFT, TEXTS, WIDENED
+from benchmark.common.rounds import serve
+from benchmark.common.server import Server
+from benchmark.common.table import Table
+from benchmark.common.widened import prepare
+from benchmark.depth.__main__ import draw_prompts, list_variants
+from benchmark.depth.report import FIXED
+
+ALLOWED = 300
+"""Verifications in which a change must have arrived."""
+Looks = Sequence[tuple[int, int]]
+"""(verifications, depth in use) of a batch size, as they were read."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure into the record and print the table."""
+    parser = Parser("benchmark.depth.changes", __doc__)
+    parser.add_argument("policy", nargs="?", type=selecting, default="xshare", help="(default: xshare)")
+    parser.add_checkpoint(WIDENED, TEXTS)
+    parser.add_argument("--draft", type=folder, default=DRAFT, help="EAGLE-3 draft (default: the trained model's)")
+    parser.add_argument("--other-texts", type=folder, help="folder of *.txt to change to (default: the same)")
+    parser.add_count("from_requests", 16, "requests at a time before a change")
+    parser.add_count("to_requests", 1, "requests at a time after it")
+    parser.add_count("changes", 6, "changes there and back")
+    parser.add_count("output_tokens", 1024, "tokens a request between two changes")
+    parser.add_record(BUILD / "depth")
+    args = parser.parse_args(argv)
+    record = parser.open_record("changes", args, argv)
+    sides = (
+        (args.from_requests, args.texts or args.model / "heldout"),
+        (args.to_requests, args.other_texts or args.texts or args.model / "heldout"),
+    )
+    scratch = record.path.parent
+    variant = list_variants(args.policy, args.draft, FIXED, scratch)[-1]
+    if not all(str(number) in record for number in range(2 * args.changes)):
+        with serve(args.model, [variant], prepare(args.model)) as (server,):
+            for number in range(2 * args.changes):
+                requests, texts = sides[number % 2]
+                looks = decode(server, draw_prompts(texts, args.model, requests, number, scratch), args.output_tokens)
+                record.add(str(number), requests=requests, texts=texts.name, looks=looks)
+    tabulate_changes(record.points).show(record.path)
+
+
+def decode(server: Server, prompts: list[str], tokens: int) -> Looks:
+    """Decode a batch of prompts. Return what was read of its batch size meanwhile."""
+    looks: list[tuple[int, int]] = []
+    thread = threading.Thread(
+        target=server.generate, args=(prompts,), kwargs={"max_new_tokens": tokens, "ignore_eos": True}
+    )
+    thread.start()
+    while thread.is_alive():
+        sizes: list[dict[str, Any]] = server.get("/expert_policy")["draft_depth"]["batch_sizes"]
+        fitting = [one for one in sizes if one["batch_size"] >= len(prompts)]
+        if fitting:
+            looks.append((fitting[0]["verifications"], fitting[0]["depth"]))
+        time.sleep(0.05)
+    thread.join()
+    return looks
+
+
+def find_arrival(looks: Looks) -> int | None:
+    """Return the verifications after which the depth was the one that it had most of the rest; None without a look.
+
+    The first look is the begin. What is read between two looks is taken to be of the latter, so the number is not too
+    small.
+    """
+    if not looks:
+        return None
+    begin, rest = looks[0][0], [depth for count, depth in looks if count >= looks[0][0] + ALLOWED]
+    settled = rest or [depth for _, depth in looks]
+    usual = max(sorted(set(settled)), key=settled.count)
+    return next((count - begin for count, depth in looks if depth == usual), None)
+
+
+def tabulate_changes(points: Mapping[str, Any]) -> Table:
+    """Return a row a change; the first batch is none."""
+    rows = []
+    for number, point in points.items():
+        looks = [(count, depth) for count, depth in point["looks"]]
+        arrived = find_arrival(looks)
+        if number != "0":
+            depth = looks[-1][1] if looks else "-"
+            rows.append([f"{point['requests']} at a time, {point['texts']}", str(depth), str(arrived)])
+    note = f"Verifications from the first look at a batch until the depth that it kept; allowed are {ALLOWED}."
+    return Table("Changes of the traffic", ["to", "depth", "verifications"], rows, note)
+
+
+if __name__ == "__main__":
+    run_main("depth.changes", main)

@@ -1,0 +1,100 @@
+"""Draft depths: the servers that are compared, the table, the picture, and what is missed; without a server."""
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmark.common.rounds import Series, Workload
+from benchmark.common.variant import Variant
+from benchmark.depth.__main__ import list_variants, main
+from benchmark.depth.changes import find_arrival, tabulate_changes
+from benchmark.depth.report import THROUGHPUT, UPSTREAM, find_missed, key_of, name_of, plot_depths, tabulate_depths
+
+SPEEDS = {
+    1: {0: 40.0, 1: 50.0, 3: 60.0, UPSTREAM: 55.0, THROUGHPUT: 59.0},
+    16: {0: 170.0, 1: 150.0, 3: 120.0, UPSTREAM: 150.0, THROUGHPUT: 163.0},
+}
+
+
+def make_points(tmp_path, speeds=SPEEDS, policy: str = "off") -> dict[str, Any]:
+    """A record of two rounds; in the second all are twice as fast."""
+    points = {}
+    for requests, by_depth in speeds.items():
+        series = []
+        for depth, speed in by_depth.items():
+            results = [
+                {"output_throughput": speed * turn, "median_tpot_ms": 1, "median_ttft_ms": 1, "accept_length": None}
+                for turn in (1, 2)
+            ]
+            one = Series(Variant(name_of(policy, depth), None, {}))
+            series.append({"variant": vars(one.variant), "command": [], "results": results, "evidence": []})
+        workload = vars(Workload(tmp_path, tmp_path, rounds=2, concurrency=requests))
+        points[key_of(policy, requests)] = json.loads(json.dumps({"workload": workload, "series": series}, default=str))
+    return points
+
+
+def test_the_table_marks_the_best_fixed_depth_and_what_the_chosen_one_reaches(tmp_path):
+    table = tabulate_depths(make_points(tmp_path))
+    assert table.headings[:5] == ["policy", "requests", "no drafts", "1 draft", "3 drafts"]
+    assert table.rows == [
+        ["off", "1", "60.0", "75.0", "**90.0**", "82.5", "88.5", "0.98", "1.48", "1.07"],
+        ["off", "16", "**255.0**", "225.0", "180.0", "225.0", "244.5", "0.96", "0.96", "1.09"],
+    ]
+
+
+def test_what_is_missed_is_named(tmp_path):
+    missed = find_missed(make_points(tmp_path))
+    assert missed == [
+        "off, 16 at a time: 0.959 of no drafts, must be 0.97",
+        "off, 16 at a time: 0.959 of no drafts, must be 0.97",
+    ]
+    slower = {1: SPEEDS[1] | {UPSTREAM: 60.0}}
+    assert find_missed(make_points(tmp_path, slower)) == [f"off, 1 at a time: 0.983 of {UPSTREAM}, must be 1.0"]
+
+
+def test_the_picture_has_a_panel_a_policy(tmp_path):
+    file = tmp_path / "depth.png"
+    plot_depths(make_points(tmp_path) | make_points(tmp_path, policy="xshare:k0=1,add=8"), file)
+    assert file.stat().st_size > 10_000
+
+
+def test_servers_differ_in_their_drafts_alone(tmp_path):
+    variants = list_variants("xshare:k0=1,add=8", tmp_path, [0, 1, 3], tmp_path)
+    assert [one.name.rpartition(", ")[2] for one in variants] == [
+        *("no drafts", "1 draft", "3 drafts", UPSTREAM, THROUGHPUT)
+    ]
+    assert {(one.policy, json.dumps(one.keys)) for one in variants} == {("xshare", '{"k0": 1, "add": 8}')}
+    none, first, third, upstream, ours = ([*one.args] for one in variants)
+    assert not any("speculative" in flag for flag in none)
+    steps = [args[args.index("--speculative-num-steps") + 1] for args in (first, third, upstream, ours)]
+    assert steps == ["1", "3", "3", "3"]
+    assert upstream[-3:] == ["--speculative-adaptive", "--expert-policy-draft-depth", "upstream"]
+    assert ours[-2:] == ["--expert-policy-draft-depth", "throughput"]
+    assert json.loads((tmp_path / "candidates.json").read_text()) == {"1": {"candidate_steps": [1, 3]}}
+
+
+def test_without_depth_0_there_is_nothing_to_compare_with(tmp_path):
+    with pytest.raises(SystemExit, match="--fixed 1 3: must contain 0"):
+        main(["--fixed", "1", "3", "--out", str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("looks", "arrived"),
+    [
+        ([(1000, 3), (1040, 5), (1080, 0), (1120, 5), (1400, 5), (1500, 5)], 40),
+        ([(1000, 5), (1400, 5)], 0),
+        ([(10, 3), (20, 3)], 0),  # too short to have settled: the depth that it had most
+        ([], None),
+    ],
+)
+def test_a_change_arrives_with_the_depth_that_is_kept(looks, arrived):
+    assert find_arrival(looks) == arrived
+
+
+def test_changes_are_rows_without_the_first_batch():
+    points = {
+        "0": {"requests": 16, "texts": "heldout", "looks": [[8, 3]]},
+        "1": {"requests": 1, "texts": "heldout", "looks": [[5, 3], [50, 5], [400, 5]]},
+    }
+    assert tabulate_changes(points).rows == [["1 at a time, heldout", "5", "45"]]

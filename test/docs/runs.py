@@ -81,10 +81,6 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     " --speculative-adaptive --expert-policy-draft-depth throughput": Elsewhere(
         "test/served/test_draft_depth.py", "its draft takes flags of its own on a CPU"
     ),
-    "sglang serve --model-path DIR --speculative-algorithm EAGLE3 --speculative-draft-model-path DRAFT"
-    " --speculative-adaptive --expert-policy-draft-depth throughput": Elsewhere(
-        "test/served/test_draft_depth.py", "its draft takes flags of its own on a CPU"
-    ),
     "sglang-xshare calibrate --model DIR --texts DIR --out FILE": Run(
         {**OWN, "FILE": "{scratch}/table"}, "--tokens 256", "1024 ids x 32 dimensions", is_long=True
     ),

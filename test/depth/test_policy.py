@@ -134,15 +134,17 @@ def test_a_switch_of_the_policy_forgets_the_times_and_keeps_the_acceptance():
 
 
 def test_times_across_a_switch_of_the_policy_are_left_out():
-    """Of a step that was launched before the switch, and the first after it."""
-    switches = [0]
-    server = Simulation(noise=0.0, options={"count_switches": lambda: switches[0]})
-    server.serve(TRAFFIC, 300)
-    switches[0] = 1
-    slower = Traffic(2, WELL, costs(90e-3, 1e-3))
-    server.serve(slower, 300)
-    seconds = server.policy.depths.sizes[2].seconds
-    assert seconds == pytest.approx({depth: slower.seconds(depth) for depth in seconds})
+    """Those of a step that was launched before it, and of the first after it: a step of each kind is between them."""
+    switches, forwards = [0], iter(range(100))
+    policy = ThroughputPolicy(Candidates(), 3, forwards.__next__, lambda: switches[0])
+    for now in (0, 0, 1, 1, 1):
+        switches[0] = now
+        policy.get_steps_for_batch(2)
+        if policy._launched[0].forwards < policy._launched[-1].forwards:
+            policy.on_verify_complete([1, 1], 2)
+    policy.on_verify_complete([1, 1], 2)
+    assert policy.verifications == 5
+    assert [launch.forwards for launch, _ in policy._taken] == [3, 4]
 
 
 def test_what_acceptance_auto_stands_for_is_the_share_of_all_drafts():

@@ -70,7 +70,7 @@ def test_prefills_between_steps_are_in_no_time():
     traffic = Traffic(4, WELL, costs(10e-3, 1e-3))
     server = Simulation(noise=0.0)
     for number in range(600):
-        if number % 3 == 0:
+        if number % 2 == 0:
             server.prefill(1.0)
         server.step(traffic)
     seconds = server.policy.depths.sizes[4].seconds

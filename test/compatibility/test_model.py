@@ -129,7 +129,12 @@ def test_rows_that_a_flag_could_not_read_are_refused(flag, policy, keys, check):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"attn_dp_size": 2}, {"moe_a2a_backend": "deepep"}, {"speculative_adaptive": True}]
+    "changes",
+    [
+        {"attn_dp_size": 2},
+        {"moe_a2a_backend": "deepep"},
+        {"speculative_adaptive": True, "expert_policy_draft_depth": "upstream"},
+    ],
 )
 def test_drafts_are_not_estimated_where_ranks_would_differ_or_drafts_do(changes):
     served = read_model(model("Qwen3MoeForCausalLM", **QWEN3), "path")
@@ -147,9 +152,6 @@ def test_drafts_whose_depth_is_chosen_here_are_estimated():
     drafts = {"speculative_algorithm": "EAGLE3", "speculative_num_draft_tokens": 4, "speculative_adaptive": True}
     for chosen in ({"expert_policy": "xshare"}, {"expert_policy_draft_depth": "throughput"}):
         assert check_schedule(schedule, served, SimpleNamespace(**CONFIG | drafts | chosen))[1] == []
-    with refused("--expert-policy-config acceptance auto"):
-        follows = {"expert_policy": "xshare", "expert_policy_draft_depth": "upstream"}
-        check_schedule(schedule, served, SimpleNamespace(**CONFIG | drafts | follows))
 
 
 def test_a_schedule_is_checked_by_itself_as_a_live_switch_does():

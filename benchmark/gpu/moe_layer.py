@@ -168,9 +168,8 @@ def _make_layer(shape: Shape, plan: SelectionPlan | None, rows: int, device: str
     from sglang.srt.layers.moe.topk import TopKConfig
 
     layer = Layer(0, TopKConfig(top_k=shape.top_k, renormalize=True), None)
-    layer.slot.frame = Frame(
-        [Assignment(plan, Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=device))))]
-    )
+    step = Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=device)))
+    layer.slot.frame = Frame().begin([Assignment(plan, step)])
     return layer
 
 

@@ -229,7 +229,7 @@ def check_request(manager: Any, sampling_params: Any, request: Any) -> None:
 def admit(scheduler: Any, req: Any) -> None:
     """A request enters a scheduler's queue: whether it is exact is decided."""
     if _stage is not None:
-        if _control is not None and _stage.reporter is None:
+        if _control is not None:
             _control.begin(scheduler)
         _stage.admit(scheduler, req)
 

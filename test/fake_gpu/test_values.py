@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmark.common.paths import ROOT
+from sglang_xshare.stage.switch import switch
 
 if not os.environ.get("FAKE_GPU_VALUES"):
 
@@ -79,13 +80,13 @@ else:
         graph, logits, set_live = capture(model, stage)
         for seed, (live, add) in enumerate(((8, 4), (5, 4), (8, 1), (3, 6))):
             plan = {"policy": "xshare", "k0": 1, "add": add}
-            stage.switch(build_schedule("xshare", {"k0": 1, "add": add}, speculative=False), REPORTER)
+            switch(stage, build_schedule("xshare", {"k0": 1, "add": add}, speculative=False), REPORTER)
             given = 2 * torch.randn(ROWS, EXPERTS, generator=torch.Generator().manual_seed(seed))
             logits.copy_(given)
             set_live(live)
-            before = stage.counters.totals.cpu()
+            before = stage.acting.counters.totals.cpu()
             graph.replay()
-            steps, _, active, kept, *_ = (stage.counters.totals.cpu() - before)[0].tolist()
+            steps, _, active, kept, *_ = (stage.acting.counters.totals.cpu() - before)[0].tolist()
             expected = find_expected(given, plan, live)
             assert (steps, active) == (1, expected[0]), (live, add)
             assert kept == pytest.approx(expected[1], rel=1e-5)
@@ -104,9 +105,9 @@ else:
             stage.begin_forward(batch_of(reqs))
             given = 2 * torch.randn(ROWS, EXPERTS, generator=torch.Generator().manual_seed(seed))
             logits.copy_(given)
-            before = stage.counters.totals.cpu()
+            before = stage.acting.counters.totals.cpu()
             graph.replay()
-            counts = (stage.counters.totals.cpu() - before)[0]
+            counts = (stage.acting.counters.totals.cpu() - before)[0]
             exact = torch.tensor([row in numbers for row in range(ROWS)])
             wanted = select(given, build_plan(plan), Router(TOP_K), Batch(exact=exact), backend="reference")
             own = given.topk(TOP_K).indices
@@ -140,9 +141,9 @@ else:
             loaded = [torch.randperm(EXPERTS, generator=draw) < SLOTS for _ in places]
             for place, there in zip(places, loaded, strict=True):
                 place.copy_(torch.where(there, 0, -1).int())
-            before = stage.counters.totals.cpu()
+            before = stage.acting.counters.totals.cpu()
             graph.replay()
-            counts = stage.counters.totals.cpu() - before
+            counts = stage.acting.counters.totals.cpu() - before
             for layer, there in zip(counts, loaded, strict=True):
                 batch = Batch(resident=there, slots=SLOTS)
                 plan = build_plan({"policy": "xshare", "k0": 1, "add": 2})
@@ -188,4 +189,4 @@ else:
                 for layer in counters.totals.cpu() - former:
                     assert (layer[STEPS], layer[ROWS_], layer[AFTER]) == (1, live, expected[0])
                     assert layer[KEPT] == pytest.approx(expected[1], rel=1e-5)
-            stage.switch(build_schedule("observe", plans, speculative=False), REPORTER)
+            switch(stage, build_schedule("observe", plans, speculative=False), REPORTER)

@@ -7,6 +7,7 @@ import pytest
 from live.schedulers import REPORTER
 from live.test_control import control
 from sglang_xshare.stage.evidence.counters import Counters
+from sglang_xshare.stage.switch import switch
 from stage.fake import XSHARE, run
 
 __all__ = ["control"]
@@ -88,6 +89,6 @@ def test_a_fallback_between_two_gets_counts_anew(control, clock):
     asked = control()
     run(asked.model, "decode", 4)
     asked.get()
-    asked.stage.switch(None, REPORTER)
+    switch(asked.stage, None, REPORTER)
     told = asked.get()
     assert (told["policy"], told["since_switch"]["layer_steps"]) == ("vanilla", 0)

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_xshare import hooks
 from sglang_xshare.stage.evidence.interval import OUTCOMES
+from sglang_xshare.stage.frame import Slot
 from sglang_xshare.stage.layer import Layer
 
 EXPERTS, TOP_K = 32, 4
@@ -64,7 +65,8 @@ class Model:
 
 def bind(model: Any, **options: Any) -> list[Layer]:
     """The layers of a model, whose routers have the configs that carry them."""
-    layers = [Layer(number, config, None, **options) for number, config in enumerate(model.configs)]
+    slot = Slot()
+    layers = [Layer(n, config, None, slot=slot, number=n, **options) for n, config in enumerate(model.configs)]
     model.configs = [layer.upstream for layer in layers]
     return layers
 
@@ -167,7 +169,7 @@ def make_reporter(forwards: int = 0, **changes: Any) -> SimpleNamespace:
 
 def outcomes(installed: Any) -> dict[str, int]:
     """What a stage has counted of its steps."""
-    counts = dict(zip(OUTCOMES, installed.counters.outcomes.tolist(), strict=True))
+    counts = dict(zip(OUTCOMES, installed.acting.counters.outcomes.tolist(), strict=True))
     return {outcome: count for outcome, count in counts.items() if count}
 
 

@@ -134,7 +134,7 @@ def run(case: Case) -> dict[str, Any]:
         recorded=not masked,
     )
     plan = build_plan(PLANS[case.plan])
-    layer.slot.frame = Frame([Assignment(plan, Step("decode", ROWS, Batch(valid)))])
+    layer.slot.frame = Frame().begin([Assignment(plan, Step("decode", ROWS, Batch(valid)))])
     info, owner = make_places(case.places)
     chosen = select(logits, plan, layer.router, Batch(valid), backend="reference")
 

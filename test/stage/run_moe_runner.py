@@ -37,7 +37,7 @@ def align(ids: torch.Tensor, block_size: int, num_experts: int) -> tuple[torch.T
 def make_layer(plan: SelectionPlan, rows: int, valid: torch.Tensor | None) -> Layer:
     """Return a layer under policy in a decode step."""
     layer = Layer(0, TopKConfig(top_k=TOP_K, renormalize=True), None)
-    layer.slot.frame = Frame([Assignment(plan, Step("decode", rows, Batch(valid)))])
+    layer.slot.frame = Frame().begin([Assignment(plan, Step("decode", rows, Batch(valid)))])
     finish = lambda config, *rest: layer.finish(*rest)  # noqa: E731
     routing = SimpleNamespace(route=lambda config, logits: config, finish=finish)
     hooks._stage = SimpleNamespace(routing=routing)  # type: ignore[assignment]

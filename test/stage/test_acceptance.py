@@ -12,6 +12,7 @@ from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.acceptance import MEMORY, Acceptance, estimate
 from sglang_xshare.stage.evidence.metadata import KEY, Forward
+from sglang_xshare.stage.switch import switch
 from sglang_xshare.upstream.server import draft_width
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch, runner
 
@@ -191,19 +192,19 @@ def test_a_switch_takes_what_was_counted_before(serve, reporter):
     server.accept((8000, 0))
     server.check(0.5)
 
-    def switch(policy: str, **keys: Any) -> None:
-        server.stage.switch(build_schedule(policy, keys, speculative=True), reporter)
+    def take(policy: str, **keys: Any) -> None:
+        switch(server.stage, build_schedule(policy, keys, speculative=True), reporter)
 
-    switch("xshare", **AUTO)
+    take("xshare", **AUTO)
     server.check(1 / 64)
-    switch("vanilla")
+    take("vanilla")
     server.accept((100_000, 300_000))
     server.verify()
     assert server.model.routed == [None, None]
-    switch("xshare", **AUTO)
+    take("xshare", **AUTO)
     server.check(server.stage.acceptance.number)
     assert server.stage.acceptance.number > 0.9
-    switch("xshare", **AUTO | {"acceptance": 1.0})
+    take("xshare", **AUTO | {"acceptance": 1.0})
     server.check(1.0)
 
 

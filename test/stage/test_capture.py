@@ -91,5 +91,5 @@ def test_vanilla_forward_can_be_compiled(attach):
     installed = attach(model, **XSHARE)
     assert model.forward(None, None, forward_batch("prefill", 4)) == TOP_K**2
     assert layers(torch.ones(1)).item() == TOP_K**2
-    counts = dict(zip(OUTCOMES, installed.counters.outcomes.tolist(), strict=True))
+    counts = dict(zip(OUTCOMES, installed.acting.counters.outcomes.tolist(), strict=True))
     assert {outcome for outcome, count in counts.items() if count} == {"prefill"}

@@ -12,6 +12,7 @@ from sglang_xshare import hooks
 from sglang_xshare.live.control import Control
 from sglang_xshare.stage.frame import Assignment
 from sglang_xshare.stage.step import StepKey
+from sglang_xshare.stage.switch import switch
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, XSHARE, Model, allows_graph, forward_batch, make_reporter, runner
 from stage.switching import PLANS, schedule
@@ -40,7 +41,7 @@ def serve(attach, monkeypatch):
         hooks.attach(model_runner)
         served = SimpleNamespace(model=model, stage=hooks._stage, differs=[])
         served.stage.agreement._gather = lambda own, ranks: torch.cat([own, own * (1 + len(served.differs))])
-        served.stage.reporter = make_reporter(current_scheduler_metrics_enabled=False)
+        served.stage.reports.reporter = make_reporter(current_scheduler_metrics_enabled=False)
 
         def decode() -> list[bool]:
             """A step; whether each layer selects."""
@@ -74,11 +75,11 @@ def test_what_is_posted_later_is_compared_at_once(serve):
     served = serve()
     for _ in range(600):
         served.decode()
-    served.stage.switch(schedule(PLANS[0]), served.stage.reporter)
+    switch(served.stage, schedule(PLANS[0]), served.stage.reports.reporter)
     served.differs = [1]
     assert (served.decode(), served.decode()) == ([True] * 3, [False] * 3)
     served.differs = []
-    served.stage.switch(schedule(PLANS[0]), served.stage.reporter)
+    switch(served.stage, schedule(PLANS[0]), served.stage.reports.reporter)
     assert served.stage.disagreement is None
     assert [served.decode() for _ in range(4)] == [[True] * 3] * 4
     assert served.stage.switches == 3
@@ -129,7 +130,7 @@ def test_where_no_policy_is_in_force_there_is_nothing_to_go_back_to(serve, caplo
     served.decode()
     served.decode()
     served.decode()
-    served.stage.switch(None, served.stage.reporter)
+    switch(served.stage, None, served.stage.reports.reporter)
     served.differs = [1]
     served.decode()
     assert "; no policy is in force" in caplog.text

@@ -9,10 +9,11 @@ import torch
 from sglang_xshare.policies.plan import SelectionPlan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, encode
+from sglang_xshare.stage.evidence.counters import Counters
 from sglang_xshare.stage.frame import Assignment, Frame, Slot
 from sglang_xshare.stage.graphs import Graphs, assign, describe_misfits, open_up
 from sglang_xshare.stage.in_force import InForce
-from sglang_xshare.stage.lane import make_lanes
+from sglang_xshare.stage.lane import Lane, make_lanes
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.step import Step, StepKey
 from sglang_xshare.types import Batch
@@ -33,20 +34,18 @@ def _scaling(monkeypatch):
 def make_plans(keys: dict[str, Any]) -> InForce:
     own = {name: value for name, value in keys.items() if name != "policy"}
     schedule = build_schedule(keys["policy"], own, speculative="acceptance" in keys)
-    return InForce(schedule, BATCHES, lanes=make_lanes(schedule, num_layers=2, device="cpu"))
+    return InForce(schedule, BATCHES, lanes=make_lanes(schedule, Lane(None, Counters(2, "cpu"))))
 
 
 def make_layers(count: int) -> list[Layer]:
     """Layers of one stage."""
-    layers, slot = [Layer(number, Config(), None) for number in range(count)], Slot()
-    for number, layer in enumerate(layers):
-        layer.number, layer.slot = number, slot
-    return layers
+    slot = Slot()
+    return [Layer(number, Config(), None, slot=slot, number=number) for number in range(count)]
 
 
 def place(layers: list[Layer], assignments: list[Assignment]) -> Frame:
     """A forward in which layers have these assignments."""
-    layers[0].slot.frame = frame = Frame(assignments)
+    layers[0].slot.frame = frame = Frame().begin(assignments)
     return frame
 
 
@@ -78,19 +77,23 @@ def record(graphs: Graphs, plans: InForce, layers: list[Layer], rows: int) -> li
 
 def capture_anew(graphs: Graphs, plans: InForce, layers: list[Layer]) -> dict[tuple[int, int], SelectionPlan | None]:
     """As a weight update has SGLang do it, under the plans in force: by layer and rows, whose kernel is captured."""
-    kept, found = dict(graphs._captured), {}
+    kept, found = {key: dict(layers) for key, layers in graphs.captured.items()}, {}
     for rows in ROWS:
         run(graphs, plans, layers, Step("decode", rows, Batch()))
         for layer, assignment in zip(layers, record(graphs, plans, layers, rows), strict=True):
-            assert assignment.buffer is kept[layer, StepKey("decode", rows)].buffer, "no copy in a capture"
+            assert assignment.buffer is kept[StepKey("decode", rows)][layer].buffer, "no copy in a capture"
             found[layer.layer_id, rows] = assignment.plan
     return found
 
 
 def read(graphs: Graphs) -> dict[tuple[int, int], list[int]]:
     """The numbers that each graph's kernels would read, by layer and rows."""
-    buffers = {(layer.layer_id, key.rows): kept.buffer for (layer, key), kept in graphs._captured.items()}
-    return {place: buffer.values.tolist() for place, buffer in buffers.items() if buffer is not None}
+    return {
+        (layer.layer_id, key.rows): kept.buffer.values.tolist()
+        for key, layers in graphs.captured.items()
+        for layer, kept in layers.items()
+        if kept.buffer is not None
+    }
 
 
 def test_numbers_are_written_for_every_layer_and_size():

@@ -64,7 +64,7 @@ def make_ids(rows: int = ROWS) -> torch.Tensor:
 
 def make_layer(config: Config | None = None, **options: Any) -> Layer:
     layer = Layer(0, config or Config(), None, **options)
-    layer.slot.frame = Frame([Assignment(PLAN, Step("decode", ROWS, Batch()))])
+    layer.slot.frame = Frame().begin([Assignment(PLAN, Step("decode", ROWS, Batch()))])
     return layer
 
 
@@ -171,8 +171,7 @@ def test_ids_that_upstream_has_changed_get_upstreams_answer(aligns):
     renumbered = ids.clone()
     layer.finish(renumbered, weights)
     assert align(renumbered)[1] == 1
-    assert align(ids)[1] == 1
-    assert not handover.taken, "nor is the offer made for what they were"
+    assert not handover.taken
 
 
 @pytest.mark.parametrize("options", [{"renumbers": True}, {"convention": DROPPED}])
@@ -184,7 +183,7 @@ def test_layers_whose_ids_are_not_final_offer_nothing(aligns, options):
 def test_a_rank_that_keeps_its_own_rows_offers_nothing(aligns, monkeypatch):
     layer = make_layer()
     step = Step("decode", 2 * ROWS, Batch(), Gather((ROWS, ROWS), 0))
-    layer.slot.frame = Frame([dataclasses.replace(layer.assignment, step=step)])
+    layer.slot.frame = Frame().begin([dataclasses.replace(layer.assignment, step=step)])
     monkeypatch.setattr(layer, "collect", lambda logits: torch.cat([logits, logits]))
     ids = route(layer)
     assert ids.shape == (ROWS, TOP_K)

@@ -79,7 +79,7 @@ def forward(monkeypatch):
         vars(module).update(topk_config=config, layer_id=0, is_draft=True, waterfill_balancer=None)
         module.enable_waterfill = False
         layer = Layer(0, config, None, convention=convention, routes_itself=True)
-        layer.slot.frame = Frame([Assignment(build_plan("oea", k0=1), Step("decode", len(logits), Batch()))])
+        layer.slot.frame = Frame().begin([Assignment(build_plan("oea", k0=1), Step("decode", len(logits), Batch()))])
         module.topk_config = layer.upstream
         monkeypatch.setattr(hooks, "_stage", object() if on else None)
         return topk.TopK.forward_cuda(module, torch.randn(len(logits), 8), logits), layer

@@ -27,7 +27,7 @@ def test_padding_rows_make_no_expert_active(attach):
     live = set(ids[:3].flatten().tolist())
     assert set(ids.flatten().tolist()) == live
     assert weights[3:].eq(0).all()
-    assert installed.counters.totals[0, [2, 4]].tolist() == [len(live), 3]
+    assert installed.acting.counters.totals[0, [2, 4]].tolist() == [len(live), 3]
 
 
 def test_masking_alone_keeps_every_rows_own_experts(attach):

@@ -8,6 +8,7 @@ from ..policies import VANILLA
 from ..policies.plan import SelectionPlan
 from ..refusal import REFUSED, ExpertPolicyError, refusal
 from ..selection.mask import check_maskable
+from ..stage.frame import Slot
 from ..stage.layer import DROPPED, FILLED, MASKED, Layer
 from ..stage.placement import read_placement
 from ..upstream.paging import find_paging
@@ -70,7 +71,8 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
     plans = _build_plans(arguments, list(numbers.values()))
     placement = read_placement(model_runner)
     paging = {number_layer(name, module.layer_id): find_paging(module) for name, module in experts.items()}
-    layers = []
+    layers: list[Layer] = []
+    slot = Slot()
     for name, module in routers.items():
         try:
             output_format = "standard" if on_cpu else read_output_format(module.topk_config)
@@ -82,7 +84,8 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
             else:
                 options = _read_options(runner, output_format, config)
             recorded, pool = config.enable_return_routed_experts, paging.get(numbers[name])
-            layer = Layer(numbers[name], module.topk_config, placement, recorded=recorded, paging=pool, **options)
+            options |= {"recorded": recorded, "paging": pool, "slot": slot, "number": len(layers)}
+            layer = Layer(numbers[name], module.topk_config, placement, **options)
             if recorded and layer.routes_itself:
                 raise ValueError(
                     f"MoE runner {runner.name} ranks the logits itself, of which --enable-return-routed-experts would "

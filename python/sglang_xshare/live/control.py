@@ -16,6 +16,7 @@ from ..policies.schedule import Schedule, build_schedule
 from ..stage.evidence.counters import KEPT, Reader
 from ..stage.in_force import InForce
 from ..stage.stage import Stage
+from ..stage.switch import check_switch, switch
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import attention_dp_size, model_config, pages_experts, resolved
 from . import ADDED, ASKED, COUNTING_PERIOD, PATH
@@ -59,7 +60,7 @@ class Control:
     def __init__(self, stage: Stage, server_args: Any) -> None:
         self.stage = stage
         self.server_args = server_args
-        self._is_trial = False
+        self._has_begun = self._is_trial = False
         self._posted = stage.switches
         """The number of the last switch that a POST made."""
         self._checked: Checked | None = None
@@ -107,7 +108,7 @@ class Control:
         warnings = self._check(schedule, find_limit(reporter.scheduler))
         rule = self.stage.in_force.rule
         kept = rule if is_trial else None
-        latter, _ = self.stage.check_switch(schedule, kept, recaptures)
+        latter, _ = check_switch(self.stage, schedule, kept, recaptures)
         if latter.rule != rule and latter.schedule is not None and "exact" not in latter.schedule.given:
             lost = as_json({name: value for name, value in asdict(rule).items() if value not in (None, False)})
             reason = "from now on a request is exact only if it asks for it; to keep the rule, send it again"
@@ -126,7 +127,7 @@ class Control:
         if checked.switches != stage.switches:
             raise ValueError("the policy changed after the check; ask again")
         self._former = Former(epoch, stage.in_force, stage.disagreement, self._is_trial)
-        seconds = stage.switch(checked.schedule, reporter, number, checked.rule, checked.recaptures)
+        seconds = switch(stage, checked.schedule, reporter, number, checked.rule, checked.recaptures)
         self._posted, self._is_trial = number, checked.is_trial
         for warning in checked.warnings:
             logger.warning(warning)
@@ -142,15 +143,18 @@ class Control:
         former = self._former
         if former is None or former.epoch != epoch:
             return {"restored": False}
-        self.stage.switch(former.in_force.schedule, reporter, number, former.in_force.rule)
+        switch(self.stage, former.in_force.schedule, reporter, number, former.in_force.rule)
         self.stage.disagreement = former.disagreement
         self._posted, self._is_trial = number, former.is_trial
         return {"restored": True}
 
     def begin(self, scheduler: Any) -> None:
-        """Log a warning, before the first request, if the policy can act in no step: SGLang decides how many requests
+        """Log a warning, in the first call, if the policy can act in no step: SGLang decides how many requests
         run at once only after the checks of the start.
         """
+        if self._has_begun:
+            return
+        self._has_begun = True
         schedule, requests = self.stage.in_force.schedule, find_limit(scheduler)
         for part in schedule.parts if schedule and requests and is_first_rank() else ():
             missed = find_missed(part, resolved(self.server_args), requests)
@@ -198,7 +202,8 @@ class Control:
         """Return the counters, the counters since the last switch, and the age of both in seconds."""
         stage, now = self.stage, time.monotonic()
         if self._looked is None or now - self._looked[0] >= COUNTING_PERIOD or stage.switches != self._looked[1]:
-            counts = {"counters": self._count(Reader(stage.counters)), "since_switch": self._count(stage.since_switch)}
+            readers = {"counters": Reader(stage.acting.counters), "since_switch": stage.acting.since_switch}
+            counts = {name: self._count(reader) for name, reader in readers.items()}
             self._looked = now, stage.switches, counts
         at, _, counts = self._looked
         return counts | {"counted_ago": now - at}
@@ -206,9 +211,9 @@ class Control:
     def _count(self, reader: Reader) -> dict[str, Any]:
         """What was counted since a reader's last look, in all and by MoE layer. Waits for the device."""
         interval, rows = reader.look()
+        names = self.stage.acting.counters.names
         layers = [
-            {"layer": layer.layer_id, **{name: int(row[column]) for name, column in self.stage.counters.names.items()}}
-            | {"kept_mass": row[KEPT]}
+            {"layer": layer.layer_id} | {name: int(row[names[name]]) for name in names} | {"kept_mass": row[KEPT]}
             for layer, row in zip(self.stage.layers, rows, strict=True)
         ]
         return asdict(interval) | {"by_layer": layers}

@@ -12,7 +12,7 @@ def wrap_calls(model_runner: Any, stage: Stage) -> None:
     """Put a stage around a loaded model and its runner."""
     wrap_model(model_runner.model, stage)
     wrap_runner(model_runner, stage)
-    for router in list_routers(model_runner.model) if stage.ranks is not None else ():
+    for router in list_routers(model_runner.model) if stage.in_force.ranks is not None else ():
         wrap_router(router, stage)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..types import Selection
 from .evidence.counters import Counters, Tables
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from ..policies.schedule import Schedule
     from ..selection.cpu_call import Call
     from ..selection.triton_kernel.budgets import Budgets
-    from .handover import Offer
 
-    Calls = dict[tuple[object, ...], tuple[SelectionPlan, Call | None]]
+Calls: TypeAlias = "dict[tuple[object, ...], tuple[SelectionPlan, Call | None]]"
+"""Compiled calls on a CPU, by layer, plan and shape of a step."""
 
 
 class PolicyBypassed(RuntimeError):
@@ -57,33 +57,14 @@ class Frame:
     assignments: Sequence[Assignment] = ()
     selections: list[Selection | None]
     """Each layer's selection; None before the layer selects, and without a plan."""
-    made: Offer | None = None
-    """The alignment that a layer has made, until its ids are finished."""
     is_running = False
     """True while the target model's forward runs, in which layers route."""
 
-    def __init__(self, assignments: Sequence[Assignment] = ()) -> None:
-        if assignments:
-            self._assign(assignments)
-            self.is_running = True
-
-    def begin(
-        self,
-        step: Step | None,
-        outcome: str,
-        tables: Sequence[Tables],
-        assignments: Sequence[Assignment],
-        calls: Calls,
-        observed: Schedule | None,
-    ) -> None:
-        """Begin the model's forward, in which layers have these assignments. The arguments are as in the class."""
-        self.step, self.outcome, self.tables, self.calls, self.observed = step, outcome, tables, calls, observed
-        self._assign(assignments)
+    def begin(self, assignments: Sequence[Assignment]) -> Frame:
+        """Begin the model's forward, in which layers have these assignments. Return the frame."""
+        self.assignments, self.selections = assignments, [None] * len(assignments)
         self.is_running = True
-
-    def _assign(self, assignments: Sequence[Assignment]) -> None:
-        self.assignments = assignments
-        self.selections = [None] * len(assignments)
+        return self
 
     def check(self, layer_ids: Sequence[int]) -> bool:
         """Return whether some layer has selected. Raises `PolicyBypassed` if a layer with a plan has not selected."""
@@ -96,8 +77,9 @@ class Frame:
 
 
 class Slot:
-    """The place of the current frame, which a stage and its layers share. `counters` count calls without a frame."""
+    """The place of the current frame, which a stage and its layers share. The stage's `counters` count the calls of
+    layers without a frame.
+    """
 
-    def __init__(self, counters: Counters | None = None) -> None:
-        self.frame: Frame | None = None
-        self.counters = counters
+    frame: Frame | None = None
+    counters: Counters | None = None

@@ -14,11 +14,10 @@ from ..policies.exact import Rule
 from ..policies.plan import SelectionPlan
 from ..policies.schedule import Schedule
 from ..policies.spelling import spell_policy
-from ..selection.cpu_call import Call
 from ..upstream.batches import Batches
 from .evidence.figures import hash_plan
 from .evidence.metadata import Forward
-from .frame import Assignment
+from .frame import Assignment, Calls
 from .gather import Ranks
 from .lane import Lane
 from .layer import Layer
@@ -28,6 +27,8 @@ REASONS = ("vanilla", "phase", "min_rows", "max_rows", "unchanged", "override")
 """Why a layer has no plan. A step in which no layer has one is counted under the first of these that holds for some
 layer: the first four hold for all layers alike, "override" is last, since it may hold for a few alone.
 """
+Place = tuple[Layer, StepKey]
+"""A layer in a step of this key."""
 LONGEST = 100
 """Characters of a policy in a response; a front of `xshare` with all its keys takes 60."""
 
@@ -51,27 +52,14 @@ class InForce:
     lanes: Sequence[Lane] = ()
     is_named: bool = True
 
-    @cached_property
-    def assigned(self) -> dict[StepKey, tuple[list[Assignment], set[str | None]]]:
-        """The results of `graphs.assign` for steps without padding and without exact rows."""
-        return {}
-
-    @cached_property
-    def calls(self) -> dict[tuple[object, ...], tuple[SelectionPlan, Call | None]]:
-        """The compiled calls on a CPU, by layer, plan and shape of a step; see `Layer`."""
-        return {}
-
-    @cached_property
-    def _found(self) -> dict[tuple[Layer, StepKey], tuple[SelectionPlan | None, str | None]]:
-        return {}
-
-    @cached_property
-    def _fitting(self) -> dict[tuple[Layer, StepKey, int | None], bool]:
-        return {}
-
-    @cached_property
-    def _told(self) -> dict[StepKey | None, Forward | None]:
-        return {}
+    # Caches, which are empty in each new value.
+    assigned: dict[StepKey, tuple[list[Assignment], set[str | None]]] = field(default_factory=dict, init=False)
+    """The results of `graphs.assign` for steps without padding and without exact rows."""
+    calls: Calls = field(default_factory=dict, init=False)
+    """The compiled calls on a CPU, by layer, plan and shape of a step; see `Layer`."""
+    _found: dict[Place, tuple[SelectionPlan | None, str | None]] = field(default_factory=dict, init=False)
+    _fitting: dict[tuple[Place, int], bool] = field(default_factory=dict, init=False)
+    _replays: dict[StepKey | None, Forward | None] = field(default_factory=dict, init=False)
 
     @property
     def observes(self) -> bool:
@@ -142,10 +130,10 @@ class InForce:
         """Return the same for a graph's replay, which does not run the model's forward, by the graph's key. Without a
         `key` the replay is that of a prefill.
         """
-        if key not in self._told:
+        if key not in self._replays:
             acts = key is not None and self.acts(find_key(key))
-            self._told[key] = None if self.spelling is None else Forward(self.spelling, key is not None, acts)
-        return self._told[key]
+            self._replays[key] = None if self.spelling is None else Forward(self.spelling, key is not None, acts)
+        return self._replays[key]
 
     def acts(self, key: StepKey) -> bool:
         """Return whether some layer selects by the policy in a step of this size."""
@@ -161,13 +149,15 @@ class InForce:
 
     def fit(self, layer: Layer, key: StepKey) -> bool:
         """Return whether the layer's slots hold all active experts of such a step, for all logits."""
-        slots = layer.num_slots  # which SGLang may size only after the first question
-        if (layer, key, slots) not in self._fitting:
-            plan, step = self.find(layer, key)[0], (key.rows, key.tokens_per_request)
-            self._fitting[layer, key, slots] = slots is None or bounds.fits_slots(
-                plan, layer.router, layer.paging.num_experts, *step, slots
-            )
-        return self._fitting[layer, key, slots]
+        slots = layer.num_slots
+        if slots is None:
+            return True
+        place = (layer, key), slots  # SGLang may size the slots only after the first question
+        if place not in self._fitting:
+            plan, experts = self.find(layer, key)[0], layer.paging.num_experts
+            fits = bounds.fits_slots(plan, layer.router, experts, key.rows, key.tokens_per_request, slots)
+            self._fitting[place] = fits
+        return self._fitting[place]
 
     def fits_slots(self, rows: int) -> bool:
         """Return whether every layer fits its slots in a decode step of so many rows, whatever the logits."""

@@ -51,8 +51,8 @@ class Layer:
     chosen. `paging` is what `find_paging` returns of its experts. Raises ValueError for a router the stage does not
     reproduce.
 
-    A layer has no state of a forward. The current frame is in the `slot` of its stage, and the layer's part of this
-    frame is at its `number`.
+    A layer has no state of a forward. The current frame is in the `slot` that all layers of a model share, and the
+    layer's part of the frame is at the layer's `number`.
     """
 
     def __init__(
@@ -67,6 +67,8 @@ class Layer:
         takes_kmax: bool = True,
         recorded: bool = False,
         paging: Any = None,
+        slot: Slot | None = None,
+        number: int = 0,
     ) -> None:
         self.layer_id = layer_id
         self.convention, self.renumbers, self.routes_itself = convention, renumbers, routes_itself
@@ -81,7 +83,7 @@ class Layer:
         self.num_shared = num_shared_slots(topk_config)
         self.placement = placement
         self.paging = paging
-        self.slot, self.number = Slot(), 0
+        self.slot, self.number = slot or Slot(), number
         empty = convention == DROPPED and not renumbers
         self.slots = RunnerSlots(empty=empty)
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
@@ -139,11 +141,8 @@ class Layer:
         if frame.observed is None:
             return True
         plans = frame.observed.plans_for(self.layer_id, self.step.phase, self.step.rows)
-        observe(frame, self.number, plans, self.collect(logits), self._select_beside)
+        observe(frame, self.number, plans, self.collect(logits), self.select)
         return False
-
-    def _select_beside(self, logits: torch.Tensor, plan: SelectionPlan, tally: Tally | None) -> Selection:
-        return self.select(logits, plan, tally=tally)
 
     def join(self, num_experts: int, device: str) -> None:
         """Select in a step that this rank has no rows for: the other ranks wait for its part of the gather."""
@@ -172,7 +171,10 @@ class Layer:
             slots = self._aligned[slots]
         logits = gating_output if gather is None else self.collect(gating_output)
         out = self._select_in_force(frame, logits, slots)
-        frame.made = self._make_offer(out, slots.shared)
+        if out.alignment is not None:
+            self.untaken.add(rows)  # until the runner takes the alignment
+            experts = len(out.active) + slots.shared
+            handover.offer(handover.Offer(out.topk_ids, experts, out.alignment, self.untaken))
         if gather is None:
             return out.topk_weights, out.topk_ids
         return gather.keep(out.topk_weights, rows), gather.keep(out.topk_ids, rows)
@@ -185,23 +187,13 @@ class Layer:
 
     def finish(self, ids: torch.Tensor, weights: torch.Tensor, num_token_non_padded: Any = None) -> torch.Tensor:
         """Rewrite empty slots of `ids` [n, columns] for the runner after upstream has renumbered the ids, or has
-        overwritten those of padding rows, else offer the runner the alignment of `ids`. `num_token_non_padded` says
-        that upstream has written -1 or 0 to padding rows: not every runner takes -1, and 0 makes expert 0 active.
+        overwritten those of padding rows. `num_token_non_padded` says that upstream has written -1 or 0 to padding
+        rows: not every runner takes -1, and 0 makes expert 0 active.
         """
-        frame = self.frame
-        made, frame.made = frame.made, None
-        if self.renumbers or num_token_non_padded is not None:
-            return drop_slots(ids, weights) if self.convention == DROPPED else refill_slots(ids, weights)
-        if made is not None and made.ids is ids:
-            handover.offer(made)
-        return ids
-
-    def _make_offer(self, out: Selection, shared: int) -> handover.Offer | None:
-        """Return the offer of the alignment in `out`, whose ids have `shared` columns of shared experts."""
-        if out.alignment is None:
-            return None
-        self.untaken.add(len(out.topk_ids))  # until the runner takes the alignment
-        return handover.Offer(out.topk_ids, len(out.active) + shared, out.alignment, self.untaken)
+        if not self.renumbers and num_token_non_padded is None:
+            return ids
+        handover.withdraw()  # the alignment is that of the ids before
+        return drop_slots(ids, weights) if self.convention == DROPPED else refill_slots(ids, weights)
 
     def prepare(self, output_format: Any, logits: torch.Tensor) -> tuple[Any, Any]:
         """Return (what the runner is handed for `output_format`, logits [n, N]), masked if the runner ranks them, or as

@@ -2,9 +2,8 @@
 
 import torch
 
-from sglang_xshare.stage.evidence.balance import Balance
 from sglang_xshare.stage.evidence.counters import Counters, Reader
-from sglang_xshare.stage.placement import Placement
+from sglang_xshare.stage.placement import Balance, Placement
 from stage.evidence.tables import make_tables
 
 EXPERTS = 16

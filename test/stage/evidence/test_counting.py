@@ -162,14 +162,14 @@ def test_a_cpus_step_is_one_call_a_layer_and_one_that_counts(attach, monkeypatch
     for _, call in installed.in_force.calls.values():
         call._run = library.select_experts
     monkeypatch.setattr(selection, "_check_inputs", lambda *args: calls.append("check"))
-    batch, totals = forward_batch("decode", 8), installed.counters.totals.clone()
+    batch, totals = forward_batch("decode", 8), installed.acting.counters.totals.clone()
     with Dispatched() as dispatched:
         model.forward(None, None, batch)
     selecting = 3 - len(layers)
     # An outcome is added, the tables' two marks are set to 0 once, and every layer's logits are scored.
     assert dispatched.operations == ["add_", *["zero_"] * 2, *["_softmax"] * selecting]
     assert calls == [*["select_experts"] * selecting, "count_step"]
-    assert torch.equal(installed.counters.totals, 2 * totals)
+    assert torch.equal(installed.acting.counters.totals, 2 * totals)
 
 
 @COMPILED

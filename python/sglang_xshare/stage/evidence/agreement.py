@@ -55,9 +55,11 @@ class Agreement:
         otherwise than the first.
         """
         self.forwards += 1
-        if not is_due(self.forwards):
-            return []
-        return self.compare() if self.size > 1 and (ranks is None or ranks.together) else []
+        return self.compare() if is_due(self.forwards) and self.compares(ranks) else []
+
+    def compares(self, ranks: Ranks | None) -> bool:
+        """Return whether all ranks select the same: `ranks`, of a server whose ranks route their own rows, may not."""
+        return self.size > 1 and (ranks is None or ranks.together)
 
     def compare(self) -> list[int]:
         """Compare all ranks with the first of them, and begin anew. A collective, which the host waits for."""

@@ -15,7 +15,7 @@ from .interval import OUTCOMES, Interval
 
 if TYPE_CHECKING:
     from ...upstream.paging import Residents
-    from .balance import Balance
+    from ..placement import Balance
 
 
 COLUMNS = STEPS, BEFORE, AFTER, KEPT, ROWS, RESCUED, EXACT, PAGED_BEFORE, PAGED, EXCEEDED = range(10)
@@ -63,6 +63,10 @@ class Counters:
         self.in_one_call = is_readable(self.totals) and load() is not None
         # On a CPU nothing reads a step's tables once it is counted: the next step of the shape has them again.
         self._by_shape: dict[torch.Size, tuple[Tally, list[Tally]]] = {}
+
+    def make_alike(self) -> Counters:
+        """Return counters of the same layers, without those of `balance`."""
+        return Counters(len(self.totals), str(self.totals.device), self.residents)
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(totals [layers, columns], outcomes) on the host, which waits for the device."""

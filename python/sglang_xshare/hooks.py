@@ -13,7 +13,7 @@ from . import affinity
 from .live import METHOD
 from .policies.exact import KEY
 from .stage import handover
-from .stage.evidence import metadata
+from .stage.record import metadata
 
 if TYPE_CHECKING:
     from .compatibility.checks import Start

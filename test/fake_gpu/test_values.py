@@ -23,9 +23,9 @@ else:
 
     from sglang_xshare import Batch, Router, build_plan, select
     from sglang_xshare.policies.schedule import build_schedule
-    from sglang_xshare.stage.evidence.counters import AFTER, EXACT, EXCEEDED, KEPT, PAGED, STEPS
-    from sglang_xshare.stage.evidence.counters import ROWS as ROWS_
     from sglang_xshare.stage.paged import SlotsExceeded
+    from sglang_xshare.stage.record.counters import AFTER, EXACT, EXCEEDED, KEPT, PAGED, STEPS
+    from sglang_xshare.stage.record.counters import ROWS as ROWS_
     from sglang_xshare.upstream.batches import Batches
     from stage.fake import EXPERTS, TOP_K, Model, forward_batch
     from stage.paged_model import SLOTS, PagedModel, put

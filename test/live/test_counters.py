@@ -6,7 +6,7 @@ import pytest
 
 from live.schedulers import REPORTER
 from live.test_control import control
-from sglang_xshare.stage.evidence.counters import Counters
+from sglang_xshare.stage.record.counters import Counters
 from sglang_xshare.stage.switch import switch
 from stage.fake import XSHARE, run
 

@@ -9,9 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_xshare import hooks
-from sglang_xshare.stage.evidence.interval import OUTCOMES
 from sglang_xshare.stage.frame import Slot
 from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.record.interval import OUTCOMES
 
 EXPERTS, TOP_K = 32, 4
 XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}

@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.acceptance import MEMORY, Acceptance, estimate
-from sglang_xshare.stage.evidence.metadata import KEY, Forward
+from sglang_xshare.stage.record.metadata import KEY, Forward
 from sglang_xshare.stage.switch import switch
 from sglang_xshare.upstream.server import draft_width
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch, runner

@@ -10,9 +10,9 @@ import torch
 
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.selection.triton_kernel.budgets import encode
-from sglang_xshare.stage.evidence.agreement import Agreement
 from sglang_xshare.stage.frame import Assignment
 from sglang_xshare.stage.graphs import open_up
+from sglang_xshare.stage.record.agreement import Agreement
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.stage.switch import switch

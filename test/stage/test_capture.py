@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from selection.launched import forgets
 from sglang_xshare import Router, build_plan, hooks, select
-from sglang_xshare.stage.evidence.interval import OUTCOMES
+from sglang_xshare.stage.record.interval import OUTCOMES
 from stage.fake import EXPERTS, TOP_K, XSHARE, Gather, Model, RefuseHostData, forward_batch, gathered_batches
 
 __all__ = ["forgets"]

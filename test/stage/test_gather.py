@@ -73,7 +73,8 @@ def test_captured_graphs_hold_what_ranks_gather(captured, rows, refused):
     ranks = Ranks(0, 2, 1, EXPERTS, True)
     stage = Stage(layers, schedules[0], device="cpu", batches=Batches(captured), ranks=ranks)
     for size in captured:
-        stage.graphs.keep(layers[0], StepKey("decode", size), Assignment())
+        key = StepKey("decode", size)
+        stage.graphs.keep(layers[0], key, Assignment(stage.in_force.find(layers[0], key)[0]))
     if refused:
         with pytest.raises(ValueError, match="the rows that ranks gather change"):
             check_switch(stage, schedules[1])

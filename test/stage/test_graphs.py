@@ -9,12 +9,12 @@ import torch
 from sglang_xshare.policies.plan import SelectionPlan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, encode
-from sglang_xshare.stage.evidence.counters import Counters
 from sglang_xshare.stage.frame import Assignment, Frame, Slot
 from sglang_xshare.stage.graphs import Graphs, assign, describe_misfits, open_up
 from sglang_xshare.stage.in_force import InForce
 from sglang_xshare.stage.lane import Lane, make_lanes
 from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.record.counters import Counters
 from sglang_xshare.stage.step import Step, StepKey
 from sglang_xshare.types import Batch
 from sglang_xshare.upstream.batches import Batches

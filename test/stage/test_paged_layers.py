@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from sglang_xshare import hooks
-from sglang_xshare.stage.evidence.counters import Reader
 from sglang_xshare.stage.in_force import InForce
 from sglang_xshare.stage.paged import SlotsExceeded
+from sglang_xshare.stage.record.counters import Reader
 from sglang_xshare.stage.switch import switch
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch
 from stage.paged_model import LAYERS, REPORTER, SLOTS, make_schedule, put

@@ -13,10 +13,10 @@ import torch
 from sglang_xshare import Batch, hooks, select
 from sglang_xshare.compatibility.paging import fits
 from sglang_xshare.selection.triton_kernel.budgets import encode
-from sglang_xshare.stage.evidence.counters import Reader
 from sglang_xshare.stage.frame import Frame
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.paged import SlotsExceeded
+from sglang_xshare.stage.record.counters import Reader
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.stage.switch import switch
 from sglang_xshare.upstream.paging import Residents

@@ -3,7 +3,7 @@
 import torch
 
 from sglang_xshare import Batch, hooks, select
-from sglang_xshare.stage.evidence.counters import Reader
+from sglang_xshare.stage.record.counters import Reader
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.stage.switch import switch
 from stage.fake import EXPERTS, allows_graph

@@ -9,11 +9,11 @@ from prometheus_client import REGISTRY
 
 from sglang_xshare import SelectionPlan, build_plan
 from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, Budgets, list_steps
-from sglang_xshare.stage.evidence.counters import AFTER, STEPS
 from sglang_xshare.stage.frame import Assignment
 from sglang_xshare.stage.graphs import Graphs
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.placement import Balance, Placement
+from sglang_xshare.stage.record.counters import AFTER, STEPS
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.stage.switch import switch

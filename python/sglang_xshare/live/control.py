@@ -13,8 +13,8 @@ from ..compatibility.schedule import check_schedule, find_missed
 from ..policies.exact import Rule
 from ..policies.keys import as_json
 from ..policies.schedule import Schedule, build_schedule
-from ..stage.evidence.counters import KEPT, Reader
 from ..stage.in_force import InForce
+from ..stage.record.counters import KEPT, Reader
 from ..stage.stage import Stage
 from ..stage.switch import check_switch, switch
 from ..upstream.ranks import is_first_rank

@@ -9,7 +9,7 @@ from uuid import uuid4
 from sglang.srt.managers.io_struct import DumperControlReqInput
 
 from ..policies.keys import as_json
-from ..stage.evidence.interval import Interval
+from ..stage.record.interval import Interval
 from . import METHOD
 
 COUNTS = ("counters", "since_switch")

@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from ..policies.plan import MOST_LIKELY
-from .evidence.agreement import is_due
+from .record.agreement import is_due
 
 FIRST = 64
 """Verifications, of which all drafts were accepted, that are taken to have been before the first: a number that is too

@@ -4,7 +4,7 @@ import functools
 from typing import Any
 
 from ..upstream.routing import list_routers
-from .evidence.metadata import KEY
+from .record.metadata import KEY
 from .stage import Stage
 
 

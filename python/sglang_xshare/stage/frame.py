@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..types import Selection
-from .evidence.counters import Counters, Tables
+from .record.counters import Counters, Tables
 from .step import Step, StepKey
 
 if TYPE_CHECKING:

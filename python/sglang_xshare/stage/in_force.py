@@ -15,12 +15,12 @@ from ..policies.plan import SelectionPlan
 from ..policies.schedule import Schedule
 from ..policies.spelling import spell_policy
 from ..upstream.batches import Batches
-from .evidence.figures import hash_plan
-from .evidence.metadata import Forward
 from .frame import Assignment, Calls
 from .gather import Ranks
 from .lane import Lane
 from .layer import Layer
+from .record.figures import hash_plan
+from .record.metadata import Forward
 from .step import StepKey
 
 REASONS = ("vanilla", "phase", "min_rows", "max_rows", "unchanged", "override")

@@ -11,7 +11,7 @@ import torch
 from ..policies.plan import SelectionPlan
 from ..policies.schedule import Schedule
 from ..types import Selection, Tally
-from .evidence.counters import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, RESCUED, ROWS, Counters, Reader
+from .record.counters import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, RESCUED, ROWS, Counters, Reader
 
 if TYPE_CHECKING:
     from .frame import Frame

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from ..upstream.paging import Residents
-from .evidence.counters import EXCEEDED
 from .frame import Frame
 from .layer import Layer
+from .record.counters import EXCEEDED
 from .step import Step
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .evidence.agreement import Agreement
-from .evidence.figures import Exporter
-from .evidence.interval import format_log
-from .evidence.trace import Trace
 from .lane import Lane, format_observed
+from .record.agreement import Agreement
+from .record.figures import Exporter
+from .record.interval import format_log
+from .record.trace import Trace
 
 if TYPE_CHECKING:
     from .in_force import InForce

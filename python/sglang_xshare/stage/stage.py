@@ -17,10 +17,6 @@ from ..upstream.ranks import is_first_rank
 from ..upstream.server import end_server, is_recorded
 from . import handover
 from .acceptance import Acceptance
-from .evidence.agreement import Agreement
-from .evidence.counters import Counters
-from .evidence.metadata import Forward
-from .evidence.trace import Trace
 from .exact import Exact
 from .frame import Frame
 from .gather import Ranks
@@ -30,6 +26,10 @@ from .lane import Lane, count_vanilla, find_tables, make_lanes
 from .layer import Layer
 from .paged import PagedLayers
 from .placement import Balance
+from .record.agreement import Agreement
+from .record.counters import Counters
+from .record.metadata import Forward
+from .record.trace import Trace
 from .reports import Reports
 from .step import Step, read_key, read_step
 from .switch import switch

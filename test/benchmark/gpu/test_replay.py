@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from sglang_xshare import Batch, Router, build_plan, select
-from sglang_xshare.stage.evidence.counters import AFTER, BEFORE, KEPT, ROWS, STEPS
 from sglang_xshare.stage.placement import Placement
+from sglang_xshare.stage.record.counters import AFTER, BEFORE, KEPT, ROWS, STEPS
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch
 

@@ -8,9 +8,9 @@ import torch
 
 from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
-from sglang_xshare.stage.evidence.figures import hash_plan
-from sglang_xshare.stage.evidence.metadata import KEY, Forward
 from sglang_xshare.stage.in_force import LONGEST, InForce
+from sglang_xshare.stage.record.figures import hash_plan
+from sglang_xshare.stage.record.metadata import KEY, Forward
 from sglang_xshare.stage.step import StepKey, read_key
 from sglang_xshare.stage.switch import switch
 from sglang_xshare.upstream.batches import Batches

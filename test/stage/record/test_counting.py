@@ -10,8 +10,8 @@ from selection.interpreter import interpreted
 from selection.launched import Dispatched, kernel
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
 from sglang_xshare.selection.cpu_call import load
-from sglang_xshare.stage.evidence.counters import MAX_SHAPES, Counters
-from sglang_xshare.stage.evidence.interval import OUTCOMES
+from sglang_xshare.stage.record.counters import MAX_SHAPES, Counters
+from sglang_xshare.stage.record.interval import OUTCOMES
 from sglang_xshare.stage.step import Step
 from stage.counted import count_steps
 from stage.fake import Model, forward_batch, run
@@ -46,7 +46,7 @@ def run_here(function, *args):
 def test_in_one_call_and_in_plain_torch(monkeypatch, plans, backend, compiled):
     """As on a CPU with the compiled library, and without."""
     if not compiled:
-        monkeypatch.setattr("sglang_xshare.stage.evidence.counters.load", lambda: None)
+        monkeypatch.setattr("sglang_xshare.stage.record.counters.load", lambda: None)
     check_counts(run_here, PLANS[plans], RunnerSlots(), backend)
     loaded = torch.rand(len(PLANS[plans]), 24, generator=torch.Generator().manual_seed(1)) < 0.4
     check_counts(run_here, PLANS[plans], RunnerSlots(), backend, loaded, 5)

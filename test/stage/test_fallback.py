@@ -32,9 +32,10 @@ def serve(attach, monkeypatch):
         raise Ended
 
     def start(batches: Batches | None = None, **flags: Any) -> Any:
-        monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+        for module in ("stage", "switch"):
+            monkeypatch.setattr(f"sglang_xshare.stage.{module}.is_first_rank", lambda: True)
         monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
-        monkeypatch.setattr("sglang_xshare.stage.stage.end_server", end)
+        monkeypatch.setattr("sglang_xshare.stage.switch.end_server", end)
         model = Model()
         attach(model, batches)
         model_runner = runner(model, **XSHARE | flags, tp_size=2)

@@ -143,16 +143,16 @@ class Graphs:
             return None  # the same lanes need no numbers, and a step that does not fit is not replayed (`allows_graph`)
         captured, then = self.captured[key][layer], in_force.find(layer, key)[0]
         # Vanilla masks padding. So does a selection of each row's own top-k; a size without either has no padding.
-        is_vanilla = then is None or then is VANILLA
+        changes = None if then is VANILLA else then
         if captured.plan is None:
-            if not is_vanilla:
+            if changes is not None:
                 raise ValueError("captured without a selection")
             return None
         if captured.buffer is None:
             if then == captured.plan or (then is not None and then.is_another_estimate(captured.plan)):
                 return None
             raise ValueError("no kernel reads the numbers of their plan")
-        plan = open_up(captured.buffer.plan, layer.router) if is_vanilla else then
+        plan = changes or open_up(captured.buffer.plan, layer.router)
         captured.buffer.check(plan)
         return captured.buffer, plan
 

@@ -14,7 +14,7 @@ from ..upstream.batches import Batches
 from ..upstream.graphs import is_capturing
 from ..upstream.paging import count_slots
 from ..upstream.ranks import is_first_rank
-from ..upstream.server import end_server, is_recorded
+from ..upstream.server import is_recorded
 from . import handover
 from .acceptance import Acceptance
 from .exact import Exact
@@ -32,7 +32,6 @@ from .record.metadata import Forward
 from .record.trace import Trace
 from .reports import Reports
 from .step import Step, read_key, read_step
-from .switch import switch
 
 logger = logging.getLogger(__name__)
 
@@ -161,43 +160,18 @@ class Stage:
 
     def end_forward(self, frame: Frame, forward_batch: Any) -> Forward | None:
         """End a forward that was launched or replayed. Return what its requests count, None before the first policy."""
-        in_force = self.in_force
-        if frame.outcome is None:
-            forward = in_force.tell_replay(frame.key, self.graphs.find_key)
-        else:
-            forward = in_force.tell(frame.outcome)
-        if self.agreement is not None and (which := self.agreement.end_forward(in_force.ranks)):
-            self._stop_disagreeing(self.agreement, which)
         # With data-parallel attention the first rank reports for all, and may itself decode nothing for long.
         if getattr(forward_batch, "global_num_tokens_cpu", None) is not None:
             self.publish(self.reports.count_forward())
-        return forward
+        if frame.outcome is None:
+            return self.in_force.tell_replay(frame.key, self.graphs.find_key)
+        return self.in_force.tell(frame.outcome)
 
     def join(self, topk_config: Any) -> None:
         """Select in a layer that this rank has no rows for: the other ranks wait for its part of the gather."""
         layer = getattr(topk_config, "layer", None)
         if layer is not None and self.in_force.ranks is not None:
             layer.join(self.in_force.ranks.num_experts, self.device)
-
-    def _stop_disagreeing(self, agreement: Agreement, which: list[int]) -> None:
-        """Switch to vanilla because ranks `which` have selected other experts than the first, or end the server if
-        `stops` is set. All ranks do so after the same forward. If no policy selects, log the
-        disagreement alone.
-        """
-        reason = (
-            f"ranks {which} have selected other experts than the first: their policies, router logits or placements "
-            "differ, and the sum of their outputs was wrong"
-        )
-        selects = self.in_force.schedule is not None and not self.in_force.observes
-        then = "vanilla from the next step on" if selects else "no policy is in force"
-        log = logger.error if is_first_rank() else logger.debug
-        log("Expert policy: %s; %s", reason, "the server ends" if self.stops else then)
-        if self.stops:
-            end_server()
-        if selects:
-            agreement.counts["fallbacks"] += 1
-            switch(self, None, self.reports.reporter)
-        self.disagreement = reason
 
     def _finish(self, frame: Frame, step: Step, is_next_captured: bool) -> None:
         """Check that every layer with a plan has selected, and count the selections. Make the buffers of the graph if

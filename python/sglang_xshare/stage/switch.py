@@ -1,23 +1,20 @@
 """A switch to another policy between two steps: check the next value, make graphs follow, assign the value."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time
 import traceback
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..policies.exact import Rule
 from ..policies.schedule import Schedule
-from ..upstream.server import show_plan, wait_for_device
+from ..upstream.ranks import is_first_rank
+from ..upstream.server import end_server, show_plan, wait_for_device
 from .graphs import Graphs, describe_misfits
 from .in_force import InForce
 from .lane import make_lanes
-
-if TYPE_CHECKING:
-    from .stage import Stage
+from .stage import Stage
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +90,31 @@ def switch(
     again = "" if seconds is None else f" (graphs captured again in {seconds:.1f} s)"
     logger.info("Expert policy switch %d: %s%s; until now%s", stage.switches, change, again, counted.removeprefix(","))
     return seconds
+
+
+def compare_ranks(stage: Stage) -> None:
+    """Compare the selections of all ranks after a forward, if a comparison is due. If ranks differ, switch to vanilla,
+    or end the server if the stage `stops`; if no policy selects, log the difference alone. All ranks do so after the
+    same forward.
+    """
+    agreement, in_force = stage.agreement, stage.in_force
+    which = [] if agreement is None else agreement.end_forward(in_force.ranks)
+    if agreement is None or not which:
+        return
+    reason = (
+        f"ranks {which} have selected other experts than the first: their policies, router logits or placements "
+        "differ, and the sum of their outputs was wrong"
+    )
+    selects = in_force.schedule is not None and not in_force.observes
+    then = "vanilla from the next step on" if selects else "no policy is in force"
+    log = logger.error if is_first_rank() else logger.debug
+    log("Expert policy: %s; %s", reason, "the server ends" if stage.stops else then)
+    if stage.stops:
+        end_server()
+    if selects:
+        agreement.counts["fallbacks"] += 1
+        switch(stage, None, stage.reports.reporter)
+    stage.disagreement = reason
 
 
 def _capture(stage: Stage, former: InForce, latter: InForce) -> float:

@@ -60,11 +60,14 @@ else:
             model.logits = logits
             model.forward(None, None, batch)
 
-        run()
-        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with pytest.MonkeyPatch.context() as patch:  # SGLang captures after two eager steps of the same size
+            patch.setattr("sglang_xshare.stage.stage.is_capturing", lambda: True)
             run()
+            run()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                run()
         slots = torch.arange(1, rows + 1)
         return graph, logits, lambda live: batch.out_cache_loc.copy_(torch.where(slots <= live, slots, 0))
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from selection.compared import DEVICE
+from selection.compiled import NEEDS_COMPILER
 from selection.interpreter import interpreted
 from selection.launched import Dispatched, kernel
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
@@ -26,9 +27,6 @@ PLANS = {
 }
 
 
-COMPILED = pytest.mark.skipif(load() is None, reason="no C++ compiler here, or SGLANG_XSHARE_CPU_KERNEL=0")
-
-
 @pytest.fixture(scope="module")
 def interpreter():
     with interpreted() as run:
@@ -40,8 +38,8 @@ def run_here(function, *args):
     return function(*args)
 
 
-@pytest.mark.parametrize("compiled", [pytest.param(True, marks=COMPILED), False])
-@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=COMPILED), "torch"])
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=NEEDS_COMPILER), False])
+@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=NEEDS_COMPILER), "torch"])
 @pytest.mark.parametrize("plans", PLANS)
 def test_in_one_call_and_in_plain_torch(monkeypatch, plans, backend, compiled):
     """As on a CPU with the compiled library, and without."""
@@ -149,7 +147,7 @@ def test_counting_takes_as_many_operations_for_any_number_of_layers(attach, kern
     assert len(operations[0]) <= 24, operations[0]
 
 
-@COMPILED
+@NEEDS_COMPILER
 @pytest.mark.parametrize("layers", [{}, {"1": {"policy": "vanilla"}}], ids=["all layers", "one vanilla"])
 def test_a_cpus_step_is_one_call_a_layer_and_one_that_counts(attach, monkeypatch, layers):
     """Torch scores; what a plan's first use has checked is not checked again."""
@@ -172,7 +170,7 @@ def test_a_cpus_step_is_one_call_a_layer_and_one_that_counts(attach, monkeypatch
     assert torch.equal(installed.acting.counters.totals, 2 * totals)
 
 
-@COMPILED
+@NEEDS_COMPILER
 def test_a_layer_that_does_not_select_again_is_vanilla_in_the_tables_kept():
     """The next step of a shape finds them as the last one left them."""
     counters, logits = Counters(2, "cpu"), torch.randn(4, 16)
@@ -186,7 +184,7 @@ def test_a_layer_that_does_not_select_again_is_vanilla_in_the_tables_kept():
         assert counts[:, 0].tolist() == [float(0 in layers), 1.0]
 
 
-@COMPILED
+@NEEDS_COMPILER
 def test_tables_are_kept_of_so_many_shapes_and_for_every_mode():
     counters, plan = Counters(2, "cpu"), build_plan("xshare", k0=1, add=3)
     for mode in (True, False, True):

@@ -17,6 +17,9 @@ from benchmark.common.paths import BUILD, ROOT
 from benchmark.common.server import Server
 from scripts.fetch_release import fetch_release
 from sglang_xshare.patching.engine import apply
+from sglang_xshare.patching.queue import find_root, read_digest
+from sglang_xshare.patching.state import read
+from sglang_xshare.patching.tree import find_tree
 
 PATCHED = BUILD / "releases-patched"
 
@@ -60,6 +63,8 @@ class ServerPool:
 
     def __call__(self, *args: str, release: Path | None = None) -> Server:
         """A running server with these flags; `release` is a tree of `patched_release` or `pristine_release`."""
+        if release is None:
+            _check_installed()
         key = (release, *args)
         if key not in self._servers:
             while len(self._servers) >= self.size:
@@ -101,6 +106,14 @@ def pristine_release() -> Callable[[str], Path]:
 def patched_release() -> Callable[[str], Path]:
     """Call it with a version for a copy of that release, patched by our queue."""
     return _patch_release
+
+
+@cache
+def _check_installed() -> None:
+    """Fail unless the installed SGLang has the patches of this checkout: a server would run the code of others."""
+    tree = find_tree(None)
+    if read(tree).queue != read_digest(find_root(), tree.release):
+        pytest.fail(f"{tree.root}: SGLang {tree.release} lacks this checkout's patches: run make patch", pytrace=False)
 
 
 def _lock() -> FileLock:

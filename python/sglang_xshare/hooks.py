@@ -128,7 +128,7 @@ def attach(model_runner: Any) -> None:
             stops=arguments.stops,
             exact=Exact(model_runner.device, low_first, find_refusal(config), arguments.ignores_exact),
             acceptance=Acceptance(draft_width(config)),
-            find_batches=lambda: read_batches(config, rows, sizes=list_sizes(model_runner, config)),
+            find_batches=lambda rows: read_batches(config, rows, sizes=list_sizes(model_runner, config)),
             recapture=None if adapts else lambda fits: capture_again(model_runner, fits),
         )
         wrap_calls(model_runner, _stage)

@@ -252,7 +252,7 @@ def test_a_scheduler_never_ends_by_what_is_posted(control, monkeypatch):
         assert not answer.success
         assert answer.error
         assert "\n" not in answer.error, line
-    monkeypatch.setattr("sglang_xshare.live.control.check_switch", lambda *args: 1 / 0)
+    monkeypatch.setattr("sglang_xshare.live.control.needs_capture", lambda *args: 1 / 0)
     answer = ask(SimpleNamespace(method=METHOD, body={"check": {"policy": "vanilla"}, "epoch": "1"}))
     assert (answer.success, answer.error) == (False, "ZeroDivisionError: division by zero")
     assert asked.stage.switches == 0

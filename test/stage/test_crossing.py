@@ -6,11 +6,10 @@ import torch
 from sglang_xshare import Router, hooks, select
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.stage.layer import Layer
-from sglang_xshare.stage.switch import switch
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, allows_graph, forward_batch, runner
 from stage.paged_model import REPORTER, PagedModel, make_schedule, put
-from stage.switching import Capturing
+from stage.switching import Capturing, switch
 from stage.test_exact import SCHEDULER, Req, batch_of
 
 

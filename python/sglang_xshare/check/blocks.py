@@ -29,19 +29,16 @@ def explain_cut(model: Any, config: Any) -> str | None:
         return None
     block = count_block(find_quantization(model, QUANTIZATIONS))
     text, ranks, ep_size = model.hf_text_config, config.tp_size, config.ep_size
-    replicated = routes_own_rows(config)  # every rank holds the shared expert whole beside an all-to-all backend
-    experts = ranks // ep_size // getattr(config, "moe_dp_size", 1)
-    cut = next(_list_cut(text, experts, 1 if replicated else ranks, block, ep_size), None)
+    shared = 1 if routes_own_rows(config) else ranks  # beside an all-to-all backend each rank holds that expert whole
+    cut = next(_list_cut(text, ranks // ep_size // getattr(config, "moe_dp_size", 1), shared, block, ep_size), None)
     if cut is None:
         return None
     width, count, what = cut
     held = f"{width // count} of the {width} columns of {what}, which is no multiple of the blocks of {block}"
-    allowed = [
-        f"--ep-size {count}"
-        for count in (ranks,)
-        if (find_value(text, NUM_EXPERTS) + config.ep_num_redundant_experts) % count == 0
-        and not any(_list_cut(text, 1, 1 if replicated else ranks, block, count))
-    ]
+    allowed = []
+    experts = find_value(text, NUM_EXPERTS) + config.ep_num_redundant_experts
+    if experts % ranks == 0 and not any(_list_cut(text, 1, shared, block, ranks)):
+        allowed.append(f"--ep-size {ranks}")
     fewer = (count for count in range(ranks - 1, 0, -1) if ranks % count == 0)
     allowed += [f"--tp {count}" for count in fewer if not any(_list_cut(text, count, count, block, 1))][:1]
     return (

@@ -1,6 +1,4 @@
-"""Parts of a server that nobody has executed, and the distance of the estimate from measured steps: by the records in
-`benchmark/results`, which a test compares with this file.
-"""
+"""What no GPU has executed, and the estimate's distance from measured steps; a test compares both with the records."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -37,30 +37,37 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
     import transformers
 
     kind, keys, changes = _find_class(transformers, config, changes)
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # it warns of kernels that are not installed, which nothing here runs
     try:
         parsed = kind.config_class.from_dict(dict(keys))
         for name, value in changes.items():
             _change(parsed, name, value)
         _fill_head_dim(parsed.get_text_config())
-        with _silence(transformers):
-            try:
-                model = _build(kind, parsed, Positions())
-            except RuntimeError:  # a family that joins positions with other tensors, as Gemma 4
-                model = _build(kind, parsed, nullcontext())
+        try:
+            model = _build(kind, parsed, Positions())
+        except RuntimeError:  # a family that joins positions with other tensors, as Gemma 4
+            model = _build(kind, parsed, nullcontext())
     except ModuleNotFoundError:
         raise
     except Exception as error:  # whatever a family's code raises for a configuration that it does not expect
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"transformers {transformers.__version__} cannot build {kind.__name__}: {reason}") from None
+    finally:
+        transformers.logging.set_verbosity(verbosity)
     tensors = [Tensor(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]
     return tensors, parsed.get_text_config().to_dict()
 
 
 def _build(kind: Any, parsed: Any, mode: AbstractContextManager[Any]) -> Any:
-    """Build a model of this class on the meta device."""
+    """Build a model of this class on the meta device, without values: drawing them imports sympy."""
     import torch
 
-    with _no_values(), torch.device("meta"), mode:
+    try:
+        from transformers.initialization import no_init_weights
+    except ImportError:  # before transformers 5
+        no_init_weights = nullcontext
+    with no_init_weights(), torch.device("meta"), mode:
         model = kind(parsed)
         model.tie_weights()
     return model
@@ -101,28 +108,6 @@ def _change(parsed: Any, name: str, value: Any) -> None:
         current.update(value)
     else:
         setattr(parsed, name, value)
-
-
-@contextmanager
-def _silence(transformers: ModuleType) -> Iterator[None]:
-    """Drop the warnings of transformers about kernels that are not installed, which no module here runs."""
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(verbosity)
-
-
-@contextmanager
-def _no_values() -> Iterator[None]:
-    """Leave parameters without values: on the meta device too, drawing them imports sympy."""
-    try:
-        from transformers.initialization import no_init_weights
-    except ImportError:  # before transformers 5
-        no_init_weights = nullcontext
-    with no_init_weights():
-        yield
 
 
 class _Placeholder(ModuleType):

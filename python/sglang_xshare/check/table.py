@@ -11,6 +11,7 @@ from rich.table import Table
 from ..console import open_console, spell_bytes
 
 AUTO = "auto: each layer chooses as it loads, which is checked then"
+UNCHECKED = "the routers of the loaded layers, which takes weights; the first step of a server"
 CAVEATS = (
     "The constants are of one H100; other GPUs differ by bandwidth alone.",
     "Not in it: exchanges between ranks; the selection itself and sampling have no term of their own.",
@@ -54,9 +55,7 @@ def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     if "moe_runner" in report:
         rows.append(("MoE runner", AUTO if report["moe_runner"] == "auto" else report["moe_runner"]))
     if report["sglang"]:
-        rows.append(
-            ("not checked", "the routers of the loaded layers, which takes weights; the first step of a server")
-        )
+        rows.append(("not checked", UNCHECKED))
     if never := report.get("never_executed"):
         rows.append(("never executed", "; ".join(never)))
     return rows

@@ -27,9 +27,7 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
     from torch.overrides import TorchFunctionMode
 
     class Positions(TorchFunctionMode):
-        """Positions are made on the CPU: `arange` on the meta device imports sympy, 0.4 s of processor time, which most
-        families need for nothing else.
-        """
+        """Positions on the CPU: `arange` on the meta device imports sympy, 0.4 s that most families need not spend."""
 
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return function(*args, **(kwargs or {}) | ({"device": "cpu"} if function is torch.arange else {}))
@@ -41,8 +39,12 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
     transformers.logging.set_verbosity_error()  # it warns of kernels that are not installed, which nothing here runs
     try:
         parsed = kind.config_class.from_dict(dict(keys))
-        for name, value in changes.items():
-            _change(parsed, name, value)
+        for name, value in changes.items():  # as SGLang does (utils/hf_transformers/config.py: get_config)
+            current = getattr(parsed, name, None)
+            if isinstance(value, dict) and current is not None and hasattr(current, "to_dict"):
+                current.update(value)
+            else:
+                setattr(parsed, name, value)
         _fill_head_dim(parsed.get_text_config())
         try:
             model = _build(kind, parsed, Positions())
@@ -101,15 +103,6 @@ def _fill_head_dim(text: Any) -> None:
         text.head_dim = getattr(text, "attention_head_dim", None) or (text.hidden_size // heads if heads else None)
 
 
-def _change(parsed: Any, name: str, value: Any) -> None:
-    """Set a key as SGLang does (utils/hf_transformers/config.py: get_config): a nested configuration by its keys."""
-    current = getattr(parsed, name, None)
-    if isinstance(value, dict) and current is not None and hasattr(current, "to_dict"):
-        current.update(value)
-    else:
-        setattr(parsed, name, value)
-
-
 class _Placeholder(ModuleType):
     """A module of the compiler that is not there: every name of it is a decorator without effect."""
 
@@ -138,9 +131,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @contextmanager
 def import_lightly() -> Iterator[None]:
-    """Import transformers within it in 1.1 s of processor time instead of 2.7: without torch's compiler and image
-    processors, which modules without values do not need, and without collecting garbage. Whoever imports transformers
-    later gets it anew, as a whole; a process that has imported it keeps it.
+    """Import transformers in 1.1 s of processor time instead of 2.7: without torch's compiler, image processors and the
+    collection of garbage. A later import gets transformers anew, as a whole; a process that has it already keeps it.
     """
     if any(name in sys.modules for name in ("transformers", *COMPILER, IMAGES)):
         yield

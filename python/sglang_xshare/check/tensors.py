@@ -40,7 +40,9 @@ def read_headers(folder: Path) -> list[Tensor]:
         for file in _list_files(folder):
             for name, entry in _read_header(file).items():
                 if name != "__metadata__":
-                    tensors[name] = _read_entry(name, entry)
+                    begin, end = entry["data_offsets"]
+                    converted = entry["dtype"] in CONVERTED and "scale" not in name
+                    tensors[name] = Tensor(name, tuple(entry["shape"]), None if converted else end - begin)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
         return []
     return list(tensors.values())
@@ -61,9 +63,3 @@ def _read_header(file: Path) -> dict[str, Any]:
             raise ValueError(f"{file}: no safetensors")
         header: dict[str, Any] = json.loads(opened.read(length))
     return header
-
-
-def _read_entry(name: str, entry: dict[str, Any]) -> Tensor:
-    begin, end = entry["data_offsets"]
-    converted = entry["dtype"] in CONVERTED and "scale" not in name
-    return Tensor(name, tuple(entry["shape"]), None if converted else end - begin)

@@ -1,4 +1,4 @@
-"""The stage's flags, parsed: `--expert-policy` and those that begin with it; `--mask-padding-experts`."""
+"""The stage's flags, parsed: `--expert-policy` and its relatives, and `--mask-padding-experts`."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +21,8 @@ IGNORES_EXACT = "--expert-policy-ignore-client-exact"
 
 @dataclass(frozen=True)
 class Arguments:
-    """`schedule` is None where only padding rows are masked; with `stops` the server ends where ranks disagree, with
-    `ignores_exact` a client's request to be exact follows the policy.
+    """The stage's flags. `schedule` is None if only padding rows are masked; with `stops` the server ends when ranks
+    disagree, with `ignores_exact` a client's request to be exact follows the policy.
     """
 
     schedule: Schedule | None
@@ -32,7 +32,7 @@ class Arguments:
 
 
 def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments | None:
-    """Parse the stage's flags; None where it is off. `speculates`: the flag that asks for speculation. Raises
+    """Parse the stage's flags; None if the stage is off. `speculates` is the flag for speculation in an error. Raises
     `ExpertPolicyError`.
     """
     name = getattr(server_args, "expert_policy", None)
@@ -51,7 +51,7 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
         if ignores_exact(server_args):
             raise ExpertPolicyError(IGNORES_EXACT, None, together)
         return Arguments(None) if mask_padding else None
-    # Read once: SGLang hands its other processes copies of the record, and by then a file may be another, a pipe empty.
+    # Read once: SGLang copies the record to its other processes, and a file may have changed by then, a pipe is empty.
     if not hasattr(server_args, KEYS):
         setattr(server_args, KEYS, read_config(config))
     keys = getattr(server_args, KEYS)
@@ -78,7 +78,7 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
 
 
 def is_on(server_args: Any) -> bool:
-    """Whether flags that `read_arguments` has accepted turn the stage on; told without parsing them."""
+    """Return whether flags that `read_arguments` has accepted turn the stage on, without parsing them."""
     name = getattr(server_args, "expert_policy", None)
     if name is None:
         return bool(getattr(server_args, "mask_padding_experts", False))
@@ -91,7 +91,7 @@ def ignores_exact(server_args: Any) -> bool:
 
 
 def join_keys(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """(name, keys) of a policy, maybe spelt xshare:k0=1, and its configuration. Raises ValueError for a key in both."""
+    """Return (name, keys) of a policy such as xshare:k0=1 and its config. Raises ValueError for a key in both."""
     if not isinstance(policy, str) or ":" not in policy:
         return policy, keys
     name, spelt = parse_policy(policy)
@@ -103,7 +103,7 @@ def join_keys(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
-    """The policy's keys: a dict as it is (Engine), JSON text, or the path of a JSON file."""
+    """Read the policy's keys: a dict (Engine), JSON text, or the path of a JSON file."""
     if config is None or isinstance(config, dict):
         return dict(config or {})
     refuse = partial(ExpertPolicyError, "--expert-policy-config", _one_line(config) or repr(config))

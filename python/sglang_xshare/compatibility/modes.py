@@ -10,9 +10,10 @@ from ..selection.cpu_call import SWITCH
 from ..upstream.routing import hands_parts
 from ..upstream.server import attention_dp_size, drafter, is_release, is_switched_on, rank_mode, routes_own_rows, spell
 from .all_to_all import check_backend
+from .flags import list_others, refuse, spell_flag, spell_value
 from .runners import explain, list_runners
 
-# Flags that let a batch pass the stage by, or make its rows something else than this rank's requests.
+# With these a batch bypasses the stage, or its rows are not this rank's requests.
 REFUSED_FLAGS = {
     "enable_deterministic_inference": "batch-aware routing is not batch-invariant",
     "enable_torch_compile": "a compiled TopK does not call the stage",
@@ -27,8 +28,8 @@ REFUSED_FLAGS = {
 }
 DEVICES = ("cuda", "cpu")
 """AMD's GPUs are "cuda" too. NPUs route past `select_experts`; the runners of the others were not followed."""
-# What would change which rows the ranks of data-parallel attention or of an all-to-all backend gather, or which ranks
-# gather them: by flag, what is allowed with it.
+# Another value changes which rows the ranks of data-parallel attention or of an all-to-all backend gather, or which
+# ranks gather them.
 RANKS_FLAGS = {
     "attn_cp_size": 1,
     "moe_dp_size": 1,
@@ -36,34 +37,33 @@ RANKS_FLAGS = {
     "dwdp_size": 1,
     "elastic_ep_backend": None,
 }
-# The same of an all-to-all backend alone: rows that its ranks do not divide, experts that others have chosen.
+# With an all-to-all backend alone: rows that its ranks do not divide, experts that others have chosen.
 ALL_TO_ALL_FLAGS = {"disable_attn_tp_gather": False, "enable_waterfill": False}
-# How upstream may map an expert to one of its replicas: this way all rows of a rank take the same one.
 DISPATCH = "static"
+"""The dispatch that maps an expert to the same replica for all rows of a rank."""
 # With it no rank knows what the others do in a step.
 UNSYNCHRONIZED = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
 # Upstream's benchmark switches, which overwrite what was selected.
 SIMULATIONS = ("SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS")
 DRAFTERS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
 NEWER = ("DFLASH", "DSPARK", "FROZEN_KV_MTP", "UNO")
-"""Those that have been executed with a policy on `SINCE` alone, and on one rank of attention."""
+"""Drafters that have been executed with a policy on `SINCE` alone, and on one rank of attention."""
 SINCE = "0.5.23"
-# How DSpark verifies: in two of its three modes every request has as many rows, whatever is accepted of them.
+# In two of DSpark's three modes of verification every request has the same number of rows, whatever is accepted.
 MODE, UNIFORM = "SGLANG_RAGGED_VERIFY_MODE", ("static", "cap-accept")
 UNRECORDED = ("DSPARK", "NGRAM", "UNO")
-"""Whose verification leaves what SGLang has recorded of its experts behind, UNO's for one token a step."""
+"""Drafters whose verification drops what SGLang has recorded of its experts; UNO's for one token a step."""
 UNPREPARED = ("FROZEN_KV_MTP", "UNO")
-"""Who cannot go on with what a prefill server hands over: SGLang 0.5.23 fails at the first step."""
+"""Drafters that cannot continue from a prefill server's transfer: SGLang 0.5.23 fails at the first step."""
 
 
 def check_modes(config: Any, names_runner: bool = True) -> None:
-    """Raise `ExpertPolicyError` for a flag the stage cannot be served with; `config` is resolved or as it was given.
-    `names_runner` is False where it is resolved and the user has left the MoE runner to SGLang.
+    """Raise `ExpertPolicyError` for a flag that the stage cannot be served with; `config` is resolved or as given.
+    `names_runner` is False if `config` is resolved and the user has left the MoE runner to SGLang.
     """
-    for flag, reason in REFUSED_FLAGS.items():
-        value = getattr(config, flag, False)
-        if value:
-            raise refusal(f"--{flag.replace('_', '-')}", "on" if value is True else value, f"{reason}; allowed is off")
+    for name, reason in REFUSED_FLAGS.items():
+        if value := getattr(config, name, False):
+            raise refuse(name, value, f"{reason}; allowed is off")
     stages = getattr(config, "pp_size", 1)
     if stages > 1:
         reason = "answers would not name their policy, and the first stage of the pipeline alone would report"
@@ -73,10 +73,13 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
             raise refusal(name, os.environ[name], "it overwrites what was selected; allowed is unset")
     if os.environ.get(SWITCH, "1") not in ("0", "1"):
         raise refusal(SWITCH, os.environ[SWITCH], "it selects in torch on a CPU, or not; allowed is 0, 1 or unset")
-    device = getattr(config, "device", None)  # None where SGLang has still to look for one
-    if device is not None:
-        _check_choice("--device", str(device).partition(":")[0], DEVICES)
-    _check_choice("--disaggregation-mode", config.disaggregation_mode, ("null", "decode"))
+    device = str(getattr(config, "device", None) or DEVICES[0]).partition(":")[0]  # none before SGLang looks for one
+    for name, value, allowed in (
+        ("device", device, DEVICES),
+        ("disaggregation_mode", config.disaggregation_mode, ("null", "decode")),
+    ):
+        if spell(value) not in allowed:
+            raise refuse(name, value, f"allowed is {', '.join(allowed)}")
     runner, runners = spell(config.moe_runner_backend), list_runners()
     if names_runner and runner not in ("auto", *runners):
         raise refusal("--moe-runner-backend", runner, f"{explain(runner)}; allowed is auto, {', '.join(runners)}")
@@ -90,12 +93,10 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
 
 
 def check_observed(schedule: Schedule | None) -> None:
-    """Raise `ExpertPolicyError` where layers are not handed the logits that plans of `observe` would look at."""
+    """Raise `ExpertPolicyError` if layers do not get the logits that plans of `observe` look at."""
     if schedule is not None and schedule.observed and hands_parts():
-        reason = (
-            "on AMD this SGLang may hand a layer the parts of its logits, and add them up later; allowed is another"
-        )
-        raise refusal("--expert-policy", schedule.policy, reason)
+        reason = "on AMD this SGLang may hand a layer the parts of its logits, and add them up later"
+        raise refusal("--expert-policy", schedule.policy, f"{reason}; allowed is another")
 
 
 def check_writers(trace: Path | None, config: Any) -> None:
@@ -106,7 +107,7 @@ def check_writers(trace: Path | None, config: Any) -> None:
 
 
 def check_draft_tokens(config: Any) -> None:
-    """Raise `ExpertPolicyError` where draft tokens would not fill the rows that several ranks pad theirs to."""
+    """Raise `ExpertPolicyError` for draft tokens that do not fill the rows which several ranks pad theirs to."""
     shares, tokens = attention_dp_size(config), config.speculative_num_draft_tokens or 0
     ranks = config.tp_size // shares
     if rank_mode(config) is not None and config.speculative_algorithm is not None and tokens % ranks:
@@ -114,22 +115,17 @@ def check_draft_tokens(config: Any) -> None:
         raise refusal("--speculative-num-draft-tokens", tokens, f"{reason}; allowed is a multiple of {ranks}")
 
 
-def _check_choice(flag: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if spell(value) not in allowed:
-        raise refusal(flag, value, f"allowed is {', '.join(allowed)}")
-
-
 def _check_keys(config: Any) -> None:
-    """Refuse keys where SGLang starts several tokenizer processes, of which none asks for one."""
+    """Refuse keys with several tokenizer processes, which check no key."""
     workers = getattr(config, "tokenizer_worker_num", 1)
-    for flag in ("api_key", "admin_api_key"):
-        if workers > 1 and getattr(config, flag, None):
-            reason = f"SGLang asks nobody there for --{flag.replace('_', '-')}; allowed is 1, or no key"
+    for name in ("api_key", "admin_api_key"):
+        if workers > 1 and getattr(config, name, None):
+            reason = f"SGLang asks nobody there for {spell_flag(name)}; allowed is 1, or no key"
             raise refusal("--tokenizer-worker-num", workers, reason)
 
 
 def _check_redundant_experts(config: Any) -> None:
-    """Refuse a dispatch under which other weights are loaded than those of the experts that were selected."""
+    """Refuse a dispatch that loads other weights than those of the selected experts."""
     dispatch = getattr(config, "ep_dispatch_algorithm", None)
     if dispatch == "fake":
         raise refusal("--ep-dispatch-algorithm", dispatch, "it overwrites the router's logits; allowed is dynamic")
@@ -145,12 +141,9 @@ def _check_redundant_experts(config: Any) -> None:
 def _check_ranks(config: Any) -> None:
     """Refuse what data-parallel attention, or an all-to-all backend, cannot be served with."""
     mode = rank_mode(config)
-    for flag, allowed in (RANKS_FLAGS | (ALL_TO_ALL_FLAGS if routes_own_rows(config) else {})).items():
-        value = getattr(config, flag, allowed)
-        if value != allowed:
-            spelt = "none" if allowed is None else allowed or "off"
-            shown = "on" if value is True else value
-            raise refusal(f"--{flag.replace('_', '-')}", shown, f"allowed with {mode} is {spelt}")
+    flags = RANKS_FLAGS | ALL_TO_ALL_FLAGS if routes_own_rows(config) else RANKS_FLAGS
+    for name, value, allowed in list_others(config, flags):
+        raise refuse(name, value, f"allowed with {mode} is {spell_value(allowed)}")
     if is_switched_on(UNSYNCHRONIZED):
         reason = f"ranks of {mode} would not know what the others do; allowed is unset"
         raise refusal(UNSYNCHRONIZED, os.environ.get(UNSYNCHRONIZED, "on"), reason)
@@ -189,8 +182,8 @@ def _check_newer(config: Any, algorithm: str) -> None:
 
 
 def _check_recorded(config: Any, algorithm: str, allowed: list[str]) -> None:
-    """Refuse to return routed experts that SGLang has not: it drops what it has recorded, or, of a tree of drafts,
-    moves the keys and values of the accepted path to its slots and leaves the experts of other drafts there.
+    """Refuse to return routed experts that SGLang does not have: it drops the recorded ones, or of a tree of drafts it
+    moves the accepted path's keys and values to slots that keep the experts of other drafts.
     """
     if algorithm in UNRECORDED:
         reason = "--enable-return-routed-experts would return others' experts, as SGLang drops what it has recorded"
@@ -202,5 +195,5 @@ def _check_recorded(config: Any, algorithm: str, allowed: list[str]) -> None:
 
 
 def _explain(algorithm: str) -> str:
-    """What the user may have given in its place."""
+    """Return what the user may have given in place of `algorithm`."""
     return " of other models: this draft turns NEXTN and EAGLE into it" if algorithm == "FROZEN_KV_MTP" else ""

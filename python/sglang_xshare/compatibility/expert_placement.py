@@ -37,10 +37,8 @@ def check_division(server_args: Any) -> None:
     ranks = server_args.tp_size
     if ranks < 2:
         raise _refusal(placement, "tp_size", ranks, "there is one rank to place them on; allowed are at least 2")
-    if placement == EP:
-        flags, reason = {"moe_dp_size": 1}, "it is another division of experts"
-    else:
-        flags, reason = WHOLE, "it needs whole experts"
+    flags: dict[str, Any] = {"moe_dp_size": 1} if placement == EP else WHOLE
+    reason = "it is another division of experts" if placement == EP else "it needs whole experts"
     for name, given, allowed in list_others(server_args, flags):
         raise _refusal(placement, name, spell_value(given), f"{reason}; allowed is {spell_value(allowed)}")
     if placement == EP:

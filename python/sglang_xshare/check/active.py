@@ -1,4 +1,4 @@
-"""Active experts a layer and step, from selection itself on drawn logits: it needs torch."""
+"""Active experts a layer and step, from selection itself on drawn logits; needs torch."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from ..selection import select
 from ..types import Batch, Router
 
 LAYERS = 48
-"""Layers drawn for a mean, a step of each."""
+"""Layers that are drawn for a mean, one step each."""
 ONE_THREAD = 2**20
-"""Logits of a step up to which one thread draws them: others would spin for 1.3 s of processor time (16 rows, 2 cores)
-between operations that take 0.1 s.
+"""The most logits of a step that one thread draws: more threads spin for 1.3 s of processor time (16 rows, 2 cores)
+between operations of 0.1 s.
 """
 
 

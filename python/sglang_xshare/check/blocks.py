@@ -1,4 +1,4 @@
-"""The refusal that SGLang reaches while it builds a model: experts in fp8 or int8 blocks that its ranks would cut."""
+"""SGLang's own refusal while it builds a model: experts in fp8 or int8 blocks that its ranks would cut."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,8 +20,8 @@ SHARED_COUNT = ("n_shared_experts", "num_shared_experts")
 
 
 def explain_cut(model: Any, config: Any) -> str | None:
-    """Return why SGLang cannot build the experts of `model` (its `ModelConfig`) for the resolved ranks, and the flags
-    that can; None when no rank cuts a block.
+    """Return why SGLang cannot build the experts of `model` (its `ModelConfig`) for the resolved ranks, and flags that
+    help; None if no rank cuts a block.
     """
     kind = read_format(model, spell(config.quantization))
     # A CPU pads such columns (configs/update_config.py), and so does aiter (fp8.py: padding_size).
@@ -48,12 +48,12 @@ def explain_cut(model: Any, config: Any) -> str | None:
 
 
 def _list_cut(text: Any, experts: int, shared: int, block: int, ep_size: int) -> Iterator[tuple[int, int, str]]:
-    """Yield (columns, ranks that divide them, what has them) of experts over `experts` ranks and of the shared expert
-    over `shared` ranks, when a rank's columns end within a block.
+    """Yield (columns, the ranks that divide them, whose columns) for experts over `experts` ranks and the shared expert
+    over `shared` ranks, if a rank's columns end within a block.
     """
     widths = [(width, experts, "an expert") for width in find_widths(text)]
     own = find_value(text, SHARED)
-    if not own and ep_size > 1:  # without expert parallelism SGLang fuses it into the experts, as wide as they are
+    if not own and ep_size > 1:  # without expert parallelism SGLang fuses the shared expert into the experts
         own = find_value(text, SHARED_COUNT) * (find_widths(text) or [0])[0]
     if own:
         widths.append((own, shared, "the shared expert"))

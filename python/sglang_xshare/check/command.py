@@ -1,4 +1,4 @@
-"""The subcommand: its flags, its exit code."""
+"""The subcommand `check`: its flags, its report, its exit code."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from ..policies.schedule import Schedule
     from .resolve import Resolution
 
-DESCRIPTION = "before a server starts: would it be served, does it fit the GPU, what would policies gain there"
-EPILOG = """All other flags are the server's own: --expert-policy, --tp, --mem-fraction-static and the rest. Weights are
-not needed, a config.json is; nothing is downloaded or started. Exit code: 0 where the server would be served, 1 where
-it would be refused or does not fit, or where something that was asked could not be answered."""
+DESCRIPTION = "before a server starts: would it be served, does it fit the GPU, what would policies gain"
+EPILOG = """All other flags are the server's own: --expert-policy, --tp, --mem-fraction-static and the rest. The model
+needs a config.json and no weights; nothing is downloaded or started. Exit code: 0 if the server would be served, 1 if
+it would be refused or does not fit, or if a question could not be answered."""
 CONTEXT = 1024
-"""Tokens cached a request where nobody says."""
+"""Cached tokens a request by default."""
 DEFAULT = "xshare"
-"""Compared where nobody names a policy."""
-PAGED = "--enable-paged-experts: what SGLang cannot page it refuses as it builds the model, which is not checked"
+"""The policy to compare by default."""
+PAGED = "--enable-paged-experts: SGLang refuses experts that cannot be paged as it builds the model; not checked here"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -50,15 +50,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "check", help=DESCRIPTION, description=DESCRIPTION, epilog=EPILOG, usage=usage, allow_abbrev=False
     )
     add = parser.add_argument
-    add("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)} (default: resolve for this machine, no memory)")
-    add("--bandwidth", metavar="GB/s", help="of the memory, in place of that GPU's peak")
-    add("--batch", metavar="N", help="estimate a step in which so many requests decode together")
-    add("--context", metavar="TOKENS", help=f"cached a request (default: {CONTEXT:,})")
-    compared = "beside the server's --expert-policy, such as oea:k0=3, as often as you like"
+    add("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)} (default: this machine, without memory)")
+    add("--bandwidth", metavar="GB/s", help="memory bandwidth (default: the GPU's peak)")
+    add("--batch", metavar="N", help="estimate a step of N requests that decode together")
+    add("--context", metavar="TOKENS", help=f"cached tokens a request (default: {CONTEXT:,})")
+    compared = "a policy to compare, such as oea:k0=3; may be repeated (default: the server's --expert-policy)"
     add("--compare", metavar="POLICY", action="append", default=[], help=compared)
-    known = "active experts a layer and step, as you know them of one policy; with --ep-size the fullest rank's"
+    known = "measured active experts a layer and step of one policy; with --ep-size the fullest rank's"
     add("--active", nargs=2, metavar=("BEFORE", "AFTER"), help=known)
-    add("--json", action="store_true", help="as JSON")
+    add("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run, name="check", server_flags=[])
 
 
@@ -87,9 +87,9 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     asked = _read_asked(options)
     given, flags = _name_policy(given, asked, options)
     if flags.model is None:
-        raise ValueError("--model: missing; allowed is a folder that has a config.json, or a model that is cached")
+        raise ValueError("--model: missing; must be a folder with a config.json, or a cached model")
     if asked and flags.enable_paged_experts:
-        raise ValueError("--batch with --enable-paged-experts: what is paged in is not estimated; allowed is either")
+        raise ValueError("--batch with --enable-paged-experts: page-ins are not estimated; use one of the two flags")
     unanswered: list[str] = []
     # SGLang and huggingface_hub read it when they are imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -99,7 +99,7 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     if weights is not None:
         experts = weights.model.num_experts + flags.redundant
         if experts % flags.ep_size:
-            raise ValueError(f"--ep-size {flags.ep_size}: allowed is a divisor of the {experts} experts")
+            raise ValueError(f"--ep-size {flags.ep_size}: must be a divisor of the {experts} experts")
         step = Step(asked, weights, flags) if asked else None
         report["weights"] = describe_weights(weights, flags)
         if gpu is not None:
@@ -131,7 +131,7 @@ def _read_asked(options: argparse.Namespace) -> Asked | None:
         alone = {"--context": options.context, "--active": options.active, "--compare": options.compare or None}
         for flag, value in alone.items():
             if value is not None:
-                raise ValueError(f"{flag} without --batch: allowed is --batch N beside it")
+                raise ValueError(f"{flag} without --batch: needs --batch N")
         return None
     context = CONTEXT if options.context is None else read_count("--context", options.context, 0)
     active = [read_number("--active", text, 1) for text in options.active or ()]
@@ -157,7 +157,7 @@ def _on_device(given: Sequence[str], flags: ServerFlags, gpu: Gpu | None) -> lis
     if gpu is None or flags.device == "cuda":
         return list(given)
     if flags.device is not None:
-        raise ValueError(f"--device {flags.device} with --gpu: allowed is cuda, or either alone")
+        raise ValueError(f"--device {flags.device} with --gpu: must be cuda, or use one of the two flags")
     return [*given, "--device", "cuda"]
 
 
@@ -220,7 +220,7 @@ def _find_obstacle(memory: dict[str, Any], step: Step) -> str | None:
     if needed <= memory["left_bytes"]:
         return None
     asks = f"--batch {step.asked.batch} with --context {step.asked.context:,}"
-    allowed = f"left are {spell_bytes(memory['left_bytes'])}, {memory['cache_tokens']:,} tokens"
+    allowed = f"must be at most {spell_bytes(memory['left_bytes'])}, {memory['cache_tokens']:,} tokens"
     return f"{asks} takes {spell_bytes(needed)} of KV cache on a GPU; {allowed}"
 
 
@@ -247,7 +247,7 @@ def _estimate(
     try:
         return estimate(step, schedules, bandwidth)
     except ModuleNotFoundError as error:
-        unanswered.append(f"active experts: to draw them needs {error.name}; allowed without it: --active")
+        unanswered.append(f"active experts: drawing them needs {error.name}; without it use --active")
         return None
 
 

@@ -1,4 +1,4 @@
-"""What policies would do on a model and a GPU: active experts, kept mass, step time, each with what is assumed."""
+"""The estimate of policies on a model and a GPU: active experts, kept mass, step time, each with its assumption."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from .server import ServerFlags
 from .weights import Weights, divide
 
 FIXED = 34e-6
-"""Seconds that a MoE layer takes apart from its experts' weights (OEA, H100). Kept as it is on other GPUs."""
+"""Seconds of a MoE layer without its experts' weights (OEA, H100); other GPUs have the same."""
 REACHED = 0.97
 """Share of the memory's peak at which experts are loaded: 2.9 us for one of Qwen3-30B-A3B's, 9.4 MB (OEA, H100)."""
 OTHER = 40e-6
-"""Seconds that a layer takes beside that: attention, norms, the host. An H100's servers of Qwen3-30B-A3B took 37 to 54
-more us a layer at 4 to 16 requests than all else here comes to, 25 to 27 at one, 67 to 71 at 32 (SGLang 0.5.17).
+"""Seconds of all else in a layer: attention, norms, the host. On an H100, servers of Qwen3-30B-A3B took 37 to 54 us a
+layer more than the rest of this estimate at 4 to 16 requests, 25 to 27 at one, 67 to 71 at 32 (SGLang 0.5.17).
 """
 FORMULA = (
     f"MoE layer = {FIXED * 1e6:.0f} us + active x expert bytes / ({REACHED:.0%} of bandwidth), step = MoE layers x "
@@ -26,10 +26,10 @@ FORMULA = (
     "that a step waits for"
 )
 COMMON = 0.47
-"""Share of the logits' variance in common, so that 49 of 128 experts are active as in OEA's Qwen3-30B-A3B, 16 rows."""
+"""Share of the logits' variance in common: 49 of 128 experts are active, as in OEA's Qwen3-30B-A3B at 16 rows."""
 ASSUMPTIONS = {"agreeing": COMMON, "independent": 0.0}
 MOST_ROWS = 16_384
-"""Rows of a step that are drawn: at 256 experts 0.6 GB, and 2.6 s of a CPU core a layer."""
+"""The most rows of a step that are drawn: at 256 experts 0.6 GB, and 2.6 s of a CPU core a layer."""
 DRAFTED = "--speculative-num-draft-tokens N above 1"
 
 
@@ -66,16 +66,16 @@ class Step:
         if self.asked.active is None:
             if self.rows > MOST_ROWS:
                 many = f"--batch {self.asked.batch}: a step of {self.rows:,} rows"
-                raise ValueError(f"{many}: allowed are at most {MOST_ROWS:,} without --active")
+                raise ValueError(f"{many}: must be at most {MOST_ROWS:,} rows without --active")
             return
         if num_policies > 1:
-            raise ValueError(f"--active with {num_policies} policies: allowed is the one whose experts they are")
+            raise ValueError(f"--active with {num_policies} policies: must be the one policy whose experts they are")
         whose, most = ("the model's", experts) if ep_size == 1 else ("a rank's", experts // ep_size)
         before, after = self.asked.active
         if not 1 <= before <= most:
-            raise ValueError(f"--active {before:g} {after:g}: allowed is 1 to {whose} {most} experts")
+            raise ValueError(f"--active {before:g} {after:g}: BEFORE {before:g}: must be 1 to {whose} {most} experts")
         if not 1 <= after <= before:
-            raise ValueError(f"--active {before:g} {after:g}: AFTER {after:g}: allowed is 1 to BEFORE, {before:g}")
+            raise ValueError(f"--active {before:g} {after:g}: AFTER {after:g}: must be 1 to BEFORE, {before:g}")
 
     def read_policy(self, flag: str, text: str, keys: dict[str, Any]) -> Schedule | None:
         """Return the policy that `flag` names, with `keys` beside it; None if it routes as the model does. Raises
@@ -91,7 +91,7 @@ class Step:
             reason = schedule.reason_to_skip("verify" if drafts else "decode", self.rows)
             if reason is not None:
                 told = f"--batch {self.asked.batch}: a step of {self.rows} rows stays vanilla ({reason})"
-                raise ValueError(f"{told}; allowed is one in which it selects")
+                raise ValueError(f"{told}; must be a step in which the policy selects")
         except ValueError as error:
             raise ValueError(f"{flag} {text}: {error}") from None
         return schedule
@@ -147,11 +147,10 @@ def _describe_step(experts: list[float], step: Step, bandwidth: float) -> dict[s
 
 
 def estimate_step(weights: Weights, experts: float, cached: float, bandwidth: float) -> tuple[float, float]:
-    """Seconds of (a MoE layer, a decode step) in which a GPU loads so many `experts` a layer, and `cached` tokens of KV
-    cache. `bandwidth` is its memory's peak in bytes/s. On several ranks it is the rank that the step waits for.
+    """Return the seconds of (a MoE layer, a decode step) on a GPU that loads `experts` a layer and `cached` tokens of
+    KV cache, at a peak memory `bandwidth` in bytes/s. Of several ranks, this is the one that the step waits for.
 
-    Exchanges between ranks are not in it, sampling and the selection itself have no term of their own; nothing hides
-    behind anything else.
+    The estimate has no exchanges between ranks, no term for sampling and the selection, and no overlap.
     """
     reached = REACHED * bandwidth
     layer = FIXED + experts * weights.expert / reached

@@ -13,15 +13,15 @@ from ..compatibility.moe_model import TEXT_CONFIGS
 from .tensors import Tensor
 
 COMPILER = ("torch._dynamo", "torch._inductor")
-"""Packages that transformers imports for decorators: 1.2 s of processor time."""
+"""Packages that transformers imports only for decorators, 1.2 s of processor time."""
 IMAGES = "torchvision"
-"""The package that transformers imports for image processors when it is installed: 0.3 s."""
+"""The package that transformers imports for image processors if installed, 0.3 s."""
 
 
 def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[list[Tensor], Mapping[str, Any]]:
-    """Return (the tensors of a model, its language model's configuration with transformers' defaults), for the content
-    of its config.json and the `changes` of --json-model-override-args. Raises ValueError, one line, for a model that
-    transformers does not know or cannot build, ModuleNotFoundError without transformers or torch.
+    """Return (the tensors of a model, its language model's configuration with transformers' defaults) for the content
+    of config.json and the `changes` of --json-model-override-args. Raises ValueError, one line, for a model that
+    transformers lacks or cannot build, ModuleNotFoundError without transformers or torch.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -48,11 +48,11 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
         _fill_head_dim(parsed.get_text_config())
         try:
             model = _build(kind, parsed, Positions())
-        except RuntimeError:  # a family that joins positions with other tensors, as Gemma 4
+        except RuntimeError:  # some families join positions with other tensors, as Gemma 4
             model = _build(kind, parsed, nullcontext())
     except ModuleNotFoundError:
         raise
-    except Exception as error:  # whatever a family's code raises for a configuration that it does not expect
+    except Exception as error:  # a family's code may raise anything for an unexpected configuration
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"transformers {transformers.__version__} cannot build {kind.__name__}: {reason}") from None
     finally:
@@ -78,15 +78,15 @@ def _build(kind: Any, parsed: Any, mode: AbstractContextManager[Any]) -> Any:
 def _find_class(
     transformers: ModuleType, config: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
-    """Return (the model's class, the part of the configuration that it takes, the changes to that part): of the whole
-    model, else of its language model, which remote code wraps.
+    """Return (the model's class, the class's part of the configuration, the changes to that part): of the whole model,
+    else of its language model, which remote code wraps.
     """
     auto = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     nested = ((part, changes.get(name) or {}) for name in TEXT_CONFIGS if isinstance(part := config.get(name), dict))
     for keys, changed in [(config, changes), *nested]:
         known = auto.get(keys.get("model_type"))
         for name in keys.get("architectures") or [None] * (keys is not config):
-            # A checkpoint spells ExaoneMoEForCausalLM what transformers spells ExaoneMoeForCausalLM.
+            # A checkpoint may have ExaoneMoEForCausalLM for transformers' ExaoneMoeForCausalLM.
             if isinstance(known, str) and (name is None or known.lower() == name.lower()):
                 return getattr(transformers, known), keys, changed
             if name is not None and getattr(transformers, name, None) is not None:
@@ -97,14 +97,14 @@ def _find_class(
 
 
 def _fill_head_dim(text: Any) -> None:
-    """Set a head's width if config.json has null or HunYuan's name for it: transformers' modules need a number."""
+    """Set a head's width if config.json has null or HunYuan's key: transformers' modules need a number."""
     if getattr(text, "head_dim", 0) is None:
         heads = getattr(text, "num_attention_heads", 0)
         text.head_dim = getattr(text, "attention_head_dim", None) or (text.hidden_size // heads if heads else None)
 
 
 class _Placeholder(ModuleType):
-    """A module of the compiler that is not there: every name of it is a decorator without effect."""
+    """A stand-in for a module of the compiler: every name in it is a decorator without effect."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):

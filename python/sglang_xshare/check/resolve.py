@@ -1,4 +1,4 @@
-"""Server arguments, parsed and resolved by SGLang itself, every refusal noted in place of the first; and the report."""
+"""Server arguments, parsed and resolved by SGLang itself, with every refusal instead of the first; and the report."""
 
 import io
 import logging
@@ -52,7 +52,7 @@ class Resolution:
         self.finished = True
         self._check(self.start, RESOLVED)
         reason = explain_cut(model_config(server_args), self.start.config)
-        if reason is not None and "ranks" not in self.start.refused:  # which says it of --expert-placement shard
+        if reason is not None and "ranks" not in self.start.refused:  # --expert-placement shard was refused for it
             self.refuse("SGLang", reason)
 
     def _check(self, start: Start, when: str) -> None:
@@ -61,7 +61,7 @@ class Resolution:
                 self.refuse("sglang-xshare", error)
             if when == GIVEN:
                 set_arguments(start)
-        except OSError:  # of a file or a repository that SGLang misses as well
+        except OSError:  # SGLang misses that file or repository as well
             raise
         except Exception as error:
             self.fault = error
@@ -69,8 +69,8 @@ class Resolution:
 
 
 def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:
-    """Parse and resolve a server's flags, here or as if on `gpu`. Raises ValueError for a GPU that cannot be told, and
-    for flags that SGLang's parser does not take.
+    """Parse and resolve a server's flags, here or as if on `gpu`. Raises ValueError for flags that SGLang's parser does
+    not take.
     """
     from sglang.srt import expert_policy
 

@@ -103,12 +103,12 @@ def read_flags(flags: Sequence[str]) -> ServerFlags:
     if given.ep_size is None:
         given.ep_size = 1 if given.moe_a2a_backend == "none" else given.ranks
     if given.ranks % given.ep_size:
-        raise ValueError(f"--ep-size {given.ep_size}: allowed is a divisor of --tp-size {given.ranks}")
+        raise ValueError(f"--ep-size {given.ep_size}: must be a divisor of --tp-size {given.ranks}")
     flag = "--dp-size" if given.dp_attention and given.attn_dp_size == 1 else "--attn-dp-size"
     given.dp_size = given.dp_size if flag == "--dp-size" else given.attn_dp_size
     if given.ranks % given.dp_size:
         beside = " with --enable-dp-attention" if given.dp_attention else ""
-        raise ValueError(f"{flag} {given.dp_size}: allowed{beside} is a divisor of --tp-size {given.ranks}")
+        raise ValueError(f"{flag} {given.dp_size}: must be a divisor of --tp-size {given.ranks}{beside}")
     if not given.enable_paged_experts:
         given.slots = None
     return given
@@ -137,7 +137,7 @@ def _read_config(file: str | None) -> dict[str, Any]:
 
 
 def _list_flags(written: dict[str, Any]) -> Iterator[str]:
-    """The keys of a server's `--config` as its command line would have them."""
+    """Yield the keys of a server's `--config` as flags of its command line."""
     for key, value in written.items():
         flag = f"--{str(key).replace('_', '-')}"
         if value is True:

@@ -17,14 +17,14 @@ BACKENDS = ("none", "deepep", "mooncake", "nixl")
 """Values of --moe-a2a-backend that are served. Upstream itself gives their kernels -1: for its padding rows, and as
 "invalid topk slots" (token_dispatcher/deepep.py). The experts' runner gets what was dispatched, never an empty slot.
 """
-_UNKNOWN = "what it makes of an empty slot is not known"
-_ONE_KERNEL = f"it dispatches, computes and combines in one kernel, and {_UNKNOWN}"
+_UNKNOWN = "the treatment of an empty slot is unknown"
+_ONE_KERNEL = f"one kernel dispatches, computes and combines, and {_UNKNOWN}"
 REASONS = {
     "megamoe": _ONE_KERNEL,
     "flashinfer_megamoe": _ONE_KERNEL,
     "ascend_fuseep": _ONE_KERNEL,
-    "pplx": "it reads the -1 of an empty slot as expert 4294967295",
-    "deepep_v2": f"it hands on as many experts a row as the router has, and {_UNKNOWN}",
+    "pplx": "the backend reads the -1 of an empty slot as expert 4294967295",
+    "deepep_v2": f"the backend passes on as many experts a row as the router has, and {_UNKNOWN}",
 }
 """Reasons against other backends, if more is known than `_UNKNOWN`."""
 
@@ -33,7 +33,7 @@ def check_backend(config: Any) -> None:
     """Raise `ExpertPolicyError` for a --moe-a2a-backend that is not served; `config` is resolved or as it was given."""
     backend = spell(config.moe_a2a_backend or "none")
     if backend not in BACKENDS:
-        reason = f"{REASONS.get(backend, _UNKNOWN)}; allowed is {', '.join(BACKENDS)}"
+        reason = f"{REASONS.get(backend, _UNKNOWN)}; must be one of {', '.join(BACKENDS)}"
         raise refusal("--moe-a2a-backend", backend, reason)
 
 
@@ -43,7 +43,7 @@ def check_model(model: MoeModel, config: Any) -> None:
     served = ALL_TO_ALL if backend == "deepep" else DISPATCHED
     if routes_own_rows(config) and model.architecture not in served:
         reason = f"{model.architecture} is not known to have all-to-all expert parallelism by {backend}"
-        raise refusal("--model-path", model.path, f"{reason}; allowed are {', '.join(sorted(served))}")
+        raise refusal("--model-path", model.path, f"{reason}; must be one of {', '.join(sorted(served))}")
 
 
 def read_ranks(model_runner: Any, schedule: Schedule | None) -> Ranks | None:

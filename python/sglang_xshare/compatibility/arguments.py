@@ -41,7 +41,7 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
     mask_padding = bool(getattr(server_args, "mask_padding_experts", False))
     then = getattr(server_args, "expert_policy_on_disagreement", None)
     if then not in (None, "vanilla", "stop"):
-        raise ExpertPolicyError(ON_DISAGREEMENT, then, "allowed is vanilla or stop")
+        raise ExpertPolicyError(ON_DISAGREEMENT, then, "must be vanilla or stop")
     if name is None:
         together = "allowed only together with --expert-policy"
         valued = ("--expert-policy-config", config), ("--expert-policy-trace", trace), (ON_DISAGREEMENT, then)
@@ -63,11 +63,11 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
         raise ExpertPolicyError("--expert-policy", f"{_one_line(name)}{given}", str(error)) from None
     if mask_padding and (schedule is None or schedule.observed):
         short = name.partition(":")[0]
-        reason = f"{short} routes as the model does; allowed is another policy"
+        reason = f"{short} routes as the model does; use another policy"
         raise ExpertPolicyError("--mask-padding-experts", f"with --expert-policy {short}", reason)
     if schedule is None:
         if trace is not None:
-            reason = "vanilla selects nothing that could be traced; allowed is another policy"
+            reason = "vanilla selects nothing that could be traced; use another policy"
             raise ExpertPolicyError("--expert-policy-trace", f"{trace} with --expert-policy vanilla", reason)
         return None
     if trace is not None:
@@ -98,7 +98,7 @@ def join_keys(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     for key, value in keys.items():
         if key in spelt:
             both = f"{as_json(spelt[key])} and {as_json(value)}"
-            raise ValueError(f"{key} = {both}: allowed is one of the two flags for a key")
+            raise ValueError(f"{key} = {both}: must be in only one of the two flags")
     return name, {**spelt, **keys}
 
 
@@ -108,10 +108,10 @@ def read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
         return dict(config or {})
     refuse = partial(ExpertPolicyError, "--expert-policy-config", _one_line(config) or repr(config))
     if not isinstance(config, str):
-        raise refuse(f"of type {type(config).__name__}; allowed is a dict, JSON text or a JSON file")
+        raise refuse(f"must be a dict, JSON text or a JSON file (got {type(config).__name__})")
     allowed = "JSON text such as '{\"k0\": 1}' or a JSON file"
     if not config.strip():
-        raise refuse(f"empty; allowed is {allowed}")
+        raise refuse(f"must be {allowed}")
     if not config.lstrip().startswith(("{", "[")):
         return read_json("--expert-policy-config", config, allowed)
     try:

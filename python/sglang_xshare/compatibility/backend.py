@@ -59,13 +59,13 @@ def check_experts(server_args: Any) -> None:
         if experts.runner not in list_runners():  # `check_modes` refuses a runner that is served with no experts
             return
         allowed = ", ".join(experts.list_fitting()) or "another quantization"
-        reason = f"its kernel for such experts ({experts.format}) takes no policy's choice; allowed is {allowed}"
+        reason = f"its kernel for such experts ({experts.format}) takes no policy's choice; use {allowed}"
         raise refusal("--moe-runner-backend", experts.runner, reason)
     policy = getattr(server_args, "expert_policy", None)
     flag = "--mask-padding-experts" if policy is None else "--expert-policy"
     allowed = "SGLANG_USE_AITER=0" if experts.aiter else "experts of another quantization"
     reason = f"SGLang runs {experts.format} experts with {experts.runner} here, which takes no policy's choice"
-    fitting = f"none of {', '.join(list_runners())} fits them; allowed is {allowed}"
+    fitting = f"none of {', '.join(list_runners())} fits them; use {allowed}"
     raise ExpertPolicyError(flag, policy, f"{reason}, and {fitting}")
 
 

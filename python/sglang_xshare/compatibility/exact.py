@@ -10,7 +10,7 @@ from ..upstream.server import drafter, resolved
 from .arguments import ignores_exact, is_on
 from .flags import list_others, spell_flag, spell_value
 
-SHARED_PREFIXES = "it may give them what requests under policy have stored"
+SHARED_PREFIXES = "the cache may return what requests under policy have stored"
 # By flag, why a request would not be exact.
 REFUSED_FLAGS = {
     "hicache_storage_backend": SHARED_PREFIXES,
@@ -19,7 +19,7 @@ REFUSED_FLAGS = {
     "enable_lmcache": SHARED_PREFIXES,
     "enable_flexkv": SHARED_PREFIXES,
     "radix_cache_backend": SHARED_PREFIXES,
-    "enable_paged_experts": "their experts may be more than a step has slots for",
+    "enable_paged_experts": "a step may have fewer slots than exact requests need",
 }
 
 UNNAMED = "UNO"
@@ -35,12 +35,12 @@ def find_refusal(config: Any, source: str = f"custom_params.{KEY}") -> str | Non
     if (found := _find_obstacle(config)) is None:
         return None
     flag, value, reason, _ = found
-    return f"{source} = {EXACT!r}: {flag} {value}: {reason}; allowed is {SHARED!r}"
+    return f"{source} = {EXACT!r}: {flag} {value}: {reason}; must be {SHARED!r}"
 
 
 def _find_obstacle(config: Any) -> tuple[str, str, str, str] | None:
     """Return (a flag or switch that excludes exact requests, its value, why, what is allowed), or None."""
-    reason = "there are no exact requests with it, since {}"
+    reason = "no exact requests are possible, because {}"
     switch = os.environ.get(TREE_IN_CPP, "")
     if switch.lower() in ("1", "true", "yes", "y"):
         return TREE_IN_CPP, switch, reason.format(SHARED_PREFIXES), "unset"
@@ -48,7 +48,12 @@ def _find_obstacle(config: Any) -> tuple[str, str, str, str] | None:
         if value is not False:
             return spell_flag(name), spell_value(value), reason.format(REFUSED_FLAGS[name]), "off"
     if drafter(config) == UNNAMED:
-        return "--speculative-algorithm", UNNAMED, reason.format("its forwards do not name their requests"), "another"
+        return (
+            "--speculative-algorithm",
+            UNNAMED,
+            reason.format("UNO's forwards do not name their requests"),
+            "another algorithm",
+        )
     return None
 
 
@@ -58,9 +63,9 @@ def check_rule(rule: Rule, config: Any) -> None:
         return
     if found := _find_obstacle(config):
         flag, value, reason, allowed = found
-        raise ExpertPolicyError(flag, value, f"{reason}; allowed is {allowed}")
+        raise ExpertPolicyError(flag, value, f"{reason}; must be {allowed}")
     if rule.priority is not None and not getattr(config, "enable_priority_scheduling", False):
-        reason = "requests have a priority with --enable-priority-scheduling alone; allowed is that flag beside it"
+        reason = "requests have a priority only with --enable-priority-scheduling; add that flag"
         raise ExpertPolicyError("--expert-policy-config", f'exact {{"priority": {rule.priority}}}', reason)
 
 
@@ -69,7 +74,7 @@ def check_request(sampling_params: Any, routing_key: str | None, server_args: An
     params, source = sampling_params.custom_params, f"custom_params.{KEY}"
     if params is not None and not isinstance(params, dict):
         if is_on(server_args):
-            raise ValueError(f'custom_params = {as_json(params)}: allowed is an object, such as {{"{KEY}": "{EXACT}"}}')
+            raise ValueError(f'custom_params = {as_json(params)}: must be an object such as {{"{KEY}": "{EXACT}"}}')
         params = None
     said = (params or {}).get(KEY)
     if said is None:

@@ -33,20 +33,20 @@ def check_division(server_args: Any) -> None:
     """Check --expert-placement as given. Raises `ExpertPolicyError` for a wrong value or a contradicting flag."""
     placement = server_args.expert_placement
     if placement not in (SHARD, EP):
-        raise ExpertPolicyError("--expert-placement", placement, f"allowed is {SHARD}, {EP}")
+        raise ExpertPolicyError("--expert-placement", placement, f"must be {SHARD} or {EP}")
     ranks = server_args.tp_size
     if ranks < 2:
-        raise _refusal(placement, "tp_size", ranks, "there is one rank to place them on; allowed are at least 2")
+        raise _refusal(placement, "tp_size", ranks, "there is only one rank for the experts; must be at least 2")
     flags: dict[str, Any] = {"moe_dp_size": 1} if placement == EP else WHOLE
-    reason = "it is another division of experts" if placement == EP else "it needs whole experts"
+    reason = "the flag divides experts in another way" if placement == EP else "the flag needs whole experts"
     for name, given, allowed in list_others(server_args, flags):
-        raise _refusal(placement, name, spell_value(given), f"{reason}; allowed is {spell_value(allowed)}")
+        raise _refusal(placement, name, spell_value(given), f"{reason}; must be {spell_value(allowed)}")
     if placement == EP:
         if server_args.ep_size not in (1, ranks):
-            raise _refusal(placement, "ep_size", server_args.ep_size, f"allowed is {ranks}, the ranks there are")
+            raise _refusal(placement, "ep_size", server_args.ep_size, f"must be {ranks}, the number of ranks")
         return
     if routes_own_rows(server_args):
-        reason = "it brings rows to whole experts; allowed is none"
+        reason = "the backend brings rows to whole experts; must be none"
         raise _refusal(placement, "moe_a2a_backend", spell(server_args.moe_a2a_backend), reason)
     if _divides_attention(server_args):
         _check_attention(server_args, ranks)
@@ -71,7 +71,7 @@ def check_placement(server_args: Any) -> None:
     experts = find_value(model.hf_text_config, NUM_EXPERTS)
     path, ranks = server_args.model_path, config.tp_size
     if not experts:
-        reason = f"{model.hf_config.architectures[0]} is a dense model; allowed are Mixture-of-Experts models"
+        reason = f"{model.hf_config.architectures[0]} is a dense model; must be a Mixture-of-Experts model"
         raise _refusal(placement, "model_path", path, reason)
     if config.ep_size != (ranks if placement == EP else 1):
         raise _refusal(placement, "tp_size", ranks, f"SGLang resolves --ep-size to {config.ep_size} with these flags")
@@ -91,22 +91,22 @@ def check_placement(server_args: Any) -> None:
 
 def _check_attention(server_args: Any, ranks: int) -> None:
     """Refuse what SGLang lacks with data-parallel attention, whose own error names a flag that nobody has given."""
-    beside = f"beside the data-parallel attention that {SHARD} asks for"
+    beside = f"by SGLang with the data-parallel attention that {SHARD} sets"
     instead = f"--tp {ranks} alone, the same slices with tensor-parallel attention"
     context = getattr(server_args, "attn_cp_size", 1)
     if context > 1:
-        raise _refusal(SHARD, "attn_cp_size", context, f"SGLang does not have it {beside}; allowed is 1, or {instead}")
+        raise _refusal(SHARD, "attn_cp_size", context, f"not supported {beside}; must be 1, or use {instead}")
     algorithm = getattr(server_args, "speculative_algorithm", None) or ""
     needed = "" if algorithm.upper() in UNGROUPED else " without --enable-dp-lm-head"
     if algorithm.upper() in UNGROUPED or (algorithm.upper() in OWN_HEADS and not server_args.enable_dp_lm_head):
-        reason = f"SGLang does not have it {beside}{needed}; allowed is {instead}"
+        reason = f"not supported {beside}{needed}; use {instead}"
         raise _refusal(SHARD, "speculative_algorithm", algorithm, reason)
 
 
 def _check_divides(placement: str, ranks: int, count: Any, what: str, more: int = 0) -> None:
     if type(count) is int and (count + more) % ranks:
         total = f"{count}" + (f" + {more}" if more else "")
-        reason = f"they do not divide the {total} {what}; allowed is a divisor"
+        reason = f"the ranks must divide the {total} {what}"
         raise ExpertPolicyError("--expert-placement", f"{placement} with {ranks} ranks", reason)
 
 
@@ -125,11 +125,11 @@ def _describe_slices(ranks: int, model: Any, path: str) -> str:
             if pads:
                 wrong = f"{width} columns in blocks of {block} leave a rank without any"
             fitting = [str(count) for count in range(2, width + 1) if slice_columns(width, count, block, pads)]
-            allowed = f"are {', '.join(fitting)} ranks, or {EP}" if fitting else f"is {EP}"
-            raise ExpertPolicyError("--expert-placement", f"{SHARD} with {ranks} ranks", f"{wrong}; allowed {allowed}")
+            allowed = f"{', '.join(fitting)} ranks, or {EP}" if fitting else EP
+            raise ExpertPolicyError("--expert-placement", f"{SHARD} with {ranks} ranks", f"{wrong}; must be {allowed}")
         least, most = share
         shares.append(f"{most if least == most else f'{least} to {most}'} of its {width}")
-    return f"{' or '.join(shares)} columns" if shares else "how wide the model's configuration does not say"
+    return f"{' or '.join(shares)} columns" if shares else "of a width that the model's configuration lacks"
 
 
 def _divides_attention(server_args: Any) -> bool:

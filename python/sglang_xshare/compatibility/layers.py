@@ -76,15 +76,15 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
         try:
             output_format = "standard" if on_cpu else read_output_format(topk_config)
             if runners and number not in runners:
-                raise ValueError("its layer has no FusedMoE that runs its experts; allowed is one for each router")
+                raise ValueError("the layer has no FusedMoE that runs its experts; each router must have one")
             runner = runners.get(number, TRITON)  # DeepSeek's first model has no FusedMoE at all
             options = _read_options(runner, output_format, topk_config, config)
             recorded, pool = config.enable_return_routed_experts, paging.get(number)
             layer = Layer(number, topk_config, placement, recorded=recorded, paging=pool, **options)
             if recorded and layer.routes_itself:
                 raise ValueError(
-                    f"MoE runner {runner.name} ranks the logits itself, of which --enable-return-routed-experts would "
-                    "return nothing; allowed is --moe-runner-backend triton"
+                    f"MoE runner {runner.name} ranks the logits itself, so --enable-return-routed-experts would "
+                    "return nothing; use --moe-runner-backend triton"
                 )
             check_router(name, modules)
             check_plans(layer, plans, config)
@@ -93,7 +93,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
             raise refusal(name, "router", str(error)) from None
     # DeepSeek's first model has a TopK, but runs its experts without FusedMoE.
     if not layers or len(layers) + count_hashed(modules) < len(experts):
-        reason = f"{len(layers)} TopK modules for {len(experts)} MoE layers; allowed is one for each"
+        reason = f"{len(layers)} TopK modules for {len(experts)} MoE layers; each layer must have one"
         raise refusal("--model-path", model_runner.server_args.model_path, reason)
     for module, layer in zip(routers.values(), layers, strict=True):
         module.topk_config = layer.upstream
@@ -115,13 +115,13 @@ def _read_options(runner: Runner, output_format: str, topk_config: Any, config: 
     """Return keywords of a `Layer`. Raises ValueError if the runner does not take what the layer's router gives it."""
     if routes_own_rows(config):  # a dispatcher takes the choice, and leaves out a slot of -1
         if output_format != "standard":
-            raise ValueError(f"{output_format} output for an all-to-all dispatcher; allowed is standard")
+            raise ValueError(f"{output_format} output for an all-to-all dispatcher; must be standard")
         # Upstream also moves ids up if every rank has slots for shared experts.
         renumbers = config.ep_dispatch_algorithm is not None or num_shared_slots(topk_config) > 0
         return {"convention": DROPPED, "renumbers": renumbers}
     if output_format not in OUTPUTS[runner.convention]:
         allowed = " or ".join(OUTPUTS[runner.convention])
-        raise ValueError(f"{output_format} output for MoE runner {runner.name}; allowed is {allowed}")
+        raise ValueError(f"{output_format} output for MoE runner {runner.name}; must be {allowed}")
     # Upstream looks ids up if experts have other places, and before 0.5.23 if a rank numbers its own experts. On AMD it
     # gives padding rows expert 0, which may be active for nothing else.
     looked_up = runner.convention == FILLED and (routes_on("_is_hip") or (config.ep_size > 1 and not keeps_dropped()))
@@ -147,7 +147,7 @@ def check_router(name: str, modules: Mapping[str, Any]) -> None:
     """Raise ValueError if the router `name` is not the only one of its layer; `modules` are the model's by name."""
     gate = modules.get(f"{name.rpartition('.')[0]}.gate")
     if getattr(gate, "e_score_correction_bias_vl", None) is not None:
-        raise ValueError("DeepSeek-V4.1 routes by another function where it takes images; allowed is a model without")
+        raise ValueError("DeepSeek-V4.1 routes images by another function; must be a model without images")
 
 
 def check_plans(layer: Layer, plans: Sequence[SelectionPlan], config: Any) -> None:
@@ -158,13 +158,13 @@ def check_plans(layer: Layer, plans: Sequence[SelectionPlan], config: Any) -> No
         plan.check_router(layer.router)
         wider = plan.columns(layer.router) != layer.router.top_k
         if wider and not layer.takes_kmax:
-            raise ValueError(f"kmax = {plan.kmax}: the layers' MoE runner uses top-k; allowed is {layer.router.top_k}")
+            raise ValueError(f"kmax = {plan.kmax}: the layers' MoE runner uses top-k; must be {layer.router.top_k}")
         if wider and layer.num_shared and (config.ep_dispatch_algorithm is not None or routes_on("_use_aiter")):
             # Upstream finds a shared expert's column by the width alone: it would look that expert's number up among
             # the routed ones, or not add the expert.
             raise ValueError(
-                f"kmax = {plan.kmax}: upstream would take its fused shared expert for one of the routed; allowed is "
-                f"{layer.router.top_k}, or --disable-shared-experts-fusion"
+                f"kmax = {plan.kmax}: upstream would take the fused shared expert for a routed one; must be "
+                f"{layer.router.top_k}, or use --disable-shared-experts-fusion"
             )
 
 

@@ -19,12 +19,12 @@ REFUSED_FLAGS = {
     "enable_torch_compile": "a compiled TopK does not call the stage",
     "enable_two_batch_overlap": "the router sees half a batch",
     "enable_single_batch_overlap": "the router sees part of a batch",
-    "enable_pdmux": "split prefill passes the stage by",
-    "enable_nvidia_megakernel": "it routes inside its kernel",
-    "enable_amd_monokernel": "it routes inside its kernel",
-    "is_embedding": "it never decodes",
-    "dllm_algorithm": "it decodes in extend forwards, which a policy takes for prefill",
-    "kt_weight_path": "what its CPU kernels make of an empty slot is not known",
+    "enable_pdmux": "split prefill bypasses the stage",
+    "enable_nvidia_megakernel": "the kernel routes by itself",
+    "enable_amd_monokernel": "the kernel routes by itself",
+    "is_embedding": "an embedding model never decodes",
+    "dllm_algorithm": "blocks decode in extend forwards, which a policy takes for prefill",
+    "kt_weight_path": "the CPU kernels' treatment of an empty slot is unknown",
 }
 DEVICES = ("cuda", "cpu")
 """AMD's GPUs are "cuda" too. NPUs route past `select_experts`; the runners of the others were not followed."""
@@ -63,26 +63,26 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
     """
     for name, reason in REFUSED_FLAGS.items():
         if value := getattr(config, name, False):
-            raise refuse(name, value, f"{reason}; allowed is off")
+            raise refuse(name, value, f"{reason}; must be off")
     stages = getattr(config, "pp_size", 1)
     if stages > 1:
-        reason = "answers would not name their policy, and the first stage of the pipeline alone would report"
-        raise refusal("--pp-size", stages, f"{reason}; allowed is 1")
+        reason = "answers would not name their policy, and only the first stage of the pipeline would report"
+        raise refusal("--pp-size", stages, f"{reason}; must be 1")
     for name in SIMULATIONS:
         if is_switched_on(name):
-            raise refusal(name, os.environ[name], "it overwrites what was selected; allowed is unset")
+            raise refusal(name, os.environ[name], "the switch overwrites what was selected; must be unset")
     if os.environ.get(SWITCH, "1") not in ("0", "1"):
-        raise refusal(SWITCH, os.environ[SWITCH], "it selects in torch on a CPU, or not; allowed is 0, 1 or unset")
+        raise refusal(SWITCH, os.environ[SWITCH], "must be 0 (select in torch on a CPU), 1 or unset")
     device = str(getattr(config, "device", None) or DEVICES[0]).partition(":")[0]  # none before SGLang looks for one
     for name, value, allowed in (
         ("device", device, DEVICES),
         ("disaggregation_mode", config.disaggregation_mode, ("null", "decode")),
     ):
         if spell(value) not in allowed:
-            raise refuse(name, value, f"allowed is {', '.join(allowed)}")
+            raise refuse(name, value, f"must be one of {', '.join(allowed)}")
     runner, runners = spell(config.moe_runner_backend), list_runners()
     if names_runner and runner not in ("auto", *runners):
-        raise refusal("--moe-runner-backend", runner, f"{explain(runner)}; allowed is auto, {', '.join(runners)}")
+        raise refusal("--moe-runner-backend", runner, f"{explain(runner)}; must be one of auto, {', '.join(runners)}")
     check_backend(config)
     _check_keys(config)
     _check_redundant_experts(config)
@@ -95,15 +95,15 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
 def check_observed(schedule: Schedule | None) -> None:
     """Raise `ExpertPolicyError` if layers do not get the logits that plans of `observe` look at."""
     if schedule is not None and schedule.observed and hands_parts():
-        reason = "on AMD this SGLang may hand a layer the parts of its logits, and add them up later"
-        raise refusal("--expert-policy", schedule.policy, f"{reason}; allowed is another")
+        reason = "on AMD this SGLang may give a layer the parts of its logits, and add them up later"
+        raise refusal("--expert-policy", schedule.policy, f"{reason}; use another policy")
 
 
 def check_writers(trace: Path | None, config: Any) -> None:
     """Raise `ExpertPolicyError` for a trace that more than one replica would write."""
     replicas = config.dp_size if attention_dp_size(config) == 1 else 1
     if trace is not None and replicas > 1:
-        raise refusal("--expert-policy-trace", trace, f"{replicas} replicas would write it; allowed is one")
+        raise refusal("--expert-policy-trace", trace, f"{replicas} replicas would write the file; use one replica")
 
 
 def check_draft_tokens(config: Any) -> None:
@@ -112,7 +112,7 @@ def check_draft_tokens(config: Any) -> None:
     ranks = config.tp_size // shares
     if rank_mode(config) is not None and config.speculative_algorithm is not None and tokens % ranks:
         reason = f"SGLang pads a rank's rows to its {ranks} tensor-parallel ranks, which must not split a request"
-        raise refusal("--speculative-num-draft-tokens", tokens, f"{reason}; allowed is a multiple of {ranks}")
+        raise refusal("--speculative-num-draft-tokens", tokens, f"{reason}; must be a multiple of {ranks}")
 
 
 def _check_keys(config: Any) -> None:
@@ -120,7 +120,7 @@ def _check_keys(config: Any) -> None:
     workers = getattr(config, "tokenizer_worker_num", 1)
     for name in ("api_key", "admin_api_key"):
         if workers > 1 and getattr(config, name, None):
-            reason = f"SGLang asks nobody there for {spell_flag(name)}; allowed is 1, or no key"
+            reason = f"several tokenizer processes do not check {spell_flag(name)}; must be 1, or use no key"
             raise refusal("--tokenizer-worker-num", workers, reason)
 
 
@@ -128,13 +128,15 @@ def _check_redundant_experts(config: Any) -> None:
     """Refuse a dispatch that loads other weights than those of the selected experts."""
     dispatch = getattr(config, "ep_dispatch_algorithm", None)
     if dispatch == "fake":
-        raise refusal("--ep-dispatch-algorithm", dispatch, "it overwrites the router's logits; allowed is dynamic")
+        raise refusal(
+            "--ep-dispatch-algorithm", dispatch, "the dispatch overwrites the router's logits; must be dynamic"
+        )
     replicas = getattr(config, "ep_num_redundant_experts", 0)
     if replicas and dispatch not in (None, DISPATCH):
-        allowed = f"0, or --ep-dispatch-algorithm {DISPATCH}"
+        allowed = f"0, or use --ep-dispatch-algorithm {DISPATCH}"
         if not routes_own_rows(config):
             allowed += " with an all-to-all backend"  # or SGLang refuses it
-        reason = f"{dispatch} dispatch picks replicas by row, so that padding activates others; allowed is {allowed}"
+        reason = f"{dispatch} dispatch picks replicas by row, so padding activates other experts; must be {allowed}"
         raise refusal("--ep-num-redundant-experts", replicas, reason)
 
 
@@ -143,9 +145,9 @@ def _check_ranks(config: Any) -> None:
     mode = rank_mode(config)
     flags = RANKS_FLAGS | ALL_TO_ALL_FLAGS if routes_own_rows(config) else RANKS_FLAGS
     for name, value, allowed in list_others(config, flags):
-        raise refuse(name, value, f"allowed with {mode} is {spell_value(allowed)}")
+        raise refuse(name, value, f"must be {spell_value(allowed)} with {mode}")
     if is_switched_on(UNSYNCHRONIZED):
-        reason = f"ranks of {mode} would not know what the others do; allowed is unset"
+        reason = f"each rank of {mode} needs the other ranks' batches; must be unset"
         raise refusal(UNSYNCHRONIZED, os.environ.get(UNSYNCHRONIZED, "on"), reason)
 
 
@@ -154,7 +156,9 @@ def check_speculation(config: Any) -> None:
     algorithm = drafter(config)
     drafters = (*DRAFTERS, *NEWER) if is_release(SINCE) else DRAFTERS
     if algorithm not in drafters:
-        raise refusal("--speculative-algorithm", algorithm, f"allowed is {', '.join(drafters)}{_explain(algorithm)}")
+        raise refusal(
+            "--speculative-algorithm", algorithm, f"must be one of {', '.join(drafters)}{_explain(algorithm)}"
+        )
     if algorithm in NEWER:
         _check_newer(config, algorithm)
     if getattr(config, "enable_return_routed_experts", False):
@@ -164,21 +168,21 @@ def check_speculation(config: Any) -> None:
 def _check_newer(config: Any, algorithm: str) -> None:
     mode = rank_mode(config)
     if mode is not None:
-        reason = f"it has not been executed with {mode}; allowed with that is EAGLE, EAGLE3, NEXTN{_explain(algorithm)}"
+        reason = f"untested with {mode}; must be one of EAGLE, EAGLE3, NEXTN{_explain(algorithm)}"
         raise refusal("--speculative-algorithm", algorithm, reason)
     if algorithm in UNPREPARED and config.disaggregation_mode == "decode":
-        reason = f"SGLang hands {algorithm} no draft of what was prefilled elsewhere; allowed is null"
+        reason = f"{algorithm} is not supported on a PD decode server; must be null"
         raise refusal("--disaggregation-mode", "decode", reason)
     verified = os.environ.get(MODE, UNIFORM[0])
     if algorithm == "DSPARK" and verified not in UNIFORM:
-        raise refusal(MODE, verified, f"a policy groups rows by request; allowed is {', '.join(UNIFORM)} or unset")
+        raise refusal(MODE, verified, f"a policy groups rows by request; must be {', '.join(UNIFORM)} or unset")
     breadth = getattr(config, "speculative_eagle_topk", None)
     if algorithm in UNPREPARED and (breadth or 1) > 1:
-        raise refusal("--speculative-eagle-topk", breadth, f"{algorithm}'s trees have not been executed; allowed is 1")
+        raise refusal("--speculative-eagle-topk", breadth, f"{algorithm}'s trees are untested; must be 1")
     tokens = getattr(config, "speculative_num_draft_tokens", None)
     if algorithm == "UNO" and tokens == 1:
-        reason = "of one token UNO drafts nothing, and replays one graph for both of its forwards"
-        raise refusal("--speculative-num-draft-tokens", tokens, f"{reason}; allowed is at least 2")
+        reason = "with one token UNO drafts nothing, and replays one graph for both of its forwards"
+        raise refusal("--speculative-num-draft-tokens", tokens, f"{reason}; must be at least 2")
 
 
 def _check_recorded(config: Any, algorithm: str, allowed: list[str]) -> None:
@@ -186,14 +190,14 @@ def _check_recorded(config: Any, algorithm: str, allowed: list[str]) -> None:
     moves the accepted path's keys and values to slots that keep the experts of other drafts.
     """
     if algorithm in UNRECORDED:
-        reason = "--enable-return-routed-experts would return others' experts, as SGLang drops what it has recorded"
-        raise refusal("--speculative-algorithm", algorithm, f"{reason}; allowed is {', '.join(allowed)}")
+        reason = "--enable-return-routed-experts would return other experts, because SGLang drops what it has recorded"
+        raise refusal("--speculative-algorithm", algorithm, f"{reason}; must be one of {', '.join(allowed)}")
     breadth = getattr(config, "speculative_eagle_topk", None)
     if (breadth or 1) > 1:
-        reason = "--enable-return-routed-experts would return those of drafts that were not accepted; allowed is 1"
+        reason = "--enable-return-routed-experts would return experts of drafts that were not accepted; must be 1"
         raise refusal("--speculative-eagle-topk", breadth, reason)
 
 
 def _explain(algorithm: str) -> str:
     """Return what the user may have given in place of `algorithm`."""
-    return " of other models: this draft turns NEXTN and EAGLE into it" if algorithm == "FROZEN_KV_MTP" else ""
+    return ", with another draft: SGLang turns NEXTN and EAGLE into this" if algorithm == "FROZEN_KV_MTP" else ""

@@ -44,17 +44,17 @@ def read_model(model: Any, path: str, flag: str = "--model-path") -> MoeModel:
     wrong = next((f"{name} {count!r}" for name, count in counts.items() if type(count) is not int), None)
     reason = None
     if architecture in UNSERVED:
-        reason = f": {UNSERVED[architecture]}; allowed is a model whose layers each have one TopK"
+        reason = f": {UNSERVED[architecture]}; must be a model whose layers each have one TopK"
     elif wrong is not None:
-        reason = f": {wrong}: allowed is the same integer in each layer"
+        reason = f": {wrong}: must be the same integer in each layer"
     elif num_experts < 2 or top_k < 1:
-        reason = " is a dense model; allowed are Mixture-of-Experts models"
+        reason = " is a dense model; must be a Mixture-of-Experts model"
     elif not 1 <= layers <= MOST:
-        reason = f": {layers:,} layers: allowed are 1 to {MOST:,}"
+        reason = f": {layers:,} layers: must be 1 to {MOST:,}"
     elif num_experts > MOST:
-        reason = f": {num_experts:,} experts: allowed are 2 to {MOST:,}"
+        reason = f": {num_experts:,} experts: must be 2 to {MOST:,}"
     elif top_k > num_experts:
-        reason = f": {top_k} of {num_experts} experts: allowed are as many at most"
+        reason = f": top-{top_k} of {num_experts} experts: must be at most {num_experts}"
     if reason is not None:
         raise refusal(flag, path, f"{architecture}{reason}")
     scoring, renormalize = getattr(text_config, "scoring_func", None), getattr(text_config, "norm_topk_prob", True)
@@ -65,7 +65,7 @@ def check_attention(model: MoeModel, config: Any) -> None:
     """Raise `ExpertPolicyError` if upstream does not serve the model with data-parallel attention, which is on."""
     if attention_dp_size(config) > 1 and model.architecture not in GATHERED:
         allowed = ", ".join(sorted(GATHERED))
-        reason = f"{model.architecture} is not known to have data-parallel attention; allowed are {allowed}"
+        reason = f"{model.architecture} is not known to have data-parallel attention; must be one of {allowed}"
         raise refusal("--model-path", model.path, reason)
 
 
@@ -75,7 +75,7 @@ def read_written(folder: str) -> dict[str, Any]:
         found = json.loads((Path(folder) / "config.json").read_bytes())
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ExpertPolicyError("--model", folder, f"config.json: {reason}; allowed is a model's folder") from None
+        raise ExpertPolicyError("--model", folder, f"config.json: {reason}; must be a model's folder") from None
     if not isinstance(found, dict):
         raise ExpertPolicyError("--model", folder, f"config.json must be a JSON object (got {as_json(found)})")
     return found
@@ -99,7 +99,7 @@ def read_folder(
     text = nested if isinstance(nested, dict) and nested else text
     for part, name in ((text, "num_hidden_layers"), (config, "architectures")):
         if not part.get(name):
-            raise ExpertPolicyError("--model", folder, f"config.json: no {name}; allowed is a model's folder")
+            raise ExpertPolicyError("--model", folder, f"config.json: no {name}; must be a model's folder")
     whole, language = _name(config), _name(text)
     loaded = SimpleNamespace(hf_config=whole, hf_text_config=language, num_hidden_layers=text["num_hidden_layers"])
     return read_model(loaded, folder, "--model"), original, config, text

@@ -75,10 +75,10 @@ TABLE = (
 REASONS = {
     "aiter": "moe_sorting keeps one slot of an expert that a row holds twice, whatever its weight, and reads -1 "
     "(aiter's csrc/include/moe_sorting_opus.h); there may be fewer active experts than a row has slots",
-    "flashinfer_cutedsl": "what its kernels make of an empty slot has not been followed",
+    "flashinfer_cutedsl": "the kernels' treatment of an empty slot has not been followed",
 }
 """Reasons against other runners, if more is known than `_UNKNOWN`."""
-_UNKNOWN = "it is not known to leave out an empty slot, or to take one expert twice"
+_UNKNOWN = "the kernel is not known to skip an empty slot, or to take one expert twice"
 
 
 def list_runners() -> tuple[str, ...]:
@@ -89,7 +89,7 @@ def list_runners() -> tuple[str, ...]:
 def explain(name: str) -> str:
     """Return why `list_runners` lacks a name."""
     since = next((runner.since for runner in TABLE if runner.name == name), None)
-    return f"it is served from SGLang {since} on" if since else REASONS.get(name, _UNKNOWN)
+    return f"the runner is served from SGLang {since} on" if since else REASONS.get(name, _UNKNOWN)
 
 
 def find_kernel(layer: Any) -> Runner:
@@ -102,8 +102,7 @@ def find_kernel(layer: Any) -> Runner:
     found = f"MoE runner {name} of {method}" if name else f"a kernel of {method}"
     reason = REASONS.get(name or "", _UNKNOWN)
     raise ValueError(
-        f"{found}: {reason}; allowed is --moe-runner-backend {', '.join(list_runners())} where this quantization has "
-        "one of them"
+        f"{found}: {reason}; use --moe-runner-backend {', '.join(list_runners())} if this quantization has one of them"
     )
 
 
@@ -113,17 +112,17 @@ def check_kernel(runner: Runner, layer: Any, config: Any) -> None:
     if name == "deep_gemm" and config.ep_size > 1 and not keeps_dropped():
         reason = (
             "with expert parallelism: before 0.5.23 SGLang looks the -1 of an empty slot up in a table of local "
-            "experts and finds the last one; allowed is --ep-size 1"
+            "experts and finds the last one; use --ep-size 1"
         )
     elif name == "flashinfer_cutlass" and gathers_routed():
         instead = "--disable-flashinfer-cutlass-moe-fp4-allgather"
-        reason = f"gathers the ranks' rows after each has routed its own; allowed is {instead}"
+        reason = f"gathers the ranks' rows after each rank has routed its own; use {instead}"
     elif name == "flashinfer_trtllm" and layer.num_fused_shared_experts:
-        reason = "with a fused shared expert; allowed is --disable-shared-experts-fusion"
+        reason = "with a fused shared expert; use --disable-shared-experts-fusion"
     elif name == "flashinfer_trtllm" and leaves_sums(layer, config):
         reason = (
-            "leaves a row's sum over experts to the next collective, which it can only where it routes itself; "
-            "allowed is --moe-runner-backend triton"
+            "leaves a row's sum over experts to the next collective, which only a runner that routes itself can; "
+            "use --moe-runner-backend triton"
         )
     if reason:
         raise ValueError(f"MoE runner {name} {reason}")

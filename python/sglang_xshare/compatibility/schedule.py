@@ -39,14 +39,14 @@ def check_schedule(
     for part in schedule.parts if schedule else ():
         check_rows(part, config)
         if missed := find_missed(part, config, requests):
-            reason = f"no step of this server has so many rows; allowed is a range that meets some ({missed[1]})"
+            reason = f"no step of this server has so many rows; must include some of its batches ({missed[1]})"
             raise refusal("--expert-policy", f"{part.policy} with {missed[0]}", reason)
         found = _build_plans(part, model, router, config.ep_size)
         _check_plans(found, model, config)
         plans += found
         name = f"--expert-policy {part.policy}"
         if not all(can_drop(plan, router, experts, ranks=config.ep_size) for plan in found):
-            warnings[f"{name}: a plan of it never drops one of {experts} experts, so that it only costs time"] = None
+            warnings[f"{name}: one of its plans never drops any of {experts} experts, and only costs time"] = None
         if over := [plan.kmax for plan in found if plan.kmax and plan.kmax > experts]:
             warnings[f"{name}: kmax = {max(over)} has no effect beyond the model's {experts} experts"] = None
     flag = f"--expert-policy {schedule.policy}" if schedule else "--mask-padding-experts"
@@ -63,7 +63,7 @@ def _check_runner(plans: list[SelectionPlan], model: MoeModel, router: Router, c
             if ranks:
                 check_maskable(plan, replace(router, scoring=model.scoring))
             if takes_kmax and not any(takes_kmax) and plan.columns(router) != router.top_k:
-                raise ValueError(f"kmax = {plan.kmax}: MoE runner {runner} uses top-k; allowed is {router.top_k}")
+                raise ValueError(f"kmax = {plan.kmax}: MoE runner {runner} uses top-k; must be {router.top_k}")
     except ValueError as error:
         if flag is None:
             raise refusal("--moe-runner-backend", runner, str(error)) from None
@@ -76,10 +76,10 @@ def check_rows(schedule: Schedule, config: Any) -> None:
         return
     flag = "--expert-policy-config rows"
     if not routes_own_rows(config):
-        raise refusal(flag, "rank", "without --moe-a2a-backend a router sees the rows of all ranks; allowed is batch")
+        raise refusal(flag, "rank", "without --moe-a2a-backend a router sees the rows of all ranks; must be batch")
     share = config.tp_size // attention_dp_size(config)
     if share > 1 and config.speculative_algorithm is not None:
-        reason = f"{share} ranks divide the rows of a batch, which splits requests; allowed with speculation is batch"
+        reason = f"{share} ranks divide the rows of a batch, which splits requests; must be batch with speculation"
         raise refusal(flag, "rank", reason)
 
 
@@ -109,21 +109,21 @@ def _check_plans(plans: list[SelectionPlan], model: MoeModel, config: Any) -> No
     """Refuse a plan that does not fit the server."""
     for plan in plans:
         if plan.target_per_rank is not None and config.ep_num_redundant_experts:
-            reason = "target_per_rank needs every expert on one rank; allowed is 0"
+            reason = "target_per_rank needs every expert on one rank; must be 0"
             raise refusal("--ep-num-redundant-experts", config.ep_num_redundant_experts, reason)
         if plan.estimates:  # ranks must not have different estimates, and accepted lengths must give one
             for applies, reason in (
-                (attention_dp_size(config) > 1, "data-parallel attention: each rank counts its own requests"),
-                (routes_own_rows(config), "an all-to-all backend: it has not been executed with one"),
-                (config.speculative_adaptive, "--speculative-adaptive: its drafts differ in length"),
+                (attention_dp_size(config) > 1, "with data-parallel attention each rank counts its own requests"),
+                (routes_own_rows(config), "the estimate is untested with an all-to-all backend"),
+                (config.speculative_adaptive, "drafts of --speculative-adaptive differ in length"),
             ):
                 if applies:
-                    raise refusal("--expert-policy-config acceptance", AUTO, f"{reason}; allowed with that is a number")
+                    raise refusal("--expert-policy-config acceptance", AUTO, f"{reason}; must be a number")
         if plan.kmax in (None, model.top_k):
             continue
-        reason = f"kmax = {plan.kmax} gives it rows of another width"
+        reason = f"kmax = {plan.kmax} changes the width of rows"
         if routes_own_rows(config):
-            raise refuse("moe_a2a_backend", spell(config.moe_a2a_backend), f"{reason}; allowed is none")
+            raise refuse("moe_a2a_backend", spell(config.moe_a2a_backend), f"{reason}; must be none")
         for name in ("enable_return_routed_experts", "enable_paged_experts"):
             if getattr(config, name, False):
-                raise refuse(name, True, f"{reason}; allowed is off")
+                raise refuse(name, True, f"{reason}; must be off")

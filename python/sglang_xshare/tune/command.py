@@ -51,9 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     settings = f"a setting to choose from: {SPELLING} (default: {len(SETTINGS)} of xshare)"
     flag("policies", nargs="*", type=_setting, default=list(SETTINGS), metavar="POLICY", help=settings)
     flag("--texts", type=path, required=True, metavar="DIR", help="*.txt of your own traffic, a kind of text each")
-    tolerance = (
-        "rise of cross-entropy, such as 0.5%%; the greedy agreement with vanilla that it leaves is told beside it"
-    )
+    tolerance = "rise of cross-entropy, such as 0.5%%; the report has the greedy agreement with vanilla"
     flag("--tolerance", type=_share, required=True, metavar="SHARE", help=tolerance)
     flag(
         "--out", type=path, required=True, metavar="DIR", help="for the plan, the report, and the trace to resume from"
@@ -147,7 +145,7 @@ def _check_server(answer: dict[str, Any], arguments: argparse.Namespace) -> None
         except ValueError as error:
             raise ValueError(f"POLICY {setting}: {error}") from None
     if limits["most_rows"] is not None and largest > limits["most_rows"]:
-        reason = f"the server decodes {limits['most_rows']} at a time; allowed are as many, or more there"
+        reason = f"must be at most the requests that the server decodes at a time, {limits['most_rows']}"
         raise ValueError(f"--batches {largest}: {reason} (--max-running-requests)")
 
 
@@ -157,14 +155,14 @@ def _share(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: allowed is a share above 0 such as 0.5% or 0.005")
+        raise argparse.ArgumentTypeError(f"must be a share above 0 and below 1, such as 0.5% or 0.005 (got {text})")
     return value
 
 
 def _build(setting: str) -> SelectionPlan:
     name, keys = parse_policy(setting)
     if name in (VANILLA_SETTING, "observe"):
-        raise ValueError(f"policy {setting!r}: allowed is one that selects")
+        raise ValueError(f"policy {setting!r}: must be a policy that selects")
     return build_plan({"policy": name, **keys})
 
 

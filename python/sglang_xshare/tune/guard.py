@@ -20,8 +20,8 @@ class SwitchGuard:
         self.server = server
         self.before = server.get_policy()
         if self.before["trial"]:
-            allowed = f"to wait for its end; or, if it was killed, sglang-xshare policy set {server.url} POLICY first"
-            raise PolicyError(f"{server.url}: its policy is another search's trial; allowed is {allowed}")
+            allowed = f"wait for its end, or if it was killed, use sglang-xshare policy set {server.url} POLICY first"
+            raise PolicyError(f"{server.url}: its policy is another search's trial; {allowed}")
         self._switches = int(self.before["switches"])
         self._asking = False
 

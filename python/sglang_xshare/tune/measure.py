@@ -68,7 +68,7 @@ def check_rows(since: dict[str, Any], rows: int) -> None:
     counted = since["rows"] / since["layer_steps"]
     if not LEAST_ROWS * rows <= counted <= rows * 1.01:
         raise ValueError(
-            f"{counted:.1f} rows a step in place of {rows}; allowed is a server of one replica without other traffic "
+            f"{counted:.1f} rows a step in place of {rows}; must be a server of one replica without other traffic "
             "and with --max-running-requests that lets them decode together"
         )
 

@@ -40,7 +40,7 @@ class Server(Client):
         }
         answers = self.ask_forced(body)
         if [answer["output_ids"] for answer in answers] != list(texts):
-            raise PolicyError(f"{self.url}: it decoded other tokens than those it was forced to")
+            raise PolicyError(f"{self.url}: the server decoded other tokens than the forced ones")
         return [_read(answer["meta_info"]) for answer in answers]
 
     def ask_forced(self, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ class Server(Client):
         except PolicyError as error:
             if "custom logit processor" not in str(error).lower().replace("_", " "):
                 raise
-            reason = "no custom logit processors; allowed is a server with --enable-custom-logit-processor"
+            reason = "no custom logit processors; the server must have --enable-custom-logit-processor"
             raise PolicyError(f"{self.url}: {reason}", error.status) from None
 
 

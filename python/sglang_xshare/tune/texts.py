@@ -25,7 +25,7 @@ def read_samples(
     """
     files = sorted(folder.glob("*.txt"))
     if not files:
-        raise ValueError(f"--texts {folder}: no *.txt in it; allowed is a folder of plain texts")
+        raise ValueError(f"--texts {folder}: must be a folder of plain texts (got no *.txt)")
     length, needed = prompt + tokens + 1, parts * -(-samples // len(files))
     by_file: list[list[Sample]] = []
     for file in files:
@@ -33,8 +33,8 @@ def read_samples(
         ids = tokenize(read_text("--texts", file)[: needed * length * 12])
         found = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)][:needed]
         if len(found) < needed:
-            reason = f"{len(ids):,} tokens, {len(found)} samples of --prompt and --tokens; allowed are {needed} samples"
-            raise ValueError(f"--texts {file}: {reason}, or lower --samples and --batches")
+            reason = f"{len(ids):,} tokens, {len(found)} samples of --prompt and --tokens; must have {needed} samples"
+            raise ValueError(f"--texts {file}: {reason}, or use fewer --samples and smaller --batches")
         by_file.append([Sample(one[:prompt], one[prompt:]) for one in found])
     turns = list(zip(*by_file, strict=True))
     return [list(chain(*turns[part::parts]))[:samples] for part in range(parts)]

@@ -13,9 +13,7 @@ from ..types import Batch, Router
 LAYERS = 48
 """Layers that are drawn for a mean, one step each."""
 ONE_THREAD = 2**20
-"""The most logits of a step that one thread draws: more threads spin for 1.3 s of processor time (16 rows, 2 cores)
-between operations of 0.1 s.
-"""
+"""The most logits that one thread draws: more threads spin for 1.3 s (16 rows, 2 cores) between operations of 0.1 s."""
 
 
 def draw_loads(

@@ -24,9 +24,7 @@ SKIPPED = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_module
 
 @dataclass(frozen=True)
 class Bits:
-    """Bits of one weight: of `experts`, of the other `linear` layers, and `plain` for all that is not quantized or that
-    a pattern of `skipped` names.
-    """
+    """Bits of a weight: of `experts`, of other `linear` layers, and `plain` of all else and of modules in `skipped`."""
 
     experts: float
     linear: float

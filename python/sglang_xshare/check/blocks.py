@@ -20,9 +20,7 @@ SHARED_COUNT = ("n_shared_experts", "num_shared_experts")
 
 
 def explain_cut(model: Any, config: Any) -> str | None:
-    """Return why SGLang cannot build the experts of `model` (its `ModelConfig`) for the resolved ranks, and flags that
-    help; None if no rank cuts a block.
-    """
+    """Return why SGLang cannot build the experts of `model` (a `ModelConfig`), and flags that help; None if it can."""
     kind = read_format(model, spell(config.quantization))
     # A CPU pads such columns (configs/update_config.py), and so does aiter (fp8.py: padding_size).
     if kind not in CHECKED or config.device == "cpu" or is_switched_on("SGLANG_USE_AITER"):

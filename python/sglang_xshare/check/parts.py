@@ -1,6 +1,4 @@
-"""The parts of a model by the names and shapes of its tensors: experts by layer, the KV cache of its attention, and all
-else that a decode step reads.
-"""
+"""The parts of a model by the names and shapes of its tensors: experts, KV cache, and all else that a step reads."""
 
 import re
 from collections import Counter

@@ -1,6 +1,4 @@
-"""One reading of a model for all of a report: SGLang's own if it has resolved the server's arguments, else config.json
-with the same flags.
-"""
+"""One reading of a model for all of a report: SGLang's own once it has resolved the arguments, else config.json's."""
 
 from __future__ import annotations
 
@@ -48,9 +46,7 @@ class Reading:
 
 
 def find_folder(model: str, revision: str | None) -> Path:
-    """Return the folder of a --model, also in Hugging Face's cache. Raises ValueError without a config.json with a JSON
-    object.
-    """
+    """Return the folder of a --model, also in Hugging Face's cache. Raises ValueError without a valid config.json."""
     folder = Path(model)
     if not folder.exists():
         with suppress(ImportError, ValueError):  # ValueError: not a model's name

@@ -69,9 +69,7 @@ class Resolution:
 
 
 def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:
-    """Parse and resolve a server's flags, here or as if on `gpu`. Raises ValueError for flags that SGLang's parser does
-    not take.
-    """
+    """Parse and resolve a server's flags, here or as if on `gpu`. Raises ValueError for flags that SGLang rejects."""
     from sglang.srt import expert_policy
 
     with warnings.catch_warnings():

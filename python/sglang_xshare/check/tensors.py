@@ -1,6 +1,4 @@
-"""The tensors of a model without their contents: from the headers of its safetensors, or from transformers' modules on
-the meta device, which allocates nothing.
-"""
+"""The tensors of a model without contents: from the headers of safetensors, or from modules on the meta device."""
 
 import json
 import struct

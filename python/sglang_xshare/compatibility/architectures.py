@@ -40,9 +40,7 @@ EXECUTED = {
     "Qwen4ExpForConditionalGeneration": "Qwen3.8-Flash-Next",
     "Step3p5ForCausalLM": "Step-3.5",
 }
-"""The family by class, of models that real servers in tests have run: on a CPU (`test/served`), or else on a pretended
-GPU (`test/fake_gpu`).
-"""
+"""The family by class, run by real servers in tests: on a CPU (`test/served`), or a pretended GPU (`test/fake_gpu`)."""
 
 UNSERVED = {
     # A policy would be on and choose nothing, or choose for one of several layers.

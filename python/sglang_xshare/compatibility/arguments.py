@@ -32,9 +32,7 @@ class Arguments:
 
 
 def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments | None:
-    """Parse the stage's flags; None if the stage is off. `speculates` is the flag for speculation in an error. Raises
-    `ExpertPolicyError`.
-    """
+    """Parse the stage's flags; None if the stage is off. Errors name `speculates`. Raises `ExpertPolicyError`."""
     name = getattr(server_args, "expert_policy", None)
     config = getattr(server_args, "expert_policy_config", None)
     trace = getattr(server_args, "expert_policy_trace", None)

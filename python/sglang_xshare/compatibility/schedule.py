@@ -84,9 +84,7 @@ def check_rows(schedule: Schedule, config: Any) -> None:
 
 
 def find_missed(schedule: Schedule, config: Any, requests: int | None = None) -> tuple[str, Batches] | None:
-    """Return (the policy's limits, the server's batches) if no batch is within the limits; `requests` as in
-    `read_batches`.
-    """
+    """Return (the policy's limits, the server's batches) if no batch fits; `requests` as in `read_batches`."""
     batches = read_batches(config, schedule.rows, requests)
     if batches.meet(schedule.min_rows, schedule.max_rows):
         return None

@@ -127,10 +127,9 @@ def _read_config(file: str | None) -> dict[str, Any]:
         raise ValueError(must)
     try:
         found = yaml.safe_load(Path(file).read_text())
-    except OSError as error:
-        raise ValueError(f"{must} ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{must} ({' '.join(str(error).split())})") from None
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ValueError(f"{must} ({reason})") from None
     if not isinstance(found or {}, dict):
         raise ValueError(f"{must} (got a {json_type(found)})")
     return found or {}

@@ -117,7 +117,7 @@ def test_a_model_whose_bytes_are_not_known_is_one_line(write, tmp_path, capsys):
     )
     assert say("--model", write(QWEN | {"quantization_config": {"bits": 4}}), *asked) == 1
     assert "the bytes of quantization missing are unknown" in capsys.readouterr().err
-    for key, allowed in {"num_hidden_layers": "layers: allowed are 1", "num_experts": "experts: allowed are 2"}.items():
+    for key, allowed in {"num_hidden_layers": "layers: must be 1", "num_experts": "experts: must be 2"}.items():
         assert say("--model", write(QWEN | {key: 10**12}), *asked) == 1
         assert f"1,000,000,000,000 {allowed} to 10,000" in capsys.readouterr().err
 

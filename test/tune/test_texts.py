@@ -29,7 +29,7 @@ def test_samples_go_to_the_parts_in_turn_and_files_take_turns(tmp_path):
     ("content", "said"),
     [
         (b"\xff\xfe", "byte 0 is not UTF-8"),
-        (b"", "0 tokens, 0 samples of --prompt and --tokens; allowed are 4 samples"),
+        (b"", "0 tokens, 0 samples of --prompt and --tokens; must have 4 samples"),
     ],
 )
 def test_what_is_no_text_is_named(content, said, tmp_path):

@@ -108,8 +108,7 @@ def max_active(
     requests and rescued rows bring can alone be more; or the plan takes no residents, which leaves all as it is.
     """
     others = rows - exact_rows
-    most = exact_rows * plan.columns(router, exact=True) + others * plan.columns(router)
-    most = min(num_experts, most)
+    most = min(num_experts, exact_rows * plan.columns(router, exact=True) + others * plan.columns(router))
     requests = rows // tokens_per_request
     # All of them, also with `warm_rows`: no row of a flat tree need be deep.
     held = exact_rows * router.top_k + others * plan.warm_up(router) + requests * plan.add_per_request
@@ -127,17 +126,11 @@ def max_active(
 
 
 def fits_slots(
-    plan: SelectionPlan | None,
-    router: Router,
-    num_experts: int,
-    rows: int,
-    tokens_per_request: int,
-    slots: int,
+    plan: SelectionPlan | None, router: Router, num_experts: int, rows: int, tokens_per_request: int, slots: int
 ) -> bool:
     """Whether no more experts than `slots` are active in a step of so many router rows, whatever the logits: for which
     graphs are captured and replayed. Without a plan the model routes as ever. No row is exact where experts are paged.
     """
     if rows * router.top_k <= slots:
         return True
-    most = (router, num_experts, rows, tokens_per_request)
-    return plan is not None and max_active(plan, *most, slots=slots) <= slots
+    return plan is not None and max_active(plan, router, num_experts, rows, tokens_per_request, slots=slots) <= slots

@@ -15,38 +15,33 @@ SPECULATES = "--speculative-algorithm"
 """The server's flag that asks for speculation; other subcommands have others."""
 
 
-@dataclass(frozen=True)
-class CommonKey:
-    """A key of every policy that selects, in words. `default` is what an absent key stands for."""
-
-    allowed: str
-    help: str
-    default: Any = None
-
-
-COUNT = Key(int, "router rows", low=1)
-ROWS = Key(
-    str,
-    "where each rank routes its own rows (--moe-a2a-backend): select among those of all, gathered, or its own",
-    choices=("batch", "rank"),
-)
 COMMON_KEYS = {
-    "phases": CommonKey(f"a list of {' and '.join(map(repr, PHASES))}", "the forwards it selects in"),
-    "min_rows": CommonKey(COUNT.allowed, "a step of fewer router rows is vanilla", 2),
-    "max_rows": CommonKey(COUNT.allowed, "a step of more router rows is vanilla; null: no limit"),
-    "rows": CommonKey(ROWS.allowed, ROWS.help, "batch"),
-    "exact": CommonKey(
-        ALLOWED,
+    "phases": Key(list, "the forwards it selects in", words=f"a list of {' and '.join(map(repr, PHASES))}"),
+    "min_rows": Key(int, "a step of fewer router rows is vanilla", low=1, default=2),
+    "max_rows": Key(int, "a step of more router rows is vanilla; null: no limit", low=1),
+    "rows": Key(
+        str,
+        "where each rank routes its own rows (--moe-a2a-backend): select among those of all, gathered, or its own",
+        choices=("batch", "rank"),
+        default="batch",
+    ),
+    "exact": Key(
+        dict,
         "which requests are exact that do not say it: those of at least a priority (--enable-priority-scheduling), or "
         "all by default",
+        words=ALLOWED,
     ),
-    "layers": CommonKey(
-        'an object such as {"0-3": {"k0": 2}}', "other keys, or another policy, by layer id; later ranges win", {}
+    "layers": Key(
+        dict,
+        "other keys, or another policy, by layer id; later ranges win",
+        words='an object such as {"0-3": {"k0": 2}}',
+        default={},
     ),
-    "by_rows": CommonKey(
-        'an object such as {"2-4": {"k0": 2}}',
+    "by_rows": Key(
+        dict,
         "the same by router rows, a graph's captured size; layers win, and layers within it over those",
-        {},
+        words='an object such as {"2-4": {"k0": 2}}',
+        default={},
     ),
 }
 
@@ -95,8 +90,7 @@ def read_overrides(key: str, value: Any, lowest: int) -> tuple[Override, ...]:
     overrides = []
     for place, keys in value.items():
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", place)
-        first = int(match[1]) if match else -1
-        last = int(match[2] or match[1]) if match else -1
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (-1, -1)
         if not lowest <= first <= last:
             raise ValueError(
                 f'{key} {as_json(place)}: allowed is a number from {lowest} or a range such as "{lowest}-3"'

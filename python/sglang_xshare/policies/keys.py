@@ -20,10 +20,10 @@ DEEPEST = 32
 @dataclass(frozen=True)
 class Key:
     """What one key accepts. `kind` is int, float, bool, str (one of `choices`), tuple (all expert ids in some order) or
-    list (policies).
+    list (policies). `words` say what it accepts where the kind does not.
 
     The range is closed, but open at `low` with `above_low`. An `optional` key may be None, which switches it off. A
-    number may also be one of the `choices`.
+    number may also be one of the `choices`. `default` is what an absent key stands for, if no policy says so.
     """
 
     kind: type
@@ -33,24 +33,22 @@ class Key:
     above_low: bool = False
     choices: tuple[str, ...] = ()
     optional: bool = False
+    words: str = ""
+    default: Any = None
 
     @property
     def allowed(self) -> str:
         """The accepted values in words."""
+        if self.words:
+            return self.words
         if self.kind is str:
-            text = "one of " + ", ".join(self.choices)
-        elif self.kind is bool:
-            text = "true or false"
-        elif self.kind is tuple:
-            text = "a list of all expert ids, each once"
-        elif self.kind is list:
-            text = 'a list of policies such as ["xshare:k0=1,add=24", "oea:k0=3"]'
-        elif self.kind is int:
-            text = f"an integer of at least {self.low:g}"
-        else:
-            words = "".join(f", or {word!r}" for word in self.choices)
-            text = f"a number in {'(' if self.above_low else '['}{self.low:g}, {self.high:g}]{words}"
-        return text
+            return "one of " + ", ".join(self.choices)
+        if self.kind is bool:
+            return "true or false"
+        if self.kind is int:
+            return f"an integer of at least {self.low:g}"
+        words = "".join(f", or {word!r}" for word in self.choices)
+        return f"a number in {'(' if self.above_low else '['}{self.low:g}, {self.high:g}]{words}"
 
     def check(self, name: str, value: Any) -> Any:
         """`value` in its normal form (a float key's integer as float, a list as tuple). Raises ValueError otherwise;
@@ -70,9 +68,8 @@ class Key:
             return isinstance(value, list | tuple) and len(value) > 0
         if isinstance(value, str) or self.kind is str:
             return isinstance(value, str) and value in self.choices
-        if type(value) not in ((int, float) if self.kind is float else (self.kind,)):
-            return False
-        return bool(self.low <= value <= self.high) and not (self.above_low and value == self.low)
+        is_number = type(value) in ((int, float) if self.kind is float else (self.kind,))
+        return is_number and self.low <= value <= self.high and not (self.above_low and value == self.low)
 
 
 Table = Mapping[int, float]

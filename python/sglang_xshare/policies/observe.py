@@ -8,15 +8,11 @@ from .keys import Key
 from .plan import SelectionPlan
 from .registry import register
 
-PLANS = ("xshare", "oea")
+HELP = "the policies to compare, each with its keys as --expert-policy spells it"
+WORDS = 'a list of policies such as ["xshare:k0=1,add=24", "oea:k0=3"]'
 
 
-@register(
-    "observe",
-    "this project",
-    own_keys={"plans": Key(list, "the policies to compare, each with its keys as --expert-policy spells it")},
-    selects=False,
-)
-def observe(plans: Sequence[str | Mapping[str, Any]] = PLANS) -> SelectionPlan:
+@register("observe", "this project", own_keys={"plans": Key(list, HELP, words=WORDS)}, selects=False)
+def observe(plans: Sequence[str | Mapping[str, Any]] = ("xshare", "oea")) -> SelectionPlan:
     """The model's own routing, untouched; counts what other policies would have chosen in its place."""
     return VANILLA

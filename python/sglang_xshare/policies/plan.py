@@ -53,7 +53,9 @@ class SelectionPlan:
     budget: int | None = _key(None, int, "the best experts of the ranking, warm-up included", low=1)
     drop: int | None = _key(None, int, "instead of budget: all experts with a vote but the least voted", low=0)
     ranking: str = _key("router", str, "by utility, votes (rows with it in their top-k) or order", choices=RANKINGS)
-    order: tuple[int, ...] | None = _key(None, tuple, "expert ids, best first, for the static ranking")
+    order: tuple[int, ...] | None = _key(
+        None, tuple, "expert ids, best first, for the static ranking", words="a list of all expert ids, each once"
+    )
     scope: str = _key("batch", str, "rank once for the batch, or for each request and unite", choices=SCOPES)
     confidence: float | None = _share(None, "voters: rows whose best score has this share of the row's sum")
     max_voters: int = _key(8, int, "at most this many voters, the most confident first", low=1)
@@ -96,11 +98,6 @@ class SelectionPlan:
         """Whether S is the warm-up plus the best of a ranking."""
         return self.budget is not None or self.drop is not None
 
-    @property
-    def selects_nothing(self) -> bool:
-        """Whether S is always empty, so that every MoE layer would put out nothing."""
-        return self.k0 == 0 and not (self.adds or self.ranks_experts or self.confidence)
-
     # What a coverage means: everything but the reference reads it here, never off the coverage's name.
 
     @property
@@ -128,11 +125,6 @@ class SelectionPlan:
     def warms_all(self) -> bool:
         """Whether every row has a warm-up, which holds its first choice."""
         return self.k0 != 0 and self.warm_rows is None
-
-    @property
-    def sums_utility(self) -> bool:
-        """Whether S depends on what rows' utilities add up to."""
-        return self.adds or (self.budget is not None and self.ranking == "router")
 
     @property
     def divides_by_own(self) -> bool:
@@ -183,10 +175,10 @@ class SelectionPlan:
         """Raise ValueError where plan or router do not fit a model of `num_experts` experts on `ranks` ranks."""
         if router.top_k > num_experts:
             raise ValueError(f"top_k = {router.top_k}: allowed is at most the number of experts, {num_experts}")
-        if router.num_expert_group is not None and num_experts % router.num_expert_group:
-            raise ValueError(f"num_expert_group = {router.num_expert_group}: allowed is a divisor of {num_experts}")
-        if router.quota_groups is not None and num_experts % router.quota_groups:
-            raise ValueError(f"quota_groups = {router.quota_groups}: allowed is a divisor of {num_experts}")
+        for key in ("num_expert_group", "quota_groups"):
+            groups = getattr(router, key)
+            if groups is not None and num_experts % groups:
+                raise ValueError(f"{key} = {groups}: allowed is a divisor of {num_experts}")
         self.check_router(router)
         if self.warm_up(router) > router.top_k:
             raise ValueError(f"k0 = {self.k0}: allowed is at most the model's top-k, {router.top_k}")
@@ -217,6 +209,7 @@ KEYS: Mapping[str, Key] = {
 def _contradictions(plan: SelectionPlan) -> list[tuple[str, str]]:
     """(key, what it needs) for every key that another one rules out."""
     budgets = plan.adds + (plan.budget is not None) + (plan.drop is not None) + (plan.confidence is not None)
+    sums_utility = plan.adds or (plan.budget is not None and plan.ranking == "router")
     other_budgets = "add, add_per_request, mass, target_per_rank"
     rules = (
         ("coverage", not plan.uses_selected and budgets > 0, "without a budget, which its rows could not use"),
@@ -240,7 +233,7 @@ def _contradictions(plan: SelectionPlan) -> list[tuple[str, str]]:
             "with coverage substitute or truncate, without budget, drop and confidence",
         ),
         ("own_share", plan.own_share > 0 and plan.divides_by_own, "with coverage substitute or own"),
-        ("acceptance", plan.acceptance != 1 and not plan.sums_utility, f"with {other_budgets}, or budget by utility"),
+        ("acceptance", plan.acceptance != 1 and not sums_utility, f"with {other_budgets}, or budget by utility"),
         ("warm_rows", plan.warm_rows is not None and not plan.uses_selected, "with coverage substitute or truncate"),
         ("warm_rows", plan.warm_rows is not None and plan.k0 == 0, "with k0 from 1 up"),
         ("rescue", not plan.rescue and (plan.substitutes or not plan.uses_selected), "with coverage truncate"),

@@ -15,16 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from .baselines import VANILLA
-from .common import (
-    COMMON_KEYS,
-    COUNT,
-    PHASES,
-    ROWS,
-    SPECULATES,
-    Override,
-    read_overrides,
-    read_phases,
-)
+from .common import COMMON_KEYS, PHASES, SPECULATES, Override, read_overrides, read_phases
 from .exact import Rule, read_rule
 from .keys import as_json, override_keys, shorten
 from .plan import AUTO, MOST_LIKELY, SelectionPlan
@@ -79,9 +70,8 @@ class Schedule:
 
     def plans_for(self, layer: int, phase: str, rows: int) -> list[SelectionPlan]:
         """What each of `parts` selects by in such a step; the vanilla plan where it does not."""
-        skips = [part.reason_to_skip(phase, rows) is not None for part in self.parts]
-        plans = [part.plan(layer, rows) for part in self.parts]
-        return [VANILLA if skip or plan is None else plan for skip, plan in zip(skips, plans, strict=True)]
+        plans = [None if part.reason_to_skip(phase, rows) else part.plan(layer, rows) for part in self.parts]
+        return [plan or VANILLA for plan in plans]
 
     def plan(self, layer: int, rows: int) -> SelectionPlan | None:
         """The plan for a layer id and a number of router rows; None where an override makes it vanilla."""
@@ -148,24 +138,23 @@ class Schedule:
         """
         if self.observed:
             return list(dict.fromkeys(plan for part in self.parts for plan in part.plans(model_layers)))
-        for override in self.layer_overrides:
-            if model_layers is not None and override.last > max(model_layers):
-                raise ValueError(f"layers {override.last}: the model's layers are 0 to {max(model_layers)}")
-            if model_layers is not None and not any(layer in override for layer in model_layers):
+        for override in self.layer_overrides if model_layers is not None else ():
+            last = max(model_layers)
+            if override.last > last:
+                raise ValueError(f"layers {override.last}: the model's layers are 0 to {last}")
+            if not any(layer in override for layer in model_layers):
                 place = f"layers {override.first} to {override.last}"
-                raise ValueError(
-                    f"{place}: none is an MoE layer; the model's are {min(model_layers)} to {max(model_layers)}"
-                )
+                raise ValueError(f"{place}: none is an MoE layer; the model's are {min(model_layers)} to {last}")
         for override in self.by_rows:
             if override.last < self.min_rows or override.first > (self.max_rows or override.first):
                 limits = f"from min_rows = {self.min_rows}"
                 limits += "" if self.max_rows is None else f" to max_rows = {self.max_rows}"
                 raise ValueError(f"by_rows {override.first}: allowed is {limits}")
         layers = {0, *_boundaries(self.layer_overrides)} if model_layers is None else model_layers
-        sizes = {self.min_rows, *_boundaries(self.sizes)}
-        sizes = {rows for rows in sizes if self.reason_to_skip(self.phases[0], rows) is None}
-        found = [self.plan(layer, rows) for layer in layers for rows in sizes]
-        plans = list({plan: None for plan in found if plan is not None})
+        ends = {self.min_rows, *_boundaries(self.sizes)}
+        sizes = [rows for rows in ends if self.reason_to_skip(self.phases[0], rows) is None]
+        found = (self.plan(layer, rows) for layer in layers for rows in sizes)
+        plans = [plan for plan in dict.fromkeys(found) if plan is not None]
         if not plans:
             raise ValueError("every layer and batch size is overridden to vanilla: the policy would never run")
         return plans
@@ -197,11 +186,11 @@ def build_schedule(
         policy=name,
         keys=keys or dict(policy.bare),
         phases=read_phases(config.get("phases"), policy, keys, speculative, speculates),
-        min_rows=COUNT.check("min_rows", config.get("min_rows", fewest)),
-        max_rows=None if "max_rows" not in config else COUNT.check("max_rows", config["max_rows"]),
+        min_rows=COMMON_KEYS["min_rows"].check("min_rows", config.get("min_rows", fewest)),
+        max_rows=COMMON_KEYS["max_rows"].check("max_rows", config["max_rows"]) if "max_rows" in config else None,
         layers=read_overrides("layers", config.get("layers", {}), lowest=0),
         by_rows=read_overrides("by_rows", config.get("by_rows", {}), lowest=1),
-        rows=ROWS.check("rows", config.get("rows", COMMON_KEYS["rows"].default)),
+        rows=COMMON_KEYS["rows"].check("rows", config.get("rows", COMMON_KEYS["rows"].default)),
         exact=read_rule(config["exact"]) if "exact" in config else Rule(),
         given={"policy": name, **config},
     )
@@ -211,7 +200,7 @@ def build_schedule(
     if schedule.max_rows is not None and schedule.max_rows < schedule.min_rows:
         raise ValueError(f"max_rows = {schedule.max_rows}: allowed is at least min_rows = {schedule.min_rows}")
     for plan in schedule.plans():
-        if plan.selects_nothing:
+        if plan.k0 == 0 and not (plan.adds or plan.ranks_experts or plan.confidence):
             raise ValueError("k0 = 0 without a budget selects no expert: allowed is k0 from 1 up, or a budget")
         _check_requests(plan, speculative)
     return schedule
@@ -224,29 +213,22 @@ def _build_observing(config: dict[str, Any], speculative: bool, speculates: str,
     observed: dict[str, Schedule] = {}
     for plan in policy.resolve(config)["plans"]:
         spelling = plan if isinstance(plan, str) else json.dumps(plan)
-        shown = shorten(spelling)
         try:
             name, keys = _read_observed(plan)
             schedule = build_schedule(name, keys, speculative, speculates, pages)
+            if schedule is None or schedule.observed or spelling in observed:
+                raise ValueError("allowed is every policy that selects, each spelling once")
+            if schedule.rows != "batch":
+                raise ValueError(f"rows = {schedule.rows!r}: allowed is 'batch', which observe looks at")
+            if schedule.exact != Rule():
+                raise ValueError(f"exact = {as_json(schedule.given['exact'])}: allowed is none, to observe")
+            if schedule.estimates:
+                raise ValueError(f"acceptance = {AUTO!r}: allowed is a number under observe")
         except ValueError as error:
-            raise ValueError(f"plans: {shown}: {error}") from None
-        if schedule is None or schedule.observed or spelling in observed:
-            raise ValueError(f"plans: {shown}: allowed is every policy that selects, each spelling once")
-        if schedule.rows != "batch":
-            raise ValueError(f"plans: {shown}: rows = {schedule.rows!r}: allowed is 'batch', which observe looks at")
-        if schedule.exact != Rule():
-            raise ValueError(f"plans: {shown}: exact = {as_json(schedule.given['exact'])}: allowed is none, to observe")
-        if schedule.estimates:
-            raise ValueError(f"plans: {shown}: acceptance = {AUTO!r}: allowed is a number under observe")
+            raise ValueError(f"plans: {shorten(spelling)}: {error}") from None
         observed[spelling] = schedule
-    return Schedule(
-        policy="observe",
-        keys=dict(config),
-        phases=PHASES,
-        min_rows=1,
-        observed=observed,
-        given={"policy": "observe", **config},
-    )
+    given = {"policy": "observe", **config}
+    return Schedule("observe", dict(config), PHASES, min_rows=1, observed=observed, given=given)
 
 
 def _read_observed(plan: Any) -> tuple[str, dict[str, Any]]:

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from .affinity.command import add_parser as add_calibrate_parser
-from .check.command import add_parser as add_check_parser
+from .affinity.command import add_parser as add_calibrate
+from .check.command import add_parser as add_check
 from .live.client import PolicyError
-from .live.command import add_parser as add_policy_parser
-from .live.top import add_parser as add_top_parser
+from .live.command import add_parser as add_policy
+from .live.top import add_parser as add_top
 from .parser import Parser, whole
-from .patching.cli import add_parser as add_patch_parser
+from .patching.cli import add_parser as add_patch
 from .patching.tree import PatchError
 from .policies.spelling import SPELLING
-from .tune.command import add_parser as add_tune_parser
+from .tune.command import add_parser as add_tune
 from .version import __version__
 
 
@@ -31,13 +31,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers: Any = parser.add_subparsers(metavar="COMMAND")
-    add_patch_parser(subparsers)
-    _add_policies_parser(subparsers)
-    add_policy_parser(subparsers)
-    add_top_parser(subparsers)
-    add_tune_parser(subparsers)
-    add_check_parser(subparsers)
-    add_calibrate_parser(subparsers)
+    for add in (add_patch, _add_policies, add_policy, add_top, add_tune, add_check, add_calibrate):
+        add(subparsers)
     parser.set_defaults(run=_require_command, name=parser.prog, commands=list(subparsers.choices))
     return parser
 
@@ -75,7 +70,7 @@ def _require_command(arguments: argparse.Namespace) -> int:
     raise ValueError(f"a command is required, one of {', '.join(arguments.commands)}")
 
 
-def _add_policies_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_policies(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     description = "list the expert policies: their keys, and what their papers recommend"
     parser = subparsers.add_parser("policies", help=description, description=description)
     parser.add_argument("policies", nargs="*", metavar="POLICY", help="only these (default: all)")

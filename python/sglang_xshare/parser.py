@@ -56,9 +56,9 @@ def read_number(
     return number
 
 
-def read_count(flag: str, text: Any, low: int, high: float = LARGEST) -> int:
+def read_count(flag: str, text: Any, low: int) -> int:
     """An integer of a flag. Raises ValueError with what is allowed."""
-    return int(read_number(flag, text, low, high, int, "an integer"))
+    return int(read_number(flag, text, low, kind=int, what="an integer"))
 
 
 def path(text: str) -> Path:

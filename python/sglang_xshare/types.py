@@ -40,15 +40,13 @@ class Router:
         if (self.num_expert_group is None) != (self.topk_group is None):
             groups = f"num_expert_group = {self.num_expert_group!r}, topk_group = {self.topk_group!r}"
             raise ValueError(f"{groups}: allowed is both or neither")
-        if self.num_expert_group is not None:
-            _check_count("num_expert_group", self.num_expert_group)
-            _check_count("topk_group", self.topk_group)
-        if self.quota_groups is not None:
-            _check_count("quota_groups", self.quota_groups)
-            if self.top_k % self.quota_groups:
-                raise ValueError(f"quota_groups = {self.quota_groups}: allowed is a divisor of top_k = {self.top_k}")
-            if self.num_expert_group is not None:
-                raise ValueError(f"quota_groups = {self.quota_groups}: allowed only without num_expert_group")
+        for key in ("num_expert_group", "topk_group", "quota_groups"):
+            if getattr(self, key) is not None:
+                _check_count(key, getattr(self, key))
+        if self.quota_groups is not None and self.top_k % self.quota_groups:
+            raise ValueError(f"quota_groups = {self.quota_groups}: allowed is a divisor of top_k = {self.top_k}")
+        if self.quota_groups is not None and self.num_expert_group is not None:
+            raise ValueError(f"quota_groups = {self.quota_groups}: allowed only without num_expert_group")
         if type(self.scaling) not in (int, float) or not 0 < self.scaling < math.inf:
             raise ValueError(f"scaling = {self.scaling!r}: allowed is a finite number above 0")
 

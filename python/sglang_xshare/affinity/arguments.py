@@ -55,23 +55,23 @@ def read_affinity(server_args: Any) -> AffinityArguments | None:
 def check_affinity(server_args: Any, arguments: AffinityArguments) -> None:
     """Raise `ExpertPolicyError` where resolved arguments have no replicas that tell what ends, or a wrong table."""
     config = resolved(server_args)
-    if attention_dp_size(config) > 1:
-        reason = "ranks of data-parallel attention share every MoE layer, whoever runs a request; allowed is off"
-        raise _refuse_beside("data-parallel attention", reason)
-    if config.dp_size < 2:
-        raise _refuse_beside(f"--dp-size {config.dp_size}", "allowed are at least 2 replicas")
-    if config.nnodes > 1:
-        raise _refuse_beside(f"--nnodes {config.nnodes}", "allowed is one machine")
-    if spell(config.disaggregation_mode) != "null":
-        raise _refuse_beside(f"--disaggregation-mode {config.disaggregation_mode}", "allowed is null")
+    shared = "ranks of data-parallel attention share every MoE layer, whoever runs a request; allowed is off"
+    mode = config.disaggregation_mode
+    refused = [
+        ("data-parallel attention", attention_dp_size(config) > 1, shared),
+        (f"--dp-size {config.dp_size}", config.dp_size < 2, "allowed are at least 2 replicas"),
+        (f"--nnodes {config.nnodes}", config.nnodes > 1, "allowed is one machine"),
+        (f"--disaggregation-mode {mode}", spell(mode) != "null", "allowed is null"),
+    ]
     for name in SERVERS:
         value = getattr(config, name, None)
-        if value:
-            flag = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
-            raise _refuse_beside(flag, f"{NO_SIGN_OF_END}; allowed is HTTP")
-    if is_switched_on(RUST):
-        told = f"{RUST}={os.environ.get(RUST, 'on')}"
-        raise _refuse_beside(told, f"{NO_SIGN_OF_END}; allowed is unset")
+        flag = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+        refused.append((flag, bool(value), f"{NO_SIGN_OF_END}; allowed is HTTP"))
+    told = f"{RUST}={os.environ.get(RUST, 'on')}"
+    refused.append((told, is_switched_on(RUST), f"{NO_SIGN_OF_END}; allowed is unset"))
+    for other, applies, reason in refused:
+        if applies:
+            raise ExpertPolicyError("--load-balance-method", f"{METHOD} with {other}", reason)
     _check_table(server_args, arguments.table)
 
 
@@ -86,10 +86,6 @@ def make_dispatcher(controller: Any) -> Dispatcher | None:
     affinity = Affinity(arguments.table, controller.server_args.dp_size, arguments.bound, caches)
     receive = open_receiver(controller.port_args.instance_id)
     return Dispatcher(controller, affinity, receive, controller.server_args.enable_metrics)
-
-
-def _refuse_beside(other: str, reason: str) -> ExpertPolicyError:
-    return ExpertPolicyError("--load-balance-method", f"{METHOD} with {other}", reason)
 
 
 def _check_table(server_args: Any, table: Table) -> None:

@@ -34,8 +34,7 @@ def apply(target: Path | None = None, root: Path | None = None) -> str:
         names = tuple(patch.name for patch in queue.patches)
         # Added files first, so that a half patched tree can be imported: hunks import them.
         paths = sorted(patched, key=lambda path: path in pristine)
-        before = {path: digest(pristine[path]) if path in pristine else ABSENT for path in paths}
-        files = {path: Digests(before[path], digest(patched[path])) for path in paths}
+        files = {path: Digests(queue.hashes[path], digest(patched[path])) for path in paths}
         _restore(tree, former)
         _replace(tree, State(tree.release, wanted, names, files), pristine, patched)
     return f"{_name(tree)}: {len(names)} patches applied to {len(files)} files"

@@ -8,6 +8,7 @@ ONE place in each.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 
 from .tree import PatchError
 
@@ -22,8 +23,7 @@ class Hunk:
 
 def split_lines(content: bytes) -> list[bytes]:
     """Lines with their ends; only \\n ends a line, so joining them gives back every byte."""
-    lines = content.split(b"\n")
-    return [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+    return BytesIO(content).readlines()
 
 
 def find_places(lines: Sequence[bytes], hunk: Hunk) -> list[int]:

@@ -92,8 +92,12 @@ def read_pristine(tree: Tree, state: State, paths: Iterable[str]) -> dict[str, b
     for path in paths:
         found = tree.digest(path)
         wanted = state.files[path].pristine if path in state.files else found
-        if wanted != ABSENT:
-            contents[path] = tree.read(path) if found == wanted else _read_copy(tree, path, wanted)
+        if wanted == ABSENT:
+            continue
+        copy = locate_copy(tree, path, "pristine")
+        contents[path] = tree.read(path) if found == wanted else copy.read_bytes()
+        if digest(contents[path]) != wanted:
+            raise PatchError(f"{copy}: damaged copy, sha256 is not {wanted}; reinstall sglang")
     return contents
 
 
@@ -134,11 +138,3 @@ def clear(tree: Tree) -> None:
         sync_directory(store)
         shutil.rmtree(store)
         sync_directory(store.parent)
-
-
-def _read_copy(tree: Tree, path: str, wanted: str) -> bytes:
-    file = locate_copy(tree, path, "pristine")
-    content = file.read_bytes()
-    if digest(content) != wanted:
-        raise PatchError(f"{file}: damaged copy, sha256 is not {wanted}; reinstall sglang")
-    return content

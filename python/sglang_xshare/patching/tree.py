@@ -93,11 +93,9 @@ def digest(content: bytes) -> str:
 
 def make_folder(folder: Path, like: os.stat_result) -> None:
     """Make `folder` with the mode and owner of `like`, whatever the umask; an existing folder stays as it is."""
-    try:
+    with contextlib.suppress(FileExistsError):
         folder.mkdir()
-    except FileExistsError:
-        return
-    _copy_access(folder, like, stat.S_IMODE(like.st_mode))
+        _copy_access(folder, like, stat.S_IMODE(like.st_mode))
 
 
 def write_file(file: Path, content: bytes, like: os.stat_result) -> None:

@@ -13,15 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Router", "RunnerSlots", "Selection", "SelectionPlan", "__version__", "build_plan", "select"]
 
-_MODULES = {
-    "Batch": "types",
-    "Router": "types",
-    "RunnerSlots": "types",
-    "Selection": "types",
-    "SelectionPlan": "policies.plan",
-    "build_plan": "policies",
-    "select": "selection",
-}
+_MODULES = dict.fromkeys(("Batch", "Router", "RunnerSlots", "Selection"), "types")
+_MODULES |= {"SelectionPlan": "policies.plan", "build_plan": "policies", "select": "selection"}
 
 
 def __getattr__(name: str) -> Any:

@@ -52,11 +52,22 @@ class Dispatcher:
             self.affinity.set_alive([replica for replica in active if controller.status[replica]])
             decision = self.decide(request)
             sock_send(controller.workers[decision.replica], request)
-        self._count(request, decision)
+        now = time.monotonic()
+        ended = self._early.pop(request.rid, None)
+        if ended is not None and now - ended < WAIT:
+            self.affinity.finish(request.rid)
+        self._counts.count(decision, self.affinity.loads)
+        if now - self._logged >= LOG_INTERVAL:
+            self._logged = now
+            logger.info(self._counts.format_log(self.affinity.loads))
 
     def decide(self, request: Any, replica: int | None = None) -> Decision:
         """Where a request goes, or that it goes to `replica`."""
-        return self.affinity.choose(request.rid, _tokens(request), **_describe(request), replica=replica)
+        from sglang.srt.managers.utils import is_health_check_generate_req
+
+        # A prompt of embeddings has no ids, and one that only asks for health is like no other.
+        tokens = () if is_health_check_generate_req(request) or request.input_ids is None else request.input_ids
+        return self.affinity.choose(request.rid, tokens, **_describe(request), replica=replica)
 
     def drain(self) -> None:
         """Take the requests that have ended off their replicas."""
@@ -65,17 +76,6 @@ class Dispatcher:
                 self._late.remove(name)
             elif not self.affinity.finish(name):
                 self._early[name] = int(time.monotonic())
-
-    def _count(self, request: Any, decision: Decision) -> None:
-        now = time.monotonic()
-        ended = self._early.pop(request.rid, None)
-        if ended is not None and now - ended < WAIT:
-            self.affinity.finish(request.rid)
-        loads = self.affinity.loads
-        self._counts.count(decision, loads)
-        if now - self._logged >= LOG_INTERVAL:
-            self._logged = now
-            logger.info(self._counts.format_log(loads))
 
 
 def _describe(request: Any) -> dict[str, Any]:
@@ -88,13 +88,6 @@ def _describe(request: Any) -> dict[str, Any]:
         "session": None if session is None else session.id,
         "salt": (getattr(request, "extra_key", None), getattr(request, "lora_id", None), image),
     }
-
-
-def _tokens(request: Any) -> Any:
-    """The prompt's ids: none of one that comes as embeddings, or only asks for health."""
-    from sglang.srt.managers.utils import is_health_check_generate_req
-
-    return () if request.input_ids is None or is_health_check_generate_req(request) else request.input_ids
 
 
 class DecisionCounts:

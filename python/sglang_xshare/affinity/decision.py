@@ -108,7 +108,12 @@ class Affinity:
             raise RuntimeError("no replica is alive")
         signature, blocks = self.table.sign(tokens), hash_blocks(tokens, salt) if self.caches else []
         decision = self._decide(signature, blocks, key, session) if replica is None else Decision(replica, "directed")
-        self._add(request, decision.replica, signature, blocks)
+        self.finish(request)
+        self._running[request] = decision.replica, signature
+        self.loads[decision.replica] += 1
+        self._prefixes.add(decision.replica, blocks)
+        if signature is not None:
+            self._centroids.add(decision.replica, signature)
         for homes, name in ((self._homes, key), (self._sessions, session)):
             if name is not None:
                 homes[name] = decision.replica
@@ -159,11 +164,3 @@ class Affinity:
             return cached if any(cached) else None
         similarity = self._centroids.compare(signature, np.array(self.loads, dtype=np.float32))
         return [float(similar) + share for similar, share in zip(similarity, cached, strict=True)]
-
-    def _add(self, request: Hashable, replica: int, signature: Floats | None, blocks: Sequence[int]) -> None:
-        self.finish(request)
-        self._running[request] = replica, signature
-        self.loads[replica] += 1
-        self._prefixes.add(replica, blocks)
-        if signature is not None:
-            self._centroids.add(replica, signature)

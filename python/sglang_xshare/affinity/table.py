@@ -47,7 +47,9 @@ class Table:
         known = ids[(ids >= 0) & (ids < self.vocabulary)]
         if not len(known):
             return None
-        return unit(self.signatures[known].mean(0, dtype=np.float32))
+        mean = self.signatures[known].mean(0, dtype=np.float32)
+        length = float(np.linalg.norm(mean))
+        return mean / length if length > 1e-6 else None
 
     def save(self, path: Path) -> None:
         """Write it. Raises OSError where that cannot be."""
@@ -61,12 +63,6 @@ def to_ids(tokens: Sequence[int]) -> npt.NDArray[np.int64]:
         return np.asarray(tokens, dtype=np.int64)
     except OverflowError:
         return np.array([token if abs(token) < 2**63 else -1 for token in tokens], dtype=np.int64)
-
-
-def unit(vector: Floats) -> Floats | None:
-    """The vector [dimensions] at length 1; None for one of no length."""
-    length = float(np.linalg.norm(vector))
-    return vector / length if length > 1e-6 else None
 
 
 def load_table(path: Path) -> Table:

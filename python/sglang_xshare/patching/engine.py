@@ -21,7 +21,7 @@ def apply(target: Path | None = None, root: Path | None = None) -> str:
     """
     tree, root = find_tree(target), root or find_root()
     wanted = read_digest(root, tree.release)
-    nothing = f"{_name(tree)}: already patched, nothing to do"
+    nothing = f"{tree}: already patched, nothing to do"
     if _is_patched(*survey(tree), wanted):
         return nothing  # without the lock, which a read-only tree cannot give
     with tree.lock():
@@ -37,7 +37,7 @@ def apply(target: Path | None = None, root: Path | None = None) -> str:
         files = {path: Digests(queue.hashes[path], digest(patched[path])) for path in paths}
         _restore(tree, former)
         _replace(tree, State(tree.release, wanted, names, files), pristine, patched)
-    return f"{_name(tree)}: {len(names)} patches applied to {len(files)} files"
+    return f"{tree}: {len(names)} patches applied to {len(files)} files"
 
 
 def revert(target: Path | None = None) -> str:
@@ -46,11 +46,11 @@ def revert(target: Path | None = None) -> str:
     """
     tree = find_tree(target)
     if not (tree.root / STORE).exists():
-        return f"{_name(tree)}: not patched, nothing to do"
+        return f"{tree}: not patched, nothing to do"
     with tree.lock():
         _, state = survey(tree)
         _restore(tree, state)
-    return f"{_name(tree)}: {len(state.files)} files reverted"
+    return f"{tree}: {len(state.files)} files reverted"
 
 
 def _is_patched(condition: Condition, state: State, wanted: str) -> bool:
@@ -82,10 +82,6 @@ def _restore(tree: Tree, state: State) -> None:
     states.clear(tree)
 
 
-def _name(tree: Tree) -> str:
-    return f"SGLang {tree.release} in {tree.root}"
-
-
 def check_patched(target: Path | None = None, root: Path | None = None) -> None:
     """Check the tree that a server starts from. Raises PatchError, one line with the remedy, for a tree that is not
     wholly patched or that this user may not read.
@@ -104,7 +100,7 @@ def check_patched(target: Path | None = None, root: Path | None = None) -> None:
     found = condition.value
     if condition is Condition.PATCHED:
         found += f" by another version of the queue ({state.queue[:12]}, this one is {wanted[:12]})"
-    raise PatchError(f"{_name(tree)} is {found}; run `sglang-xshare patch apply --target {tree.root}`")
+    raise PatchError(f"{tree} is {found}; run `sglang-xshare patch apply --target {tree.root}`")
 
 
 def describe(target: Path | None = None, root: Path | None = None) -> str:
@@ -114,7 +110,7 @@ def describe(target: Path | None = None, root: Path | None = None) -> str:
     tree, root = find_tree(target), root or find_root()
     wanted = read_digest(root, tree.release)
     condition, state = survey(tree)
-    title = f"{_name(tree)}: {condition.value}"
+    title = f"{tree}: {condition.value}"
     if condition is Condition.PRISTINE:
         hashes = read_hashes(root, tree.release)
         check_contents(tree.release, hashes, read_pristine(tree, state, hashes))

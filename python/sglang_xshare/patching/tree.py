@@ -32,6 +32,9 @@ class Tree:
 
     root: Path
 
+    def __str__(self) -> str:
+        return f"SGLang {self.release} in {self.root}"
+
     @property
     def release(self) -> str:
         """The SGLang version of the files, which travels with them in `_version.py`; else of their metadata."""

@@ -9,9 +9,6 @@ from .keys import spell_table
 from .registry import get_policy
 from .schedule import Schedule
 
-TOP_K_KEYS = ("k0", "kmax")
-"""Keys that stand for the model's top-k where they are null."""
-
 
 def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
     """JSON-able: the policy, its keys, phases and limits, each resolved; what stands for the model's `top_k` is that
@@ -80,7 +77,7 @@ def _resolve(schedule: Schedule, layer: int, rows: int, top_k: int | None) -> di
     # A range of `by_rows` may begin or end where no step is, which has no number of its own in a table.
     rows = max(min(rows, schedule.max_rows or rows), schedule.min_rows)
     resolved = {"policy": keys["policy"], **get_policy(keys["policy"]).resolve(own, rows)}
-    return resolved | {name: top_k for name in TOP_K_KEYS if name in resolved and resolved[name] is None}
+    return resolved | {name: top_k for name in ("k0", "kmax") if resolved.get(name, 0) is None}
 
 
 def _split(overrides: Sequence[Override]) -> list[tuple[int, int]]:

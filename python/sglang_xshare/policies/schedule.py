@@ -97,10 +97,13 @@ class Schedule:
         return [self.plan(layer, rows) for layer in {0, *_boundaries(self.layer_overrides)}]
 
     def keys_at(self, layer: int, rows: int) -> dict[str, Any]:
-        """The policy and its keys for a layer id and a number of router rows, with the overrides that apply."""
+        """The policy and its keys for a layer id and a number of router rows, with the overrides that apply. An
+        override of another policy starts from that policy's defaults, one without `policy` from the keys so far.
+        """
         keys = {"policy": self.policy, **self.keys}
         for override in self._overrides_at(layer, rows):
-            keys = _merge(keys, override.keys)
+            is_another = override.keys.get("policy", keys["policy"]) != keys["policy"]
+            keys = dict(override.keys) if is_another else override_keys(keys, override.keys)
         return keys
 
     @cached_property
@@ -258,9 +261,3 @@ def _check_requests(plan: SelectionPlan, speculative: bool) -> None:
 def _boundaries(overrides: tuple[Override, ...]) -> set[int]:
     """At least one number of every stretch in which the same overrides apply."""
     return {n for override in overrides for n in (override.first, override.last, override.last + 1)}
-
-
-def _merge(keys: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
-    """An override of another policy starts from that policy's defaults, one without `policy` from the keys so far."""
-    changed = override.get("policy", keys["policy"]) != keys["policy"]
-    return dict(override) if changed else override_keys(keys, override)

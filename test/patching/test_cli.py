@@ -61,7 +61,7 @@ def test_a_target_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
             assert said.startswith(f"patch {command}: --target {target}: no sglang/__init__.py in it")
         with pytest.raises(SystemExit):
             _patch(command, "--target", "")
-        assert capsys.readouterr().err == f"patch {command}: --target empty: allowed is a path\n"
+        assert capsys.readouterr().err == f"patch {command}: --target empty: must be a path\n"
 
 
 def test_no_sglang_installed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What SGLang's data-parallel controller calls with every request, and what it tells of its decisions."""
+"""The dispatcher that SGLang's data-parallel controller calls with every request, and reports of its decisions."""
 
 import logging
 import time
@@ -13,16 +13,17 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "sglang:expert_affinity_"
 LOG_INTERVAL = 10.0
-"""Seconds between log lines, of which there are none without requests."""
+"""Least seconds between log lines. Without requests there are none."""
 EARLY = 4096
-"""Requests remembered that ended before they came: their client left at once, and two sockets keep no order."""
+"""Most remembered requests whose end arrived first: a client disconnected at once, and two sockets have no order."""
 WAIT = 60
-"""Seconds for which such a request may still come, longer than any backlog; then its id is another's."""
+"""Seconds for which such a request may still arrive, longer than any backlog; later its id is a new request."""
 
 
 class Dispatcher:
-    """Sends requests to the workers of one controller, as `affinity` decides. `receive` gives the ids of requests that
-    have ended; with `export`, what is decided goes to `/metrics`.
+    """A sender of requests to the workers of one controller, by the decisions of `affinity`.
+
+    `receive` returns the ids of ended requests; `export` adds the decisions to `/metrics`.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Dispatcher:
         self._logged = time.monotonic()
 
     def __call__(self, request: Any) -> None:
-        """Send one `TokenizedGenerateReqInput`, or one for an embedding."""
+        """Send a `TokenizedGenerateReqInput` or `TokenizedEmbeddingReqInput`."""
         from sglang.srt.managers.io_struct import sock_send
 
         self.drain()
@@ -62,26 +63,26 @@ class Dispatcher:
             logger.info(self._counts.format_log(self.affinity.loads))
 
     def decide(self, request: Any, replica: int | None = None) -> Decision:
-        """Where a request goes, or that it goes to `replica`."""
+        """Decide where a request goes: to `replica`, if it is given."""
         from sglang.srt.managers.utils import is_health_check_generate_req
 
-        # A prompt of embeddings has no ids, and one that only asks for health is like no other.
+        # A prompt of embeddings has no ids, and a health check has no experts of its own.
         tokens = () if is_health_check_generate_req(request) or request.input_ids is None else request.input_ids
         return self.affinity.choose(request.rid, tokens, **_describe(request), replica=replica)
 
     def drain(self) -> None:
-        """Take the requests that have ended off their replicas."""
+        """Remove ended requests from their replicas."""
         for name in self._receive():
-            if name in self._late:  # the id has come again before its end, which is not the new one's
+            if name in self._late:  # the id was reused: this is the former request's end
                 self._late.remove(name)
             elif not self.affinity.finish(name):
                 self._early[name] = int(time.monotonic())
 
 
 def _describe(request: Any) -> dict[str, Any]:
-    """What ties a request to others: its conversation, its session, and what its prompt's cache is shared by."""
+    """Return a request's ties to others: its conversation, its session, and the salt of its prompt's cache."""
     session = getattr(request, "session_params", None)
-    # Placeholder ids do not tell one image from another: such a prompt is like no other.
+    # Placeholder ids are equal for all images, so a prompt with an image shares no cache.
     image = request.rid if getattr(request, "mm_inputs", None) is not None else None
     return {
         "key": getattr(request, "routing_key", None) or getattr(request, "session_id", None),
@@ -91,7 +92,7 @@ def _describe(request: Any) -> dict[str, Any]:
 
 
 class DecisionCounts:
-    """Decisions since the last log line; with `export` all on `/metrics`, in prometheus's multiprocess mode."""
+    """Decisions since the last log line; with `export` also on `/metrics`, in prometheus's multiprocess mode."""
 
     def __init__(self, replicas: int, export: bool = False) -> None:
         self._sent = [0] * replicas
@@ -99,7 +100,7 @@ class DecisionCounts:
         self._metrics = _make_metrics() if export else None
 
     def count(self, decision: Decision, loads: Sequence[int]) -> None:
-        """Count one decision; `loads` [replicas] are the requests that each replica runs after it."""
+        """Count one decision; `loads` [replicas] are the requests of each replica after the decision."""
         self._sent[decision.replica] += 1
         self._reasons[decision.reason] += 1
         if self._metrics:
@@ -109,7 +110,7 @@ class DecisionCounts:
                 running.labels(replica=str(replica)).set(load)
 
     def format_log(self, loads: Sequence[int]) -> str:
-        """The log line, with which counting starts anew."""
+        """Return the log line, and reset the counts."""
         sent, reasons, total = self._sent, self._reasons, sum(self._sent)
         self._sent, self._reasons = [0] * len(sent), Counter()
         shares = ", ".join(f"{name} {reasons[name] / total:.1%}" for name in REASONS if reasons[name])

@@ -1,4 +1,4 @@
-"""What other policies would do: the first thing to run on traffic of one's own."""
+"""Comparison of other policies on a server's own traffic, while the model routes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,5 +14,5 @@ WORDS = 'a list of policies such as ["xshare:k0=1,add=24", "oea:k0=3"]'
 
 @register("observe", "this project", own_keys={"plans": Key(list, HELP, words=WORDS)}, selects=False)
 def observe(plans: Sequence[str | Mapping[str, Any]] = ("xshare", "oea")) -> SelectionPlan:
-    """The model's own routing, untouched; counts what other policies would have chosen in its place."""
+    """Route as the model does, and count what other policies would choose."""
     return VANILLA

@@ -140,7 +140,7 @@ def test_counts_by_layer_are_added_up_layer_by_layer():
         (b"[1]", "a JSON list"),
         (b'"xshare"', "a JSON string"),
         (b'{"add": NaN}', "malformed JSON"),
-        (b'{"policy": "xshare", "add": 4, "add": 6}', "add is given twice"),
+        (b'{"policy": "xshare", "add": 4, "add": 6}', "add must be given once"),
         (b'{"policy": ' + b"[" * 500 + b"]" * 500 + b"}", "JSON must be nested at most 32 levels deep"),
         (b'{"policy": ' + b"[" * 100_000, "malformed JSON"),
         (b'{"policy": ' + b'{"a": ' * 900 + b"1" + b"}" * 901, "JSON must be nested at most 32 levels deep"),

@@ -94,7 +94,7 @@ def test_an_error_repeats_no_long_value(name, keys):
 
 
 def test_what_is_given_twice_is_named_up_to_the_limit():
-    with pytest.raises(ValueError, match="is given twice") as raised:
+    with pytest.raises(ValueError, match="must be given once") as raised:
         read_object(f'{{"{LONG}": 1, "{LONG}": 2}}')
     assert len(str(raised.value)) < LINE
 

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from itertools import accumulate
 
 from .table import to_ids
 
@@ -56,10 +57,6 @@ class Prefixes:
 
 def hash_blocks(tokens: Sequence[int], salt: Hashable = None) -> list[int]:
     """Return a hash for each full block of the first `HASHED`, of `salt` and all tokens up to the block's end."""
-    data = to_ids(tokens[: HASHED * BLOCK]).tobytes()
-    found = []
-    number = hash(salt)
-    for start in range(0, len(data) - BLOCK * 8 + 1, BLOCK * 8):  # an id is 8 bytes
-        number = hash((number, data[start : start + BLOCK * 8]))
-        found.append(number)
-    return found
+    ids = to_ids(tokens[: HASHED * BLOCK])
+    blocks = (ids[end - BLOCK : end].tobytes() for end in range(BLOCK, len(ids) + 1, BLOCK))
+    return list(accumulate(blocks, lambda number, block: hash((number, block)), initial=hash(salt)))[1:]

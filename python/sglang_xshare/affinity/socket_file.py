@@ -1,7 +1,5 @@
 """The file of a server's own socket, in a folder that no other user of the machine can enter."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat
@@ -67,7 +65,6 @@ def _is_own(folder: Path) -> bool:
 
 
 def _is_listening(path: Path) -> bool:
-    """Return whether a process listens at `path`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)  # a full queue of a listener would block
         try:

@@ -146,10 +146,7 @@ def read_object(text: str | bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"must be one JSON object (got a JSON {json_type(found)})")
     check_depth(found)
-    try:
-        json.loads(text, object_pairs_hook=collect)  # orjson keeps the last of two equal keys
-    except ValueError as error:
-        raise ValueError(f"{error}; each key must be given once") from None
+    json.loads(text, object_pairs_hook=collect)  # orjson keeps the last of two equal keys
     return found
 
 
@@ -175,6 +172,6 @@ def collect(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     for key, value in pairs:
         if key in keys:
-            raise ValueError(f"{shorten(key)} is given twice")
+            raise ValueError(f"{shorten(key)} must be given once (got it twice)")
         keys[key] = value
     return keys

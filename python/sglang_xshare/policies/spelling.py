@@ -23,18 +23,17 @@ def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
         near = suggest(name, [policy.name for policy in list_policies()])
         raise ValueError(f"policy {as_json(text)}: must be {SPELLING}{near}")
     try:
-        if keys.startswith("{"):
-            found = json.loads(keys, object_pairs_hook=collect)
-            check_depth(found)
-            return name, found
         presets = next((policy.presets for policy in list_policies() if policy.name == name), {})
         first, _, rest = keys.partition(",")
-        pairs = (_parse_pair(pair, presets) for pair in (rest if first in presets else keys).split(",") if pair)
-        found = collect(pairs)
+        if keys.startswith("{"):
+            found = json.loads(keys, object_pairs_hook=collect)
+        else:
+            pairs = (rest if first in presets else keys).split(",")
+            found = collect(_parse_pair(pair, presets) for pair in pairs if pair)
         check_depth(found)
         return name, override_keys(presets.get(first, {}), found)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"policy {as_json(text)}: {error}; must be {SPELLING}") from None
+        raise ValueError(f"policy {as_json(text)}: {error}; a policy must be {SPELLING}") from None
 
 
 def spell_policy(name: str, keys: Mapping[str, Any]) -> str:

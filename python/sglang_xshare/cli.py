@@ -66,7 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _require_command(arguments: argparse.Namespace) -> int:
-    """Raise ValueError listing the commands."""
     raise ValueError(f"a command is required, one of {', '.join(arguments.commands)}")
 
 

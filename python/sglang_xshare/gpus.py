@@ -33,7 +33,7 @@ GPUS = {
     "h100-nvl": Gpu(3900, 94, (9, 0)),
     # https://openmetal.io/resources/blog/how-the-h200-is-built-for-memory-bound-ai-workloads/
     "h200": Gpu(4800, 141, (9, 0)),
-    # https://verda.com/blog/gb300-nvl72-architecture has B200 and B300 of HGX; a B200's own driver says 7.67 TB/s:
+    # https://verda.com/blog/gb300-nvl72-architecture has B200 and B300 of HGX; a B200's own driver reports 7.67 TB/s:
     # https://github.com/pytorch/ao/pull/4002
     "b200": Gpu(7700, 180, (10, 0)),
     "b300": Gpu(7700, 270, (10, 3)),

@@ -168,10 +168,7 @@ class Tally:
 
 
 def allocate_tally(new: Callable[..., torch.Tensor], rows: int, experts: int, *layers: int) -> Tally:
-    """Return a tally of selections from logits [rows, experts], or tables [layers, ...] with `layers`.
-
-    `new` is a tensor's `new_empty` or `new_zeros`.
-    """
+    """Return a tally for logits [rows, experts], or tables [layers, ...]; `new`: a tensor's `new_empty` or the like."""
     import torch
 
     active, vanilla_active = (new((*layers, experts), dtype=torch.bool) for _ in range(2))

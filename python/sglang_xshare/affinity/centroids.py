@@ -18,10 +18,7 @@ class Centroids:
         self._present = np.zeros_like(self._past)
 
     def compare(self, signature: Floats, loads: Floats) -> Floats:
-        """Return the similarity of a request to each replica [replicas], at most 1; `loads` are running requests.
-
-        The similarity is the dot product of the signature with the mean of a replica's running and past requests.
-        """
+        """Return a request's similarity to each replica [replicas], at most 1; `loads` [replicas]: running requests."""
         present = self._present @ signature / np.maximum(loads, 1)
         return PRESENT * present + (1 - PRESENT) * (self._past @ signature)
 

@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     try_file("--out", arguments.out)
     folder = arguments.model
     config = json.dumps(read_json("--model", f"{folder}/config.json", "the folder of a checkpoint"))
-    if not any(f'"{name}"' in config for name in NUM_EXPERTS):  # at whatever depth
+    if not any(f'"{name}"' in config for name in NUM_EXPERTS):  # at any depth
         raise ValueError(f"--model {folder}: must be a Mixture-of-Experts model; its config.json has no experts")
     import torch
     from rich.progress import track

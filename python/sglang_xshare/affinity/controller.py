@@ -21,10 +21,7 @@ WAIT = 60
 
 
 class Dispatcher:
-    """A sender of requests to the workers of one controller, by the decisions of `affinity`.
-
-    `receive` returns the ids of ended requests; `export` adds the decisions to `/metrics`.
-    """
+    """A sender of requests to a controller's workers, as `affinity` decides; `receive` yields ids of ended requests."""
 
     def __init__(
         self, controller: Any, affinity: Affinity, receive: Callable[[], Iterator[str]], export: bool = False

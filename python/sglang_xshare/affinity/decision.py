@@ -54,8 +54,7 @@ def price_load(loads: Sequence[int], alive: Sequence[int], bound: float) -> list
 
 
 def _mean(loads: Sequence[int], alive: Sequence[int]) -> float:
-    """Return the mean load of the replicas alive with one more request."""
-    return (sum(loads[replica] for replica in alive) + 1) / len(alive)
+    return (sum(loads[replica] for replica in alive) + 1) / len(alive)  # the new request counts
 
 
 @dataclass(frozen=True)

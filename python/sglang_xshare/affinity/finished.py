@@ -45,10 +45,7 @@ class WatchedRequests(UserDict[str, Any]):
 
 
 def open_sender(instance: str) -> Callable[[str], None]:
-    """Return a function that sends the id of an ended request to this server's controller, without waiting.
-
-    Raises OSError as `find_path` does.
-    """
+    """Return a function that sends an ended request's id to this server's controller. Raises OSError."""
     path, socket = find_path(instance), _make_socket(zmq.PUSH)
     # -1: after multiprocessing has ended the children. The controller is a child; a killed one leaves its socket.
     Finalize(None, remove_dead, (path,), exitpriority=-1)
@@ -57,10 +54,7 @@ def open_sender(instance: str) -> Callable[[str], None]:
 
 
 def open_receiver(instance: str) -> Callable[[], Iterator[str]]:
-    """Return a function that yields the ids of the requests that ended since its last call, without waiting.
-
-    Raises OSError as `find_path` does.
-    """
+    """Return a function that yields the requests that ended since its last call, if any. Raises OSError."""
     path, socket = find_path(instance), _make_socket(zmq.PULL)
     sweep(path.parent.parent)
     Finalize(None, _close, (socket, path), exitpriority=-1)

@@ -42,12 +42,9 @@ class Table:
         return len(self.signatures)
 
     def sign(self, tokens: Sequence[int]) -> Floats | None:
-        """Return a prompt's unit signature [dimensions] from up to `READ` evenly spaced tokens; None if none is known.
-
-        Ids beyond the vocabulary, which stand for images and the like, are skipped.
-        """
+        """Return a prompt's unit signature [dimensions], of up to `READ` even tokens; None if none is in the table."""
         ids = to_ids(tokens[:: max(math.ceil(len(tokens) / READ), 1)])
-        known = ids[(ids >= 0) & (ids < self.vocabulary)]
+        known = ids[(ids >= 0) & (ids < self.vocabulary)]  # other ids stand for images and the like
         if not len(known):
             return None
         mean = self.signatures[known].mean(0, dtype=np.float32)

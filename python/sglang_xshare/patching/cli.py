@@ -29,10 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one command. Returns its exit code, 130 after Ctrl-C.
-
-    Raises PatchError, which names the folder if a file cannot be read or written.
-    """
+    """Run one command. Returns its exit code, 130 after Ctrl-C. Raises PatchError, also for an OSError."""
     before = None
     try:
         before = _find_condition(args.target)

@@ -1,4 +1,4 @@
-"""The patch queue of one release: `patches/<release>/series`, the patches it lists, `hashes` of what they change."""
+"""The patch queue of a release: `patches/<release>/series`, the listed patches, `hashes` of the changed files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A free plan: the algebra's own keys, so that a new idea needs no code."""
+"""A free plan by the algebra's own keys: a new idea needs no code."""
 
 from .plan import SelectionPlan
 from .registry import register

@@ -40,7 +40,7 @@ class SelectionPlan:
     p: float = _share(1.0, "end a row's warm-up once it holds this share of the row's score; 1: never")
     beta: float | None = _key(None, float, "skip what scores below beta times the first", low=0, high=1)
     utility: str = _key(
-        "topk", str, "a row's scores: normalized in its top-k, all as they are, or the first squared", choices=UTILITIES
+        "topk", str, "a row's scores: normalized in its top-k, all unchanged (full), or topk squared", choices=UTILITIES
     )
     add_per_request: int = _key(0, int, "experts each request adds by its own utility", low=0)
     add: int = _key(0, int, "experts the batch adds by utility", low=0)
@@ -48,11 +48,11 @@ class SelectionPlan:
     max_add: int | None = _key(None, int, "the most experts that mass may add; null: no limit", low=1)
     target_per_rank: int | None = _key(None, int, "experts per expert-parallel rank to add up to", low=1)
     balance: str = _key(
-        "literal", str, "ranks in turn up to the total, each to its target, or level with the fullest", choices=BALANCES
+        "literal", str, "ranks in turn up to the total, each up to its target, or up to the fullest", choices=BALANCES
     )
     budget: int | None = _key(None, int, "the best experts of the ranking, warm-up included", low=1)
-    drop: int | None = _key(None, int, "instead of budget: all experts with a vote but the least voted", low=0)
-    ranking: str = _key("router", str, "by utility, votes (rows with it in their top-k) or order", choices=RANKINGS)
+    drop: int | None = _key(None, int, "instead of budget: all experts with a vote except the least voted", low=0)
+    ranking: str = _key("router", str, "by utility, by votes (each row's top-k) or by order", choices=RANKINGS)
     order: tuple[int, ...] | None = _key(
         None, tuple, "expert ids, best first, for the static ranking", words="a list of all expert ids, each once"
     )
@@ -61,21 +61,25 @@ class SelectionPlan:
     max_voters: int = _key(8, int, "at most this many voters, the most confident first", low=1)
     min_votes: int = _key(2, int, "votes of voters that keep an expert; their first choices are kept anyway", low=1)
     coverage: str = _key(
-        "substitute", str, "replace missing experts, leave them out, or warm-up only", choices=COVERAGES
+        "substitute", str, "replace missing experts, skip missing experts, or warm-up only", choices=COVERAGES
     )
     kmax: int | None = _key(None, int, "experts a row may use in all; null: the model's top-k", low=1)
     max_rank: int | None = _key(None, int, "how far down its own ranking a row may substitute; null: to the end", low=1)
     rescue: bool = _key(True, bool, "truncate: give a row left with no expert its first choice back")
     free_residents: bool | None = _key(
-        None, bool, "budgets count experts that are not loaded alone, loaded ones join; null: where experts are paged"
+        None, bool, "budgets count only experts that are not loaded, loaded experts join; null: if experts are paged"
     )
     own_share: float = _key(
-        0.0, float, "divide weights by what the row got (0), by its own top-k (1), or in between", low=0, high=1
+        0.0,
+        float,
+        "divide weights by the row's sum over its experts (0), over its own top-k (1), or in between",
+        low=0,
+        high=1,
     )
     acceptance: float = _share(
-        1.0, "chance of a draft: a verify row's utility counts by it to the power of its depth", choices=(AUTO,)
+        1.0, "chance of a draft: the utility of a verify row is multiplied by chance ** depth", choices=(AUTO,)
     )
-    warm_rows: int | None = _key(None, int, "of a request's verify rows only so many first have a warm-up", low=1)
+    warm_rows: int | None = _key(None, int, "only this many first verify rows of a request have a warm-up", low=1)
     estimates: bool = False
     """True if `acceptance` was given as "auto", which a server replaces by its estimate."""
 

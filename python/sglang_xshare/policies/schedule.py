@@ -1,7 +1,4 @@
-"""The schedule of a policy: the plan for each layer and batch size, and the steps in which the policy selects.
-
-The stage reads the schedule before every step; `select()` has no phases, layers or batch sizes.
-"""
+"""The schedule of a policy: the plan for each layer and batch size, which the stage reads before every step."""
 
 from __future__ import annotations
 
@@ -49,9 +46,7 @@ class Schedule:
     exact: Rule = field(default_factory=Rule)
     acceptance: float = MOST_LIKELY
     _plans: dict[tuple[int, ...], SelectionPlan | None] = field(default_factory=dict, init=False, repr=False)
-    """The plans built so far, by the overrides and the tables' numbers that apply: few of thousands of layers and batch
-    sizes differ.
-    """
+    """The plans built so far, by the overrides and table numbers that apply: few of thousands of layers differ."""
 
     @property
     def parts(self) -> list[Schedule]:
@@ -97,12 +92,10 @@ class Schedule:
         return [self.plan(layer, rows) for layer in {0, *_boundaries(self.layer_overrides)}]
 
     def keys_at(self, layer: int, rows: int) -> dict[str, Any]:
-        """Return the policy and its keys for a layer id and a number of router rows, with the overrides that apply.
-
-        An override of another policy starts from that policy's defaults, any other override from the keys so far.
-        """
+        """Return the policy and its keys for a layer id and a number of router rows, with the overrides that apply."""
         keys = {"policy": self.policy, **self.keys}
         for override in self._overrides_at(layer, rows):
+            # Another policy starts from its own defaults, not from the keys so far.
             is_another = override.keys.get("policy", keys["policy"]) != keys["policy"]
             keys = dict(override.keys) if is_another else override_keys(keys, override.keys)
         return keys

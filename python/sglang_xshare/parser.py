@@ -66,7 +66,7 @@ def read_count(flag: str, text: Any, low: int) -> int:
 def path(text: str) -> Path:
     """Return the path of a flag. An empty text is refused, because it would be the working folder."""
     if not text:
-        raise argparse.ArgumentTypeError("must be a path")
+        raise argparse.ArgumentTypeError("empty: must be a path")
     return Path(text)
 
 

@@ -86,7 +86,7 @@ def test_deep_json_is_one_short_line_wherever_it_is_given(text, levels, read):
     ids=lambda value: json.dumps(value).replace(LONG, "...")[:60],
 )
 def test_an_error_repeats_no_long_value(name, keys):
-    with pytest.raises(ValueError, match=r"must be|no such key|no keys") as raised:
+    with pytest.raises(ValueError, match=r"must|no such key|no keys") as raised:
         build_schedule(name, keys, speculative=False)
     line = str(raised.value)
     assert "\n" not in line

@@ -143,12 +143,10 @@ class Affinity:
         self._alive = sorted(alive)
 
     def _decide(self, signature: Floats | None, blocks: Sequence[int], key: Hashable, session: Hashable) -> Decision:
-        home = None if session is None else self._sessions.get(session)
-        if home in self._alive:
+        if (home := self._sessions.get(session)) in self._alive:
             return Decision(home, "session")
         allowed = list_open(self.loads, self._alive, self.bound)
-        home = None if key is None else self._homes.get(key)
-        if home in allowed:
+        if (home := self._homes.get(key)) in allowed:
             return Decision(home, "sticky")
         scores = self._score(signature, blocks)
         if scores is None:

@@ -92,8 +92,7 @@ class Policy:
 
     def find_tables(self, values: Mapping[str, Any]) -> dict[str, Table]:
         """Return, by key, the tables of the words among these values."""
-        found = {name: self.tables.get(name, {}).get(value) for name, value in values.items() if isinstance(value, str)}
-        return {name: table for name, table in found.items() if table}
+        return {name: table for name, words in self.tables.items() if (table := words.get(values.get(name, "")))}
 
     def _look_up(self, values: Mapping[str, Any], rows: int) -> dict[str, Any]:
         """Return the values; in a step of `rows` router rows, with a number in place of each word of a table."""

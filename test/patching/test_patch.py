@@ -35,7 +35,7 @@ def test_bytes_survive() -> None:
     [
         ("", "no diff found"),
         (HEADER, "no diff found"),
-        ("just prose\n" + ROUTE, "'just prose' is not a header field"),
+        ("just prose\n" + ROUTE, "'just prose' must be a header field"),
         (HEADER + ROUTE.replace("-4,2 +5,3", "-4,2 +5,4"), "malformed diff: Hunk is shorter than expected"),
         (HEADER + ROUTE.replace("-4,2 +5,3", "-4,1 +5,2"), "lines outside every hunk"),
         (HEADER + ROUTE.replace("-4,2 +5,3", "-4,2 +5,2"), "malformed diff"),

@@ -43,7 +43,7 @@ def read_asked(custom_params: Any, routing_key: str | None) -> bool | None:
 
 
 def applies(rule: Rule, priority: int | None, low_first: bool = False) -> bool:
-    """Return whether `rule` makes a request exact. With `low_first` a lower number is higher; None is lowest."""
+    """Return whether `rule` makes a request exact; with `low_first` lower numbers rank higher. None ranks lowest."""
     if rule.default or rule.priority is None or priority is None:
         return rule.default
     return priority <= rule.priority if low_first else priority >= rule.priority

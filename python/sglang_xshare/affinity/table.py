@@ -73,7 +73,7 @@ def load_table(path: Path) -> Table:
         with safe_open(path, "numpy") as file:
             origin = file.metadata() or {}
             if origin.pop("format", None) != FORMAT:
-                raise ValueError("no table of signatures, or a table of another version; calibrate again")
+                raise ValueError("no table of signatures, or a table of another version: calibrate again")
             return Table(file.get_tensor("signatures"), file.get_tensor("samples"), origin)
     except (OSError, SafetensorError) as error:
         raise ValueError(getattr(error, "strerror", None) or " ".join(str(error).split())) from None

@@ -136,13 +136,13 @@ class Schedule:
         """
         if self.observed:
             return list(dict.fromkeys(plan for part in self.parts for plan in part.plans(model_layers)))
-        for override in self.layer_overrides if model_layers is not None else ():
-            last = max(model_layers)
+        first, last = (min(model_layers), max(model_layers)) if model_layers else (0, math.inf)
+        for override in self.layer_overrides:
             if override.last > last:
                 raise ValueError(f"layers {override.last}: must be one of the model's layers, 0 to {last}")
-            if not any(layer in override for layer in model_layers):
+            if model_layers is not None and not any(layer in override for layer in model_layers):
                 place = f"layers {override.first} to {override.last}"
-                raise ValueError(f"{place}: must contain an MoE layer; the model's are {min(model_layers)} to {last}")
+                raise ValueError(f"{place}: must contain an MoE layer; the model's are {first} to {last}")
         for override in self.by_rows:
             if override.last < self.min_rows or override.first > (self.max_rows or override.first):
                 limits = f"from min_rows = {self.min_rows}"

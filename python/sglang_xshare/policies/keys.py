@@ -142,9 +142,9 @@ def read_object(text: str | bytes) -> dict[str, Any]:
     try:
         found = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise ValueError(f"must be one JSON object (malformed JSON: {error})") from None
+        raise ValueError(f"JSON must be one object (malformed: {error})") from None
     if not isinstance(found, dict):
-        raise ValueError(f"must be one JSON object (got a JSON {json_type(found)})")
+        raise ValueError(f"JSON must be one object (got {json_type(found)})")
     check_depth(found)
     json.loads(text, object_pairs_hook=collect)  # orjson keeps the last of two equal keys
     return found

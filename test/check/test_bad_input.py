@@ -37,7 +37,7 @@ BAD = {
     "--batch with --enable-paged-experts": ("--enable-paged-experts",),
     "--compare oea:k0=9: k0 = 9": compare("oea:k0=9"),
     "--compare oea:k0=x: k0 = 'x'": compare("oea:k0=x"),
-    "--compare moe-spec:budget=32: moe-spec without speculative decoding": compare("moe-spec:budget=32"),
+    "--compare moe-spec:budget=32: moe-spec selects in target-verify": compare("moe-spec:budget=32"),
     "--compare vanilla": compare("vanilla"),
     "--compare xshare: --batch 1": ("--batch", "1", *compare("xshare")),
     "--active 65 10": ("--active", "65", "10"),
@@ -139,7 +139,7 @@ def test_without_sglang_no_flag_of_another_command_is_named(write, capsys, monke
         (["--expert-policy-ignore-client-exact"], "only together with --expert-policy"),
         (["--expert-policy", "xshere"], "xshere: policy = 'xshere'"),
         (["--expert-policy", "oea", "--expert-policy-config", '{"k": 3}'], "k = 3: oea has no such key"),
-        (["--expert-policy", "xshare:add_per_request=4"], "add_per_request = 4: without speculative decoding"),
+        (["--expert-policy", "xshare:add_per_request=4"], "add_per_request = 4: must be 0, "),
         (["--expert-policy", "vanilla", "--mask-padding-experts"], "vanilla routes as the model does"),
     ],
 )

@@ -36,7 +36,7 @@ lint: venv      ## ruff, mypy, patch lint
 
 ifeq ($(GPU),)
 test: patch lint ## lint and the tests; under 25 minutes on two cores
-	$(PYTHON) -m pytest -m "not long" -n 2 --dist loadfile --hypothesis-profile fixed
+	$(PYTHON) -m pytest -n 2 --dist loadfile --hypothesis-profile fixed
 
 test-long: patch ## the tests that take longer, in resumable parts, two at once: LANES=2; one alone: PART=patching/test_kill
 	@PYTHON=$(PYTHON) PART='$(PART)' LANES='$(LANES)' scripts/test_long.sh
@@ -46,7 +46,7 @@ KERNEL_TESTS := test/selection/test_triton.py test/selection/test_triton_exact_r
 	test/selection/test_slots.py test/stage/test_mask.py test/benchmark/gpu/test_replay.py
 ON_CPU := SGLANG_XSHARE_DEVICE=cpu VENV=build/venv-cpu
 test: patch
-	$(PYTHON) -m pytest -k "not upstream" -n 4 $(KERNEL_TESTS)
+	$(PYTHON) -m pytest -m "" -k "not upstream" -n 4 $(KERNEL_TESTS)
 	@$(MAKE) test $(ON_CPU)
 
 test-long:

@@ -25,7 +25,7 @@ from sglang_xshare.policies.common import COMMON_KEYS
 from sglang_xshare.policies.keys import Key, spell_table
 from sglang_xshare.policies.plan import KEYS, SelectionPlan
 from sglang_xshare.policies.spelling import spell_policy
-from sglang_xshare.stage.evidence.figures import FIGURES, PREFIX
+from sglang_xshare.stage.record.figures import FIGURES, PREFIX
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/reference.md"
 ARGUMENT = re.compile(r'^\+    (\w+): A\[(?:Optional\[)?(\w+)\]?, "(.*)"\] = (.*)$', re.MULTILINE)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests marked `long`, a part for each test file, LANES of them at once (1). A part that passed at this state of the
-# source is not run again, so that an interrupted run resumes. PART=text runs only the parts whose path has the text.
-# What a part prints is in build/test-long/.
+# source is not run again, so an interrupted run resumes. A change of the documents alone repeats only the parts of
+# test/docs. PART=text runs only the parts whose path contains the text. The output of each part is in build/test-long/.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PYTHON=${PYTHON:-.venv/bin/python}
@@ -9,8 +9,12 @@ PART=${PART:-} LANES=${LANES:-1}
 [[ $LANES =~ ^[1-9][0-9]*$ ]] || { echo "test-long: LANES=$LANES: allowed is a number from 1 up" >&2; exit 1; }
 export done_dir=build/test-long
 mkdir -p "$done_dir"
-state=$({ git rev-parse HEAD; git diff HEAD; git ls-files -oz --exclude-standard | xargs -0r sha256sum; } | sha256sum)
-export state
+read_state() {  # of the files that the pathspecs name
+    { git ls-files -s -- "$@"; git diff -- "$@"; git ls-files -oz --exclude-standard -- "$@" | xargs -0r sha256sum; } \
+        | sha256sum
+}
+documents=$(read_state .) state=$(read_state . ':!*.md')
+export documents state
 
 collected=$("$PYTHON" -m pytest --collect-only -q -m long) && status=0 || status=$?
 if [[ $status != 0 && $status != 5 ]]; then  # 5: there is none
@@ -25,7 +29,8 @@ if [[ ${#parts[@]} -eq 0 ]]; then
 echo "test-long: ${#parts[@]} parts: ${parts[*]}"
 
 run_part() {
-    local name=$done_dir/${1//\//_} begun=$SECONDS
+    local name=$done_dir/${1//\//_} begun=$SECONDS state=$state
+    [[ $1 != test/docs/* ]] || state=$documents
     if [[ -f $name.passed && $(<"$name.passed") == "$state" ]]; then echo "test-long: $1 passed before"; return; fi
     echo "test-long: $1"
     if "$PYTHON" -m pytest -m long --timeout 3600 "$1" >"$name.log" 2>&1; then echo "$state" >"$name.passed"

@@ -1,6 +1,7 @@
 """Fixtures that several folders share: checkpoints, release trees, and running servers, which are dear."""
 
 import os
+import re
 import shutil
 import signal
 from collections import OrderedDict
@@ -16,6 +17,9 @@ from benchmark.common.paths import BUILD, ROOT
 from benchmark.common.server import Server
 from scripts.fetch_release import fetch_release
 from sglang_xshare.patching.engine import apply
+from sglang_xshare.patching.queue import find_root, read_digest
+from sglang_xshare.patching.state import read
+from sglang_xshare.patching.tree import find_tree
 
 PATCHED = BUILD / "releases-patched"
 
@@ -30,6 +34,25 @@ os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers; tables a
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+KNOWN_SKIPS = re.compile(
+    "needs an NVIDIA GPU|there is a GPU: |this machine has a GPU|needs an installed SGLang|no C\\+\\+ compiler here"
+    "|promtool, a program|prometheus is not installed|served from 0.5.23 on|SGLang pages experts from"
+    "|data-parallel attention with EAGLE-3 is served on the latest release|two machines: "
+)
+"""Why a test may be skipped. Any other reason fails the run: tests that are skipped unseen guard nothing."""
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run that skips a test for an unknown reason. `-ra` prints all of them."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(session.config, "workerinput"):  # a worker of xdist reports to its controller
+        return
+    reasons = {report.longrepr[2].removeprefix("Skipped: ") for report in reporter.stats.get("skipped", [])}
+    if unknown := sorted(reason for reason in reasons if not KNOWN_SKIPS.match(reason)):
+        reporter.write_line(f"\ntest/conftest.py, KNOWN_SKIPS: skipped for an unknown reason: {'; '.join(unknown)}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 class ServerPool:
     """Running servers by what they were asked for; beyond `size` the one longest unused is stopped."""
 
@@ -40,6 +63,8 @@ class ServerPool:
 
     def __call__(self, *args: str, release: Path | None = None) -> Server:
         """A running server with these flags; `release` is a tree of `patched_release` or `pristine_release`."""
+        if release is None:
+            _check_installed()
         key = (release, *args)
         if key not in self._servers:
             while len(self._servers) >= self.size:
@@ -81,6 +106,14 @@ def pristine_release() -> Callable[[str], Path]:
 def patched_release() -> Callable[[str], Path]:
     """Call it with a version for a copy of that release, patched by our queue."""
     return _patch_release
+
+
+@cache
+def _check_installed() -> None:
+    """Fail unless the installed SGLang has the patches of this checkout: a server would run the code of others."""
+    tree = find_tree(None)
+    if read(tree).queue != read_digest(find_root(), tree.release):
+        pytest.fail(f"{tree.root}: SGLang {tree.release} lacks this checkout's patches: run make patch", pytrace=False)
 
 
 def _lock() -> FileLock:

@@ -23,7 +23,7 @@ LAYERS = (
     ("policies", "policies.*", "selection", "selection.*"),
     ("upstream", "upstream.*"),  # what those above read of SGLang's code
     ("stage.exact", "stage.step", "stage.gather", "stage.handover", "stage.placement"),
-    ("stage.evidence", "stage.evidence.*"),  # what is reported of a step
+    ("stage.record", "stage.record.*"),  # what is reported of a step
     ("stage", "stage.*"),  # what runs every step
     ("depth", "depth.*"),  # the policy of SGLang's drafts
     ("affinity", "affinity.*"),

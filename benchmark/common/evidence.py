@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmark.common.server import Server
-from sglang_xshare.stage.evidence.figures import PREFIX
+from sglang_xshare.stage.record.figures import PREFIX
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from benchmark.cost.report import UPSTREAM
 from sglang_xshare import Batch, Router, hooks, select
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.forward import wrap_model
+from sglang_xshare.stage.frame import Slot
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.stage import Stage
 
@@ -53,7 +54,8 @@ class Routers:
         schedule = None if variant.policy is None else build_schedule(variant.policy, variant.keys, speculative=False)
         self.stage: Stage | None = None
         if schedule is not None:
-            layers = [Layer(number, config, None) for number, config in enumerate(self.configs)]
+            slot = Slot()
+            layers = [Layer(n, config, None, slot=slot, number=n) for n, config in enumerate(self.configs)]
             self.configs = [layer.upstream for layer in layers]
             self.stage = Stage(layers, schedule, device="cpu")
             wrap_model(self, self.stage)

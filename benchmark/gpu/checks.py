@@ -81,7 +81,7 @@ def is_passed(points: Mapping[str, Any], key: str) -> bool:
 
 def run_tests(paths: Sequence[str], options: Sequence[str] = ()) -> None:
     """Run the tests of these files that pytest's `options` choose, side by side. Raises RuntimeError if one fails."""
-    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", ""]  # the long tests too
     listed = subprocess.run([*pytest, "--collect-only", *options, *paths], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     tests = [line for line in listed.stdout.splitlines() if "::" in line]
     if listed.returncode != 0 or not tests:

@@ -9,7 +9,7 @@ import torch
 from benchmark.gpu.checks import WORKERS, explain
 from sglang_xshare import Batch, Router, RunnerSlots, SelectionPlan, build_plan, select
 from sglang_xshare.selection.triton_kernel.budgets import find_budgets
-from sglang_xshare.stage.evidence.counters import Counters
+from sglang_xshare.stage.record.counters import Counters
 from sglang_xshare.stage.step import Step
 
 EXPERTS = (8, 16, 32, 40, 60, 64, 72, 96, 128, 160, 256, 288, 320, 384, 512)

@@ -62,10 +62,10 @@ def install() -> None:
     """Make every target model's runner with a stage capture both sets, and every switch take one of them."""
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-    from sglang_xshare.stage.stage import Stage
+    from sglang_xshare.live import control
 
     capture: Callable[..., Any] = ModelRunner.init_cuda_graphs
-    switch = Stage.switch
+    switch = control.switch
     toggles: list[Toggle] = []
 
     @functools.wraps(capture)
@@ -89,4 +89,4 @@ def install() -> None:
                 toggle.take(selecting=stage.in_force.schedule is not None)
 
     ModelRunner.init_cuda_graphs = capture_both
-    Stage.switch = switch_graphs  # type: ignore[method-assign,assignment]
+    control.switch = switch_graphs

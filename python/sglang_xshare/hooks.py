@@ -14,7 +14,7 @@ from . import affinity
 from .live import METHOD
 from .policies.exact import KEY
 from .stage import handover
-from .stage.evidence import metadata
+from .stage.record import metadata
 
 if TYPE_CHECKING:
     from .compatibility.checks import Start
@@ -132,7 +132,7 @@ def attach(model_runner: Any) -> None:
             stops=arguments.stops,
             exact=Exact(model_runner.device, low_first, find_refusal(config), arguments.ignores_exact),
             acceptance=Acceptance(draft_width(config)),
-            find_batches=lambda: read_batches(config, rows, sizes=list_sizes(model_runner, config)),
+            find_batches=lambda rows: read_batches(config, rows, sizes=list_sizes(model_runner, config)),
             recapture=None if adapts else lambda fits: capture_again(model_runner, fits),
         )
         wrap_calls(model_runner, _stage)
@@ -179,7 +179,7 @@ def prepare(topk_config: Any, output_format: Any, router_logits: Any) -> Any:
 
 def finish(topk_config: Any, topk_ids: Any, topk_weights: Any, num_token_non_padded: Any = None) -> Any:
     """Rewrite empty slots for the MoE runner after EPLB has remapped the ids, or upstream has overwritten those of
-    padding rows (`num_token_non_padded` is not None); else offer the ids' alignment.
+    padding rows (`num_token_non_padded` is not None).
     """
     layer = None if _stage is None else getattr(topk_config, "layer", None)
     if layer is None or layer.config is not topk_config:
@@ -258,7 +258,7 @@ def check_request(manager: Any, sampling_params: Any, request: Any) -> None:
 def admit(scheduler: Any, req: Any) -> None:
     """A request enters a scheduler's queue: whether it is exact is decided."""
     if _stage is not None:
-        if _control is not None and _stage.reporter is None:
+        if _control is not None:
             _control.begin(scheduler)
         _stage.admit(scheduler, req)
 

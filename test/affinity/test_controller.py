@@ -17,7 +17,7 @@ from sglang_xshare.affinity.controller import Dispatcher
 from sglang_xshare.affinity.decision import Affinity
 from sglang_xshare.affinity.finished import WatchedRequests, open_receiver, open_sender
 
-io_struct = pytest.importorskip("sglang.srt.managers.io_struct")
+io_struct = pytest.importorskip("sglang.srt.managers.io_struct", reason="needs an installed SGLang")
 
 
 class Controller(SimpleNamespace):

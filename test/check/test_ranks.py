@@ -8,8 +8,8 @@ from benchmark.common.paths import ROOT
 from check.asking import QWEN, ask, say
 from sglang_xshare.check.estimate import estimate_step
 from sglang_xshare.check.weights import read_weights
-from sglang_xshare.stage.evidence.figures import PREFIX
-from sglang_xshare.stage.evidence.interval import Interval, format_log
+from sglang_xshare.stage.record.figures import PREFIX
+from sglang_xshare.stage.record.interval import Interval, format_log
 
 pytestmark = pytest.mark.usefixtures("served")
 

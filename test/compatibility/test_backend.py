@@ -123,7 +123,7 @@ def test_only_a_runner_that_was_given_is_refused_by_name(release, patched_releas
 
 
 def test_the_copy_is_resolved_unnoticed(monkeypatch, caplog):
-    expert_policy = pytest.importorskip("sglang.srt.expert_policy")
+    expert_policy = pytest.importorskip("sglang.srt.expert_policy", reason="needs an installed SGLang")
     monkeypatch.setenv("SGLANG_KEPT", "as it was")
     monkeypatch.setenv("SGLANG_GONE", "as it was")
     before = expert_policy.check_flags
@@ -147,7 +147,7 @@ def make_experts(form: Format, capability: tuple[int, int] | None, **others: Any
 @pytest.fixture
 def kernels(monkeypatch):
     """A machine with triton_kernels, and the driver it returns the setter of."""
-    common = pytest.importorskip("sglang.srt.utils.common")
+    common = pytest.importorskip("sglang.srt.utils.common", reason="needs an installed SGLang")
     monkeypatch.setattr(common, "is_triton_kernels_available", lambda: True)
     return lambda *version: monkeypatch.setattr(common, "get_nvidia_driver_version", lambda: version)
 

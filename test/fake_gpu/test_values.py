@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmark.common.paths import ROOT
+from stage.switching import switch
 
 if not os.environ.get("FAKE_GPU_VALUES"):
 
@@ -22,9 +23,9 @@ else:
 
     from sglang_xshare import Batch, Router, build_plan, select
     from sglang_xshare.policies.schedule import build_schedule
-    from sglang_xshare.stage.evidence.counters import AFTER, EXACT, EXCEEDED, KEPT, PAGED, STEPS
-    from sglang_xshare.stage.evidence.counters import ROWS as ROWS_
     from sglang_xshare.stage.paged import SlotsExceeded
+    from sglang_xshare.stage.record.counters import AFTER, EXACT, EXCEEDED, KEPT, PAGED, STEPS
+    from sglang_xshare.stage.record.counters import ROWS as ROWS_
     from sglang_xshare.upstream.batches import Batches
     from stage.fake import EXPERTS, TOP_K, Model, forward_batch
     from stage.paged_model import SLOTS, PagedModel, put
@@ -59,11 +60,14 @@ else:
             model.logits = logits
             model.forward(None, None, batch)
 
-        run()
-        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with pytest.MonkeyPatch.context() as patch:  # SGLang captures after two eager steps of the same size
+            patch.setattr("sglang_xshare.stage.stage.is_capturing", lambda: True)
             run()
+            run()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                run()
         slots = torch.arange(1, rows + 1)
         return graph, logits, lambda live: batch.out_cache_loc.copy_(torch.where(slots <= live, slots, 0))
 
@@ -79,13 +83,13 @@ else:
         graph, logits, set_live = capture(model, stage)
         for seed, (live, add) in enumerate(((8, 4), (5, 4), (8, 1), (3, 6))):
             plan = {"policy": "xshare", "k0": 1, "add": add}
-            stage.switch(build_schedule("xshare", {"k0": 1, "add": add}, speculative=False), REPORTER)
+            switch(stage, build_schedule("xshare", {"k0": 1, "add": add}, speculative=False), REPORTER)
             given = 2 * torch.randn(ROWS, EXPERTS, generator=torch.Generator().manual_seed(seed))
             logits.copy_(given)
             set_live(live)
-            before = stage.counters.totals.cpu()
+            before = stage.acting.counters.totals.cpu()
             graph.replay()
-            steps, _, active, kept, *_ = (stage.counters.totals.cpu() - before)[0].tolist()
+            steps, _, active, kept, *_ = (stage.acting.counters.totals.cpu() - before)[0].tolist()
             expected = find_expected(given, plan, live)
             assert (steps, active) == (1, expected[0]), (live, add)
             assert kept == pytest.approx(expected[1], rel=1e-5)
@@ -104,9 +108,9 @@ else:
             stage.begin_forward(batch_of(reqs))
             given = 2 * torch.randn(ROWS, EXPERTS, generator=torch.Generator().manual_seed(seed))
             logits.copy_(given)
-            before = stage.counters.totals.cpu()
+            before = stage.acting.counters.totals.cpu()
             graph.replay()
-            counts = (stage.counters.totals.cpu() - before)[0]
+            counts = (stage.acting.counters.totals.cpu() - before)[0]
             exact = torch.tensor([row in numbers for row in range(ROWS)])
             wanted = select(given, build_plan(plan), Router(TOP_K), Batch(exact=exact), backend="reference")
             own = given.topk(TOP_K).indices
@@ -140,9 +144,9 @@ else:
             loaded = [torch.randperm(EXPERTS, generator=draw) < SLOTS for _ in places]
             for place, there in zip(places, loaded, strict=True):
                 place.copy_(torch.where(there, 0, -1).int())
-            before = stage.counters.totals.cpu()
+            before = stage.acting.counters.totals.cpu()
             graph.replay()
-            counts = stage.counters.totals.cpu() - before
+            counts = stage.acting.counters.totals.cpu() - before
             for layer, there in zip(counts, loaded, strict=True):
                 batch = Batch(resident=there, slots=SLOTS)
                 plan = build_plan({"policy": "xshare", "k0": 1, "add": 2})
@@ -163,11 +167,10 @@ else:
         logits.copy_(torch.randn(ROWS, EXPERTS, generator=torch.Generator().manual_seed(0)))
         graph.replay()  # all rows are padding
         stage.publish(REPORTER)
-        stage.reports.invalidate()
         set_live(ROWS)
         graph.replay()
         with pytest.raises(SlotsExceeded, match=f"more than {SLOTS} experts were active"):
-            stage.publish(REPORTER)
+            stage.publish(REPORTER, always=True)
 
     def test_observed_plans_are_counted_as_the_reference_has_them(attach):
         """Also once the same is posted again, which must leave the tensors that the graph adds to."""
@@ -188,4 +191,4 @@ else:
                 for layer in counters.totals.cpu() - former:
                     assert (layer[STEPS], layer[ROWS_], layer[AFTER]) == (1, live, expected[0])
                     assert layer[KEPT] == pytest.approx(expected[1], rel=1e-5)
-            stage.switch(build_schedule("observe", plans, speculative=False), REPORTER)
+            switch(stage, build_schedule("observe", plans, speculative=False), REPORTER)

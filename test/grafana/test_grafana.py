@@ -16,15 +16,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from grafana.monitoring import ALERTS, PROMETHEUS, find_groups, find_metrics, list_panels, read_rules
 from scripts.fetch_release import fetch_release
 from served.release import LATEST, OLDER
-from sglang_xshare.stage.evidence.interval import OUTCOMES
+from sglang_xshare.stage.record.interval import OUTCOMES
 
 EXPORT = """
 from collections import Counter
 from prometheus_client import generate_latest
 from sglang_xshare.affinity.controller import DecisionCounts
 from sglang_xshare.affinity.decision import Decision, REASONS
-from sglang_xshare.stage.evidence.figures import Exporter
-from sglang_xshare.stage.evidence.interval import OUTCOMES, Interval
+from sglang_xshare.stage.record.figures import Exporter
+from sglang_xshare.stage.record.interval import OUTCOMES, Interval
 labels = {"model_name": "m"}
 interval = Interval(1, 2, 1, 1.0, 1, 0, dict.fromkeys(OUTCOMES, 1), 1, 2, 1, 1, 1)
 exporter = Exporter()

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from sglang_xshare import hooks
-from sglang_xshare.live import METHOD
+from sglang_xshare.live import METHOD, control
 from sglang_xshare.live.control import Control, handle
 from sglang_xshare.live.replicas import Replicas
 from sglang_xshare.stage.stage import Stage
 from stage.fake import Model, make_reporter, run
+from stage.switching import switch
 
 REPORTER = make_reporter(current_scheduler_metrics_enabled=False)
 OEA = {"policy": "oea", "k0": 2}
@@ -111,18 +112,21 @@ class Two:
 
 def fall_back(asked: Asked) -> None:
     """What a replica does whose ranks have disagreed."""
-    asked.stage.switch(None, REPORTER)
+    switch(asked.stage, None, REPORTER)
     asked.stage.disagreement = WHICH
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, asked: Asked, is_late: bool) -> None:
     """Have the next switch of a replica raise, before or after it has changed what it changes."""
-    switch = asked.stage.switch
 
-    def fail(*args: Any) -> None:
-        monkeypatch.setattr(asked.stage, "switch", switch)
+    own = control.switch
+
+    def fail(stage: Stage, *args: Any) -> float | None:
+        if stage is not asked.stage:
+            return own(stage, *args)
+        monkeypatch.setattr(control, "switch", own)
         if is_late:
-            switch(*args)
+            own(stage, *args)
         raise MemoryError("no memory")
 
-    monkeypatch.setattr(asked.stage, "switch", fail)
+    monkeypatch.setattr(control, "switch", fail)

@@ -6,8 +6,9 @@ import pytest
 
 from live.schedulers import REPORTER
 from live.test_control import control
-from sglang_xshare.stage.evidence.counters import Counters
+from sglang_xshare.stage.record.counters import Counters
 from stage.fake import XSHARE, run
+from stage.switching import switch
 
 __all__ = ["control"]
 
@@ -88,6 +89,6 @@ def test_a_fallback_between_two_gets_counts_anew(control, clock):
     asked = control()
     run(asked.model, "decode", 4)
     asked.get()
-    asked.stage.switch(None, REPORTER)
+    switch(asked.stage, None, REPORTER)
     told = asked.get()
     assert (told["policy"], told["since_switch"]["layer_steps"]) == ("vanilla", 0)

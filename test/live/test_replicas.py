@@ -109,7 +109,7 @@ def test_a_restore_that_fails_is_told(two, monkeypatch):
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_check_that_fails_on_one_changes_nothing(failing, two, monkeypatch):
     states = two.states()
-    monkeypatch.setattr(two.both[failing].stage, "check_switch", lambda *args: 1 / 0)
+    monkeypatch.setattr(two.both[failing].control, "check", lambda *args: 1 / 0)
     with pytest.raises(Refusal) as raised:
         two.post(OEA)
     assert (str(raised.value), raised.value.status) == ("1 of 2 schedulers: ZeroDivisionError: division by zero", 500)

@@ -9,12 +9,14 @@ import pytest
 from benchmark.common.paths import ROOT
 from programs import write_program
 
+PARTS = ["test/patching/test_kill.py", "test/docs/test_cli.py"]
 # Stands for `python -m pytest`: lists two parts and ends with $COLLECT; notes what it runs, and fails the part named in
 # $FAIL, or with $MEET one beside which no other runs.
 PYTHON = """#!/bin/sh
 case "$*" in
 *--collect-only*)
-    printf '%s\\n' patching/test_kill.py::test_x patching/test_kill.py::test_y test_cli.py::test_z "3 tests"
+    printf '%s\\n' test/patching/test_kill.py::test_x test/patching/test_kill.py::test_y
+    printf '%s\\n' test/docs/test_cli.py::test_z "3 tests"
     exit $COLLECT ;;
 *) for part; do :; done; echo "$part" >>ran
     [ -z "$MEET" ] || for _ in $(seq 100); do [ $(wc -l <ran) = 2 ] && exit 0; sleep 0.1; done
@@ -46,11 +48,11 @@ def ran(checkout):
 
 
 def test_runs_every_part_and_resumes_after_a_failure(checkout):
-    failed = run_parts(checkout, FAIL="test_cli.py")
+    failed = run_parts(checkout, FAIL="test/docs/test_cli.py")
     assert failed.returncode == 1
-    assert "failed: test_cli.py" in failed.stderr
+    assert "failed: test/docs/test_cli.py" in failed.stderr
     assert run_parts(checkout).returncode == 0
-    assert ran(checkout) == ["patching/test_kill.py", "test_cli.py", "test_cli.py"]
+    assert ran(checkout) == [*PARTS, "test/docs/test_cli.py"]
 
 
 def test_a_change_of_the_source_runs_it_again(checkout):
@@ -60,15 +62,23 @@ def test_a_change_of_the_source_runs_it_again(checkout):
     assert len(ran(checkout)) == 4
 
 
+@pytest.mark.parametrize(("name", "again"), [("new.md", ["test/docs/test_cli.py"]), ("new.py", PARTS)])
+def test_a_new_document_repeats_only_the_tests_of_documents(checkout, name, again):
+    run_parts(checkout)
+    (checkout / name).write_text("new\n")
+    run_parts(checkout)
+    assert ran(checkout) == [*PARTS, *again]
+
+
 def test_one_part_alone(checkout):
     """`make test-long PART=patching/test_kill`."""
     assert run_parts(checkout, PART="patching/test_kill").returncode == 0
-    assert ran(checkout) == ["patching/test_kill.py"]
+    assert ran(checkout) == ["test/patching/test_kill.py"]
 
 
 def test_two_parts_at_once(checkout):
     assert run_parts(checkout, LANES="2", MEET="1").returncode == 0
-    assert sorted(ran(checkout)) == ["patching/test_kill.py", "test_cli.py"]
+    assert sorted(ran(checkout)) == sorted(PARTS)
     assert run_parts(checkout, LANES="0").stderr == "test-long: LANES=0: allowed is a number from 1 up\n"
 
 

@@ -10,19 +10,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from selection.cases import DTYPES, batch_of, cases, fill_logits, keys_for, router_of
 from selection.compared import EVERY_PLAN, RESIDENT_PLANS, ROUTERS, make_plan, make_router, move_router
+from selection.compiled import NEEDS_COMPILER
 from selection.draws import any_plans, marked
 from selection.expected import check
 from selection.launched import Dispatched, forgets
 from selection.oracle import ALGORITHMS
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 from sglang_xshare.selection.cpu_call import prepare
-from sglang_xshare.selection.cpu_call.library import load
 from sglang_xshare.selection.torch_backend import vectorized
 from sglang_xshare.selection.torch_backend.rows import lower_first
 from sglang_xshare.types import Tally
 
 __all__ = ["forgets"]
-pytestmark = pytest.mark.skipif(load() is None, reason="no C++ compiler here, or SGLANG_XSHARE_CPU_KERNEL=0")
+pytestmark = NEEDS_COMPILER
 FIELDS = ("topk_ids", "topk_weights", "selected", "active", "vanilla_active", "rescued", "kept_mass")
 CLOSE = ("topk_weights", "kept_mass")
 SLOTS = [None, RunnerSlots(), RunnerSlots(empty=True), RunnerSlots(shared=2, shared_weight=0.4)]

@@ -9,7 +9,7 @@ from served.answers import LAYERS, SERVERS, Answers
 from served.release import LATEST, OLDER
 from sglang_xshare.policies.description import describe
 from sglang_xshare.policies.schedule import build_schedule
-from sglang_xshare.stage.evidence.figures import hash_plan
+from sglang_xshare.stage.record.figures import hash_plan
 
 EVIDENCE = [
     *((name, LATEST) for name in ("xshare", "four policies")),

@@ -36,7 +36,7 @@ def machines():
         with two_machines() as pair:
             yield pair
     except PermissionError as error:
-        pytest.skip(str(error))
+        pytest.skip(f"two machines: {error}")
 
 
 def span(node: int, address: str) -> tuple[str, ...]:

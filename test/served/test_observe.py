@@ -8,7 +8,7 @@ from served.answers import SERVERS
 from served.release import LATEST, OLDER
 from sglang_xshare.policies.description import describe
 from sglang_xshare.policies.schedule import build_schedule
-from sglang_xshare.stage.evidence.figures import hash_plan
+from sglang_xshare.stage.record.figures import hash_plan
 
 XSHARE, FULL, OEA = "xshare:k0=1,add=8", "xshare:k0=1,add=64", '{"policy": "oea", "k0": 3}'
 RELEASES = [LATEST, *(pytest.param(release, marks=pytest.mark.long) for release in OLDER)]

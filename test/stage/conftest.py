@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from sglang_xshare import hooks
-from sglang_xshare.stage.evidence.figures import PREFIX
+from sglang_xshare.stage.record.figures import PREFIX
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import Model, bind, make_reporter, runner
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from sglang_xshare import Batch, Router, RunnerSlots, SelectionPlan, select
-from sglang_xshare.stage.evidence.counters import Counters
+from sglang_xshare.stage.record.counters import Counters
 from sglang_xshare.stage.step import Step
 
 Rows = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]

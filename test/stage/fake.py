@@ -9,8 +9,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_xshare import hooks
-from sglang_xshare.stage.evidence.interval import OUTCOMES
+from sglang_xshare.policies.plan import SelectionPlan
+from sglang_xshare.stage.frame import Assignment, Frame, Running, Slot
 from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.record.interval import OUTCOMES
+from sglang_xshare.stage.step import Step
 
 EXPERTS, TOP_K = 32, 4
 XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
@@ -64,9 +67,17 @@ class Model:
 
 def bind(model: Any, **options: Any) -> list[Layer]:
     """The layers of a model, whose routers have the configs that carry them."""
-    layers = [Layer(number, config, None, **options) for number, config in enumerate(model.configs)]
+    slot = Slot()
+    layers = [Layer(n, config, None, slot=slot, number=n, **options) for n, config in enumerate(model.configs)]
     model.configs = [layer.upstream for layer in layers]
     return layers
+
+
+def put_in_step(layer: Layer, plan: SelectionPlan | None, step: Step) -> Running:
+    """Put a layer that is alone into a forward in which it has this plan and step."""
+    layer.slot.frame = frame = Frame(step.key)
+    frame.running = running = Running([step], [Assignment(plan)])
+    return running
 
 
 def forward_batch(mode: str, rows: int, batch_size: int | None = None, padding: int = 0) -> SimpleNamespace:
@@ -167,7 +178,7 @@ def make_reporter(forwards: int = 0, **changes: Any) -> SimpleNamespace:
 
 def outcomes(installed: Any) -> dict[str, int]:
     """What a stage has counted of its steps."""
-    counts = dict(zip(OUTCOMES, installed.counters.outcomes.tolist(), strict=True))
+    counts = dict(zip(OUTCOMES, installed.acting.counters.outcomes.tolist(), strict=True))
     return {outcome: count for outcome, count in counts.items() if count}
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from sglang_xshare import Batch, Router, build_plan, select
-from sglang_xshare.stage.evidence.agreement import Agreement
+from sglang_xshare.stage.record.agreement import Agreement
 
 STEPS, LAYERS, ROWS, EXPERTS = 3072, 2, 8, 32
 INJECTED = 1500

@@ -18,6 +18,7 @@ from served.all_to_all import gather
 from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.forward import wrap_model, wrap_router
+from sglang_xshare.stage.frame import Slot
 from sglang_xshare.stage.gather import Ranks
 from sglang_xshare.stage.layer import DROPPED, Layer
 from sglang_xshare.stage.stage import Stage
@@ -67,7 +68,8 @@ def serve(case: Case, rank: int) -> dict[str, Any]:
     schedule = build_schedule(case.policy, case.keys, any(load.mode == "verify" for load in case.loads))
     assert schedule is not None
     configs = [router.topk_config for router in routers]
-    layers = [Layer(number, config, None, convention=DROPPED) for number, config in enumerate(configs)]
+    slot = Slot()
+    layers = [Layer(n, config, None, convention=DROPPED, slot=slot, number=n) for n, config in enumerate(configs)]
     for router, layer in zip(routers, layers, strict=True):
         router.topk_config = layer.upstream
     ranks = Ranks(*find_rank(), EXPERTS, schedule.rows == "batch")
@@ -76,7 +78,7 @@ def serve(case: Case, rank: int) -> dict[str, Any]:
     for router in routers:
         wrap_router(router, installed)
     counted: dict[str, Any] = {"steps": [forward(model, load, rank, case.share) for load in case.loads]}
-    counted |= {"totals": installed.counters.totals, "outcomes": installed.counters.outcomes}
+    counted |= {"totals": installed.acting.counters.totals, "outcomes": installed.acting.counters.outcomes}
     if installed.in_force.lanes:
         counted["observed"] = [lane.counters.totals for lane in installed.in_force.lanes]
     return counted

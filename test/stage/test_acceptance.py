@@ -11,9 +11,10 @@ from prometheus_client import REGISTRY
 from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.acceptance import MEMORY, Acceptance, estimate
-from sglang_xshare.stage.evidence.metadata import KEY, Forward
+from sglang_xshare.stage.record.metadata import KEY, Forward
 from sglang_xshare.upstream.server import draft_width
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch, runner
+from stage.switching import switch
 
 WIDTH, START = 4, 63 / 64
 AUTO: dict[str, Any] = {"k0": 1, "add": 3, "acceptance": "auto"}
@@ -191,25 +192,24 @@ def test_a_switch_takes_what_was_counted_before(serve, reporter):
     server.accept((8000, 0))
     server.check(0.5)
 
-    def switch(policy: str, **keys: Any) -> None:
-        server.stage.switch(build_schedule(policy, keys, speculative=True), reporter)
+    def take(policy: str, **keys: Any) -> None:
+        switch(server.stage, build_schedule(policy, keys, speculative=True), reporter)
 
-    switch("xshare", **AUTO)
+    take("xshare", **AUTO)
     server.check(1 / 64)
-    switch("vanilla")
+    take("vanilla")
     server.accept((100_000, 300_000))
     server.verify()
     assert server.model.routed == [None, None]
-    switch("xshare", **AUTO)
+    take("xshare", **AUTO)
     server.check(server.stage.acceptance.number)
     assert server.stage.acceptance.number > 0.9
-    switch("xshare", **AUTO | {"acceptance": 1.0})
+    take("xshare", **AUTO | {"acceptance": 1.0})
     server.check(1.0)
 
 
 def test_the_metric_is_the_estimate(serve, reporter):
     server = serve(AUTO)
     server.accept((8000, 0))
-    server.stage.reports.invalidate()
-    server.stage.publish(reporter)
+    server.stage.publish(reporter, always=True)
     assert REGISTRY.get_sample_value("sglang:expert_policy_acceptance", {"model_name": "fake"}) == 1 / 64

@@ -10,14 +10,14 @@ import torch
 
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.selection.triton_kernel.budgets import encode
-from sglang_xshare.stage.evidence.agreement import Agreement
 from sglang_xshare.stage.frame import Assignment
 from sglang_xshare.stage.graphs import open_up
+from sglang_xshare.stage.record.agreement import Agreement
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, Model, allows_graph, forward_batch, run
-from stage.switching import SIZES, Capturing, schedule
+from stage.switching import SIZES, Capturing, schedule, switch
 
 POLICIES = {
     "vanilla": {"policy": "vanilla"},
@@ -41,7 +41,7 @@ def serve(attach, monkeypatch):
         flags = policy if keys["policy"] != "vanilla" else {"mask_padding_experts": True}
         installed = attach(model, Batches(SIZES), **flags)
         installed.device = "cuda"
-        installed._recapture = capture = Capturing(monkeypatch, model)
+        installed.recapture = capture = Capturing(monkeypatch, model)
         capture()
         return installed, capture
 
@@ -51,7 +51,8 @@ def serve(attach, monkeypatch):
 def find_faults(installed: Stage) -> list[str]:
     """The captured sizes and layers that would select otherwise than the policy in force says."""
     faults = []
-    for (layer, key), kept in installed.graphs._captured.items():
+    places = [(key, *place) for key, layers in installed.graphs.captured.items() for place in layers.items()]
+    for key, layer, kept in places:
         wanted, _ = installed.in_force.find(layer, key)
         if key in installed.graphs.stale:
             assert not allows_graph(key.rows)
@@ -71,7 +72,7 @@ def test_every_pair(serve, reporter, former, latter):
     installed, capture = serve(POLICIES[former])
     assert find_faults(installed) == []
     captured = capture.times
-    seconds = installed.switch(schedule(POLICIES[latter]), reporter)
+    seconds = switch(installed, schedule(POLICIES[latter]), reporter)
     assert installed.in_force.given == POLICIES[latter]
     assert find_faults(installed) == []
     assert capture.times == captured + (seconds is not None)
@@ -79,7 +80,7 @@ def test_every_pair(serve, reporter, former, latter):
         assert seconds is None
     if latter == "observe":
         assert seconds is not None
-    installed.switch(schedule(POLICIES[former]), reporter)
+    switch(installed, schedule(POLICIES[former]), reporter)
     assert find_faults(installed) == []
 
 
@@ -88,9 +89,9 @@ def test_a_capture_is_refused_where_it_is_not_allowed(serve, reporter):
     in_force = installed.in_force
     line = r"^CUDA graphs would have to be captured again \(graphs of 2, 8 rows: mass = .*\): \"recapture\" is false$"
     with pytest.raises(ValueError, match=line):
-        installed.switch(schedule(POLICIES["xshare by mass"]), reporter, recaptures=False)
+        switch(installed, schedule(POLICIES["xshare by mass"]), reporter, recaptures=False)
     assert (installed.in_force, installed.switches, capture.times) == (in_force, 0, 1)
-    assert installed.switch(schedule({"policy": "xshare", "k0": 2, "add": 1}), reporter, recaptures=False) is None
+    assert switch(installed, schedule({"policy": "xshare", "k0": 2, "add": 1}), reporter, recaptures=False) is None
 
 
 @pytest.mark.parametrize(("failures", "end"), [(1, ""), (2, ", without CUDA graphs")])
@@ -101,11 +102,11 @@ def test_a_capture_that_fails_restores_the_policy_before(serve, reporter, caplog
         f"^CUDA graphs could not be captured again, the previous policy is active again{end}: Capture .* out of memory$"
     )
     with pytest.raises(ValueError, match=line):
-        installed.switch(schedule(POLICIES["oea"]), reporter)
+        switch(installed, schedule(POLICIES["oea"]), reporter)
     assert (installed.in_force, installed.switches) == (in_force, 0)
     assert find_faults(installed) == []
     assert installed.graphs.rows == (list(SIZES) if failures == 1 else [])
-    assert installed.switch(schedule(POLICIES["oea"]), reporter) is not None or failures == 2
+    assert switch(installed, schedule(POLICIES["oea"]), reporter) is not None or failures == 2
     assert find_faults(installed) == []
 
 
@@ -116,7 +117,7 @@ def test_ranks_compare_after_a_capture_that_failed_on_one_alone(serve, reporter)
         installed.agreement = Agreement(2, "cpu")
         installed.agreement.forwards = 700
         with pytest.raises(ValueError, match="could not be captured") if capture.failures else nullcontext():
-            installed.switch(schedule(POLICIES["oea" if capture.failures else "lynx-lat"]), reporter)
+            switch(installed, schedule(POLICIES["oea" if capture.failures else "lynx-lat"]), reporter)
         assert installed.agreement.forwards == 0
 
 
@@ -124,7 +125,7 @@ def test_sizes_are_those_that_sglang_captures(attach, reporter, monkeypatch):
     """With a request pool of 37 it captures 37 rows, which no list has: padding is masked there, and numbers follow."""
     model = Model(1)
     installed = attach(model, Batches((8, 36)), expert_policy="xshare", expert_policy_config={"k0": 1, "add": 2})
-    installed._find_batches = lambda: Batches((8, 37))
+    installed._find_batches = lambda rows: Batches((8, 37))
     installed.device = "cuda"
     capture = Capturing(monkeypatch, model)
     capture.running = True
@@ -133,8 +134,8 @@ def test_sizes_are_those_that_sglang_captures(attach, reporter, monkeypatch):
     capture.running = capture.recorded = False
     assert installed.in_force.batches.pad(37)
     assert not installed.in_force.batches.pad(36)
-    assert installed.switch(schedule({"policy": "xshare", "k0": 1, "add": 6}), reporter, recaptures=False) is None
-    [kept] = installed.graphs._captured.values()
+    assert switch(installed, schedule({"policy": "xshare", "k0": 1, "add": 6}), reporter, recaptures=False) is None
+    [[kept]] = (layers.values() for layers in installed.graphs.captured.values())
     wanted, _ = installed.in_force.find(installed.layers[0], StepKey("decode", 37))
     assert kept.buffer.values.tolist() == encode(wanted).tolist()
 
@@ -143,9 +144,9 @@ def test_sizes_are_read_in_every_capture_and_in_no_other_step(attach, reporter, 
     """SGLang captures prefills too, on a server without decode graphs as well."""
     model, sizes = Model(1), [8, 37]
     installed = attach(model, Batches((8, 36)), expert_policy="xshare", expert_policy_config={"k0": 1, "add": 2})
-    installed._find_batches = lambda: Batches((8, sizes.pop()))
+    installed._find_batches = lambda rows: Batches((8, sizes[-1]))
     installed.device = "cuda"
-    installed._recapture = capture = Capturing(monkeypatch, model)
+    installed.recapture = capture = Capturing(monkeypatch, model)
     capture.running = True
     run(model, "prefill", 40)
     assert installed.in_force.batches.captured == (8, 36)
@@ -153,16 +154,18 @@ def test_sizes_are_read_in_every_capture_and_in_no_other_step(attach, reporter, 
     run(model, "decode", 8)
     capture.running = False
     assert installed.in_force.batches.captured == (8, 37)
-    installed.graphs.begin(StepKey("decode", 8), [])
-    installed.graphs.keep(installed.layers[0], StepKey("decode", 8), Assignment())
-    assert installed.switch(schedule(POLICIES["oea"]), reporter) is not None
+    sizes.pop()
+    run(model, "decode", 8)
+    assert installed.in_force.batches.captured == (8, 37)
+    installed.graphs.captured[StepKey("decode", 8)] = {installed.layers[0]: Assignment()}
+    assert switch(installed, schedule(POLICIES["oea"]), reporter) is not None
     assert installed.in_force.batches.captured == (8, 8)
 
 
 def test_a_step_of_a_stale_graph_runs_without_it(serve, reporter):
     """Under vanilla after `kmax`, which no graph of it routes with."""
     installed, capture = serve(POLICIES["oea"])
-    installed.switch(None, reporter)
+    switch(installed, None, reporter)
     assert [allows_graph(rows) for rows in (1, 2, 7, 9)] == [True, False, False, True]
     capture.model.logits = torch.randn(8, EXPERTS)
     capture.model.forward(None, None, forward_batch("decode", 8))
@@ -172,5 +175,5 @@ def test_a_step_of_a_stale_graph_runs_without_it(serve, reporter):
 def test_the_log_has_the_seconds(serve, reporter, caplog):
     installed, _ = serve(POLICIES["xshare by add"])
     with caplog.at_level(logging.INFO):
-        installed.switch(schedule(POLICIES["lynx-lat"]), reporter)
+        switch(installed, schedule(POLICIES["lynx-lat"]), reporter)
     assert "(graphs captured again in 0." in caplog.text

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from selection.launched import forgets
 from sglang_xshare import Router, build_plan, hooks, select
-from sglang_xshare.stage.evidence.interval import OUTCOMES
+from sglang_xshare.stage.record.interval import OUTCOMES
 from stage.fake import EXPERTS, TOP_K, XSHARE, Gather, Model, RefuseHostData, forward_batch, gathered_batches
 
 __all__ = ["forgets"]
@@ -91,5 +91,5 @@ def test_vanilla_forward_can_be_compiled(attach):
     installed = attach(model, **XSHARE)
     assert model.forward(None, None, forward_batch("prefill", 4)) == TOP_K**2
     assert layers(torch.ones(1)).item() == TOP_K**2
-    counts = dict(zip(OUTCOMES, installed.counters.outcomes.tolist(), strict=True))
+    counts = dict(zip(OUTCOMES, installed.acting.counters.outcomes.tolist(), strict=True))
     assert {outcome for outcome, count in counts.items() if count} == {"prefill"}

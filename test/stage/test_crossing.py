@@ -9,7 +9,7 @@ from sglang_xshare.stage.layer import Layer
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, allows_graph, forward_batch, runner
 from stage.paged_model import REPORTER, PagedModel, make_schedule, put
-from stage.switching import Capturing
+from stage.switching import Capturing, switch
 from stage.test_exact import SCHEDULER, Req, batch_of
 
 
@@ -63,7 +63,7 @@ def test_a_verify_graph_captured_anew_under_vanilla_still_reads_how_deep_drafts_
         return read[-1].tolist()
 
     assert capture_verify() == [0, 1, 2, 3] * 2
-    installed.switch(None, reporter)
+    switch(installed, None, reporter)
     assert not installed.graphs.stale
     assert capture_verify() == [0, 1, 2, 3] * 2
 
@@ -72,7 +72,7 @@ def test_a_graph_is_replayed_only_if_every_layer_fits_its_slots(monkeypatch):
     stage = put(monkeypatch, PagedModel(), k0=1, add=2)
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
     assert allows_graph(8)
-    stage.switch(make_schedule("xshare", k0=1, add=2, layers={"1": {"policy": "vanilla"}}), REPORTER)
+    switch(stage, make_schedule("xshare", k0=1, add=2, layers={"1": {"policy": "vanilla"}}), REPORTER)
     assert not allows_graph(8)
 
 

@@ -14,7 +14,8 @@ from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.exact import ATTACHED, MIXED_SESSION, Exact
 from sglang_xshare.stage.gather import Ranks
 from sglang_xshare.stage.step import read_key, read_step
-from stage.fake import EXPERTS, TOP_K, XSHARE, Model, forward_batch, gathered_batches, runner
+from sglang_xshare.stage.switch import make_next, needs_capture
+from stage.fake import EXPERTS, TOP_K, XSHARE, Model, forward_batch, gathered_batches, run, runner
 
 NO_RULE = Rule()
 SCHEDULER = SimpleNamespace(enable_hicache_storage=False, metrics_reporter=None)
@@ -244,14 +245,14 @@ def test_a_step_is_vanilla_for_exact_rows_and_counts_them(served):
     assert torch.equal(ids[marked], vanilla.topk_ids[marked])
     assert torch.equal(weights[marked], vanilla.topk_weights[marked])
     assert not torch.equal(ids[~marked], vanilla.topk_ids[~marked])
-    assert stage.counters.totals[:, 6].tolist() == [2, 2]
-    found, _ = stage.since_switch.look()
+    assert stage.acting.counters.totals[:, 6].tolist() == [2, 2]
+    found, _ = stage.acting.since_switch.look()
     assert found.exact_rows == 4
     others = wanted.kept_mass[~marked].double().mean()
     assert found.others_kept_mass == pytest.approx(float(others), rel=1e-6)
     model.logits = model.logits[1:4]
     model_runner.forward(batch_of(reqs[1:4]))
-    assert stage.counters.totals[:, 6].tolist() == [2, 2]
+    assert stage.acting.counters.totals[:, 6].tolist() == [2, 2]
 
 
 def test_a_response_tells_that_no_step_was_changed(served):
@@ -277,7 +278,9 @@ def test_the_rule_of_the_last_policy_holds_while_the_model_is_vanilla(served):
         return req.expert_policy_exact
 
     def switch(schedule):
-        stage.in_force, _ = stage.check_switch(schedule)
+        latter = make_next(stage, schedule)
+        needs_capture(stage, latter)
+        stage.in_force = latter
 
     policy = {"k0": 1, "add": 2}
     switch(build_schedule("xshare", policy | {"exact": {"default": True}}, speculative=False))
@@ -288,11 +291,14 @@ def test_the_rule_of_the_last_policy_holds_while_the_model_is_vanilla(served):
     assert not arrive("c")
 
 
-def test_no_row_is_exact_where_the_server_refuses():
+def test_no_row_is_exact_where_the_server_refuses(attach, monkeypatch):
     """Also where a graph would read the flags."""
-    exact = Exact("cpu", refusal="no slots")
-    exact._written = [0]
-    assert exact.find(4) is None
-    exact = Exact("cpu")
-    exact._written = [0]
-    assert exact.find(4) is not None
+    model = Model(1)
+    stage = attach(model, device="meta", **XSHARE)
+    for exact, reads in ((Exact("cpu", refusal="no slots"), False), (Exact("cpu"), True)):
+        exact._written = [0]
+        stage.exact = exact
+        steps = []
+        monkeypatch.setattr(stage, "_finish", lambda step, *args, steps=steps: steps.append(step))
+        run(model, "decode", 4)
+        assert (steps[0].batch.exact is not None) == reads

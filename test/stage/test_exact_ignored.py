@@ -6,8 +6,8 @@ import torch
 
 from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.policies.exact import NAMESPACE, Rule
-from sglang_xshare.stage.evidence.metadata import Forward
 from sglang_xshare.stage.exact import Exact
+from sglang_xshare.stage.record.metadata import Forward
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, runner
 from stage.test_exact import SCHEDULER, Req, batch_of
 

@@ -10,11 +10,10 @@ import torch
 
 from sglang_xshare import hooks
 from sglang_xshare.live.control import Control
-from sglang_xshare.stage.frame import Assignment
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, XSHARE, Model, allows_graph, forward_batch, make_reporter, runner
-from stage.switching import PLANS, schedule
+from stage.switching import PLANS, schedule, switch
 
 WHICH = "ranks [1] have selected other experts than the first"
 
@@ -31,16 +30,17 @@ def serve(attach, monkeypatch):
         raise Ended
 
     def start(batches: Batches | None = None, **flags: Any) -> Any:
-        monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+        for module in ("stage", "switch"):
+            monkeypatch.setattr(f"sglang_xshare.stage.{module}.is_first_rank", lambda: True)
         monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
-        monkeypatch.setattr("sglang_xshare.stage.stage.end_server", end)
+        monkeypatch.setattr("sglang_xshare.stage.switch.end_server", end)
         model = Model()
         attach(model, batches)
         model_runner = runner(model, **XSHARE | flags, tp_size=2)
         hooks.attach(model_runner)
         served = SimpleNamespace(model=model, stage=hooks._stage, differs=[])
         served.stage.agreement._gather = lambda own, ranks: torch.cat([own, own * (1 + len(served.differs))])
-        served.stage.reporter = make_reporter(current_scheduler_metrics_enabled=False)
+        served.stage.reports.reporter = make_reporter(current_scheduler_metrics_enabled=False)
 
         def decode() -> list[bool]:
             """A step; whether each layer selects."""
@@ -74,11 +74,11 @@ def test_what_is_posted_later_is_compared_at_once(serve):
     served = serve()
     for _ in range(600):
         served.decode()
-    served.stage.switch(schedule(PLANS[0]), served.stage.reporter)
+    switch(served.stage, schedule(PLANS[0]), served.stage.reports.reporter)
     served.differs = [1]
     assert (served.decode(), served.decode()) == ([True] * 3, [False] * 3)
     served.differs = []
-    served.stage.switch(schedule(PLANS[0]), served.stage.reporter)
+    switch(served.stage, schedule(PLANS[0]), served.stage.reports.reporter)
     assert served.stage.disagreement is None
     assert [served.decode() for _ in range(4)] == [[True] * 3] * 4
     assert served.stage.switches == 3
@@ -112,9 +112,7 @@ def test_graphs_that_cannot_follow_to_vanilla_are_not_replayed(serve):
     oea = {"expert_policy": "oea", "expert_policy_config": {"k0": 2, "kmax": 6}}
     served = serve(Batches(captured=(8,)), **oea)
     served.decode()
-    layer, key = served.stage.layers[0], StepKey("decode", 8)
-    served.stage.graphs.begin(key, [])
-    served.stage.graphs.keep(layer, key, Assignment(served.stage.in_force.find(layer, key)[0]))
+    served.stage.graphs.capture(StepKey("decode", 8), served.stage.in_force)
     assert allows_graph(8)
     served.differs = [1]
     served.decode()
@@ -125,13 +123,11 @@ def test_graphs_that_cannot_follow_to_vanilla_are_not_replayed(serve):
 
 
 def test_where_no_policy_is_in_force_there_is_nothing_to_go_back_to(serve, caplog):
-    served = serve()
+    served = serve(Batches(captured=(8,)), mask_padding_experts=True)
     served.decode()
-    served.decode()
-    served.decode()
-    served.stage.switch(None, served.stage.reporter)
+    switch(served.stage, None, served.stage.reports.reporter)
     served.differs = [1]
     served.decode()
-    assert "; no policy is in force" in caplog.text
+    assert "; no policy is active" in caplog.text
     assert (served.stage.switches, served.stage.agreement.counts["fallbacks"]) == (1, 0)
     assert served.stage.disagreement.startswith(WHICH)

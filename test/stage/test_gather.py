@@ -5,13 +5,13 @@ import torch
 
 from sglang_xshare import Batch
 from sglang_xshare.policies.schedule import build_schedule
-from sglang_xshare.stage.frame import Assignment, Frame
 from sglang_xshare.stage.gather import Gather, Ranks
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step, StepKey, read_key, read_step
+from sglang_xshare.stage.switch import make_next, needs_capture
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import EXPERTS, Config, Model, bind, forward_batch
+from stage.fake import EXPERTS, Config, Model, bind, forward_batch, put_in_step
 from stage.ranks import Load
 
 
@@ -20,7 +20,7 @@ def test_ranks_divide_what_they_have_in_common():
     assert ranks.divide([4, 0, 6]) == (2, 2, 0, 0, 3, 3)
     assert ranks.own(torch.arange(6)).tolist() == [3, 4, 5]
     for counts in ([4, 4], [4, 3, 2], []):
-        with pytest.raises(RuntimeError, match="on 6 ranks, 2 of which share requests: "):
+        with pytest.raises(RuntimeError, match="must be 3 multiples of 2 "):
             ranks.divide(counts)
 
 
@@ -56,7 +56,7 @@ def test_a_rank_alone_whose_rows_split_a_request_is_no_batch_of_requests():
 
 def test_a_router_with_other_rows_than_the_step_is_an_error():
     layer = Layer(7, Config(), None)
-    layer.slot.frame = Frame([Assignment(step=Step("decode", 5, Batch(), Gather((2, 3), 0)))])
+    put_in_step(layer, None, Step("decode", 5, Batch(), Gather((2, 3), 0)))
     with pytest.raises(RuntimeError, match=r"^MoE layer 7: 4 router rows on a rank of 2$"):
         layer.collect(torch.zeros(4, EXPERTS))
 
@@ -72,10 +72,12 @@ def test_captured_graphs_hold_what_ranks_gather(captured, rows, refused):
     ranks = Ranks(0, 2, 1, EXPERTS, True)
     stage = Stage(layers, schedules[0], device="cpu", batches=Batches(captured), ranks=ranks)
     for size in captured:
-        stage.graphs.begin(StepKey("decode", size), [])
+        stage.graphs.capture(StepKey("decode", size), stage.in_force)
     if refused:
         with pytest.raises(ValueError, match="the rows that ranks gather change"):
-            stage.check_switch(schedules[1])
+            needs_capture(stage, make_next(stage, schedules[1]))
         return
-    stage.in_force, _ = stage.check_switch(schedules[1])
-    assert stage.ranks.together == (rows == "batch")
+    latter = make_next(stage, schedules[1])
+    needs_capture(stage, latter)
+    stage.in_force = latter
+    assert stage.in_force.ranks.together == (rows == "batch")

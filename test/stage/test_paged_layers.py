@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from sglang_xshare import hooks
-from sglang_xshare.stage.evidence.counters import Reader
 from sglang_xshare.stage.in_force import InForce
 from sglang_xshare.stage.paged import SlotsExceeded
+from sglang_xshare.stage.record.counters import Reader
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch
 from stage.paged_model import LAYERS, REPORTER, SLOTS, make_schedule, put
+from stage.switching import switch
 
 HIDDEN, WIDTH = 16, 8
 CONFIG = {"apply_router_weight_on_input": False, "activation": "silu", "gemm1_alpha": None, "gemm1_clamp_limit": None}
@@ -145,7 +146,7 @@ def test_the_device_decides_every_step_that_fits(monkeypatch, model):
     stage = put(monkeypatch, model, k0=1, add=2)
     for step, rows in enumerate([1, 12, 5, 8, 2, 12, 3, 9] * 2):
         assert decode(model, step, rows) == "device_executor"
-    counted = Reader(stage.counters).read()
+    counted = Reader(stage.acting.counters).read()
     assert counted.page_ins == sum(block.paged for block in model.blocks) > 0
     assert counted.page_ins < counted.page_ins_before
     assert model.worst < 1e-4
@@ -168,10 +169,10 @@ def test_waves_take_the_others_and_both_keep_one_state(monkeypatch, model):
         assert decode(model, step, rows, mode) == kind
         if mode == "decode":
             assert torch.equal(stage.paged.residents.loaded, torch.stack(before))
-    stage.switch(None, REPORTER)
+    switch(stage, None, REPORTER)
     assert decode(model, 9, 8) == "executor"
     assert decode(model, 9, 3) == "device_executor"
-    stage.switch(make_schedule("xshare", k0=1, add=4), REPORTER)
+    switch(stage, make_schedule("xshare", k0=1, add=4), REPORTER)
     assert decode(model, 9, 8) == "device_executor"
     assert model.worst < 1e-4
 

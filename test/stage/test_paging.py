@@ -13,14 +13,15 @@ import torch
 from sglang_xshare import Batch, hooks, select
 from sglang_xshare.compatibility.paging import fits
 from sglang_xshare.selection.triton_kernel.budgets import encode
-from sglang_xshare.stage.evidence.counters import Reader
-from sglang_xshare.stage.frame import Frame
+from sglang_xshare.stage.frame import Running
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.paged import SlotsExceeded
+from sglang_xshare.stage.record.counters import Reader
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.paging import Residents
 from stage.fake import EXPERTS, TOP_K, allows_graph, forward_batch
 from stage.paged_model import LAYERS, REPORTER, SLOTS, PagedModel, Paging, decode, make_schedule, put
+from stage.switching import switch
 
 PUBLISHED = {"k0": 1, "add": 2}
 
@@ -50,7 +51,7 @@ def test_page_ins_are_what_was_paged_in(monkeypatch, tmp_path):
     for step in range(20):
         decode(model, step, 1 + step % 9)
     paged = sum(paging.loads for paging in model.paging)
-    interval = Reader(stage.counters).read()
+    interval = Reader(stage.acting.counters).read()
     assert (interval.page_ins_before, interval.page_ins) == (model.before, paged)
     assert 0 < paged < model.before
     line = stage.report(REPORTER)
@@ -74,7 +75,7 @@ def test_observe_tells_what_a_plan_would_have_paged_in_from_the_same_state(monke
                 batch = Batch(resident=loaded, slots=SLOTS)
                 wanted = select(model.logits, part.plan(0, 4), stage.layers[0].router, batch, backend="reference")
                 kept[number] += int((wanted.active & ~loaded).sum())
-    own = Reader(stage.counters).read()
+    own = Reader(stage.acting.counters).read()
     assert own.page_ins == own.page_ins_before == model.before == sum(paging.loads for paging in model.paging)
     observed = [Reader(counters).read() for counters in [lane.counters for lane in stage.in_force.lanes]]
     assert [interval.page_ins for interval in observed] == kept
@@ -99,7 +100,13 @@ def test_all_experts_fit_in_a_step_where_all_have_slots(monkeypatch):
     stage, told = put(monkeypatch, model := PagedModel(slots=EXPERTS), **PUBLISHED), []
     full = SimpleNamespace(num_resident=EXPERTS, num_experts=EXPERTS)
     layer = stage.layers[0]
-    monkeypatch.setattr(type(layer), "_make_offer", lambda self, out, shared: told.append(stage.fits_slots(full)))
+    choose = type(layer)._select_in_force
+
+    def choose_and_ask(*args):
+        told.append(stage.fits_slots(full))
+        return choose(*args)
+
+    monkeypatch.setattr(type(layer), "_select_in_force", choose_and_ask)
     decode(model, 0, 4)
     assert told
     assert all(told)
@@ -159,13 +166,13 @@ def test_a_switch_keeps_the_bound(monkeypatch):
         return [rows for rows in sizes if allows_graph(rows)]
 
     assert allowed() == list(sizes)
-    stage.switch(None, REPORTER)
+    switch(stage, None, REPORTER)
     assert allowed() == [1, 3]
-    stage.switch(make_schedule("xshare", k0=2, add=1), REPORTER)
+    switch(stage, make_schedule("xshare", k0=2, add=1), REPORTER)
     assert allowed() == [1, 3, 4]
-    stage.switch(make_schedule("xshare", **PUBLISHED, min_rows=8), REPORTER)
+    switch(stage, make_schedule("xshare", **PUBLISHED, min_rows=8), REPORTER)
     assert allowed() == [1, 3, 8]
-    stage.switch(make_schedule("xshare", **PUBLISHED), REPORTER)
+    switch(stage, make_schedule("xshare", **PUBLISHED), REPORTER)
     assert allowed() == list(sizes)
 
 
@@ -192,14 +199,14 @@ def test_an_eager_step_reads_the_numbers_of_the_plan_in_force(monkeypatch):
 
     monkeypatch.setattr(Layer, "select", note)
     capture(monkeypatch, stage, model, 8)
-    graphs = [kept.buffer for kept in stage.graphs._captured.values()]
+    graphs = [kept.buffer for layers in stage.graphs.captured.values() for kept in layers.values()]
     for keys, follows in (
         (PUBLISHED | {"k0": 3}, False),
         (PUBLISHED | {"add": 1}, True),
         (PUBLISHED | {"k0": 3}, False),
         (PUBLISHED, True),
     ):
-        stage.switch(make_schedule("xshare", **keys), REPORTER)
+        switch(stage, make_schedule("xshare", **keys), REPORTER)
         plan = stage.in_force.schedule.plan(0, 8)
         assert allows_graph(8) == follows
         numbers = tuple(encode(plan).tolist())
@@ -226,16 +233,16 @@ def test_no_switch_frees_what_graphs_write_to(monkeypatch, tmp_path, former, lat
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
     capture(monkeypatch, stage, model, rows)
     if former == "vanilla":
-        stage.switch(None, REPORTER)
+        switch(stage, None, REPORTER)
     written = stage.in_force.lanes, stage.trace and stage.trace.ring
     keys = FORMS[latter]
     schedule = keys and make_schedule(**keys)
     if latter == "vanilla" or (former == "observe") == (latter == "observe"):
-        stage.switch(schedule, REPORTER)
+        switch(stage, schedule, REPORTER)
         assert (stage.in_force.given["policy"] == "vanilla") == (latter == "vanilla")
     else:
         with pytest.raises(ValueError, match=f"graphs of {rows} rows: each plan of observe has counters"):
-            stage.switch(schedule, REPORTER)
+            switch(stage, schedule, REPORTER)
     assert list(written[0]) == list(stage.graphs._lanes)
     assert bool(stage.graphs.stale) == (former == "observe" and latter == "vanilla")
     assert not traced or written[1] is stage.trace.ring
@@ -247,9 +254,9 @@ def test_captured_anew_while_it_is_not_replayed_a_step_keeps_its_promise(monkeyp
     stage = put(monkeypatch, model, **PUBLISHED)
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
     capture(monkeypatch, stage, model, 8)
-    stage.switch(None, REPORTER)
-    frames, check = [], Frame.check
-    monkeypatch.setattr(Frame, "check", lambda frame, layer_ids: frames.append(frame) or check(frame, layer_ids))
+    switch(stage, None, REPORTER)
+    frames, check = [], Running.check
+    monkeypatch.setattr(Running, "check", lambda frame, layer_ids: frames.append(frame) or check(frame, layer_ids))
     capture(monkeypatch, stage, model, 8)
     assert all(chosen is not None for chosen in frames[-1].selections)
     assert all(assignment.fits for assignment in frames[-1].assignments)
@@ -263,17 +270,16 @@ def test_a_broken_bound_stops_the_server(monkeypatch):
     decode(model, 0, 8)
     stage.publish(REPORTER)
 
-    def forget(logits, plan, router, batch, **options):
-        return select(logits, plan, router, Batch(batch.valid), **options)
+    def forget(logits, plan, router, batch, *args, **options):
+        return select(logits, plan, router, Batch(batch.valid), *args, **options)
 
     monkeypatch.setattr("sglang_xshare.stage.layer.select", forget)
     stage.in_force.calls.clear()  # as before a plan's first use
     decode(model, 0, 8)
-    stage.reports.invalidate()
     with pytest.raises(
         SlotsExceeded, match=re.escape(f"more than {SLOTS} experts were active in MoE layers [0, 1, 2]")
     ):
-        stage.publish(REPORTER)
+        stage.publish(REPORTER, always=True)
 
 
 def test_what_was_not_promised_may_exceed_the_slots(monkeypatch):

@@ -3,11 +3,11 @@
 import torch
 
 from sglang_xshare import Batch, hooks, select
-from sglang_xshare.stage.evidence.counters import Reader
+from sglang_xshare.stage.record.counters import Reader
 from sglang_xshare.stage.step import StepKey
 from stage.fake import EXPERTS, allows_graph
 from stage.paged_model import REPORTER, SLOTS, PagedModel, decode, make_schedule, put
-from stage.switching import Capturing
+from stage.switching import Capturing, switch
 
 PUBLISHED = {"k0": 1, "add": 2}
 
@@ -44,7 +44,7 @@ def test_slots_that_come_to_all_experts_page_nothing(monkeypatch):
         paging.num_resident = EXPERTS
     assert stage.in_force.fit(stage.layers[0], StepKey("decode", 32))
     decode(model, 0, 8)
-    interval = Reader(stage.counters).read()
+    interval = Reader(stage.acting.counters).read()
     assert interval.page_ins <= interval.page_ins_before
 
 
@@ -53,7 +53,7 @@ def test_graphs_captured_anew_are_those_of_steps_that_fit(monkeypatch):
     model = PagedModel()
     stage = put(monkeypatch, model, **PUBLISHED)
     stage.device = "cuda"
-    stage._recapture = capture = Capturing(monkeypatch, model)
+    stage.recapture = capture = Capturing(monkeypatch, model)
 
     def place(paging, experts):
         assert not capture.recorded or hooks.fits_slots(paging), "a captured decode batch routes more entries"
@@ -66,6 +66,6 @@ def test_graphs_captured_anew_are_those_of_steps_that_fit(monkeypatch):
         ({"policy": "oea", "k0": 2, "kmax": 6}, [1, 2]),
         ({"policy": "xshare", **PUBLISHED}, [1, 2, 8]),
     ):
-        assert stage.switch(make_schedule(**keys), REPORTER) is not None
+        assert switch(stage, make_schedule(**keys), REPORTER) is not None
         assert stage.graphs.rows == rows
         assert [size for size in (1, 2, 8) if allows_graph(size)] == rows

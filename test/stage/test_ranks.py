@@ -13,8 +13,8 @@ import torch
 from benchmark.common.paths import ROOT
 from served.release import LATEST, make_env
 from sglang_xshare import Batch, Router, Selection, build_plan, select
-from sglang_xshare.stage.evidence.counters import AFTER, BEFORE, ROWS, STEPS
-from sglang_xshare.stage.evidence.interval import OUTCOMES
+from sglang_xshare.stage.record.counters import AFTER, BEFORE, ROWS, STEPS
+from sglang_xshare.stage.record.interval import OUTCOMES
 from stage.ranks import CASES, LAYERS, TOP_K, Case, Load, Model, run_experts
 
 VANILLA = {"policy": "vanilla"}

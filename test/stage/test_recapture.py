@@ -7,19 +7,17 @@ import pytest
 import torch
 from prometheus_client import REGISTRY
 
-from sglang_xshare import SelectionPlan, build_plan
+from sglang_xshare import SelectionPlan
 from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, Budgets, list_steps
-from sglang_xshare.stage.evidence.balance import Balance
-from sglang_xshare.stage.evidence.counters import AFTER, STEPS
-from sglang_xshare.stage.frame import Assignment
 from sglang_xshare.stage.graphs import Graphs
 from sglang_xshare.stage.layer import Layer
-from sglang_xshare.stage.placement import Placement
+from sglang_xshare.stage.placement import Balance, Placement
+from sglang_xshare.stage.record.counters import AFTER, STEPS
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, XSHARE, Model, run
-from stage.switching import decode, schedule
+from stage.switching import decode, schedule, switch
 
 
 @pytest.fixture(autouse=True)
@@ -68,10 +66,10 @@ def test_graphs_captured_anew_follow_the_next_switch(attach, reporter, record):
     installed = attach(model, Batches((8,)), **XSHARE)
     assert read_add(*record(installed, model)) == 2
     for add in (0, 6):
-        installed.switch(schedule({"policy": "xshare", "k0": 1, "add": add}), reporter)
+        switch(installed, schedule({"policy": "xshare", "k0": 1, "add": add}), reporter)
         graph = record(installed, model)
         assert read_add(*graph) == add
-        installed.switch(schedule({"policy": "xshare", "k0": 1, "add": 5}), reporter)
+        switch(installed, schedule({"policy": "xshare", "k0": 1, "add": 5}), reporter)
         assert read_add(*graph) == 5
 
 
@@ -85,13 +83,13 @@ def test_graphs_captured_anew_under_vanilla_count_again_under_a_policy(attach, r
     monkeypatch.setattr(balance, "count", counted.append)
     record(installed, model)
     assert counted
-    installed.switch(schedule({"policy": "vanilla"}), reporter)
+    switch(installed, schedule({"policy": "vanilla"}), reporter)
     counted.clear()
     run(model, "decode", 8)
     assert counted == []
     graph = record(installed, model)
     assert len(counted) == 1
-    installed.switch(schedule({"policy": "xshare", "k0": 1, "add": 5}), reporter)
+    switch(installed, schedule({"policy": "xshare", "k0": 1, "add": 5}), reporter)
     assert read_add(*graph) == 5
 
 
@@ -100,11 +98,10 @@ def test_observe_posted_again_goes_on_counting_where_graphs_do(attach, reporter,
     keys = {"policy": "observe", "plans": ["xshare:k0=1,add=2"]}
     model = Model(2)
     installed = attach(model, Batches((8,)), expert_policy="observe", expert_policy_config={"plans": keys["plans"]})
-    installed.graphs.begin(StepKey("decode", 8), installed.in_force.lanes)
-    installed.graphs.keep(installed.layers[0], StepKey("decode", 8), Assignment(build_plan("xshare", k0=1, add=2)))
+    installed.graphs.capture(StepKey("decode", 8), installed.in_force)
     [first] = installed.in_force.lanes
     decode(model, reporter, 8)
-    installed.switch(schedule(keys), reporter)
+    switch(installed, schedule(keys), reporter)
     assert list(installed.in_force.lanes) == [first]
     decode(model, reporter, 8)
     assert "xshare:k0=1,add=2 would keep" in installed.report(reporter)
@@ -114,5 +111,5 @@ def test_observe_posted_again_goes_on_counting_where_graphs_do(attach, reporter,
     assert totals[:, STEPS].tolist() == [2, 2]
     assert kept == totals[:, AFTER].sum()
     installed.graphs = Graphs()
-    installed.switch(schedule(keys | {"plans": ["oea:k0=1"]}), reporter)
+    switch(installed, schedule(keys | {"plans": ["oea:k0=1"]}), reporter)
     assert [lane.name for lane in installed.in_force.lanes] == ["oea:k0=1"]

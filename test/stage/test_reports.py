@@ -68,7 +68,7 @@ def test_a_process_without_a_scheduler_reports_at_its_end(attach, tmp_path, capl
         with pytest.MonkeyPatch.context() as patch, caplog.at_level("INFO"):
             patch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda is_first=is_first: is_first)
             installed = attach(model, **XSHARE, expert_policy_trace=str(file))
-            installed.reporter = reporter
+            installed.reports.reporter = reporter
             for _ in range(lines):
                 run(model, "decode", 8)
             hooks._close()

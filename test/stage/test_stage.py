@@ -69,9 +69,9 @@ def test_decode_selects_in_every_layer(attach):
     run(model, "decode", 16)
     assert all(count <= 16 + 2 for count in count_experts(model))
     assert outcomes(installed) == {"policy": 1}
-    assert installed.counters.totals[:, 0].tolist() == [1, 1, 1]
+    assert installed.acting.counters.totals[:, 0].tolist() == [1, 1, 1]
     # Counted by the stage, and by what the runner receives.
-    assert installed.counters.totals[:, 2].tolist() == count_experts(model)
+    assert installed.acting.counters.totals[:, 2].tolist() == count_experts(model)
 
 
 def test_prefill_and_single_rows_stay_vanilla(attach):
@@ -137,7 +137,7 @@ def test_every_attention_dp_rank_selects_alike(attach, monkeypatch):
         assert set(ids.flatten().tolist()) == set(wanted.nonzero().flatten().tolist())
         assert weights[~live].eq(0).all()
     assert outcomes(installed) == {"policy": 3}
-    assert installed.counters.totals[0, [0, 2, 4]].tolist() == [3, 3 * wanted.sum(), 3 * 4]
+    assert installed.acting.counters.totals[0, [0, 2, 4]].tolist() == [3, 3 * wanted.sum(), 3 * 4]
 
 
 def test_attention_dp_rank_whose_router_sees_its_own_rows_alone_stops_the_step(attach, monkeypatch):

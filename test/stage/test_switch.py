@@ -16,7 +16,7 @@ from sglang_xshare.stage.placement import Placement
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, outcomes, run
-from stage.switching import PLANS, decode, schedule
+from stage.switching import PLANS, decode, schedule, switch
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def test_the_next_step_selects_by_the_other_plan_in_every_layer(attach, reporter
     installed = attach(model, **XSHARE)
     decode(model, reporter)
     for keys in [*PLANS, *reversed(PLANS)]:
-        installed.switch(schedule(keys), reporter)
+        switch(installed, schedule(keys), reporter)
         decode(model, reporter)
         own = {name: value for name, value in keys.items() if name != "phases"}
         expected = select(model.logits, build_plan(own), Router(TOP_K), Batch(), backend="reference")
@@ -46,7 +46,7 @@ def test_vanilla_and_back(attach, reporter):
     model = Model()
     installed = attach(model, **XSHARE)
     for keys, selects in (({"policy": "vanilla"}, False), (PLANS[0], True), ({"policy": "vanilla"}, False)):
-        installed.switch(schedule(keys), reporter)
+        switch(installed, schedule(keys), reporter)
         decode(model, reporter)
         assert [routed is not None for routed in model.routed] == [selects] * 3
     run(model, "prefill", 8)
@@ -57,7 +57,7 @@ def test_a_server_that_masks_padding_goes_on_with_it(attach, reporter):
     model = Model()
     installed = attach(model, Batches(always_pad=True), mask_padding_experts=True)
     for keys in (PLANS[0], {"policy": "vanilla"}):
-        installed.switch(schedule(keys), reporter)
+        switch(installed, schedule(keys), reporter)
         run(model, "decode", 8, padding=3)
         assert all(routed is not None for routed in model.routed)
     _, ids = model.routed[0]
@@ -71,7 +71,7 @@ def test_layers_batches_and_sizes_switch_too(attach, reporter):
     installed = attach(model, **XSHARE)
     decode(model, reporter)
     config = {"policy": "xshare", "add": 3, "min_rows": 4, "layers": {"1": {"policy": "vanilla"}}}
-    installed.switch(schedule(config | {"by_rows": {"6": {"policy": "vanilla"}}}), reporter)
+    switch(installed, schedule(config | {"by_rows": {"6": {"policy": "vanilla"}}}), reporter)
     for rows, selecting in ((3, [False] * 3), (12, [True, False, True]), (6, [False] * 3)):
         run(model, "decode", rows)
         assert [routed is not None for routed in model.routed] == selecting
@@ -85,14 +85,14 @@ def test_log_metrics_and_counters_tell_both_plans_apart(attach, reporter, caplog
         decode(model, reporter)
     before, _ = installed.acting.logged.look()
     with caplog.at_level(logging.INFO):
-        installed.switch(schedule(PLANS[1]), reporter)
+        switch(installed, schedule(PLANS[1]), reporter)
     former, latter = ({"policy": "xshare", "k0": 1, "add": 2}, PLANS[1])
     assert f"switch 1: {json.dumps(former)} -> {json.dumps(latter)}; until now" in caplog.text
     assert f"{before.mean('experts_before'):.1f} -> {before.mean('experts_after'):.1f}" in caplog.text
     assert "policy steps: 3" in caplog.text
-    assert installed.acting.logged.look()[0].layer_steps == installed.since_switch.look()[0].layer_steps == 0
+    assert installed.acting.logged.look()[0].layer_steps == installed.acting.since_switch.look()[0].layer_steps == 0
     decode(model, reporter)
-    assert installed.since_switch.look()[0].outcomes["policy"] == 1
+    assert installed.acting.since_switch.look()[0].outcomes["policy"] == 1
     assert "policy steps: 1" in installed.report(reporter)
 
     def value(name: str, **labels: str) -> float | None:
@@ -117,7 +117,7 @@ def test_observe_and_back_with_a_trace(attach, reporter, tmp_path):
     observe = {"policy": "observe", "plans": ["oea:k0=1", "xshare:k0=1,add=2"]}
     for keys in (observe, PLANS[0], observe):
         decode(model, reporter)
-        installed.switch(schedule(keys), reporter)
+        switch(installed, schedule(keys), reporter)
     decode(model, reporter)
     installed.publish(reporter)
     records = [json.loads(line) for line in file.read_text().splitlines()]
@@ -138,7 +138,7 @@ def test_what_went_out_of_force_is_forgotten(attach, reporter):
     for number in range(20):
         decode(model, reporter)
         former += [weakref.ref(installed.in_force), weakref.ref(installed.in_force.schedule)]
-        installed.switch(schedule({"policy": "xshare", "add": number}), reporter)
+        switch(installed, schedule({"policy": "xshare", "add": number}), reporter)
     decode(model, reporter)
     gc.collect()
     assert [one() for one in former] == [None] * 40
@@ -158,7 +158,7 @@ def test_ranks_are_counted_wherever_experts_are(attach, reporter):
     wrap_model(model, installed)
     counted = []
     for keys in (PLANS[0], {"policy": "vanilla"}, {"policy": "observe"}, PLANS[1]):
-        installed.switch(schedule(keys), reporter)
+        switch(installed, schedule(keys), reporter)
         decode(model, reporter)
         counted.append(installed.report(reporter).count("fullest rank"))
     assert counted == [1, 0, 1, 1]
@@ -170,7 +170,7 @@ def test_a_switch_that_fails_changes_nothing(attach, reporter, monkeypatch):
     plans = installed.in_force
     monkeypatch.setattr(installed.graphs, "find_misfits", lambda in_force: {"anew": set()})
     with pytest.raises(ValueError, match="captured again"):
-        installed.switch(schedule(PLANS[1]), reporter)
+        switch(installed, schedule(PLANS[1]), reporter)
     assert (installed.in_force, installed.switches, installed.in_force.plan["policy"]) == (plans, 0, "xshare")
     assert hooks._stage is installed
 
@@ -188,7 +188,7 @@ def test_a_trace_that_cannot_be_written_is_logged_once(attach, reporter, caplog,
         decode(model, reporter)
         assert "policy steps: 1" in installed.report(reporter)
         assert installed.acting.exported.look()[0].layer_steps == 0, "metrics are up to date without the trace"
-    installed.switch(schedule(PLANS[0]), reporter)
+    switch(installed, schedule(PLANS[0]), reporter)
     assert (installed.switches, installed.in_force.given["add"]) == (1, 5)
     line = "Expert policy: could not bring the trace up to date; this is logged once"
     assert [record.message for record in caplog.records] == [line]

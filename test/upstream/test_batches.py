@@ -84,7 +84,9 @@ def test_what_runs_at_once_has_a_graph_in_place_of_larger_ones(sizes, changes, c
 
 @pytest.mark.parametrize(("requests", "tokens", "divisor"), [(20, 1, 1), (3, 1, 2), (7, 4, 8), (300, 1, 4), (1, 1, 1)])
 def test_captured_sizes_are_those_that_sglang_comes_to(requests, tokens, divisor, monkeypatch):
-    runner = pytest.importorskip("sglang.srt.model_executor.runner.base_cuda_graph_runner", reason="needs SGLang")
+    runner = pytest.importorskip(
+        "sglang.srt.model_executor.runner.base_cuda_graph_runner", reason="needs an installed SGLang"
+    )
     sizes = [1, 2, 3, 4, 8, 16, 24, 32]
     execution = SimpleNamespace(
         graph=SimpleNamespace(cuda_graph_config=SimpleNamespace(decode=SimpleNamespace(bs=sizes))),

@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from ..stage.evidence.figures import Exporter
+from ..stage.record.figures import Exporter
 from ..upstream.ranks import is_first_rank
 from .policy import ThroughputPolicy
 

@@ -15,7 +15,7 @@ from ..files import read_json
 from ..policies.keys import as_json
 from ..policies.plan import AUTO
 from ..policies.spelling import SPELLING, parse_policy
-from ..stage.evidence.interval import Interval, format_log
+from ..stage.record.interval import Interval, format_log
 from .client import Client, add_server, find_keys
 
 

@@ -10,15 +10,15 @@ from ..compatibility.layers import check_plans
 from ..compatibility.modes import check_observed
 from ..compatibility.moe_model import read_model
 from ..compatibility.schedule import check_schedule, find_missed
-from ..policies.exact import Rule
 from ..policies.keys import as_json
 from ..policies.schedule import Schedule, build_schedule
-from ..stage.evidence.counters import KEPT, Reader
 from ..stage.in_force import InForce
+from ..stage.record.counters import KEPT, Reader
 from ..stage.stage import Stage
+from ..stage.switch import make_again, make_next, needs_capture, switch
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import attention_dp_size, model_config, pages_experts, resolved
-from . import ADDED, ASKED, COUNTING_PERIOD, PATH
+from . import ADDED, ASKED, COUNTING_PERIOD, FAULT, PATH
 
 NO_STAGE = (
     "this server was started without an expert policy; start it with --expert-policy, such as --expert-policy observe, "
@@ -34,8 +34,7 @@ class Checked:
 
     epoch: str
     switches: int
-    schedule: Schedule | None
-    rule: Rule | None
+    latter: InForce
     is_trial: bool
     recaptures: bool
     warnings: list[str]
@@ -59,7 +58,7 @@ class Control:
     def __init__(self, stage: Stage, server_args: Any) -> None:
         self.stage = stage
         self.server_args = server_args
-        self._is_trial = False
+        self._has_begun = self._is_trial = False
         self._posted = stage.switches
         """The number of the last switch that a POST made."""
         self._checked: Checked | None = None
@@ -106,19 +105,19 @@ class Control:
             raise ValueError(f"recapture must be true or false (got {as_json(recaptures)})")
         warnings = self._check(schedule, find_limit(reporter.scheduler))
         rule = self.stage.in_force.rule
-        kept = rule if is_trial else None
-        latter, _ = self.stage.check_switch(schedule, kept, recaptures)
+        latter = make_next(self.stage, schedule, rule if is_trial else None)
+        needs_capture(self.stage, latter, recaptures)
         if latter.rule != rule and latter.schedule is not None and "exact" not in latter.schedule.given:
             lost = as_json({name: value for name, value in asdict(rule).items() if value not in (None, False)})
             reason = "from now on a request is exact only if it asks for it; to keep the rule, send it again"
             warnings.append(f"exact: this policy does not have {lost} of the previous policy: {reason}")
-        self._checked = Checked(epoch, self.stage.switches, schedule, kept, is_trial, recaptures, warnings)
+        self._checked = Checked(epoch, self.stage.switches, latter, is_trial, recaptures, warnings)
         return self._number()
 
     def commit(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
         """Make the switch that `check` of the same epoch checked, as the server's switch `number`. Return what `get`
         does, and warnings. Raises ValueError, having changed nothing, for any other epoch and after a switch since the
-        check. After an exception of the switch itself, call `restore`.
+        check, and if the switch refuses. After any other exception call `restore`.
         """
         stage, checked = self.stage, self._checked
         if checked is None or checked.epoch != epoch:
@@ -126,7 +125,12 @@ class Control:
         if checked.switches != stage.switches:
             raise ValueError("the policy changed after the check; ask again")
         self._former = Former(epoch, stage.in_force, stage.disagreement, self._is_trial)
-        seconds = stage.switch(checked.schedule, reporter, number, checked.rule, checked.recaptures)
+        latter = make_next(stage, checked.latter.schedule, checked.latter.rule)  # weighed by the latest estimate
+        try:
+            seconds = switch(stage, latter, reporter, number, checked.recaptures)
+        except ValueError:
+            self._former = None  # the switch has kept the previous policy
+            raise
         self._posted, self._is_trial = number, checked.is_trial
         for warning in checked.warnings:
             logger.warning(warning)
@@ -142,15 +146,18 @@ class Control:
         former = self._former
         if former is None or former.epoch != epoch:
             return {"restored": False}
-        self.stage.switch(former.in_force.schedule, reporter, number, former.in_force.rule)
+        switch(self.stage, make_again(self.stage, former.in_force), reporter, number)
         self.stage.disagreement = former.disagreement
         self._posted, self._is_trial = number, former.is_trial
         return {"restored": True}
 
     def begin(self, scheduler: Any) -> None:
-        """Log a warning, before the first request, if the policy can act in no step: SGLang decides how many requests
+        """Log a warning, in the first call, if the policy can act in no step: SGLang decides how many requests
         run at once only after the checks of the start.
         """
+        if self._has_begun:
+            return
+        self._has_begun = True
         schedule, requests = self.stage.in_force.schedule, find_limit(scheduler)
         for part in schedule.parts if schedule and requests and is_first_rank() else ():
             missed = find_missed(part, resolved(self.server_args), requests)
@@ -198,7 +205,8 @@ class Control:
         """Return the counters, the counters since the last switch, and the age of both in seconds."""
         stage, now = self.stage, time.monotonic()
         if self._looked is None or now - self._looked[0] >= COUNTING_PERIOD or stage.switches != self._looked[1]:
-            counts = {"counters": self._count(Reader(stage.counters)), "since_switch": self._count(stage.since_switch)}
+            readers = {"counters": Reader(stage.acting.counters), "since_switch": stage.acting.since_switch}
+            counts = {name: self._count(reader) for name, reader in readers.items()}
             self._looked = now, stage.switches, counts
         at, _, counts = self._looked
         return counts | {"counted_ago": now - at}
@@ -206,9 +214,9 @@ class Control:
     def _count(self, reader: Reader) -> dict[str, Any]:
         """What was counted since a reader's last look, in all and by MoE layer. Waits for the device."""
         interval, rows = reader.look()
+        names = self.stage.acting.counters.names
         layers = [
-            {"layer": layer.layer_id, **{name: int(row[column]) for name, column in self.stage.counters.names.items()}}
-            | {"kept_mass": row[KEPT]}
+            {"layer": layer.layer_id} | {name: int(row[names[name]]) for name in names} | {"kept_mass": row[KEPT]}
             for layer, row in zip(self.stage.layers, rows, strict=True)
         ]
         return asdict(interval) | {"by_layer": layers}
@@ -233,7 +241,7 @@ def handle(control: Control | None, scheduler: Any, request: Any) -> Any:
         return DumperControlReqOutput(success=False, response=[], error=" ".join(str(error).split()))
     except Exception as error:
         logger.exception("%s %s", "POST" if request.body else "GET", PATH)
-        return DumperControlReqOutput(success=False, response=[], error=f"{type(error).__name__}: {error}")
+        return DumperControlReqOutput(success=False, response=[FAULT], error=f"{type(error).__name__}: {error}")
 
 
 def _ask(control: Control, body: Mapping[str, Any], reporter: Any) -> dict[str, Any]:

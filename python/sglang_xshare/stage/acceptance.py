@@ -1,28 +1,28 @@
-"""How many drafts requests accept: what rows of a verify step are weighed by where `acceptance` is "auto"."""
+"""The estimated chance of a draft token, by which `acceptance` "auto" weighs the rows of a verify step."""
 
 import logging
 from typing import Any
 
 from ..policies.plan import MOST_LIKELY
-from .evidence.agreement import is_due
+from .record.agreement import is_due
 
 FIRST = 64
-"""Verifications, of which all drafts were accepted, that are taken to have been before the first: a number that is too
-large is safe (benchmark/quality), and a few answers prove nothing.
+"""Verifications with all drafts accepted that the estimate assumes before the first one: an estimate that is too large
+is safe (benchmark/quality), and a few answers prove nothing.
 """
 MEMORY = 8192
-"""Verifications held at most; where there are more, all count half, so that the number follows the traffic."""
+"""The most verifications counted; with more, all count half, so the estimate follows the traffic."""
 MUCH = 1 / 8
-"""A change that the log tells."""
+"""The smallest change that is logged."""
 _GRID = [count / 64 for count in range(63, 0, -1)]
 
 logger = logging.getLogger(__name__)
 
 
 class Acceptance:
-    """Estimates the chance of a draft from what a scheduler's requests accept: chains of `width` rows, or trees as
-    deep, whose first is always emitted; `width` is 1 without speculation. Counted on the host, alike on all ranks after
-    the same forward.
+    """The estimate of one scheduler, from the drafts that its requests accept: chains of `width` rows, or trees of that
+    depth, whose first row is always emitted; `width` is 1 without speculation. It is counted on the host, and all ranks
+    have the same estimate after the same forward.
     """
 
     def __init__(self, width: int = 1) -> None:
@@ -33,11 +33,11 @@ class Acceptance:
 
     @property
     def estimate(self) -> float | None:
-        """The number, None without drafts."""
+        """The estimated chance, None without drafts."""
         return self.number if self.width > 1 else None
 
     def count(self, req: Any) -> None:
-        """A forward's result has reached a request of upstream's."""
+        """Count the accepted drafts of a request that a forward's result has reached."""
         if self.width == 1:
             return
         verified, accepted = getattr(req, "expert_policy_drafts", (0, 0))
@@ -46,7 +46,7 @@ class Acceptance:
         self._accepted += req.spec_num_correct_drafts - accepted
 
     def begin_forward(self) -> bool:
-        """A forward is about to be launched: estimate anew where it is time to. Returns whether the number changed."""
+        """Estimate anew, before a forward is launched, if that is due. Return whether the estimate changed."""
         self._forwards += 1
         if not is_due(self._forwards):
             return False
@@ -64,8 +64,8 @@ class Acceptance:
 
 
 def estimate(drafts: float, width: int) -> float:
-    """The chance, a multiple of 1 / 64 from 1 / 64 to 63 / 64, at which each of `width` - 1 drafts is accepted after
-    those before, and `drafts` in the mean.
+    """Return the chance of a draft, a multiple of 1 / 64 from 1 / 64 to 63 / 64: if each of `width` - 1 drafts is
+    accepted with this chance after those before, `drafts` are accepted on average.
     """
     return min(_GRID, key=lambda chance: abs(_expect(chance, width) - drafts))
 
@@ -76,7 +76,7 @@ def find_nearest(chance: float) -> float:
 
 
 def _expect(chance: float, width: int) -> float:
-    """chance + chance^2 + ..., `width` - 1 in all. By products and sums alone, which round alike on every machine."""
+    """Return chance + chance^2 + ..., `width` - 1 terms, by products and sums, which all machines round alike."""
     total = 0.0
     for _ in range(width - 1):
         total = chance * (1 + total)

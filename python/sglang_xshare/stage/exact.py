@@ -1,4 +1,4 @@
-"""Requests that accept no change: which they are, and their rows in the forward at hand."""
+"""Exact requests, whose outputs no policy may change, and their rows in the current forward."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,25 +9,24 @@ import torch
 from ..policies.exact import Rule, applies, name_prefixes, read_asked
 
 MOST_ROWS = 1 << 16
-"""Rows that the flags have room for, a byte each: a captured graph reads them where they lie."""
+"""The most rows of a forward, with a flag of one byte each: a captured graph reads the flags at a fixed address."""
 MIXED_SESSION = (
-    "custom_params.expert_policy = 'exact': an earlier turn of this streaming session was not exact, and its keys and "
-    "values stay; allowed is a session whose turns are all exact"
+    "custom_params.expert_policy = 'exact': all turns of a streaming session must be exact: the keys and values of an "
+    "earlier turn that was not exact stay"
 )
-
 ATTACHED = (
-    "custom_params.expert_policy = 'exact': a storage backend is attached to the server's cache, which may give it "
-    "what requests under policy have stored; allowed is none"
+    "custom_params.expert_policy = 'exact': no storage backend may be attached to the server's cache: the backend may "
+    "return what requests under a policy have stored"
 )
 
 
 class Exact:
-    """The exact requests of one scheduler, known by their id as long as SGLang keeps them, and a flag for each row.
+    """The exact requests of one scheduler, by their ids, as long as SGLang keeps the requests; and a flag for each row.
 
-    The flags are written before a forward whose exact rows are others than those of the last, on its stream: captured
-    graphs read them at each replay. With `low_first` the server's lower priorities go first. `refusal` is why a server
-    can have none, and what one that asks is answered. With `ignores_asked` a request that asks follows the rule, like
-    one that says nothing.
+    The flags are written before each forward whose exact rows differ from those of the last, on the forward's stream:
+    captured graphs read the flags at each replay. With `low_first` the server's lower priorities go first. `refusal`
+    answers an exact request on a server that can have none. With `ignores_asked` a request that asks to be exact
+    follows the rule, like a request that does not ask.
     """
 
     def __init__(
@@ -39,11 +38,11 @@ class Exact:
         self._written: list[int] = []
 
     def admit(self, req: Any, rule: Rule, is_attached: bool = False) -> None:
-        """Decide once, as a request arrives, whether it is exact: True, False where it asked and is not, else None.
-        Prefixes are shared among exact requests alone: what others have generated has keys and values of their steps.
-        With `is_attached` there is a storage of prefixes.
+        """Decide, when a request arrives, whether it is exact: set `expert_policy_exact` to True, to False if the
+        request asked and is not, else to None. Exact requests share prefixes with exact requests alone, because other
+        requests have computed keys and values under a policy. With `is_attached` there is a storage of prefixes.
         """
-        if hasattr(req, "expert_policy_exact"):  # retracted, it arrives again
+        if hasattr(req, "expert_policy_exact"):  # a retracted request arrives again
             return
         known = self.requests.get(req.rid)
         is_in_use = known is not None and not known.finished()
@@ -51,12 +50,12 @@ class Exact:
         asked = read_asked(req.sampling_params.custom_params, routing_key)
         said = None if asked and self._ignores_asked else asked
         exact = applies(rule, req.priority, self._low_first) if said is None else said
-        # A beam's other rows lie behind all requests, and belong to none that a forward names.
+        # The other rows of a beam lie behind all requests, and belong to no request that a forward names.
         exact = exact and getattr(req, "beam_group", None) is None
         req.expert_policy_exact = exact or (False if asked else None)
         session = getattr(req, "session", None)
-        if is_in_use:  # through another front end: each knows its own ids alone, and rows are told apart by them
-            req.set_finish_with_abort(f"rid {req.rid!r}: an exact request that is still answered has it")
+        if is_in_use:  # by another front end, which checks its own ids alone; the id identifies the rows
+            req.set_finish_with_abort(f"rid must be one that no running exact request has (got {req.rid!r})")
             return
         req.extra_key = name_prefixes(req.extra_key, exact)
         if not exact:
@@ -71,17 +70,22 @@ class Exact:
             req.set_finish_with_abort(refusal)
 
     @property
+    def refuses(self) -> bool:
+        """True if the server can have no exact request."""
+        return self._refusal is not None
+
+    @property
     def is_used(self) -> bool:
-        """Whether a request is exact, or was in the last forward."""
+        """True if a request is exact, or was exact in the last forward."""
         return bool(self.requests or self._written)
 
     def write(self, rids: Sequence[str], tokens_per_request: int) -> None:
-        """Write the flags of a decode or verify forward of these requests, in order. The host waits for nothing."""
+        """Write the flags of a decode or verify forward of these requests, in order, without waiting for the device."""
         tokens = range(tokens_per_request)
         numbers = [number for number, rid in enumerate(rids) if rid in self.requests]
         exact = [number * tokens_per_request + token for number in numbers for token in tokens]
         if exact != self._written:
-            # Of a pinned tensor of its own: the last one may still be read.
+            # A new pinned tensor each time: a copy may still read the last one.
             flags = torch.zeros(max(*exact, *self._written, 0) + 1, dtype=torch.bool)
             flags[exact] = True
             if self._flags.is_cuda:
@@ -90,14 +94,11 @@ class Exact:
             self._written = exact
 
     def read(self, rows: int) -> torch.Tensor:
-        """[rows] bool: which of this rank's rows are of exact requests. A graph's replay reads it anew."""
+        """Return [rows] bool, True for this rank's rows of exact requests. A graph's replay reads the flags anew."""
         return self._flags[:rows]
 
     def find(self, rows: int) -> torch.Tensor | None:
-        """Return the flags as `read` does, or None if no row of a step or of a graph's replays can be exact.
-
-        A server that refuses exact requests has no exact row. A CPU replays no graph, so the rows written last decide.
+        """Return the flags as `read` does, or None if no row of a step or of a graph's replays can be exact: a CPU
+        replays no graph, so the rows written last decide.
         """
-        if self._refusal is not None:
-            return None
         return self.read(rows) if self._written or not self._flags.is_cpu else None

@@ -1,23 +1,24 @@
-"""What is wrapped around SGLang's own calls when a model is loaded: all of it, and why each is where it is."""
+"""The stage's wrappers around SGLang's own calls, put there when a model has loaded."""
 
 import functools
 from typing import Any
 
 from ..upstream.routing import list_routers
-from .evidence.metadata import KEY
+from .record.metadata import KEY
 from .stage import Stage
+from .switch import compare_ranks
 
 
 def wrap_calls(model_runner: Any, stage: Stage) -> None:
     """Put a stage around a loaded model and its runner."""
     wrap_model(model_runner.model, stage)
     wrap_runner(model_runner, stage)
-    for router in list_routers(model_runner.model) if stage.ranks is not None else ():
+    for router in list_routers(model_runner.model) if stage.in_force.ranks is not None else ():
         wrap_router(router, stage)
 
 
 def wrap_model(model: Any, stage: Stage) -> None:
-    """Have the stage run the model's forward: eager ones and captures. Replays hold what was launched then."""
+    """Let the stage run the model's forward in eager steps and captures. Replays launch what a capture has recorded."""
     forward = model.forward
 
     @functools.wraps(forward)  # upstream inspects the signature for pipeline parallelism
@@ -30,8 +31,8 @@ def wrap_model(model: Any, stage: Stage) -> None:
 
 def wrap_runner(model_runner: Any, stage: Stage) -> None:
     """Call the stage around every forward of the model runner, which runs in every step, including graph replays; the
-    model's forward does not. Ranks compare here, outside of graphs. The requests receive what the forward counts with
-    its logits.
+    model's forward does not. Ranks compare here, outside of graphs. The requests receive the forward's counts with the
+    forward's logits.
     """
     forward = model_runner.forward
 
@@ -41,9 +42,10 @@ def wrap_runner(model_runner: Any, stage: Stage) -> None:
         frame = stage.begin_forward(forward_batch)
         try:
             output = forward(*args, **kwargs)
-            recorded = stage.end_forward(frame, forward_batch)
         finally:
             stage.slot.frame = None
+        recorded = stage.end_forward(frame, forward_batch)
+        compare_ranks(stage)
         logits_output = getattr(output, "logits_output", None)
         if recorded is not None and logits_output is not None:
             setattr(logits_output, KEY, recorded)
@@ -53,7 +55,7 @@ def wrap_runner(model_runner: Any, stage: Stage) -> None:
 
 
 def wrap_router(router: Any, stage: Stage) -> None:
-    """Have an upstream `TopK` without rows, which is asked for an empty answer, select with the other ranks."""
+    """Let an upstream `TopK` without rows, whose answer is empty, select with the other ranks."""
     answer_empty = router.empty_topk_output
 
     def select_and_answer(*args: Any, **kwargs: Any) -> Any:

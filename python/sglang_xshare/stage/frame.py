@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..types import Selection
-from .evidence.counters import Counters, Tables
+from .record.counters import Counters, Tables
 from .step import Step, StepKey
 
 if TYPE_CHECKING:
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from ..policies.schedule import Schedule
     from ..selection.cpu_call import Call
     from ..selection.triton_kernel.budgets import Budgets
-    from .handover import Offer
 
-    Calls = dict[tuple[object, ...], tuple[SelectionPlan, Call | None]]
+Calls: TypeAlias = "dict[tuple[object, ...], tuple[SelectionPlan, Call | None]]"
+"""Compiled calls on a CPU, by layer, plan and shape of a step."""
 
 
 class PolicyBypassed(RuntimeError):
@@ -26,78 +26,72 @@ class PolicyBypassed(RuntimeError):
 
 @dataclass(frozen=True)
 class Assignment:
-    """A layer's part in one forward. Without a `plan` the model routes; without a `step` the forward is no step. A
-    captured graph reads the plan's numbers from `buffer`, to which a switch writes. `fits` says that the active experts
-    fit the layer's slots for all logits.
+    """A layer's part in all forwards of one key: a `plan`, or the `reason` why the model routes; neither in a prefill.
+    A captured graph reads the plan's numbers from `buffer`, to which a switch writes. `fits` is True if the active
+    experts fit the layer's slots for all logits.
     """
 
     plan: SelectionPlan | None = None
-    step: Step | None = None
+    reason: str | None = None
     buffer: Budgets | None = None
     fits: bool = False
 
 
-class Frame:
-    """One forward of the model runner, from its begin to its end, with all that is known of the forward.
+@dataclass(frozen=True, eq=False)
+class Running:
+    """The target model's forward while it runs, in which layers route.
 
-    `key` is that of the runner's batch, None if the forward is no step. The model's `step` may have more rows: SGLang
-    pads the batch for attention ranks and for a capture. `assignments` has one entry for each layer. `tables` collect
-    the counts of the selections: one table for the acting lane, or one for each silent lane. `observed` is the schedule
-    of `observe`, under which the model routes, and None if the policy acts. `outcome` names how the forward is counted;
-    a graph's replay, which does not run the model's forward, leaves `outcome` None. `calls` are the active policy's.
+    `steps`, `assignments` and `selections` have one entry for each layer. A layer's step is None in a prefill, and its
+    selection before the layer selects and without a plan. `tables` collect the counts of the selections: one table for
+    the acting lane, or one for each silent lane. `observed` is the schedule of `observe`, under which the model routes,
+    and None if the policy acts. `calls` are the active policy's.
     """
 
-    # Of the class, because most forwards replay a graph and set few of them: an instance takes 0.1 us.
-    key: StepKey | None = None
-    step: Step | None = None
-    outcome: str | None = None
-    observed: Schedule | None = None
+    steps: Sequence[Step | None]
+    assignments: Sequence[Assignment]
     tables: Sequence[Tables] = ()
     calls: Calls | None = None
-    assignments: Sequence[Assignment] = ()
-    selections: list[Selection | None]
-    """Each layer's selection; None before the layer selects, and without a plan."""
-    made: Offer | None = None
-    """The alignment that a layer has made, until its ids are finished."""
-    is_running = False
-    """True while the target model's forward runs, in which layers route."""
+    observed: Schedule | None = None
+    selections: list[Selection | None] = field(init=False)
 
-    def __init__(self, assignments: Sequence[Assignment] = ()) -> None:
-        if assignments:
-            self._assign(assignments)
-            self.is_running = True
-
-    def begin(
-        self,
-        step: Step | None,
-        outcome: str,
-        tables: Sequence[Tables],
-        assignments: Sequence[Assignment],
-        calls: Calls,
-        observed: Schedule | None,
-    ) -> None:
-        """Begin the model's forward, in which layers have these assignments. The arguments are as in the class."""
-        self.step, self.outcome, self.tables, self.calls, self.observed = step, outcome, tables, calls, observed
-        self._assign(assignments)
-        self.is_running = True
-
-    def _assign(self, assignments: Sequence[Assignment]) -> None:
-        self.assignments = assignments
-        self.selections = [None] * len(assignments)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "selections", [None] * len(self.assignments))
 
     def check(self, layer_ids: Sequence[int]) -> bool:
         """Return whether some layer has selected. Raises `PolicyBypassed` if a layer with a plan has not selected."""
-        pairs = list(zip(self.assignments, self.selections, layer_ids, strict=True))
+        pairs = zip(self.assignments, self.selections, layer_ids, strict=True)
         missed = [number for assignment, chosen, number in pairs if assignment.plan is not None and chosen is None]
         if missed:
-            phase = self.step.phase if self.step is not None else "prefill"
+            step = self.steps[0]
+            phase = "prefill" if step is None else step.phase
             raise PolicyBypassed(f"MoE layers {missed} did not route through the expert policy in a {phase} step")
         return any(chosen is not None for chosen in self.selections)
 
 
-class Slot:
-    """The place of the current frame, which a stage and its layers share. `counters` count calls without a frame."""
+class Frame:
+    """One forward of the model runner, from its begin to its end.
 
-    def __init__(self, counters: Counters | None = None) -> None:
-        self.frame: Frame | None = None
-        self.counters = counters
+    `key` is that of the runner's batch, None if the forward is no step. The model's step may have more rows: SGLang
+    pads the batch for attention ranks and for a capture. `outcome` names how the forward is counted; a graph's replay,
+    which does not run the model's forward, leaves `outcome` None.
+    """
+
+    outcome: str | None = None
+    running: Running | None = None
+
+    def __init__(self, key: StepKey | None = None) -> None:
+        self.key = key
+
+
+class Slot:
+    """The place of the current frame, which a stage and its layers share. The stage's `counters` count the calls of
+    layers without a frame.
+    """
+
+    frame: Frame | None = None
+    counters: Counters | None = None
+
+    @property
+    def running(self) -> Running | None:
+        """The model's forward; None outside of it."""
+        return None if self.frame is None else self.frame.running

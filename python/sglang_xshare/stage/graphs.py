@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING
 from ..policies import VANILLA
 from ..policies.plan import SelectionPlan
 from ..types import Router
-from .frame import Assignment, Frame
-from .in_force import InForce
+from .frame import Assignment, Running
+from .in_force import InForce, Place
 from .lane import Lane
 from .layer import Layer
 from .step import Step, StepKey
 
 if TYPE_CHECKING:
     from ..selection.triton_kernel.budgets import Budgets
-
-Place = tuple[Layer, StepKey]
-"""A layer in a captured step."""
 
 
 class Graphs:
@@ -30,84 +27,86 @@ class Graphs:
     """
 
     def __init__(self) -> None:
-        self._captured: dict[Place, Assignment] = {}
-        self._lanes: Sequence[Lane] = ()
-        """The silent lanes that the graphs count for."""
-        self.by_depth = False
-        """True if a captured plan reads the depth of drafts: a step that is captured again then reads the depth too."""
+        self.captured: dict[StepKey, dict[Layer, Assignment]] = {}
+        """What each layer of each graph launches."""
         self.stale: frozenset[StepKey] = frozenset()
         """The graphs that cannot follow the active policy, which is vanilla: none of these graphs is replayed."""
-        self._sizes: dict[tuple[str, int], set[int]] = {}
-        """The captured rows by phase and tokens of a request."""
+        self._lanes: Sequence[Lane] = ()
+        """The silent lanes that the graphs count for."""
         self._buffers: dict[Place, Budgets] = {}
         """The buffers for captures to come."""
 
     @property
     def rows(self) -> list[int]:
         """The captured batch sizes, in rows."""
-        return sorted(set().union(*self._sizes.values()))
+        return sorted({key.rows for key in self.captured})
 
     @property
     def selecting(self) -> list[int]:
         """The captured batch sizes whose graphs select in some layer."""
-        return sorted({key.rows for (_, key), kept in self._captured.items() if kept.plan is not None})
+        return sorted({key.rows for key, layers in self.captured.items() if any(kept.plan for kept in layers.values())})
+
+    @property
+    def by_depth(self) -> bool:
+        """True if a captured plan reads the depth of drafts: a step that is captured again then reads the depth too."""
+        return any(kept.plan and kept.plan.by_depth for layers in self.captured.values() for kept in layers.values())
 
     def find_key(self, key: StepKey) -> StepKey:
         """Return the key of the smallest graph that takes a step of this key, or `key` if no graph does."""
-        captured = self._sizes.get((key.phase, key.tokens_per_request), ())
-        return key._replace(rows=min((rows for rows in captured if rows >= key.rows), default=key.rows))
+        found = (graph for graph in self.captured if graph._replace(rows=key.rows) == key and graph.rows >= key.rows)
+        return min(found, default=key)
 
-    def prepare(self, layers: Sequence[Layer], frame: Frame, step: Step) -> None:
+    def prepare(self, layers: Sequence[Layer], step: Step, running: Running) -> None:
         """Make the buffers for a graph of this size in the eager step before its capture: a capture cannot copy."""
         from ..selection.triton_kernel import supports
         from ..selection.triton_kernel.budgets import Budgets
 
-        for layer, assignment, chosen in zip(layers, frame.assignments, frame.selections, strict=True):
+        for layer, assignment, chosen in zip(layers, running.assignments, running.selections, strict=True):
             place, plan = (layer, step.key), assignment.plan
-            if plan is None or chosen is None or place in self._captured or place in self._buffers:
+            if plan is None or chosen is None or step.key in self.captured or place in self._buffers:
                 continue
             if supports(plan, layer.router, step.batch, step.rows, len(chosen.active)):
                 self._buffers[place] = Budgets(plan, chosen.active.device)
 
-    def keep(self, layer: Layer, key: StepKey, assignment: Assignment) -> Assignment:
-        """Return a layer's assignment in a step that is being captured, with a buffer if its kernel reads one, and keep
-        the assignment.
+    def capture(self, key: StepKey, in_force: InForce) -> list[Assignment]:
+        """Return the assignment of each layer in a step that is being captured, with a buffer if its kernel reads one.
 
         A step that SGLang captures again (a weight update with `recapture_cuda_graph`) keeps its first plan: the active
         plan, whose numbers are in the buffer, may have fewer steps of the algebra, and the graph of a kernel without
-        these steps could not follow back. The kernel of the first plan has run before, so a capture may launch it.
+        these steps could not follow back. The kernel of the first plan has run before, so a capture may launch it. A
+        stale graph is captured under the active policy.
         """
-        place = layer, key
-        if place not in self._captured:
-            self._captured[place] = replace(assignment, step=None, buffer=self._buffers.pop(place, None))
-            self.by_depth |= assignment.plan is not None and assignment.plan.by_depth
-        return replace(self._captured[place], step=assignment.step)
-
-    def begin(self, key: StepKey, lanes: Sequence[Lane]) -> None:
-        """Begin the capture of a step of this key. A stale graph is captured under the active policy."""
-        self._lanes = lanes
-        self._sizes.setdefault((key.phase, key.tokens_per_request), set()).add(key.rows)
+        self._lanes = in_force.lanes
         if key in self.stale:
-            self._captured = {place: kept for place, kept in self._captured.items() if place[1] != key}
+            del self.captured[key]
             self.stale -= {key}
+        if key not in self.captured:
+            pairs = zip(in_force.layers, in_force.assign(key), strict=True)
+            self.captured[key] = {
+                layer: replace(found, buffer=self._buffers.pop((layer, key), None)) for layer, found in pairs
+            }
+        return list(self.captured[key].values())
 
     def find_misfits(self, in_force: InForce) -> dict[str, set[StepKey]]:
         """Return the keys of the graphs that cannot follow a policy, by reason."""
         misfits: dict[str, set[StepKey]] = {}
-        for place in self._captured:
+        for key, layer in self._places():
             try:
-                self._fit(place, in_force)
+                self._fit(layer, key, in_force)
             except ValueError as error:
-                misfits.setdefault(str(error), set()).add(place[1])
+                misfits.setdefault(str(error), set()).add(key)
         return misfits
+
+    def _places(self) -> list[tuple[StepKey, Layer]]:
+        return [(key, layer) for key, layers in self.captured.items() for layer in layers]
 
     def follow(self, in_force: InForce) -> None:
         """Write another policy's numbers for the next replay of every graph, between two steps. A graph that cannot
         follow becomes stale.
         """
         self.stale = frozenset[StepKey]().union(*self.find_misfits(in_force).values())
-        for place in self._captured:
-            if place[1] not in self.stale and (target := self._fit(place, in_force)) is not None:
+        for key, layer in self._places():
+            if key not in self.stale and (target := self._fit(layer, key, in_force)) is not None:
                 budgets, plan = target
                 budgets.write(plan)
         self._buffers.clear()  # the buffers of eager steps have the former plans' numbers
@@ -118,10 +117,10 @@ class Graphs:
         """
         self._buffers.clear()  # these have the former estimate
         schedule, buffers = in_force.schedule, []
-        for (layer, key), kept in self._captured.items():
-            plan = None if schedule is None else schedule.plan(layer.layer_id, key.rows)
-            if kept.buffer is not None and plan is not None and plan.estimates:
-                buffers.append(kept.buffer)
+        for key, layer in self._places():
+            plan, buffer = schedule and schedule.plan(layer.layer_id, key.rows), self.captured[key][layer].buffer
+            if buffer is not None and plan is not None and plan.estimates:
+                buffers.append(buffer)
         if not buffers:
             return
         from ..selection.triton_kernel.budgets import encode_drafts
@@ -132,40 +131,40 @@ class Graphs:
         for buffer in buffers:
             buffer.weigh(drafts)
 
-    def _fit(self, place: Place, in_force: InForce) -> tuple[Budgets, SelectionPlan] | None:
+    def _fit(self, layer: Layer, key: StepKey, in_force: InForce) -> tuple[Budgets, SelectionPlan] | None:
         """Return (buffer, plan to write to it) for a captured layer and step, or None if there is nothing to write.
         Raises ValueError if the graph cannot follow.
         """
         # First, because lanes count in every graph, also in one that is not replayed now.
         if list(in_force.lanes) != list(self._lanes):
             raise ValueError("each plan of observe has counters in the graphs")
-        if in_force.lanes or not in_force.fit(*place):
+        if in_force.lanes or not in_force.fit(layer, key):
             return None  # the same lanes need no numbers, and a step that does not fit is not replayed (`allows_graph`)
-        captured, then = self._captured[place], in_force.find(*place)[0]
+        captured, then = self.captured[key][layer], in_force.find(layer, key)[0]
         # Vanilla masks padding. So does a selection of each row's own top-k; a size without either has no padding.
-        routes_as_ever = then is None or then is VANILLA
+        changes = None if then is VANILLA else then
         if captured.plan is None:
-            if not routes_as_ever:
+            if changes is not None:
                 raise ValueError("captured without a selection")
             return None
         if captured.buffer is None:
             if then == captured.plan or (then is not None and then.is_another_estimate(captured.plan)):
                 return None
             raise ValueError("no kernel reads the numbers of their plan")
-        plan = open_up(captured.buffer.plan, place[0].router) if then is None or then is VANILLA else then
+        plan = changes or open_up(captured.buffer.plan, layer.router)
         captured.buffer.check(plan)
         return captured.buffer, plan
 
 
-def describe_misfits(misfits: dict[str, set[StepKey]], allows: bool) -> str:
-    """Return one line: why graphs would have to be captured again, and why a switch does not do so. `allows` says that
-    the request allows a capture.
+def describe_misfits(misfits: dict[str, set[StepKey]], can: bool) -> str:
+    """Return one line: why graphs would have to be captured again, and why a switch does not do so: the server cannot,
+    or the request does not allow a capture.
     """
     reasons = [
         (f"graphs of {', '.join(map(str, sorted({key.rows for key in keys})))} rows: " if keys else "") + reason
         for reason, keys in misfits.items()
     ]
-    against = "this server cannot do that; start it with this policy" if allows else '"recapture" is false'
+    against = '"recapture" is false' if can else "this server cannot do that; start it with this policy"
     return f"CUDA graphs would have to be captured again ({'; '.join(reasons)}): {against}"
 
 
@@ -174,39 +173,3 @@ def open_up(plan: SelectionPlan, router: Router) -> SelectionPlan:
     if plan.columns(router) != router.top_k:
         raise ValueError(f"kmax = {plan.kmax} columns; the model's own routing has {router.top_k}")
     return replace(plan, k0=None, p=1.0, beta=None, warm_rows=None)
-
-
-def assign(
-    layers: Sequence[Layer], steps: Sequence[Step | None], in_force: InForce, graphs: Graphs, is_captured: bool
-) -> tuple[list[Assignment], set[str | None]]:
-    """Return each layer's assignment for its step, and the reasons of `InForce.name_outcome`.
-
-    An eager step selects by the active policy; a step that is being captured selects as in the first capture of its
-    size. The assignments for a plain step (`Step.is_plain`) are decided once for its key.
-    """
-    first = steps[0]
-    if first is not None and is_captured:
-        graphs.begin(first.key, in_force.lanes)
-    key = first.key if first is not None and first.is_plain and not is_captured else None
-    known = None if key is None else in_force.assigned.get(key)
-    if known is None:
-        pairs = zip(layers, steps, strict=True)
-        found = [_assign_one(layer, step, in_force, graphs, is_captured) for layer, step in pairs]
-        reasons = set() if first is None else {reason for _, reason in found}
-        known = [assignment for assignment, _ in found], reasons
-        if key is not None:
-            in_force.assigned[key] = known
-    return known
-
-
-def _assign_one(
-    layer: Layer, step: Step | None, in_force: InForce, graphs: Graphs, is_captured: bool
-) -> tuple[Assignment, str | None]:
-    """Return (a layer's assignment, the reason why the layer has no plan, or None)."""
-    if step is None:
-        return Assignment(), None
-    plan, against = in_force.find(layer, step.key)
-    assignment = Assignment(plan, step, fits=in_force.fit(layer, step.key))
-    if is_captured:
-        assignment = graphs.keep(layer, step.key, assignment)
-    return assignment, None if assignment.plan is not None else against

@@ -32,7 +32,7 @@ class Offer:
 
 
 is_prebuilt = True
-"""Whether layers under a policy hand over alignments; see `configure`."""
+"""True if layers under a policy hand over alignments; see `configure`."""
 taken: Counter[str] = Counter()
 """Calls of the runner that found an offer, by the host's count: eager steps and captures, no replays. Keys are
 "prebuilt", and "upstream" for an offer that was not used.

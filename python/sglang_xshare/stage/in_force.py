@@ -14,20 +14,21 @@ from ..policies.exact import Rule
 from ..policies.plan import SelectionPlan
 from ..policies.schedule import Schedule
 from ..policies.spelling import spell_policy
-from ..selection.cpu_call import Call
 from ..upstream.batches import Batches
-from .evidence.figures import hash_plan
-from .evidence.metadata import Forward
-from .frame import Assignment
+from .frame import Assignment, Calls, Frame
 from .gather import Ranks
 from .lane import Lane
 from .layer import Layer
+from .record.figures import hash_plan
+from .record.metadata import Forward
 from .step import StepKey
 
 REASONS = ("vanilla", "phase", "min_rows", "max_rows", "unchanged", "override")
 """Why a layer has no plan. A step in which no layer has one is counted under the first of these that holds for some
 layer: the first four hold for all layers alike, "override" is last, since it may hold for a few alone.
 """
+Place = tuple[Layer, StepKey]
+"""A layer in a step of this key."""
 LONGEST = 100
 """Characters of a policy in a response; a front of `xshare` with all its keys takes 60."""
 
@@ -51,37 +52,20 @@ class InForce:
     lanes: Sequence[Lane] = ()
     is_named: bool = True
 
-    @cached_property
-    def assigned(self) -> dict[StepKey, tuple[list[Assignment], set[str | None]]]:
-        """The results of `graphs.assign` for steps without padding and without exact rows."""
-        return {}
-
-    @cached_property
-    def calls(self) -> dict[tuple[object, ...], tuple[SelectionPlan, Call | None]]:
-        """The compiled calls on a CPU, by layer, plan and shape of a step; see `Layer`."""
-        return {}
-
-    @cached_property
-    def _found(self) -> dict[tuple[Layer, StepKey], tuple[SelectionPlan | None, str | None]]:
-        return {}
-
-    @cached_property
-    def _fitting(self) -> dict[tuple[Layer, StepKey, int | None], bool]:
-        return {}
-
-    @cached_property
-    def _told(self) -> dict[StepKey | None, Forward | None]:
-        return {}
+    # Caches, which are empty in each new value.
+    _assigned: dict[tuple[StepKey, int | None], list[Assignment]] = field(default_factory=dict, init=False)
+    calls: Calls = field(default_factory=dict, init=False)
+    """The compiled calls on a CPU, by layer, plan and shape of a step; see `Layer`."""
+    _found: dict[tuple[Place, int | None], tuple[SelectionPlan | None, str | None]] = field(
+        default_factory=dict, init=False
+    )
+    _fitting: dict[tuple[Place, int], bool] = field(default_factory=dict, init=False)
+    _replays: dict[StepKey | None, Forward] = field(default_factory=dict, init=False)
 
     @property
     def observes(self) -> bool:
         """True under `observe`: plans select, and the model routes."""
         return self.schedule is not None and bool(self.schedule.observed)
-
-    @property
-    def masks_only(self) -> bool:
-        """True if padding rows are masked and no policy selects."""
-        return self.masks and self.schedule is None
 
     @cached_property
     def by_depth(self) -> bool:
@@ -122,30 +106,27 @@ class InForce:
         spelling = spell_policy(keys.pop("policy"), keys)
         return spelling if len(spelling) <= LONGEST else f"{self.description['policy']}, plan {self.hash}"
 
-    def name_outcome(self, reasons: set[str | None]) -> str:
-        """Return an eager forward's outcome. `reasons` has one reason for each layer without a plan, and None for a
-        layer with one; it is empty in a prefill.
-        """
-        if not reasons:
-            return "prefill"
-        if None in reasons:
+    def name_outcome(self, assignments: Sequence[Assignment]) -> str:
+        """Return the outcome of an eager forward in which layers have these assignments."""
+        if any(one.plan is not None for one in assignments):
             return "observed" if self.observes else "policy"
-        return next(reason for reason in REASONS if reason in reasons)
+        reasons = {one.reason for one in assignments}
+        return next((reason for reason in REASONS if reason in reasons), "prefill")
 
-    def tell(self, outcome: str) -> Forward | None:
-        """Return what the requests of an eager forward count; None until a policy has been active."""
+    def tell(self, frame: Frame, find_key: Callable[[StepKey], StepKey]) -> Forward | None:
+        """Return what the requests of a forward count; None until a policy has been active. A graph's replay, which
+        does not run the model's forward, counts by the key of its graph, which `find_key` returns.
+        """
         if self.spelling is None:
             return None
-        return Forward(self.spelling, outcome != "prefill", outcome == "policy" and self.schedule is not None)
-
-    def tell_replay(self, key: StepKey | None, find_key: Callable[[StepKey], StepKey]) -> Forward | None:
-        """Return the same for a graph's replay, which does not run the model's forward, by the graph's key. Without a
-        `key` the replay is that of a prefill.
-        """
-        if key not in self._told:
+        outcome = frame.outcome
+        if outcome is not None:
+            return Forward(self.spelling, outcome != "prefill", outcome == "policy" and self.schedule is not None)
+        key = frame.key
+        if key not in self._replays:
             acts = key is not None and self.acts(find_key(key))
-            self._told[key] = None if self.spelling is None else Forward(self.spelling, key is not None, acts)
-        return self._told[key]
+            self._replays[key] = Forward(self.spelling, key is not None, acts)
+        return self._replays[key]
 
     def acts(self, key: StepKey) -> bool:
         """Return whether some layer selects by the policy in a step of this size."""
@@ -155,19 +136,30 @@ class InForce:
 
     def find(self, layer: Layer, key: StepKey) -> tuple[SelectionPlan | None, str | None]:
         """Return (a layer's plan in a step of this size, None), or (None, the reason why the layer has no plan)."""
-        if (layer, key) not in self._found:
-            self._found[layer, key] = self._choose(layer, key)
-        return self._found[layer, key]
+        place = (layer, key), layer.num_slots  # SGLang may size the slots only after the first question
+        if place not in self._found:
+            self._found[place] = self._choose(layer, key)
+        return self._found[place]
+
+    def assign(self, key: StepKey) -> list[Assignment]:
+        """Return the assignment of each layer in an eager step of this size."""
+        place = key, self.layers[0].num_slots
+        if place not in self._assigned:
+            found = [(layer, *self.find(layer, key)) for layer in self.layers]
+            self._assigned[place] = [Assignment(plan, why, fits=self.fit(layer, key)) for layer, plan, why in found]
+        return self._assigned[place]
 
     def fit(self, layer: Layer, key: StepKey) -> bool:
         """Return whether the layer's slots hold all active experts of such a step, for all logits."""
-        slots = layer.num_slots  # which SGLang may size only after the first question
-        if (layer, key, slots) not in self._fitting:
-            plan, step = self.find(layer, key)[0], (key.rows, key.tokens_per_request)
-            self._fitting[layer, key, slots] = slots is None or bounds.fits_slots(
-                plan, layer.router, layer.paging.num_experts, *step, slots
-            )
-        return self._fitting[layer, key, slots]
+        slots = layer.num_slots
+        if slots is None:
+            return True
+        place = (layer, key), slots
+        if place not in self._fitting:
+            plan, experts = self.find(layer, key)[0], layer.paging.num_experts
+            fits = bounds.fits_slots(plan, layer.router, experts, key.rows, key.tokens_per_request, slots)
+            self._fitting[place] = fits
+        return self._fitting[place]
 
     def fits_slots(self, rows: int) -> bool:
         """Return whether every layer fits its slots in a decode step of so many rows, whatever the logits."""

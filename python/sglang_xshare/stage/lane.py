@@ -2,62 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from ..policies.plan import SelectionPlan
 from ..policies.schedule import Schedule
-from ..types import Selection, Tally
-from .evidence.counters import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, RESCUED, ROWS, Counters, Reader
+from ..types import Tally
+from .record.counters import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, RESCUED, ROWS, Counters, Reader
 
 if TYPE_CHECKING:
-    from .frame import Frame
+    from .frame import Running
 
 
 class Lane:
     """A source of plans with its counters. `name` is the spelling of an observed plan, and None for the policy that
-    acts. Log and metrics have a reader each.
+    acts. Log, metrics and `GET /expert_policy` each read what was counted since their own last read.
     """
 
     def __init__(self, name: str | None, counters: Counters) -> None:
         self.name = name
         self.counters = counters
-        self.logged, self.exported = Reader(counters), Reader(counters)
+        self.logged, self.exported, self.since_switch = (Reader(counters) for _ in range(3))
 
 
-def make_lanes(schedule: Schedule | None, **counters: Any) -> list[Lane]:
-    """Return the silent lanes of a schedule, none if the schedule acts. `counters` are keywords of `Counters`."""
+def make_lanes(schedule: Schedule | None, acting: Lane) -> list[Lane]:
+    """Return the silent lanes of a schedule beside the acting lane, none if the schedule acts."""
     observed = schedule.observed if schedule is not None else ()
-    return [Lane(spelling, Counters(**counters)) for spelling in observed]
+    return [Lane(spelling, acting.counters.make_alike()) for spelling in observed]
 
 
-def observe(
-    frame: Frame,
-    number: int,
-    plans: Sequence[SelectionPlan],
-    logits: torch.Tensor,
-    select: Callable[[torch.Tensor, SelectionPlan, Tally | None], Selection],
-) -> None:
-    """Select by the plan of every silent lane on router logits [n, N] of layer `number`. Equal plans select once."""
-    chosen: dict[SelectionPlan, Selection] = {}
-    for plan, tables in zip(plans, frame.tables, strict=True):
-        tally = tables.of(number, logits)
-        if plan not in chosen:
-            chosen[plan] = select(logits, plan, tally)
-        elif tally is not None:
-            tally.take(chosen[plan])
-    frame.selections[number] = chosen[plans[0]]
-
-
-def find_tables(frame: Frame) -> Tally | None:
-    """Return a frame's counts under the routing that acts, which is the model's own under `observe`. Return None before
-    a layer has selected.
+def find_tables(running: Running) -> Tally | None:
+    """Return a forward's counts under the routing that acts, which is the model's own under `observe`; None if no row
+    was routed.
     """
-    tally = frame.tables[0].tally
-    return replace(tally, active=tally.vanilla_active) if tally is not None and frame.observed is not None else tally
+    tally = running.tables[0].tally
+    return replace(tally, active=tally.vanilla_active) if tally is not None and running.observed is not None else tally
 
 
 def count_vanilla(counts: torch.Tensor) -> torch.Tensor:

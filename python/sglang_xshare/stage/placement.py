@@ -1,10 +1,12 @@
-"""Which expert-parallel rank holds which expert, as it is now: upstream may move experts while the server runs."""
+"""The experts of each expert-parallel rank, as they are now: upstream may move experts while the server runs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..types import Tally
 from ..upstream.configuration import NUM_EXPERTS, find_value
 from ..upstream.routing import expert_locations
 from ..upstream.server import model_config, resolved
@@ -13,7 +15,7 @@ from ..upstream.server import model_config, resolved
 @dataclass(frozen=True, eq=False)
 class Placement:
     """`physical` [layers, N] holds every layer's physical number of each logical expert; ranks hold equal blocks of
-    `per_rank` physical experts. Upstream writes to it in place, so that a captured graph reads where experts are.
+    `per_rank` physical experts. Upstream writes to `physical` in place, so a captured graph reads where experts are.
     """
 
     ranks: int
@@ -21,19 +23,41 @@ class Placement:
     physical: torch.Tensor
 
     def rank_of_expert(self, layer_id: int) -> torch.Tensor:
-        """[N] int, one layer's."""
+        """Return [N] int, the ranks of a layer's experts."""
         return self.physical[layer_id] // self.per_rank
 
     def count(self, layer_ids: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """How many of `experts` [m, N] bool each rank holds: [m, ranks] int64. `layer_ids` [m] int64."""
+        """Return [m, ranks] int64: how many of `experts` [m, N] bool each rank holds. `layer_ids` [m] int64."""
         ranks = (self.physical[layer_ids] // self.per_rank).long()
         found = experts.new_zeros((len(experts), self.ranks), dtype=torch.int64)
         return found.scatter_add_(1, ranks, experts.long())
 
 
+class Balance:
+    """Counts, on the device, of how evenly active experts lie on expert-parallel ranks: a step waits for the rank that
+    has most (XShare, Table 2). A few small operations a step.
+    """
+
+    def __init__(self, placement: Placement, layer_ids: Sequence[int], device: str) -> None:
+        self.placement = placement
+        self._layer_ids = torch.tensor(layer_ids, device=device)
+        self.totals = torch.zeros(len(layer_ids), 2, dtype=torch.float64, device=device)
+        """Active experts of the fullest rank under vanilla routing, and under the policy."""
+
+    def count(self, tables: Tally) -> torch.Tensor:
+        """Count one step of every layer's `tables`. Return [layers, 2] float64, what is added to `totals`: 0 for a
+        layer that stayed vanilla, and without a live row.
+        """
+        found = [self.placement.count(self._layer_ids, one) for one in (tables.vanilla_active, tables.active)]
+        counts = torch.stack([ranks.amax(1) for ranks in found], 1).double()
+        counts *= counts[:, :1] > 0
+        self.totals += counts
+        return counts
+
+
 def read_placement(model_runner: Any) -> Placement | None:
-    """Where a loaded model's experts are: contiguous blocks, unless SGLang maps ids (--init-expert-location,
-    --enable-eplb); of a redundant expert the first place counts. None on one rank.
+    """Return the placement of a loaded model's experts: contiguous blocks, unless SGLang maps ids
+    (--init-expert-location, --enable-eplb); of a redundant expert the first place counts. Return None on one rank.
     """
     config = resolved(model_runner.server_args)
     if config.ep_size == 1:

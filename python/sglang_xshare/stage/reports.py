@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .evidence.agreement import Agreement
-from .evidence.figures import Exporter
-from .evidence.interval import format_log
-from .evidence.trace import Trace
 from .lane import Lane, format_observed
+from .record.agreement import Agreement
+from .record.figures import Exporter
+from .record.interval import format_log
+from .record.trace import Trace
 
 if TYPE_CHECKING:
     from .in_force import InForce
@@ -28,26 +28,17 @@ class Reports:
     the one rank that writes for all ranks miss their switch.
     """
 
-    def __init__(
-        self,
-        acting: Lane,
-        agreement: Agreement | None = None,
-        trace: Trace | None = None,
-    ) -> None:
+    def __init__(self, acting: Lane, agreement: Agreement | None = None, trace: Trace | None = None) -> None:
         self.acting, self.agreement, self.trace = acting, agreement, trace
         self._exported_agreement: Counter[str] = Counter()
         self._failed: set[str] = set()
         self.exporter = Exporter()
         self._published = 0, 0
-        """The scheduler's counts of forwards at the last call of `is_due`."""
-        self._reporter: Any = None
-        """Upstream's reporter, from the last call of `is_due`: an idle server calls it before its first request."""
+        """The scheduler's counts of forwards at the last call of `note`."""
+        self.reporter: Any = None
+        """The metrics reporter of upstream's scheduler; None before its first request or first idle turn."""
         self._unpublished = 0
-        """Forwards since the last call of `is_due`."""
-
-    def invalidate(self) -> None:
-        """Make the next `is_due` return True even without a step since the last call."""
-        self._published = -1, -1
+        """Forwards since the last call of `note`."""
 
     def log(self, in_force: InForce) -> str:
         """Return the end of a decode log line."""
@@ -56,22 +47,24 @@ class Reports:
     def _format_log(self, lanes: Sequence[Lane]) -> str:
         return format_log(self.acting.logged.read()) + format_observed(lanes)
 
-    def is_due(self, reporter: Any) -> bool:
-        """Return whether upstream's `reporter` has counted a step since the last call."""
+    def note(self, reporter: Any) -> bool:
+        """Note the forwards that upstream's `reporter` has counted. Return whether there are more than at the last
+        call.
+        """
         # An idle server asks again and again, and must not copy from the device each time. SGLang counts forwards, also
         # those for other ranks' requests alone, when it launches them, and decode steps when they are done.
-        self._reporter, self._unpublished = reporter, 0
+        self.reporter, self._unpublished = reporter, 0
         forwards = reporter.scheduler.forward_ct, reporter.forward_ct_decode
         former, self._published = self._published, forwards
         return forwards != former
 
     def count_forward(self) -> Any:
         """Count a forward. Return the reporter to publish to if more forwards than a decode log interval have passed
-        since the last call of `is_due`, else None. A rank that decodes publishes earlier than that, with its log.
+        since the last call of `note`, else None. A rank that decodes publishes earlier than that, with its log.
         """
         self._unpublished += 1
-        overdue = self._reporter is not None and self._unpublished > self._reporter.decode_log_interval
-        return self._reporter if overdue else None
+        overdue = self.reporter is not None and self._unpublished > self.reporter.decode_log_interval
+        return self.reporter if overdue else None
 
     def publish(self, reporter: Any, in_force: InForce, acceptance: float | None) -> None:
         """Bring the metrics of upstream's `reporter` and the trace up to date; `acceptance` is a draft's chance."""

@@ -14,30 +14,29 @@ from ..upstream.batches import Batches
 from ..upstream.graphs import is_capturing
 from ..upstream.paging import count_slots
 from ..upstream.ranks import is_first_rank
-from ..upstream.server import end_server, is_recorded
+from ..upstream.server import is_recorded
 from . import handover
 from .acceptance import Acceptance
-from .evidence.agreement import Agreement
-from .evidence.balance import Balance
-from .evidence.counters import Counters, Reader
-from .evidence.metadata import Forward
-from .evidence.trace import Trace
 from .exact import Exact
-from .frame import Frame, Slot
+from .frame import Assignment, Frame, Running
 from .gather import Ranks
-from .graphs import Graphs, assign
+from .graphs import Graphs
 from .in_force import InForce
-from .lane import Lane, count_vanilla, find_tables
+from .lane import Lane, count_vanilla, find_tables, make_lanes
 from .layer import Layer
 from .paged import PagedLayers
+from .placement import Balance
+from .record.agreement import Agreement
+from .record.counters import Counters
+from .record.metadata import Forward
+from .record.trace import Trace
 from .reports import Reports
 from .step import Step, read_key, read_step
-from .switch import Switching
 
 logger = logging.getLogger(__name__)
 
 
-class Stage(Switching):
+class Stage:
     """The selection of a loaded model's MoE layers by a schedule. `hooks.attach` makes one stage in each process, and
     `forward.wrap_calls` wraps the model with it.
 
@@ -45,9 +44,9 @@ class Stage(Switching):
     `batches` are the sizes that the server's steps can have. `ranks` describe a server whose ranks each route their own
     rows. With `masks` padding rows are masked also after a switch to vanilla. If `tp_size` is above 1, the
     tensor-parallel ranks compare their selections: if these differ, the server switches to vanilla, or ends if `stops`
-    is set. `exact` holds the exact requests, `acceptance` the estimate of accepted drafts. `find_batches` returns the
-    batches with the sizes that SGLang captures, once a capture runs. `recapture` captures the graphs again; its
-    argument is that of `upstream.graphs.capture_again`.
+    is set. `exact` holds the exact requests, `acceptance` the estimate of accepted drafts. `find_batches`, called in a
+    capture with a schedule's `rows`, returns the batches with the sizes that SGLang captures. `recapture` captures the
+    graphs again; its argument is that of `upstream.graphs.capture_again`.
     """
 
     def __init__(
@@ -64,43 +63,33 @@ class Stage(Switching):
         stops: bool = False,
         exact: Exact | None = None,
         acceptance: Acceptance | None = None,
-        find_batches: Callable[[], Batches] | None = None,
+        find_batches: Callable[[str], Batches] | None = None,
         recapture: Callable[[Callable[[int], bool] | None], None] | None = None,
     ) -> None:
-        self.layers = layers
-        self._layer_ids = layer_ids = [layer.layer_id for layer in layers]
-        self.device = device
+        self.layers, self.device, self.stops = layers, device, stops
         # A CPU server captures no graphs: only a gather pads its rows, and a gather's rows are always masked. On other
         # devices the mask takes one comparison in each step.
-        self.reads_padding = device != "cpu"
+        self.reads_padding = device != "cpu" or masks or schedule is None
+        self._layer_ids = layer_ids = [layer.layer_id for layer in layers]
+        self._find_batches, self.recapture = find_batches, recapture
         placement = layers[0].placement
         self.balance = None if placement is None else Balance(placement, layer_ids, device)
-        paged = [layer for layer in layers if layer.paging is not None]
-        for number, layer in enumerate(layers):
-            layer.number = number
-        self.paged = PagedLayers(paged, device) if paged else None
+        self.paged = PagedLayers(layers, device) if layers[0].paging is not None else None
         residents = None if self.paged is None else self.paged.residents
-        self.counters = Counters(len(layers), device, residents, self.balance)
-        self.acting = Lane(None, self.counters)
-        self.slot = Slot(self.counters)
-        for layer in layers:
-            layer.slot = self.slot
-        self.since_switch = Reader(self.counters)
-        self.trace = None if trace is None else Trace(trace, layer_ids, device, pages=bool(paged))
+        self.acting = Lane(None, Counters(len(layers), device, residents, self.balance))
+        self.slot = layers[0].slot
+        self.slot.counters = self.acting.counters
+        self.trace = None if trace is None else Trace(trace, layer_ids, device, pages=self.paged is not None)
         self.graphs = Graphs()
-        self._find_batches, self._recapture = find_batches, recapture
         self.agreement = Agreement(tp_size, device) if tp_size > 1 else None
-        self.stops = stops
-        self.disagreement = None
-        self.reporter: Any = None
-        """The metrics reporter of upstream's scheduler; None before its first request."""
         self.exact = exact or Exact(device)
         self.acceptance = acceptance or Acceptance()
         self.switches = 0
+        self.disagreement: str | None = None
+        """How ranks selected differently since the last switch that a client asked for; None if they did not."""
         rule = Rule() if schedule is None else schedule.exact
-        lanes = self._make_lanes(schedule)
-        masks = masks or schedule is None
-        self.in_force = InForce(schedule, batches or Batches(), masks, layers, ranks, rule, lanes, schedule is not None)
+        lanes, masks, is_named = make_lanes(schedule, self.acting), masks or schedule is None, schedule is not None
+        self.in_force = InForce(schedule, batches or Batches(), masks, layers, ranks, rule, lanes, is_named)
         self.reports = Reports(self.acting, self.agreement, self.trace)
         name = schedule.policy if schedule else "none, padding masked,"
         plan = f": {json.dumps(self.in_force.plan)}" if schedule else ""
@@ -108,39 +97,44 @@ class Stage(Switching):
         kept = f"; a step keeps at least this share of its batch's utility: {mass}" if mass else ""
         logger.info("Expert policy %s on %d MoE layers%s%s", name, len(layers), plan, kept)
 
-    @property
-    def ranks(self) -> Ranks | None:
-        """The ranks of `InForce`."""
-        return self.in_force.ranks
-
     def run(self, forward_batch: Any, forward: Callable[[], Any]) -> Any:
         """Return what `forward` returns. Assign plans to layers, and check and count what the layers select."""
-        in_force = self.in_force
-        by_depth = in_force.by_depth or self.graphs.by_depth
-        masks = self.reads_padding or in_force.masks_only
-        step = read_step(forward_batch, masks, self.ranks, self.exact, by_depth)
-        is_captured = self.device != "cpu" and is_recorded()
-        captures = self.device != "cpu" and is_capturing()
+        on_gpu = self.device != "cpu"
+        is_captured, captures = on_gpu and is_recorded(), on_gpu and is_capturing()
+        by_depth = self.in_force.by_depth or (captures and self.graphs.by_depth)
+        exact = None if self.exact.refuses else self.exact
+        step = read_step(forward_batch, self.reads_padding, self.in_force.ranks, exact, by_depth)
         if captures and step is not None:  # SGLang captures prefills before it sets the sizes of decode graphs
-            in_force = self._read_batches()
-        steps = [step] * len(self.layers) if step is None or self.paged is None else self.paged.divide(step)
-        assignments, reasons = assign(self.layers, steps, in_force, self.graphs, is_captured)
-        former = self.slot.frame  # the model runner's; SGLang captures the model's forward alone
-        self.slot.frame = frame = former or Frame()
-        outcome = in_force.name_outcome(reasons)
-        self.counters.count_outcome(outcome, step)
+            self._read_batches()
+        in_force, layers = self.in_force, self.layers
+        steps = [step] * len(layers) if step is None or self.paged is None else self.paged.divide(step)
+        if step is None:
+            assignments = [Assignment()] * len(layers)
+        else:
+            assignments = self.graphs.capture(step.key, in_force) if is_captured else in_force.assign(step.key)
+        outcome = in_force.name_outcome(assignments)
+        self.acting.counters.count_outcome(outcome, step)
         tables = [lane.counters.begin() for lane in in_force.lanes or (self.acting,)]
         observed = in_force.schedule if in_force.lanes else None
-        frame.begin(step, outcome, tables, assignments, in_force.calls, observed)
+        former = self.slot.frame  # the model runner's; SGLang captures the model's forward alone
+        self.slot.frame = frame = former or Frame()
+        frame.outcome, frame.running = outcome, Running(steps, assignments, tables, in_force.calls, observed)
         try:
             output = forward()
             if step is not None:
-                self._finish(frame, step, captures and not is_captured)
+                self._finish(step, frame.running, captures and not is_captured)
             return output
         finally:
-            frame.is_running = False
-            self.slot.frame = former
+            frame.running, self.slot.frame = None, former
             handover.withdraw()
+
+    def _read_batches(self) -> None:
+        """Read the sizes that SGLang captures, which it sets after the weights have loaded."""
+        if self._find_batches is None:
+            return
+        batches = self._find_batches(self.in_force.schedule.rows if self.in_force.schedule else "batch")
+        if batches != self.in_force.batches:
+            self.in_force = replace(self.in_force, batches=batches)
 
     def begin_forward(self, forward_batch: Any) -> Frame:
         """Return the frame of a forward of the model runner, which may be a graph's replay. Weigh drafts by the latest
@@ -151,8 +145,7 @@ class Stage(Switching):
             self._weigh()
         if key is not None and self.exact.is_used:
             self.exact.write(forward_batch.rids or (), key.tokens_per_request)
-        self.slot.frame = frame = Frame()
-        frame.key = key
+        self.slot.frame = frame = Frame(key)
         return frame
 
     def _weigh(self) -> None:
@@ -166,81 +159,55 @@ class Stage(Switching):
     def admit(self, scheduler: Any, req: Any) -> None:
         """Decide for all steps of an arriving request whether it is exact. All ranks decide alike."""
         self.exact.admit(req, self.in_force.rule, bool(getattr(scheduler, "enable_hicache_storage", False)))
-        self.reporter = scheduler.metrics_reporter
+        self.reports.reporter = scheduler.metrics_reporter
 
     def end_forward(self, frame: Frame, forward_batch: Any) -> Forward | None:
         """End a forward that was launched or replayed. Return what its requests count, None before the first policy."""
-        in_force = self.in_force
-        if frame.outcome is None:
-            forward = in_force.tell_replay(frame.key, self.graphs.find_key)
-        else:
-            forward = in_force.tell(frame.outcome)
-        if self.agreement is not None and (which := self.agreement.end_forward(self.ranks)):
-            self._stop_disagreeing(self.agreement, which)
         # With data-parallel attention the first rank reports for all, and may itself decode nothing for long.
         if getattr(forward_batch, "global_num_tokens_cpu", None) is not None:
             self.publish(self.reports.count_forward())
-        return forward
+        return self.in_force.tell(frame, self.graphs.find_key)
 
     def join(self, topk_config: Any) -> None:
         """Select in a layer that this rank has no rows for: the other ranks wait for its part of the gather."""
         layer = getattr(topk_config, "layer", None)
-        if layer is not None and self.ranks is not None:
-            layer.join(self.ranks.num_experts, self.device)
+        if layer is not None and self.in_force.ranks is not None:
+            layer.join(self.in_force.ranks.num_experts, self.device)
 
-    def _stop_disagreeing(self, agreement: Agreement, which: list[int]) -> None:
-        """Switch to vanilla because ranks `which` have selected other experts than the first, or end the server if
-        `stops` is set. All ranks do so after the same forward. If no policy selects, log the
-        disagreement alone.
-        """
-        reason = (
-            f"ranks {which} have selected other experts than the first: their policies, router logits or placements "
-            "differ, and the sum of their outputs was wrong"
-        )
-        selects = self.in_force.schedule is not None and not self.in_force.observes
-        then = "vanilla from the next step on" if selects else "no policy is in force"
-        log = logger.error if is_first_rank() else logger.debug
-        log("Expert policy: %s; %s", reason, "the server ends" if self.stops else then)
-        if self.stops:
-            end_server()
-        if selects:
-            agreement.counts["fallbacks"] += 1
-            self.switch(None, self.reporter)
-        self.disagreement = reason
-
-    def _finish(self, frame: Frame, step: Step, is_next_captured: bool) -> None:
+    def _finish(self, step: Step, running: Running, is_next_captured: bool) -> None:
         """Check that every layer with a plan has selected, and count the selections. Make the buffers of the graph if
         this step `is_next_captured`.
         """
-        if not frame.check(self._layer_ids):
+        if not running.check(self._layer_ids):
             return
-        tables = find_tables(frame)
+        tables = find_tables(running)
         if tables is not None and self.balance is not None:
             self.balance.count(tables)
         observed = {}
-        if frame.observed is not None:
-            lanes = zip(self.in_force.lanes, frame.tables, strict=True)
+        if running.observed is not None:
+            lanes = zip(self.in_force.lanes, running.tables, strict=True)
             observed = {lane.name: lane.counters.count(step, own) for lane, own in lanes}
             counts = count_vanilla(next(iter(observed.values())))
-            self.counters.totals += counts
+            self.acting.counters.totals += counts
         else:
-            fits = [assignment.fits for assignment in frame.assignments] if self.paged is not None else []
-            counts = self.counters.count(step, frame.tables[0], fits)
+            fits = [assignment.fits for assignment in running.assignments] if self.paged is not None else []
+            counts = self.acting.counters.count(step, running.tables[0], fits)
             if is_next_captured:
-                self.graphs.prepare(self.layers, frame, step)
-            if tables is not None and self.agreement is not None and (self.ranks is None or self.ranks.together):
+                self.graphs.prepare(self.layers, step, running)
+            if tables is not None and self.agreement is not None and self.agreement.compares(self.in_force.ranks):
                 self.agreement.count(tables.active)
         if self.trace is not None:
             self.trace.record(counts, step, observed)
 
     def fits_slots(self, method: Any) -> bool:
         """Return whether the experts that upstream's `PagedExpertsMoEMethod` was just handed surely fit its slots."""
-        frame = self.slot.frame
-        if frame is None or not frame.is_running:
+        running = self.slot.running
+        if running is None:
             return False
-        if self.paged is None:  # for a prefill's many entries upstream's kernel, on one warp, is the slower way
-            return frame.step is not None and count_slots(method) >= method.num_experts
-        return self.paged.fits(method, frame)
+        if self.paged is None:
+            # Not in a prefill: for its many entries upstream's kernel, which runs on one warp, is slower than the host.
+            return running.steps[0] is not None and count_slots(method) >= method.num_experts
+        return self.paged.fits(method, running)
 
     def allows_graph(self, forward_batch: Any) -> bool:
         """Return whether a decode graph may be replayed for a batch. A graph may not if it cannot follow to vanilla, or
@@ -251,30 +218,31 @@ class Stage(Switching):
             return True
         # A verification is asked about before its forward too, to plan attention, and must be answered alike.
         frame = self.slot.frame
-        key = read_key(forward_batch, self.ranks) if frame is None else frame.key
+        key = read_key(forward_batch, self.in_force.ranks) if frame is None else frame.key
         if key is None:
             return True
         captured = self.graphs.find_key(key)
         return captured not in self.graphs.stale and all(self.in_force.fit(layer, captured) for layer in self.layers)
 
-    def report(self, reporter: Any) -> str:
+    def report(self, reporter: Any, always: bool = False) -> str:
         """Return the decode log's part on what happened since its last line, and publish."""
-        self.publish(reporter)
+        self.publish(reporter, always)
         return self.reports.log(self.in_force)
 
-    def publish(self, reporter: Any) -> None:
+    def publish(self, reporter: Any, always: bool = False) -> None:
         """Update metrics and trace on one rank, because all ranks have the same steps. The host waits for the device
-        only here and in `report`: once a log interval, and when the server turns idle. Do nothing without a `reporter`.
+        only here and in `report`: once a log interval, and when the server turns idle. Do nothing without a `reporter`,
+        and, unless `always`, if there was no step since the last update.
         """
-        if reporter is None or not is_first_rank() or not self.reports.is_due(reporter):
+        if reporter is None or not is_first_rank() or not (self.reports.note(reporter) or always):
             return
         if self.paged is not None:
-            self.paged.check(self.counters.totals)
+            self.paged.check(self.acting.counters.totals)
         self.reports.publish(reporter, self.in_force, self.acceptance.estimate)
 
     def close(self) -> None:
         """Write the trace and log the counts at the end of a process without a scheduler, such as
         `python -m sglang.benchmark.one_batch`.
         """
-        if self.reporter is None and is_first_rank():
+        if self.reports.reporter is None and is_first_rank():
             self.reports.close(self.in_force)

@@ -1,4 +1,4 @@
-"""One forward of the target model, as the stage sees it."""
+"""The step of one forward of the target model: its phase, its rows and the state of each row."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from .exact import Exact
 
 PADDING, LIVE, EXACT, STATES = range(4)
-"""What a row is, as ranks exchange it."""
+"""The states of a row, as ranks exchange them."""
+GROUPED = "an expert policy groups rows by request, so each request must have the same number of draft tokens"
 
 
 class StepKey(NamedTuple):
-    """A step as far as the host knows it; `phase` and `rows` as in `Step`."""
+    """The part of a step that the host reads without the device; `phase` and `rows` as in `Step`."""
 
     phase: str
     rows: int
@@ -28,9 +29,9 @@ class StepKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """`phase` is "decode" or "verify". `rows` counts the rows selected among, padding included (a graph's captured
-    size): the router's, which under data-parallel attention are those of all its ranks; or those that `gather` collects
-    where each rank's router sees its own alone.
+    """A decode or verify forward. `phase` is "decode" or "verify". `rows` counts the router's rows, padding included (a
+    graph's captured size): with data-parallel attention those of all its ranks. If each rank's router sees its own rows
+    alone, `gather` collects the rows of all ranks, and `rows` counts those.
     """
 
     phase: str
@@ -40,12 +41,12 @@ class Step:
 
     @property
     def key(self) -> StepKey:
-        """What plans and graphs are found by."""
+        """The key by which plans and graphs are found."""
         return StepKey(self.phase, self.rows, self.batch.tokens_per_request)
 
     @property
     def is_plain(self) -> bool:
-        """True without padding, exact rows, depths of drafts, paged experts and a gather, as of most steps on a CPU."""
+        """True without padding, exact rows, depths of drafts, paged experts and a gather, as in most steps on a CPU."""
         batch = self.batch
         parts = batch.valid, batch.exact, batch.depth, batch.resident, self.gather
         return all(part is None for part in parts)
@@ -58,46 +59,54 @@ def read_step(
     exact: Exact | None = None,
     by_depth: bool = False,
 ) -> Step | None:
-    """The step of a decode or target-verify forward; None for every other one (prefill, mixed, idle, split prefill, a
-    draft that runs through the target's own layers).
+    """Return the step of a decode or target-verify forward; None for any other forward (prefill, mixed, idle, split
+    prefill, a draft that runs through the target's own layers). Raises RuntimeError for a ragged verify batch.
 
-    A verify batch is request-major: `batch_size` requests of equally many draft tokens, read here at every step, so
-    that a server that adapts its number of draft tokens is followed. Raises RuntimeError for a ragged one. `ranks` are
-    those of a server whose ranks each route rows of their own; `exact` knows the rows of exact requests. `by_depth`
-    asks how deep drafts are.
+    `ranks` describe a server whose ranks each route their own rows. `exact` holds the rows of exact requests. With
+    `by_depth` the step has the depth of each draft. The number of draft tokens is read in every step, because a server
+    may adapt it.
 
-    With data-parallel attention it is that of all ranks together: the rows of the first, padded, then of the next.
-    Every rank must read the same, or the ranks would add up an expert's output for rows routed differently. So it is
-    read from what SGLang has synchronized, and from the mode, which is decode, verify or idle on all ranks where none
-    prefills. A rank without requests (idle) takes part in the others' decode or verification.
+    With data-parallel attention the step is that of all ranks together: the rows of the first rank, padded, then those
+    of the next. Every rank must read the same step, or the ranks would add up an expert's output for rows that they
+    routed differently, or wait forever for each other's rows. So the step is read from what SGLang has synchronized,
+    and from the mode, which is decode, verify or idle on all ranks unless one prefills. A rank without requests (idle)
+    takes part in the step of the others.
     """
     key = read_key(forward_batch, ranks)
     if key is None:
         return None
-    if ranks is not None:
-        return _read_own_step(forward_batch, key, ranks, exact, by_depth)
-    rows_by_rank = read_rows_by_rank(forward_batch)
-    if rows_by_rank is not None:
-        # Each rank's rows end with its padding. SGLang's gather places what they are as it places the hidden states.
-        states = gather_rows(_read_states(forward_batch, key, exact, by_depth), sum(rows_by_rank), forward_batch)
-        return _make_step(states, key, exact, by_depth)
-    valid = live_rows(forward_batch) if mask_padding else None
-    flags = None if exact is None else exact.find(key.rows)
-    depth = _read_depth(forward_batch, key) if by_depth else None
-    return Step(key.phase, key.rows, Batch(valid, key.tokens_per_request, flags, depth=depth))
+    gather, depth, rows_by_rank = None, None, read_rows_by_rank(forward_batch)
+    if ranks is None and rows_by_rank is None:
+        valid = live_rows(forward_batch) if mask_padding else None
+        flags = None if exact is None else exact.find(key.rows)
+        depth = _read_depth(forward_batch, key) if by_depth else None
+        return Step(key.phase, key.rows, Batch(valid, key.tokens_per_request, flags, depth=depth))
+    states = _read_states(forward_batch, key, exact, by_depth)
+    if ranks is None:
+        # Each rank's rows end with its padding. SGLang's gather places states as it places the hidden states.
+        states = gather_rows(states, sum(rows_by_rank or ()), forward_batch)
+    else:
+        states = ranks.own(states)
+        if ranks.together:
+            gather = Gather(ranks.divide(forward_batch.global_num_tokens_cpu or []), ranks.rank)
+            states = gather.collect(states)
+    if by_depth and key.tokens_per_request > 1:
+        numbers = states.to(torch.int32)
+        states, depth = numbers % STATES, numbers // STATES
+    flags = None if exact is None else states == EXACT
+    return Step(key.phase, len(states), Batch(states != PADDING, key.tokens_per_request, flags, depth=depth), gather)
 
 
 def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
-    """Return the key of `read_step`'s step: where ranks pad each other, with the longest's rows for each. No device is
-    touched.
+    """Return the key of the step that `read_step` reads, without the device. If ranks pad each other, each rank has as
+    many rows as the rank that has most.
     """
     counts = forward_batch.global_num_tokens_cpu if ranks is not None else read_rows_by_rank(forward_batch)
     if ranks is not None and not ranks.together:
         # Before a graph is replayed no rank has padded its rows: SGLang finds the graph by the most rows of any rank.
         counts = [-(-max(counts or [len(forward_batch.out_cache_loc)]) // ranks.share)]
     if counts:
-        found = _read_synchronized(forward_batch, counts)
-        return None if found is None else StepKey(found[0], max(counts) * len(counts), found[1])
+        return _read_synchronized(forward_batch, counts)
     mode = forward_batch.forward_mode
     if not (mode.is_target_verify() or mode.is_decode()):  # a prefill may have embeddings in place of ids
         return None
@@ -106,58 +115,39 @@ def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
         return StepKey("decode", rows)
     if forward_batch.spec_info is not None and forward_batch.spec_info.is_draft_input():
         return None  # UNO drafts with the target's layers and an adapter, in the mode of verification
-    return StepKey("verify", rows, _count_draft_tokens(rows, forward_batch.batch_size) if rows else 1)
+    requests = forward_batch.batch_size
+    if rows and rows % requests:
+        raise RuntimeError(f"target-verify of {rows} rows for {requests} requests: {GROUPED}")
+    return StepKey("verify", rows, rows // requests if rows else 1)
 
 
 def read_rows_by_rank(forward_batch: Any) -> list[int] | None:
-    """Router rows of each rank of data-parallel attention, padding included; None if the router sees its own."""
+    """Return the router rows of each rank of data-parallel attention, padding included; None if the router sees its own
+    rows alone.
+    """
     counts = forward_batch.global_num_tokens_cpu
     return counts if counts is not None and len(counts) > 1 else None
 
 
-def _read_own_step(forward_batch: Any, key: StepKey, ranks: Ranks, exact: Exact | None, by_depth: bool) -> Step:
-    """The step of ranks that each route rows of their own: of all together, or of this one alone.
-
-    Ranks that select together must read the same step, as above, or some would wait for the others' rows forever. One
-    by itself does not select either while another prefills: in a prefill nearly every expert is active anyway.
-    """
-    states = ranks.own(_read_states(forward_batch, key, exact, by_depth))
-    if not ranks.together:
-        return _make_step(states, key, exact, by_depth)
-    gather = Gather(ranks.divide(forward_batch.global_num_tokens_cpu or []), ranks.rank)
-    return _make_step(gather.collect(states), key, exact, by_depth, gather)
-
-
-def _read_synchronized(forward_batch: Any, rows_by_rank: list[int]) -> tuple[str, int] | None:
-    """(phase, tokens a request) of a step that all ranks take part in, the same on each; None where one prefills."""
+def _read_synchronized(forward_batch: Any, rows_by_rank: list[int]) -> StepKey | None:
+    """Return the key of a step in which all ranks take part, the same on each rank; None if a rank prefills."""
     mode = forward_batch.forward_mode
     takes_part = mode.is_target_verify() or mode.is_decode() or mode.is_idle()
+    # A rank that selects by itself does not select either while another prefills: then nearly all experts are active.
     if forward_batch.is_extend_in_batch or not takes_part:
         return None
-    spec = forward_batch.spec_info
+    spec, rows = forward_batch.spec_info, max(rows_by_rank) * len(rows_by_rank)
     if spec is None or not spec.is_verify_input():
-        return "decode", 1
-    draft_tokens = spec.draft_token_num
-    if any(rows % draft_tokens for rows in rows_by_rank):
-        raise RuntimeError(
-            f"target-verify of {rows_by_rank} rows on the ranks of data-parallel attention: an expert policy groups "
-            f"rows by request; allowed are multiples of the {draft_tokens} draft tokens"
-        )
-    return "verify", draft_tokens
-
-
-def _count_draft_tokens(rows: int, requests: int) -> int:
-    if rows % requests:
-        raise RuntimeError(
-            f"target-verify of {rows} rows for {requests} requests: an expert policy groups rows by request; "
-            "allowed is the same number of draft tokens for each"
-        )
-    return rows // requests
+        return StepKey("decode", rows)
+    if any(own % spec.draft_token_num for own in rows_by_rank):
+        counts = f"{rows_by_rank} rows on the ranks of data-parallel attention for {spec.draft_token_num} draft tokens"
+        raise RuntimeError(f"target-verify of {counts}: {GROUPED}")
+    return StepKey("verify", rows, spec.draft_token_num)
 
 
 def _read_states(forward_batch: Any, key: StepKey, exact: Exact | None, by_depth: bool) -> torch.Tensor:
-    """[rows] numbers: whether each of this rank's rows is padding, live or exact, and above that how deep a draft. No
-    rank knows whether another has exact ones, so that all exchange them, in two small operations a step.
+    """Return [rows] numbers: the state of each of this rank's rows, plus `STATES` times the depth of the draft. No rank
+    can tell whether another has exact rows, so all ranks exchange these numbers, in two small operations a step.
     """
     live = live_rows(forward_batch)
     states = live if exact is None else live * (LIVE + exact.read(len(live)).to(torch.int32))
@@ -166,24 +156,17 @@ def _read_states(forward_batch: Any, key: StepKey, exact: Exact | None, by_depth
 
 
 def _read_depth(forward_batch: Any, key: StepKey) -> torch.Tensor | None:
-    """[rows] int32: how deep a verify step's rows are in their chain or tree, any for padding; None in other steps."""
+    """Return [rows] int32, the depth of a verify step's rows in their chain or tree (padding rows have any depth); None
+    in other steps.
+    """
     if key.tokens_per_request == 1:
         return None
     positions = forward_batch.positions.view(-1, key.tokens_per_request)
     return (positions - positions[:, :1]).clamp_min(0).flatten().to(torch.int32)
 
 
-def _make_step(
-    states: torch.Tensor, key: StepKey, exact: Exact | None, by_depth: bool, gather: Gather | None = None
-) -> Step:
-    depth = None
-    if by_depth and key.tokens_per_request > 1:
-        numbers = states.to(torch.int32)
-        states, depth = numbers % STATES, numbers // STATES
-    flags = None if exact is None else states == EXACT
-    return Step(key.phase, len(states), Batch(states != PADDING, key.tokens_per_request, flags, depth=depth), gather)
-
-
 def live_rows(forward_batch: Any) -> torch.Tensor:
-    """[rows] bool: no padding. Padding and idle ranks write to KV slot 0, never a request's. Replays read it anew."""
+    """Return [rows] bool, False for padding rows. Padding and idle ranks write to KV slot 0, which no request has. A
+    graph's replay reads the rows anew.
+    """
     return forward_batch.out_cache_loc != 0

@@ -41,7 +41,7 @@ def test_routing_really_runs_under_the_stage():
     policy = Routers(shape, parse_variant("xshare:k0=1,add=4"))
     assert policy.time_step() > 0
     assert policy.stage is not None
-    counted = policy.stage.counters.totals.sum().item()
+    counted = policy.stage.acting.counters.totals.sum().item()
     assert counted > 0
     assert hooks._stage is None
     assert Routers(shape, parse_variant("vanilla")).stage is None

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from sglang_xshare import Batch, Router, build_plan, select
-from sglang_xshare.stage.evidence.counters import AFTER, BEFORE, KEPT, ROWS, STEPS
 from sglang_xshare.stage.placement import Placement
+from sglang_xshare.stage.record.counters import AFTER, BEFORE, KEPT, ROWS, STEPS
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch
 
@@ -48,9 +48,9 @@ class DecodeRunner:
         self.logits[:live] = logits
         self.slots.zero_()
         self.slots[:live] = torch.arange(7, 7 + live)
-        before = self.stage.counters.totals.clone()
+        before = self.stage.acting.counters.totals.clone()
         self.graphs[size]()
-        return (self.stage.counters.totals - before).cpu()
+        return (self.stage.acting.counters.totals - before).cpu()
 
     def _capture(self, size: int) -> Callable[[], None]:
         rows = size * self.tokens
@@ -162,4 +162,4 @@ def test_counts_change_with_the_policy(make_runner):
 def test_a_replay_without_a_live_row_counts_nothing(make_runner):
     runner = make_runner((8,), **xshare(add=4).flags)
     assert runner.replay(torch.empty(0, EXPERTS, device=DEVICE)).abs().sum() == 0
-    assert runner.stage.counters.totals.abs().sum() == 0  # nor did any capture
+    assert runner.stage.acting.counters.totals.abs().sum() == 0  # nor did any capture

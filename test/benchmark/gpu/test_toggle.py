@@ -77,7 +77,7 @@ def test_a_switch_that_captures_again_replaces_both_sets(monkeypatch):
     """It is called as `Control.commit` calls it, and its answer has the seconds."""
     from sglang.srt.model_executor import model_runner
 
-    from sglang_xshare.stage import stage
+    from sglang_xshare.live import control
 
     runner, policies = Runner(), {"xshare": None, "oea": 1.5, "vanilla": None}
 
@@ -90,13 +90,13 @@ def test_a_switch_that_captures_again_replaces_both_sets(monkeypatch):
 
     monkeypatch.setattr(model_runner, "ModelRunner", Runner)
     monkeypatch.setattr(Runner, "init_cuda_graphs", Runner.init_cuda_graphs)  # put back afterwards
-    monkeypatch.setattr(stage.Stage, "switch", switch)
+    monkeypatch.setattr(control, "switch", switch)
     install()
     runner.init_cuda_graphs()
     served, captured = SimpleNamespace(), runner.attn_backend.buffers
     for policy, told in (("vanilla", "upstream"), ("oea", "stage"), ("vanilla", "upstream"), ("xshare", "stage")):
         before = runner.decode_cuda_graph_runner
-        assert stage.Stage.switch(served, policy, None, 3, None, True) == policies[policy]
+        assert control.switch(served, policy, None, 3, None, True) == policies[policy]
         assert describe(runner) == (told,) * 3
         assert runner.decode_cuda_graph_runner is not before
     assert runner.attn_backend.buffers == captured + 1

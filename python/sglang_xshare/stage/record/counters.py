@@ -1,4 +1,4 @@
-"""What a policy does, added up on the device, step by step, and read by the host once a log interval."""
+"""Counts of what a policy does: added up on the device in every step, read by the host once a log interval."""
 
 from __future__ import annotations
 
@@ -15,40 +15,34 @@ from .interval import OUTCOMES, Interval
 
 if TYPE_CHECKING:
     from ...upstream.paging import Residents
-    from .balance import Balance
+    from ..placement import Balance
 
 
 COLUMNS = STEPS, BEFORE, AFTER, KEPT, ROWS, RESCUED, EXACT, PAGED_BEFORE, PAGED, EXCEEDED = range(10)
-"""What is counted of a layer. The last three stay 0 where no experts are paged."""
-COUNTS = {
-    "layer_steps": STEPS,
-    "experts_before": BEFORE,
-    "experts_after": AFTER,
-    "rows": ROWS,
-    "rescued": RESCUED,
-    "exact_rows": EXACT,
-}
-"""The columns of an `Interval`'s numbers."""
+"""The counts of a layer. The last three stay 0 on a server that does not page experts."""
+COUNTS = {"layer_steps": STEPS, "experts_before": BEFORE, "experts_after": AFTER, "rows": ROWS}
+COUNTS |= {"rescued": RESCUED, "exact_rows": EXACT}
+"""The column of each field of `Interval`."""
 PAGING_COUNTS = {"page_ins_before": PAGED_BEFORE, "page_ins": PAGED}
+"""The same on a server that pages experts."""
 RANK_COUNTS = {"fullest_before": len(COLUMNS), "fullest_after": len(COLUMNS) + 1}
-"""The same of servers that page experts, and that have expert-parallel ranks: those of `Balance`, behind the others."""
+"""The same on a server with expert-parallel ranks: the columns of `Balance`, behind the others."""
 MAX_SHAPES = 64
-"""How many kept: 48 layers of 128 experts and 512 rows have 0.1 MB a shape."""
+"""The most shapes whose tables are kept: 48 layers of 128 experts and 512 rows take 0.1 MB."""
 
 
 @cache
 def copy_flags(flags: tuple[bool, ...], device: torch.device) -> torch.Tensor:
-    """[layers] bool on the device. Copied from the host once, before any capture, and kept for captured graphs."""
+    """Return [layers] bool on the device. It is copied from the host once, before any capture, and kept for graphs."""
     return torch.tensor(flags).to(device)
 
 
 class Counters:
-    """Running totals on the device. The host waits for nothing, so that a captured graph counts on replay. A step
-    without a live row, as when a graph is captured, counts as none.
+    """Running totals on the device. The host waits for nothing, so a captured graph counts in its replays. A step
+    without a live row, such as the step of a capture, is not counted.
 
     Selections write their counts to `Tables` of all layers; a dozen small operations add these up once a step, on a CPU
-    one compiled call. `residents` and `balance` are those of a server that pages experts, and of
-    one with expert-parallel ranks.
+    one compiled call. A server that pages experts has `residents`, and one with expert-parallel ranks has `balance`.
     """
 
     def __init__(
@@ -58,19 +52,23 @@ class Counters:
         self.totals = torch.zeros(num_layers, len(COLUMNS), dtype=torch.float64, device=device)
         self.residents, self.balance = residents, balance
         self.names = COUNTS | (PAGING_COUNTS if residents else {}) | (RANK_COUNTS if balance else {})
-        """The columns that `read` has of what this server counts."""
+        """The column, in what `read` returns, of each field of `Interval` that this server counts."""
         self.outcomes = torch.zeros(len(OUTCOMES), dtype=torch.int64, device=device)
         self.in_one_call = is_readable(self.totals) and load() is not None
-        # On a CPU nothing reads a step's tables once it is counted: the next step of the shape has them again.
+        # On a CPU nothing reads a step's tables after the step is counted: the next step of the shape uses them again.
         self._by_shape: dict[torch.Size, tuple[Tally, list[Tally]]] = {}
 
+    def make_alike(self) -> Counters:
+        """Return counters of the same layers, without those of `balance`."""
+        return Counters(len(self.totals), str(self.totals.device), self.residents)
+
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(totals [layers, columns], outcomes) on the host, which waits for the device."""
+        """Return (totals [layers, columns], outcomes) on the host, which waits for the device."""
         totals = self.totals if self.balance is None else torch.cat([self.totals, self.balance.totals], 1)
         return totals.to("cpu", copy=True), self.outcomes.to("cpu", copy=True)
 
     def count_outcome(self, outcome: str, step: Step | None = None) -> None:
-        """Count one forward, which begins."""
+        """Count a forward that begins."""
         valid = None if step is None else step.batch.valid
         self.outcomes[OUTCOMES.index(outcome)].add_(1 if valid is None else valid.any())
 
@@ -88,7 +86,7 @@ class Counters:
         if logits.shape not in self._by_shape:
             if len(self._by_shape) >= MAX_SHAPES:
                 self._by_shape.clear()
-            with torch.inference_mode(False):  # of which a later step could not write to any
+            with torch.inference_mode(False):  # a later step cannot write to a tensor made in inference mode
                 tables = allocate_tally(logits.new_zeros, *logits.shape, layers)
                 self._by_shape[logits.shape] = tables, [tables.of(layer) for layer in range(layers)]
         tables, by_layer = self._by_shape[logits.shape]
@@ -97,9 +95,9 @@ class Counters:
         return tables, by_layer
 
     def count(self, step: Step, tables: Tables, fits: Sequence[bool] = ()) -> torch.Tensor:
-        """Add a step's tables to the totals; `fits` says of every layer with paged experts whether it was sure to fit
-        its slots. Returns what was added, [layers, COLUMNS] float64: 0 for a layer that stayed vanilla, and without a
-        live row.
+        """Add a step's tables to the totals. Return what was added, [layers, COLUMNS] float64: 0 for a layer that
+        stayed vanilla, and without a live row. With paged experts, `fits` has True for each layer whose active experts
+        fit its slots for all logits.
         """
         if tables.tally is None:
             return torch.zeros_like(self.totals)
@@ -136,14 +134,13 @@ class Tables:
 def count_tables(
     tables: Tally, step: Step, residents: Residents | None = None, fits: Sequence[bool] = ()
 ) -> torch.Tensor:
-    """What `Counters.count` adds: [layers, COLUMNS] float64."""
+    """Return what `Counters.count` adds, [layers, COLUMNS] float64."""
     before, after = tables.vanilla_active.sum(1), tables.active.sum(1)
     kept = tables.kept_mass.sum(1, dtype=torch.float64)
     valid, marked = step.batch.valid, step.batch.exact
     rows = torch.full_like(before, step.rows) if valid is None else valid.sum().expand_as(before)
-    if marked is None:
-        exact = torch.zeros_like(before)
-    else:
+    exact = torch.zeros_like(before)
+    if marked is not None:
         exact = (marked if valid is None else marked & valid).sum().expand_as(before)
     paged_before = paged = exceeded = torch.zeros_like(before)
     if residents is not None:
@@ -158,20 +155,20 @@ def count_tables(
 
 
 class Reader:
-    """Reads what was counted since its own last look: the log and the metrics have one each. Waits for the device."""
+    """A reader of what was counted since the reader's last read. Each read waits for the device."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
         self._former: tuple[torch.Tensor | int, torch.Tensor | int] = 0, 0
 
     def read(self) -> Interval:
-        """Look, and move on."""
+        """Return what was counted since the last read."""
         now = self._counters.read()
         interval, self._former = self._subtract(*now)[0], now
         return interval
 
     def look(self) -> tuple[Interval, list[list[float]]]:
-        """What `read` would return, and the same by layer in the columns of `Counters.read`, without moving on."""
+        """Return what `read` would return, and the same by layer in the columns of `Counters.read`. Change nothing."""
         return self._subtract(*self._counters.read())
 
     def _subtract(self, totals: torch.Tensor, outcomes: torch.Tensor) -> tuple[Interval, list[list[float]]]:
@@ -185,11 +182,11 @@ class Reader:
 def add_tables(
     totals: torch.Tensor, tables: Tally, step: Step, residents: Residents | None, fits: Sequence[bool]
 ) -> torch.Tensor:
-    """Add what `count_tables` counts to `totals` [layers, COLUMNS] float64. Returns what was added."""
+    """Add what `count_tables` returns to `totals` [layers, COLUMNS] float64, in one compiled call, and return it."""
     counts = torch.empty_like(totals)
     sure = copy_flags(tuple(fits), totals.device) if fits and residents is not None else None
     flags = None if residents is None else residents.loaded, sure, step.batch.valid, step.batch.exact
-    # Named, as what is made contiguous has to live until the call is over.
+    # In a variable, because a contiguous copy has to live until the call is over.
     read = [None if flag is None else flag.contiguous() for flag in flags]
     load().count_step(
         tables.active.data_ptr(),

@@ -7,7 +7,7 @@ KEY = "expert_policy"
 
 
 class Forward(NamedTuple):
-    """One forward of the target: the policy in force, whether it was decode or verify, whether some layer selected."""
+    """One forward of the target: the active policy, whether it was decode or verify, whether some layer selected."""
 
     policy: str
     is_step: bool
@@ -15,12 +15,12 @@ class Forward(NamedTuple):
 
 
 class ResponseMetadata:
-    """What is counted of one request: its decode and verify steps, those in which the policy acted (never for an
-    `exact` request), and the policies in force meanwhile, in order. `exact` is False for a request that asked to be
-    exact and is not, None for one that did not ask.
+    """The counts of one request: its decode and verify steps, those in which the policy acted (never for an `exact`
+    request), and the active policies of these steps, in order. `exact` is False for a request that asked to be exact
+    and is not, None for a request that did not ask.
 
-    SGLang sends with each message of a request the slice of everything in `req.customized_info` that belongs to the
-    message's tokens. Any slice of this one is a list of the whole sum, since one verification may give several tokens.
+    SGLang sends, with each message of a request, the slice of each value in `req.customized_info` that belongs to the
+    message's tokens. Any slice of this value is a list of the whole sum: a verification may give several tokens.
     """
 
     def __init__(self, exact: bool | None = None) -> None:
@@ -29,7 +29,7 @@ class ResponseMetadata:
         self.steps = self.of = 0
 
     def add(self, forward: Forward) -> None:
-        """Count one forward more. A prefill selects nothing: its policy is named only where no step follows it."""
+        """Count a forward. A prefill selects nothing, so its policy is named only if no step follows."""
         if not self.of:
             self.policies = [forward.policy]
         elif forward.is_step and forward.policy != self.policies[-1]:
@@ -43,7 +43,7 @@ class ResponseMetadata:
 
 
 def count_forward(req: Any, forward: Forward) -> None:
-    """Count a forward for a request in it, in SGLang's scheduler."""
+    """Count a forward for one of its requests, in SGLang's scheduler."""
     if req.customized_info is None:
         req.customized_info = {}
     if KEY not in req.customized_info:
@@ -52,10 +52,10 @@ def count_forward(req: Any, forward: Forward) -> None:
 
 
 def write_metadata(meta_info: dict[str, Any], state: Any) -> None:
-    """Put what was counted into `meta_info`, in SGLang's tokenizer process, with a request's last message.
+    """Write the counts to `meta_info`, in SGLang's tokenizer process, with a request's last message.
 
-    SGLang appends what comes with every message to one list, and cuts that to a stream's tokens: the field is taken out
-    of both here. It is None in the list for a request that nothing was counted for.
+    SGLang appends the field of every message to one list, and cuts the list to a stream's tokens: both are removed
+    here. The list holds None for a request without counts.
     """
     received = state.customized_info_accumulated.pop(KEY)
     meta_info.pop(KEY, None)

@@ -37,7 +37,7 @@ def test_the_model_routes_as_ever_and_every_plan_is_counted(attach):
         assert after < before
         assert counters.totals.tolist() == [pytest.approx([1, before, after, kept, 16, *[0] * 5])] * 2
     before = expect(model.logits, VANILLA)[0]
-    assert installed.counters.totals.tolist() == [[1, before, before, 16, 16, *[0] * 5]] * 2
+    assert installed.acting.counters.totals.tolist() == [[1, before, before, 16, 16, *[0] * 5]] * 2
 
 
 def test_padding_is_not_observed(attach):

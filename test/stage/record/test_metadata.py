@@ -8,12 +8,13 @@ import torch
 
 from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
-from sglang_xshare.stage.evidence.figures import hash_plan
-from sglang_xshare.stage.evidence.metadata import KEY, Forward
 from sglang_xshare.stage.in_force import LONGEST, InForce
-from sglang_xshare.stage.step import read_key
+from sglang_xshare.stage.record.figures import hash_plan
+from sglang_xshare.stage.record.metadata import KEY, Forward
+from sglang_xshare.stage.step import StepKey, read_key
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, XSHARE, Model, forward_batch, gathered_batches, runner
+from stage.switching import switch
 
 SPELT = "xshare:k0=1,add=2"
 
@@ -65,9 +66,9 @@ def test_what_selects_nothing_never_acts(launch, policy):
 
 def test_a_switch_is_named_from_the_next_step_on(launch):
     step = launch(**XSHARE)
-    hooks._stage.switch(None, SimpleNamespace())
+    switch(hooks._stage, None, SimpleNamespace())
     assert step(forward_batch("decode", 4)) == Forward("vanilla", True, False)
-    hooks._stage.switch(build_schedule("oea", {"k0": 2}, speculative=False), SimpleNamespace())
+    switch(hooks._stage, build_schedule("oea", {"k0": 2}, speculative=False), SimpleNamespace())
     assert step(forward_batch("decode", 4)) == Forward("oea:k0=2", True, True)
 
 
@@ -99,12 +100,12 @@ def test_a_replay_counts_by_its_captured_size(replay, rows, acts):
 
 def test_a_replay_takes_the_plan_of_the_size_it_pads_to(replay):
     """Two requests fit no graph but that of four, whose plan selects."""
-    hooks._stage.graphs._sizes["decode", 1].discard(2)
+    del hooks._stage.graphs.captured[StepKey("decode", 2)]
     assert replay(forward_batch("decode", 2)).acts
 
 
 def test_a_replay_after_a_switch_counts_by_the_plans_in_force(replay):
-    hooks._stage.switch(None, SimpleNamespace())
+    switch(hooks._stage, None, SimpleNamespace())
     assert replay(forward_batch("decode", 4)) == Forward("vanilla", True, False)
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from benchmark.common.paths import ROOT
-from sglang_xshare.stage.evidence.agreement import EVERY, Agreement
 from sglang_xshare.stage.gather import Ranks
+from sglang_xshare.stage.record.agreement import EVERY, Agreement
 from stage import ranks_that_select
-from stage.evidence.tables import make_tables
 from stage.ranks_that_select import INJECTED, LAYERS, STEPS
+from stage.record.tables import make_tables
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])

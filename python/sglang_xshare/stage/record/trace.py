@@ -1,4 +1,4 @@
-"""A record of every MoE layer and step, one JSON line each: what OEA's Figure 1 is drawn from."""
+"""The trace: one JSON line for every MoE layer and step, from which OEA's Figure 1 is drawn."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ CAPACITY = 4096
 
 
 class Trace:
-    """Records steps in a ring on the device, without synchronizing, and appends them to a file when told to."""
+    """A ring of steps on the device, recorded without synchronizing, which `write` appends to a file."""
 
     def __init__(self, path: Path, layer_ids: Sequence[int], device: str, pages: bool = False) -> None:
         self.device = device
@@ -42,7 +42,9 @@ class Trace:
         return torch.zeros(CAPACITY, len(self.layer_ids), width, dtype=torch.float64, device=self.device)
 
     def switch(self, number: int, plan: Mapping[str, Any]) -> None:
-        """All steps so far are written; records from now on have the `number` of the switch, the first its `plan`."""
+        """Add the `number` of a switch to all records from now on, and its `plan` to the first of them. All former
+        steps must have been written.
+        """
         self._switch, self._plan = {"switch": number}, {"plan": plan}
 
     def record(
@@ -61,9 +63,9 @@ class Trace:
 
     def write(self) -> None:
         """Append a line for every layer and step since the last call: step, phase, layer id, live rows, experts before
-        and after, their mean kept mass, exact rows if there are, page-ins where experts are paged; experts, mass and
-        page-ins also by observed plan; `switch` and `plan` as `switch` says.
-        Waits for the device. Raises OSError where the file takes no more: steps are lost then, none is twice there.
+        and after, the mean kept mass of the rows, exact rows if there are, page-ins with paged experts; experts, mass
+        and page-ins also by observed plan; and the fields that `switch` adds. Wait for the device. Raises OSError if
+        the file takes no more: steps are lost then, and none is written twice.
         """
         recorded = int(self.recorded)
         first = max(self.written, recorded - CAPACITY)

@@ -1,4 +1,4 @@
-"""Every figure on /metrics: one table, and the exporter that makes prometheus metrics of it."""
+"""The figures on /metrics: one table of all, and the exporter that makes prometheus metrics from the table."""
 
 import hashlib
 import json
@@ -17,9 +17,9 @@ Values = Mapping[tuple[str, ...], float | None]
 
 @dataclass(frozen=True)
 class Figure:
-    """`value` of what was read since the last export: a number, None where there is none. A counter adds it up, a gauge
-    is the last. With `labels` of its own, beside those that every figure of SGLang's has, a number for each of their
-    values: of a gauge no other series stays.
+    """A figure. `value` returns its number from what was read since the last export, or None. A counter adds up these
+    numbers, a gauge shows the last. With `labels`, beside those of all SGLang figures, `value` returns a number for
+    each value of the labels; a gauge keeps no other series.
     """
 
     kind: Literal["counter", "gauge"]
@@ -30,7 +30,7 @@ class Figure:
 
 
 def hash_plan(plan: Mapping[str, Any]) -> str:
-    """8 hex digits of a plan in force, as JSON-able: what tells it from others where it is too long to show."""
+    """Return 8 hex digits that identify the description of a policy, for reports in which it is too long."""
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -39,7 +39,7 @@ def _show(part: tuple[Mapping[str, Any] | None, float | None]) -> Values:
     return {} if plan is None else {(plan["policy"], hash_plan(plan)): 1}
 
 
-def _by_plan(total: str) -> Callable[[Mapping[str, Interval]], Values]:
+def _read_plans(total: str) -> Callable[[Mapping[str, Interval]], Values]:
     return lambda plans: {(plan,): getattr(interval, total) for plan, interval in plans.items()}
 
 
@@ -47,8 +47,10 @@ def _by_size(name: str, factor: float = 1.0) -> Callable[[Sequence[Mapping[str, 
     return lambda sizes: {(str(one["batch_size"]),): one[name] and one[name] * factor for one in sizes}
 
 
+by_plan = partial(Figure, "counter", labels=("plan",))
 counter, gauge, of = partial(Figure, "counter"), partial(Figure, "gauge"), attrgetter
 VANILLAS, FULLEST = "that vanilla routing would have activated", "on the expert-parallel rank that has most"
+HASH = "the hash of its description in GET /expert_policy"
 SUM, ROW_SUM = "summed over layers and steps", "summed over rows, layers and steps"
 
 FIGURES: dict[str, tuple[Figure, ...]] = {
@@ -73,13 +75,8 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
     ),
     # Of (plan, a draft's chance), either None. Prometheus has an Info of its own, but not in multiprocess mode.
     "in force": (
-        gauge(
-            "info",
-            "1 of the plan in force: its policy, and a hash of what GET /expert_policy tells of it",
-            _show,
-            ("policy", "plan_hash"),
-        ),
-        gauge("acceptance", 'Chance of a draft as estimated, which `acceptance` "auto" weighs by', itemgetter(1)),
+        gauge("info", f"1 for the active policy, with {HASH}", _show, ("policy", "plan_hash")),
+        gauge("acceptance", 'Estimated chance of a draft, by which `acceptance` "auto" weighs', itemgetter(1)),
     ),
     # Of a server whose drafts are as deep as pay: `batch_sizes` of GET /expert_policy.
     "depth": (
@@ -88,43 +85,30 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
         gauge("draft_step_seconds", "Time of a step at that depth", _by_size("ms", 1e-3), ("batch_size",)),
     ),
     "observed": (
-        counter(
-            "observed_experts",
-            f"Experts that a plan would have kept active, {SUM}",
-            _by_plan("experts_after"),
-            ("plan",),
-        ),
-        counter(
-            "observed_page_ins", f"Experts that a plan would have paged in, {SUM}", _by_plan("page_ins"), ("plan",)
-        ),
-        counter("observed_mass", f"Mass that a plan would have kept, {ROW_SUM}", _by_plan("kept_mass"), ("plan",)),
+        by_plan("observed_experts", f"Experts that a plan would have kept active, {SUM}", _read_plans("experts_after")),
+        by_plan("observed_page_ins", f"Experts that a plan would have paged in, {SUM}", _read_plans("page_ins")),
+        by_plan("observed_mass", f"Mass that a plan would have kept, {ROW_SUM}", _read_plans("kept_mass")),
     ),
     "compared": (
-        counter(
-            "rank_comparisons", "Times that ranks have compared which experts they selected", itemgetter("comparisons")
-        ),
-        counter(
-            "rank_disagreements",
-            "Times that a rank had selected other experts than the first one",
-            itemgetter("disagreements"),
-        ),
-        counter(
-            "vanilla_fallbacks", "Times that it was switched to vanilla since ranks disagreed", itemgetter("fallbacks")
-        ),
+        counter("rank_comparisons", "Comparisons of the experts that ranks selected", itemgetter("comparisons")),
+        counter("rank_disagreements", "Ranks that differed from the first, by comparison", itemgetter("disagreements")),
+        counter("vanilla_fallbacks", "Switches to vanilla because ranks disagreed", itemgetter("fallbacks")),
     ),
 }
-"""By what is read, and handed to the exporter."""
+"""The figures by the group that is read for them."""
 
 
 class Exporter:
-    """Keeps the prometheus metrics, made at their first export: prometheus must be in multiprocess mode by then."""
+    """The prometheus metrics, each made at its first export: prometheus must be in multiprocess mode by then."""
 
     def __init__(self) -> None:
         self._metrics: dict[Figure, Any] = {}
         self._shown: dict[Figure, Values] = {}
 
     def export(self, group: str, part: Any, labels: dict[str, Any]) -> None:
-        """Add what was read of a group of `FIGURES` to its counters, and set its gauges. `labels` are upstream's."""
+        """Add `part`, read for a group of `FIGURES`, to the group's counters, and set its gauges. `labels` are those of
+        SGLang's figures.
+        """
         for figure in FIGURES[group]:
             if figure not in self._metrics:
                 self._metrics[figure] = _make_metric(figure, tuple(labels))
@@ -137,8 +121,8 @@ class Exporter:
                 child = metric.labels(*labels.values(), *own)
                 child.inc(number) if figure.kind == "counter" else child.set(number)
         if figure.kind == "gauge":
-            # In multiprocess mode a removed series stays in the file that /metrics is made of. But there the latest
-            # value is exported, and one without a time never is.
+            # In multiprocess mode a removed series stays in the file from which /metrics is made. There the last value
+            # is exported, and a value without a time never is.
             for own in self._shown.get(figure, {}).keys() - numbers.keys():
                 if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
                     metric.labels(*labels.values(), *own)._value.set(0.0, timestamp=None)

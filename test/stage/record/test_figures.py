@@ -11,8 +11,8 @@ import os
 os.environ["PROMETHEUS_DISABLE_CREATED_SERIES"] = "True"
 from collections import Counter
 from prometheus_client import REGISTRY, generate_latest
-from sglang_xshare.stage.evidence.figures import Exporter
-from sglang_xshare.stage.evidence.interval import OUTCOMES, Interval
+from sglang_xshare.stage.record.figures import Exporter
+from sglang_xshare.stage.record.interval import OUTCOMES, Interval
 for collector in list(REGISTRY._collector_to_names):
     REGISTRY.unregister(collector)
 labels = {"model_name": "m", "tp_rank": 0}

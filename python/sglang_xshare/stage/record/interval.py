@@ -1,8 +1,8 @@
-"""What a policy did in the steps between two looks at the counters, and its part of the decode log line."""
+"""The counts between two reads of the counters, and the stage's part of the decode log line."""
 
 from dataclasses import dataclass
 
-# "policy", "observed" under `observe`, or why a forward of the target model stayed vanilla.
+# "policy", "observed" under `observe`, or the reason why a forward of the target model stayed vanilla.
 OUTCOMES = (
     "policy",
     "observed",
@@ -19,8 +19,8 @@ OUTCOMES = (
 
 @dataclass(frozen=True)
 class Interval:
-    """What happened since the last report. Totals over layers and steps, None of what the server does not count, as
-    page-ins without paging and the fullest rank without expert parallelism; `outcomes` counts forwards.
+    """The counts since the last report: totals over layers and steps, None for what the server does not count, such as
+    page-ins without paging and the fullest rank without expert parallelism. `outcomes` counts forwards.
     """
 
     layer_steps: int
@@ -32,14 +32,14 @@ class Interval:
     outcomes: dict[str, int]
     exact_rows: int = 0
     page_ins_before: int | None = None
-    """What vanilla routing would have paged in, each time from the experts that were loaded."""
+    """Experts that vanilla routing would have paged in, in each step beside the experts that were loaded."""
     page_ins: int | None = None
     fullest_before: int | None = None
     """Active experts of the expert-parallel rank that has most, under vanilla routing."""
     fullest_after: int | None = None
 
     def mean(self, total: str) -> float | None:
-        """Mean of a total by layer and step; None without a step, or where it is not counted."""
+        """Return the mean of a total by layer and step; None without a step, or if the server does not count it."""
         value = getattr(self, total)
         return value / self.layer_steps if self.layer_steps and value is not None else None
 
@@ -50,13 +50,13 @@ class Interval:
 
     @property
     def others_kept_mass(self) -> float | None:
-        """The same of rows that are not exact, for an exact one keeps all; None where all are."""
+        """The same without exact rows, which keep all of their mass; None if all rows are exact."""
         others = self.rows - self.exact_rows
         return (self.kept_mass - self.exact_rows) / others if others else None
 
 
 def format_log(interval: Interval) -> str:
-    """The stage's part of the decode log line."""
+    """Return the stage's part of the decode log line."""
     selecting = {name: count for name, count in interval.outcomes.items() if count and name in ("policy", "observed")}
     vanilla = [f"{name} {count}" for name, count in interval.outcomes.items() if count and name not in selecting]
     steps = ", ".join(f"{name} steps: {count}" for name, count in (selecting or {"policy": 0}).items())
@@ -79,6 +79,6 @@ def format_log(interval: Interval) -> str:
 
 
 def _format_means(interval: Interval, observes: bool, what: str, before: str, after: str) -> str:
-    """Means of two totals, where it `observes` of the first alone; empty where they are not counted."""
+    """Return the means of two totals, or of the first alone if the server `observes`; empty if they are not counted."""
     means = [interval.mean(total) for total in (before, after)[: 1 if observes else 2]]
     return "" if None in means else f", {what}: {' -> '.join(f'{mean:.1f}' for mean in means)}"

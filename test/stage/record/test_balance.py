@@ -2,10 +2,9 @@
 
 import torch
 
-from sglang_xshare.stage.evidence.balance import Balance
-from sglang_xshare.stage.evidence.counters import Counters, Reader
-from sglang_xshare.stage.placement import Placement
-from stage.evidence.tables import make_tables
+from sglang_xshare.stage.placement import Balance, Placement
+from sglang_xshare.stage.record.counters import Counters, Reader
+from stage.record.tables import make_tables
 
 EXPERTS = 16
 # The third layer's experts lie the other way round.

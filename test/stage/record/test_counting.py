@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from selection.compared import DEVICE
+from selection.compiled import NEEDS_COMPILER
 from selection.interpreter import interpreted
 from selection.launched import Dispatched, kernel
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
 from sglang_xshare.selection.cpu_call import load
-from sglang_xshare.stage.evidence.counters import MAX_SHAPES, Counters
-from sglang_xshare.stage.evidence.interval import OUTCOMES
+from sglang_xshare.stage.record.counters import MAX_SHAPES, Counters
+from sglang_xshare.stage.record.interval import OUTCOMES
 from sglang_xshare.stage.step import Step
 from stage.counted import count_steps
 from stage.fake import Model, forward_batch, run
@@ -26,9 +27,6 @@ PLANS = {
 }
 
 
-COMPILED = pytest.mark.skipif(load() is None, reason="no C++ compiler here, or SGLANG_XSHARE_CPU_KERNEL=0")
-
-
 @pytest.fixture(scope="module")
 def interpreter():
     with interpreted() as run:
@@ -40,13 +38,13 @@ def run_here(function, *args):
     return function(*args)
 
 
-@pytest.mark.parametrize("compiled", [pytest.param(True, marks=COMPILED), False])
-@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=COMPILED), "torch"])
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=NEEDS_COMPILER), False])
+@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=NEEDS_COMPILER), "torch"])
 @pytest.mark.parametrize("plans", PLANS)
 def test_in_one_call_and_in_plain_torch(monkeypatch, plans, backend, compiled):
     """As on a CPU with the compiled library, and without."""
     if not compiled:
-        monkeypatch.setattr("sglang_xshare.stage.evidence.counters.load", lambda: None)
+        monkeypatch.setattr("sglang_xshare.stage.record.counters.load", lambda: None)
     check_counts(run_here, PLANS[plans], RunnerSlots(), backend)
     loaded = torch.rand(len(PLANS[plans]), 24, generator=torch.Generator().manual_seed(1)) < 0.4
     check_counts(run_here, PLANS[plans], RunnerSlots(), backend, loaded, 5)
@@ -149,7 +147,7 @@ def test_counting_takes_as_many_operations_for_any_number_of_layers(attach, kern
     assert len(operations[0]) <= 24, operations[0]
 
 
-@COMPILED
+@NEEDS_COMPILER
 @pytest.mark.parametrize("layers", [{}, {"1": {"policy": "vanilla"}}], ids=["all layers", "one vanilla"])
 def test_a_cpus_step_is_one_call_a_layer_and_one_that_counts(attach, monkeypatch, layers):
     """Torch scores; what a plan's first use has checked is not checked again."""
@@ -162,17 +160,17 @@ def test_a_cpus_step_is_one_call_a_layer_and_one_that_counts(attach, monkeypatch
     for _, call in installed.in_force.calls.values():
         call._run = library.select_experts
     monkeypatch.setattr(selection, "_check_inputs", lambda *args: calls.append("check"))
-    batch, totals = forward_batch("decode", 8), installed.counters.totals.clone()
+    batch, totals = forward_batch("decode", 8), installed.acting.counters.totals.clone()
     with Dispatched() as dispatched:
         model.forward(None, None, batch)
     selecting = 3 - len(layers)
     # An outcome is added, the tables' two marks are set to 0 once, and every layer's logits are scored.
     assert dispatched.operations == ["add_", *["zero_"] * 2, *["_softmax"] * selecting]
     assert calls == [*["select_experts"] * selecting, "count_step"]
-    assert torch.equal(installed.counters.totals, 2 * totals)
+    assert torch.equal(installed.acting.counters.totals, 2 * totals)
 
 
-@COMPILED
+@NEEDS_COMPILER
 def test_a_layer_that_does_not_select_again_is_vanilla_in_the_tables_kept():
     """The next step of a shape finds them as the last one left them."""
     counters, logits = Counters(2, "cpu"), torch.randn(4, 16)
@@ -186,7 +184,7 @@ def test_a_layer_that_does_not_select_again_is_vanilla_in_the_tables_kept():
         assert counts[:, 0].tolist() == [float(0 in layers), 1.0]
 
 
-@COMPILED
+@NEEDS_COMPILER
 def test_tables_are_kept_of_so_many_shapes_and_for_every_mode():
     counters, plan = Counters(2, "cpu"), build_plan("xshare", k0=1, add=3)
     for mode in (True, False, True):

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_xshare.stage.evidence import trace as trace_module
-from sglang_xshare.stage.evidence.trace import Trace
+from sglang_xshare.stage.record import trace as trace_module
+from sglang_xshare.stage.record.trace import Trace
 from sglang_xshare.stage.step import Step
 from sglang_xshare.types import Batch
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from sglang_xshare.stage.evidence.counters import Counters, Reader
-from sglang_xshare.stage.evidence.interval import OUTCOMES, Interval, format_log
+from sglang_xshare.stage.record.counters import Counters, Reader
+from sglang_xshare.stage.record.interval import OUTCOMES, Interval, format_log
 from sglang_xshare.stage.step import Step
 from sglang_xshare.types import Batch
-from stage.evidence.tables import make_tables
+from stage.record.tables import make_tables
 
 
 def step(rows: int, valid: list[bool] | None = None) -> Step:
@@ -56,8 +56,8 @@ def test_log_line():
 
 SWITCHES = """
 from prometheus_client import CollectorRegistry, generate_latest, multiprocess
-from sglang_xshare.stage.evidence.figures import Exporter
-from sglang_xshare.stage.evidence.interval import OUTCOMES, Interval
+from sglang_xshare.stage.record.figures import Exporter
+from sglang_xshare.stage.record.interval import OUTCOMES, Interval
 exporter = Exporter()
 labels = {"model_name": "m", "tp_rank": 0}
 registry = CollectorRegistry()

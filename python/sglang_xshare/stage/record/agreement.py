@@ -1,0 +1,75 @@
+"""A comparison of ranks that route the same rows: a checksum of all experts that each rank has selected."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+
+from ...upstream.ranks import all_gather
+from ..gather import Ranks
+
+EVERY = 1024
+"""Forwards between two comparisons; see `is_due`."""
+_TURN = 6364136223846793005
+"""The factor of the checksum in each step (Knuth's, of MMIX), with which the order of steps matters."""
+
+
+def is_due(forwards: int) -> bool:
+    """Return whether a comparison is due: every `EVERY` forwards, and at powers of two, so a wrong setup shows soon."""
+    return not (forwards % EVERY and forwards & (forwards - 1))
+
+
+class Agreement:
+    """The checksum of the experts that are active in every layer and step, added up on the device in three small
+    operations a step, and its comparison across `size` tensor-parallel ranks: a collective of eight bytes a rank, for
+    which the host waits. All ranks find the same after the same forward.
+
+    `gather` makes a tensor [size] from the [1] of each rank, in the order of the ranks.
+    """
+
+    def __init__(
+        self, size: int, device: str, gather: Callable[[torch.Tensor, int], torch.Tensor] = all_gather
+    ) -> None:
+        self.size = size
+        self.forwards = 0
+        """Forwards since the last switch: the same number on all ranks, or they would wait for each other forever."""
+        self._gather = gather
+        self._checksum = torch.zeros(1, dtype=torch.int64, device=device)
+        self._turn = torch.full_like(self._checksum, _TURN)
+        self._weights: torch.Tensor | None = None
+        self.counts: Counter[str] = Counter()
+        """Since the start: comparisons, ranks that differed in them, and switches to vanilla for that reason."""
+
+    def count(self, active: torch.Tensor) -> None:
+        """Add the experts of a step to the checksum: `active` [layers, N] bool, none in a layer that stayed vanilla."""
+        if self._weights is None:  # in a step before any capture, and the same on all ranks
+            generator = torch.Generator().manual_seed(0)
+            drawn = torch.randint(-(2**63), 2**63 - 1, active.shape, generator=generator)
+            self._weights = drawn.to(active.device)
+        torch.addcmul(self._weights.where(active, 0).sum(), self._checksum, self._turn, out=self._checksum)
+
+    def end_forward(self, ranks: Ranks | None) -> list[int]:
+        """Count a forward that was launched, and compare the ranks if a comparison is due. Return the ranks that
+        selected other experts than the first one.
+        """
+        self.forwards += 1
+        return self.compare() if is_due(self.forwards) and self.compares(ranks) else []
+
+    def compares(self, ranks: Ranks | None) -> bool:
+        """Return whether all ranks select the same: `ranks`, of a server whose ranks route their own rows, may not."""
+        return self.size > 1 and (ranks is None or ranks.together)
+
+    def begin(self) -> None:
+        """Begin anew at a switch: what is wrong with the next plans shows at once, and with them alone."""
+        self.forwards = 0
+        self._checksum.zero_()
+
+    def compare(self) -> list[int]:
+        """Return the ranks that differ from the first one, and begin anew. A collective, for which the host waits."""
+        first, *_ = checksums = self._gather(self._checksum, self.size).tolist()
+        self._checksum.zero_()
+        found = [rank for rank, checksum in enumerate(checksums) if checksum != first]
+        self.counts.update(comparisons=any(checksums), disagreements=len(found))  # none where nothing was selected
+        return found

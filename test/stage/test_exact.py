@@ -297,3 +297,9 @@ def test_no_row_is_exact_where_the_server_refuses():
     exact = Exact("cpu")
     exact._written = [0]
     assert exact.find(4) is not None
+
+
+def test_a_graph_reads_flags_though_no_row_is_exact_at_its_capture():
+    """Its replays have exact rows: the capture on a device reads the flags where they lie."""
+    assert Exact("cpu").find(4) is None
+    assert Exact("meta").find(4).shape == (4,)

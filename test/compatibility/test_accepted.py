@@ -1,4 +1,4 @@
-"""What is served beside something that is refused: one writer of a trace, and ranks that keep an empty slot empty."""
+"""Servers that are accepted, each beside the nearest one that is refused."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +10,9 @@ from compatibility.loaded import Method, config
 from refused import refused
 from sglang_xshare.compatibility import runners
 from sglang_xshare.compatibility.modes import check_draft_tokens, check_writers
+from sglang_xshare.compatibility.moe_model import MoeModel
+from sglang_xshare.compatibility.schedule import check_schedule
+from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.layer import DROPPED
 
 TRACE = Path("/tmp/trace.jsonl")
@@ -45,6 +48,22 @@ def test_draft_tokens_that_fill_the_rows_of_two_ranks_are_served(tokens: int, fi
     else:
         with refused(f"--speculative-num-draft-tokens {tokens}"):
             check_draft_tokens(server)
+
+
+@pytest.mark.parametrize(("kmax", "fits"), [(8, True), (9, False)])
+def test_rows_as_wide_as_the_models_own_are_served_with_an_all_to_all_backend(kmax: int, fits: bool) -> None:
+    server = SimpleNamespace(
+        **{"device": "cpu", "dp_size": 1, "tp_size": 2, "ep_size": 2, "ep_num_redundant_experts": 0},
+        **{"moe_a2a_backend": "deepep", "moe_runner_backend": "auto", "max_running_requests": None},
+        **{"speculative_algorithm": None, "speculative_num_draft_tokens": None, "speculative_adaptive": False},
+    )
+    model = MoeModel("path", "FakeMoe", 3, 64, 8, "softmax", True)
+    schedule = build_schedule("oea", {"k0": 2, "kmax": kmax}, speculative=False)
+    if fits:
+        assert [plan.kmax for plan in check_schedule(schedule, model, server)[0]] == [kmax]
+    else:
+        with refused("--moe-a2a-backend deepep"):
+            check_schedule(schedule, model, server)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

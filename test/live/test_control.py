@@ -197,18 +197,6 @@ def test_what_graphs_cannot_follow_is_refused_with_the_way_out(control):
         asked.post({"policy": "xshare", "add": 1})
 
 
-def test_a_policy_that_can_act_in_no_step_is_told_once(control, caplog):
-    """SGLang decides how many requests run at once only after the checks of the start."""
-    asked = control({"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 1, "min_rows": 12}})
-    for _ in range(2):
-        asked.control.begin(SimpleNamespace(max_running_requests=8))
-    (record,) = caplog.records
-    assert record.getMessage().startswith("--expert-policy xshare: min_rows = 12: no step of this server has so many")
-    other = control({"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 1, "min_rows": 8}})
-    other.control.begin(SimpleNamespace(max_running_requests=8))
-    assert caplog.records == [record]
-
-
 RULE = {"default": True}
 RULES: list[tuple[dict[str, Any], bool]] = [
     ({"policy": "xshare", "add": 2, "trial": True}, True),

@@ -157,6 +157,8 @@ def test_ranks_that_would_not_switch_together_are_refused(control):
     changes = {"attn_dp_size": 2, "enable_dp_attention": True, "enable_dp_attention_local_control_broadcast": True}
     with pytest.raises(ValueError, match="--enable-dp-attention-local-control-broadcast"):
         control(**changes).post({"policy": "xshare", "add": 1})
+    alone = control(enable_dp_attention_local_control_broadcast=True)
+    assert alone.post({"policy": "xshare", "add": 1})["switches"] == 1, "of no effect without data-parallel attention"
 
 
 def test_a_server_that_masks_padding_cannot_observe(control):

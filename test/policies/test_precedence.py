@@ -1,6 +1,7 @@
 """Of overrides that name the same key, the narrower one wins: a layer of some batch sizes, a layer, batch sizes."""
 
 from policies.batches import build
+from refused import refused
 from sglang_xshare import build_plan
 
 
@@ -21,3 +22,10 @@ def test_an_override_of_no_added_expert_ends_a_mass():
     schedule = build(mass=0.8, by_rows={"4": {"add": 0}})
     assert schedule.plan(0, 4) == build_plan("xshare", add=0)
     assert schedule.plan(0, 5) == build_plan("xshare", mass=0.8)
+
+
+def test_a_cap_that_an_override_gives_beside_no_mass_is_refused():
+    """A cap of the keys before ends with their mass; one that the override names itself is a mistake."""
+    assert build(mass=0.8, max_add=9, by_rows={"4": {"mass": None}}).plan(0, 4).max_add is None
+    with refused("max_add = 9"):
+        build(mass=0.8, by_rows={"4": {"mass": None, "max_add": 9}})

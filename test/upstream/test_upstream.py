@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sglang_xshare.upstream import routing
 from sglang_xshare.upstream.release import is_since
 from sglang_xshare.upstream.routing import hands_parts, keep_sums, read_output_format
 from sglang_xshare.upstream.server import attention_dp_size, is_release, num_schedulers, wait_for_device
@@ -32,6 +33,14 @@ def test_on_amd_logits_may_still_be_in_parts(hip, parts, monkeypatch):
     assert hands_parts() == parts
     monkeypatch.setattr(TopK, "forward_cuda", lambda self, hidden_states, router_logits: None)
     assert not hands_parts(), "before 0.5.23"
+
+
+@pytest.mark.parametrize(("on_cuda", "scales", "renormalizes"), [(1, 0, True), (1, 1, False), (0, 0, False)])
+def test_grouped_routers_with_a_bias_renormalize_on_cuda_before_0_5_22(on_cuda, scales, renormalizes, monkeypatch):
+    """The release that scales routers without renormalization is also the first that does not renormalize them."""
+    monkeypatch.setattr(routing, "routes_on", lambda flag: on_cuda and flag == "_is_cuda")
+    monkeypatch.setattr(routing, "scales_unnormalized_groups", lambda: scales)
+    assert routing.renormalizes_biased_groups() == renormalizes
 
 
 def test_layers_that_rank_no_logits_are_not_looked_for():

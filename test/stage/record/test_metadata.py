@@ -118,6 +118,12 @@ def test_a_replay_after_a_switch_counts_by_the_plans_in_force(replay):
     assert replay(forward_batch("decode", 4)) == Forward("vanilla", True, False)
 
 
+def test_a_replay_under_observe_never_acts(launch):
+    launch(expert_policy="observe")
+    told = hooks._stage.in_force.tell_replay(StepKey("decode", 4), lambda key: key)
+    assert told == Forward("observe", True, False)
+
+
 def test_the_device_is_not_waited_for(replay):
     """The slots that tell padding lie on the device, and are not looked at."""
     batch = forward_batch("decode", 4)

@@ -156,7 +156,7 @@ class Graphs:
         return captured.buffer, plan
 
 
-def describe_misfits(misfits: dict[str, set[StepKey]], can: bool) -> str:
+def describe_misfits(misfits: dict[str, set[StepKey]], can_capture: bool) -> str:
     """Return one line: why graphs would have to be captured again, and why a switch does not do so: the server cannot,
     or the request does not allow a capture.
     """
@@ -164,7 +164,7 @@ def describe_misfits(misfits: dict[str, set[StepKey]], can: bool) -> str:
         (f"graphs of {', '.join(map(str, sorted({key.rows for key in keys})))} rows: " if keys else "") + reason
         for reason, keys in misfits.items()
     ]
-    against = '"recapture" is false' if can else "this server cannot do that; start it with this policy"
+    against = '"recapture" is false' if can_capture else "this server cannot do that; start it with this policy"
     return f"CUDA graphs would have to be captured again ({'; '.join(reasons)}): {against}"
 
 

@@ -132,7 +132,8 @@ class Stage:
         """Read the sizes that SGLang captures, which it sets after the weights have loaded."""
         if self._find_batches is None:
             return
-        batches = self._find_batches(self.in_force.schedule.rows if self.in_force.schedule else "batch")
+        ranks = self.in_force.ranks
+        batches = self._find_batches("batch" if ranks is None or ranks.together else "rank")
         if batches != self.in_force.batches:
             self.in_force = replace(self.in_force, batches=batches)
 

@@ -302,3 +302,9 @@ def test_no_row_is_exact_where_the_server_refuses(attach, monkeypatch):
         monkeypatch.setattr(stage, "_finish", lambda step, *args, steps=steps: steps.append(step))
         run(model, "decode", 4)
         assert (steps[0].batch.exact is not None) == reads
+
+
+def test_a_graph_reads_flags_though_no_row_is_exact_at_its_capture():
+    """Its replays have exact rows: the capture on a device reads the flags where they lie."""
+    assert Exact("cpu").find(4) is None
+    assert Exact("meta").find(4).shape == (4,)

@@ -7,7 +7,7 @@ import torch
 
 from sglang_xshare.upstream.release import is_since
 from sglang_xshare.upstream.routing import hands_parts, keep_sums, read_output_format
-from sglang_xshare.upstream.server import attention_dp_size, is_release, num_schedulers
+from sglang_xshare.upstream.server import attention_dp_size, is_release, num_schedulers, wait_for_device
 
 moe = pytest.importorskip("sglang.srt.layers.moe", reason="needs an installed SGLang")
 import sglang  # noqa: E402
@@ -37,6 +37,15 @@ def test_on_amd_logits_may_still_be_in_parts(hip, parts, monkeypatch):
 def test_layers_that_rank_no_logits_are_not_looked_for():
     """As on a CPU, where a model's experts need no numbers."""
     keep_sums(None, set())
+
+
+def test_a_device_is_waited_for_and_a_cpu_is_not(monkeypatch):
+    waited = []
+    devices = {name: SimpleNamespace(synchronize=lambda name=name: waited.append(name)) for name in ("cuda", "cpu")}
+    monkeypatch.setattr(torch, "get_device_module", devices.get)
+    for device in ("cpu", "cuda"):
+        wait_for_device(device)
+    assert waited == ["cuda"]
 
 
 def test_the_release_that_runs_is_sglangs_own(monkeypatch):

@@ -10,7 +10,7 @@ from torch import Tensor
 from sglang_xshare import Batch, Router, SelectionPlan, select
 from sglang_xshare.selection.alignment import align_pairs
 from sglang_xshare.stage import handover
-from sglang_xshare.stage.frame import Assignment, Frame
+from sglang_xshare.stage.frame import Assignment, Frame, Running
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.step import Step
 from sglang_xshare.types import Alignment
@@ -169,7 +169,8 @@ def _make_layer(shape: Shape, plan: SelectionPlan | None, rows: int, device: str
 
     layer = Layer(0, TopKConfig(top_k=shape.top_k, renormalize=True), None)
     step = Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=device)))
-    layer.slot.frame = Frame().begin([Assignment(plan, step)])
+    layer.slot.frame = frame = Frame(step.key)
+    frame.running = Running([step], [Assignment(plan)])
     return layer
 
 

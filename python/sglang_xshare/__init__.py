@@ -13,19 +13,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Router", "RunnerSlots", "Selection", "SelectionPlan", "__version__", "build_plan", "select"]
 
-_MODULES = {
-    "Batch": "types",
-    "Router": "types",
-    "RunnerSlots": "types",
-    "Selection": "types",
-    "SelectionPlan": "policies.plan",
-    "build_plan": "policies",
-    "select": "selection",
-}
+_MODULES = dict.fromkeys(("Batch", "Router", "RunnerSlots", "Selection"), "types")
+_MODULES |= {"SelectionPlan": "policies.plan", "build_plan": "policies", "select": "selection"}
 
 
 def __getattr__(name: str) -> Any:
-    # Imported at first use: patching a tree must not wait for torch, nor need it.
+    # Names are imported at first use, because the command that patches a tree runs without torch.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

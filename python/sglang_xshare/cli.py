@@ -1,4 +1,4 @@
-"""The command line `sglang-xshare`: one module a subcommand, each with its own flags; `policies` is here."""
+"""The command line `sglang-xshare`. Each subcommand has a module, except `policies`."""
 
 from __future__ import annotations
 
@@ -11,40 +11,35 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from .affinity.command import add_parser as add_calibrate_parser
-from .check.command import add_parser as add_check_parser
+from .affinity.command import add_parser as add_calibrate
+from .check.command import add_parser as add_check
 from .live.client import PolicyError
-from .live.command import add_parser as add_policy_parser
-from .live.top import add_parser as add_top_parser
+from .live.command import add_parser as add_policy
+from .live.top import add_parser as add_top
 from .parser import Parser, whole
-from .patching.cli import add_parser as add_patch_parser
+from .patching.cli import add_parser as add_patch
 from .patching.tree import PatchError
 from .policies.spelling import SPELLING
-from .tune.command import add_parser as add_tune_parser
+from .tune.command import add_parser as add_tune
 from .version import __version__
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The command line with all its subcommands."""
+    """Return the parser of the command line with all subcommands."""
     parser: argparse.ArgumentParser = Parser(
         prog="sglang-xshare", description="Batch-aware expert selection for SGLang."
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers: Any = parser.add_subparsers(metavar="COMMAND")
-    add_patch_parser(subparsers)
-    _add_policies_parser(subparsers)
-    add_policy_parser(subparsers)
-    add_top_parser(subparsers)
-    add_tune_parser(subparsers)
-    add_check_parser(subparsers)
-    add_calibrate_parser(subparsers)
+    for add in (add_patch, _add_policies, add_policy, add_top, add_tune, add_check, add_calibrate):
+        add(subparsers)
     parser.set_defaults(run=_require_command, name=parser.prog, commands=list(subparsers.choices))
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns its exit code, 130 after Ctrl-C; a wrong command line exits with 1."""
-    if sys.stdout is None:  # closed by the shell's >&-
+    if sys.stdout is None:  # the shell's >&- has closed it
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as Python runs
     parser = make_parser()
     arguments, others = parser.parse_known_args(argv)
@@ -57,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # The reader has left, as `head -1` does. Python flushes once more on its way out: into nothing.
+        # The reader, such as `head -1`, has ended. Python's last flush at exit must go to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
@@ -71,17 +66,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _require_command(arguments: argparse.Namespace) -> int:
-    """Raise ValueError, which lists the commands."""
     raise ValueError(f"a command is required, one of {', '.join(arguments.commands)}")
 
 
-def _add_policies_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    description = "list the expert policies: their keys, and what their papers recommend"
+def _add_policies(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    description = "list the expert policies: their keys, and their papers' recommendations"
     parser = subparsers.add_parser("policies", help=description, description=description)
     parser.add_argument("policies", nargs="*", metavar="POLICY", help="only these (default: all)")
-    resolved = f"the plan of one in place of the list, every default resolved: {SPELLING}"
+    resolved = f"show the plan of one policy instead, with every default resolved: {SPELLING}"
     parser.add_argument("--show", metavar="POLICY", help=resolved)
-    verified = "with --show: of a server that verifies so many a request"
+    verified = "with --show: for a server that verifies N draft tokens a request"
     parser.add_argument("--speculative-num-draft-tokens", type=whole(), metavar="N", help=verified)
     parser.set_defaults(run=_run_policies, name="policies")
 
@@ -94,16 +88,16 @@ def _run_policies(arguments: argparse.Namespace) -> int:
     if arguments.show is not None:
         if arguments.policies:
             given = " ".join([arguments.show, *arguments.policies])
-            raise ValueError(f"--show {given}: allowed is one policy, its keys behind a colon")
+            raise ValueError(f"--show {given}: must be one policy, with its keys after a colon")
         return _show(arguments.show, speculative=tokens is not None)
     if tokens:
-        raise ValueError(f"--speculative-num-draft-tokens {tokens}: allowed only together with --show")
+        raise ValueError(f"--speculative-num-draft-tokens {tokens}: must be used with --show")
     print_table([get_policy(name) for name in arguments.policies] or list_policies())
     return 0
 
 
 def _show(policy: str, speculative: bool) -> int:
-    """Print the plan in force of --expert-policy. Raises ValueError for what a server refuses of any model."""
+    """Print the active plan of --expert-policy. Raises ValueError for a policy that a server refuses for any model."""
     from .compatibility.arguments import read_arguments
     from .policies.description import describe
 

@@ -1,4 +1,4 @@
-"""What is printed: a console as wide as its terminal, and sizes."""
+"""Printed output: a console as wide as its terminal, and sizes."""
 
 import os
 import sys
@@ -7,24 +7,24 @@ from rich.console import Console
 from rich.filesize import decimal
 
 PIPED = 120
-"""Columns where stdout is no terminal and COLUMNS does not say."""
+"""Columns if stdout is no terminal and COLUMNS is unset."""
 
 
 def open_console() -> Console:
-    """Stdout: as wide as the terminal or COLUMNS says, else `PIPED`; numbers are not coloured."""
+    """Open stdout, as wide as the terminal or COLUMNS, else `PIPED`; numbers are not coloured."""
     columns = os.environ.get("COLUMNS", "")
     has_width = sys.stdout.isatty() or (columns.isdigit() and int(columns) > 0)
     return _Console(highlight=False, width=None if has_width else PIPED)
 
 
 class _Console(Console):
-    """Leaves a reader that has gone to the command line, which rich would end with 1."""
+    """A console that raises BrokenPipeError for the command line; rich would exit with 1."""
 
     def on_broken_pipe(self) -> None:
-        """Called where a write has failed."""
+        """Handle a failed write."""
         raise BrokenPipeError
 
 
 def spell_bytes(count: float) -> str:
-    """In the unit that fits, of powers of 1,000."""
+    """Return a number of bytes in a fitting unit, a power of 1,000."""
     return decimal(round(count), precision=2)

@@ -1,5 +1,7 @@
-"""Files that a command line names: whether one can be written, tried before any work is done for it; keys of one."""
+"""Files of a command line, which are tried before any work is done for them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -8,43 +10,46 @@ from .policies.keys import read_object
 from .refusal import ExpertPolicyError
 
 
-def try_folder(flag: str, folder: Path) -> None:
-    """Make a folder, and write in it. Raises ValueError in one line where that cannot be."""
+@contextmanager
+def _refused(flag: str, value: Any, allowed: str) -> Iterator[None]:
     try:
+        yield
+    except OSError as error:
+        raise ExpertPolicyError(flag, value, f"must be {allowed} ({error.strerror})") from None
+
+
+def try_folder(flag: str, folder: Path) -> None:
+    """Make a folder, and check that files can be written there. Raises `ExpertPolicyError`."""
+    with _refused(flag, folder, "a folder that can be written"):
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
             pass
-    except OSError as error:
-        raise ValueError(f"{flag} {folder}: {error.strerror}; allowed is a folder that can be written") from None
 
 
 def try_file(flag: str, file: Path) -> None:
-    """Try, beside others, that a file can be written, and leave it as it was. Raises `ExpertPolicyError`."""
-    try:
+    """Check that a file can be written, and leave the file unchanged. Raises `ExpertPolicyError`."""
+    with _refused(flag, file, "a file that can be written"):
         if file.exists() and not file.is_file():
             raise OSError(0, "not a file")
         with file.open("ab") if file.exists() else TemporaryFile(dir=file.parent):
             pass
-    except OSError as error:
-        raise ExpertPolicyError(flag, file, f"{error.strerror}; allowed is a file that can be written") from None
 
 
 def read_text(flag: str, file: Path) -> str:
-    """A text of a folder that a flag names. Raises ValueError in one line where it is none."""
+    """Return a text of a flag's folder. Raises `ExpertPolicyError`."""
     try:
-        return file.read_text()
-    except OSError as error:
-        raise ValueError(f"{flag} {file}: {error.strerror}; allowed are texts that can be read") from None
+        with _refused(flag, file, "a text that can be read"):
+            return file.read_text()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{flag} {file}: byte {error.start} is not UTF-8; allowed are texts in UTF-8") from None
+        raise ExpertPolicyError(flag, file, f"must be a text in UTF-8 (byte {error.start} is not UTF-8)") from None
 
 
 def read_json(flag: str, file: str, allowed: str = "a JSON file") -> dict[str, Any]:
-    """The keys of a JSON file. Raises `ExpertPolicyError`."""
+    """Return the keys of a JSON file. Raises `ExpertPolicyError`."""
+    line = " ".join(file.split())
+    with _refused(flag, line, allowed):
+        content = Path(file).read_bytes()
     try:
-        return read_object(Path(file).read_bytes())
-    except OSError as error:
-        reason = f"{error.strerror}; allowed is {allowed}"
+        return read_object(content)
     except ValueError as error:
-        reason = str(error)
-    raise ExpertPolicyError(flag, " ".join(file.split()), reason)
+        raise ExpertPolicyError(flag, line, str(error)) from None

@@ -1,11 +1,11 @@
-"""GPUs by name: what `check` tells SGLang that it runs on, and whose memory and bandwidth it counts with."""
+"""GPUs by name, with memory and bandwidth, for `check`."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """`bandwidth` in GB/s at its peak, memory in GB as vendors name it; CUDA's compute capability, None on AMD."""
+    """A GPU: peak bandwidth in GB/s, memory in vendors' GB; CUDA's compute capability, None on AMD."""
 
     bandwidth: float
     memory: float
@@ -13,12 +13,12 @@ class Gpu:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory that vendors mean: of chips of 2^30 bytes. A driver keeps some of it for itself."""
+        """Return the memory in bytes: vendors' GB are 2^30 bytes. A driver reserves a part of the memory."""
         return round(self.memory * 2**30)
 
 
-# Above each group is where its figures were looked up in November 2026: pages that quote the vendors' data sheets. The
-# data sheets themselves were not at hand.
+# The comment above each group is the source of its figures in November 2026: a page that quotes the vendor's data
+# sheet, because the data sheets themselves were not available.
 GPUS = {
     # https://glennklockwood.com/garden/processors/A100
     "a100-40gb": Gpu(1555, 40, (8, 0)),
@@ -33,7 +33,7 @@ GPUS = {
     "h100-nvl": Gpu(3900, 94, (9, 0)),
     # https://openmetal.io/resources/blog/how-the-h200-is-built-for-memory-bound-ai-workloads/
     "h200": Gpu(4800, 141, (9, 0)),
-    # https://verda.com/blog/gb300-nvl72-architecture has B200 and B300 of HGX; a B200's own driver says 7.67 TB/s:
+    # https://verda.com/blog/gb300-nvl72-architecture has B200 and B300 of HGX; a B200's own driver reports 7.67 TB/s:
     # https://github.com/pytorch/ao/pull/4002
     "b200": Gpu(7700, 180, (10, 0)),
     "b300": Gpu(7700, 270, (10, 3)),
@@ -49,14 +49,14 @@ GPUS = {
     # https://aiwiki.ai/wiki/amd_instinct_mi355x
     "mi355x": Gpu(8000, 288, None),
 }
-"""By name; SXM modules where a name has several forms, and the RTX PRO 6000 of workstations (Blackwell)."""
+"""GPUs by name: the SXM module if a name has several forms, and the workstation's RTX PRO 6000 (Blackwell)."""
 NVIDIA = tuple(name for name, gpu in GPUS.items() if gpu.capability is not None)
-"""The names of those that SGLang can be told of on another machine."""
+"""Names of the GPUs that `check` can pretend to have on another machine."""
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU of that name, in any case. Raises ValueError with the names there are."""
+    """Return the GPU of a name, in any letter case. Raises ValueError listing the names."""
     gpu = GPUS.get(name.lower())
     if gpu is None:
-        raise ValueError(f"--gpu {name}: not known; allowed is {', '.join(GPUS)}")
+        raise ValueError(f"--gpu {name}: must be one of {', '.join(GPUS)}")
     return gpu

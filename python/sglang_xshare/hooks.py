@@ -128,7 +128,7 @@ def attach(model_runner: Any) -> None:
             stops=arguments.stops,
             exact=Exact(model_runner.device, low_first, find_refusal(config), arguments.ignores_exact),
             acceptance=Acceptance(draft_width(config)),
-            find_batches=lambda: read_batches(config, rows, sizes=list_sizes(model_runner, config)),
+            find_batches=lambda rows: read_batches(config, rows, sizes=list_sizes(model_runner, config)),
             recapture=None if adapts else lambda fits: capture_again(model_runner, fits),
         )
         wrap_calls(model_runner, _stage)
@@ -157,7 +157,7 @@ def prepare(topk_config: Any, output_format: Any, router_logits: Any) -> Any:
 
 def finish(topk_config: Any, topk_ids: Any, topk_weights: Any, num_token_non_padded: Any = None) -> Any:
     """Rewrite empty slots for the MoE runner after EPLB has remapped the ids, or upstream has overwritten those of
-    padding rows (`num_token_non_padded` is not None); else offer the ids' alignment.
+    padding rows (`num_token_non_padded` is not None).
     """
     layer = None if _stage is None else getattr(topk_config, "layer", None)
     if layer is None or layer.config is not topk_config:

@@ -1,4 +1,4 @@
-"""Flags of the command line: a wrong one is told in one line."""
+"""Flags of the command line, with one-line errors."""
 
 import argparse
 import math
@@ -10,21 +10,23 @@ from typing import Any, NoReturn
 from .policies.keys import suggest
 
 LARGEST = 1_000_000_000
-"""Of every number that is given: what is computed of them stays finite."""
+"""Largest number of any flag, so all computed numbers are finite."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells a wrong command line in one line, as every other error of a subcommand is told, and ends with 1. Flags may
-    stand before, between and behind positional arguments; an unknown one ends it, unless it has `server_flags`.
+    """A parser that reports a wrong command line in one line, like all errors of a subcommand, and exits with 1.
+
+    Flags may stand before, between and after positional arguments. An unknown flag is an error, unless the parser has
+    `server_flags`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._negative_number_matcher = re.compile(r"-\.?\d|-inf|-nan")  # so is -3% a value, not a flag
+        self._negative_number_matcher = re.compile(r"-\.?\d|-inf|-nan")  # -3% is a value, not a flag
         self._is_mixed = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does, which would end a list of POLICY at the first flag."""
+        """Parse as argparse, which alone would end a list of POLICY at the first flag."""
         if self._subparsers is not None or self._is_mixed or not self._get_positional_actions():
             known, others = super().parse_known_args(args, namespace)
         else:
@@ -37,39 +39,39 @@ class Parser(argparse.ArgumentParser):
         return known, others
 
     def error(self, message: str) -> NoReturn:
-        """Leave with the line."""
+        """Exit with the line."""
         subcommand = self.prog.partition(" ")[2] or self.prog
-        line = re.sub(r"^argument (-[^:]*): (.*: allowed)", r"\1 \2", " ".join(message.split()))
+        line = re.sub(r"^argument (-[^:]*): (.*: (?:must|allowed))", r"\1 \2", " ".join(message.split()))
         self.exit(1, f"{subcommand}: {line.removeprefix('argument ')}\n")
 
 
 def read_number(
     flag: str, text: Any, low: float, high: float = LARGEST, kind: type = float, what: str = "a number"
 ) -> Any:
-    """A number of a flag. Raises ValueError with what is allowed: `what` there is of it."""
+    """Return the number of a flag. Raises ValueError with what is allowed, a `what` in the range."""
     try:
         number = kind(str(text))
     except ValueError:
         number = math.nan
     if not low <= number <= high:
-        raise ValueError(f"{flag} {text}: allowed is {what} of {low:,} to {high:,}".lstrip())
+        raise ValueError(f"{flag} {text}: must be {what} of {low:,} to {high:,}".lstrip())
     return number
 
 
-def read_count(flag: str, text: Any, low: int, high: float = LARGEST) -> int:
-    """An integer of a flag. Raises ValueError with what is allowed."""
-    return int(read_number(flag, text, low, high, int, "an integer"))
+def read_count(flag: str, text: Any, low: int) -> int:
+    """Return the integer of a flag. Raises ValueError with what is allowed."""
+    return int(read_number(flag, text, low, kind=int, what="an integer"))
 
 
 def path(text: str) -> Path:
-    """The type of a flag that names a file or a folder: an empty one would be the working folder."""
+    """Return the path of a flag. An empty text is refused, because it would be the working folder."""
     if not text:
-        raise argparse.ArgumentTypeError("empty: allowed is a path")
+        raise argparse.ArgumentTypeError("empty: must be a path")
     return Path(text)
 
 
 def between(low: float, high: float, kind: type = float, what: str = "a number") -> Callable[[str], Any]:
-    """The type of a flag that takes a number in that range: `what` there is of it."""
+    """Return the type of a flag whose value is a number in a range, a `what` in errors."""
 
     def read(text: str) -> Any:
         try:
@@ -81,5 +83,5 @@ def between(low: float, high: float, kind: type = float, what: str = "a number")
 
 
 def whole(low: int = 1, high: float = LARGEST) -> Callable[[str], int]:
-    """The type of a flag that takes an integer in that range."""
+    """Return the type of a flag whose value is an integer in a range."""
     return between(low, high, int, "an integer")

@@ -1,14 +1,15 @@
-"""What cannot be served, in one line for its user, whichever process finds the reason. Hooks end a server with it."""
+"""Refusals of a server, in one line for the user, whichever process finds the reason."""
 
 from typing import Any
 
 REFUSED = 78
-"""The exit status of a scheduler process that has refused its loaded model and printed why."""
+"""Exit status of a scheduler process that has refused its loaded model and printed the reason."""
 
 
 class ExpertPolicyError(ValueError):
-    """A refused configuration, as text one line: `reason` says why `flag` cannot have its `value` (None: it has none;
-    or what stands beside the flag where both together are refused), and what is allowed.
+    """A refused configuration; the text is one line. `reason` contains what is allowed.
+
+    `value` is the flag's value, None without a value, or the value and another flag if both together are refused.
     """
 
     def __init__(self, flag: str, value: Any, reason: str) -> None:
@@ -20,5 +21,5 @@ class ExpertPolicyError(ValueError):
 
 
 def refusal(flag: str, value: Any, reason: str) -> ExpertPolicyError:
-    """What no expert policy can be served with: the flag, its value, why, and what is allowed."""
+    """Return the refusal of a flag that no expert policy can be served with."""
     return ExpertPolicyError(flag, value, f"cannot be served with an expert policy: {reason}")

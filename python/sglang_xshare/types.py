@@ -1,4 +1,4 @@
-"""What selection takes and gives: the model's router, the batch, and the answer."""
+"""Arguments and results of a selection: the model's router, the batch, the answer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SCORINGS = ("softmax", "sigmoid", "sqrtsoftplus")
 
 @dataclass(frozen=True, eq=False)
 class Router:
-    """How the model routes, apart from the logits. Fused shared experts are not part of it.
+    """The model's router, without the logits and without fused shared experts.
 
-    `correction_bias` [N], any float dtype, is added to the scores to choose, never to weigh. `num_expert_group` and
-    `topk_group` are both given (a group-limited router) or both None. With `quota_groups`, each of so many equal groups
-    of experts gives its top_k / quota_groups best. `scaling` multiplies every weight, and so does its expert's
-    `expert_scale` [N], any float dtype, once they are normalized. Raises ValueError naming the key.
+    `correction_bias` [N], any float dtype, is added to the scores for the choice, not for the weights.
+    `num_expert_group` and `topk_group` are both given (a group-limited router) or both None. Each of `quota_groups`
+    equal groups of experts contributes its top_k / quota_groups best. `scaling` and the expert's `expert_scale` [N],
+    any float dtype, multiply every normalized weight. Raises ValueError naming the key.
     """
 
     top_k: int
@@ -36,33 +36,31 @@ class Router:
     def __post_init__(self) -> None:
         _check_count("top_k", self.top_k)
         if self.scoring not in SCORINGS:
-            raise ValueError(f"scoring = {self.scoring!r}: allowed is {', '.join(SCORINGS)}")
+            raise ValueError(f"scoring = {self.scoring!r}: must be one of {', '.join(SCORINGS)}")
         if (self.num_expert_group is None) != (self.topk_group is None):
             groups = f"num_expert_group = {self.num_expert_group!r}, topk_group = {self.topk_group!r}"
-            raise ValueError(f"{groups}: allowed is both or neither")
-        if self.num_expert_group is not None:
-            _check_count("num_expert_group", self.num_expert_group)
-            _check_count("topk_group", self.topk_group)
-        if self.quota_groups is not None:
-            _check_count("quota_groups", self.quota_groups)
-            if self.top_k % self.quota_groups:
-                raise ValueError(f"quota_groups = {self.quota_groups}: allowed is a divisor of top_k = {self.top_k}")
-            if self.num_expert_group is not None:
-                raise ValueError(f"quota_groups = {self.quota_groups}: allowed only without num_expert_group")
+            raise ValueError(f"{groups}: must be both set or both None")
+        for key in ("num_expert_group", "topk_group", "quota_groups"):
+            if getattr(self, key) is not None:
+                _check_count(key, getattr(self, key))
+        if self.quota_groups is not None and self.top_k % self.quota_groups:
+            raise ValueError(f"quota_groups = {self.quota_groups}: must be a divisor of top_k = {self.top_k}")
+        if self.quota_groups is not None and self.num_expert_group is not None:
+            raise ValueError(f"quota_groups = {self.quota_groups}: must be None beside num_expert_group")
         if type(self.scaling) not in (int, float) or not 0 < self.scaling < math.inf:
-            raise ValueError(f"scaling = {self.scaling!r}: allowed is a finite number above 0")
+            raise ValueError(f"scaling = {self.scaling!r}: must be a finite number above 0")
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Which of the router's rows are live, and which belong together.
+    """The live rows of a batch, its requests, and its loaded experts. All tensors are on the logits' device.
 
-    `valid` [n] bool on the logits' device, None where every row is live. Rows `[r * T, (r + 1) * T)` with
-    T = `tokens_per_request` are one request. `exact` [n] bool, beside `valid`, marks rows that are routed as the model
-    itself would, None where none is; one that is not live is none. `resident` [N] bool on the same device says which
-    experts are loaded already, where experts are paged into `slots` slots a layer; None where all are there. `depth`
-    [n] int32, beside `valid`, says how many rows of its request each draft of a tree follows on; None where drafts are
-    chains, in which that is the row's place. Raises ValueError naming the key.
+    `valid` [n] bool marks live rows; None if all rows are live. Rows `[r * T, (r + 1) * T)` with T =
+    `tokens_per_request` are one request. `exact` [n] bool marks rows that are routed as the model routes; None without
+    such rows; a row that is not live is not exact. `resident` [N] bool marks the loaded experts if experts are paged
+    into `slots` slots a layer; None if all experts are loaded. `depth` [n] int32 is the number of rows before each
+    draft of a tree on its path; None for chains, in which the depth is the row's place. Raises ValueError naming the
+    key.
     """
 
     valid: torch.Tensor | None = None
@@ -80,12 +78,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class RunnerSlots:
-    """Asks `select()` for what an MoE runner takes: an empty slot holds an expert that is active anyway, with weight 0,
-    or stays `empty` (-1) for a runner that drops those.
+    """The slots that an MoE runner takes from `select()`.
 
-    `shared` fused shared experts, numbered from N on, have a column each behind the others, with `shared_weight` in
-    every row. `masked` asks, for a runner that ranks logits itself, for `Selection.masked_logits`, and leaves empty
-    slots empty. `aligned` asks for `Selection.alignment`, if the backend writes it. Raises ValueError naming the key.
+    An empty slot contains an active expert with weight 0, or -1 with `empty`, for a runner that drops -1. `shared`
+    fused shared experts, numbered from N on, have the last columns, with `shared_weight` in every row. `masked`
+    requests `Selection.masked_logits`, for a runner that ranks logits itself, and leaves empty slots empty. `aligned`
+    requests `Selection.alignment`, if the backend writes it. Raises ValueError naming the key.
     """
 
     shared: int = 0
@@ -96,18 +94,18 @@ class RunnerSlots:
 
     def __post_init__(self) -> None:
         if type(self.shared) is not int or self.shared < 0:
-            raise ValueError(f"shared = {self.shared!r}: allowed is an integer of at least 0")
+            raise ValueError(f"shared = {self.shared!r}: must be an integer of at least 0")
         if self.masked and self.shared:
-            raise ValueError("masked = True: allowed only without shared experts")
+            raise ValueError("masked = True: must be False with shared experts")
         if self.empty and self.masked:
-            raise ValueError("empty = True: allowed only without masked")
+            raise ValueError("empty = True: must be False with masked")
 
 
 class Alignment(NamedTuple):
     """The (row, slot) pairs of ids [n, columns] sorted by expert, as SGLang's `moe_align_block_size` returns them.
 
-    Experts ascend, and each expert's pairs begin a new block. All tensors are int32 and on the ids' device. Nothing
-    behind the total is meaningful.
+    Experts ascend, and each expert's pairs begin a new block. All tensors are int32 and on the ids' device. Elements
+    after the total are undefined.
     """
 
     sorted_token_ids: torch.Tensor
@@ -120,37 +118,37 @@ class Alignment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Where every row goes. All tensors are on the logits' device; only the reference has waited for them."""
+    """The experts and weights of every row, on the logits' device. Only the reference waits for the tensors."""
 
     topk_ids: torch.Tensor
-    """[n, k] (`kmax` columns where the plan says so, at least k where rows may be exact) int32, descending choice
-    score, -1 in an empty slot; with more columns, and none empty, where `RunnerSlots` asked for that.
+    """[n, k] int32 (`kmax` columns if the plan has it, at least k if rows may be exact), in descending choice score, -1
+    in an empty slot. `RunnerSlots` may add columns and fill empty slots.
     """
     topk_weights: torch.Tensor
     """[n, k] float32, 0 in an empty slot."""
     selected: torch.Tensor
     """[N] bool: the set S."""
     active: torch.Tensor
-    """[N] bool: experts in a slot of a valid row; with masked logits as many more as make k."""
+    """[N] bool: experts in a slot of a valid row; with masked logits, more experts up to k."""
     rescued: torch.Tensor
     """0-dim int64: rows that `rescue` saved."""
     vanilla_active: torch.Tensor
     """[N] bool: experts in the model's own top-k of the valid rows."""
     kept_mass: torch.Tensor
-    """[n] float32: the sum of a row's scores at its chosen experts over that at its own top-k; 1 where the latter is 0,
-    0 in an invalid row.
+    """[n] float32: the sum of a row's scores at its chosen experts, divided by the sum at its own top-k; 1 if the
+    latter is 0, 0 in an invalid row.
     """
     masked_logits: torch.Tensor | None = None
-    """[n, N] in the logits' dtype, where `RunnerSlots.masked` asked for it: see `selection.mask`."""
+    """[n, N] in the logits' dtype, if `RunnerSlots.masked` is set: see `selection.mask`."""
     alignment: Alignment | None = None
-    """The slots by expert in blocks of `selection.alignment.BLOCK`, where `RunnerSlots.aligned` asked for the alignment
-    and the Triton kernel ran as one program; None otherwise.
+    """The slots by expert in blocks of `selection.alignment.BLOCK`, if `RunnerSlots.aligned` is set and the Triton
+    kernel ran as one program; None otherwise.
     """
 
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """Where `select()` leaves what is counted: tensors like its fields of these names, or tables [layers, ...]."""
+    """The counted tensors of `select()`, like the fields of `Selection` of these names, or tables [layers, ...]."""
 
     active: torch.Tensor
     vanilla_active: torch.Tensor
@@ -158,11 +156,11 @@ class Tally:
     rescued: torch.Tensor
 
     def of(self, layer: int) -> Tally:
-        """One layer's rows of the tables."""
+        """Return one layer's rows of the tables."""
         return Tally(self.active[layer], self.vanilla_active[layer], self.kept_mass[layer], self.rescued[layer])
 
     def take(self, selection: Selection) -> None:
-        """Copy from a selection that lies elsewhere."""
+        """Copy the tensors of a selection."""
         self.active.copy_(selection.active)
         self.vanilla_active.copy_(selection.vanilla_active)
         self.kept_mass.copy_(selection.kept_mass)
@@ -170,9 +168,7 @@ class Tally:
 
 
 def allocate_tally(new: Callable[..., torch.Tensor], rows: int, experts: int, *layers: int) -> Tally:
-    """A tally of selections from logits [rows, experts], [layers, ...] where `layers` are given. `new`: a tensor's
-    `new_empty` or `new_zeros`.
-    """
+    """Return a tally for logits [rows, experts], or tables [layers, ...]; `new`: a tensor's `new_empty` or the like."""
     import torch
 
     active, vanilla_active = (new((*layers, experts), dtype=torch.bool) for _ in range(2))
@@ -181,4 +177,4 @@ def allocate_tally(new: Callable[..., torch.Tensor], rows: int, experts: int, *l
 
 def _check_count(key: str, value: object) -> None:
     if type(value) is not int or value < 1:
-        raise ValueError(f"{key} = {value!r}: allowed is an integer of at least 1")
+        raise ValueError(f"{key} = {value!r}: must be an integer of at least 1")

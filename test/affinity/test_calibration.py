@@ -99,7 +99,7 @@ def test_the_command_writes_a_table(tiny_model: Path, tmp_path: Path, capsys: py
         ({"--out": "."}, "--out .:"),
         ({"--out": "/proc/none"}, "--out /proc/none:"),
         ({"--tokens": "255"}, "--tokens 255:"),
-        ({"--model": DRAFT}, f"--model {DRAFT}: no experts"),
+        ({"--model": DRAFT}, f"--model {DRAFT}: must be a Mixture-of-Experts model"),
     ],
 )
 def test_wrong_arguments_are_one_line(

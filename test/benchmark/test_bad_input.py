@@ -49,7 +49,7 @@ CASES: dict[str, list[tuple[tuple[str, ...], str]]] = {
         (("--batch", "3"), "--batch 3:"),
         (("--tokens-per-request", "3"), "--tokens-per-request 3:"),
         (("xshare:k0=9",), "k0 = 9:"),
-        (("xshare:own_share=0.5",), "own_share is given twice"),
+        (("xshare:own_share=0.5",), "own_share must be given once"),
     ],
     "quality.drafts.__main__": [
         (("--chance", "0"), "--chance 0.0: allowed is"),

@@ -37,7 +37,7 @@ BAD = {
     "--batch with --enable-paged-experts": ("--enable-paged-experts",),
     "--compare oea:k0=9: k0 = 9": compare("oea:k0=9"),
     "--compare oea:k0=x: k0 = 'x'": compare("oea:k0=x"),
-    "--compare moe-spec:budget=32: moe-spec without speculative decoding": compare("moe-spec:budget=32"),
+    "--compare moe-spec:budget=32: moe-spec selects in target-verify": compare("moe-spec:budget=32"),
     "--compare vanilla": compare("vanilla"),
     "--compare xshare: --batch 1": ("--batch", "1", *compare("xshare")),
     "--active 65 10": ("--active", "65", "10"),
@@ -117,7 +117,7 @@ def test_a_model_whose_bytes_are_not_known_is_one_line(write, tmp_path, capsys):
     )
     assert say("--model", write(QWEN | {"quantization_config": {"bits": 4}}), *asked) == 1
     assert "the bytes of quantization missing are unknown" in capsys.readouterr().err
-    for key, allowed in {"num_hidden_layers": "layers: allowed are 1", "num_experts": "experts: allowed are 2"}.items():
+    for key, allowed in {"num_hidden_layers": "layers: must be 1", "num_experts": "experts: must be 2"}.items():
         assert say("--model", write(QWEN | {key: 10**12}), *asked) == 1
         assert f"1,000,000,000,000 {allowed} to 10,000" in capsys.readouterr().err
 
@@ -139,7 +139,7 @@ def test_without_sglang_no_flag_of_another_command_is_named(write, capsys, monke
         (["--expert-policy-ignore-client-exact"], "only together with --expert-policy"),
         (["--expert-policy", "xshere"], "xshere: policy = 'xshere'"),
         (["--expert-policy", "oea", "--expert-policy-config", '{"k": 3}'], "k = 3: oea has no such key"),
-        (["--expert-policy", "xshare:add_per_request=4"], "add_per_request = 4: without speculative decoding"),
+        (["--expert-policy", "xshare:add_per_request=4"], "add_per_request = 4: must be 0, "),
         (["--expert-policy", "vanilla", "--mask-padding-experts"], "vanilla routes as the model does"),
     ],
 )

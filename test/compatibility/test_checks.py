@@ -20,7 +20,7 @@ POLICY = SimpleNamespace(expert_policy="xshare")
 
 def refuse(name):
     def run(start):
-        raise ExpertPolicyError(f"--{name}", None, "allowed is none")
+        raise ExpertPolicyError(f"--{name}", None, "must be none")
 
     return run
 

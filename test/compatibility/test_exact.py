@@ -72,7 +72,7 @@ def test_an_error_repeats_no_long_value(said):
     for params in ({"expert_policy": said}, said):
         if params is said and isinstance(said, dict):
             continue  # an object without our key
-        with pytest.raises(ValueError, match=r"must be|allowed is") as raised:
+        with pytest.raises(ValueError, match="must be") as raised:
             check(server, params)
         assert len(str(raised.value)) < 400
 

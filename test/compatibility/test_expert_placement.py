@@ -143,7 +143,7 @@ def check(
         (
             "shard",
             {"moe_intermediate_size": None},
-            " a slice of every expert, how wide the model's configuration does not say; ",
+            " a slice of every expert, of a width that the model's configuration lacks; ",
         ),
     ],
 )
@@ -163,15 +163,15 @@ def group(**weights):
 @pytest.mark.parametrize(
     ("quantization", "block", "fitting"),
     [
-        ({"weight_block_size": [128, 128]}, 128, "are 2, 3, 6 ranks, or ep"),
-        ({"weight_block_size": [128, 1]}, 128, "are 2, 3, 6 ranks, or ep"),
-        ({"weight_block_size": [1, 128]}, 128, "are 2, 3, 6 ranks, or ep"),
-        (group(group_size=128), 128, "are 2, 3, 6 ranks, or ep"),
-        (group(block_structure=[128, 128]), 128, "are 2, 3, 6 ranks, or ep"),
-        ({"quant_method": "gptq", "group_size": 128}, 128, "are 2, 3, 6 ranks, or ep"),
-        ({"quant_method": "awq", "group_size": 256}, 256, "are 3 ranks, or ep"),
-        ({"weight_block_size": [128, 96]}, 384, "are 2 ranks, or ep"),
-        ({"group_size": 512}, 512, "is ep"),
+        ({"weight_block_size": [128, 128]}, 128, "2, 3, 6 ranks, or ep"),
+        ({"weight_block_size": [128, 1]}, 128, "2, 3, 6 ranks, or ep"),
+        ({"weight_block_size": [1, 128]}, 128, "2, 3, 6 ranks, or ep"),
+        (group(group_size=128), 128, "2, 3, 6 ranks, or ep"),
+        (group(block_structure=[128, 128]), 128, "2, 3, 6 ranks, or ep"),
+        ({"quant_method": "gptq", "group_size": 128}, 128, "2, 3, 6 ranks, or ep"),
+        ({"quant_method": "awq", "group_size": 256}, 256, "3 ranks, or ep"),
+        ({"weight_block_size": [128, 96]}, 384, "2 ranks, or ep"),
+        ({"group_size": 512}, 512, "ep"),
         (group(group_size=64), None, None),
         (group(group_size=-1), None, None),
         (group(strategy="channel", group_size=None), None, None),
@@ -197,7 +197,7 @@ def test_no_slice_ends_within_a_block(quantization, block, fitting, place, monke
     assert refused == (
         block
         and f"{FLAG} shard with 4 ranks: slices of 192 columns end within the blocks of {block} that weights are "
-        f"quantized by; allowed {fitting}"
+        f"quantized by; must be {fitting}"
     )
 
 

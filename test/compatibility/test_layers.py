@@ -111,7 +111,7 @@ def test_a_trace_that_is_gone_when_weights_are_loaded_ends_the_process_with_one_
     with pytest.raises(SystemExit) as ended:
         hooks.attach(SimpleNamespace(is_draft_worker=False, server_args=server_args))
     assert ended.value.code == ENDED
-    line = f"--expert-policy-trace {gone}: No such file or directory; "
+    line = f"--expert-policy-trace {gone}: must be a file that can be written (No such file or directory)"
     assert (said := capsys.readouterr().err).startswith(line)
     assert said.count("\n") == 1
 

@@ -31,9 +31,9 @@ def test_upstream_asks_for_the_exit_code_of_a_dead_scheduler():
 
 
 def test_why_something_is_refused_is_data_and_one_line():
-    error = refusal("--device", "npu", "allowed is cuda, cpu")
+    error = refusal("--device", "npu", "must be one of cuda, cpu")
     assert (error.flag, error.value) == ("--device", "npu")
-    assert error.reason == "cannot be served with an expert policy: allowed is cuda, cpu"
+    assert error.reason == "cannot be served with an expert policy: must be one of cuda, cpu"
     assert str(error) == f"--device npu: {error.reason}"
     assert str(ExpertPolicyError("--mask-padding-experts", None, "why")) == "--mask-padding-experts: why"
     assert not isinstance(error, SystemExit), "who finds the reason does not end the process"

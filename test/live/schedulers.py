@@ -13,8 +13,8 @@ from sglang_xshare.live import METHOD, control
 from sglang_xshare.live.control import Control, handle
 from sglang_xshare.live.replicas import Replicas
 from sglang_xshare.stage.stage import Stage
-from sglang_xshare.stage.switch import switch
 from stage.fake import Model, make_reporter, run
+from stage.switching import switch
 
 REPORTER = make_reporter(current_scheduler_metrics_enabled=False)
 OEA = {"policy": "oea", "k0": 2}
@@ -119,12 +119,14 @@ def fall_back(asked: Asked) -> None:
 def fail_once(monkeypatch: pytest.MonkeyPatch, asked: Asked, is_late: bool) -> None:
     """Have the next switch of a replica raise, before or after it has changed what it changes."""
 
+    own = control.switch
+
     def fail(stage: Stage, *args: Any) -> float | None:
         if stage is not asked.stage:
-            return switch(stage, *args)
-        monkeypatch.setattr(control, "switch", switch)
+            return own(stage, *args)
+        monkeypatch.setattr(control, "switch", own)
         if is_late:
-            switch(stage, *args)
+            own(stage, *args)
         raise MemoryError("no memory")
 
     monkeypatch.setattr(control, "switch", fail)

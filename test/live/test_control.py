@@ -135,7 +135,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"policy": "xshare", "k0": TOP_K + 1}, f"k0 = {TOP_K + 1}"),
     ({"policy": "xshare", "target_per_rank": 4}, "target_per_rank = 4"),
     ({"policy": "xshare", "add_per_request": 4}, "add_per_request = 4"),
-    ({"policy": "moe-spec", "budget": 4}, "moe-spec without speculative decoding"),
+    ({"policy": "moe-spec", "budget": 4}, "moe-spec selects in target-verify"),
     ({"policy": "xshare", "layers": {"7": {"k0": 2}}}, "layers 7"),
     ({"policy": "xshare", "min_rows": 17}, "min_rows = 17: .*no step of this server has so many rows"),
     ({"policy": "xshare", "recapture": 1}, r"recapture must be true or false \(got 1\)"),
@@ -254,7 +254,7 @@ def test_a_scheduler_never_ends_by_what_is_posted(control, monkeypatch):
         assert not answer.success
         assert answer.error
         assert "\n" not in answer.error, line
-    monkeypatch.setattr("sglang_xshare.live.control.check_switch", lambda *args: 1 / 0)
+    monkeypatch.setattr("sglang_xshare.live.control.needs_capture", lambda *args: 1 / 0)
     answer = ask(SimpleNamespace(method=METHOD, body={"check": {"policy": "vanilla"}, "epoch": "1"}))
     assert (answer.success, answer.error) == (False, "ZeroDivisionError: division by zero")
     assert asked.stage.switches == 0

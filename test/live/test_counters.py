@@ -7,8 +7,8 @@ import pytest
 from live.schedulers import REPORTER
 from live.test_control import control
 from sglang_xshare.stage.record.counters import Counters
-from sglang_xshare.stage.switch import switch
 from stage.fake import XSHARE, run
+from stage.switching import switch
 
 __all__ = ["control"]
 

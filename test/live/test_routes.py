@@ -134,16 +134,16 @@ def test_counts_by_layer_are_added_up_layer_by_layer():
 @pytest.mark.parametrize(
     ("body", "line"),
     [
-        (b'{"policy"', "malformed JSON"),
-        (b"", "malformed JSON"),
-        (b"null", "a JSON null"),
-        (b"[1]", "a JSON list"),
-        (b'"xshare"', "a JSON string"),
-        (b'{"add": NaN}', "malformed JSON"),
-        (b'{"policy": "xshare", "add": 4, "add": 6}', "add is given twice"),
-        (b'{"policy": ' + b"[" * 500 + b"]" * 500 + b"}", "JSON nested more than 32 levels deep"),
-        (b'{"policy": ' + b"[" * 100_000, "malformed JSON"),
-        (b'{"policy": ' + b'{"a": ' * 900 + b"1" + b"}" * 901, "JSON nested more than 32 levels deep"),
+        (b'{"policy"', "JSON must be one object (malformed: "),
+        (b"", "JSON must be one object (malformed: "),
+        (b"null", "JSON must be one object (got null)"),
+        (b"[1]", "JSON must be one object (got list)"),
+        (b'"xshare"', "JSON must be one object (got string)"),
+        (b'{"add": NaN}', "JSON must be one object (malformed: "),
+        (b'{"policy": "xshare", "add": 4, "add": 6}', "add must be given once"),
+        (b'{"policy": ' + b"[" * 500 + b"]" * 500 + b"}", "JSON must be nested at most 32 levels deep"),
+        (b'{"policy": ' + b"[" * 100_000, "JSON must be one object (malformed: "),
+        (b'{"policy": ' + b'{"a": ' * 900 + b"1" + b"}" * 901, "JSON must be nested at most 32 levels deep"),
     ],
 )
 def test_what_is_no_object_never_reaches_a_scheduler(body, line):

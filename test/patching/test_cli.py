@@ -58,10 +58,10 @@ def test_a_target_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for command in ("apply", "revert", "status"):
         for target in (tmp_path / "missing", tmp_path / "file", tmp_path):
             said = _refusal(capsys, command, "--target", target)
-            assert said.startswith(f"patch {command}: --target {target}: no sglang/__init__.py in it")
+            assert said.startswith(f"patch {command}: --target {target}: must be a directory that contains sglang/")
         with pytest.raises(SystemExit):
             _patch(command, "--target", "")
-        assert capsys.readouterr().err == f"patch {command}: --target empty: allowed is a path\n"
+        assert capsys.readouterr().err == f"patch {command}: --target empty: must be a path\n"
 
 
 def test_no_sglang_installed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ def test_a_queue_that_only_adds_files(tree: Path, tmp_path: Path) -> None:
 
 def test_a_file_that_is_there_already_is_not_added(tree: Path, queue: Path) -> None:
     (tree / "sglang/srt/ours.py").write_text("mine = 1\n")
-    assert refused(lambda: apply(tree, queue), tree).startswith("sglang/srt/ours.py: is there already")
+    assert refused(lambda: apply(tree, queue), tree).startswith("sglang/srt/ours.py: must be absent, because SGLang ")
 
 
 def test_an_added_file_edited_since_is_refused(tree: Path, queue: Path) -> None:

@@ -39,7 +39,7 @@ def test_json_has_a_limit_of_levels(levels, kind):
     if levels <= DEEPEST:
         check_depth(value)
         return
-    with pytest.raises(ValueError, match="nested more than 32 levels deep; allowed are 32"):
+    with pytest.raises(ValueError, match="JSON must be nested at most 32 levels deep"):
         check_depth(value)
 
 
@@ -51,7 +51,7 @@ def deep(levels):
 @pytest.mark.parametrize("read", [parse_policy, read_object])
 @pytest.mark.parametrize("text", ['{{"policy": "xshare", "by_rows": {}}}', "xshare:k0={}", 'xshare:{{"k0": {}}}'])
 def test_deep_json_is_one_short_line_wherever_it_is_given(text, levels, read):
-    with pytest.raises(ValueError, match=r"allowed (is|are)") as raised:
+    with pytest.raises(ValueError, match="must be") as raised:
         read(text.format(deep(levels)))
     assert len(str(raised.value)) < LINE
 
@@ -86,7 +86,7 @@ def test_deep_json_is_one_short_line_wherever_it_is_given(text, levels, read):
     ids=lambda value: json.dumps(value).replace(LONG, "...")[:60],
 )
 def test_an_error_repeats_no_long_value(name, keys):
-    with pytest.raises(ValueError, match=r"allowed is|no keys") as raised:
+    with pytest.raises(ValueError, match=r"must|no such key|no keys") as raised:
         build_schedule(name, keys, speculative=False)
     line = str(raised.value)
     assert "\n" not in line
@@ -94,7 +94,7 @@ def test_an_error_repeats_no_long_value(name, keys):
 
 
 def test_what_is_given_twice_is_named_up_to_the_limit():
-    with pytest.raises(ValueError, match="is given twice") as raised:
+    with pytest.raises(ValueError, match="must be given once") as raised:
         read_object(f'{{"{LONG}": 1, "{LONG}": 2}}')
     assert len(str(raised.value)) < LINE
 
@@ -105,5 +105,5 @@ def test_a_long_word_is_compared_with_nothing():
 
 
 def test_a_short_value_stands_whole():
-    with pytest.raises(ValueError, match=r"^k0 = \[\[1\]\]: allowed is"):
+    with pytest.raises(ValueError, match=r"^k0 = \[\[1\]\]: must be"):
         build_plan("xshare", k0=[[1]])

@@ -148,14 +148,14 @@ def test_a_budget_that_may_lose_a_late_draft_can_change_a_step():
 @pytest.mark.parametrize("keys", [{"acceptance": 0.5}, {"warm_rows": 1}])
 def test_without_speculation_there_are_no_drafts(keys):
     name = next(iter(keys))
-    with pytest.raises(ValueError, match=f"{name} = .*: allowed only with speculative decoding"):
+    with pytest.raises(ValueError, match=f"{name} = .*: must be used with speculative decoding"):
         build_schedule("xshare", {"k0": 1, "add": 8, **keys}, speculative=False)
     assert build_schedule("xshare", {"k0": 1, "add": 8, **keys}, speculative=True) is not None
 
 
 @pytest.mark.parametrize("keys", [{"acceptance": 0.5}, {"k0": 1, "coverage": "own", "warm_rows": 1}])
 def test_a_key_that_nothing_reads_is_refused(keys):
-    with pytest.raises(ValueError, match="allowed only"):
+    with pytest.raises(ValueError, match="must be used with"):
         build_plan("custom", **keys)
 
 

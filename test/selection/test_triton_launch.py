@@ -10,10 +10,10 @@ import sglang_xshare
 from selection.launched import Dispatched, kernel
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
 from sglang_xshare.selection.triton_kernel import launch, recipe, supports, tile
-from sglang_xshare.stage.frame import Assignment, Frame
 from sglang_xshare.stage.layer import FILLED, MASKED, Layer
 from sglang_xshare.stage.step import Step
 from sglang_xshare.types import SCORINGS
+from stage.fake import put_in_step
 
 __all__ = ["kernel"]
 PLANS = {
@@ -77,9 +77,7 @@ def test_a_layer_of_the_stage_is_one_launch(kernel, monkeypatch, shared, masked)
     monkeypatch.setattr("sglang_xshare.stage.layer.num_shared_slots", lambda config: shared)
     config = TopKConfig(top_k=8 + shared, renormalize=True, **keys)
     layer = Layer(0, config, None, convention=MASKED if masked else FILLED, routes_itself=masked)
-    layer.slot.frame = Frame(
-        [Assignment(build_plan("xshare"), Step("decode", 16, Batch(torch.ones(16, dtype=torch.bool))))]
-    )
+    put_in_step(layer, build_plan("xshare"), Step("decode", 16, Batch(torch.ones(16, dtype=torch.bool))))
     monkeypatch.setattr(selection, "_choose_backend", lambda *args: "triton")
     logits = torch.zeros(16, 128)
 

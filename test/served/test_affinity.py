@@ -92,5 +92,5 @@ def test_a_table_of_another_model_is_refused_in_one_line(tiny_model: Path, tmp_p
     with pytest.raises(ServerError) as stop:
         server.wait()
     assert stop.value.returncode == 1
-    assert stop.value.log.splitlines()[-1].startswith(f"--expert-affinity {file}: its vocabulary is 66, that of ")
+    assert stop.value.log.splitlines()[-1].startswith(f"--expert-affinity {file}: must be a table of this model, ")
     assert "Traceback" not in stop.value.log

@@ -43,7 +43,7 @@ VERIFIED_PLANS: list[dict[str, Any]] = [PER_REQUEST, {"policy": "moe-spec", "bud
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"policy": "xshare", "k0": 9}, "k0 = 9:"),
     ({"policy": "xshare", "kO": 1}, "kO = 1: xshare has no such key"),
-    ({"policy": "oea", "layers": {"4": {"k0": 1}}}, "layers 4: the model's layers are 0 to 3"),
+    ({"policy": "oea", "layers": {"4": {"k0": 1}}}, "layers 4: must be one of the model's layers, 0 to 3"),
 ]
 QUALITY = {"k0": 1, "add": 4}
 PROMPT, STEPS, BATCH = 32, 32, 16

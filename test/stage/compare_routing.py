@@ -14,10 +14,10 @@ import torch
 from sglang.srt.layers.moe.topk import TopKConfig, select_experts
 
 from sglang_xshare import Batch, build_plan
-from sglang_xshare.stage.frame import Assignment, Frame
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.step import Step
 from sglang_xshare.upstream.router import read_router
+from stage.fake import put_in_step
 
 ROWS, EXPERTS, TOP_K = 7, 32, 4
 PLANS = ({"policy": "vanilla"}, {"policy": "xshare", "k0": 1, "add": EXPERTS}, {"policy": "oea", "k0": TOP_K})
@@ -106,7 +106,7 @@ def compare(config: TopKConfig, logits: torch.Tensor) -> dict[str, Any]:
     step = Step("decode", ROWS, Batch())
     rows_apart, error = 0, 0.0
     for keys in PLANS:
-        layer.slot.frame = Frame().begin([Assignment(build_plan(keys), step)])
+        put_in_step(layer, build_plan(keys), step)
         for mine, upstream in zip(route(layer.config, logits), wanted, strict=True):
             rows_apart += mine.keys() != upstream.keys()
             error = max([error, *(abs(mine[i] - upstream[i]) for i in mine.keys() & upstream.keys())])
@@ -120,7 +120,7 @@ def compare_wider(config: TopKConfig, layer: Layer, logits: torch.Tensor) -> flo
     shared = config.top_k - layer.router.top_k
     wanted = route(dataclasses.replace(config, top_k=TOP_K + 2 + shared), logits)
     plan = build_plan("custom", add=EXPERTS, utility="full", kmax=TOP_K + 2)
-    layer.slot.frame = Frame().begin([Assignment(plan, layer.step)])
+    put_in_step(layer, plan, layer.step)
     rows = zip(route(layer.config, logits), wanted, strict=True)
     return max(abs(mine.get(i, 0.0) - other.get(i, 0.0)) for mine, other in rows for i in mine.keys() | other.keys())
 

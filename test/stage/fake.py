@@ -9,9 +9,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_xshare import hooks
-from sglang_xshare.stage.frame import Slot
+from sglang_xshare.policies.plan import SelectionPlan
+from sglang_xshare.stage.frame import Assignment, Frame, Running, Slot
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.record.interval import OUTCOMES
+from sglang_xshare.stage.step import Step
 
 EXPERTS, TOP_K = 32, 4
 XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
@@ -69,6 +71,13 @@ def bind(model: Any, **options: Any) -> list[Layer]:
     layers = [Layer(n, config, None, slot=slot, number=n, **options) for n, config in enumerate(model.configs)]
     model.configs = [layer.upstream for layer in layers]
     return layers
+
+
+def put_in_step(layer: Layer, plan: SelectionPlan | None, step: Step) -> Running:
+    """Put a layer that is alone into a forward in which it has this plan and step."""
+    layer.slot.frame = frame = Frame(step.key)
+    frame.running = running = Running([step], [Assignment(plan)])
+    return running
 
 
 def forward_batch(mode: str, rows: int, batch_size: int | None = None, padding: int = 0) -> SimpleNamespace:

@@ -19,11 +19,11 @@ from sglang.srt.layers.moe.fused_moe_native import moe_forward_native
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from sglang_xshare import Batch, build_plan, hooks, select
-from sglang_xshare.stage.frame import Assignment, Frame
 from sglang_xshare.stage.layer import DROPPED, FILLED, MASKED, Convention, Layer
 from sglang_xshare.stage.step import Step
 from stage.compare_routing import make_config
 from stage.contracts import check
+from stage.fake import put_in_step
 
 ROWS, EXPERTS, TOP_K, HIDDEN, WIDTH = 9, 16, 4, 12, 8
 REPLICAS = 8  # the first experts have two places
@@ -134,7 +134,7 @@ def run(case: Case) -> dict[str, Any]:
         recorded=not masked,
     )
     plan = build_plan(PLANS[case.plan])
-    layer.slot.frame = Frame().begin([Assignment(plan, Step("decode", ROWS, Batch(valid)))])
+    put_in_step(layer, plan, Step("decode", ROWS, Batch(valid)))
     info, owner = make_places(case.places)
     chosen = select(logits, plan, layer.router, Batch(valid), backend="reference")
 

@@ -13,9 +13,9 @@ from sglang.srt.server_args import ServerArgs, set_global_server_args_for_schedu
 
 from sglang_xshare import Batch, SelectionPlan, build_plan, hooks, selection
 from sglang_xshare.stage import handover
-from sglang_xshare.stage.frame import Assignment, Frame
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.step import Step
+from stage.fake import put_in_step
 
 EXPERTS, TOP_K, HIDDEN, WIDTH = 32, 4, 32, 16
 PLAN = {"policy": "xshare", "k0": 1, "add": 4}
@@ -37,7 +37,7 @@ def align(ids: torch.Tensor, block_size: int, num_experts: int) -> tuple[torch.T
 def make_layer(plan: SelectionPlan, rows: int, valid: torch.Tensor | None) -> Layer:
     """Return a layer under policy in a decode step."""
     layer = Layer(0, TopKConfig(top_k=TOP_K, renormalize=True), None)
-    layer.slot.frame = Frame().begin([Assignment(plan, Step("decode", rows, Batch(valid)))])
+    put_in_step(layer, plan, Step("decode", rows, Batch(valid)))
     finish = lambda config, *rest: layer.finish(*rest)  # noqa: E731
     routing = SimpleNamespace(route=lambda config, logits: config, finish=finish)
     hooks._stage = SimpleNamespace(routing=routing)  # type: ignore[assignment]

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_xshare.policies.exact import Rule
 from sglang_xshare.policies.schedule import Schedule, build_schedule
+from sglang_xshare.stage.stage import Stage
+from sglang_xshare.stage.switch import make_next
+from sglang_xshare.stage.switch import switch as switch_to
 from stage.fake import Model, run
 
 PLANS: list[dict[str, Any]] = [
@@ -28,6 +32,18 @@ SIZES = (1, 2, 8)
 def schedule(keys: dict[str, Any]) -> Schedule | None:
     own = {name: value for name, value in keys.items() if name != "policy"}
     return build_schedule(keys["policy"], own, speculative=False)
+
+
+def switch(
+    stage: Stage,
+    latter: Schedule | None,
+    reporter: Any,
+    number: int | None = None,
+    rule: Rule | None = None,
+    recaptures: bool = True,
+) -> float | None:
+    """Switch to another schedule, as `live.control` does."""
+    return switch_to(stage, make_next(stage, latter, rule), reporter, number, recaptures)
 
 
 def decode(model: Model, reporter: SimpleNamespace, rows: int = 12) -> None:

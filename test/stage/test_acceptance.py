@@ -12,9 +12,9 @@ from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.acceptance import MEMORY, Acceptance, estimate
 from sglang_xshare.stage.record.metadata import KEY, Forward
-from sglang_xshare.stage.switch import switch
 from sglang_xshare.upstream.server import draft_width
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch, runner
+from stage.switching import switch
 
 WIDTH, START = 4, 63 / 64
 AUTO: dict[str, Any] = {"k0": 1, "add": 3, "acceptance": "auto"}
@@ -218,6 +218,5 @@ def test_a_switch_takes_what_was_counted_before(serve, reporter):
 def test_the_metric_is_the_estimate(serve, reporter):
     server = serve(AUTO)
     server.accept((8000, 0))
-    server.stage.reports.invalidate()
-    server.stage.publish(reporter)
+    server.stage.publish(reporter, always=True)
     assert REGISTRY.get_sample_value("sglang:expert_policy_acceptance", {"model_name": "fake"}) == 1 / 64

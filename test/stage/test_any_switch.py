@@ -15,10 +15,9 @@ from sglang_xshare.stage.graphs import open_up
 from sglang_xshare.stage.record.agreement import Agreement
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import StepKey
-from sglang_xshare.stage.switch import switch
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, Model, allows_graph, forward_batch, run
-from stage.switching import SIZES, Capturing, schedule
+from stage.switching import SIZES, Capturing, schedule, switch
 
 POLICIES = {
     "vanilla": {"policy": "vanilla"},
@@ -126,7 +125,7 @@ def test_sizes_are_those_that_sglang_captures(attach, reporter, monkeypatch):
     """With a request pool of 37 it captures 37 rows, which no list has: padding is masked there, and numbers follow."""
     model = Model(1)
     installed = attach(model, Batches((8, 36)), expert_policy="xshare", expert_policy_config={"k0": 1, "add": 2})
-    installed._find_batches = lambda: Batches((8, 37))
+    installed._find_batches = lambda rows: Batches((8, 37))
     installed.device = "cuda"
     capture = Capturing(monkeypatch, model)
     capture.running = True
@@ -145,7 +144,7 @@ def test_sizes_are_read_in_every_capture_and_in_no_other_step(attach, reporter, 
     """SGLang captures prefills too, on a server without decode graphs as well."""
     model, sizes = Model(1), [8, 37]
     installed = attach(model, Batches((8, 36)), expert_policy="xshare", expert_policy_config={"k0": 1, "add": 2})
-    installed._find_batches = lambda: Batches((8, sizes[-1]))
+    installed._find_batches = lambda rows: Batches((8, sizes[-1]))
     installed.device = "cuda"
     installed.recapture = capture = Capturing(monkeypatch, model)
     capture.running = True
@@ -158,8 +157,7 @@ def test_sizes_are_read_in_every_capture_and_in_no_other_step(attach, reporter, 
     sizes.pop()
     run(model, "decode", 8)
     assert installed.in_force.batches.captured == (8, 37)
-    installed.graphs.begin(StepKey("decode", 8), [])
-    installed.graphs.keep(installed.layers[0], StepKey("decode", 8), Assignment())
+    installed.graphs.captured[StepKey("decode", 8)] = {installed.layers[0]: Assignment()}
     assert switch(installed, schedule(POLICIES["oea"]), reporter) is not None
     assert installed.in_force.batches.captured == (8, 8)
 

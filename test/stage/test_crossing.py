@@ -6,11 +6,10 @@ import torch
 from sglang_xshare import Router, hooks, select
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.stage.layer import Layer
-from sglang_xshare.stage.switch import switch
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, allows_graph, forward_batch, runner
 from stage.paged_model import REPORTER, PagedModel, make_schedule, put
-from stage.switching import Capturing
+from stage.switching import Capturing, switch
 from stage.test_exact import SCHEDULER, Req, batch_of
 
 
@@ -21,7 +20,7 @@ def test_a_kept_call_of_few_columns_is_not_that_of_a_step_with_exact_rows(attach
     model_runner = runner(model, expert_policy="oea", expert_policy_config={"k0": 1, "kmax": 2})
     hooks.attach(model_runner)
     model.logits = torch.randn(4, EXPERTS, generator=torch.Generator().manual_seed(0))
-    for asked in (None, "exact", None):
+    for asked in (None, "exact", "exact", None):
         reqs = [Req(f"{asked} {number}", asked if number == 2 else None) for number in range(4)]
         for req in reqs:
             hooks.admit(SCHEDULER, req)

@@ -14,8 +14,8 @@ from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.exact import ATTACHED, MIXED_SESSION, Exact
 from sglang_xshare.stage.gather import Ranks
 from sglang_xshare.stage.step import read_key, read_step
-from sglang_xshare.stage.switch import check_switch
-from stage.fake import EXPERTS, TOP_K, XSHARE, Model, forward_batch, gathered_batches, runner
+from sglang_xshare.stage.switch import make_next, needs_capture
+from stage.fake import EXPERTS, TOP_K, XSHARE, Model, forward_batch, gathered_batches, run, runner
 
 NO_RULE = Rule()
 SCHEDULER = SimpleNamespace(enable_hicache_storage=False, metrics_reporter=None)
@@ -278,7 +278,9 @@ def test_the_rule_of_the_last_policy_holds_while_the_model_is_vanilla(served):
         return req.expert_policy_exact
 
     def switch(schedule):
-        stage.in_force, _ = check_switch(stage, schedule)
+        latter = make_next(stage, schedule)
+        needs_capture(stage, latter)
+        stage.in_force = latter
 
     policy = {"k0": 1, "add": 2}
     switch(build_schedule("xshare", policy | {"exact": {"default": True}}, speculative=False))
@@ -289,11 +291,29 @@ def test_the_rule_of_the_last_policy_holds_while_the_model_is_vanilla(served):
     assert not arrive("c")
 
 
-def test_no_row_is_exact_where_the_server_refuses():
+def test_no_row_is_exact_where_the_server_refuses(attach, monkeypatch):
     """Also where a graph would read the flags."""
+<<<<<<< HEAD
     exact = Exact("cpu", refusal="no slots")
     exact._written = [0]
     assert exact.find(4) is None
     exact = Exact("cpu")
     exact._written = [0]
     assert exact.find(4) is not None
+=======
+    model = Model(1)
+    stage = attach(model, device="meta", **XSHARE)
+    for exact, reads in ((Exact("cpu", refusal="no slots"), False), (Exact("cpu"), True)):
+        exact._written = [0]
+        stage.exact = exact
+        steps = []
+        monkeypatch.setattr(stage, "_finish", lambda step, *args, steps=steps: steps.append(step))
+        run(model, "decode", 4)
+        assert (steps[0].batch.exact is not None) == reads
+
+
+def test_a_graph_reads_flags_though_no_row_is_exact_at_its_capture():
+    """Its replays have exact rows: the capture on a device reads the flags where they lie."""
+    assert Exact("cpu").find(4) is None
+    assert Exact("meta").find(4).shape == (4,)
+>>>>>>> main

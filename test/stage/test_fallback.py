@@ -10,12 +10,10 @@ import torch
 
 from sglang_xshare import hooks
 from sglang_xshare.live.control import Control
-from sglang_xshare.stage.frame import Assignment
 from sglang_xshare.stage.step import StepKey
-from sglang_xshare.stage.switch import switch
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, XSHARE, Model, allows_graph, forward_batch, make_reporter, runner
-from stage.switching import PLANS, schedule
+from stage.switching import PLANS, schedule, switch
 
 WHICH = "ranks [1] have selected other experts than the first"
 
@@ -114,9 +112,7 @@ def test_graphs_that_cannot_follow_to_vanilla_are_not_replayed(serve):
     oea = {"expert_policy": "oea", "expert_policy_config": {"k0": 2, "kmax": 6}}
     served = serve(Batches(captured=(8,)), **oea)
     served.decode()
-    layer, key = served.stage.layers[0], StepKey("decode", 8)
-    served.stage.graphs.begin(key, [])
-    served.stage.graphs.keep(layer, key, Assignment(served.stage.in_force.find(layer, key)[0]))
+    served.stage.graphs.capture(StepKey("decode", 8), served.stage.in_force)
     assert allows_graph(8)
     served.differs = [1]
     served.decode()
@@ -127,13 +123,11 @@ def test_graphs_that_cannot_follow_to_vanilla_are_not_replayed(serve):
 
 
 def test_where_no_policy_is_in_force_there_is_nothing_to_go_back_to(serve, caplog):
-    served = serve()
-    served.decode()
-    served.decode()
+    served = serve(Batches(captured=(8,)), mask_padding_experts=True)
     served.decode()
     switch(served.stage, None, served.stage.reports.reporter)
     served.differs = [1]
     served.decode()
-    assert "; no policy is in force" in caplog.text
+    assert "; no policy is active" in caplog.text
     assert (served.stage.switches, served.stage.agreement.counts["fallbacks"]) == (1, 0)
     assert served.stage.disagreement.startswith(WHICH)

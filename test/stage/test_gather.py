@@ -5,14 +5,13 @@ import torch
 
 from sglang_xshare import Batch, build_plan
 from sglang_xshare.policies.schedule import build_schedule
-from sglang_xshare.stage.frame import Assignment, Frame
 from sglang_xshare.stage.gather import Gather, Ranks
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step, StepKey, read_key, read_step
-from sglang_xshare.stage.switch import check_switch
+from sglang_xshare.stage.switch import make_next, needs_capture
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import EXPERTS, Config, Model, bind, forward_batch
+from stage.fake import EXPERTS, Config, Model, bind, forward_batch, put_in_step
 from stage.ranks import Load
 
 GATHER = "sglang_xshare.stage.gather.all_gather"
@@ -50,9 +49,9 @@ def test_a_rank_without_rows_takes_part_in_the_step_of_the_others(gather, monkey
     monkeypatch.setattr(GATHER, lambda own, ranks: sent.append(own) or own.repeat(2, 1))
     layer = Layer(0, Config(), None)
     step = Step("decode", 4, Batch(), gather)
-    layer.slot.frame = frame = Frame().begin([Assignment(build_plan("xshare", k0=1, add=2), step)])
+    running = put_in_step(layer, build_plan("xshare", k0=1, add=2), step)
     layer.join(EXPERTS, "cpu")
-    assert frame.selections[0].topk_ids.shape == (4, layer.router.top_k)
+    assert running.selections[0].topk_ids.shape == (4, layer.router.top_k)
     assert len(sent) == (gather is not None)
 
 
@@ -88,7 +87,7 @@ def test_a_rank_alone_whose_rows_split_a_request_is_no_batch_of_requests():
 
 def test_a_router_with_other_rows_than_the_step_is_an_error():
     layer = Layer(7, Config(), None)
-    layer.slot.frame = Frame().begin([Assignment(step=Step("decode", 5, Batch(), Gather((2, 3), 0)))])
+    put_in_step(layer, None, Step("decode", 5, Batch(), Gather((2, 3), 0)))
     with pytest.raises(RuntimeError, match=r"^MoE layer 7: 4 router rows on a rank of 2$"):
         layer.collect(torch.zeros(4, EXPERTS))
 
@@ -104,11 +103,12 @@ def test_captured_graphs_hold_what_ranks_gather(captured, rows, refused):
     ranks = Ranks(0, 2, 1, EXPERTS, True)
     stage = Stage(layers, schedules[0], device="cpu", batches=Batches(captured), ranks=ranks)
     for size in captured:
-        key = StepKey("decode", size)
-        stage.graphs.keep(layers[0], key, Assignment(stage.in_force.find(layers[0], key)[0]))
+        stage.graphs.capture(StepKey("decode", size), stage.in_force)
     if refused:
         with pytest.raises(ValueError, match="the rows that ranks gather change"):
-            check_switch(stage, schedules[1])
+            needs_capture(stage, make_next(stage, schedules[1]))
         return
-    stage.in_force, _ = check_switch(stage, schedules[1])
+    latter = make_next(stage, schedules[1])
+    needs_capture(stage, latter)
+    stage.in_force = latter
     assert stage.in_force.ranks.together == (rows == "batch")

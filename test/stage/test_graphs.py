@@ -1,6 +1,7 @@
 """What a switch makes of captured graphs: their numbers are written, or it says why they would be captured anew."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ import torch
 from sglang_xshare.policies.plan import SelectionPlan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, encode
-from sglang_xshare.stage.frame import Assignment, Frame, Slot
-from sglang_xshare.stage.graphs import Graphs, assign, describe_misfits, open_up
+from sglang_xshare.stage.frame import Assignment, Frame, Running, Slot
+from sglang_xshare.stage.graphs import Graphs, describe_misfits, open_up
 from sglang_xshare.stage.in_force import InForce
 from sglang_xshare.stage.lane import Lane, make_lanes
 from sglang_xshare.stage.layer import Layer
@@ -43,12 +44,6 @@ def make_layers(count: int) -> list[Layer]:
     return [Layer(number, Config(), None, slot=slot, number=number) for number in range(count)]
 
 
-def place(layers: list[Layer], assignments: list[Assignment]) -> Frame:
-    """A forward in which layers have these assignments."""
-    layers[0].slot.frame = frame = Frame().begin(assignments)
-    return frame
-
-
 def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, InForce, list[Layer]]:
     """Graphs of every size, as the stage captures them: each once eagerly, then recorded."""
     graphs, plans = Graphs(), make_plans(keys)
@@ -61,18 +56,19 @@ def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, InForce,
 
 def run(graphs: Graphs, plans: InForce, layers: list[Layer], step: Step) -> None:
     """An eager step, which reads no buffer."""
-    frame = place(layers, assign(layers, [step] * len(layers), plans, graphs, is_captured=False)[0])
-    for layer in layers:
-        assert (layer.assignment.plan, layer.assignment.buffer) == (plans.find(layer, step.key)[0], None)
-        plan = layer.assignment.plan
+    layers[0].slot.frame = frame = Frame(step.key)
+    frame.running = running = Running([step] * len(layers), replace(plans, layers=layers).assign(step.key))
+    for layer, assignment in zip(layers, running.assignments, strict=True):
+        plan = assignment.plan
+        assert (plan, assignment.buffer) == (plans.find(layer, step.key)[0], None)
         chosen = None if plan is None else layer.select(torch.zeros(step.rows, EXPERTS), plan)
-        frame.selections[layer.number] = chosen
-    graphs.prepare(layers, frame, step)
+        running.selections[layer.number] = chosen
+    graphs.prepare(layers, step, running)
 
 
 def record(graphs: Graphs, plans: InForce, layers: list[Layer], rows: int) -> list[Assignment]:
     """What each layer does in a step of so many rows that is captured."""
-    return assign(layers, [Step("decode", rows, Batch())] * len(layers), plans, graphs, is_captured=True)[0]
+    return graphs.capture(StepKey("decode", rows), replace(plans, layers=layers))
 
 
 def capture_anew(graphs: Graphs, plans: InForce, layers: list[Layer]) -> dict[tuple[int, int], SelectionPlan | None]:
@@ -233,7 +229,7 @@ def test_graphs_that_read_how_deep_drafts_are_go_on_asking(keys):
     schedule = build_schedule("xshare", {"k0": 1, "add": 1, **keys}, speculative=True)
     plans, graphs = InForce(schedule, BATCHES), Graphs()
     for others in (plans, InForce(None, BATCHES)):
-        [assignment], _ = assign([layer], [step], others, graphs, is_captured=True)
+        [assignment] = graphs.capture(step.key, replace(others, layers=[layer]))
         assert assignment.plan is plans.find(layer, step.key)[0]
         assert graphs.by_depth == plans.by_depth == bool(keys)
 
@@ -257,7 +253,7 @@ def test_an_estimate_is_written_where_a_plan_asks_for_one():
 
     plans = make()
     run(graphs, plans, layers, step)
-    assign(layers, [step, step], plans, graphs, is_captured=True)
+    graphs.capture(step.key, replace(plans, layers=layers))
     for more, acceptance in (({}, 0.75), ({"layers": {"1": {"acceptance": 0.5}}}, 0.25), ({"acceptance": 1.0}, 0.5)):
         others = make(**more)
         graphs.follow(others)

@@ -11,13 +11,12 @@ from selection.aligned import find_problems
 from sglang_xshare import Batch, build_plan, hooks, selection
 from sglang_xshare.selection.alignment import align_pairs, count_blocks
 from sglang_xshare.stage import handover
-from sglang_xshare.stage.frame import Assignment, Frame
 from sglang_xshare.stage.gather import Gather
 from sglang_xshare.stage.handover import Offer
 from sglang_xshare.stage.layer import DROPPED, Layer
 from sglang_xshare.stage.step import Step
 from sglang_xshare.types import Alignment
-from stage.fake import EXPERTS, TOP_K, XSHARE, Config, Model, run
+from stage.fake import EXPERTS, TOP_K, XSHARE, Config, Model, put_in_step, run
 
 ROWS = 6
 PLAN = build_plan("xshare", k0=1, add=2)
@@ -64,7 +63,7 @@ def make_ids(rows: int = ROWS) -> torch.Tensor:
 
 def make_layer(config: Config | None = None, **options: Any) -> Layer:
     layer = Layer(0, config or Config(), None, **options)
-    layer.slot.frame = Frame().begin([Assignment(PLAN, Step("decode", ROWS, Batch()))])
+    put_in_step(layer, PLAN, Step("decode", ROWS, Batch()))
     return layer
 
 
@@ -182,8 +181,7 @@ def test_layers_whose_ids_are_not_final_offer_nothing(aligns, options):
 
 def test_a_rank_that_keeps_its_own_rows_offers_nothing(aligns, monkeypatch):
     layer = make_layer()
-    step = Step("decode", 2 * ROWS, Batch(), Gather((ROWS, ROWS), 0))
-    layer.slot.frame = Frame().begin([dataclasses.replace(layer.assignment, step=step)])
+    put_in_step(layer, PLAN, Step("decode", 2 * ROWS, Batch(), Gather((ROWS, ROWS), 0)))
     monkeypatch.setattr(layer, "collect", lambda logits: torch.cat([logits, logits]))
     ids = route(layer)
     assert ids.shape == (ROWS, TOP_K)
@@ -197,8 +195,8 @@ def test_an_alignment_that_is_not_taken_is_not_written_again(aligns):
     assert align(route(layer), 64)[1] == 1
     assert layer.untaken == {ROWS}
     assert align(route(layer))[1] == 1
-    assert layer.frame.selections[0] is not None
-    assert layer.frame.selections[0].alignment is None
+    assert layer.running.selections[0] is not None
+    assert layer.running.selections[0].alignment is None
     layer.untaken.clear()
     assert align(route(layer))[1] == 0
     assert not layer.untaken

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from sglang_xshare import hooks
-from sglang_xshare.stage.frame import Frame
 from sglang_xshare.stage.layer import DROPPED, FILLED
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import TOP_K, XSHARE, Model, run
@@ -12,10 +11,9 @@ from stage.fake import TOP_K, XSHARE, Model, run
 
 def test_padding_is_masked_where_graphs_pad(attach):
     assert attach(Model(), device="meta", **XSHARE).reads_padding
-    assert attach(Model(), mask_padding_experts=True).in_force.masks_only
+    assert attach(Model(), mask_padding_experts=True).reads_padding
     without = attach(Model(), **XSHARE)
     assert not without.reads_padding, "a CPU server runs without graphs"
-    assert not without.in_force.masks_only
 
 
 def test_padding_rows_make_no_expert_active(attach):
@@ -80,7 +78,6 @@ def test_padding_rows_that_upstream_has_overwritten_make_no_expert_active(attach
     if written == 0:
         weights[live:] = 0
     given = ids.clone()
-    installed.slot.frame = Frame()
     found = hooks.finish(layer.config, ids, weights, torch.tensor(live))
     used = {
         expert for row, kept in zip(given[:live], weights[:live], strict=True) for expert in row[kept != 0].tolist()

@@ -9,9 +9,9 @@ from sglang_xshare import hooks
 from sglang_xshare.stage.in_force import InForce
 from sglang_xshare.stage.paged import SlotsExceeded
 from sglang_xshare.stage.record.counters import Reader
-from sglang_xshare.stage.switch import switch
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch
 from stage.paged_model import LAYERS, REPORTER, SLOTS, make_schedule, put
+from stage.switching import switch
 
 HIDDEN, WIDTH = 16, 8
 CONFIG = {"apply_router_weight_on_input": False, "activation": "silu", "gemm1_alpha": None, "gemm1_clamp_limit": None}

@@ -13,15 +13,15 @@ import torch
 from sglang_xshare import Batch, hooks, select
 from sglang_xshare.compatibility.paging import fits
 from sglang_xshare.selection.triton_kernel.budgets import encode
-from sglang_xshare.stage.frame import Frame
+from sglang_xshare.stage.frame import Running
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.paged import SlotsExceeded
 from sglang_xshare.stage.record.counters import Reader
 from sglang_xshare.stage.step import StepKey
-from sglang_xshare.stage.switch import switch
 from sglang_xshare.upstream.paging import Residents
 from stage.fake import EXPERTS, TOP_K, allows_graph, forward_batch
 from stage.paged_model import LAYERS, REPORTER, SLOTS, PagedModel, Paging, decode, make_schedule, put
+from stage.switching import switch
 
 PUBLISHED = {"k0": 1, "add": 2}
 
@@ -255,8 +255,8 @@ def test_captured_anew_while_it_is_not_replayed_a_step_keeps_its_promise(monkeyp
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
     capture(monkeypatch, stage, model, 8)
     switch(stage, None, REPORTER)
-    frames, check = [], Frame.check
-    monkeypatch.setattr(Frame, "check", lambda frame, layer_ids: frames.append(frame) or check(frame, layer_ids))
+    frames, check = [], Running.check
+    monkeypatch.setattr(Running, "check", lambda frame, layer_ids: frames.append(frame) or check(frame, layer_ids))
     capture(monkeypatch, stage, model, 8)
     assert all(chosen is not None for chosen in frames[-1].selections)
     assert all(assignment.fits for assignment in frames[-1].assignments)
@@ -270,17 +270,16 @@ def test_a_broken_bound_stops_the_server(monkeypatch):
     decode(model, 0, 8)
     stage.publish(REPORTER)
 
-    def forget(logits, plan, router, batch, **options):
-        return select(logits, plan, router, Batch(batch.valid), **options)
+    def forget(logits, plan, router, batch, *args, **options):
+        return select(logits, plan, router, Batch(batch.valid), *args, **options)
 
     monkeypatch.setattr("sglang_xshare.stage.layer.select", forget)
     stage.in_force.calls.clear()  # as before a plan's first use
     decode(model, 0, 8)
-    stage.reports.invalidate()
     with pytest.raises(
         SlotsExceeded, match=re.escape(f"more than {SLOTS} experts were active in MoE layers [0, 1, 2]")
     ):
-        stage.publish(REPORTER)
+        stage.publish(REPORTER, always=True)
 
 
 def test_what_was_not_promised_may_exceed_the_slots(monkeypatch):

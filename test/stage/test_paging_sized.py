@@ -5,10 +5,9 @@ import torch
 from sglang_xshare import Batch, hooks, select
 from sglang_xshare.stage.record.counters import Reader
 from sglang_xshare.stage.step import Step, StepKey
-from sglang_xshare.stage.switch import switch
 from stage.fake import EXPERTS, allows_graph
 from stage.paged_model import LAYERS, REPORTER, SLOTS, PagedModel, decode, make_schedule, put
-from stage.switching import Capturing
+from stage.switching import Capturing, switch
 
 PUBLISHED = {"k0": 1, "add": 2}
 

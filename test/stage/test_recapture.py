@@ -7,19 +7,17 @@ import pytest
 import torch
 from prometheus_client import REGISTRY
 
-from sglang_xshare import SelectionPlan, build_plan
+from sglang_xshare import SelectionPlan
 from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, Budgets, list_steps
-from sglang_xshare.stage.frame import Assignment
 from sglang_xshare.stage.graphs import Graphs
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.placement import Balance, Placement
 from sglang_xshare.stage.record.counters import AFTER, STEPS
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import StepKey
-from sglang_xshare.stage.switch import switch
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, XSHARE, Model, run
-from stage.switching import decode, schedule
+from stage.switching import decode, schedule, switch
 
 
 @pytest.fixture(autouse=True)
@@ -100,8 +98,7 @@ def test_observe_posted_again_goes_on_counting_where_graphs_do(attach, reporter,
     keys = {"policy": "observe", "plans": ["xshare:k0=1,add=2"]}
     model = Model(2)
     installed = attach(model, Batches((8,)), expert_policy="observe", expert_policy_config={"plans": keys["plans"]})
-    installed.graphs.begin(StepKey("decode", 8), installed.in_force.lanes)
-    installed.graphs.keep(installed.layers[0], StepKey("decode", 8), Assignment(build_plan("xshare", k0=1, add=2)))
+    installed.graphs.capture(StepKey("decode", 8), installed.in_force)
     [first] = installed.in_force.lanes
     decode(model, reporter, 8)
     switch(installed, schedule(keys), reporter)

@@ -14,10 +14,9 @@ from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.stage.forward import wrap_model
 from sglang_xshare.stage.placement import Placement
 from sglang_xshare.stage.stage import Stage
-from sglang_xshare.stage.switch import switch
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, outcomes, run
-from stage.switching import PLANS, decode, schedule
+from stage.switching import PLANS, decode, schedule, switch
 
 
 @pytest.fixture(autouse=True)

@@ -86,8 +86,8 @@ def test_an_out_that_cannot_be_written_is_told_before_anything_is_measured(texts
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--tolerance", "-3%"), "--tolerance -3%:"),
-        (("--tolerance", "0"), "--tolerance 0:"),
+        (("--tolerance", "-3%"), "--tolerance -3%: must be a share"),
+        (("--tolerance", "0"), "--tolerance 0: must be a share"),
         (("--tolerance", "1%", "--batches", "0"), "--batches 0:"),
         (("--tolerance", "1%", "--groups", "x"), "--groups x:"),
         (("--tolerance", "1%", "--samples", "1"), "--samples 1:"),
@@ -113,7 +113,7 @@ def test_a_setting_that_is_none_is_one_line(texts, tmp_path, server, capsys, pol
     [
         (
             "--samples 900",
-            "--texts {texts}/0.txt: 7,904 tokens, 464 samples of --prompt and --tokens; allowed are 600 ",
+            "--texts {texts}/0.txt: 7,904 tokens, 464 samples of --prompt and --tokens; must have 600 ",
         ),
         ("--batches 4 99", "--batches 99: "),
         ("--prompt 5000", "--texts {texts}/0.txt: 7,904 tokens, 1 samples of "),

@@ -28,8 +28,8 @@ def test_samples_go_to_the_parts_in_turn_and_files_take_turns(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"\xff\xfe", "byte 0 is not UTF-8"),
-        (b"", "0 tokens, 0 samples of --prompt and --tokens; allowed are 4 samples"),
+        (b"\xff\xfe", r"must be a text in UTF-8 \(byte 0 is not UTF-8\)"),
+        (b"", "0 tokens, 0 samples of --prompt and --tokens; must have 4 samples"),
     ],
 )
 def test_what_is_no_text_is_named(content, said, tmp_path):

@@ -15,10 +15,10 @@ from .finished import open_receiver
 from .table import Table, describe_model, load_table
 
 FLAG = f"--load-balance-method {METHOD}"
-# Other ways in than SGLang's tokenizer manager, which tells the requests that have ended.
+# Servers without SGLang's tokenizer manager, which reports the requests that have ended.
 SERVERS = ("grpc_mode", "smg_grpc_mode", "grpc_port")
 RUST = "SGLANG_RUST_SERVER"
-NO_SIGN_OF_END = "nothing tells which requests have ended"
+NO_SIGN_OF_END = "this server does not report which requests have ended"
 
 
 @dataclass(frozen=True)
@@ -30,74 +30,72 @@ class AffinityArguments:
 
 
 def read_affinity(server_args: Any) -> AffinityArguments | None:
-    """Parse the flags as given, and read the table; None where another method is chosen. Raises `ExpertPolicyError`."""
+    """Parse the given flags and read the table; None for another method. Raises `ExpertPolicyError`."""
     file = getattr(server_args, "expert_affinity", None)
     bound = getattr(server_args, "expert_affinity_bound", None)
     if getattr(server_args, "load_balance_method", None) != METHOD:
         for flag, value in (("--expert-affinity", file), ("--expert-affinity-bound", bound)):
             if value is not None:
-                raise ExpertPolicyError(flag, value, f"allowed only together with {FLAG}")
+                raise ExpertPolicyError(flag, value, f"must be used with {FLAG}")
         return None
     if file is None:
-        made = "allowed with --expert-affinity FILE, which `sglang-xshare calibrate` makes"
+        made = "must be used with --expert-affinity FILE, which `sglang-xshare calibrate` writes"
         raise ExpertPolicyError("--load-balance-method", METHOD, made)
     if bound is not None and not (math.isfinite(bound) and bound >= 1):
-        allowed = f"allowed is a number of at least 1, such as {DEFAULT}"
+        allowed = f"must be a number of at least 1, such as {DEFAULT}"
         raise ExpertPolicyError("--expert-affinity-bound", bound, allowed)
     try:
         table = load_table(Path(file))
     except ValueError as error:
-        allowed = "allowed is a file of `sglang-xshare calibrate`"
-        raise ExpertPolicyError("--expert-affinity", file, f"{error}; {allowed}") from None
+        allowed = "must be a file of `sglang-xshare calibrate`"
+        raise ExpertPolicyError("--expert-affinity", file, f"{allowed} ({error})") from None
     return AffinityArguments(table, DEFAULT if bound is None else bound)
 
 
 def check_affinity(server_args: Any, arguments: AffinityArguments) -> None:
-    """Raise `ExpertPolicyError` where resolved arguments have no replicas that tell what ends, or a wrong table."""
+    """Raise `ExpertPolicyError` for a server without replicas, without reports of ended requests, or a wrong table."""
     config = resolved(server_args)
-    if attention_dp_size(config) > 1:
-        reason = "ranks of data-parallel attention share every MoE layer, whoever runs a request; allowed is off"
-        raise _refuse_beside("data-parallel attention", reason)
-    if config.dp_size < 2:
-        raise _refuse_beside(f"--dp-size {config.dp_size}", "allowed are at least 2 replicas")
-    if config.nnodes > 1:
-        raise _refuse_beside(f"--nnodes {config.nnodes}", "allowed is one machine")
-    if spell(config.disaggregation_mode) != "null":
-        raise _refuse_beside(f"--disaggregation-mode {config.disaggregation_mode}", "allowed is null")
+    shared = (
+        "data-parallel attention must be off, because its ranks share all MoE layers, whichever rank runs a request"
+    )
+    mode = config.disaggregation_mode
+    refused = [
+        ("data-parallel attention", attention_dp_size(config) > 1, shared),
+        (f"--dp-size {config.dp_size}", config.dp_size < 2, "--dp-size must be at least 2"),
+        (f"--nnodes {config.nnodes}", config.nnodes > 1, "--nnodes must be 1"),
+        (f"--disaggregation-mode {mode}", spell(mode) != "null", "--disaggregation-mode must be null"),
+    ]
     for name in SERVERS:
         value = getattr(config, name, None)
-        if value:
-            flag = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
-            raise _refuse_beside(flag, f"{NO_SIGN_OF_END}; allowed is HTTP")
-    if is_switched_on(RUST):
-        told = f"{RUST}={os.environ.get(RUST, 'on')}"
-        raise _refuse_beside(told, f"{NO_SIGN_OF_END}; allowed is unset")
+        flag = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+        refused.append((flag, bool(value), f"requests must arrive by HTTP, because {NO_SIGN_OF_END}"))
+    told = f"{RUST}={os.environ.get(RUST, 'on')}"
+    refused.append((told, is_switched_on(RUST), f"{RUST} must be unset, because {NO_SIGN_OF_END}"))
+    for other, applies, reason in refused:
+        if applies:
+            raise ExpertPolicyError("--load-balance-method", f"{METHOD} with {other}", reason)
     _check_table(server_args, arguments.table)
 
 
 def make_dispatcher(controller: Any) -> Dispatcher | None:
-    """The dispatcher of a data-parallel controller, which listens for what has ended; None for another method."""
+    """Return the dispatcher of a data-parallel controller, which receives ended requests; None for another method."""
     arguments = read_affinity(controller.server_args)
     if arguments is None:
         return None
-    # Without a cache a prompt that comes again gains nothing where it was before: it would only tie a request to a
-    # replica that the bound once forced on it.
+    # Without a cache a repeated prompt gains nothing on its former replica. It would only tie the request to a replica
+    # that the bound once forced on it.
     caches = not resolved(controller.server_args).disable_radix_cache
     affinity = Affinity(arguments.table, controller.server_args.dp_size, arguments.bound, caches)
     receive = open_receiver(controller.port_args.instance_id)
     return Dispatcher(controller, affinity, receive, controller.server_args.enable_metrics)
 
 
-def _refuse_beside(other: str, reason: str) -> ExpertPolicyError:
-    return ExpertPolicyError("--load-balance-method", f"{METHOD} with {other}", reason)
-
-
 def _check_table(server_args: Any, table: Table) -> None:
-    """Refuse a table of another model or tokenizer. What a model's folder does not tell is not asked."""
+    """Refuse a table of another model or tokenizer; properties that are missing in the model's folder are skipped."""
     path = server_args.model_path
     found = describe_model(model_config(server_args).hf_text_config, Path(path))
     for what, of_table in table.origin.items():
         if of_table and found[what] and of_table != found[what]:
             said = f"its {what} is {of_table[:24]}, that of {path} {found[what][:24]}"
-            allowed = "allowed is a table of this model, by `sglang-xshare calibrate`"
-            raise ExpertPolicyError("--expert-affinity", server_args.expert_affinity, f"{said}; {allowed}")
+            allowed = "must be a table of this model, by `sglang-xshare calibrate`"
+            raise ExpertPolicyError("--expert-affinity", server_args.expert_affinity, f"{allowed} ({said})")

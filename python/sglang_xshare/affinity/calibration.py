@@ -1,4 +1,4 @@
-"""Which experts a model's token ids are routed to, counted while it reads texts, as signatures of a few dimensions."""
+"""Signatures of token ids, from counts of the experts that a model routes each id to while the model reads texts."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,21 +13,21 @@ from ..files import read_text
 from .table import Table, describe_model
 
 DIMENSIONS = 32
-"""Of a signature."""
+"""Dimensions of a signature."""
 LENGTH = 256
 """Tokens of a piece of text."""
 BATCH = 8
-"""Pieces that are read together."""
+"""Pieces in one forward."""
 SAMPLES = 256
 """Pieces of text whose signatures a table keeps: 16 kB at 32 dimensions."""
 WIDTH = 256
-"""Of the random sketch in which experts are counted: by expert, 152k ids in 48 layers of 128 would take 3.7 GB."""
+"""Width of the random sketch of counts: counts by expert of 152k ids in 48 layers of 128 would take 3.7 GB."""
 SHRINKAGE = 20
-"""Mean tokens that every id is mixed with, so that one seen once says little."""
+"""Mean tokens that are mixed into every id, so an id that occurs once has a small signature."""
 
 
 def load_model(folder: Path, device: str) -> Any:
-    """A checkpoint of transformers. Raises ValueError where `folder` does not hold all of one."""
+    """Return the model of a checkpoint. Raises ValueError if `folder` does not contain all of it."""
     from transformers import AutoModelForCausalLM
 
     # Few CPUs multiply bfloat16 faster.
@@ -35,26 +35,27 @@ def load_model(folder: Path, device: str) -> Any:
     try:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"--model {folder}: {error}; allowed is a whole checkpoint") from None
+        raise ValueError(f"--model {folder}: must be a whole checkpoint ({error})") from None
 
 
 def read_texts(texts: Path, model: Path, length: int, most: int) -> torch.Tensor:
-    """Pieces [pieces, length] of token ids of every `*.txt` in the folder `texts`, at most `most` tokens of each.
-    Raises ValueError without a tokenizer, and where no file fills a piece.
+    """Return pieces [pieces, length] of token ids of every `*.txt` in `texts`, at most `most` tokens of each file.
+
+    Raises ValueError without a tokenizer, and if no file fills a piece.
     """
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
-        raise ValueError(f"--model {model}: no tokenizer ({error}); allowed is a whole checkpoint") from None
+        raise ValueError(f"--model {model}: must be a whole checkpoint; no tokenizer ({error})") from None
     pieces = [torch.empty(0, length, dtype=torch.long)]
     for file in sorted(texts.glob("*.txt")):
         ids = tokenizer(read_text("--texts", file), add_special_tokens=False, verbose=False)["input_ids"][:most]
         pieces.append(torch.tensor(ids[: len(ids) // length * length]).long().view(-1, length))
     found = torch.cat(pieces)
     if not len(found):
-        raise ValueError(f"--texts {texts}: no folder with *.txt of {length} tokens; allowed are longer texts")
+        raise ValueError(f"--texts {texts}: must be a folder with a *.txt of at least {length} tokens")
     return found
 
 
@@ -66,7 +67,7 @@ def calibrate(
     dimensions: int = DIMENSIONS,
     progress: Callable[[Sequence[torch.Tensor]], Iterable[torch.Tensor]] = iter,
 ) -> Table:
-    """Let `model`, `folder`'s, read `pieces` [pieces, length]. Raises ValueError where no experts can be seen."""
+    """Return the table of `model`, from `folder`, after it has read `pieces` [pieces, length]. Raises ValueError."""
     vocabulary = model.get_input_embeddings().num_embeddings
     sums, counts = torch.zeros(vocabulary, WIDTH), torch.zeros(vocabulary)
     sketches: list[torch.Tensor] = []
@@ -75,7 +76,7 @@ def calibrate(
             layers.clear()
             model(tokens.to(model.device), use_cache=False, logits_to_keep=1)
             if not layers:
-                reason = f"no experts seen in {type(model).__name__}; allowed is a Mixture-of-Experts model"
+                reason = f"must be a Mixture-of-Experts model; no experts found in {type(model).__name__}"
                 raise ValueError(f"--model {folder}: {reason}")
             sketches = sketches or [make_sketch(experts, number) for number, (_, experts) in enumerate(layers)]
             for sketch, (ids, _) in zip(sketches, layers, strict=True):
@@ -87,8 +88,9 @@ def calibrate(
 
 @contextmanager
 def watch_experts(model: Any) -> Iterator[list[tuple[torch.Tensor, int]]]:
-    """A list that gets (expert ids [tokens, top-k], number of experts) for every MoE layer of a forward, in order:
-    transformers calls each layer's module `experts` with hidden states, ids and weights, whatever the router.
+    """Yield a list to which each MoE layer of a forward appends (expert ids [tokens, top-k], number of experts).
+
+    Transformers calls each layer's module `experts` with hidden states, ids and weights, whatever the router.
     """
     seen: list[tuple[torch.Tensor, int]] = []
 
@@ -104,14 +106,15 @@ def watch_experts(model: Any) -> Iterator[list[tuple[torch.Tensor, int]]]:
 
 
 def make_sketch(experts: int, layer: int) -> torch.Tensor:
-    """Random directions [experts, WIDTH] of one layer's experts: sums of them keep the distances of counts."""
+    """Return random directions [experts, WIDTH] of a layer's experts; their sums keep the distances of counts."""
     draw = torch.Generator().manual_seed(layer)
     return torch.randn(experts, WIDTH, generator=draw) / WIDTH**0.5
 
 
 def project(sums: torch.Tensor, counts: torch.Tensor, dimensions: int) -> torch.Tensor:
-    """Signatures [vocabulary, dimensions] float32, the principal components of what sets ids apart; 0 for one never
-    seen. `sums` [vocabulary, width]: sketches of an id's experts, summed; `counts` [vocabulary]: how often it was seen.
+    """Return signatures [vocabulary, dimensions] float32: principal components of the ids' deviations, 0 if unseen.
+
+    `sums` [vocabulary, width]: the sums of the sketches of an id's experts; `counts` [vocabulary]: its occurrences.
     """
     mean = sums.sum(0) / counts.sum()
     apart = (sums - counts[:, None] * mean) / (counts + SHRINKAGE)[:, None]
@@ -123,7 +126,7 @@ def project(sums: torch.Tensor, counts: torch.Tensor, dimensions: int) -> torch.
 
 
 def _sample(signatures: np.ndarray, pieces: torch.Tensor) -> np.ndarray:
-    """Unit signatures [samples, dimensions] float16 of pieces, evenly taken."""
+    """Return unit signatures [samples, dimensions] float16 of evenly spaced pieces."""
     rows = torch.linspace(0, len(pieces) - 1, min(SAMPLES, len(pieces))).long()
     means = signatures[pieces[rows].numpy()].mean(1, dtype=np.float32)
     lengths = np.linalg.norm(means, axis=1, keepdims=True)

@@ -1,47 +1,46 @@
-"""What each replica's experts are: signatures of what it runs, and of what it has been sent."""
+"""Signatures of each replica's experts, from its running and its past requests."""
 
 import numpy as np
 
 from .table import Floats
 
 PACE = 0.03
-"""How far a replica's past moves towards each request it gets."""
+"""Share of each new request in a replica's past."""
 PRESENT = 0.8
-"""Weight of what a replica runs now beside its past, which alone costs 0.8 experts of 46 (benchmark/README.md)."""
+"""Weight of a replica's running requests. Its past alone costs 0.8 experts of 46 (benchmark/README.md)."""
 
 
 class Centroids:
-    """Of every replica the mean signature of what it runs, and a unit vector that follows what it is sent."""
+    """For every replica, the mean signature of its running requests, and a unit vector of its past requests."""
 
     def __init__(self, samples: Floats, replicas: int) -> None:
         self._past = cluster(samples, replicas)
         self._present = np.zeros_like(self._past)
 
     def compare(self, signature: Floats, loads: Floats) -> Floats:
-        """Similarity of a request to each replica [replicas], at most 1: the dot product of its signature with the mean
-        of what runs there and what was sent there. `loads` [replicas] are the requests that run.
-        """
+        """Return a request's similarity to each replica [replicas], at most 1; `loads` [replicas]: running requests."""
         present = self._present @ signature / np.maximum(loads, 1)
         return PRESENT * present + (1 - PRESENT) * (self._past @ signature)
 
     def add(self, replica: int, signature: Floats) -> None:
-        """A replica gets a request."""
+        """Add a request to a replica."""
         self._present[replica] += signature
         moved = (1 - PACE) * self._past[replica] + PACE * signature
         self._past[replica] = moved / max(float(np.linalg.norm(moved)), 1e-6)
 
     def remove(self, replica: int, signature: Floats) -> None:
-        """A replica is done with a request."""
+        """Remove an ended request from a replica."""
         self._present[replica] -= signature
 
     def clear(self, replica: int) -> None:
-        """A replica runs nothing; rounding errors of sums end here."""
+        """Reset an idle replica's sum, which removes rounding errors."""
         self._present[replica] = 0
 
 
 def cluster(samples: Floats, replicas: int, rounds: int = 10) -> Floats:
-    """Unit centroids [replicas, dimensions] of unit samples [samples, dimensions], by spherical k-means. Each starts as
-    the sample least similar to those before it. Fewer samples than replicas are repeated.
+    """Return unit centroids [replicas, dimensions] of unit samples [samples, dimensions], by spherical k-means.
+
+    Each centroid starts as the sample least similar to the former centroids. Samples repeat if there are too few.
     """
     samples = np.resize(samples, (max(len(samples), replicas), samples.shape[1])).astype(np.float32)
     chosen = [int(np.argmax(samples @ samples.mean(0)))]

@@ -1,4 +1,4 @@
-"""The subcommand `calibrate`: its flags, its progress, its exit code."""
+"""The subcommand `calibrate`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the table. Raises ValueError, and OSError where a file cannot be read or written."""
+    """Measure and write the table. Raises ValueError, and OSError for a file that cannot be read or written."""
     try_file("--out", arguments.out)
     folder = arguments.model
     config = json.dumps(read_json("--model", f"{folder}/config.json", "the folder of a checkpoint"))
-    if not any(f'"{name}"' in config for name in NUM_EXPERTS):  # at whatever depth
-        raise ValueError(f"--model {folder}: no experts in its config.json; allowed is a Mixture-of-Experts model")
+    if not any(f'"{name}"' in config for name in NUM_EXPERTS):  # at any depth
+        raise ValueError(f"--model {folder}: must be a Mixture-of-Experts model; its config.json has no experts")
     import torch
     from rich.progress import track
 
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         model = load_model(folder, "cuda" if torch.cuda.is_available() else "cpu")
         table = calibrate(model, folder, pieces, progress=partial(track, description="reading"))
-    except RuntimeError as error:  # torch's, of a device without the memory for it
+    except RuntimeError as error:  # raised by torch on a device with too little memory
         raise ValueError(str(error)) from None
     table.save(arguments.out)
     size = f"{arguments.out.stat().st_size / 2**20:.1f} MiB, from {pieces.numel()} tokens"

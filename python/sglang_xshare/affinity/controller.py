@@ -1,4 +1,4 @@
-"""What SGLang's data-parallel controller calls with every request, and what it tells of its decisions."""
+"""The dispatcher that SGLang's data-parallel controller calls with every request, and reports of its decisions."""
 
 import logging
 import time
@@ -13,17 +13,15 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "sglang:expert_affinity_"
 LOG_INTERVAL = 10.0
-"""Seconds between log lines, of which there are none without requests."""
+"""Least seconds between log lines. Without requests there are none."""
 EARLY = 4096
-"""Requests remembered that ended before they came: their client left at once, and two sockets keep no order."""
+"""Most remembered requests whose end arrived first: a client disconnected at once, and two sockets have no order."""
 WAIT = 60
-"""Seconds for which such a request may still come, longer than any backlog; then its id is another's."""
+"""Seconds for which such a request may still arrive, longer than any backlog; later its id is a new request."""
 
 
 class Dispatcher:
-    """Sends requests to the workers of one controller, as `affinity` decides. `receive` gives the ids of requests that
-    have ended; with `export`, what is decided goes to `/metrics`.
-    """
+    """A sender of requests to a controller's workers, as `affinity` decides; `receive` yields ids of ended requests."""
 
     def __init__(
         self, controller: Any, affinity: Affinity, receive: Callable[[], Iterator[str]], export: bool = False
@@ -37,7 +35,7 @@ class Dispatcher:
         self._logged = time.monotonic()
 
     def __call__(self, request: Any) -> None:
-        """Send one `TokenizedGenerateReqInput`, or one for an embedding."""
+        """Send a `TokenizedGenerateReqInput` or `TokenizedEmbeddingReqInput`."""
         from sglang.srt.managers.io_struct import sock_send
 
         self.drain()
@@ -52,36 +50,36 @@ class Dispatcher:
             self.affinity.set_alive([replica for replica in active if controller.status[replica]])
             decision = self.decide(request)
             sock_send(controller.workers[decision.replica], request)
-        self._count(request, decision)
-
-    def decide(self, request: Any, replica: int | None = None) -> Decision:
-        """Where a request goes, or that it goes to `replica`."""
-        return self.affinity.choose(request.rid, _tokens(request), **_describe(request), replica=replica)
-
-    def drain(self) -> None:
-        """Take the requests that have ended off their replicas."""
-        for name in self._receive():
-            if name in self._late:  # the id has come again before its end, which is not the new one's
-                self._late.remove(name)
-            elif not self.affinity.finish(name):
-                self._early[name] = int(time.monotonic())
-
-    def _count(self, request: Any, decision: Decision) -> None:
         now = time.monotonic()
         ended = self._early.pop(request.rid, None)
         if ended is not None and now - ended < WAIT:
             self.affinity.finish(request.rid)
-        loads = self.affinity.loads
-        self._counts.count(decision, loads)
+        self._counts.count(decision, self.affinity.loads)
         if now - self._logged >= LOG_INTERVAL:
             self._logged = now
-            logger.info(self._counts.format_log(loads))
+            logger.info(self._counts.format_log(self.affinity.loads))
+
+    def decide(self, request: Any, replica: int | None = None) -> Decision:
+        """Decide where a request goes: to `replica`, if it is given."""
+        from sglang.srt.managers.utils import is_health_check_generate_req
+
+        # A prompt of embeddings has no ids, and a health check has no experts of its own.
+        tokens = () if is_health_check_generate_req(request) or request.input_ids is None else request.input_ids
+        return self.affinity.choose(request.rid, tokens, **_describe(request), replica=replica)
+
+    def drain(self) -> None:
+        """Remove ended requests from their replicas."""
+        for name in self._receive():
+            if name in self._late:  # the id was reused: this is the former request's end
+                self._late.remove(name)
+            elif not self.affinity.finish(name):
+                self._early[name] = int(time.monotonic())
 
 
 def _describe(request: Any) -> dict[str, Any]:
-    """What ties a request to others: its conversation, its session, and what its prompt's cache is shared by."""
+    """Return a request's ties to others: its conversation, its session, and the salt of its prompt's cache."""
     session = getattr(request, "session_params", None)
-    # Placeholder ids do not tell one image from another: such a prompt is like no other.
+    # Placeholder ids are equal for all images, so a prompt with an image shares no cache.
     image = request.rid if getattr(request, "mm_inputs", None) is not None else None
     return {
         "key": getattr(request, "routing_key", None) or getattr(request, "session_id", None),
@@ -90,57 +88,43 @@ def _describe(request: Any) -> dict[str, Any]:
     }
 
 
-def _tokens(request: Any) -> Any:
-    """The prompt's ids: none of one that comes as embeddings, or only asks for health."""
-    from sglang.srt.managers.utils import is_health_check_generate_req
-
-    return () if request.input_ids is None or is_health_check_generate_req(request) else request.input_ids
-
-
 class DecisionCounts:
-    """Decisions since the last log line; with `export` all on `/metrics`, in prometheus's multiprocess mode."""
+    """Decisions since the last log line; with `export` also on `/metrics`, in prometheus's multiprocess mode."""
 
     def __init__(self, replicas: int, export: bool = False) -> None:
-        self._replicas = replicas
-        self._counts: Counter[Decision] = Counter()
-        self._export = export
-        self._metrics: dict[str, Any] = {}
+        self._sent = [0] * replicas
+        self._reasons: Counter[str] = Counter()
+        self._metrics = _make_metrics() if export else None
 
     def count(self, decision: Decision, loads: Sequence[int]) -> None:
-        """Count one decision; `loads` [replicas] are the requests that each replica runs after it."""
-        self._counts[decision] += 1
-        if self._export:
-            self._metrics = self._metrics or _make_metrics()
-            labels = {"replica": str(decision.replica), "reason": decision.reason}
-            self._metrics["requests"].labels(**labels).inc()
+        """Count one decision; `loads` [replicas] are the requests of each replica after the decision."""
+        self._sent[decision.replica] += 1
+        self._reasons[decision.reason] += 1
+        if self._metrics:
+            requests, running = self._metrics
+            requests.labels(replica=str(decision.replica), reason=decision.reason).inc()
             for replica, load in enumerate(loads):
-                self._metrics["running_requests"].labels(replica=str(replica)).set(load)
+                running.labels(replica=str(replica)).set(load)
 
     def format_log(self, loads: Sequence[int]) -> str:
-        """The log line, with which counting starts anew."""
-        total = self._counts.total()
-        reasons: Counter[str] = Counter()
-        replicas = [0] * self._replicas
-        for decision, count in self._counts.items():
-            reasons[decision.reason] += count
-            replicas[decision.replica] += count
-        self._counts.clear()
+        """Return the log line, and reset the counts."""
+        sent, reasons, total = self._sent, self._reasons, sum(self._sent)
+        self._sent, self._reasons = [0] * len(sent), Counter()
         shares = ", ".join(f"{name} {reasons[name] / total:.1%}" for name in REASONS if reasons[name])
         imbalance = max(loads) * len(loads) / max(sum(loads), 1)
-        sent, running = (" ".join(map(str, numbers)) for numbers in (replicas, loads))
         return (
-            f"Expert affinity: {total} requests, {shares}; by replica: {sent}; running: {running}, "
-            f"imbalance: {imbalance:.2f}"
+            f"Expert affinity: {total} requests, {shares}; by replica: {' '.join(map(str, sent))}; "
+            f"running: {' '.join(map(str, loads))}, imbalance: {imbalance:.2f}"
         )
 
 
-def _make_metrics() -> dict[str, Any]:
+def _make_metrics() -> tuple[Any, Any]:
     from prometheus_client import Counter as Total
     from prometheus_client import Gauge
 
     requests = "Requests dispatched by expert affinity, by replica and by the reason of the choice"
     running = "Requests sent to a replica and not finished, at the last dispatch"
-    return {
-        "requests": Total(PREFIX + "requests", requests, ("replica", "reason")),
-        "running_requests": Gauge(PREFIX + "running_requests", running, ("replica",), multiprocess_mode="mostrecent"),
-    }
+    return (
+        Total(PREFIX + "requests", requests, ("replica", "reason")),
+        Gauge(PREFIX + "running_requests", running, ("replica",), multiprocess_mode="mostrecent"),
+    )

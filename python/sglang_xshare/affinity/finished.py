@@ -1,5 +1,6 @@
-"""How the controller of replicas hears which requests have ended: SGLang's tokenizer process forgets one, in a
-dictionary, however it ends. The dictionary here tells the controller so, over a socket that only this user can reach.
+"""Reports of ended requests to the controller of replicas, over a socket that only this user can reach.
+
+SGLang's tokenizer process removes every ended request from a dictionary. `WatchedRequests` replaces that dictionary.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .socket_file import find_path, remove, remove_dead, sweep
 
 
 class WatchedRequests(UserDict[str, Any]):
-    """SGLang's states of requests by id, which tells of each that is taken out after it was sent to the controller."""
+    """SGLang's states of requests by id; `tell` gets the id of each request that is removed after its dispatch."""
 
     def __init__(self, states: Mapping[str, Any], tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -34,30 +35,26 @@ class WatchedRequests(UserDict[str, Any]):
         self._end(request, state)
 
     def __ior__(self, states: Any) -> WatchedRequests:  # type: ignore[override, misc]
-        self.update(states)  # UserDict's own goes past __setitem__
+        self.update(states)  # UserDict's own method bypasses __setitem__
         return self
 
     def _end(self, request: str, state: Any) -> None:
-        # The controller never gets one that failed before. 0.5.18 and 0.5.19 do not say which those are.
+        # The controller never gets a request that fails before its dispatch. 0.5.18 and 0.5.19 have no `dispatched`.
         if getattr(state, "dispatched", True):
             self._tell(request)
 
 
 def open_sender(instance: str) -> Callable[[str], None]:
-    """Return a function that sends the id of an ended request to the controller of this server instance, without
-    waiting. Raises OSError as `find_path` does.
-    """
+    """Return a function that sends an ended request's id to this server's controller. Raises OSError."""
     path, socket = find_path(instance), _make_socket(zmq.PUSH)
-    # -1: after multiprocessing has ended the children. The controller is one, and removes nothing if it was killed.
+    # -1: after multiprocessing has ended the children. The controller is a child; a killed one leaves its socket.
     Finalize(None, remove_dead, (path,), exitpriority=-1)
     socket.connect(f"ipc://{path}")
     return lambda request: socket.send(request.encode(), zmq.NOBLOCK)
 
 
 def open_receiver(instance: str) -> Callable[[], Iterator[str]]:
-    """Return a function that yields the ids of requests that have ended since its last call, without waiting. Raises
-    OSError as `find_path` does.
-    """
+    """Return a function that yields the requests that ended since its last call, if any. Raises OSError."""
     path, socket = find_path(instance), _make_socket(zmq.PULL)
     sweep(path.parent.parent)
     Finalize(None, _close, (socket, path), exitpriority=-1)
@@ -78,7 +75,7 @@ def _close(socket: zmq.Socket[bytes], path: Path) -> None:
 
 def _make_socket(kind: int) -> zmq.Socket[bytes]:
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
-    # Nobody reads while no request comes. There are never more messages than requests were sent.
+    # No limit: the controller reads only when a request arrives, and there is at most one message a request.
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 0)
     return socket

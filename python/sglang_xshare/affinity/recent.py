@@ -1,31 +1,32 @@
-"""What replicas got lately: whose turn of a conversation, and which beginnings of prompts they hold in their cache."""
+"""Recent conversations of replicas, and the beginnings of prompts in the replicas' caches."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from itertools import accumulate
 
 from .table import to_ids
 
 BLOCK = 32
-"""Tokens of a block of a prompt."""
+"""Tokens of a prompt's block."""
 BLOCKS = 65_536
-"""Blocks remembered a replica: 2 million tokens, more than most KV caches hold."""
+"""Remembered blocks of a replica: 2 million tokens, more than most KV caches contain."""
 HASHED = 1024
-"""Blocks of a prompt that are looked at: of 32,768 tokens. Prompts that have so many in common are the same here."""
+"""Hashed blocks of a prompt: 32,768 tokens. Prompts that share so many tokens count as equal."""
 KEYS = 65_536
-"""Conversations remembered."""
+"""Remembered conversations."""
 SESSIONS = 262_144
-"""Sessions remembered, apart from conversations, since these may move and a session may not: 45 MB when full."""
+"""Remembered sessions, 45 MB when full. Conversations may move between replicas, sessions may not."""
 
 
 class Recent(OrderedDict[Hashable, int]):
-    """Keys with a value each, of which the `most` used latest are kept."""
+    """A mapping that keeps the `most` latest keys."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
         self.most = most
 
     def __setitem__(self, key: Hashable, value: int) -> None:
-        """Remember a key as the latest."""
+        """Set a value and make its key the latest."""
         super().__setitem__(key, value)
         self.move_to_end(key)
         if len(self) > self.most:
@@ -33,35 +34,29 @@ class Recent(OrderedDict[Hashable, int]):
 
 
 class Prefixes:
-    """The prompts that each replica got lately, by blocks."""
+    """The recent prompts of each replica, by blocks."""
 
     def __init__(self, replicas: int) -> None:
         self._blocks = [Recent(BLOCKS) for _ in range(replicas)]
 
     def match(self, replica: int, blocks: Sequence[int]) -> float:
-        """The share of a prompt's blocks, from its first on, that a replica got lately."""
+        """Return the share of a prompt's blocks, from the first on, among a replica's recent blocks."""
         known = self._blocks[replica]
         count = next((place for place, block in enumerate(blocks) if known.get(block) is None), len(blocks))
         return count / max(len(blocks), 1)
 
     def add(self, replica: int, blocks: Sequence[int]) -> None:
-        """A replica gets a prompt."""
+        """Add a prompt to a replica."""
         for block in blocks:
             self._blocks[replica][block] = 0
 
     def clear(self, replica: int) -> None:
-        """A replica has lost its cache."""
+        """Clear a replica's blocks, after the replica has lost its cache."""
         self._blocks[replica] = Recent(BLOCKS)
 
 
 def hash_blocks(tokens: Sequence[int], salt: Hashable = None) -> list[int]:
-    """A number for each full block of the first `HASHED`, of all tokens up to its end. `salt` tells apart prompts that
-    share no cache.
-    """
-    data = to_ids(tokens[: HASHED * BLOCK]).tobytes()
-    found = []
-    number = hash(salt)
-    for start in range(0, len(data) - BLOCK * 8 + 1, BLOCK * 8):  # an id is 8 bytes
-        number = hash((number, data[start : start + BLOCK * 8]))
-        found.append(number)
-    return found
+    """Return a hash for each full block of the first `HASHED`, of `salt` and all tokens up to the block's end."""
+    ids = to_ids(tokens[: HASHED * BLOCK])
+    blocks = (ids[end - BLOCK : end].tobytes() for end in range(BLOCK, len(ids) + 1, BLOCK))
+    return list(accumulate(blocks, lambda number, block: hash((number, block)), initial=hash(salt)))[1:]

@@ -1,7 +1,5 @@
 """The file of a server's own socket, in a folder that no other user of the machine can enter."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat
@@ -12,13 +10,13 @@ from pathlib import Path
 
 PREFIX, NAME = "sglang-xshare-ended-", "socket"
 LONGEST = 107
-"""Bytes of a path that a socket can have: `sun_path` of sockaddr_un on Linux has 108, with the zero at the end."""
+"""Most bytes of a socket's path: `sun_path` of sockaddr_un on Linux has 108, with the final zero."""
 SETTLED = 60.0
-"""Seconds until a folder without a listener is taken for a killed server's. A starting server does not listen yet."""
+"""Seconds until a folder without a listener counts as a killed server's. A starting server does not listen yet."""
 
 
 def find_path(instance: str) -> Path:
-    """Return the path of the socket of a server instance. All processes of a server find the same one.
+    """Return the path of a server instance's socket, the same in all processes of the server.
 
     The path lies below the temporary directory, or below /tmp if it would be too long otherwise. A missing folder is
     created. Raises OSError if another user can enter the folder.
@@ -50,7 +48,7 @@ def sweep(folder: Path) -> None:
     for left in folder.glob(f"{PREFIX}*"):
         try:
             is_old = time.time() - left.lstat().st_mtime > SETTLED
-        except FileNotFoundError:  # another server has swept it
+        except FileNotFoundError:  # another server has removed the folder
             continue
         if is_old and _is_own(left):
             remove_dead(left / NAME)
@@ -67,7 +65,6 @@ def _is_own(folder: Path) -> bool:
 
 
 def _is_listening(path: Path) -> bool:
-    """Return whether a process listens at `path`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)  # a full queue of a listener would block
         try:

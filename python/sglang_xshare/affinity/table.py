@@ -1,4 +1,4 @@
-"""The table of signatures, a vector a token id: what `sglang-xshare calibrate` writes and `--expert-affinity` reads."""
+"""The table of signatures, a vector for each token id. `calibrate` writes it, `--expert-affinity` reads it."""
 
 import hashlib
 import math
@@ -16,18 +16,20 @@ from ..upstream.configuration import NUM_EXPERTS, find_value
 
 FORMAT = "sglang-xshare expert affinity 2"
 READ = 4096
-"""Tokens of a prompt that its signature is the mean of, at most. Of the 23,000 to 56,000 tokens of each domain of the
-shipped checkpoint's corpus, 4096 evenly taken have a cosine similarity of at least 0.997 to all of them; two domains
-have at most 0.8.
+"""Most tokens in the mean of a prompt's signature. In each domain of the shipped checkpoint's corpus, 4096 evenly
+spaced of 23,000 to 56,000 tokens have a cosine similarity of at least 0.997 to all tokens; two domains have at most
+0.8.
 """
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Table:
-    """`signatures` of token ids: [vocabulary, dimensions] float16, centred on the mean token of the texts, 0 for an id
-    that they lack. `samples`: [samples, dimensions] float16, unit signatures of pieces of the texts, where centroids
-    start. `origin`: the model that it was measured on, as `describe_model` tells it.
+    """A table of signatures.
+
+    `signatures` of token ids: [vocabulary, dimensions] float16, centred on the mean token of the texts, 0 for an id
+    that is absent from the texts. `samples`: [samples, dimensions] float16, unit signatures of pieces of the texts,
+    which are the starts of centroids. `origin`: the measured model, from `describe_model`.
     """
 
     signatures: npt.NDArray[np.float16]
@@ -36,55 +38,49 @@ class Table:
 
     @property
     def vocabulary(self) -> int:
-        """Token ids."""
+        """Return the number of token ids."""
         return len(self.signatures)
 
     def sign(self, tokens: Sequence[int]) -> Floats | None:
-        """The unit signature [dimensions] of a prompt, of at most `READ` tokens, evenly taken; None where the table
-        knows none of its ids. Those beyond the vocabulary, which stand for images and the like, say nothing.
-        """
+        """Return a prompt's unit signature [dimensions], of up to `READ` even tokens; None if none is in the table."""
         ids = to_ids(tokens[:: max(math.ceil(len(tokens) / READ), 1)])
-        known = ids[(ids >= 0) & (ids < self.vocabulary)]
+        known = ids[(ids >= 0) & (ids < self.vocabulary)]  # other ids stand for images and the like
         if not len(known):
             return None
-        return unit(self.signatures[known].mean(0, dtype=np.float32))
+        mean = self.signatures[known].mean(0, dtype=np.float32)
+        length = float(np.linalg.norm(mean))
+        return mean / length if length > 1e-6 else None
 
     def save(self, path: Path) -> None:
-        """Write it. Raises OSError where that cannot be."""
+        """Write the table. Raises OSError for a file that cannot be written."""
         tensors = {"signatures": self.signatures, "samples": self.samples}
         path.write_bytes(save(tensors, {"format": FORMAT, **self.origin}))
 
 
 def to_ids(tokens: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Token ids as an array; -1 for what 64 bits do not hold, which clients of the example may send."""
+    """Return token ids as an array; -1 for a number beyond 64 bits, which clients of the example may send."""
     try:
         return np.asarray(tokens, dtype=np.int64)
     except OverflowError:
         return np.array([token if abs(token) < 2**63 else -1 for token in tokens], dtype=np.int64)
 
 
-def unit(vector: Floats) -> Floats | None:
-    """The vector [dimensions] at length 1; None for one of no length."""
-    length = float(np.linalg.norm(vector))
-    return vector / length if length > 1e-6 else None
-
-
 def load_table(path: Path) -> Table:
-    """Read a table. Raises ValueError, in one line, for a file that is none."""
+    """Read a table. Raises ValueError, in one line, for any other file."""
     if path.is_dir():
         raise ValueError("a folder")
     try:
         with safe_open(path, "numpy") as file:
             origin = file.metadata() or {}
             if origin.pop("format", None) != FORMAT:
-                raise ValueError("no table of signatures, or one of another version: calibrate again")
+                raise ValueError("no table of signatures, or a table of another version: calibrate again")
             return Table(file.get_tensor("signatures"), file.get_tensor("samples"), origin)
     except (OSError, SafetensorError) as error:
         raise ValueError(getattr(error, "strerror", None) or " ".join(str(error).split())) from None
 
 
 def describe_model(text_config: Any, folder: Path) -> dict[str, str]:
-    """What tells a model from others, by its configuration of text and its tokenizer; "" for what is not told."""
+    """Return a model's identity, from its text configuration and tokenizer; "" for a missing property."""
     found = {
         "model type": getattr(text_config, "model_type", ""),
         "number of layers": getattr(text_config, "num_hidden_layers", ""),
@@ -96,6 +92,6 @@ def describe_model(text_config: Any, folder: Path) -> dict[str, str]:
 
 
 def hash_tokenizer(model: Path) -> str:
-    """The sha256 of a model's tokenizer.json, empty where its folder has none."""
+    """Return the sha256 of a model's tokenizer.json, "" for a folder without this file."""
     file = model / "tokenizer.json"
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""

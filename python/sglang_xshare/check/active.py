@@ -1,7 +1,5 @@
-"""Active experts a layer and step, from selection itself on drawn logits: it needs torch."""
+"""Active experts a layer and step, from selection itself on drawn logits; needs torch."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,54 +11,39 @@ from ..selection import select
 from ..types import Batch, Router
 
 LAYERS = 48
-"""Layers drawn for a mean, a step of each."""
+"""Layers that are drawn for a mean, one step each."""
 ONE_THREAD = 2**20
-"""Logits of a step up to which one thread draws them: others would spin for 1.3 s of processor time (16 rows, 2 cores)
-between operations that take 0.1 s.
-"""
+"""The most logits that one thread draws: more threads spin for 1.3 s (16 rows, 2 cores) between operations of 0.1 s."""
 
 
 def draw_loads(
     schedule: Schedule | None, model: MoeModel, rows: int, tokens_per_request: int, common: float, ranks: int = 1
 ) -> dict[str, Any]:
-    """Select from drawn logits, by the model itself where `schedule` is None; experts lie on the ranks as many each, in
-    order. Returns means over layers: [by the model's own routing, by the policy] of the active experts and of those of
-    the fullest rank, and the policy's kept mass.
+    """Select from drawn logits, as the model itself does if `schedule` is None. Experts lie on the ranks in order, the
+    same number on each. Returns means over layers: [by the model's own routing, by the policy] of the active experts
+    and of those of the fullest rank, and the policy's kept mass.
 
     The logits of a layer are normal, the share `common` of their variance the same for all rows; the router
     renormalizes. Raises ValueError for a plan that the model does not fit.
     """
-    with _limit_threads(rows * model.num_experts):
-        return _draw(schedule, model, rows, tokens_per_request, common, ranks)
-
-
-@contextmanager
-def _limit_threads(logits: int) -> Iterator[None]:
-    """Draw small steps with one thread."""
     threads = torch.get_num_threads()
-    if logits <= ONE_THREAD:
+    if rows * model.num_experts <= ONE_THREAD:
         torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _draw(
-    schedule: Schedule | None, model: MoeModel, rows: int, tokens_per_request: int, common: float, ranks: int
-) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     router, batch = Router(top_k=model.top_k, scoring=model.scoring), Batch(tokens_per_request=tokens_per_request)
     rank_of_expert = torch.arange(model.num_experts) * ranks // model.num_experts
     counts = []
-    for layer in range(LAYERS):
-        plan = schedule.plan(layer * model.num_layers // LAYERS, rows) if schedule else None
-        shared = torch.randn(1, model.num_experts, generator=generator)
-        own = torch.randn(rows, model.num_experts, generator=generator)
-        logits = common**0.5 * shared + (1 - common) ** 0.5 * own
-        for one in (VANILLA, plan or VANILLA):
-            out = select(logits, one, router, batch, rank_of_expert, backend="torch")
-            by_rank = torch.bincount(rank_of_expert[out.active], minlength=ranks)
-            counts.append([float(by_rank.sum()), float(by_rank.max()), float(out.kept_mass.mean())])
+    try:
+        for layer in range(LAYERS):
+            plan = schedule.plan(layer * model.num_layers // LAYERS, rows) if schedule else None
+            shared = torch.randn(1, model.num_experts, generator=generator)
+            own = torch.randn(rows, model.num_experts, generator=generator)
+            logits = common**0.5 * shared + (1 - common) ** 0.5 * own
+            for one in (VANILLA, plan or VANILLA):
+                out = select(logits, one, router, batch, rank_of_expert, backend="torch")
+                by_rank = torch.bincount(rank_of_expert[out.active], minlength=ranks)
+                counts.append([float(by_rank.sum()), float(by_rank.max()), float(out.kept_mass.mean())])
+    finally:
+        torch.set_num_threads(threads)
     active, fullest, kept_mass = torch.tensor(counts, dtype=torch.float64).view(LAYERS, 2, 3).mean(0).T.tolist()
     return {"active_experts": active, "fullest_rank_experts": fullest, "kept_mass": kept_mass[1]}

@@ -1,4 +1,4 @@
-"""Bits of a model's weights by its quantization, for weights that are not at hand."""
+"""Bits of a model's weights by its quantization, for weights without safetensors."""
 
 import fnmatch
 import re
@@ -14,8 +14,8 @@ SCALED = {
     "mxfp4": 4.25,
     **dict.fromkeys(("modelopt_fp4", "nvfp4_online"), 4.5),
 }
-"""Bits of a weight by quantization, its scale included: 8 bits for 32 weights of mxfp8 and mxfp4, for 16 of NVFP4. Of
-fp8 by blocks the scales are below 0.1 %.
+"""Bits of a weight by quantization, with its scale: 8 bits for 32 weights of mxfp8 and mxfp4, for 16 of NVFP4. Scales
+of fp8 by blocks are below 0.1 %.
 """
 GROUPED = ("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16")
 SKIPPED = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
@@ -24,9 +24,7 @@ SKIPPED = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_module
 
 @dataclass(frozen=True)
 class Bits:
-    """Bits of one weight of `experts`, of the other `linear` layers, and `plain` of all that is never quantized or that
-    a pattern of `skipped` names.
-    """
+    """Bits of a weight: of `experts`, of other `linear` layers, and `plain` of all else and of modules in `skipped`."""
 
     experts: float
     linear: float
@@ -41,8 +39,8 @@ class Bits:
 
 
 def read_bits(name: str, declared: Mapping[str, Any], expert_dtype: str | None, plain: float) -> Bits:
-    """Return the bits of a quantization by its `name`, "none" without one, and by what the checkpoint has `declared`.
-    Raises ValueError for a quantization whose bits are unknown.
+    """Return the bits of a quantization by its `name` ("none" without one) and the checkpoint's `declared`
+    configuration. Raises ValueError for a quantization whose bits are unknown.
     """
     if name == "none":
         return Bits(plain, plain, plain)
@@ -57,9 +55,9 @@ def read_bits(name: str, declared: Mapping[str, Any], expert_dtype: str | None, 
     else:
         known = ", ".join((*SCALED, *GROUPED, "compressed-tensors"))
         raise ValueError(f"the bytes of quantization {name} are unknown without safetensors; must be one of {known}")
-    if name == "mxfp4":  # of experts alone
+    if name == "mxfp4":  # quantizes experts alone
         linear = plain
-    # DeepSeek-V4's fp8 is of all else.
+    # DeepSeek-V4 has fp8 for all but experts.
     if declared.get("routed_experts_quant_method") == "mxfp4" or expert_dtype == "fp4":
         experts = SCALED["mxfp4"]
     skipped = (pattern for key in SKIPPED for pattern in declared.get(key) or ())
@@ -67,7 +65,7 @@ def read_bits(name: str, declared: Mapping[str, Any], expert_dtype: str | None, 
 
 
 def _read_compressed(declared: Mapping[str, Any]) -> float:
-    """Return the bits of a weight of compressed tensors, its scale included."""
+    """Return the bits of a weight of compressed tensors, with its scale."""
     weights = find_group(declared).get("weights") or {}
     width, group = weights.get("num_bits"), weights.get("group_size") or 0
     if type(width) is not int:

@@ -1,4 +1,4 @@
-"""The refusal that SGLang reaches while it builds a model: experts in fp8 or int8 blocks that its ranks would cut."""
+"""SGLang's own refusal while it builds a model: experts in fp8 or int8 blocks that its ranks would cut."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,28 +20,23 @@ SHARED_COUNT = ("n_shared_experts", "num_shared_experts")
 
 
 def explain_cut(model: Any, config: Any) -> str | None:
-    """Return why SGLang cannot build the experts of `model` (its `ModelConfig`) for the resolved ranks, and the flags
-    that can; None when no rank cuts a block.
-    """
+    """Return why SGLang cannot build the experts of `model` (a `ModelConfig`), and flags that help; None if it can."""
     kind = read_format(model, spell(config.quantization))
     # A CPU pads such columns (configs/update_config.py), and so does aiter (fp8.py: padding_size).
     if kind not in CHECKED or config.device == "cpu" or is_switched_on("SGLANG_USE_AITER"):
         return None
     block = count_block(find_quantization(model, QUANTIZATIONS))
     text, ranks, ep_size = model.hf_text_config, config.tp_size, config.ep_size
-    replicated = routes_own_rows(config)  # every rank holds the shared expert whole beside an all-to-all backend
-    experts = ranks // ep_size // getattr(config, "moe_dp_size", 1)
-    cut = next(_list_cut(text, experts, 1 if replicated else ranks, block, ep_size), None)
+    shared = 1 if routes_own_rows(config) else ranks  # beside an all-to-all backend each rank holds that expert whole
+    cut = next(_list_cut(text, ranks // ep_size // getattr(config, "moe_dp_size", 1), shared, block, ep_size), None)
     if cut is None:
         return None
     width, count, what = cut
     held = f"{width // count} of the {width} columns of {what}, which is no multiple of the blocks of {block}"
-    allowed = [
-        f"--ep-size {count}"
-        for count in (ranks,)
-        if (find_value(text, NUM_EXPERTS) + config.ep_num_redundant_experts) % count == 0
-        and not any(_list_cut(text, 1, 1 if replicated else ranks, block, count))
-    ]
+    allowed = []
+    experts = find_value(text, NUM_EXPERTS) + config.ep_num_redundant_experts
+    if experts % ranks == 0 and not any(_list_cut(text, 1, shared, block, ranks)):
+        allowed.append(f"--ep-size {ranks}")
     fewer = (count for count in range(ranks - 1, 0, -1) if ranks % count == 0)
     allowed += [f"--tp {count}" for count in fewer if not any(_list_cut(text, count, count, block, 1))][:1]
     return (
@@ -51,12 +46,12 @@ def explain_cut(model: Any, config: Any) -> str | None:
 
 
 def _list_cut(text: Any, experts: int, shared: int, block: int, ep_size: int) -> Iterator[tuple[int, int, str]]:
-    """Yield (columns, ranks that divide them, what has them) of experts over `experts` ranks and of the shared expert
-    over `shared` ranks, when a rank's columns end within a block.
+    """Yield (columns, the ranks that divide them, whose columns) for experts over `experts` ranks and the shared expert
+    over `shared` ranks, if a rank's columns end within a block.
     """
     widths = [(width, experts, "an expert") for width in find_widths(text)]
     own = find_value(text, SHARED)
-    if not own and ep_size > 1:  # without expert parallelism SGLang fuses it into the experts, as wide as they are
+    if not own and ep_size > 1:  # without expert parallelism SGLang fuses the shared expert into the experts
         own = find_value(text, SHARED_COUNT) * (find_widths(text) or [0])[0]
     if own:
         widths.append((own, shared, "the shared expert"))

@@ -1,4 +1,4 @@
-"""The subcommand: its flags, its exit code."""
+"""The subcommand `check`: its flags, its report, its exit code."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..compatibility.arguments import read_config
+from ..compatibility.arguments import read_arguments, read_config
 from ..console import spell_bytes
 from ..gpus import GPUS, Gpu, find_gpu
 from ..parser import read_count, read_number
 from ..patching.tree import NotInstalledError, PatchError
 from ..refusal import ExpertPolicyError
-from .estimate import Asked, check_asked, estimate, read_policy
+from .estimate import Asked, Step, estimate
 from .executed import ALONE, list_never_executed
 from .modules import import_lightly
 from .reading import find_folder, read_flagged, read_resolved
@@ -29,14 +29,15 @@ if TYPE_CHECKING:
     from ..policies.schedule import Schedule
     from .resolve import Resolution
 
-DESCRIPTION = "before a server starts: would it be served, does it fit the GPU, what would policies gain there"
-EPILOG = """All other flags are the server's own: --expert-policy, --tp, --mem-fraction-static and the rest. Weights are
-not needed, a config.json is; nothing is downloaded or started. Exit code: 0 where the server would be served, 1 where
-it would be refused or does not fit, or where something that was asked could not be answered."""
+DESCRIPTION = "before a server starts: would it be served, does it fit the GPU, what would policies gain"
+EPILOG = """All other flags are the server's own: --expert-policy, --tp, --mem-fraction-static and the rest. The model
+needs a config.json and no weights; nothing is downloaded or started. Exit code: 0 if the server would be served, 1 if
+it would be refused or does not fit, or if a question could not be answered."""
 CONTEXT = 1024
-"""Tokens cached a request where nobody says."""
+"""Cached tokens a request by default."""
 DEFAULT = "xshare"
-"""Compared where nobody names a policy."""
+"""The policy to compare by default."""
+PAGED = "--enable-paged-experts: SGLang refuses experts that cannot be paged as it builds the model; not checked here"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -49,20 +50,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "check", help=DESCRIPTION, description=DESCRIPTION, epilog=EPILOG, usage=usage, allow_abbrev=False
     )
     add = parser.add_argument
-    add("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)} (default: resolve for this machine, no memory)")
-    add("--bandwidth", metavar="GB/s", help="of the memory, in place of that GPU's peak")
-    add("--batch", metavar="N", help="estimate a step in which so many requests decode together")
-    add("--context", metavar="TOKENS", help=f"cached a request (default: {CONTEXT:,})")
-    compared = "beside the server's --expert-policy, such as oea:k0=3, as often as you like"
+    add("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)} (default: this machine, without memory)")
+    add("--bandwidth", metavar="GB/s", help="memory bandwidth (default: the GPU's peak)")
+    add("--batch", metavar="N", help="estimate a step of N requests that decode together")
+    add("--context", metavar="TOKENS", help=f"cached tokens a request (default: {CONTEXT:,})")
+    compared = "a policy to compare, such as oea:k0=3; may be repeated (default: the server's --expert-policy)"
     add("--compare", metavar="POLICY", action="append", default=[], help=compared)
-    known = "active experts a layer and step, as you know them of one policy; with --ep-size the fullest rank's"
+    known = "measured active experts a layer and step of one policy; with --ep-size the fullest rank's"
     add("--active", nargs=2, metavar=("BEFORE", "AFTER"), help=known)
-    add("--json", action="store_true", help="as JSON")
+    add("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run, name="check", server_flags=[])
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the report. Returns 0 where the server would be served and all that was asked is answered, else 1."""
+    """Print the report. Return 0 if the server would be served and all that was asked is answered, else 1."""
     from .table import print_table
 
     report = check(arguments.server_flags, arguments)
@@ -72,12 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
         print_table(report)
     for reason in report["not_answered"]:
         print(f"check: not answered: {reason}", file=sys.stderr)
-    return 0 if report["verdict"] == "served" and not report["not_answered"] else 1
+    return 0 if report["served"] and not report["not_answered"] else 1
 
 
 def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
-    """The report for a server's flags and the subcommand's own, as JSON would have it. Raises ValueError, one line,
-    where there is nothing to report on: a wrong value, no configuration, flags that SGLang's parser does not take.
+    """Return the report on a server's flags and the subcommand's own, as JSON has it. Raises ValueError, one line, if
+    there is nothing to report on: a wrong value, no configuration, flags that SGLang's parser does not take.
     """
     gpu = find_gpu(options.gpu) if options.gpu else None
     bandwidth = gpu.bandwidth if gpu else None
@@ -86,9 +87,9 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     asked = _read_asked(options)
     given, flags = _name_policy(given, asked, options)
     if flags.model is None:
-        raise ValueError("--model: missing; allowed is a folder that has a config.json, or a model that is cached")
-    if asked and flags.paged:
-        raise ValueError("--batch with --enable-paged-experts: what is paged in is not estimated; allowed is either")
+        raise ValueError("--model: missing; must be a folder with a config.json, or a cached model")
+    if asked and flags.enable_paged_experts:
+        raise ValueError("--batch with --enable-paged-experts: page-ins are not estimated; use one of the two flags")
     unanswered: list[str] = []
     # SGLang and huggingface_hub read it when they are imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -96,97 +97,41 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     report, resolution = _judge(_on_device(given, flags, gpu), flags, gpu, options.gpu, unanswered)
     weights = _count(folder, flags, resolution, unanswered if gpu or asked else [])
     if weights is not None:
-        report |= _describe_bytes(weights, flags, gpu, asked)
-        if asked is not None:
-            if gpu is not None and (reason := _find_obstacle(report["memory"], asked, weights, flags)):
+        experts = weights.model.num_experts + flags.redundant
+        if experts % flags.ep_size:
+            raise ValueError(f"--ep-size {flags.ep_size}: must be a divisor of the {experts} experts")
+        step = Step(asked, weights, flags) if asked else None
+        report["weights"] = describe_weights(weights, flags)
+        if gpu is not None:
+            report["memory"] = describe_memory(weights, flags, gpu, step.cached if step else 0)
+        if step is not None:
+            if gpu is not None and (reason := _find_obstacle(report["memory"], step)):
                 unanswered.append(f"the time of a step: {reason}")
                 bandwidth = None
-            report["estimate"] = _estimate(asked, options.compare, weights, flags, bandwidth, report, unanswered)
+            report["estimate"] = _estimate(step, options.compare, bandwidth, report, unanswered)
     architecture = weights.model.architecture if weights else report.get("model", {}).get("architecture")
     if architecture is not None:
         report["never_executed"] = list_never_executed(flags, architecture, report)
-    if flags.dp_size > 1:
-        _warn(report, [ALONE])
-    return report | _conclude(report, given, flags, unanswered)
-
-
-def _count(folder: Path, flags: ServerFlags, resolution: Resolution | None, unanswered: list[str]) -> Weights | None:
-    """Count the model's weights as SGLang has resolved it, else as the flags say; None with the reason noted."""
-    start = resolution.start if resolution is not None and resolution.finished else None
-    if start is not None:
-        flags.resolve(start.config)
-    try:
-        if start is not None:
-            return count_weights(read_resolved(folder, flags, start))
-        with import_lightly() if resolution is None else nullcontext():
-            return count_weights(read_flagged(folder, flags))
-    except ValueError as error:
-        unanswered.append(f"weights and what depends on them: {error}")
-    except ModuleNotFoundError as error:
-        unanswered.append(f"weights and what depends on them: they need {error.name}, or the model's safetensors")
-    return None
-
-
-def _name_policy(
-    given: Sequence[str], asked: Asked | None, options: argparse.Namespace
-) -> tuple[Sequence[str], ServerFlags]:
-    """The server's flags, of `DEFAULT` where nobody names a policy and it would change a step, and what they say."""
-    flags = read_flags(given)
-    if flags.names_policy or options.compare or options.active or flags.masked:
-        return given, flags
-    if asked is not None and not flags.speculates and asked.batch * flags.draft_tokens == 1:
-        return given, flags  # a step of one row is left alone
-    given = [*given, "--expert-policy", DEFAULT]
-    return given, read_flags(given)
-
-
-def _describe_bytes(weights: Weights, flags: ServerFlags, gpu: Gpu | None, asked: Asked | None) -> dict[str, Any]:
-    """The report's weights, and their memory on a GPU. Raises ValueError for ranks that do not divide the experts."""
-    experts = weights.model.num_experts + flags.redundant
-    if experts % flags.ep_size:
-        raise ValueError(f"--ep-size {flags.ep_size}: allowed is a divisor of the {experts} experts")
-    report = {"weights": describe_weights(weights, flags)}
-    if gpu is not None:
-        report["memory"] = describe_memory(weights, flags, gpu, asked.count_cached(flags) if asked else 0)
-    return report
-
-
-def _warn(report: dict[str, Any], lines: Sequence[str]) -> None:
-    """Add warnings of this project to the report."""
-    report["warnings"] = [*report.get("warnings", []), *({"by": "sglang-xshare", "says": line} for line in lines)]
-
-
-def _conclude(
-    report: dict[str, Any], given: Sequence[str], flags: ServerFlags, unanswered: list[str]
-) -> dict[str, Any]:
-    """Return what ends the report: the verdict, and if it is "served" the command that starts the server. Warnings go
-    into the `report`.
-    """
-    end: dict[str, Any] = {}
-    verdict = {True: "served", False: "refused", None: "not checked"}[report.get("served")]
-    fits = report.get("memory", {"fits": True})["fits"]
-    if not fits and not flags.offloaded and verdict != "refused":
-        verdict = "does not fit"
-    if verdict == "served" and "weights" not in report and unanswered:
-        verdict = "not checked"
-    if verdict == "served" and flags.paged:
-        says = "--enable-paged-experts: what SGLang cannot page it refuses as it builds the model, which is not checked"
-        _warn(report, [says])
+    verdict = _decide(report, flags, unanswered)
+    warnings = [ALONE] * (flags.dp_size > 1) + [PAGED] * (verdict == "served" and flags.enable_paged_experts)
+    if warnings:
+        own = [{"by": "sglang-xshare", "says": line} for line in warnings]
+        report["warnings"] = report.get("warnings", []) + own
     if verdict == "served":
         engine = ["SGLANG_USE_CPU_ENGINE=1"] * (report.get("device") == "cpu")
         # `sglang serve` does not look for the model in a --config.
-        model = [] if flags.names_model else ["--model-path", str(flags.model)]
-        end["start"] = shlex.join([*engine, "sglang", "serve", *given, *model])
-    return end | {"verdict": verdict, "served": verdict == "served", "not_answered": unanswered}
+        model = [] if flags.names_model else ["--model-path", flags.model]
+        report["start"] = shlex.join([*engine, "sglang", "serve", *given, *model])
+    return report | {"verdict": verdict, "served": verdict == "served", "not_answered": unanswered}
 
 
 def _read_asked(options: argparse.Namespace) -> Asked | None:
-    """What is to be estimated; None without `--batch`."""
+    """Return what is to be estimated; None without `--batch`."""
     if options.batch is None:
         alone = {"--context": options.context, "--active": options.active, "--compare": options.compare or None}
         for flag, value in alone.items():
             if value is not None:
-                raise ValueError(f"{flag} without --batch: allowed is --batch N beside it")
+                raise ValueError(f"{flag} without --batch: needs --batch N")
         return None
     context = CONTEXT if options.context is None else read_count("--context", options.context, 0)
     active = [read_number("--active", text, 1) for text in options.active or ()]
@@ -194,12 +139,25 @@ def _read_asked(options: argparse.Namespace) -> Asked | None:
     return Asked(batch, context, active=(active[0], active[1]) if active else None)
 
 
+def _name_policy(
+    given: Sequence[str], asked: Asked | None, options: argparse.Namespace
+) -> tuple[Sequence[str], ServerFlags]:
+    """Return the server's flags, and what they say: with `DEFAULT` if no policy is named and it would change a step."""
+    flags = read_flags(given)
+    if flags.names_policy or options.compare or options.active or flags.mask_padding_experts:
+        return given, flags
+    if asked is not None and flags.speculative_algorithm is None and asked.batch * flags.draft_tokens == 1:
+        return given, flags  # a step of one row is left alone
+    given = [*given, "--expert-policy", DEFAULT]
+    return given, read_flags(given)
+
+
 def _on_device(given: Sequence[str], flags: ServerFlags, gpu: Gpu | None) -> list[str]:
-    """The flags with `--device cuda` where a GPU is asked for and none is at hand. Raises ValueError for another."""
+    """Return the flags, with `--device cuda` if a GPU is asked for. Raises ValueError for another device."""
     if gpu is None or flags.device == "cuda":
         return list(given)
     if flags.device is not None:
-        raise ValueError(f"--device {flags.device} with --gpu: allowed is cuda, or either alone")
+        raise ValueError(f"--device {flags.device} with --gpu: must be cuda, or use one of the two flags")
     return [*given, "--device", "cuda"]
 
 
@@ -230,53 +188,74 @@ def _judge(
     except ModuleNotFoundError as error:
         reason = f"it needs {error.name}, which is not installed here"
     try:
-        flags.check_policy()
+        read_arguments(flags)
     except ExpertPolicyError as error:
         return report | {"served": False, "refusals": [{"by": "sglang-xshare", "says": str(error)}]}, None
     unanswered.append(f"whether it would be served: {reason}")
     return report, None
 
 
-def _find_obstacle(memory: dict[str, Any], asked: Asked, weights: Weights, flags: ServerFlags) -> str | None:
-    """Why a step cannot be on that GPU."""
+def _count(folder: Path, flags: ServerFlags, resolution: Resolution | None, unanswered: list[str]) -> Weights | None:
+    """Count the model's weights as SGLang has resolved it, else as the flags say; None with the reason noted."""
+    start = resolution.start if resolution is not None and resolution.finished else None
+    if start is not None:
+        flags.resolve(start.config)
+    try:
+        if start is not None:
+            return count_weights(read_resolved(folder, flags, start))
+        with import_lightly() if resolution is None else nullcontext():
+            return count_weights(read_flagged(folder, flags))
+    except ValueError as error:
+        unanswered.append(f"weights and what depends on them: {error}")
+    except ModuleNotFoundError as error:
+        unanswered.append(f"weights and what depends on them: they need {error.name}, or the model's safetensors")
+    return None
+
+
+def _find_obstacle(memory: dict[str, Any], step: Step) -> str | None:
+    """Return why a step cannot be on a GPU with this memory, or None."""
     if not memory["fits"]:
-        return "offloaded weights come from another memory" if flags.offloaded else "the weights do not fit"
-    needed = asked.count_cached(flags) * count_cache(weights, flags)
+        return "offloaded weights come from another memory" if step.flags.offloaded else "the weights do not fit"
+    needed = step.cached * count_cache(step.weights, step.flags)
     if needed <= memory["left_bytes"]:
         return None
-    asks = f"--batch {asked.batch} with --context {asked.context:,}"
-    allowed = f"left are {spell_bytes(memory['left_bytes'])}, {memory['cache_tokens']:,} tokens"
+    asks = f"--batch {step.asked.batch} with --context {step.asked.context:,}"
+    allowed = f"must be at most {spell_bytes(memory['left_bytes'])}, {memory['cache_tokens']:,} tokens"
     return f"{asks} takes {spell_bytes(needed)} of KV cache on a GPU; {allowed}"
 
 
 def _estimate(
-    asked: Asked,
-    compared: Sequence[str],
-    weights: Weights,
-    flags: ServerFlags,
-    bandwidth: float | None,
-    report: dict[str, Any],
-    unanswered: list[str],
+    step: Step, compared: Sequence[str], bandwidth: float | None, report: dict[str, Any], unanswered: list[str]
 ) -> dict[str, Any] | None:
     """Return the estimate; None and a line in `unanswered` if no number of active experts is known."""
     schedules: dict[str, Schedule] = {}
-    if flags.policy:
+    if policy := step.flags.expert_policy:
+        config = step.flags.expert_policy_config
         try:
-            keys = read_config(flags.policy_config)
-            schedule = read_policy("--expert-policy", flags.policy, keys, asked, weights, flags)
+            schedule = step.read_policy("--expert-policy", policy, read_config(config))
             if schedule is not None:
-                schedules[" ".join(filter(None, (flags.policy, flags.policy_config)))] = schedule
+                schedules[" ".join(filter(None, (policy, config)))] = schedule
         except ValueError as error:
             if not report.get("refusals"):  # which say it
                 unanswered.append(str(error))
     for text in compared:
-        schedule = read_policy("--compare", text, {}, asked, weights, flags)
+        schedule = step.read_policy("--compare", text, {})
         if schedule is None:
             raise ValueError(f"--compare {text}: routes as the model does, with which all are compared")
         schedules[text] = schedule
-    check_asked(asked, len(schedules), weights, flags)
+    step.check(len(schedules))
     try:
-        return estimate(asked, schedules, weights, flags, bandwidth)
+        return estimate(step, schedules, bandwidth)
     except ModuleNotFoundError as error:
-        unanswered.append(f"active experts: to draw them needs {error.name}; allowed without it: --active")
+        unanswered.append(f"active experts: drawing them needs {error.name}; without it use --active")
         return None
+
+
+def _decide(report: dict[str, Any], flags: ServerFlags, unanswered: list[str]) -> str:
+    """Return the verdict: "served", "refused", "does not fit" or "not checked"."""
+    served = report.get("served")
+    if served is False:
+        return "refused"
+    if not report.get("memory", {"fits": True})["fits"] and not flags.offloaded:
+        return "does not fit"
+    return "served" if served and ("weights" in report or not unanswered) else "not checked"

@@ -1,4 +1,4 @@
-"""What policies would do on a model and a GPU: active experts, kept mass, step time, each with what is assumed."""
+"""The estimate of policies on a model and a GPU: active experts, kept mass, step time, each with its assumption."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from .server import ServerFlags
 from .weights import Weights, divide
 
 FIXED = 34e-6
-"""Seconds that a MoE layer takes apart from its experts' weights (OEA, H100). Kept as it is on other GPUs."""
+"""Seconds of a MoE layer without its experts' weights (OEA, H100); other GPUs have the same."""
 REACHED = 0.97
 """Share of the memory's peak at which experts are loaded: 2.9 us for one of Qwen3-30B-A3B's, 9.4 MB (OEA, H100)."""
 OTHER = 40e-6
-"""Seconds that a layer takes beside that: attention, norms, the host. An H100's servers of Qwen3-30B-A3B took 37 to 54
-more us a layer at 4 to 16 requests than all else here comes to, 25 to 27 at one, 67 to 71 at 32 (SGLang 0.5.17).
+"""Seconds of all else in a layer: attention, norms, the host. On an H100, servers of Qwen3-30B-A3B took 37 to 54 us a
+layer more than the rest of this estimate at 4 to 16 requests, 25 to 27 at one, 67 to 71 at 32 (SGLang 0.5.17).
 """
 FORMULA = (
     f"MoE layer = {FIXED * 1e6:.0f} us + active x expert bytes / ({REACHED:.0%} of bandwidth), step = MoE layers x "
@@ -26,127 +26,131 @@ FORMULA = (
     "that a step waits for"
 )
 COMMON = 0.47
-"""Share of the logits' variance in common, so that 49 of 128 experts are active as in OEA's Qwen3-30B-A3B, 16 rows."""
+"""Share of the logits' variance in common: 49 of 128 experts are active, as in OEA's Qwen3-30B-A3B at 16 rows."""
 ASSUMPTIONS = {"agreeing": COMMON, "independent": 0.0}
 MOST_ROWS = 16_384
-"""Rows of a step that are drawn: at 256 experts 0.6 GB, and 2.6 s of a CPU core a layer."""
+"""The most rows of a step that are drawn: at 256 experts 0.6 GB, and 2.6 s of a CPU core a layer."""
 DRAFTED = "--speculative-num-draft-tokens N above 1"
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A step of `batch` requests with `context` cached tokens each; `active` experts before and after, where known."""
+    """A step of `batch` requests with `context` cached tokens each; `active` experts before and after, if known."""
 
     batch: int
     context: int
     active: tuple[float, float] | None = None
 
-    def count_cached(self, flags: ServerFlags) -> int:
-        """Tokens in the KV cache of the rank with most: each data-parallel group holds its own requests'."""
-        return self.context * -(-self.batch // flags.dp_size)
+
+@dataclass(frozen=True)
+class Step:
+    """The step that is asked for, on a model and a server."""
+
+    asked: Asked
+    weights: Weights
+    flags: ServerFlags
+
+    @property
+    def rows(self) -> int:
+        """Return the router rows: a request's draft tokens are a row each."""
+        return self.asked.batch * self.flags.draft_tokens
+
+    @property
+    def cached(self) -> int:
+        """Return the tokens in the fullest rank's KV cache: each data-parallel group holds its own requests' alone."""
+        return self.asked.context * -(-self.asked.batch // self.flags.dp_size)
+
+    def check(self, num_policies: int) -> None:
+        """Raise ValueError for active experts that the model cannot have, and for a step that is too large to draw."""
+        experts, ep_size = self.weights.model.num_experts, self.flags.ep_size
+        if self.asked.active is None:
+            if self.rows > MOST_ROWS:
+                many = f"--batch {self.asked.batch}: a step of {self.rows:,} rows"
+                raise ValueError(f"{many}: must be at most {MOST_ROWS:,} rows without --active")
+            return
+        if num_policies > 1:
+            raise ValueError(f"--active with {num_policies} policies: must be the one policy whose experts they are")
+        whose, most = ("the model's", experts) if ep_size == 1 else ("a rank's", experts // ep_size)
+        before, after = self.asked.active
+        if not 1 <= before <= most:
+            raise ValueError(f"--active {before:g} {after:g}: BEFORE {before:g}: must be 1 to {whose} {most} experts")
+        if not 1 <= after <= before:
+            raise ValueError(f"--active {before:g} {after:g}: AFTER {after:g}: must be 1 to BEFORE, {before:g}")
+
+    def read_policy(self, flag: str, text: str, keys: dict[str, Any]) -> Schedule | None:
+        """Return the policy that `flag` names, with `keys` beside it; None if it routes as the model does. Raises
+        ValueError if it does not run in this step.
+        """
+        drafts, model = self.flags.draft_tokens > 1, self.weights.model
+        try:
+            schedule = build_schedule(*join_keys(text, keys), drafts, DRAFTED)
+            if schedule is None or schedule.observed:
+                return None
+            for plan in schedule.plans(range(model.num_layers)):
+                plan.check(Router(top_k=model.top_k), model.num_experts, self.flags.ep_size)
+            reason = schedule.reason_to_skip("verify" if drafts else "decode", self.rows)
+            if reason is not None:
+                told = f"--batch {self.asked.batch}: a step of {self.rows} rows stays vanilla ({reason})"
+                raise ValueError(f"{told}; must be a step in which the policy selects")
+        except ValueError as error:
+            raise ValueError(f"{flag} {text}: {error}") from None
+        return schedule
 
 
-def check_asked(asked: Asked, num_policies: int, weights: Weights, flags: ServerFlags) -> None:
-    """Raise ValueError for active experts that the model cannot have, and for a step that is too large to be drawn."""
-    experts, rows = weights.model.num_experts, asked.batch * flags.draft_tokens
-    if asked.active is None:
-        if rows > MOST_ROWS:
-            many = f"--batch {asked.batch}: a step of {rows:,} rows"
-            raise ValueError(f"{many}: allowed are at most {MOST_ROWS:,} without --active")
-        return
-    if num_policies > 1:
-        raise ValueError(f"--active with {num_policies} policies: allowed is the one whose experts they are")
-    whose, most = ("the model's", experts) if flags.ep_size == 1 else ("a rank's", experts // flags.ep_size)
-    before, after = asked.active
-    if not 1 <= before <= most:
-        raise ValueError(f"--active {before:g} {after:g}: allowed is 1 to {whose} {most} experts")
-    if not 1 <= after <= before:
-        raise ValueError(f"--active {before:g} {after:g}: AFTER {after:g}: allowed is 1 to BEFORE, {before:g}")
-
-
-def read_policy(
-    flag: str, text: str, keys: dict[str, Any], asked: Asked, weights: Weights, flags: ServerFlags
-) -> Schedule | None:
-    """The policy that `flag` names, with `keys` beside it; None where it routes as the model does. Raises ValueError
-    where it does not run in such a step.
-    """
-    drafts, rows = flags.draft_tokens > 1, asked.batch * flags.draft_tokens
-    try:
-        schedule = build_schedule(*join_keys(text, keys), drafts, DRAFTED)
-        if schedule is None or schedule.observed:
-            return None
-        for plan in schedule.plans(range(weights.model.num_layers)):
-            plan.check(Router(top_k=weights.model.top_k), weights.model.num_experts, flags.ep_size)
-        reason = schedule.reason_to_skip("verify" if drafts else "decode", rows)
-        if reason is not None:
-            told = f"--batch {asked.batch}: a step of {rows} rows stays vanilla ({reason})"
-            raise ValueError(f"{told}; allowed is one in which it selects")
-    except ValueError as error:
-        raise ValueError(f"{flag} {text}: {error}") from None
-    return schedule
-
-
-def estimate(
-    asked: Asked, schedules: dict[str, Schedule], weights: Weights, flags: ServerFlags, bandwidth: float | None
-) -> dict[str, Any]:
-    """The report on `schedules`, by their spelling. `bandwidth` in GB/s, None where no step time is asked for or none
-    makes sense.
-    """
+def estimate(step: Step, schedules: dict[str, Schedule], bandwidth: float | None) -> dict[str, Any]:
+    """Return the report on `schedules`, by their spelling. `bandwidth` in GB/s; None without a step time."""
+    asked = step.asked
     report: dict[str, Any] = {
         "is_estimate": True,
         "formula": FORMULA,
-        "missed": describe_miss(weights.model.architecture),
+        "missed": describe_miss(step.weights.model.architecture),
         "bandwidth_gb_per_s": bandwidth,
         "requests": asked.batch,
-        "rows": asked.batch * flags.draft_tokens,
+        "rows": step.rows,
         "context": asked.context,
         "policies": {text: describe_keys(schedule) for text, schedule in schedules.items()},
         "estimates": [],
     }
     for text, schedule in schedules.items() or [("vanilla" if asked.active is None else "as given", None)]:
-        for source, loads in _list_loads(asked, schedule, weights, flags):
+        for source, loads in _list_loads(step, schedule):
             row = {"is_estimate": True, "policy": text, "source": source, **loads}
             if bandwidth is not None:
-                row |= _describe_step(loads["fullest_rank_experts"], asked, weights, flags, bandwidth)
+                row |= _describe_step(loads["fullest_rank_experts"], step, bandwidth)
             report["estimates"].append(row)
     return report
 
 
-def _list_loads(
-    asked: Asked, schedule: Schedule | None, weights: Weights, flags: ServerFlags
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where they come from, active experts before and after, kept mass): by assumption where nobody knows them."""
-    if asked.active is not None:
-        active = list(asked.active)
-        known = active if flags.ep_size == 1 else None
+def _list_loads(step: Step, schedule: Schedule | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (source, active experts before and after with the kept mass): by assumption if nobody knows them."""
+    ep_size = step.flags.ep_size
+    if step.asked.active is not None:
+        active = list(step.asked.active)
+        known = active if ep_size == 1 else None
         yield "as given", {"active_experts": known, "fullest_rank_experts": active, "kept_mass": None}
         return
     from .active import draw_loads
 
-    rows, tokens = asked.batch * flags.draft_tokens, flags.draft_tokens
     for name, common in ASSUMPTIONS.items():
-        yield f"assumed: {name}", draw_loads(schedule, weights.model, rows, tokens, common, flags.ep_size)
+        loads = draw_loads(schedule, step.weights.model, step.rows, step.flags.draft_tokens, common, ep_size)
+        yield f"assumed: {name}", loads
 
 
-def _describe_step(
-    experts: list[float], asked: Asked, weights: Weights, flags: ServerFlags, bandwidth: float
-) -> dict[str, Any]:
-    cached, rank = asked.count_cached(flags), divide(weights, flags)
-    layers, steps = zip(*(estimate_step(rank, count, cached, bandwidth * 1e9) for count in experts), strict=True)
+def _describe_step(experts: list[float], step: Step, bandwidth: float) -> dict[str, Any]:
+    rank = divide(step.weights, step.flags)
+    layers, steps = zip(*(estimate_step(rank, count, step.cached, bandwidth * 1e9) for count in experts), strict=True)
     return {
         "moe_layer_us": [seconds * 1e6 for seconds in layers],
         "step_ms": [seconds * 1e3 for seconds in steps],
-        "tokens_per_s": [asked.batch / seconds for seconds in steps],
+        "tokens_per_s": [step.asked.batch / seconds for seconds in steps],
         "speedup": steps[0] / steps[1],
     }
 
 
 def estimate_step(weights: Weights, experts: float, cached: float, bandwidth: float) -> tuple[float, float]:
-    """Seconds of (a MoE layer, a decode step) in which a GPU loads so many `experts` a layer, and `cached` tokens of KV
-    cache. `bandwidth` is its memory's peak in bytes/s. On several ranks it is the rank that the step waits for.
+    """Return the seconds of (a MoE layer, a decode step) on a GPU that loads `experts` a layer and `cached` tokens of
+    KV cache, at a peak memory `bandwidth` in bytes/s. Of several ranks, this is the one that the step waits for.
 
-    Exchanges between ranks are not in it, sampling and the selection itself have no term of their own; nothing hides
-    behind anything else.
+    The estimate has no exchanges between ranks, no term for sampling and the selection, and no overlap.
     """
     reached = REACHED * bandwidth
     layer = FIXED + experts * weights.expert / reached

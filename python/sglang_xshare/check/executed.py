@@ -1,6 +1,4 @@
-"""Parts of a server that nobody has executed, and the distance of the estimate from measured steps: by the records in
-`benchmark/results`, which a test compares with this file.
-"""
+"""What no GPU has executed, and the estimate's distance from measured steps; a test compares both with the records."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,15 +6,15 @@ from typing import Any
 from .server import ServerFlags
 
 RELEASES_ON_GPU = ("0.5.17", "0.5.23")
-"""The releases of SGLang that served a policy on a GPU."""
+"""Releases of SGLang that served a policy on a GPU."""
 GPUS_SERVED = ("h100", "h200")
 ALONE = "data-parallel attention: while one rank prefills, the step is vanilla on all ranks"
 
 
 @dataclass(frozen=True)
 class Miss:
-    """The estimate of one model family beside `steps` measured ones of `model`: the estimated time as a share of the
-    measured one, and the estimated speed-up less the measured one, each (least, most).
+    """The estimate's miss in `steps` measured steps of `model`: the estimated time as a share of the measured time, and
+    the estimated speed-up less the measured speed-up, each (least, most).
     """
 
     model: str
@@ -33,7 +31,7 @@ MISSES = {
 
 
 def list_never_executed(flags: ServerFlags, architecture: str, report: dict[str, Any]) -> list[str]:
-    """Return what a server with these flags has that no record of a GPU has; an empty list for a server on a CPU."""
+    """Return the parts of a server that no record of a GPU has; an empty list for a server on a CPU."""
     if report["gpu"] is None and report.get("device") != "cuda":
         return []
     runner, release = str(report.get("moe_runner")), report["sglang"]
@@ -50,10 +48,10 @@ def list_never_executed(flags: ServerFlags, architecture: str, report: dict[str,
 
 
 def describe_miss(architecture: str) -> str:
-    """Return the sentence that says how far the estimate was from measurements of this model family."""
+    """Return a sentence about the estimate's miss for this model family."""
     miss = MISSES.get(architecture)
     if miss is None:
-        return "No step of this model family was measured on a GPU: nobody knows how far this estimate is off."
+        return "No step of this model family was measured on a GPU: the error of this estimate is unknown."
     (shortest, longest), (low, high) = miss.time, miss.speedup
     releases = " and ".join(RELEASES_ON_GPU)
     return (

@@ -13,23 +13,21 @@ from ..compatibility.moe_model import TEXT_CONFIGS
 from .tensors import Tensor
 
 COMPILER = ("torch._dynamo", "torch._inductor")
-"""Packages that transformers imports for decorators: 1.2 s of processor time."""
+"""Packages that transformers imports only for decorators, 1.2 s of processor time."""
 IMAGES = "torchvision"
-"""The package that transformers imports for image processors when it is installed: 0.3 s."""
+"""The package that transformers imports for image processors if installed, 0.3 s."""
 
 
 def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[list[Tensor], Mapping[str, Any]]:
-    """Return (the tensors of a model, its language model's configuration with transformers' defaults), for the content
-    of its config.json and the `changes` of --json-model-override-args. Raises ValueError, one line, for a model that
-    transformers does not know or cannot build, ModuleNotFoundError without transformers or torch.
+    """Return (the tensors of a model, its language model's configuration with transformers' defaults) for the content
+    of config.json and the `changes` of --json-model-override-args. Raises ValueError, one line, for a model that
+    transformers lacks or cannot build, ModuleNotFoundError without transformers or torch.
     """
     import torch
     from torch.overrides import TorchFunctionMode
 
     class Positions(TorchFunctionMode):
-        """Positions are made on the CPU: `arange` on the meta device imports sympy, 0.4 s of processor time, which most
-        families need for nothing else.
-        """
+        """Positions on the CPU: `arange` on the meta device imports sympy, 0.4 s that most families need not spend."""
 
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return function(*args, **(kwargs or {}) | ({"device": "cpu"} if function is torch.arange else {}))
@@ -37,30 +35,41 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
     import transformers
 
     kind, keys, changes = _find_class(transformers, config, changes)
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # it warns of kernels that are not installed, which nothing here runs
     try:
         parsed = kind.config_class.from_dict(dict(keys))
-        for name, value in changes.items():
-            _change(parsed, name, value)
+        for name, value in changes.items():  # as SGLang does (utils/hf_transformers/config.py: get_config)
+            current = getattr(parsed, name, None)
+            if isinstance(value, dict) and current is not None and hasattr(current, "to_dict"):
+                current.update(value)
+            else:
+                setattr(parsed, name, value)
         _fill_head_dim(parsed.get_text_config())
-        with _silence(transformers):
-            try:
-                model = _build(kind, parsed, Positions())
-            except RuntimeError:  # a family that joins positions with other tensors, as Gemma 4
-                model = _build(kind, parsed, nullcontext())
+        try:
+            model = _build(kind, parsed, Positions())
+        except RuntimeError:  # some families join positions with other tensors, as Gemma 4
+            model = _build(kind, parsed, nullcontext())
     except ModuleNotFoundError:
         raise
-    except Exception as error:  # whatever a family's code raises for a configuration that it does not expect
+    except Exception as error:  # a family's code may raise anything for an unexpected configuration
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"transformers {transformers.__version__} cannot build {kind.__name__}: {reason}") from None
+    finally:
+        transformers.logging.set_verbosity(verbosity)
     tensors = [Tensor(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]
     return tensors, parsed.get_text_config().to_dict()
 
 
 def _build(kind: Any, parsed: Any, mode: AbstractContextManager[Any]) -> Any:
-    """Build a model of this class on the meta device."""
+    """Build a model of this class on the meta device, without values: drawing them imports sympy."""
     import torch
 
-    with _no_values(), torch.device("meta"), mode:
+    try:
+        from transformers.initialization import no_init_weights
+    except ImportError:  # before transformers 5
+        no_init_weights = nullcontext
+    with no_init_weights(), torch.device("meta"), mode:
         model = kind(parsed)
         model.tie_weights()
     return model
@@ -69,15 +78,15 @@ def _build(kind: Any, parsed: Any, mode: AbstractContextManager[Any]) -> Any:
 def _find_class(
     transformers: ModuleType, config: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
-    """Return (the model's class, the part of the configuration that it takes, the changes to that part): of the whole
-    model, else of its language model, which remote code wraps.
+    """Return (the model's class, the class's part of the configuration, the changes to that part): of the whole model,
+    else of its language model, which remote code wraps.
     """
     auto = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     nested = ((part, changes.get(name) or {}) for name in TEXT_CONFIGS if isinstance(part := config.get(name), dict))
     for keys, changed in [(config, changes), *nested]:
         known = auto.get(keys.get("model_type"))
         for name in keys.get("architectures") or [None] * (keys is not config):
-            # A checkpoint spells ExaoneMoEForCausalLM what transformers spells ExaoneMoeForCausalLM.
+            # A checkpoint may have ExaoneMoEForCausalLM for transformers' ExaoneMoeForCausalLM.
             if isinstance(known, str) and (name is None or known.lower() == name.lower()):
                 return getattr(transformers, known), keys, changed
             if name is not None and getattr(transformers, name, None) is not None:
@@ -88,45 +97,14 @@ def _find_class(
 
 
 def _fill_head_dim(text: Any) -> None:
-    """Set a head's width if config.json has null or HunYuan's name for it: transformers' modules need a number."""
+    """Set a head's width if config.json has null or HunYuan's key: transformers' modules need a number."""
     if getattr(text, "head_dim", 0) is None:
         heads = getattr(text, "num_attention_heads", 0)
         text.head_dim = getattr(text, "attention_head_dim", None) or (text.hidden_size // heads if heads else None)
 
 
-def _change(parsed: Any, name: str, value: Any) -> None:
-    """Set a key as SGLang does (utils/hf_transformers/config.py: get_config): a nested configuration by its keys."""
-    current = getattr(parsed, name, None)
-    if isinstance(value, dict) and current is not None and hasattr(current, "to_dict"):
-        current.update(value)
-    else:
-        setattr(parsed, name, value)
-
-
-@contextmanager
-def _silence(transformers: ModuleType) -> Iterator[None]:
-    """Drop the warnings of transformers about kernels that are not installed, which no module here runs."""
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(verbosity)
-
-
-@contextmanager
-def _no_values() -> Iterator[None]:
-    """Leave parameters without values: on the meta device too, drawing them imports sympy."""
-    try:
-        from transformers.initialization import no_init_weights
-    except ImportError:  # before transformers 5
-        no_init_weights = nullcontext
-    with no_init_weights():
-        yield
-
-
 class _Placeholder(ModuleType):
-    """A module of the compiler that is not there: every name of it is a decorator without effect."""
+    """A stand-in for a module of the compiler: every name in it is a decorator without effect."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
@@ -153,9 +131,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @contextmanager
 def import_lightly() -> Iterator[None]:
-    """Import transformers within it in 1.1 s of processor time instead of 2.7: without torch's compiler and image
-    processors, which modules without values do not need, and without collecting garbage. Whoever imports transformers
-    later gets it anew, as a whole; a process that has imported it keeps it.
+    """Import transformers in 1.1 s of processor time instead of 2.7: without torch's compiler, image processors and the
+    collection of garbage. A later import gets transformers anew, as a whole; a process that has it already keeps it.
     """
     if any(name in sys.modules for name in ("transformers", *COMPILER, IMAGES)):
         yield

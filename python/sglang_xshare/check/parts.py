@@ -1,6 +1,4 @@
-"""The parts of a model by the names and shapes of its tensors: experts by layer, the KV cache of its attention, and all
-else that a decode step reads.
-"""
+"""The parts of a model by the names and shapes of its tensors: experts, KV cache, and all else that a step reads."""
 
 import re
 from collections import Counter
@@ -11,25 +9,24 @@ from typing import Any
 from .tensors import Tensor
 
 LAYER = re.compile(r"^(?:(.*?)\.)?(\d+)\.(.*)$")
-"""The root of a layer's list, the layer's number, a name within the layer."""
+"""Groups: the root of a layer's list, the layer's number, a name within the layer."""
 EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
 DRAFT = re.compile(r"(^|\.)(mtp|nextn|eh_proj|enorm|hnorm)")
-"""Of heads that draft tokens, which a server loads with --speculative-algorithm alone, as a model of its own."""
+"""Names of heads that draft tokens, which a server loads only with --speculative-algorithm, as a separate model."""
 EMBEDDING, HEAD = re.compile(r"embed|(^|\.)wte\."), re.compile(r"(^|\.)(lm_head|output|head)\.")
 CACHED = re.compile(r"(^|\.)(\w*(?:attn|attention|mixer))\.(\w+)\.(weight|weight_packed|scales)$")
 KEYS = ("k_proj", "v_proj", "kv_proj", "wkv", "kv_a_proj_with_mqa", "wkv_a")
-"""Projections whose outputs attention caches; from the third on they are one head, latent or of keys that are values.
-"""
+"""Projections whose outputs attention caches. From the third on the outputs are one head: latent, or keys as values."""
 FUSED = ("qkv_proj", "query_key_value", "Wqkv", "c_attn")
 STATE = ("A_log", "dt_bias", "conv1d.weight", "k_conv1d.weight")
-"""Parameters of linear attention, which keeps a state of one size and caches no token."""
+"""Parameters of linear attention, which has a state of fixed size and caches no token."""
 KV_HEADS = ("num_key_value_heads", "num_attention_groups")
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Bytes of `experts` in all layers that have some, the `moe_layers`; of all else that a decode step `read`s, the
-    embedding not among it unless it is the head; of all that a GPU `held`s beside experts. `cached` numbers a token.
+    """Bytes of a model: the `experts` of all `moe_layers`; all else that a decode step has `read`, with the embedding
+    only if the head is the embedding; all that a GPU has `held` beside experts. `cached` is numbers a token.
     """
 
     experts: float
@@ -48,8 +45,8 @@ def sort_tensors(
     count: Callable[[Tensor, bool], float],
 ) -> Parts:
     """Sort a model's tensors into its parts, by the configuration `text` of its language model. `count` returns the
-    bytes of a tensor, and is told whether it is an expert's. Raises ValueError when no name is an expert's, or none
-    tells what attention caches.
+    bytes of (a tensor, whether the tensor is an expert's). Raises ValueError if no name is an expert's or a projection
+    to keys and values.
     """
     placed = [(tensor, *_place(tensor.name)) for tensor in tensors if not DRAFT.search(tensor.name)]
     roots = Counter(root or "" for tensor, root, _, name in placed if _is_expert(tensor, name, num_experts))
@@ -84,7 +81,7 @@ def sort_tensors(
 
 
 def _place(name: str) -> tuple[str | None, int, str]:
-    """Return (the root of the layer that a tensor is of, the layer's number, its name within); no root outside."""
+    """Return (the root of a tensor's layer, the layer's number, the name within); None for the root outside layers."""
     found = LAYER.match(name)
     return (found[1] or "", int(found[2]), found[3]) if found else (None, 0, name)
 

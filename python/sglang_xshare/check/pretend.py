@@ -1,4 +1,4 @@
-"""SGLang's own argument resolution, as it would run on another machine with a GPU."""
+"""SGLang's own argument resolution, as on a machine with another GPU."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,17 +9,17 @@ from ..gpus import NVIDIA, Gpu
 from ..upstream.release import is_since
 
 MI300 = (9, 4)
-"""What torch calls the architecture gfx942."""
+"""The capability that torch reports for the architecture gfx942."""
 SINCE = "0.5.19"
-"""The first release of SGLang with `override_platform`, which replaces what SGLang has found out about its machine."""
+"""The first release of SGLang with `override_platform`, which replaces the detected platform."""
 
 
 class CannotPretend(ValueError):
-    """A GPU that SGLang cannot be told of here."""
+    """A GPU for which SGLang cannot resolve arguments here."""
 
 
 def check_gpu(gpu: Gpu, name: str | None, release: str) -> None:
-    """Raise `CannotPretend` if SGLang `release` cannot resolve its arguments for `gpu`; --gpu is its `name`."""
+    """Raise `CannotPretend` if SGLang `release` cannot resolve arguments for `gpu`, which --gpu calls `name`."""
     if gpu.capability is None:
         raise CannotPretend(
             f"--gpu {name}: SGLang decides for AMD's GPUs when it is imported; use {', '.join(NVIDIA)}, or no --gpu"
@@ -33,10 +33,10 @@ def check_gpu(gpu: Gpu, name: str | None, release: str) -> None:
 
 @contextmanager
 def pretend(gpu: Gpu) -> Iterator[None]:
-    """Within it SGLang takes this machine for one with such a GPU, FlashInfer and triton_kernels installed.
+    """Have SGLang take this machine for one with such a GPU, FlashInfer and triton_kernels.
 
-    What SGLang has asked the machine when it was imported stays as it is. For AMD's GPUs that is much: of what SGLang
-    resolves for them, only the MoE runner is right. SGLang must be `SINCE` or later, see `check_gpu`.
+    Facts that SGLang read when it was imported stay. For AMD's GPUs these are many: of all that SGLang resolves for
+    them, only the MoE runner is right. SGLang must be `SINCE` or later, see `check_gpu`.
     """
     import torch
     from sglang.srt.layers.quantization import QUANTIZATION_METHODS
@@ -48,21 +48,21 @@ def pretend(gpu: Gpu) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(override_platform(**_list_facts(gpu)))
         stack.enter_context(_replaced(common, "get_device_memory_capacity", lambda device=None: memory))
-        # sglang-kernel brings them, and gpt-oss runs on them where they are.
+        # sglang-kernel installs triton_kernels, and gpt-oss runs on them if they are there.
         stack.enter_context(_replaced(common, "is_triton_kernels_available", lambda: True))
-        # A few models' defaults ask torch itself.
+        # A few models' defaults read torch's answer.
         stack.enter_context(_replaced(torch.cuda, "get_device_capability", lambda device=None: capability))
-        # Which quantizations there are is asked past the platform.
+        # The list of quantizations does not follow the platform.
         stack.enter_context(_replaced(common, "is_hip", lambda: gpu.capability is None))
         if gpu.capability is not None and "mxfp4" not in QUANTIZATION_METHODS:
-            # Registered as SGLang is imported, and only beside a GPU or with SGLANG_USE_CPU_ENGINE=1.
+            # SGLang registers it only at import, on a machine with a GPU or with SGLANG_USE_CPU_ENGINE=1.
             QUANTIZATION_METHODS["mxfp4"] = Mxfp4Config
             stack.callback(QUANTIZATION_METHODS.pop, "mxfp4")
         yield
 
 
 def _list_facts(gpu: Gpu) -> dict[str, Any]:
-    """What SGLang asks of a platform, by its own names: those that every release with `override_platform` knows."""
+    """Return the facts of a platform by SGLang's names, which every release with `override_platform` has."""
     capability = gpu.capability or MI300
     major, minor = capability if gpu.capability else (0, 0)
     others = ("is_npu", "is_xpu", "is_musa", "has_amx")
@@ -84,7 +84,7 @@ def _list_facts(gpu: Gpu) -> dict[str, Any]:
 
 @contextmanager
 def _replaced(module: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Within it a module's function is another, also for SGLang's modules that import it by name."""
+    """Replace a module's function, also in SGLang's modules that import the function by name."""
     original = getattr(module, name)
     _rename(module, name, original, function)
     try:

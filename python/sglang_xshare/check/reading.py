@@ -1,6 +1,4 @@
-"""One reading of a model, which all of a report follows: SGLang's when it has resolved the server's arguments, else one
-of config.json and the same flags.
-"""
+"""One reading of a model for all of a report: SGLang's own once it has resolved the arguments, else config.json's."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from .server import ServerFlags
 
 WIDE = ("float", "float32")
-"""--dtype of 32 bits; `auto` is never, as SGLang serves a float32 checkpoint in float16 (configs/model_config.py)."""
+"""--dtype of 32 bits; `auto` is not, because SGLang serves float32 in float16 (configs/model_config.py)."""
 
 UNQUANTIZED = "unquant"
 """--quantization for weights in the model's dtype."""
@@ -30,9 +28,9 @@ UNQUANTIZED = "unquant"
 class Reading:
     """A model as a server reads it.
 
-    `config` is the content of config.json, `changes` are those that --json-model-override-args makes, `text` is the
-    changed part of its language model. `plain` are the bits of a weight without quantization. `quantization` is its
-    name ("none" without one), `declared` its configuration in the checkpoint. `cache_bits` are a cached number's.
+    `config` is the content of config.json, `changes` are from --json-model-override-args, `text` is the changed part of
+    the language model. `plain` is the bits of a weight without quantization. `quantization` is the quantization's name
+    ("none" without one), `declared` its configuration in the checkpoint. `cache_bits` is the bits of a cached number.
     """
 
     folder: Path
@@ -48,12 +46,10 @@ class Reading:
 
 
 def find_folder(model: str, revision: str | None) -> Path:
-    """Return the folder of a --model, also in Hugging Face's cache. Raises ValueError if it has no config.json, or if
-    that is not a JSON object.
-    """
+    """Return the folder of a --model, also in Hugging Face's cache. Raises ValueError without a valid config.json."""
     folder = Path(model)
     if not folder.exists():
-        with suppress(ImportError, ValueError):  # the latter for what can be no model's name
+        with suppress(ImportError, ValueError):  # ValueError: not a model's name
             from huggingface_hub import try_to_load_from_cache
 
             found = try_to_load_from_cache(model, "config.json", revision=revision)
@@ -66,9 +62,7 @@ def find_folder(model: str, revision: str | None) -> Path:
 
 
 def read_flagged(folder: Path, flags: ServerFlags) -> Reading:
-    """Read config.json as the flags say. Raises ValueError in one line when it describes no Mixture-of-Experts
-    model.
-    """
+    """Read config.json with the flags. Raises ValueError in one line if that describes no Mixture-of-Experts model."""
     model, original, config, text = read_folder(str(folder), flags.changes)
     parts = SimpleNamespace(hf_config=SimpleNamespace(**config), hf_text_config=SimpleNamespace(**text))
     declared = find_quantization(parts, QUANTIZATIONS)

@@ -1,10 +1,11 @@
-"""Server arguments, parsed and resolved by SGLang itself, every refusal noted in place of the first; and the report."""
+"""Server arguments, parsed and resolved by SGLang itself, with every refusal instead of the first; and the report."""
 
 import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.text import Text
@@ -18,49 +19,49 @@ from ..upstream.server import model_config, spell
 from .blocks import explain_cut
 from .pretend import pretend
 
+Line = tuple[str, str]
+"""Who refuses or warns: SGLang or sglang-xshare; and the text, one line."""
 
+
+@dataclass
 class Resolution:
-    """What came of a server's arguments.
+    """The outcome for a server's arguments.
 
-    `refusals` are (who refuses, its one line), in the order in which a server would come to them; `warnings` likewise.
-    `start` has SGLang's record, None where it came to none; `finished` tells whether SGLang resolved all of it.
+    `refusals` and `warnings` are in a server's own order. `start` has SGLang's record, None before SGLang has one;
+    `finished` says whether SGLang resolved all of the record. `fault` is an error of a check of ours, and no refusal.
     """
 
-    def __init__(self) -> None:
-        self.refusals: list[tuple[str, str]] = []
-        self.warnings: list[tuple[str, str]] = []
-        self.start: Start | None = None
-        self.finished = False
-        self.fault: Exception | None = None
-        """Of a check of ours, and no refusal."""
+    refusals: list[Line] = field(default_factory=list)
+    warnings: list[Line] = field(default_factory=list)
+    start: Start | None = None
+    finished: bool = False
+    fault: Exception | None = None
 
     def refuse(self, who: str, error: object) -> None:
         """Note a refusal once."""
-        entry = who, _flatten(str(error)) or type(error).__name__
-        if entry not in self.refusals:
-            self.refusals.append(entry)
+        _note(self.refusals, who, str(error).strip() or type(error).__name__)
 
     def note_given(self, server_args: Any) -> None:
-        """In place of `hooks.check_flags`, which SGLang calls before it resolves."""
+        """Stand in for `hooks.check_flags`, which SGLang calls before it resolves."""
         self.start = Start(server_args)
-        self._note(self.start, GIVEN)
+        self._check(self.start, GIVEN)
 
     def note_resolved(self, server_args: Any) -> None:
-        """In place of `hooks.check_server`, which SGLang calls after it has resolved the same record."""
+        """Stand in for `hooks.check_server`, which SGLang calls after it has resolved the same record."""
         assert self.start is not None
         self.finished = True
-        self._note(self.start, RESOLVED)
+        self._check(self.start, RESOLVED)
         reason = explain_cut(model_config(server_args), self.start.config)
-        if reason is not None and "ranks" not in self.start.refused:  # which says it of --expert-placement shard
+        if reason is not None and "ranks" not in self.start.refused:  # --expert-placement shard was refused for it
             self.refuse("SGLang", reason)
 
-    def _note(self, start: Start, when: str) -> None:
+    def _check(self, start: Start, when: str) -> None:
         try:
             for error in find_refusals(start, when):
                 self.refuse("sglang-xshare", error)
             if when == GIVEN:
                 set_arguments(start)
-        except OSError:  # of a file or a repository that SGLang misses as well
+        except OSError:  # SGLang misses that file or repository as well
             raise
         except Exception as error:
             self.fault = error
@@ -68,22 +69,19 @@ class Resolution:
 
 
 def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:
-    """Parse and resolve a server's flags, here or as if on `gpu`. Raises ValueError for a GPU that cannot be told, and
-    for flags that SGLang's parser does not take.
-    """
+    """Parse and resolve a server's flags, here or as if on `gpu`. Raises ValueError for flags that SGLang rejects."""
     from sglang.srt import expert_policy
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # 0.5.17 warns that there is no GPU as it is imported
         from sglang.srt.server_args import prepare_server_args
 
-    resolution = Resolution()
+    resolution, said = Resolution(), io.StringIO()
     hooks = {"check_flags": resolution.note_given, "check_server": resolution.note_resolved}
     upstream = {name: getattr(expert_policy, name) for name in hooks}
-    said = io.StringIO()
+    machine = pretend(gpu) if gpu else nullcontext()
     try:
         vars(expert_policy).update(hooks)
-        machine = pretend(gpu) if gpu else nullcontext()
         with _listening(resolution.warnings), redirect_stdout(said), redirect_stderr(said), machine:
             _resolve(flags, prepare_server_args, resolution)
     except SystemExit:
@@ -106,21 +104,21 @@ def _resolve(flags: Sequence[str], prepare: Callable[[list[str]], Any], resoluti
         resolution.refuse("SGLang", error)
 
 
-def _flatten(text: str) -> str:
-    """One line, without the terminal's colours, which some of SGLang's warnings carry."""
-    return " ".join(Text.from_ansi(text).plain.split())
+def _note(lines: list[Line], who: str, text: str) -> None:
+    """Add `text` once, without the terminal's colours, which some of SGLang's warnings carry."""
+    line = who, " ".join(Text.from_ansi(text).plain.split())
+    if line not in lines:
+        lines.append(line)
 
 
 @contextmanager
-def _listening(lines: list[tuple[str, str]]) -> Iterator[None]:
-    """Within it warnings of SGLang and of the stage go to `lines` and nowhere else, each once."""
+def _listening(lines: list[Line]) -> Iterator[None]:
+    """Add the warnings of SGLang and of the stage to `lines` alone, each once."""
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             who = "sglang-xshare" if record.name.startswith("sglang_xshare") else "SGLang"
-            line = who, _flatten(record.getMessage())
-            if line not in lines:
-                lines.append(line)
+            _note(lines, who, record.getMessage())
 
     loggers = [logging.getLogger(name) for name in ("sglang", "sglang_xshare")]
     listener = Listener(logging.WARNING)
@@ -138,12 +136,10 @@ def _listening(lines: list[tuple[str, str]]) -> Iterator[None]:
 
 
 def describe(resolution: Resolution) -> dict[str, Any]:
-    """The report as JSON would have it; what could not be found out is absent."""
-    report: dict[str, Any] = {
-        "served": not resolution.refusals,
-        "refusals": [{"by": who, "says": says} for who, says in resolution.refusals],
-        "warnings": [{"by": who, "says": says} for who, says in resolution.warnings],
-    }
+    """Return the report as JSON has it, without what could not be found out."""
+    report: dict[str, Any] = {"served": not resolution.refusals}
+    for name, lines in (("refusals", resolution.refusals), ("warnings", resolution.warnings)):
+        report[name] = [{"by": who, "says": says} for who, says in lines]
     start = resolution.start
     if start is None or not resolution.finished:
         return report

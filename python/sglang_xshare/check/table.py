@@ -1,4 +1,4 @@
-"""The report for people: what a server would be, its memory, and a row a policy."""
+"""The report as tables: the server, its memory, and a row for each policy."""
 
 import json
 from typing import Any
@@ -10,15 +10,16 @@ from rich.table import Table
 
 from ..console import open_console, spell_bytes
 
-AUTO = "auto: each layer chooses as it loads, which is checked then"
+AUTO = "auto: each layer chooses when it loads, and is checked then"
+UNCHECKED = "the routers of the loaded layers, which needs weights; the first step of a server"
 CAVEATS = (
-    "The constants are of one H100; other GPUs differ by bandwidth alone.",
-    "Not in it: exchanges between ranks; the selection itself and sampling have no term of their own.",
+    "The constants are from one H100; other GPUs differ only in bandwidth.",
+    "The estimate has no exchanges between ranks, and no term for the selection and sampling.",
 )
 
 
 def print_table(report: dict[str, Any]) -> None:
-    """Print it."""
+    """Print the report."""
     console = open_console()
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
@@ -33,7 +34,7 @@ def print_table(report: dict[str, Any]) -> None:
 
 
 def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """The report as rows of a table."""
+    """Return the report as rows of a table."""
     rows = [("verdict", report["verdict"])]
     if report["sglang"]:
         rows.append(("SGLang", f"{report['sglang']}, on {report['gpu'] or 'this machine'}"))
@@ -54,9 +55,7 @@ def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     if "moe_runner" in report:
         rows.append(("MoE runner", AUTO if report["moe_runner"] == "auto" else report["moe_runner"]))
     if report["sglang"]:
-        rows.append(
-            ("not checked", "the routers of the loaded layers, which takes weights; the first step of a server")
-        )
+        rows.append(("not checked", UNCHECKED))
     if never := report.get("never_executed"):
         rows.append(("never executed", "; ".join(never)))
     return rows
@@ -116,7 +115,7 @@ def _print_estimate(console: Console, estimate: dict[str, Any]) -> None:
 
 
 def _spell_range(rows: list[dict[str, Any]], name: str, spec: str, side: int) -> str:
-    """The values of a column, one by assumption; `side` is 0 under the model's own routing, 1 under the policy."""
+    """Return a column's values, one for each assumption; `side` is 0 for the model's own routing, 1 for the policy."""
     values = [row.get(name) for row in rows]
     if name in ("kept_mass", "speedup"):
         values = [1.0 if side == 0 else value for value in values]
@@ -125,19 +124,19 @@ def _spell_range(rows: list[dict[str, Any]], name: str, spec: str, side: int) ->
 
 
 def list_notes(estimate: dict[str, Any]) -> list[str]:
-    """Under the table: what is assumed, what says more, the formula."""
+    """Return the notes under the table: the assumptions, the formula, the known misses."""
     notes = []
     sources = list(dict.fromkeys(row["source"] for row in estimate["estimates"]))
     if len(sources) > 1:
         notes.append(
-            "A - B: from rows that agree as OEA's of Qwen3-30B-A3B do, which nobody has measured of another model, to "
-            "rows that route independently. --active of your own traffic takes the place of both."
+            "A - B: A for rows that agree as OEA measured for Qwen3-30B-A3B (no other model was measured), B for rows "
+            "that route independently. --active with figures of your own traffic replaces both."
         )
     else:
         notes.append(f"Active experts: {sources[0]}.")
     notes += [f"{text}: {_join(keys)}." for text, keys in estimate["policies"].items() if "=" not in text and keys]
     if estimate["rows"] > estimate["requests"]:
-        notes.append("tokens/s: of one accepted token a request and step; times as many as are accepted.")
+        notes.append("tokens/s: for one accepted token a request and step; multiply by the accepted tokens.")
     if estimate["bandwidth_gb_per_s"] is not None:
         notes.append(f"{estimate['formula']}.")
         notes.append(estimate["missed"])

@@ -1,6 +1,4 @@
-"""The tensors of a model without their contents: as the headers of its safetensors list them, or as transformers'
-modules have them on the meta device, which allocates nothing.
-"""
+"""The tensors of a model without contents: from the headers of safetensors, or from modules on the meta device."""
 
 import json
 import struct
@@ -10,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 LARGEST_HEADER = 100_000_000
-"""Bytes; the limit of safetensors' own reader."""
+"""Bytes, the limit of safetensors' own reader."""
 CONVERTED = ("BF16", "F16", "F32", "F64", "I64", "BOOL")
-"""Types of unquantized weights, and of positions and masks, which do not make a checkpoint a quantized one."""
+"""Types of unquantized weights, and of positions and masks, which quantized and other checkpoints have."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor by `name` and `shape`; `stored` bytes when a file holds numbers that a server keeps as they are, None
-    for numbers that it converts to the model's dtype.
+    """One tensor by `name` and `shape`; `stored` is the bytes in a file that a server keeps unchanged, None for numbers
+    that a server converts to the model's dtype.
     """
 
     name: str
@@ -27,12 +25,12 @@ class Tensor:
 
     @property
     def count(self) -> int:
-        """Numbers in it."""
+        """Return the count of numbers."""
         return prod(self.shape)
 
 
 def read_headers(folder: Path) -> list[Tensor]:
-    """Return the tensors of a folder's safetensors by their headers alone; an empty list when a file is missing or no
+    """Return the tensors of a folder's safetensors by their headers alone; an empty list if a file is missing or is not
     safetensors, such as the pointer of a clone without large files.
     """
     tensors: dict[str, Tensor] = {}
@@ -40,7 +38,9 @@ def read_headers(folder: Path) -> list[Tensor]:
         for file in _list_files(folder):
             for name, entry in _read_header(file).items():
                 if name != "__metadata__":
-                    tensors[name] = _read_entry(name, entry)
+                    begin, end = entry["data_offsets"]
+                    converted = entry["dtype"] in CONVERTED and "scale" not in name
+                    tensors[name] = Tensor(name, tuple(entry["shape"]), None if converted else end - begin)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
         return []
     return list(tensors.values())
@@ -61,9 +61,3 @@ def _read_header(file: Path) -> dict[str, Any]:
             raise ValueError(f"{file}: no safetensors")
         header: dict[str, Any] = json.loads(opened.read(length))
     return header
-
-
-def _read_entry(name: str, entry: dict[str, Any]) -> Tensor:
-    begin, end = entry["data_offsets"]
-    converted = entry["dtype"] in CONVERTED and "scale" not in name
-    return Tensor(name, tuple(entry["shape"]), None if converted else end - begin)

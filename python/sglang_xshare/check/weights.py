@@ -24,11 +24,11 @@ PACKED = ("bitsandbytes", "gguf")
 class Weights:
     """A model, its layers with experts, and its bytes.
 
-    `expert`: of one expert in one layer. `dense`: of all else that one decode step reads: attention, router, shared
-    experts, layers without experts, the head. `held`: the same, the embedding and the encoders of images or sound,
-    which a GPU holds. `cache`: of the KV cache, for one token of one request, all layers, which as many as
-    `cache_heads` ranks divide. `bits` of an expert's weight, None when the checkpoint's own bytes were counted;
-    `source` is "safetensors" or "transformers".
+    `expert`: bytes of one expert in one layer. `dense`: of all else that a decode step reads: attention, router, shared
+    experts, layers without experts, the head. `held`: of `dense`, the embedding and the encoders of images or sound.
+    `cache`: of the KV cache, for one token of one request in all layers; up to `cache_heads` ranks divide the cache.
+    `bits` of an expert's weight, None when the checkpoint's own bytes were counted; `source` is "safetensors" or
+    "transformers".
     """
 
     model: MoeModel
@@ -43,9 +43,7 @@ class Weights:
 
 
 def read_weights(folder: Path, flags: ServerFlags | None = None) -> Weights:
-    """Count the weights of the model in a folder, as the flags of a server read it. Raises as `count_weights`, and
-    ValueError when its config.json describes no Mixture-of-Experts model.
-    """
+    """Count the weights of a folder's model with a server's flags. Raises as `read_flagged` and `count_weights`."""
     return count_weights(read_flagged(folder, flags or read_flags([])))
 
 
@@ -88,7 +86,7 @@ def count_weights(reading: Reading) -> Weights:
 
 
 def describe_weights(weights: Weights, flags: ServerFlags) -> dict[str, Any]:
-    """Bytes of the model, and of what one GPU holds of it."""
+    """Return the bytes of the model and of one GPU's part."""
     experts = weights.moe_layers * weights.model.num_experts * weights.expert
     return {
         "source": weights.source,
@@ -106,9 +104,8 @@ def describe_weights(weights: Weights, flags: ServerFlags) -> dict[str, Any]:
 
 
 def count_held(weights: Weights, flags: ServerFlags) -> tuple[float, float]:
-    """(bytes of experts, bytes of all else) that one GPU holds: experts, as many as there are slots where they are
-    paged, are divided among the ranks, all else among those of one data-parallel group, both among the stages of a
-    pipeline.
+    """Return (bytes of experts, bytes of all else) of one GPU. All ranks divide the experts, or their slots if experts
+    are paged; the ranks of one data-parallel group divide all else; the stages of a pipeline divide both.
     """
     held = min(flags.slots or LARGEST, weights.model.num_experts + flags.redundant)
     experts = weights.moe_layers * held * weights.expert
@@ -117,13 +114,13 @@ def count_held(weights: Weights, flags: ServerFlags) -> tuple[float, float]:
 
 
 def count_cache(weights: Weights, flags: ServerFlags) -> float:
-    """Bytes of KV cache that one GPU holds for one token of one of its requests."""
+    """Return the bytes of KV cache on one GPU for one token of one of its requests."""
     return divide(weights, flags).cache / flags.stages
 
 
 def divide(weights: Weights, flags: ServerFlags) -> Weights:
-    """What one rank reads of them in a step through all stages: its slice of an expert, and its share of all else.
-    Heads of the KV cache are divided among the ranks of a data-parallel group as far as there are any.
+    """Return what one rank reads in a step through all stages: a slice of each expert, and its share of all else. The
+    ranks of a data-parallel group divide the heads of the KV cache, up to the number of heads.
     """
     shared = flags.ranks // flags.dp_size
     return replace(
@@ -135,8 +132,8 @@ def divide(weights: Weights, flags: ServerFlags) -> Weights:
 
 
 def describe_memory(weights: Weights, flags: ServerFlags, gpu: Gpu, cached: int) -> dict[str, Any]:
-    """What the weights leave of each GPU, and where they do not fit, how many experts a layer would beside `cached`
-    tokens of KV cache. Bytes. All of the memory is counted where nobody says which share weights and KV cache get.
+    """Return the bytes that the weights leave of each GPU, and if the weights do not fit, how many experts a layer fit
+    beside `cached` tokens of KV cache. All of the memory counts if no flag gives the share of weights and KV cache.
     """
     usable = gpu.memory_bytes * (flags.fraction or 1)
     experts, others = count_held(weights, flags)

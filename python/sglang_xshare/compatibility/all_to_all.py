@@ -1,6 +1,6 @@
 """All-to-all expert parallelism: each rank routes its own rows, and a backend brings them to the experts' ranks.
 
-Which backends drop an empty slot, -1, was read in SGLang 0.5.23 and theirs. No GPU has run any of them with a policy.
+SGLang 0.5.23 and the backends' own code show which of them drop an empty slot, -1. No GPU has run any with a policy.
 """
 
 from typing import Any
@@ -14,27 +14,26 @@ from .architectures import ALL_TO_ALL, DISPATCHED
 from .moe_model import MoeModel, read_model
 
 BACKENDS = ("none", "deepep", "mooncake", "nixl")
-"""Values of --moe-a2a-backend that are served. Theirs are the kernels that upstream itself hands -1: for its padding
-rows, and as "invalid topk slots" (token_dispatcher/deepep.py). What runs the experts sees what was dispatched, never an
-empty slot.
+"""Values of --moe-a2a-backend that are served. Upstream itself gives their kernels -1: for its padding rows, and as
+"invalid topk slots" (token_dispatcher/deepep.py). The experts' runner gets what was dispatched, never an empty slot.
 """
-_UNKNOWN = "what it makes of an empty slot is not known"
-_ONE_KERNEL = f"it dispatches, computes and combines in one kernel, and {_UNKNOWN}"
+_UNKNOWN = "the treatment of an empty slot is unknown"
+_ONE_KERNEL = f"one kernel dispatches, computes and combines, and {_UNKNOWN}"
 REASONS = {
     "megamoe": _ONE_KERNEL,
     "flashinfer_megamoe": _ONE_KERNEL,
     "ascend_fuseep": _ONE_KERNEL,
-    "pplx": "it reads the -1 of an empty slot as expert 4294967295",
-    "deepep_v2": f"it hands on as many experts a row as the router has, and {_UNKNOWN}",
+    "pplx": "the backend reads the -1 of an empty slot as expert 4294967295",
+    "deepep_v2": f"the backend passes on as many experts a row as the router has, and {_UNKNOWN}",
 }
-"""Why the others are not, where more is known of them than that."""
+"""Reasons against other backends, if more is known than `_UNKNOWN`."""
 
 
 def check_backend(config: Any) -> None:
     """Raise `ExpertPolicyError` for a --moe-a2a-backend that is not served; `config` is resolved or as it was given."""
     backend = spell(config.moe_a2a_backend or "none")
     if backend not in BACKENDS:
-        reason = f"{REASONS.get(backend, _UNKNOWN)}; allowed is {', '.join(BACKENDS)}"
+        reason = f"{REASONS.get(backend, _UNKNOWN)}; must be one of {', '.join(BACKENDS)}"
         raise refusal("--moe-a2a-backend", backend, reason)
 
 
@@ -44,11 +43,11 @@ def check_model(model: MoeModel, config: Any) -> None:
     served = ALL_TO_ALL if backend == "deepep" else DISPATCHED
     if routes_own_rows(config) and model.architecture not in served:
         reason = f"{model.architecture} is not known to have all-to-all expert parallelism by {backend}"
-        raise refusal("--model-path", model.path, f"{reason}; allowed are {', '.join(sorted(served))}")
+        raise refusal("--model-path", model.path, f"{reason}; must be one of {', '.join(sorted(served))}")
 
 
 def read_ranks(model_runner: Any, schedule: Schedule | None) -> Ranks | None:
-    """The ranks of a loaded model's server; None where every rank's router sees the rows of all."""
+    """Return the ranks of a loaded model's server; None if every rank's router sees the rows of all ranks."""
     config = resolved(model_runner.server_args)
     if not routes_own_rows(config):
         return None

@@ -1,7 +1,5 @@
-"""Which model classes of SGLang have been executed with a policy, and which cannot be served, and why: read in their
-code, release 0.5.23.
-
-Every other class is tried: the loaded model shows whether each MoE layer has one `TopK` whose router is reproduced.
+"""SGLang's model classes: those that tests have executed with a policy, and those that cannot be served, by their code
+in release 0.5.23. Every other class is tried: the loaded model shows whether each MoE layer has one known `TopK`.
 """
 
 _GATE = "its routing function takes the gate's weights, not logits"
@@ -42,18 +40,16 @@ EXECUTED = {
     "Qwen4ExpForConditionalGeneration": "Qwen3.8-Flash-Next",
     "Step3p5ForCausalLM": "Step-3.5",
 }
-"""By class the family that real servers in tests have run: on a CPU (`test/served`) or, where none runs it, on a GPU
-that is not there (`test/fake_gpu`).
-"""
+"""The family by class, run by real servers in tests: on a CPU (`test/served`), or a pretended GPU (`test/fake_gpu`)."""
 
 UNSERVED = {
-    # A policy would be on and choose nothing, or for one of several layers.
+    # A policy would be on and choose nothing, or choose for one of several layers.
     "LLaDA2MoeModelLM": _BLOCKS,
     "SDARMoeForCausalLM": _BLOCKS,
     "DiffusionGemmaForBlockDiffusion": _BLOCKS,
     "InternS2MobiusForConditionalGeneration": "several of its layers share a router, and would count as one",
     "NemotronHPuzzleForCausalLM": "its layers differ in their number of experts",
-    # What the loaded model would show, said before its weights load.
+    # The loaded model would show these; here they are refused before weights load.
     "Grok1ForCausalLM": _GATE,
     "Grok1ModelForCausalLM": _GATE,
     "PhiMoEForCausalLM": "its router chooses one expert after the other, each at a weight of its own",
@@ -73,8 +69,8 @@ UNSERVED = {
 }
 
 FUSED_FRONTS = frozenset({"KimiK3ForConditionalGeneration", "KimiK3LinearForCausalLM"})
-"""Classes where one kernel is gate and TopK for some numbers of rows, unless SGLANG_K3_FUSED_FRONT is off: in every
-release `KimiK3MoE._ep_front` alone calls it.
+"""Classes with one kernel for gate and TopK at some numbers of rows, unless SGLANG_K3_FUSED_FRONT is off: in every
+release only `KimiK3MoE._ep_front` calls that kernel.
 """
 
 GATHERED = frozenset(
@@ -89,10 +85,10 @@ GATHERED = frozenset(
         "Qwen3NextForCausalLM",
     }
 )
-"""Classes that upstream's data-parallel attention knows: in others, ranks would add up rows of different requests."""
+"""Classes with upstream's data-parallel attention: in others, ranks would add up rows of different requests."""
 
 ALL_TO_ALL = GATHERED - {"GptOssForCausalLM"}
-"""Classes whose layers, under an all-to-all backend, route this rank's rows alone, or none; not gpt-oss."""
+"""Classes whose layers route only this rank's rows, or none, under an all-to-all backend; not gpt-oss."""
 
 DISPATCHED = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"})
-"""Those that do so under mooncake and nixl; others ask for deepep by name, and would add up other ranks' rows."""
+"""Classes that do so under mooncake and nixl; others ask for deepep by name, and would add up other ranks' rows."""

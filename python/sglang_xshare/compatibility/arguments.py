@@ -1,4 +1,4 @@
-"""The stage's flags, parsed: `--expert-policy` and those that begin with it; `--mask-padding-experts`."""
+"""The stage's flags, parsed: `--expert-policy` and its relatives, and `--mask-padding-experts`."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +21,8 @@ IGNORES_EXACT = "--expert-policy-ignore-client-exact"
 
 @dataclass(frozen=True)
 class Arguments:
-    """`schedule` is None where only padding rows are masked; with `stops` the server ends where ranks disagree, with
-    `ignores_exact` a client's request to be exact follows the policy.
+    """The stage's flags. `schedule` is None if only padding rows are masked; with `stops` the server ends when ranks
+    disagree, with `ignores_exact` a client's request to be exact follows the policy.
     """
 
     schedule: Schedule | None
@@ -32,16 +32,14 @@ class Arguments:
 
 
 def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments | None:
-    """Parse the stage's flags; None where it is off. `speculates`: the flag that asks for speculation. Raises
-    `ExpertPolicyError`.
-    """
+    """Parse the stage's flags; None if the stage is off. Errors name `speculates`. Raises `ExpertPolicyError`."""
     name = getattr(server_args, "expert_policy", None)
     config = getattr(server_args, "expert_policy_config", None)
     trace = getattr(server_args, "expert_policy_trace", None)
     mask_padding = bool(getattr(server_args, "mask_padding_experts", False))
     then = getattr(server_args, "expert_policy_on_disagreement", None)
     if then not in (None, "vanilla", "stop"):
-        raise ExpertPolicyError(ON_DISAGREEMENT, then, "allowed is vanilla or stop")
+        raise ExpertPolicyError(ON_DISAGREEMENT, then, "must be vanilla or stop")
     if name is None:
         together = "allowed only together with --expert-policy"
         valued = ("--expert-policy-config", config), ("--expert-policy-trace", trace), (ON_DISAGREEMENT, then)
@@ -51,7 +49,7 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
         if ignores_exact(server_args):
             raise ExpertPolicyError(IGNORES_EXACT, None, together)
         return Arguments(None) if mask_padding else None
-    # Read once: SGLang hands its other processes copies of the record, and by then a file may be another, a pipe empty.
+    # Read once: SGLang copies the record to its other processes, and a file may have changed by then, a pipe is empty.
     if not hasattr(server_args, KEYS):
         setattr(server_args, KEYS, read_config(config))
     keys = getattr(server_args, KEYS)
@@ -63,11 +61,11 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
         raise ExpertPolicyError("--expert-policy", f"{_one_line(name)}{given}", str(error)) from None
     if mask_padding and (schedule is None or schedule.observed):
         short = name.partition(":")[0]
-        reason = f"{short} routes as the model does; allowed is another policy"
+        reason = f"{short} routes as the model does; use another policy"
         raise ExpertPolicyError("--mask-padding-experts", f"with --expert-policy {short}", reason)
     if schedule is None:
         if trace is not None:
-            reason = "vanilla selects nothing that could be traced; allowed is another policy"
+            reason = "vanilla selects nothing that could be traced; use another policy"
             raise ExpertPolicyError("--expert-policy-trace", f"{trace} with --expert-policy vanilla", reason)
         return None
     if trace is not None:
@@ -78,7 +76,7 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
 
 
 def is_on(server_args: Any) -> bool:
-    """Whether flags that `read_arguments` has accepted turn the stage on; told without parsing them."""
+    """Return whether flags that `read_arguments` has accepted turn the stage on, without parsing them."""
     name = getattr(server_args, "expert_policy", None)
     if name is None:
         return bool(getattr(server_args, "mask_padding_experts", False))
@@ -91,27 +89,27 @@ def ignores_exact(server_args: Any) -> bool:
 
 
 def join_keys(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """(name, keys) of a policy, maybe spelt xshare:k0=1, and its configuration. Raises ValueError for a key in both."""
+    """Return (name, keys) of a policy such as xshare:k0=1 and its config. Raises ValueError for a key in both."""
     if not isinstance(policy, str) or ":" not in policy:
         return policy, keys
     name, spelt = parse_policy(policy)
     for key, value in keys.items():
         if key in spelt:
             both = f"{as_json(spelt[key])} and {as_json(value)}"
-            raise ValueError(f"{key} = {both}: allowed is one of the two flags for a key")
+            raise ValueError(f"{key} = {both}: must be in only one of the two flags")
     return name, {**spelt, **keys}
 
 
 def read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
-    """The policy's keys: a dict as it is (Engine), JSON text, or the path of a JSON file."""
+    """Read the policy's keys: a dict (Engine), JSON text, or the path of a JSON file."""
     if config is None or isinstance(config, dict):
         return dict(config or {})
     refuse = partial(ExpertPolicyError, "--expert-policy-config", _one_line(config) or repr(config))
     if not isinstance(config, str):
-        raise refuse(f"of type {type(config).__name__}; allowed is a dict, JSON text or a JSON file")
+        raise refuse(f"must be a dict, JSON text or a JSON file (got {type(config).__name__})")
     allowed = "JSON text such as '{\"k0\": 1}' or a JSON file"
     if not config.strip():
-        raise refuse(f"empty; allowed is {allowed}")
+        raise refuse(f"must be {allowed}")
     if not config.lstrip().startswith(("{", "[")):
         return read_json("--expert-policy-config", config, allowed)
     try:

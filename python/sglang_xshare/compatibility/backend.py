@@ -1,8 +1,8 @@
-"""Which MoE runner `--moe-runner-backend auto` becomes under a policy: SGLang's choice, or one that fits the policy.
+"""The MoE runner that `--moe-runner-backend auto` becomes under a policy: SGLang's choice, or one that fits the policy.
 
-SGLang resolves a copy of the arguments first, unnoticed. Where that shows a runner that no policy is served with, the
-record goes into its own resolution with another one, as if the user had given it, so that everything that SGLang
-derives from the runner fits. Without a policy nothing here runs.
+SGLang first resolves a copy of the arguments, unnoticed. If it chooses a runner that the policy is not served with, the
+arguments get another runner before their own resolution, as if the user had given that one: all that SGLang derives
+from the runner fits. Without a policy nothing here runs.
 """
 
 import copy
@@ -24,12 +24,12 @@ from .schedule import check_schedule
 logger = logging.getLogger(__name__)
 
 GIVEN = "_expert_policy_given_runner"
-"""Where `ServerArgs` keeps --moe-runner-backend as given: before SGLang 0.5.20 resolution overwrites the argument."""
+"""The attribute of `ServerArgs` with --moe-runner-backend as given: before SGLang 0.5.20 resolution overwrites that."""
 
 
 def choose_runner(server_args: Any, arguments: Arguments) -> None:
-    """Before SGLang resolves a server's arguments: where it would turn `auto` into an MoE runner that the policy is not
-    served with, and another fits, set that one and log it in one line. Refuses nothing: later checks do.
+    """Set and log another MoE runner, before SGLang resolves a server's arguments, if SGLang would turn `auto` into one
+    that the policy is not served with and another fits. Refuses nothing: later checks do.
     """
     setattr(server_args, GIVEN, spell(server_args.moe_runner_backend))
     if is_given(server_args) or server_args.device == "cpu":
@@ -46,65 +46,55 @@ def choose_runner(server_args: Any, arguments: Arguments) -> None:
 
 
 def is_given(server_args: Any) -> bool:
-    """Whether the user has named a MoE runner."""
+    """Return whether the user has named a MoE runner."""
     return getattr(server_args, GIVEN, spell(server_args.moe_runner_backend)) != "auto"
 
 
 def check_experts(server_args: Any) -> None:
-    """Raise `ExpertPolicyError` for a resolved server that runs its experts as no policy can be served."""
+    """Raise `ExpertPolicyError` for a resolved server that runs its experts in a way that serves no policy."""
     experts = read_experts(server_args)
     if experts is None or experts.served:
         return
     if is_given(server_args):
-        if experts.runner in list_runners():  # one that is served with other experts; the rest `check_modes` refuses
-            allowed = ", ".join(experts.list_fitting()) or "another quantization"
-            reason = f"its kernel for such experts ({experts.format}) takes no policy's choice; allowed is {allowed}"
-            raise refusal("--moe-runner-backend", experts.runner, reason)
-        return
+        if experts.runner not in list_runners():  # `check_modes` refuses a runner that is served with no experts
+            return
+        allowed = ", ".join(experts.list_fitting()) or "another quantization"
+        reason = f"its kernel for such experts ({experts.format}) takes no policy's choice; use {allowed}"
+        raise refusal("--moe-runner-backend", experts.runner, reason)
     policy = getattr(server_args, "expert_policy", None)
     flag = "--mask-padding-experts" if policy is None else "--expert-policy"
     allowed = "SGLANG_USE_AITER=0" if experts.aiter else "experts of another quantization"
     reason = f"SGLang runs {experts.format} experts with {experts.runner} here, which takes no policy's choice"
-    fitting = f"none of {', '.join(list_runners())} fits them; allowed is {allowed}"
+    fitting = f"none of {', '.join(list_runners())} fits them; use {allowed}"
     raise ExpertPolicyError(flag, policy, f"{reason}, and {fitting}")
 
 
 def _foresee(server_args: Any, arguments: Arguments, runner: str | None = None) -> tuple[Experts | None, bool]:
-    """(how the server would run its experts, whether the policy can be served so), with another runner where one is
-    named. None where SGLang does not resolve the arguments, which the server's own resolution says, and for no GPU.
+    """Return (how the server would run its experts, whether that serves the policy), with another `runner` if named.
+    The first is None without a GPU and for arguments that SGLang refuses, which the server's own resolution reports.
     """
     record = copy.deepcopy(server_args)
     if runner is not None:
         declare(record, moe_runner_backend=runner)
-    experts = None
     with _unnoticed():
-        if not _resolve(record):
-            return None, False
         try:
-            experts = read_experts(record)
-            if experts is None or not experts.served:
-                return experts, False
-            # Some runners take only some schedules.
-            model = read_model(model_config(record), record.model_path)
-            check_schedule(arguments.schedule, model, resolved(record))
+            record.resolve_once() if hasattr(record, "resolve_once") else record.__post_init__()
+            model = model_config(record)
+        except (Exception, SystemExit):  # whatever SGLang raises
+            return None, False
+        experts = read_experts(record)
+        if experts is None or not experts.served:
+            return experts, False
+        try:  # some runners take only some schedules
+            check_schedule(arguments.schedule, read_model(model, record.model_path), resolved(record))
         except ExpertPolicyError:
             return experts, False
     return experts, True
 
 
-def _resolve(record: Any) -> bool:
-    """Whether SGLang resolves these arguments and builds the model's configuration, which the record then keeps."""
-    try:
-        record.resolve_once() if hasattr(record, "resolve_once") else record.__post_init__()
-        model_config(record)
-    except (Exception, SystemExit):  # whatever it is, the server's own resolution comes to it and says it
-        return False
-    return True
-
-
 @contextmanager
 def _unnoticed() -> Iterator[None]:
-    """Within it a resolution logs nothing, calls no hook of ours, and leaves the environment as it was."""
+    """Resolve arguments without a log line, without our hooks, and without a change of the environment."""
     from sglang.srt import expert_policy
 
     hooks = {name: getattr(expert_policy, name) for name in ("check_flags", "check_server")}

@@ -1,5 +1,5 @@
-"""What a server is checked for as it starts, in order: a server is refused by the first check that refuses,
-`sglang-xshare check` tells all. Then what is set for it. What only loaded weights show is in `layers.py`.
+"""The checks of a server's start, in order, and what is set after them. The first check that refuses ends a server;
+`sglang-xshare check` reports all. `layers.py` checks what only loaded weights show.
 """
 
 import logging
@@ -28,25 +28,25 @@ PLACEMENT, STAGE, AFFINITY = "placement", "stage", "affinity"
 """Parts of the arguments: `--expert-placement`; a policy or masked padding rows; expert-affinity dispatch."""
 logger = logging.getLogger(__name__)
 GIVEN, RESOLVED = "given", "resolved"
-"""Before SGLang resolves the arguments, whose own errors are tracebacks; after, before weights load."""
+"""Before SGLang resolves the arguments, whose own errors are tracebacks; after that, before weights load."""
 
 
 class Start:
-    """A server's start: each part is read when first asked for. `refused` names the checks that have refused it."""
+    """A server's start, each part read at its first use. `refused` names the checks that have refused it."""
 
     def __init__(self, server_args: Any) -> None:
         self.server_args = server_args
         self.refused: set[str] = set()
 
     def asks(self, part: str) -> bool:
-        """Whether the server is started with this part."""
+        """Return whether the server is started with this part."""
         if part == PLACEMENT:
             return getattr(self.server_args, "expert_placement", None) is not None
         return is_asked(self.server_args) if part == AFFINITY else self.parsed is not None
 
     @cached_property
     def parsed(self) -> Arguments | ExpertPolicyError | None:
-        """The stage's flags, or why they make no schedule; None where the stage is off."""
+        """Return the stage's flags, or their refusal; None if the stage is off."""
         try:
             return read_arguments(self.server_args)
         except ExpertPolicyError as error:
@@ -54,32 +54,30 @@ class Start:
 
     @property
     def arguments(self) -> Arguments:
-        """The stage's flags; where they make no schedule, those that any policy is checked with."""
+        """Return the stage's flags, without a schedule if they are refused."""
         return self.parsed if isinstance(self.parsed, Arguments) else Arguments(None)
 
     @cached_property
     def affinity(self) -> AffinityArguments:
-        """The flags of expert-affinity dispatch. Raises `ExpertPolicyError`."""
+        """Return the flags of expert-affinity dispatch. Raises `ExpertPolicyError`."""
         arguments = read_affinity(self.server_args)
         assert arguments is not None, "no flag of it is given"
         return arguments
 
     @cached_property
     def config(self) -> Any:
-        """The resolved arguments."""
+        """Return the resolved arguments."""
         return resolved(self.server_args)
 
     @cached_property
     def model(self) -> MoeModel:
-        """What a schedule must fit of it. Raises `ExpertPolicyError`."""
+        """Return what a schedule must fit. Raises `ExpertPolicyError`."""
         return read_model(model_config(self.server_args), self.server_args.model_path)
 
 
 @dataclass(frozen=True)
 class Check:
-    """`run` raises `ExpertPolicyError` for a start that has the part `of`. It is left out once the check named `after`
-    has refused.
-    """
+    """A check of the part `of`: `run` raises `ExpertPolicyError`. A refusal by the check named `after` skips it."""
 
     name: str
     when: str
@@ -106,61 +104,49 @@ def _check_tree(flag: str) -> None:
 
 
 def _check_schedule(start: Start) -> None:
-    names_runner = is_given(start.server_args)
-    _, warnings = check_schedule(start.arguments.schedule, start.model, start.config, names_runner)
-    for warning in warnings:
+    for warning in check_schedule(start.arguments.schedule, start.model, start.config, is_given(start.server_args))[1]:
         logger.warning(warning)
 
 
 CHECKS = (
     # A policy, keys, a trace or flags beside them that make no schedule; every plan it can give is built.
     Check("policy", GIVEN, STAGE, _check_policy),
-    # An SGLang that is not wholly patched, by this version of the queue.
+    # An SGLang that is not wholly patched by this version of the queue.
     Check("tree", GIVEN, STAGE, _check_patched),
     # Modes, devices and backends that the stage is not served with.
     Check("given modes", GIVEN, STAGE, lambda start: check_modes(start.server_args)),
     # Flags of affinity without each other, values that are not allowed, a file that is no table.
     Check("affinity", GIVEN, AFFINITY, lambda start: start.affinity),
-    # As above, for affinity.
     Check("affinity's tree", GIVEN, AFFINITY, lambda start: _check_tree(FLAG), after="affinity"),
     # A placement that is none, and flags that place experts otherwise.
     Check("placement", GIVEN, PLACEMENT, lambda start: check_division(start.server_args)),
     # --------------------------------------------------------------------------------- SGLang resolves its arguments
-    # What `policy` does, of what SGLang has made of the flags beside it: speculation, paging.
+    # `policy` with the flags that SGLang has resolved: speculation, paging.
     Check("policy again", RESOLVED, STAGE, _check_policy, after="policy"),
     # Ranks that do not divide the model's experts or heads, or slices that end within quantized blocks.
     Check("ranks", RESOLVED, PLACEMENT, lambda start: check_placement(start.server_args), after="placement"),
-    # What `given modes` does, of what SGLang has made of them.
     Check("modes", RESOLVED, STAGE, lambda start: check_modes(start.config, is_given(start.server_args))),
-    # Experts of a quantization that SGLang runs with no MoE runner that takes a policy's choice.
+    # Experts of a quantization without an MoE runner that takes a policy's choice.
     Check("experts", RESOLVED, STAGE, lambda start: check_experts(start.server_args)),
     # A dense model, one whose layers differ in experts, one known not to be served.
     Check("model", RESOLVED, STAGE, lambda start: start.model),
-    # A model that SGLang is not known to serve with data-parallel attention, where that is asked for.
+    # A model that SGLang is not known to serve with data-parallel attention, or with an all-to-all backend.
     Check("attention", RESOLVED, STAGE, lambda start: check_attention(start.model, start.config), after="model"),
-    # The same of an all-to-all backend.
     Check("all-to-all", RESOLVED, STAGE, lambda start: check_model(start.model, start.config), after="model"),
     # Draft tokens of a request that do not fill the rows which ranks are padded to.
     Check("draft tokens", RESOLVED, STAGE, lambda start: check_draft_tokens(start.config)),
-    # `observe` where layers are not handed whole logits.
+    # `observe` if layers do not get whole logits.
     Check("observe", RESOLVED, STAGE, lambda start: check_observed(start.arguments.schedule)),
-    # A trace that several replicas would write.
     Check("trace", RESOLVED, STAGE, lambda start: check_writers(start.arguments.trace, start.config)),
     # A schedule that does not fit the model, the batch sizes or the MoE runner.
     Check("schedule", RESOLVED, STAGE, _check_schedule, after="model"),
-    # Replicas that are none or on several machines, servers that do not tell what ended, a table of another model.
-    Check(
-        "affinity's server",
-        RESOLVED,
-        AFFINITY,
-        lambda start: check_affinity(start.server_args, start.affinity),
-        after="affinity",
-    ),
+    # No replicas or replicas on several machines, servers that do not report what ended, a table of another model.
+    Check("replicas", RESOLVED, AFFINITY, lambda start: check_affinity(start.server_args, start.affinity), "affinity"),
 )
 
 
 def find_refusals(start: Start, when: str) -> Iterator[ExpertPolicyError]:
-    """What refuses a server at this point of its start, in order; a check is made when its answer is asked for."""
+    """Yield what refuses a server at this point of its start, in order; each check is made when its turn comes."""
     for check in CHECKS:
         if check.when == when and check.after not in start.refused and start.asks(check.of):
             try:
@@ -171,7 +157,7 @@ def find_refusals(start: Start, when: str) -> Iterator[ExpertPolicyError]:
 
 
 def set_arguments(start: Start) -> None:
-    """Set the flags of a placement, unless refused, and the MoE runner where SGLang's choice would not be served."""
+    """Set the flags of a placement, unless refused, and another MoE runner if SGLang's choice would not be served."""
     if start.asks(PLACEMENT) and "placement" not in start.refused:
         set_placement(start.server_args)
     if start.asks(STAGE):
@@ -182,9 +168,7 @@ FRONT = "SGLANG_K3_FUSED_FRONT"
 
 
 def set_environment(start: Start) -> None:
-    """Once the model is known: switch off what would route past its layers' `TopK`, and log it in one line. Processes
-    that load the model start after this.
-    """
+    """Switch off, and log, what bypasses the `TopK` of the model's layers, before the processes start that load it."""
     if start.asks(STAGE) and start.model.architecture in FUSED_FRONTS and is_switched_on(FRONT):
         os.environ[FRONT] = "0"
-        logger.warning("expert policy: %s -> 0, since with it one kernel is gate and TopK", FRONT)
+        logger.warning("expert policy: %s -> 0, because with it one kernel is gate and TopK", FRONT)

@@ -1,4 +1,4 @@
-"""What a server must have for exact requests, and what a request may ask for."""
+"""Checks of exact requests: of the server that serves them, and of each request."""
 
 import os
 from typing import Any
@@ -8,76 +8,73 @@ from ..policies.keys import as_json
 from ..refusal import ExpertPolicyError
 from ..upstream.server import drafter, resolved
 from .arguments import ignores_exact, is_on
+from .flags import list_others, spell_flag, spell_value
 
-SHARED_PREFIXES = "it may give them what requests under policy have stored"
-# Where a request that is asked to be exact would not be: by flag, why.
+SHARED_PREFIXES = "the cache may return what requests under policy have stored"
+# By flag, why a request would not be exact.
 REFUSED_FLAGS = {
-    **dict.fromkeys(
-        (
-            "hicache_storage_backend",
-            "disaggregation_decode_enable_offload_kvcache",
-            "enable_unified_cache_external_linker",
-            "enable_lmcache",
-            "enable_flexkv",
-            "radix_cache_backend",
-        ),
-        SHARED_PREFIXES,
-    ),
-    "enable_paged_experts": "their experts may be more than a step has slots for",
+    "hicache_storage_backend": SHARED_PREFIXES,
+    "disaggregation_decode_enable_offload_kvcache": SHARED_PREFIXES,
+    "enable_unified_cache_external_linker": SHARED_PREFIXES,
+    "enable_lmcache": SHARED_PREFIXES,
+    "enable_flexkv": SHARED_PREFIXES,
+    "radix_cache_backend": SHARED_PREFIXES,
+    "enable_paged_experts": "a step may have fewer slots than exact requests need",
 }
 
 UNNAMED = "UNO"
 """A drafter that makes its own forward batches, without `rids`."""
 TREE_IN_CPP = "SGLANG_EXPERIMENTAL_CPP_RADIX_TREE"
-"""Upstream's switch, in releases before 0.5.21, for a tree of prefixes that knows no `extra_key`."""
+"""Upstream's switch, in releases before 0.5.21, for a tree of prefixes without `extra_key`."""
 
 
 def find_refusal(config: Any, source: str = f"custom_params.{KEY}") -> str | None:
-    """Return why a server with this resolved `config` cannot have exact requests, in one line, or None; `source` is
-    where a request asks to be exact.
+    """Return why a server with this resolved `config` has no exact requests, in one line, or None; `source` names the
+    part of a request that asks to be exact.
     """
     if (found := _find_obstacle(config)) is None:
         return None
     flag, value, reason, _ = found
-    return f"{source} = {EXACT!r}: {flag} {value}: {reason}; allowed is {SHARED!r}"
+    return f"{source} = {EXACT!r}: {flag} {value}: {reason}; must be {SHARED!r}"
 
 
 def _find_obstacle(config: Any) -> tuple[str, str, str, str] | None:
-    """(the flag or switch that exact requests cannot be served with, its value, why, what is allowed)."""
-    reason = "there are no exact requests with it, since {}"
+    """Return (a flag or switch that excludes exact requests, its value, why, what is allowed), or None."""
+    reason = "no exact requests are possible, because {}"
     switch = os.environ.get(TREE_IN_CPP, "")
     if switch.lower() in ("1", "true", "yes", "y"):
         return TREE_IN_CPP, switch, reason.format(SHARED_PREFIXES), "unset"
-    for flag, why in REFUSED_FLAGS.items():
-        value = getattr(config, flag, None)
-        if value not in (None, False):
-            shown = "on" if value is True else str(value)
-            return f"--{flag.replace('_', '-')}", shown, reason.format(why), "off"
+    for name, value, _ in list_others(config, dict.fromkeys(REFUSED_FLAGS)):
+        if value is not False:
+            return spell_flag(name), spell_value(value), reason.format(REFUSED_FLAGS[name]), "off"
     if drafter(config) == UNNAMED:
-        return "--speculative-algorithm", UNNAMED, reason.format("its forwards do not name their requests"), "another"
+        return (
+            "--speculative-algorithm",
+            UNNAMED,
+            reason.format("UNO's forwards do not name their requests"),
+            "another algorithm",
+        )
     return None
 
 
 def check_rule(rule: Rule, config: Any) -> None:
-    """Raise `ExpertPolicyError` for a policy's key `exact` that the server does not fit."""
+    """Raise `ExpertPolicyError` for a policy's key `exact` that does not fit the server."""
     if rule == Rule():
         return
     if found := _find_obstacle(config):
         flag, value, reason, allowed = found
-        raise ExpertPolicyError(flag, value, f"{reason}; allowed is {allowed}")
+        raise ExpertPolicyError(flag, value, f"{reason}; must be {allowed}")
     if rule.priority is not None and not getattr(config, "enable_priority_scheduling", False):
-        reason = "requests have a priority with --enable-priority-scheduling alone; allowed is that flag beside it"
+        reason = "requests have a priority only with --enable-priority-scheduling; add that flag"
         raise ExpertPolicyError("--expert-policy-config", f'exact {{"priority": {rule.priority}}}', reason)
 
 
 def check_request(sampling_params: Any, routing_key: str | None, server_args: Any) -> None:
-    """Raise ValueError in one line for a request that asks, by its `custom_params` or else by its routing key, for what
-    it cannot get.
-    """
+    """Raise ValueError in one line for a request whose `custom_params`, or else routing key, ask for what cannot be."""
     params, source = sampling_params.custom_params, f"custom_params.{KEY}"
     if params is not None and not isinstance(params, dict):
         if is_on(server_args):
-            raise ValueError(f'custom_params = {as_json(params)}: allowed is an object, such as {{"{KEY}": "{EXACT}"}}')
+            raise ValueError(f'custom_params = {as_json(params)}: must be an object such as {{"{KEY}": "{EXACT}"}}')
         params = None
     said = (params or {}).get(KEY)
     if said is None:

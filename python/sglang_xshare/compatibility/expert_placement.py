@@ -1,5 +1,5 @@
 """The flag `--expert-placement`: every rank holds a slice of every expert (`shard`, MoEShard), or some experts whole
-(`ep`). Both are SGLang's own layers; the arguments that make them are checked and set, and what came of it is said.
+(`ep`). Both are SGLang's own layers: the flag's checks, the arguments that it sets, and the log line of the result.
 """
 
 import logging
@@ -9,6 +9,7 @@ from ..refusal import ExpertPolicyError
 from ..upstream.configuration import NUM_EXPERTS, find_value
 from ..upstream.server import attention_dp_size, declare, model_config, resolved, routes_own_rows, spell
 from .architectures import GATHERED
+from .flags import list_others, spell_flag, spell_value
 from .formats import QUANTIZATIONS, count_block, find_quantization, find_widths, slice_columns
 
 logger = logging.getLogger(__name__)
@@ -16,7 +17,7 @@ logger = logging.getLogger(__name__)
 SHARD, EP = "shard", "ep"
 UNGROUPED, OWN_HEADS = frozenset({"NGRAM", "STANDALONE"}), frozenset({"DFLASH", "DSPARK"})
 """Speculation that SGLang lacks with data-parallel attention, and that needs a whole head on each rank there."""
-# By flag, its value where no expert is whole on some rank, which is all that these are about.
+# By argument, its value without whole experts, which all of these are about.
 WHOLE = {
     "ep_size": 1,
     "moe_dp_size": 1,
@@ -32,25 +33,27 @@ def check_division(server_args: Any) -> None:
     """Check --expert-placement as given. Raises `ExpertPolicyError` for a wrong value or a contradicting flag."""
     placement = server_args.expert_placement
     if placement not in (SHARD, EP):
-        raise ExpertPolicyError("--expert-placement", placement, f"allowed is {SHARD}, {EP}")
+        raise ExpertPolicyError("--expert-placement", placement, f"must be {SHARD} or {EP}")
     ranks = server_args.tp_size
     if ranks < 2:
-        raise _refusal(placement, "tp_size", ranks, "there is one rank to place them on; allowed are at least 2")
+        raise _refusal(placement, "tp_size", ranks, "there is only one rank for the experts; must be at least 2")
+    flags: dict[str, Any] = {"moe_dp_size": 1} if placement == EP else WHOLE
+    reason = "the flag divides experts in another way" if placement == EP else "the flag needs whole experts"
+    for name, given, allowed in list_others(server_args, flags):
+        raise _refusal(placement, name, spell_value(given), f"{reason}; must be {spell_value(allowed)}")
     if placement == EP:
-        _check(server_args, placement, {"moe_dp_size": 1}, "it is another division of experts")
         if server_args.ep_size not in (1, ranks):
-            raise _refusal(placement, "ep_size", server_args.ep_size, f"allowed is {ranks}, the ranks there are")
+            raise _refusal(placement, "ep_size", server_args.ep_size, f"must be {ranks}, the number of ranks")
         return
-    _check(server_args, placement, WHOLE, "it needs whole experts")
     if routes_own_rows(server_args):
-        reason = "it brings rows to whole experts; allowed is none"
+        reason = "the backend brings rows to whole experts; must be none"
         raise _refusal(placement, "moe_a2a_backend", spell(server_args.moe_a2a_backend), reason)
     if _divides_attention(server_args):
         _check_attention(server_args, ranks)
 
 
 def set_placement(server_args: Any) -> None:
-    """With --expert-placement: set what SGLang places experts by, of arguments that `check_division` lets pass."""
+    """Set the arguments by which SGLang places experts, for arguments that `check_division` has accepted."""
     ranks = server_args.tp_size
     if server_args.expert_placement == EP:
         declare(server_args, ep_size=ranks)
@@ -62,13 +65,13 @@ def set_placement(server_args: Any) -> None:
 
 
 def check_placement(server_args: Any) -> None:
-    """Say what --expert-placement came to. Raises `ExpertPolicyError` where it does not divide the model."""
+    """Log the result of --expert-placement. Raises `ExpertPolicyError` if the ranks do not divide the model."""
     placement = server_args.expert_placement
     config, model = resolved(server_args), model_config(server_args)
     experts = find_value(model.hf_text_config, NUM_EXPERTS)
     path, ranks = server_args.model_path, config.tp_size
     if not experts:
-        reason = f"{model.hf_config.architectures[0]} is a dense model; allowed are Mixture-of-Experts models"
+        reason = f"{model.hf_config.architectures[0]} is a dense model; must be a Mixture-of-Experts model"
         raise _refusal(placement, "model_path", path, reason)
     if config.ep_size != (ranks if placement == EP else 1):
         raise _refusal(placement, "tp_size", ranks, f"SGLang resolves --ep-size to {config.ep_size} with these flags")
@@ -86,41 +89,32 @@ def check_placement(server_args: Any) -> None:
     logger.warning("expert placement %s: each of %d ranks holds %s; attention %s", placement, ranks, share, attention)
 
 
-def _check(server_args: Any, placement: str, allowed: dict[str, Any], reason: str) -> None:
-    """Refuse every argument of these that has another value."""
-    for name, value in allowed.items():
-        given = getattr(server_args, name, value)
-        if given != value:
-            spelt = "none" if value is None else "off" if value is False else value
-            raise _refusal(placement, name, "on" if given is True else given, f"{reason}; allowed is {spelt}")
-
-
 def _check_attention(server_args: Any, ranks: int) -> None:
-    """Refuse what SGLang does not have beside data-parallel attention: it would name that, which nobody has given."""
-    beside = f"beside the data-parallel attention that {SHARD} asks for"
+    """Refuse what SGLang lacks with data-parallel attention, whose own error names a flag that nobody has given."""
+    beside = f"by SGLang with the data-parallel attention that {SHARD} sets"
     instead = f"--tp {ranks} alone, the same slices with tensor-parallel attention"
     context = getattr(server_args, "attn_cp_size", 1)
     if context > 1:
-        raise _refusal(SHARD, "attn_cp_size", context, f"SGLang does not have it {beside}; allowed is 1, or {instead}")
+        raise _refusal(SHARD, "attn_cp_size", context, f"not supported {beside}; must be 1, or use {instead}")
     algorithm = getattr(server_args, "speculative_algorithm", None) or ""
     needed = "" if algorithm.upper() in UNGROUPED else " without --enable-dp-lm-head"
     if algorithm.upper() in UNGROUPED or (algorithm.upper() in OWN_HEADS and not server_args.enable_dp_lm_head):
-        reason = f"SGLang does not have it {beside}{needed}; allowed is {instead}"
+        reason = f"not supported {beside}{needed}; use {instead}"
         raise _refusal(SHARD, "speculative_algorithm", algorithm, reason)
 
 
 def _check_divides(placement: str, ranks: int, count: Any, what: str, more: int = 0) -> None:
     if type(count) is int and (count + more) % ranks:
         total = f"{count}" + (f" + {more}" if more else "")
-        reason = f"they do not divide the {total} {what}; allowed is a divisor"
+        reason = f"the ranks must divide the {total} {what}"
         raise ExpertPolicyError("--expert-placement", f"{placement} with {ranks} ranks", reason)
 
 
 def _describe_slices(ranks: int, model: Any, path: str) -> str:
-    """How many columns of an expert each rank has. Raises `ExpertPolicyError` where SGLang has no such slices."""
+    """Return how many columns of an expert each rank has, in words. Raises `ExpertPolicyError` for other slices."""
     quantization = find_quantization(model, QUANTIZATIONS)
     block = count_block(quantization)
-    # SGLang's gpt-oss loads MXFP4 weights so: slices are rounded up to blocks.
+    # SGLang's gpt-oss rounds slices of MXFP4 weights up to blocks.
     pads = "GptOssForCausalLM" in model.hf_config.architectures and quantization.get("quant_method") == "mxfp4"
     shares = []
     for width in find_widths(model.hf_text_config):
@@ -131,33 +125,29 @@ def _describe_slices(ranks: int, model: Any, path: str) -> str:
             if pads:
                 wrong = f"{width} columns in blocks of {block} leave a rank without any"
             fitting = [str(count) for count in range(2, width + 1) if slice_columns(width, count, block, pads)]
-            allowed = f"are {', '.join(fitting)} ranks, or {EP}" if fitting else f"is {EP}"
-            raise ExpertPolicyError("--expert-placement", f"{SHARD} with {ranks} ranks", f"{wrong}; allowed {allowed}")
+            allowed = f"{', '.join(fitting)} ranks, or {EP}" if fitting else EP
+            raise ExpertPolicyError("--expert-placement", f"{SHARD} with {ranks} ranks", f"{wrong}; must be {allowed}")
         least, most = share
         shares.append(f"{most if least == most else f'{least} to {most}'} of its {width}")
-    return f"{' or '.join(shares)} columns" if shares else "how wide the model's configuration does not say"
+    return f"{' or '.join(shares)} columns" if shares else "of a width that the model's configuration lacks"
 
 
 def _divides_attention(server_args: Any) -> bool:
-    """Whether SGLang has data-parallel attention for the model and device, and nobody asks for another division."""
+    """Return whether SGLang has data-parallel attention for the model and device, and no flag divides attention."""
     import torch
+    from transformers import PretrainedConfig
 
     if not server_args.dp_size == attention_dp_size(server_args) == 1:
         return False
     device = server_args.device or ("gpu" if torch.accelerator.is_available() else "cpu")
-    return device != "cpu" and _read_architecture(server_args) in GATHERED
-
-
-def _read_architecture(server_args: Any) -> str | None:
-    """The model's class by its config.json, which SGLang has not read yet; None where there is none."""
-    from transformers import PretrainedConfig
-
-    try:
+    if device == "cpu":
+        return False
+    try:  # SGLang has not read config.json yet
         config, _ = PretrainedConfig.get_config_dict(server_args.model_path, revision=server_args.revision)
-        return next(iter(config.get("architectures") or ()), None)
     except (OSError, ValueError):
-        return None
+        return False
+    return next(iter(config.get("architectures") or ()), None) in GATHERED
 
 
 def _refusal(placement: str, name: str, value: Any, reason: str) -> ExpertPolicyError:
-    return ExpertPolicyError("--expert-placement", f"{placement} with --{name.replace('_', '-')} {value}", reason)
+    return ExpertPolicyError("--expert-placement", f"{placement} with {spell_flag(name)} {value}", reason)

@@ -1,6 +1,6 @@
-"""What SGLang runs a model's experts with, as far as the configuration tells, and what else could run them."""
+"""The runner of a model's experts, as far as the configuration shows it, and the other runners that fit them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..upstream.server import is_release, model_config, resolved, routes_own_rows, spell
@@ -10,8 +10,8 @@ from .runners import list_runners
 
 @dataclass(frozen=True)
 class Experts:
-    """How a server would run its experts: the `runner`, auto where its layers choose triton or marlin, or what only
-    loading shows; the `format` of the weights; the GPU's `capability`, None on AMD; whether AMD's `aiter` is on.
+    """A server's way to run its experts: the `runner`, "auto" for triton, marlin or what only loading shows; the
+    `format` of the weights; the GPU's `capability`, None on AMD; whether AMD's `aiter` is on.
     """
 
     runner: str
@@ -22,19 +22,19 @@ class Experts:
 
     @property
     def served(self) -> bool:
-        """Whether a policy can be served with it."""
+        """Return whether a policy can be served with the runner."""
         return self.serves(self.runner)
 
     def serves(self, runner: str) -> bool:
-        """Whether a policy can be served with this runner for these experts."""
+        """Return whether a policy can be served with this runner for these experts."""
         return runner in ("auto", *list_runners()) and runner not in self.format.unserved
 
     def list_fitting(self) -> list[str]:
-        """The runners that can be served and that run these experts here, the best first."""
+        """Return the served runners that run these experts here, the best first."""
         return [runner for runner in self.format.fitting if self.serves(runner) and self._runs(runner)]
 
     def _runs(self, runner: str) -> bool:
-        """Whether a runner that fits the format runs these experts on this GPU."""
+        """Return whether a runner that fits the format runs these experts on this GPU."""
         if self.capability is None:
             since = self.format.triton_beside_aiter
             return runner == "triton" and (not self.aiter or (since is not None and is_release(since)))
@@ -48,7 +48,7 @@ class Experts:
 
 
 def read_experts(server_args: Any) -> Experts | None:
-    """Read resolved arguments. None without a GPU, and behind an all-to-all dispatcher: checked once loaded."""
+    """Read resolved arguments; None without a GPU, and behind a dispatcher, whose experts are checked once loaded."""
     config = resolved(server_args)
     if str(config.device) != "cuda" or routes_own_rows(config):
         return None
@@ -58,27 +58,20 @@ def read_experts(server_args: Any) -> Experts | None:
         return None
     from sglang.srt.utils import get_bool_env_var
 
-    experts = Experts(
-        runner=spell(config.moe_runner_backend),
-        format=read_format(model_config(server_args), config.quantization),
-        capability=capability,
-        aiter=is_amd and bool(get_bool_env_var("SGLANG_USE_AITER")),
-        ep_size=config.ep_size,
-    )
-    return experts if experts.runner != "auto" else replace(experts, runner=_choose_in_layers(experts))
-
-
-def _choose_in_layers(experts: Experts) -> str:
-    """What layers choose while the server's runner is auto; auto as in `Experts`."""
-    if experts.format.own_kernel is not None:
-        return experts.format.own_kernel
-    if experts.capability is None:
-        return "aiter" if experts.aiter and experts.format.by_aiter else "auto"
-    return experts.format.blackwell if experts.capability >= (10, 0) else "auto"
+    runner, aiter = spell(config.moe_runner_backend), is_amd and bool(get_bool_env_var("SGLANG_USE_AITER"))
+    form = read_format(model_config(server_args), config.quantization)
+    if runner == "auto":  # what layers choose then
+        if form.own_kernel is not None:
+            runner = form.own_kernel
+        elif capability is None:
+            runner = "aiter" if aiter and form.by_aiter else "auto"
+        elif capability >= (10, 0):
+            runner = form.blackwell
+    return Experts(runner, form, capability, aiter, config.ep_size)
 
 
 def ranks_logits(config: Any) -> bool:
-    """Whether a server's MoE runner ranks the logits, by its resolved arguments: gpt-oss's on sm100 does, too."""
+    """Return whether a server's MoE runner ranks the logits, by its resolved arguments; gpt-oss's on sm100 does too."""
     runner = spell(config.moe_runner_backend)
     if runner != "flashinfer_mxfp4" or str(config.device) != "cuda":
         return runner == "triton_kernel"
@@ -106,7 +99,7 @@ def _read_capability() -> Capability | None:
 
 
 def _has_triton_kernels(capability: Capability) -> bool:
-    """Whether triton_kernels runs MXFP4 here: on Hopper, and the B200 with drivers before 595 (gpt_oss.py)."""
+    """Return whether triton_kernels runs MXFP4: on Hopper, and on the B200 with drivers before 595 (gpt_oss.py)."""
     from sglang.srt.utils import common
 
     if not (9, 0) <= capability < (11, 0) or not common.is_triton_kernels_available():

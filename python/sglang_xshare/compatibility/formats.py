@@ -1,10 +1,10 @@
-"""The formats of a model's experts, and which one a configuration declares: read in upstream's quantization methods
-(`srt/layers/quantization`), releases 0.5.17 to 0.5.23. And how ranks slice experts that are quantized by blocks.
+"""The formats of a model's experts, as upstream's quantization methods run them (`srt/layers/quantization`, releases
+0.5.17 to 0.5.23), the format that a configuration declares, and the slices of experts that are quantized by blocks.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -16,29 +16,29 @@ Capability = tuple[int, int]
 
 @dataclass(frozen=True)
 class Format:
-    """One format of experts: its `name`, and of those that we know more of how they run."""
+    """One format of experts: its `name`, and what is known of the kernels that run it."""
 
     name: str
     fitting: tuple[str, ...] = ()
-    """Runners that run such experts, the best first, for where SGLang's own choice cannot be served."""
+    """Runners that run such experts, the best first, in place of a choice of SGLang's that cannot be served."""
     unserved: tuple[str, ...] = ()
     """Runners whose kernel for such experts takes no policy's choice, or was not followed."""
     blackwell: str = "auto"
-    """The runner that its layers choose on Blackwell while the server's is auto: "auto" for triton or marlin."""
+    """The runner that layers choose on Blackwell while the server's is auto: "auto" for triton or marlin."""
     own_kernel: str | None = None
     """The one kernel that runs such experts whatever the runner."""
     by_aiter: bool = False
-    """Whether, with SGLANG_USE_AITER, layers left alone run these on AMD's aiter, or triton for shapes it lacks."""
+    """True if layers choose AMD's aiter with SGLANG_USE_AITER, or triton for shapes that aiter lacks."""
     triton_beside_aiter: str | None = None
-    """The first release that leaves such weights unshuffled for triton where aiter is on; None where none does."""
+    """The first release that does not shuffle such weights for aiter if the runner is triton; None if none does."""
     marlin_from: Capability = (8, 0)
 
     def __str__(self) -> str:
         return self.name
 
 
-# With some experts it takes router logits alone (modelopt_quant.py, compressed_tensors_w4a4_mxint4_moe.py), or was not
-# followed.
+# With some experts these take router logits alone (modelopt_quant.py, compressed_tensors_w4a4_mxint4_moe.py), or were
+# not followed.
 _TRTLLM = ("flashinfer_trtllm", "flashinfer_trtllm_routed")
 
 BF16 = Format("bf16", ("triton",), by_aiter=True, triton_beside_aiter="0.5.17")
@@ -47,19 +47,14 @@ FP8_BLOCK = Format("fp8 by block", ("triton",), by_aiter=True, triton_beside_ait
 FP8_TENSOR = Format("fp8 by tensor", ("triton",), unserved=_TRTLLM, by_aiter=True)
 # modelopt_quant.py: create_moe_runner
 NVFP4 = Format("NVFP4", ("marlin",), blackwell="flashinfer_trtllm")
-MIXED_NVFP4 = Format("mixed NVFP4", ("marlin",), blackwell="flashinfer_trtllm")
 # compressed_tensors_w4a4_nvfp4_moe.py: create_moe_runner
 COMPRESSED_NVFP4 = Format("NVFP4 (compressed-tensors)", ("flashinfer_trtllm",), blackwell="flashinfer_cutlass")
-NVFP4_WEIGHTS = Format("NVFP4 weights")
-NVFP4_ONLINE = Format("nvfp4_online", _TRTLLM)
 # Last triton, which holds such experts as bf16.
 MXFP4 = Format("MXFP4", ("triton_kernel", "marlin", "triton"), by_aiter=True, marlin_from=(9, 0))
-# Its kernels behind flashinfer_mxfp4 are others than gpt-oss's, and were not followed.
+# Not gpt-oss's kernels are behind flashinfer_mxfp4 here, and these were not followed.
 MXFP4_IN_FP8 = Format("MXFP4 in an fp8 checkpoint", ("marlin",), unserved=("flashinfer_mxfp4",), by_aiter=True)
-MXFP8 = Format("mxfp8", ("deep_gemm",))
 MXINT4 = Format("MXINT4", ("triton", "marlin"), unserved=_TRTLLM)
 INT4 = Format("int4 (compressed-tensors)", ("triton", "marlin"))
-COMPRESSED = Format("compressed-tensors")
 FP8_CHANNEL = Format("fp8 by channel (compressed-tensors)", ("triton",), unserved=_TRTLLM, by_aiter=True)
 _COMPRESSED_FP8 = {
     "block": Format("fp8 by block (compressed-tensors)", ("triton",), unserved=_TRTLLM),
@@ -70,19 +65,19 @@ _COMPRESSED_FP8 = {
 _NAMED = {
     "none": BF16,
     "modelopt_fp4": NVFP4,
-    "modelopt_mixed": MIXED_NVFP4,
+    "modelopt_mixed": replace(NVFP4, name="mixed NVFP4"),
     "modelopt_fp8": FP8_TENSOR,
     "mxfp4": MXFP4,
-    "mxfp8": MXFP8,
-    "nvfp4_online": NVFP4_ONLINE,
+    "mxfp8": Format("mxfp8", ("deep_gemm",)),
+    "nvfp4_online": Format("nvfp4_online", _TRTLLM),
     "w4afp8": Format("w4afp8", own_kernel="cutlass_w4a8_moe"),
     "humming": Format("humming", own_kernel="humming"),
 }
-"""By --quantization's name; what else there is `read_format` and `_read_compressed` tell apart."""
+"""By --quantization's name; `read_format` and `_read_compressed` distinguish the others."""
 
 
 def read_format(model: Any, quantization: str | None) -> Format:
-    """The format of a `ModelConfig`'s experts; of an unknown one the name is the resolved --quantization."""
+    """Return the format of a `ModelConfig`'s experts; an unknown one has the name of the resolved --quantization."""
     name = getattr(model, "quantization", None) or quantization or "none"
     config = find_quantization(model)
     if name == "fp8":
@@ -94,7 +89,7 @@ def read_format(model: Any, quantization: str | None) -> Format:
 
 
 def find_quantization(model: Any, names: Sequence[str] = ("quantization_config",)) -> Mapping[str, Any]:
-    """The quantization declared under the first of these names, else empty; of Kimi-K2.5 that of its text model."""
+    """Return the quantization declared under the first of these names, else {}; Kimi-K2.5 has it in its text model."""
     for name, config in product(names, (model.hf_config, model.hf_text_config)):
         declared: Any = getattr(config, name, None)
         declared = declared.to_dict() if hasattr(declared, "to_dict") else declared
@@ -104,38 +99,34 @@ def find_quantization(model: Any, names: Sequence[str] = ("quantization_config",
 
 
 def find_group(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the first group of layers of a compressed-tensors configuration, which upstream takes for all experts; an
-    empty one without groups.
-    """
+    """Return a compressed-tensors configuration's first group, which upstream takes for all experts; {} without one."""
     return next(iter((config.get("config_groups") or {}).values()), {})
 
 
 def _read_compressed(config: Mapping[str, Any]) -> Format:
-    """The format of a compressed-tensors checkpoint."""
+    """Return the format of a compressed-tensors checkpoint."""
     layers = find_group(config)
     weights, activations = layers.get("weights") or {}, layers.get("input_activations")
     bits, kind, group = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
     if "mxfp4" in str(config.get("format")) or (bits, kind, group) == (4, "float", 32):
         return MXFP4
     if (bits, kind) == (4, "float"):
-        return COMPRESSED_NVFP4 if activations else NVFP4_WEIGHTS
+        return COMPRESSED_NVFP4 if activations else Format("NVFP4 weights")
     if (bits, kind) == (8, "float"):
         strategy = str(weights.get("strategy"))
         return _COMPRESSED_FP8.get(strategy) or Format(f"fp8 by {strategy} (compressed-tensors)")
     if (bits, kind) == (4, "int") and not activations:
         is_mx = group == 32 and weights.get("symmetric", True) and not weights.get("dynamic")
         return MXINT4 if is_mx else INT4
-    return COMPRESSED
+    return Format("compressed-tensors")
 
 
 QUANTIZATIONS = ("quantization_config", "compression_config")
-"""Where SGLang looks for how a checkpoint is quantized."""
+"""Keys of config.json in which SGLang looks for a quantization."""
 BLOCKS = ("weight_block_size", "block_structure", "group_size")
-"""Where a quantization's configuration has how many weights share a scale; -1 for a whole column of them."""
+"""Keys of a quantization with the number of weights that share a scale; -1 for a whole column of weights."""
 WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size", "intermediate_size")
-"""Where a model's configuration has the columns of an expert's gate and up projections, the rows of its down
-projection. A model with dense layers beside its experts has `intermediate_size` for those.
-"""
+"""Keys of config.json with the columns of an expert. Dense layers beside the experts have `intermediate_size`."""
 CHECKED = (FP8_BLOCK, _COMPRESSED_FP8["block"], Format("blockwise_int8"))
 """Formats whose experts SGLang does not build when a rank's columns end within a block: `create_weights` of fp8.py,
 compressed_tensors_w8a8_fp8_moe.py and blockwise_int8.py raises ValueError.
@@ -154,17 +145,15 @@ def count_block(quantization: Any) -> int:
 
 
 def slice_columns(width: int, ranks: int, block: int, pads: bool = False) -> tuple[int, int] | None:
-    """Return (fewest columns of a rank, most), with `pads` rounded to whole blocks; None when SGLang has no such
-    slices.
-    """
+    """Return (fewest columns of a rank, most), with `pads` in whole blocks; None if SGLang has no such slices."""
     most = -(-width // (ranks * block)) * block
     least = width - (ranks - 1) * most
     return (least, most) if width % ranks == 0 and (least == most or (pads and least > 0)) else None
 
 
 def _list_blocks(config: Any) -> Iterator[int]:
-    """Yield the lengths of all blocks and groups that a quantization's configuration names, at whatever depth:
-    compressed tensors have them by group of layers. MXFP4 is 32 by definition.
+    """Yield the lengths of all blocks and groups in a quantization's configuration, at any depth: compressed tensors
+    have theirs by group of layers. MXFP4 is 32 by definition.
     """
     if isinstance(config, list):
         for part in config:

@@ -1,4 +1,4 @@
-"""The MoE layers of a loaded model, each with its router read, and which plans fit; or why one cannot be served."""
+"""The MoE layers of a loaded model, each with its router, and the checks of plans against them."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,12 +26,12 @@ from .arguments import Arguments, read_arguments
 from .runners import TRITON, Runner, check_kernel, find_kernel
 
 OUTPUTS = {FILLED: ("standard",), DROPPED: ("standard", "bypassed"), MASKED: ("triton_kernel", "bypassed")}
-"""What a router may hand a runner of each convention. A bypassed runner is handed ids and weights where these drop."""
+"""What a router may give a runner of each convention. DROPPED gives a bypassed runner ids and weights instead."""
 
 
 def find_layers(model_runner: Any) -> tuple[Arguments, list[Layer]] | None:
-    """The stage's flags, and every MoE layer of this rank's loaded model, whose experts are made to take what is
-    chosen; None where the stage is off. Ends the process with one line for a router or a runner that the stage cannot
+    """Return the stage's flags and every MoE layer of this rank's loaded model, and make the experts take what is
+    chosen; None if the stage is off. Ends the process with one line for a router or a runner that the stage cannot
     serve, and for a trace that is no longer writable.
     """
     try:
@@ -46,8 +46,8 @@ def find_layers(model_runner: Any) -> tuple[Arguments, list[Layer]] | None:
 
 
 def end_refused(error: ExpertPolicyError, config: Any) -> NoReturn:
-    """End a scheduler process that refuses its loaded model, without a traceback; each tensor-parallel rank prints why,
-    and which it is. One of several schedulers raises: their controller would wait forever for one that just ended.
+    """End a scheduler process that refuses its loaded model, without a traceback; each tensor-parallel rank prints its
+    number and the reason. One of several schedulers raises, because their controller waits forever for one that ends.
     """
     if num_schedulers(config) > 1:
         raise error
@@ -57,7 +57,7 @@ def end_refused(error: ExpertPolicyError, config: Any) -> NoReturn:
 
 
 def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
-    """Every MoE layer. Raises `ExpertPolicyError` for an unknown router and for a layer without one."""
+    """Return every MoE layer. Raises `ExpertPolicyError` for an unknown router and for a layer without one."""
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
     from sglang.srt.layers.moe.topk import TopK
 
@@ -65,31 +65,29 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
     modules = dict(model_runner.model.named_modules())
     routers = {name: module for name, module in modules.items() if isinstance(module, TopK)}
     experts = {name: module for name, module in modules.items() if isinstance(module, FusedMoE)}
+    numbers = {name: number_layer(name, module.layer_id) for name, module in (routers | experts).items()}
     on_cpu = model_runner.device == "cpu"
-    runners = {} if on_cpu else _find_runners(experts, config)
-    numbers = {name: number_layer(name, module.layer_id) for name, module in routers.items()}
-    plans = _build_plans(arguments, list(numbers.values()))
+    runners = {} if on_cpu else {numbers[name]: _find_runner(name, experts[name], config) for name in experts}
+    plans = _build_plans(arguments, [numbers[name] for name in routers])
     placement = read_placement(model_runner)
-    paging = {number_layer(name, module.layer_id): find_paging(module) for name, module in experts.items()}
+    paging = {numbers[name]: find_paging(module) for name, module in experts.items()}
     layers: list[Layer] = []
     slot = Slot()
     for name, module in routers.items():
+        number, topk_config = numbers[name], module.topk_config
         try:
-            output_format = "standard" if on_cpu else read_output_format(module.topk_config)
-            if runners and numbers[name] not in runners:
-                raise ValueError("its layer has no FusedMoE that runs its experts; allowed is one for each router")
-            runner = runners.get(numbers[name], TRITON)  # DeepSeek's first model has none at all
-            if routes_own_rows(config):
-                options = _read_dispatched_options(output_format, module.topk_config, config)
-            else:
-                options = _read_options(runner, output_format, config)
-            recorded, pool = config.enable_return_routed_experts, paging.get(numbers[name])
+            output_format = "standard" if on_cpu else read_output_format(topk_config)
+            if runners and number not in runners:
+                raise ValueError("the layer has no FusedMoE that runs its experts; each router must have one")
+            runner = runners.get(number, TRITON)  # DeepSeek's first model has no FusedMoE at all
+            options = _read_options(runner, output_format, topk_config, config)
+            recorded, pool = config.enable_return_routed_experts, paging.get(number)
             options |= {"recorded": recorded, "paging": pool, "slot": slot, "number": len(layers)}
-            layer = Layer(numbers[name], module.topk_config, placement, **options)
+            layer = Layer(number, topk_config, placement, **options)
             if recorded and layer.routes_itself:
                 raise ValueError(
-                    f"MoE runner {runner.name} ranks the logits itself, of which --enable-return-routed-experts would "
-                    "return nothing; allowed is --moe-runner-backend triton"
+                    f"MoE runner {runner.name} ranks the logits itself, so --enable-return-routed-experts would "
+                    "return nothing; use --moe-runner-backend triton"
                 )
             check_router(name, modules)
             check_plans(layer, plans, config)
@@ -98,33 +96,36 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
             raise refusal(name, "router", str(error)) from None
     # DeepSeek's first model has a TopK, but runs its experts without FusedMoE.
     if not layers or len(layers) + count_hashed(modules) < len(experts):
-        reason = f"{len(layers)} TopK modules for {len(experts)} MoE layers; allowed is one for each"
+        reason = f"{len(layers)} TopK modules for {len(experts)} MoE layers; each layer must have one"
         raise refusal("--model-path", model_runner.server_args.model_path, reason)
     for module, layer in zip(routers.values(), layers, strict=True):
         module.topk_config = layer.upstream
     return layers
 
 
-def _find_runners(experts: dict[str, Any], config: Any) -> dict[int, Runner]:
-    """What runs each layer's experts, by its number. Not asked for on a CPU, whose kernels served tests show."""
-    runners = {}
-    for name, module in experts.items():
-        try:
-            runner = find_kernel(module)
-            if not routes_own_rows(config):  # behind a dispatcher it gets what that has brought
-                check_kernel(runner, module, config)
-        except ValueError as error:
-            raise refusal(name, "experts", str(error)) from None
-        runners[number_layer(name, module.layer_id)] = runner
-    return runners
+def _find_runner(name: str, experts: Any, config: Any) -> Runner:
+    """Return what runs a layer's experts. Raises `ExpertPolicyError` for an unknown kernel."""
+    try:
+        runner = find_kernel(experts)
+        if not routes_own_rows(config):  # behind a dispatcher the kernel gets what that has brought
+            check_kernel(runner, experts, config)
+    except ValueError as error:
+        raise refusal(name, "experts", str(error)) from None
+    return runner
 
 
-def _read_options(runner: Runner, output_format: str, config: Any) -> dict[str, Any]:
-    """Keywords of a `Layer`. Raises ValueError where the runner does not take what the layer's router hands it."""
+def _read_options(runner: Runner, output_format: str, topk_config: Any, config: Any) -> dict[str, Any]:
+    """Return keywords of a `Layer`. Raises ValueError if the runner does not take what the layer's router gives it."""
+    if routes_own_rows(config):  # a dispatcher takes the choice, and leaves out a slot of -1
+        if output_format != "standard":
+            raise ValueError(f"{output_format} output for an all-to-all dispatcher; must be standard")
+        # Upstream also moves ids up if every rank has slots for shared experts.
+        renumbers = config.ep_dispatch_algorithm is not None or num_shared_slots(topk_config) > 0
+        return {"convention": DROPPED, "renumbers": renumbers}
     if output_format not in OUTPUTS[runner.convention]:
         allowed = " or ".join(OUTPUTS[runner.convention])
-        raise ValueError(f"{output_format} output for MoE runner {runner.name}; allowed is {allowed}")
-    # Upstream looks ids up where experts have other places, and before 0.5.23 where a rank numbers its own. On AMD it
+        raise ValueError(f"{output_format} output for MoE runner {runner.name}; must be {allowed}")
+    # Upstream looks ids up if experts have other places, and before 0.5.23 if a rank numbers its own experts. On AMD it
     # gives padding rows expert 0, which may be active for nothing else.
     looked_up = runner.convention == FILLED and (routes_on("_is_hip") or (config.ep_size > 1 and not keeps_dropped()))
     return {
@@ -135,17 +136,8 @@ def _read_options(runner: Runner, output_format: str, config: Any) -> dict[str, 
     }
 
 
-def _read_dispatched_options(output_format: str, topk_config: Any, config: Any) -> dict[str, Any]:
-    """The same for a layer whose choice an all-to-all dispatcher takes, which leaves out a slot of -1."""
-    if output_format != "standard":
-        raise ValueError(f"{output_format} output for an all-to-all dispatcher; allowed is standard")
-    # Upstream also moves ids up where every rank has slots for shared experts.
-    renumbers = config.ep_dispatch_algorithm is not None or num_shared_slots(topk_config) > 0
-    return {"convention": DROPPED, "renumbers": renumbers}
-
-
 def _build_plans(arguments: Arguments, layers: list[int]) -> list[SelectionPlan]:
-    """The plans that these layers can get. Raises `ExpertPolicyError` where every one of them is always vanilla."""
+    """Return the plans that these layers can get. Raises `ExpertPolicyError` if all layers are always vanilla."""
     if arguments.schedule is None or not layers:
         return [VANILLA]
     try:
@@ -155,32 +147,32 @@ def _build_plans(arguments: Arguments, layers: list[int]) -> list[SelectionPlan]
 
 
 def check_router(name: str, modules: Mapping[str, Any]) -> None:
-    """Raise ValueError where the router `name` is not the only one of its layer; `modules` are the model's by name."""
+    """Raise ValueError if the router `name` is not the only one of its layer; `modules` are the model's by name."""
     gate = modules.get(f"{name.rpartition('.')[0]}.gate")
     if getattr(gate, "e_score_correction_bias_vl", None) is not None:
-        raise ValueError("DeepSeek-V4.1 routes by another function where it takes images; allowed is a model without")
+        raise ValueError("DeepSeek-V4.1 routes images by another function; must be a model without images")
 
 
 def check_plans(layer: Layer, plans: Sequence[SelectionPlan], config: Any) -> None:
-    """Raise ValueError for a plan that a layer's router or runner, or the server's resolved `config`, does not fit."""
+    """Raise ValueError for a plan that does not fit a layer's router or runner, or the server's resolved `config`."""
     for plan in plans:
         if layer.convention == MASKED:
             check_maskable(plan, layer.router)
         plan.check_router(layer.router)
         wider = plan.columns(layer.router) != layer.router.top_k
         if wider and not layer.takes_kmax:
-            raise ValueError(f"kmax = {plan.kmax}: the layers' MoE runner uses top-k; allowed is {layer.router.top_k}")
+            raise ValueError(f"kmax = {plan.kmax}: the layers' MoE runner uses top-k; must be {layer.router.top_k}")
         if wider and layer.num_shared and (config.ep_dispatch_algorithm is not None or routes_on("_use_aiter")):
-            # Upstream tells a shared expert's column by the width alone: it would look its number up among the routed,
-            # or not add it.
+            # Upstream finds a shared expert's column by the width alone: it would look that expert's number up among
+            # the routed ones, or not add the expert.
             raise ValueError(
-                f"kmax = {plan.kmax}: upstream would take its fused shared expert for one of the routed; allowed is "
-                f"{layer.router.top_k}, or --disable-shared-experts-fusion"
+                f"kmax = {plan.kmax}: upstream would take the fused shared expert for a routed one; must be "
+                f"{layer.router.top_k}, or use --disable-shared-experts-fusion"
             )
 
 
 def count_hashed(modules: Mapping[str, Any]) -> int:
-    """How many MoE layers choose by a hash of the token (DeepSeek-V4's first ones): nothing is selected there."""
+    """Count the MoE layers that choose by a hash of the token, DeepSeek-V4's first ones: nothing is selected there."""
     from sglang.srt.layers.moe.hash_topk import HashTopK
 
     return sum(isinstance(module, HashTopK) for module in modules.values())

@@ -10,25 +10,26 @@ from ..selection.cpu_call import SWITCH
 from ..upstream.routing import hands_parts
 from ..upstream.server import attention_dp_size, drafter, is_release, is_switched_on, rank_mode, routes_own_rows, spell
 from .all_to_all import check_backend
+from .flags import list_others, refuse, spell_flag, spell_value
 from .runners import explain, list_runners
 
-# Flags that let a batch pass the stage by, or make its rows something else than this rank's requests.
+# With these a batch bypasses the stage, or its rows are not this rank's requests.
 REFUSED_FLAGS = {
     "enable_deterministic_inference": "batch-aware routing is not batch-invariant",
     "enable_torch_compile": "a compiled TopK does not call the stage",
     "enable_two_batch_overlap": "the router sees half a batch",
     "enable_single_batch_overlap": "the router sees part of a batch",
-    "enable_pdmux": "split prefill passes the stage by",
-    "enable_nvidia_megakernel": "it routes inside its kernel",
-    "enable_amd_monokernel": "it routes inside its kernel",
-    "is_embedding": "it never decodes",
-    "dllm_algorithm": "it decodes in extend forwards, which a policy takes for prefill",
-    "kt_weight_path": "what its CPU kernels make of an empty slot is not known",
+    "enable_pdmux": "split prefill bypasses the stage",
+    "enable_nvidia_megakernel": "the kernel routes by itself",
+    "enable_amd_monokernel": "the kernel routes by itself",
+    "is_embedding": "an embedding model never decodes",
+    "dllm_algorithm": "blocks decode in extend forwards, which a policy takes for prefill",
+    "kt_weight_path": "the CPU kernels' treatment of an empty slot is unknown",
 }
 DEVICES = ("cuda", "cpu")
 """AMD's GPUs are "cuda" too. NPUs route past `select_experts`; the runners of the others were not followed."""
-# What would change which rows the ranks of data-parallel attention or of an all-to-all backend gather, or which ranks
-# gather them: by flag, what is allowed with it.
+# Another value changes which rows the ranks of data-parallel attention or of an all-to-all backend gather, or which
+# ranks gather them.
 RANKS_FLAGS = {
     "attn_cp_size": 1,
     "moe_dp_size": 1,
@@ -36,50 +37,52 @@ RANKS_FLAGS = {
     "dwdp_size": 1,
     "elastic_ep_backend": None,
 }
-# The same of an all-to-all backend alone: rows that its ranks do not divide, experts that others have chosen.
+# With an all-to-all backend alone: rows that its ranks do not divide, experts that others have chosen.
 ALL_TO_ALL_FLAGS = {"disable_attn_tp_gather": False, "enable_waterfill": False}
-# How upstream may map an expert to one of its replicas: this way all rows of a rank take the same one.
 DISPATCH = "static"
+"""The dispatch that maps an expert to the same replica for all rows of a rank."""
 # With it no rank knows what the others do in a step.
 UNSYNCHRONIZED = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
 # Upstream's benchmark switches, which overwrite what was selected.
 SIMULATIONS = ("SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS")
 DRAFTERS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
 NEWER = ("DFLASH", "DSPARK", "FROZEN_KV_MTP", "UNO")
-"""Those that have been executed with a policy on `SINCE` alone, and on one rank of attention."""
+"""Drafters that have been executed with a policy on `SINCE` alone, and on one rank of attention."""
 SINCE = "0.5.23"
-# How DSpark verifies: in two of its three modes every request has as many rows, whatever is accepted of them.
+# In two of DSpark's three modes of verification every request has the same number of rows, whatever is accepted.
 MODE, UNIFORM = "SGLANG_RAGGED_VERIFY_MODE", ("static", "cap-accept")
 UNRECORDED = ("DSPARK", "NGRAM", "UNO")
-"""Whose verification leaves what SGLang has recorded of its experts behind, UNO's for one token a step."""
+"""Drafters whose verification drops what SGLang has recorded of its experts; UNO's for one token a step."""
 UNPREPARED = ("FROZEN_KV_MTP", "UNO")
-"""Who cannot go on with what a prefill server hands over: SGLang 0.5.23 fails at the first step."""
+"""Drafters that cannot continue from a prefill server's transfer: SGLang 0.5.23 fails at the first step."""
 
 
 def check_modes(config: Any, names_runner: bool = True) -> None:
-    """Raise `ExpertPolicyError` for a flag the stage cannot be served with; `config` is resolved or as it was given.
-    `names_runner` is False where it is resolved and the user has left the MoE runner to SGLang.
+    """Raise `ExpertPolicyError` for a flag that the stage cannot be served with; `config` is resolved or as given.
+    `names_runner` is False if `config` is resolved and the user has left the MoE runner to SGLang.
     """
-    for flag, reason in REFUSED_FLAGS.items():
-        value = getattr(config, flag, False)
-        if value:
-            raise refusal(f"--{flag.replace('_', '-')}", "on" if value is True else value, f"{reason}; allowed is off")
+    for name, reason in REFUSED_FLAGS.items():
+        if value := getattr(config, name, False):
+            raise refuse(name, value, f"{reason}; must be off")
     stages = getattr(config, "pp_size", 1)
     if stages > 1:
-        reason = "answers would not name their policy, and the first stage of the pipeline alone would report"
-        raise refusal("--pp-size", stages, f"{reason}; allowed is 1")
+        reason = "answers would not name their policy, and only the first stage of the pipeline would report"
+        raise refusal("--pp-size", stages, f"{reason}; must be 1")
     for name in SIMULATIONS:
         if is_switched_on(name):
-            raise refusal(name, os.environ[name], "it overwrites what was selected; allowed is unset")
+            raise refusal(name, os.environ[name], "the switch overwrites what was selected; must be unset")
     if os.environ.get(SWITCH, "1") not in ("0", "1"):
-        raise refusal(SWITCH, os.environ[SWITCH], "it selects in torch on a CPU, or not; allowed is 0, 1 or unset")
-    device = getattr(config, "device", None)  # None where SGLang has still to look for one
-    if device is not None:
-        _check_choice("--device", str(device).partition(":")[0], DEVICES)
-    _check_choice("--disaggregation-mode", config.disaggregation_mode, ("null", "decode"))
+        raise refusal(SWITCH, os.environ[SWITCH], "must be 0 (select in torch on a CPU), 1 or unset")
+    device = str(getattr(config, "device", None) or DEVICES[0]).partition(":")[0]  # none before SGLang looks for one
+    for name, value, allowed in (
+        ("device", device, DEVICES),
+        ("disaggregation_mode", config.disaggregation_mode, ("null", "decode")),
+    ):
+        if spell(value) not in allowed:
+            raise refuse(name, value, f"must be one of {', '.join(allowed)}")
     runner, runners = spell(config.moe_runner_backend), list_runners()
     if names_runner and runner not in ("auto", *runners):
-        raise refusal("--moe-runner-backend", runner, f"{explain(runner)}; allowed is auto, {', '.join(runners)}")
+        raise refusal("--moe-runner-backend", runner, f"{explain(runner)}; must be one of auto, {', '.join(runners)}")
     check_backend(config)
     _check_keys(config)
     _check_redundant_experts(config)
@@ -90,69 +93,61 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
 
 
 def check_observed(schedule: Schedule | None) -> None:
-    """Raise `ExpertPolicyError` where layers are not handed the logits that plans of `observe` would look at."""
+    """Raise `ExpertPolicyError` if layers do not get the logits that plans of `observe` look at."""
     if schedule is not None and schedule.observed and hands_parts():
-        reason = (
-            "on AMD this SGLang may hand a layer the parts of its logits, and add them up later; allowed is another"
-        )
-        raise refusal("--expert-policy", schedule.policy, reason)
+        reason = "on AMD this SGLang may give a layer the parts of its logits, and add them up later"
+        raise refusal("--expert-policy", schedule.policy, f"{reason}; use another policy")
 
 
 def check_writers(trace: Path | None, config: Any) -> None:
     """Raise `ExpertPolicyError` for a trace that more than one replica would write."""
     replicas = config.dp_size if attention_dp_size(config) == 1 else 1
     if trace is not None and replicas > 1:
-        raise refusal("--expert-policy-trace", trace, f"{replicas} replicas would write it; allowed is one")
+        raise refusal("--expert-policy-trace", trace, f"{replicas} replicas would write the file; use one replica")
 
 
 def check_draft_tokens(config: Any) -> None:
-    """Raise `ExpertPolicyError` where draft tokens would not fill the rows that several ranks pad theirs to."""
+    """Raise `ExpertPolicyError` for draft tokens that do not fill the rows which several ranks pad theirs to."""
     shares, tokens = attention_dp_size(config), config.speculative_num_draft_tokens or 0
     ranks = config.tp_size // shares
     if rank_mode(config) is not None and config.speculative_algorithm is not None and tokens % ranks:
         reason = f"SGLang pads a rank's rows to its {ranks} tensor-parallel ranks, which must not split a request"
-        raise refusal("--speculative-num-draft-tokens", tokens, f"{reason}; allowed is a multiple of {ranks}")
-
-
-def _check_choice(flag: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if spell(value) not in allowed:
-        raise refusal(flag, value, f"allowed is {', '.join(allowed)}")
+        raise refusal("--speculative-num-draft-tokens", tokens, f"{reason}; must be a multiple of {ranks}")
 
 
 def _check_keys(config: Any) -> None:
-    """Refuse keys where SGLang starts several tokenizer processes, of which none asks for one."""
+    """Refuse keys with several tokenizer processes, which check no key."""
     workers = getattr(config, "tokenizer_worker_num", 1)
-    for flag in ("api_key", "admin_api_key"):
-        if workers > 1 and getattr(config, flag, None):
-            reason = f"SGLang asks nobody there for --{flag.replace('_', '-')}; allowed is 1, or no key"
+    for name in ("api_key", "admin_api_key"):
+        if workers > 1 and getattr(config, name, None):
+            reason = f"several tokenizer processes do not check {spell_flag(name)}; must be 1, or use no key"
             raise refusal("--tokenizer-worker-num", workers, reason)
 
 
 def _check_redundant_experts(config: Any) -> None:
-    """Refuse a dispatch under which other weights are loaded than those of the experts that were selected."""
+    """Refuse a dispatch that loads other weights than those of the selected experts."""
     dispatch = getattr(config, "ep_dispatch_algorithm", None)
     if dispatch == "fake":
-        raise refusal("--ep-dispatch-algorithm", dispatch, "it overwrites the router's logits; allowed is dynamic")
+        raise refusal(
+            "--ep-dispatch-algorithm", dispatch, "the dispatch overwrites the router's logits; must be dynamic"
+        )
     replicas = getattr(config, "ep_num_redundant_experts", 0)
     if replicas and dispatch not in (None, DISPATCH):
-        allowed = f"0, or --ep-dispatch-algorithm {DISPATCH}"
+        allowed = f"0, or use --ep-dispatch-algorithm {DISPATCH}"
         if not routes_own_rows(config):
             allowed += " with an all-to-all backend"  # or SGLang refuses it
-        reason = f"{dispatch} dispatch picks replicas by row, so that padding activates others; allowed is {allowed}"
+        reason = f"{dispatch} dispatch picks replicas by row, so padding activates other experts; must be {allowed}"
         raise refusal("--ep-num-redundant-experts", replicas, reason)
 
 
 def _check_ranks(config: Any) -> None:
     """Refuse what data-parallel attention, or an all-to-all backend, cannot be served with."""
     mode = rank_mode(config)
-    for flag, allowed in (RANKS_FLAGS | (ALL_TO_ALL_FLAGS if routes_own_rows(config) else {})).items():
-        value = getattr(config, flag, allowed)
-        if value != allowed:
-            spelt = "none" if allowed is None else allowed or "off"
-            shown = "on" if value is True else value
-            raise refusal(f"--{flag.replace('_', '-')}", shown, f"allowed with {mode} is {spelt}")
+    flags = RANKS_FLAGS | ALL_TO_ALL_FLAGS if routes_own_rows(config) else RANKS_FLAGS
+    for name, value, allowed in list_others(config, flags):
+        raise refuse(name, value, f"must be {spell_value(allowed)} with {mode}")
     if is_switched_on(UNSYNCHRONIZED):
-        reason = f"ranks of {mode} would not know what the others do; allowed is unset"
+        reason = f"each rank of {mode} needs the other ranks' batches; must be unset"
         raise refusal(UNSYNCHRONIZED, os.environ.get(UNSYNCHRONIZED, "on"), reason)
 
 
@@ -161,7 +156,9 @@ def check_speculation(config: Any) -> None:
     algorithm = drafter(config)
     drafters = (*DRAFTERS, *NEWER) if is_release(SINCE) else DRAFTERS
     if algorithm not in drafters:
-        raise refusal("--speculative-algorithm", algorithm, f"allowed is {', '.join(drafters)}{_explain(algorithm)}")
+        raise refusal(
+            "--speculative-algorithm", algorithm, f"must be one of {', '.join(drafters)}{_explain(algorithm)}"
+        )
     if algorithm in NEWER:
         _check_newer(config, algorithm)
     if getattr(config, "enable_return_routed_experts", False):
@@ -171,36 +168,36 @@ def check_speculation(config: Any) -> None:
 def _check_newer(config: Any, algorithm: str) -> None:
     mode = rank_mode(config)
     if mode is not None:
-        reason = f"it has not been executed with {mode}; allowed with that is EAGLE, EAGLE3, NEXTN{_explain(algorithm)}"
+        reason = f"untested with {mode}; must be one of EAGLE, EAGLE3, NEXTN{_explain(algorithm)}"
         raise refusal("--speculative-algorithm", algorithm, reason)
     if algorithm in UNPREPARED and config.disaggregation_mode == "decode":
-        reason = f"SGLang hands {algorithm} no draft of what was prefilled elsewhere; allowed is null"
+        reason = f"{algorithm} is not supported on a PD decode server; must be null"
         raise refusal("--disaggregation-mode", "decode", reason)
     verified = os.environ.get(MODE, UNIFORM[0])
     if algorithm == "DSPARK" and verified not in UNIFORM:
-        raise refusal(MODE, verified, f"a policy groups rows by request; allowed is {', '.join(UNIFORM)} or unset")
+        raise refusal(MODE, verified, f"a policy groups rows by request; must be {', '.join(UNIFORM)} or unset")
     breadth = getattr(config, "speculative_eagle_topk", None)
     if algorithm in UNPREPARED and (breadth or 1) > 1:
-        raise refusal("--speculative-eagle-topk", breadth, f"{algorithm}'s trees have not been executed; allowed is 1")
+        raise refusal("--speculative-eagle-topk", breadth, f"{algorithm}'s trees are untested; must be 1")
     tokens = getattr(config, "speculative_num_draft_tokens", None)
     if algorithm == "UNO" and tokens == 1:
-        reason = "of one token UNO drafts nothing, and replays one graph for both of its forwards"
-        raise refusal("--speculative-num-draft-tokens", tokens, f"{reason}; allowed is at least 2")
+        reason = "with one token UNO drafts nothing, and replays one graph for both of its forwards"
+        raise refusal("--speculative-num-draft-tokens", tokens, f"{reason}; must be at least 2")
 
 
 def _check_recorded(config: Any, algorithm: str, allowed: list[str]) -> None:
-    """Refuse to return routed experts that SGLang has not: it drops what it has recorded, or, of a tree of drafts,
-    moves the keys and values of the accepted path to its slots and leaves the experts of other drafts there.
+    """Refuse to return routed experts that SGLang does not have: it drops the recorded ones, or of a tree of drafts it
+    moves the accepted path's keys and values to slots that keep the experts of other drafts.
     """
     if algorithm in UNRECORDED:
-        reason = "--enable-return-routed-experts would return others' experts, as SGLang drops what it has recorded"
-        raise refusal("--speculative-algorithm", algorithm, f"{reason}; allowed is {', '.join(allowed)}")
+        reason = "--enable-return-routed-experts would return other experts, because SGLang drops what it has recorded"
+        raise refusal("--speculative-algorithm", algorithm, f"{reason}; must be one of {', '.join(allowed)}")
     breadth = getattr(config, "speculative_eagle_topk", None)
     if (breadth or 1) > 1:
-        reason = "--enable-return-routed-experts would return those of drafts that were not accepted; allowed is 1"
+        reason = "--enable-return-routed-experts would return experts of drafts that were not accepted; must be 1"
         raise refusal("--speculative-eagle-topk", breadth, reason)
 
 
 def _explain(algorithm: str) -> str:
-    """What the user may have given in its place."""
-    return " of other models: this draft turns NEXTN and EAGLE into it" if algorithm == "FROZEN_KV_MTP" else ""
+    """Return what the user may have given in place of `algorithm`."""
+    return ", with another draft: SGLang turns NEXTN and EAGLE into this" if algorithm == "FROZEN_KV_MTP" else ""

@@ -1,4 +1,4 @@
-"""Paged experts: how far decode graphs are captured."""
+"""The limit of captured decode graphs with paged experts."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from .arguments import read_arguments
 
 
 def fits(schedule: Schedule | None, rows: int, top_k: int, num_experts: int, slots: int) -> bool:
-    """Whether a decode step of so many rows is sure to have no more experts active than slots, in every layer."""
+    """Return whether a decode step of `rows` rows surely has at most `slots` active experts in every layer."""
     if num_experts <= slots:
         return True
     if schedule is None or schedule.reason_to_skip("decode", rows) is not None:
@@ -20,8 +20,8 @@ def fits(schedule: Schedule | None, rows: int, top_k: int, num_experts: int, slo
 
 
 def find_limit(server_args: Any, requests: int, top_k: int, num_experts: int, slots: int | None) -> int:
-    """Return the most requests of a decode graph: `requests`, or SGLang's sizes beyond up to the first that does not
-    fit. Slots that SGLang has yet to size fit nothing.
+    """Return the most requests of a decode graph: `requests`, or the largest of SGLang's sizes before the first that
+    does not fit. Slots that SGLang has not sized yet (None) fit nothing.
     """
     arguments = read_arguments(server_args)
     if arguments is None or slots is None:

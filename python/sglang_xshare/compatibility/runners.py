@@ -1,7 +1,7 @@
-"""How each MoE runner takes the slots that a policy leaves empty, with the upstream code that says so.
+"""The treatment of empty slots by each MoE runner, with the upstream code that shows it.
 
-Files are SGLang's, from `sglang/` on, as in release 0.5.23, and where nothing else is said alike in 0.5.17 and 0.5.21;
-those of `csrc/` and `include/` FlashInfer's, as in the releases that these three pin (0.6.15.post1, 0.6.18, 0.7.2).
+Files are SGLang's, from `sglang/` on, in release 0.5.23 and, unless noted, alike in 0.5.17 and 0.5.21; files in `csrc/`
+and `include/` are FlashInfer's, in the releases that these three pin (0.6.15.post1, 0.6.18, 0.7.2).
 """
 
 from collections.abc import Mapping
@@ -21,16 +21,16 @@ class Runner:
     name: str
     convention: Convention
     since: str = "0.5.17"
-    """The first release that does so."""
+    """The first release with this treatment."""
     takes_kmax: bool = True
-    """False where it takes the model's top-k for the number of columns."""
+    """False if the kernel takes the model's top-k for the number of columns."""
     methods: tuple[str, ...] = ()
-    """Classes of quantization methods or schemes that were followed to this kernel; none where all lead to it."""
+    """Classes of quantization methods or schemes that were followed to this kernel; none if all lead to it."""
     marks: Mapping[str, Any] = field(default_factory=dict)
-    """Attributes of a method that has them, where they tell kernels apart."""
+    """Attributes that distinguish kernels, for a method that has them."""
 
     def runs(self, layer: Any) -> bool:
-        """Whether this is what an upstream `FusedMoE` with a runner of this name runs its experts with."""
+        """Return whether an upstream `FusedMoE` with a runner of this name runs its experts with this kernel."""
         method: Any = getattr(layer, "quant_method", None)
         kinds = {kind.__name__ for owner in (method, getattr(layer, "scheme", None)) for kind in type(owner).__mro__}
         marked = all(getattr(method, name, value) == value for name, value in self.marks.items())
@@ -43,7 +43,7 @@ class Runner:
 _TRTLLM_METHODS = ("UnquantizedFusedMoEMethod", "Fp8MoEMethod", "ModelOptNvFp4FusedMoEMethod")
 _TRTLLM = partial(Runner, convention=DROPPED, takes_kmax=False, marks={"block_quant": True})
 _MXFP4 = partial(Runner, "flashinfer_mxfp4", since="0.5.23", methods=("Mxfp4MoEMethod",))
-# moe_align_block_size sorts every slot by itself; -1 is read unless experts are filtered. Also where a layer has no
+# moe_align_block_size sorts every slot by itself; -1 is read unless experts are filtered. Also for layers without
 # `FusedMoE`, as in DeepSeek's first model.
 TRITON = Runner("triton", FILLED)
 TABLE = (
@@ -75,25 +75,25 @@ TABLE = (
 REASONS = {
     "aiter": "moe_sorting keeps one slot of an expert that a row holds twice, whatever its weight, and reads -1 "
     "(aiter's csrc/include/moe_sorting_opus.h); there may be fewer active experts than a row has slots",
-    "flashinfer_cutedsl": "what its kernels make of an empty slot has not been followed",
+    "flashinfer_cutedsl": "the kernels' treatment of an empty slot has not been followed",
 }
-"""Why a runner is none of them, where more is known than that."""
-_UNKNOWN = "it is not known to leave out an empty slot, or to take one expert twice"
+"""Reasons against other runners, if more is known than `_UNKNOWN`."""
+_UNKNOWN = "the kernel is not known to skip an empty slot, or to take one expert twice"
 
 
 def list_runners() -> tuple[str, ...]:
-    """The names that --moe-runner-backend may have with a policy on the release that runs."""
+    """Return the names that --moe-runner-backend may have with a policy on the release that runs."""
     return tuple(dict.fromkeys(runner.name for runner in TABLE if is_release(runner.since)))
 
 
 def explain(name: str) -> str:
-    """Why `list_runners` lacks a name."""
+    """Return why `list_runners` lacks a name."""
     since = next((runner.since for runner in TABLE if runner.name == name), None)
-    return f"it is served from SGLang {since} on" if since else REASONS.get(name, _UNKNOWN)
+    return f"the runner is served from SGLang {since} on" if since else REASONS.get(name, _UNKNOWN)
 
 
 def find_kernel(layer: Any) -> Runner:
-    """The row of the table for an upstream `FusedMoE`. Raises ValueError where it runs what no row is about."""
+    """Return the row of the table for an upstream `FusedMoE`. Raises ValueError for a kernel without a row."""
     name = find_runner(layer)
     for runner in TABLE:
         if runner.name == name and is_release(runner.since) and runner.runs(layer):
@@ -102,29 +102,27 @@ def find_kernel(layer: Any) -> Runner:
     found = f"MoE runner {name} of {method}" if name else f"a kernel of {method}"
     reason = REASONS.get(name or "", _UNKNOWN)
     raise ValueError(
-        f"{found}: {reason}; allowed is --moe-runner-backend {', '.join(list_runners())} where this quantization has "
-        "one of them"
+        f"{found}: {reason}; use --moe-runner-backend {', '.join(list_runners())} if this quantization has one of them"
     )
 
 
 def check_kernel(runner: Runner, layer: Any, config: Any) -> None:
-    """Raise ValueError where the resolved `config` or an upstream `FusedMoE` is an exception to the table."""
-    if runner.name == "deep_gemm" and config.ep_size > 1 and not keeps_dropped():
-        raise ValueError(
-            "MoE runner deep_gemm with expert parallelism: before 0.5.23 SGLang looks the -1 of an empty slot up in a "
-            "table of local experts and finds the last one; allowed is --ep-size 1"
+    """Raise ValueError if the resolved `config` or an upstream `FusedMoE` is an exception to the table."""
+    name, reason = runner.name, ""
+    if name == "deep_gemm" and config.ep_size > 1 and not keeps_dropped():
+        reason = (
+            "with expert parallelism: before 0.5.23 SGLang looks the -1 of an empty slot up in a table of local "
+            "experts and finds the last one; use --ep-size 1"
         )
-    if runner.name == "flashinfer_cutlass" and gathers_routed():
-        raise ValueError(
-            "MoE runner flashinfer_cutlass gathers the ranks' rows after each has routed its own; allowed is "
-            "--disable-flashinfer-cutlass-moe-fp4-allgather"
+    elif name == "flashinfer_cutlass" and gathers_routed():
+        instead = "--disable-flashinfer-cutlass-moe-fp4-allgather"
+        reason = f"gathers the ranks' rows after each rank has routed its own; use {instead}"
+    elif name == "flashinfer_trtllm" and layer.num_fused_shared_experts:
+        reason = "with a fused shared expert; use --disable-shared-experts-fusion"
+    elif name == "flashinfer_trtllm" and leaves_sums(layer, config):
+        reason = (
+            "leaves a row's sum over experts to the next collective, which only a runner that routes itself can; "
+            "use --moe-runner-backend triton"
         )
-    if runner.name == "flashinfer_trtllm" and layer.num_fused_shared_experts:
-        raise ValueError(
-            "MoE runner flashinfer_trtllm with a fused shared expert; allowed is --disable-shared-experts-fusion"
-        )
-    if runner.name == "flashinfer_trtllm" and leaves_sums(layer, config):
-        raise ValueError(
-            "MoE runner flashinfer_trtllm leaves a row's sum over experts to the next collective, which it can only "
-            "where it routes itself; allowed is --moe-runner-backend triton"
-        )
+    if reason:
+        raise ValueError(f"MoE runner {name} {reason}")

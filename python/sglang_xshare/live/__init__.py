@@ -21,5 +21,7 @@ ADDED = (
 """Fields of an answer beside the policy and its keys. A POST may send them back; only `trial` of them is read."""
 ASKED = ("after", "recapture")
 """Fields of a POST beside the policy."""
+FAULT = {"fault": True}
+"""The mark of a scheduler's answer that failed by a fault of its own, and refused nothing."""
 COUNTING_PERIOD = 1.0
 """Seconds between two reads of the counters for GET: a read waits for the device, and any client may send GET."""

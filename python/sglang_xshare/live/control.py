@@ -10,16 +10,15 @@ from ..compatibility.layers import check_plans
 from ..compatibility.modes import check_observed
 from ..compatibility.moe_model import read_model
 from ..compatibility.schedule import check_schedule, find_missed
-from ..policies.exact import Rule
 from ..policies.keys import as_json
 from ..policies.schedule import Schedule, build_schedule
 from ..stage.in_force import InForce
 from ..stage.record.counters import KEPT, Reader
 from ..stage.stage import Stage
-from ..stage.switch import check_switch, switch
+from ..stage.switch import make_again, make_next, needs_capture, switch
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import attention_dp_size, model_config, pages_experts, resolved
-from . import ADDED, ASKED, COUNTING_PERIOD, PATH
+from . import ADDED, ASKED, COUNTING_PERIOD, FAULT, PATH
 
 NO_STAGE = (
     "this server was started without an expert policy; start it with --expert-policy, such as --expert-policy observe, "
@@ -35,8 +34,7 @@ class Checked:
 
     epoch: str
     switches: int
-    schedule: Schedule | None
-    rule: Rule | None
+    latter: InForce
     is_trial: bool
     recaptures: bool
     warnings: list[str]
@@ -107,19 +105,19 @@ class Control:
             raise ValueError(f"recapture must be true or false (got {as_json(recaptures)})")
         warnings = self._check(schedule, find_limit(reporter.scheduler))
         rule = self.stage.in_force.rule
-        kept = rule if is_trial else None
-        latter, _ = check_switch(self.stage, schedule, kept, recaptures)
+        latter = make_next(self.stage, schedule, rule if is_trial else None)
+        needs_capture(self.stage, latter, recaptures)
         if latter.rule != rule and latter.schedule is not None and "exact" not in latter.schedule.given:
             lost = as_json({name: value for name, value in asdict(rule).items() if value not in (None, False)})
             reason = "from now on a request is exact only if it asks for it; to keep the rule, send it again"
             warnings.append(f"exact: this policy does not have {lost} of the previous policy: {reason}")
-        self._checked = Checked(epoch, self.stage.switches, schedule, kept, is_trial, recaptures, warnings)
+        self._checked = Checked(epoch, self.stage.switches, latter, is_trial, recaptures, warnings)
         return self._number()
 
     def commit(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
         """Make the switch that `check` of the same epoch checked, as the server's switch `number`. Return what `get`
         does, and warnings. Raises ValueError, having changed nothing, for any other epoch and after a switch since the
-        check. After an exception of the switch itself, call `restore`.
+        check. After an exception of the switch itself, call `restore` on all ranks: they must switch equally often.
         """
         stage, checked = self.stage, self._checked
         if checked is None or checked.epoch != epoch:
@@ -127,7 +125,8 @@ class Control:
         if checked.switches != stage.switches:
             raise ValueError("the policy changed after the check; ask again")
         self._former = Former(epoch, stage.in_force, stage.disagreement, self._is_trial)
-        seconds = switch(stage, checked.schedule, reporter, number, checked.rule, checked.recaptures)
+        latter = make_next(stage, checked.latter.schedule, checked.latter.rule)  # weighed by the latest estimate
+        seconds = switch(stage, latter, reporter, number, checked.recaptures)
         self._posted, self._is_trial = number, checked.is_trial
         for warning in checked.warnings:
             logger.warning(warning)
@@ -143,7 +142,7 @@ class Control:
         former = self._former
         if former is None or former.epoch != epoch:
             return {"restored": False}
-        switch(self.stage, former.in_force.schedule, reporter, number, former.in_force.rule)
+        switch(self.stage, make_again(self.stage, former.in_force), reporter, number)
         self.stage.disagreement = former.disagreement
         self._posted, self._is_trial = number, former.is_trial
         return {"restored": True}
@@ -238,7 +237,7 @@ def handle(control: Control | None, scheduler: Any, request: Any) -> Any:
         return DumperControlReqOutput(success=False, response=[], error=" ".join(str(error).split()))
     except Exception as error:
         logger.exception("%s %s", "POST" if request.body else "GET", PATH)
-        return DumperControlReqOutput(success=False, response=[], error=f"{type(error).__name__}: {error}")
+        return DumperControlReqOutput(success=False, response=[FAULT], error=f"{type(error).__name__}: {error}")
 
 
 def _ask(control: Control, body: Mapping[str, Any], reporter: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from sglang.srt.managers.io_struct import DumperControlReqInput
 
 from ..policies.keys import as_json
 from ..stage.record.interval import Interval
-from . import METHOD
+from . import FAULT, METHOD
 
 COUNTS = ("counters", "since_switch")
 MEANS = {
@@ -78,12 +78,12 @@ class Replicas:
 
     async def _ask(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the answer of each scheduler: each replica, or each rank of data-parallel attention. Raises `Refusal`
-        with status 400 if all of them refuse, 500 if some do.
+        with status 400 if all of them refuse, 500 if some do, or if they fail by a fault of their own.
         """
         outputs = await self._find_manager().dumper_control(DumperControlReqInput(method=METHOD, body=body))
         refusals = [output.error for output in outputs if not output.success]
         if len(refusals) == len(outputs):
-            raise Refusal(refusals[0])
+            raise Refusal(refusals[0], 500 if any(FAULT in output.response for output in outputs) else 400)
         if refusals:
             raise Refusal(f"{len(refusals)} of {len(outputs)} schedulers: {refusals[0]}", 500)
         return [output.response[0] for output in outputs]

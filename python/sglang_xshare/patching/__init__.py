@@ -1,4 +1,4 @@
-"""Patch an installed SGLang release, and take it back: see docs/patching.md."""
+"""Patches of an installed SGLang release, applied and reverted: see docs/patching.md."""
 
 from .engine import apply, check_patched, revert
 from .tree import PatchError

@@ -1,4 +1,4 @@
-"""`sglang-xshare patch apply|revert|status`."""
+"""The subcommand `patch`: apply, revert, status."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .tree import PatchError, find_tree
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command `patch`; the parsed arguments carry `run(args) -> exit code`."""
+    """Add `patch`; the parsed arguments contain `run(args) -> exit code`."""
     parser = subparsers.add_parser("patch", help="apply our patches to an installed SGLang release, or take them back")
     commands = parser.add_subparsers(dest="command", required=True)
     where = "directory that contains sglang/ (default: the installed one)"
     for name, description in {
-        "apply": "patch the tree; a no-op where it is patched already",
+        "apply": "patch the tree; a patched tree stays unchanged",
         "revert": "give every file its own content back",
-        "status": "say how the tree stands; exit code 1 where it needs attention",
+        "status": "report the tree's condition; exit code 1 if the tree needs attention",
     }.items():
         command = commands.add_parser(name, help=description, description=description)
         command.set_defaults(run=run, name=f"patch {name}")
@@ -29,9 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one command. Returns its exit code, 130 after Ctrl-C. Raises `PatchError`, which names the folder if a file
-    cannot be read or written.
-    """
+    """Run one command. Returns its exit code, 130 after Ctrl-C. Raises PatchError, also for an OSError."""
     before = None
     try:
         before = _find_condition(args.target)
@@ -43,14 +41,14 @@ def run(args: argparse.Namespace) -> int:
         return 128 + signal.SIGINT
     except ImportError as error:  # from a checkout, without pip install
         raise PatchError(f"{error}; pip install it") from None
-    except OSError as error:  # one of a full disk names no file
+    except OSError as error:  # the error of a full disk names no file
         raise PatchError(f"{error.filename or args.target or 'sglang'}: {error.strerror}") from None
     print(f"patch {args.command}: {line}")
     return 0
 
 
 def _find_condition(target: Path | None) -> Condition | None:
-    """Return how the tree stands, or None for one that the command itself refuses."""
+    """Return the tree's condition, or None for a tree that the command itself refuses."""
     try:
         return survey(find_tree(target))[0]
     except (PatchError, OSError):

@@ -1,8 +1,8 @@
-"""Apply, revert and status: all or nothing, idempotent, to the byte, whatever interrupts them.
+"""Apply, revert and status: all files or none, idempotent, reversible to the byte, whatever interrupts a run.
 
-Apply computes every new content before it writes anything, stores old and new contents beside the tree's files
-(`state.py`), then moves the new ones into place one by one. Whatever stops it in between, the answer is the same as to
-`revert`: put every stored pristine file back. So there is one way forward and one way back, and no third.
+Apply computes every new content before it writes a file, stores old and new contents beside the tree's files
+(`state.py`), then moves the new contents into place one by one. Whatever stops apply in between, the remedy is that of
+`revert`: every stored pristine file goes back.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,15 @@ from .tree import ABSENT, PatchError, Tree, digest, find_tree, remove_file, repl
 
 
 def apply(target: Path | None = None, root: Path | None = None) -> str:
-    """Patch the tree at `target` (default: the installed sglang) with the queue in `root` (default: ours), from its
-    stored pristine files where another version has. Returns one line of what it did. Raises PatchError, with nothing
-    changed, and OSError where the disk refuses, with the tree unpatched.
+    """Patch the tree at `target` (default: the installed sglang) with the queue in `root` (default: ours).
+
+    A tree that another version of the queue has patched is patched anew from the stored pristine files. Returns a line
+    for the user. Raises PatchError, with nothing changed, and OSError for a full or failing disk, with the tree
+    unpatched.
     """
     tree, root = find_tree(target), root or find_root()
     wanted = read_digest(root, tree.release)
-    nothing = f"{_name(tree)}: already patched, nothing to do"
+    nothing = f"{tree}: already patched, nothing to do"
     if _is_patched(*survey(tree), wanted):
         return nothing  # without the lock, which a read-only tree cannot give
     with tree.lock():
@@ -32,26 +34,27 @@ def apply(target: Path | None = None, root: Path | None = None) -> str:
         pristine = read_pristine(tree, former, queue.hashes)
         patched = queue.patch(pristine)
         names = tuple(patch.name for patch in queue.patches)
-        # Added files first, so that a half patched tree can be imported: hunks import them.
+        # Added files first: hunks import them, so a half patched tree can be imported too.
         paths = sorted(patched, key=lambda path: path in pristine)
-        before = {path: digest(pristine[path]) if path in pristine else ABSENT for path in paths}
-        files = {path: Digests(before[path], digest(patched[path])) for path in paths}
+        files = {path: Digests(queue.hashes[path], digest(patched[path])) for path in paths}
         _restore(tree, former)
         _replace(tree, State(tree.release, wanted, names, files), pristine, patched)
-    return f"{_name(tree)}: {len(names)} patches applied to {len(files)} files"
+    return f"{tree}: {len(names)} patches applied to {len(files)} files"
 
 
 def revert(target: Path | None = None) -> str:
-    """Give every patched file its own content back; needs no queue. Returns one line of what it did. Raises PatchError,
-    with nothing changed, where a file was edited since, and OSError where the disk refuses; the next run goes on.
+    """Restore the release's own content of every patched file, without a queue. Returns a line for the user.
+
+    Raises PatchError, with nothing changed, for a file that was edited after it was patched, and OSError for a full or
+    failing disk; the next run continues.
     """
     tree = find_tree(target)
     if not (tree.root / STORE).exists():
-        return f"{_name(tree)}: not patched, nothing to do"
+        return f"{tree}: not patched, nothing to do"
     with tree.lock():
         _, state = survey(tree)
         _restore(tree, state)
-    return f"{_name(tree)}: {len(state.files)} files reverted"
+    return f"{tree}: {len(state.files)} files reverted"
 
 
 def _is_patched(condition: Condition, state: State, wanted: str) -> bool:
@@ -71,7 +74,7 @@ def _replace(tree: Tree, state: State, pristine: Mapping[str, bytes], patched: M
 
 
 def _restore(tree: Tree, state: State) -> None:
-    """Back to pristine from anywhere, added files last; safe to be killed and run again."""
+    """Restore every file from any condition, added files last; a killed run can be repeated."""
     for path, known in reversed(state.files.items()):
         if tree.digest(path) == known.pristine:
             continue
@@ -83,14 +86,8 @@ def _restore(tree: Tree, state: State) -> None:
     states.clear(tree)
 
 
-def _name(tree: Tree) -> str:
-    return f"SGLang {tree.release} in {tree.root}"
-
-
 def check_patched(target: Path | None = None, root: Path | None = None) -> None:
-    """Check the tree that a server starts from. Raises PatchError, one line with the remedy, for a tree that is not
-    wholly patched or that this user may not read.
-    """
+    """Raise PatchError, with the remedy, for a server's tree that is not wholly patched or not readable."""
     tree, root = find_tree(target), root or find_root()
     try:
         wanted = read_digest(root, tree.release)
@@ -105,17 +102,15 @@ def check_patched(target: Path | None = None, root: Path | None = None) -> None:
     found = condition.value
     if condition is Condition.PATCHED:
         found += f" by another version of the queue ({state.queue[:12]}, this one is {wanted[:12]})"
-    raise PatchError(f"{_name(tree)} is {found}; run `sglang-xshare patch apply --target {tree.root}`")
+    raise PatchError(f"{tree} is {found}; run `sglang-xshare patch apply --target {tree.root}`")
 
 
 def describe(target: Path | None = None, root: Path | None = None) -> str:
-    """Lines about a tree that is wholly patched with this queue, or pristine, so that apply patches it. Raises
-    PatchError for any other.
-    """
+    """Return lines about a tree that is patched with this queue, or that apply can patch. Raises PatchError if not."""
     tree, root = find_tree(target), root or find_root()
     wanted = read_digest(root, tree.release)
     condition, state = survey(tree)
-    title = f"{_name(tree)}: {condition.value}"
+    title = f"{tree}: {condition.value}"
     if condition is Condition.PRISTINE:
         hashes = read_hashes(root, tree.release)
         check_contents(tree.release, hashes, read_pristine(tree, state, hashes))

@@ -1,42 +1,42 @@
-"""Put hunks into a file's content, each at the one place it matches.
+"""Hunks, and their application to a file's content, each at the only place that matches.
 
-Application is ours because no library promises that. `patch-ng` looks only at the line number in the hunk header,
-compares lines without their ends, and with `fuzz` drops context; `git apply` and `patch` take the nearest of several
-matches. Here line numbers are ignored: a hunk with so little context that it fits many releases is safe only if it fits
-ONE place in each.
+No library guarantees the only place. `patch-ng` reads only the line number in the hunk header, compares lines without
+their ends, and drops context with `fuzz`; `git apply` and `patch` take the nearest of several matches. This module
+ignores line numbers: a hunk with little context, which fits many releases, is safe only if it fits ONE place in each.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 
 from .tree import PatchError
 
 
 @dataclass(frozen=True)
 class Hunk:
-    """Consecutive lines to find (`source`) and what replaces them (`target`), as bytes with their line ends."""
+    """Consecutive lines to find (`source`) and their replacement (`target`), as bytes with line ends."""
 
     source: tuple[bytes, ...]
     target: tuple[bytes, ...]
 
 
 def split_lines(content: bytes) -> list[bytes]:
-    """Lines with their ends; only \\n ends a line, so joining them gives back every byte."""
-    lines = content.split(b"\n")
-    return [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+    """Return lines with their ends. Only \\n ends a line, so the joined lines equal `content`."""
+    return BytesIO(content).readlines()
 
 
 def find_places(lines: Sequence[bytes], hunk: Hunk) -> list[int]:
-    """Every index of `lines` where the hunk's source lines follow; of a new file's, without any, only in no lines."""
+    """Return each index of `lines` at which the hunk matches; a hunk without source matches only in an empty file."""
     size = len(hunk.source)
     starts = range(len(lines) - size + 1) if size or not lines else ()
     return [start for start in starts if tuple(lines[start : start + size]) == hunk.source]
 
 
 def apply_hunks(content: bytes, hunks: Sequence[Hunk], where: str) -> bytes:
-    """Apply all hunks of one patch to one file, empty where it is new, each found in `content` as it is before. Raises
-    PatchError, naming `where` (patch and file), for a hunk with no place or several, for two that overlap, and where a
-    line would lose its end.
+    """Return `content`, empty for a new file, with all hunks of one patch. Hunks match the content before the patch.
+
+    Raises PatchError, naming `where` (patch and file), for a hunk with no place or several, for two hunks that overlap,
+    and if a line would lose its end.
     """
     lines = split_lines(content)
     starts = []

@@ -1,4 +1,4 @@
-"""One patch file: a DEP-3 header that justifies it, then unified diffs against site-packages.
+"""A patch file: a DEP-3 header that justifies the patch, then unified diffs against site-packages.
 
 The header follows https://dep-team.pages.debian.net/deps/dep3/ (RFC 2822 fields, continuation lines indented). The
 diffs change or add files of the `sglang` package; they neither remove nor rename one.
@@ -36,9 +36,9 @@ class Patch:
 
 
 def parse_patch(text: str, name: str) -> Patch:
-    """Parse header and diffs. Raises PatchError for a malformed patch, and for one of files beyond `sglang/`."""
+    """Return the parsed header and diffs. Raises PatchError for a malformed patch, and for a file outside `sglang/`."""
     lines = text.splitlines(keepends=True)
-    if lines and lines[0].endswith("\r\n"):  # a diff of a file with such line ends has them below its header only
+    if lines and lines[0].endswith("\r\n"):  # a diff of a CRLF file has CRLF below its header only
         raise PatchError(
             f"{name}: lines must end in LF (got CRLF); git has converted them: clone with "
             "`git clone -c core.autocrlf=false`"
@@ -47,7 +47,7 @@ def parse_patch(text: str, name: str) -> Patch:
     header = email.message_from_string("".join(lines[:start]))
     body = str(header.get_payload()).strip()
     if body:
-        raise PatchError(f"{name}: {body.splitlines()[0]!r} is not a header field; allowed: 'Field: text' lines")
+        raise PatchError(f"{name}: {body.splitlines()[0]!r} must be a header field, a line 'Field: text'")
     diff = "".join(lines[start:])
     try:
         diffs = unidiff.PatchSet(diff)
@@ -61,7 +61,7 @@ def parse_patch(text: str, name: str) -> Patch:
 
 
 def _check_complete(diffs: unidiff.PatchSet, lines: int, name: str) -> None:
-    """unidiff drops lines that follow a complete hunk: a wrong count in `@@` would silently lose a change."""
+    """Raise PatchError for lines after a complete hunk, which unidiff drops: a wrong `@@` count loses a change."""
     notes = [note for file in diffs for note in file.patch_info or ()]
     stray = [note for note in notes if not note.startswith(("diff --git ", "index "))]
     parsed = len(notes) + sum(2 + sum(1 + len(hunk) for hunk in file) for file in diffs)
@@ -76,8 +76,8 @@ def _read_file(file: unidiff.PatchedFile, name: str) -> FileDiff:
     inside = path.startswith("sglang/") and ".." not in new.parts and path != LOCKED
     if not inside or str(new) != f"b/{path}" or str(old) not in (f"a/{path}", "/dev/null"):
         raise PatchError(
-            f"{name}: {old} -> {new}; allowed: a/sglang/FILE -> b/sglang/FILE, the same file, but {LOCKED}, "
-            "or /dev/null -> b/sglang/FILE, a new one"
+            f"{name}: {old} -> {new}: must be a/sglang/FILE -> b/sglang/FILE, the same file and not {LOCKED}, "
+            "or /dev/null -> b/sglang/FILE, a new file"
         )
     hunks = tuple(_read_hunk(hunk) for hunk in file)
     if str(old) == "/dev/null" and [hunk.source for hunk in hunks] != [()]:

@@ -1,4 +1,4 @@
-"""The patch queue of one release: `patches/<release>/series`, the patches it lists, `hashes` of what they change."""
+"""The patch queue of a release: `patches/<release>/series`, the listed patches, `hashes` of the changed files."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Queue:
-    """Patches in the order of the series. `hashes`: sha256 of every file they change, as released; `ABSENT` for an
-    added one.
-    """
+    """Patches in the order of the series. `hashes`: sha256 of every changed file as released, `ABSENT` if added."""
 
     release: str
     patches: tuple[Patch, ...]
     hashes: Mapping[str, str]
 
     def patch(self, pristine: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Patched content of every file in `hashes`, from the release's content of each that it has. Raises PatchError
-        for content with another hash, and for a hunk that does not match exactly one place.
+        """Return the patched content of every file in `hashes`, given the release's content of its own files.
+
+        Raises PatchError for content with another hash, and for a hunk that does not match exactly one place.
         """
         check_contents(self.release, self.hashes, pristine)
         contents = {path: pristine.get(path, b"") for path in self.hashes}
@@ -42,20 +41,21 @@ class Queue:
 
 
 def check_contents(release: str, hashes: Mapping[str, str], pristine: Mapping[str, bytes]) -> None:
-    """Raise PatchError unless the files are the release's own: those of `hashes`, and no others in their places."""
+    """Raise PatchError unless the files in `hashes` have the release's own content, and added files are absent."""
     for path, wanted in hashes.items():
         found = digest(pristine[path]) if path in pristine else ABSENT
         if found == wanted:
             continue
         if wanted == ABSENT:
-            raise PatchError(f"{path}: is there already, but SGLang {release} has no such file; remove it")
+            raise PatchError(f"{path}: must be absent, because SGLang {release} has no such file; remove {path}")
         said = "is missing" if found == ABSENT else f"sha256 {found[:12]}… found, {wanted[:12]}… expected"
         raise PatchError(f"{path}: {said}: not the file of SGLang {release}; reinstall sglang=={release}")
 
 
 def find_root() -> Path:
-    """Return the patches/ directory, packaged with us; in a checkout it is a link to the one beside python/. Raises
-    PatchError if the link is a plain file, as in a ZIP or a clone without symbolic links.
+    """Return the packaged patches/ directory; in a checkout, patches is a link to the directory beside python/.
+
+    Raises PatchError if the link is a plain file, as in a ZIP or a clone without symbolic links.
     """
     root = Path(__file__).parents[1] / "patches"
     if not root.is_dir():
@@ -68,12 +68,12 @@ def find_root() -> Path:
 
 
 def list_releases(root: Path) -> list[str]:
-    """The supported releases (folders with a series), newest last."""
+    """Return the supported releases (folders with a series), newest last."""
     return sorted((file.parent.name for file in root.glob("*/series")), key=Version)
 
 
 def read_series(root: Path, release: str) -> list[str]:
-    """The release's patches in order, relative to `root`. Raises PatchError for a release that is not supported."""
+    """Return the release's patches in order, relative to `root`. Raises PatchError for an unsupported release."""
     if release not in list_releases(root):
         raise PatchError(f"SGLang {release} is not supported; supported: {', '.join(list_releases(root)) or 'none'}")
     lines = (line.partition("#")[0].strip() for line in (root / release / "series").read_text().splitlines())
@@ -81,13 +81,13 @@ def read_series(root: Path, release: str) -> list[str]:
 
 
 def read_hashes(root: Path, release: str) -> dict[str, str]:
-    """The release's `hashes`, lines of sha256sum: 64 hex digits, two spaces, path."""
+    """Return the release's `hashes`, a file of sha256sum: 64 hex digits, two spaces, path."""
     lines = (line.partition("  ") for line in (root / release / "hashes").read_text().splitlines())
     return {path: value for value, _, path in lines}
 
 
 def read_digest(root: Path, release: str) -> str:
-    """sha256 over names and contents of the release's patches in order: what a patched tree is compared by."""
+    """Return the sha256 over names and contents of the release's patches in order, which identifies a queue."""
     total = hashlib.sha256()
     for name in read_series(root, release):
         total.update(f"{name}\n{digest((root / name).read_bytes())}\n".encode())
@@ -95,8 +95,8 @@ def read_digest(root: Path, release: str) -> str:
 
 
 def load_queue(root: Path, release: str) -> Queue:
-    """Read the queue of one release. Raises PatchError where it is not supported, or a patch is malformed."""
-    from .patch import parse_patch  # a server compares digests only: it needs no patch parser
+    """Read the queue of one release. Raises PatchError for an unsupported release and for a malformed patch."""
+    from .patch import parse_patch  # a server compares digests only, and has no patch parser
 
     names = read_series(root, release)
     patches = tuple(parse_patch((root / name).read_bytes().decode(), name) for name in names)

@@ -1,13 +1,13 @@
-"""What a patched tree says about itself: `sglang/.xshare/`, there while the tree is patched or being changed.
+"""The state of a patched tree: `sglang/.xshare/`, present while the tree is patched or being changed.
 
     state.json               release, queue, and the hashes of every changed or added file before and after
     sglang/….py.pristine     the release's own content of every changed file
     sglang/….py.patched      new content on its way to its place
 
-No name ends in `.py`: what walks the package's modules must not find the copies.
+No name ends in `.py`, because code that walks the package's modules must not find the copies.
 
-The directory is written before the first file changes and removed after the last is back, so whenever a run is killed
-every file holds one of two known contents and the pristine one can be restored from here alone, without a queue.
+The directory is written before the first file changes and removed after the last file is restored. Whenever a run is
+killed, every file has one of two known contents, and the pristine content can be restored without a queue.
 """
 
 import dataclasses
@@ -34,9 +34,7 @@ class Digests:
 
 @dataclass(frozen=True)
 class State:
-    """Which queue a tree was patched with; `files` is keyed by path relative to site-packages, added files first. Empty
-    where it was patched with none.
-    """
+    """The queue that has patched a tree. `files`: by path relative to site-packages, added files first. Empty: none."""
 
     release: str = ""
     queue: str = ""
@@ -45,7 +43,7 @@ class State:
 
 
 class Condition(Enum):
-    """How a tree stands."""
+    """The condition of a tree."""
 
     PRISTINE = "not patched"
     PATCHED = "patched"
@@ -53,7 +51,7 @@ class Condition(Enum):
 
 
 def read(tree: Tree) -> State:
-    """The tree's state file. Raises PatchError for one that is not ours."""
+    """Return the tree's state. Raises PatchError for a state file that is not ours."""
     file = tree.root / STORE / "state.json"
     if not file.exists():
         return State()
@@ -67,9 +65,11 @@ def read(tree: Tree) -> State:
 
 
 def survey(tree: Tree) -> tuple[Condition, State]:
-    """Compare the files with the state: how the tree stands, and what its files are restored by. A tree whose files pip
-    has replaced since is pristine; of its state are left the added files, which pip leaves. The release's name alone
-    does not say so: a source tree's changes while its files stay. Raises PatchError for a file edited after patching.
+    """Compare the tree's files with its state. Return the condition, and the state that restores the files.
+
+    A tree whose files pip has replaced is pristine; its state keeps the added files, which pip does not remove. The
+    release's name alone does not decide, because the name of a source tree can change while its files stay. Raises
+    PatchError for a file that was edited after it was patched.
     """
     state = read(tree)
     found = {path: tree.digest(path) for path in state.files}
@@ -87,18 +87,22 @@ def survey(tree: Tree) -> tuple[Condition, State]:
 
 
 def read_pristine(tree: Tree, state: State, paths: Iterable[str]) -> dict[str, bytes]:
-    """The release's own content of each file, patched now or not. Raises PatchError for a damaged stored copy."""
+    """Return the release's own content of each file, patched or not. Raises PatchError for a damaged stored copy."""
     contents = {}
     for path in paths:
         found = tree.digest(path)
         wanted = state.files[path].pristine if path in state.files else found
-        if wanted != ABSENT:
-            contents[path] = tree.read(path) if found == wanted else _read_copy(tree, path, wanted)
+        if wanted == ABSENT:
+            continue
+        copy = locate_copy(tree, path, "pristine")
+        contents[path] = tree.read(path) if found == wanted else copy.read_bytes()
+        if digest(contents[path]) != wanted:
+            raise PatchError(f"{copy}: damaged copy, sha256 is not {wanted}; reinstall sglang")
     return contents
 
 
 def locate_copy(tree: Tree, path: str, kind: str) -> Path:
-    """The place of a file's copy, `kind` is "pristine" or "patched"."""
+    """Return the path of a file's copy; `kind` is "pristine" or "patched"."""
     return tree.root / STORE / f"{path}.{kind}"
 
 
@@ -112,8 +116,9 @@ def write(tree: Tree, state: State) -> None:
 
 
 def store(tree: Tree, kind: str, contents: Mapping[str, bytes]) -> None:
-    """Put copies of files on disk under `kind`, "pristine" or "patched". They get the modes of the tree's folders,
-    because a server of another user reads them at its start.
+    """Put copies of files on disk under `kind`, "pristine" or "patched".
+
+    The copies get the modes of the tree's folders, because a server of another user reads the copies at its start.
     """
     like = (tree.root / "sglang").stat()
     for path, content in contents.items():
@@ -127,18 +132,10 @@ def store(tree: Tree, kind: str, contents: Mapping[str, bytes]) -> None:
 
 
 def clear(tree: Tree) -> None:
-    """Remove the whole store, the state file first: without it the rest means nothing."""
+    """Remove the whole store, the state file first: copies without a state file are ignored."""
     store = tree.root / STORE
     if store.exists():
         (store / "state.json").unlink(missing_ok=True)
         sync_directory(store)
         shutil.rmtree(store)
         sync_directory(store.parent)
-
-
-def _read_copy(tree: Tree, path: str, wanted: str) -> bytes:
-    file = locate_copy(tree, path, "pristine")
-    content = file.read_bytes()
-    if digest(content) != wanted:
-        raise PatchError(f"{file}: damaged copy, sha256 is not {wanted}; reinstall sglang")
-    return content

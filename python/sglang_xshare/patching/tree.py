@@ -1,4 +1,4 @@
-"""A SGLang installation on disk: where it is, which release it is, and safe changes of its files."""
+"""A SGLang installation on disk: its folder, its release, and safe changes of its files."""
 
 import contextlib
 import fcntl
@@ -16,14 +16,14 @@ from pathlib import Path
 
 
 class PatchError(Exception):
-    """A refusal, one line: what, the value found, what is allowed. Nothing on disk was changed unless it says so."""
+    """A refusal in one line: the object, its value, what is allowed. Nothing changed unless the line reports it."""
 
 
 class NotInstalledError(PatchError):
-    """A refusal because `import sglang` finds nothing here."""
+    """A refusal because `import sglang` finds no module."""
 
 
-ABSENT = "0" * 64  # the digest of a file that is not there, as git writes it
+ABSENT = "0" * 64  # the digest of a missing file, as in git
 
 
 @dataclass(frozen=True)
@@ -32,34 +32,38 @@ class Tree:
 
     root: Path
 
+    def __str__(self) -> str:
+        return f"SGLang {self.release} in {self.root}"
+
     @property
     def release(self) -> str:
-        """The SGLang version of the files, which travels with them in `_version.py`; else of their metadata."""
+        """The SGLang version in the files' own `_version.py`, else in their metadata."""
         generated = self.root / "sglang/_version.py"
         text = generated.read_text() if generated.is_file() else ""
         if match := re.search(r"^__version__ = .*?['\"](.+?)['\"]$", text, re.MULTILINE):
             return match[1]
         for distribution in importlib.metadata.distributions(name="sglang", path=[str(self.root)]):
             return distribution.version
-        raise PatchError(f"{self.root}: neither sglang/_version.py nor sglang-*.dist-info tells the SGLang release")
+        raise PatchError(f"{self.root}: neither sglang/_version.py nor sglang-*.dist-info names the SGLang release")
 
     def read(self, path: str) -> bytes:
-        """Content of one file, `path` relative to the root. A link is refused: its content belongs to another tree."""
+        """Return the content of one file. Raises PatchError for a link, whose content belongs to another tree."""
         file = self.root / path
         if file.is_symlink() or not file.is_file():
-            raise PatchError(f"{file}: is {'a link' if file.is_symlink() else 'missing'}; a plain file is needed")
+            raise PatchError(f"{file}: must be a plain file (got {'a link' if file.is_symlink() else 'none'})")
         return file.read_bytes()
 
     def digest(self, path: str) -> str:
-        """sha256 of one file, in hex; ABSENT where there is none."""
+        """Return the sha256 of one file, in hex; ABSENT for a missing file."""
         file = self.root / path
         return digest(self.read(path)) if file.exists() or file.is_symlink() else ABSENT
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the tree alone; waits for another run, and the kernel releases the lock of a killed one. It is held on a
-        file that is always there, writable, because NFS grants exclusive locks only on such; a read-only tree is so
-        found out at once.
+        """Lock the tree; wait for another run. The kernel releases the lock of a killed run.
+
+        The locked file exists in every tree. NFS grants exclusive locks only on a file that is open for writing, so a
+        read-only tree is refused at once.
         """
         try:
             file = open(self.root / "sglang/__init__.py", "rb+")  # noqa: SIM115 - closed below
@@ -75,34 +79,33 @@ class Tree:
 
 
 def find_tree(target: Path | None = None) -> Tree:
-    """The tree at `target`, or the one `import sglang` would find, not imported. Raises PatchError for none."""
+    """Return the tree at `target`, or the tree that `import sglang` would find. Raises PatchError if there is none."""
     if target is None:
         spec = importlib.util.find_spec("sglang")
         if spec is None or spec.origin is None:
-            raise NotInstalledError("sglang is not installed here; install it, or name its directory with --target")
+            raise NotInstalledError("sglang is not installed here; install sglang, or name its directory with --target")
         return Tree(Path(spec.origin).resolve().parents[1])
     if not (target / "sglang/__init__.py").is_file():
-        raise PatchError(f"--target {target}: no sglang/__init__.py in it; allowed: a directory that contains sglang/")
+        raise PatchError(f"--target {target}: must be a directory that contains sglang/__init__.py")
     return Tree(target.resolve())
 
 
 def digest(content: bytes) -> str:
-    """sha256, in hex."""
+    """Return the sha256 in hex."""
     return hashlib.sha256(content).hexdigest()
 
 
 def make_folder(folder: Path, like: os.stat_result) -> None:
-    """Make `folder` with the mode and owner of `like`, whatever the umask; an existing folder stays as it is."""
-    try:
+    """Make `folder` with the mode and owner of `like`, whatever the umask; leave an existing folder unchanged."""
+    with contextlib.suppress(FileExistsError):
         folder.mkdir()
-    except FileExistsError:
-        return
-    _copy_access(folder, like, stat.S_IMODE(like.st_mode))
+        _copy_access(folder, like, stat.S_IMODE(like.st_mode))
 
 
 def write_file(file: Path, content: bytes, like: os.stat_result) -> None:
-    """Write a new file that is on disk when this returns; its directory entry is not yet (`sync_directory`). The file
-    gets the mode and owner of the folder `like`, without the execute bits, whatever the umask.
+    """Write a new file to disk, except its directory entry (`sync_directory`).
+
+    The file gets the mode and owner of the folder `like`, without the execute bits, whatever the umask.
     """
     with open(file, "wb") as stream:
         stream.write(content)
@@ -112,7 +115,7 @@ def write_file(file: Path, content: bytes, like: os.stat_result) -> None:
 
 
 def replace_file(new: Path, old: Path) -> None:
-    """Move `new` over `old` in one step, with the mode and owner of `old`, or of its folder when there is no `old`.
+    """Move `new` over `old` in one step, with the mode and owner of `old`, or of its folder if `old` does not exist.
 
     The bytecode of `old` is deleted first: Python would run an unchecked-hash `.pyc` (PEP 552) instead of the new file.
     The new file is also at least a second younger than `old`, because Python compares a `.pyc` in whole seconds.
@@ -123,7 +126,7 @@ def replace_file(new: Path, old: Path) -> None:
     else:
         known = old.parent.stat()
         mode, changed = stat.S_IMODE(known.st_mode) & 0o666, time.time_ns()
-    if os.geteuid() not in (0, new.stat().st_uid):  # a copy by another user, who alone may set its mode and time
+    if os.geteuid() not in (0, new.stat().st_uid):  # only the user who made a copy may set its mode and time
         own = new.with_name(f"{new.name}.own")
         write_file(own, new.read_bytes(), known)
         os.replace(own, new)
@@ -135,7 +138,7 @@ def replace_file(new: Path, old: Path) -> None:
 
 
 def remove_file(file: Path) -> None:
-    """Remove a module and its bytecode, which Python might run instead of a later file of that name."""
+    """Remove a module and its bytecode, which Python might run instead of a later module of this name."""
     remove_bytecode(file)
     file.unlink()
     sync_directory(file.parent)
@@ -149,7 +152,7 @@ def remove_bytecode(file: Path) -> None:
 
 def _copy_access(file: Path, like: os.stat_result, mode: int) -> None:
     """Give `file` the owner and group of `like`, as far as this user may, and `mode`."""
-    for owner in (like.st_uid, -1):  # whoever may write the tree may patch it; the owner alone may keep the group
+    for owner in (like.st_uid, -1):  # any user who may write the tree may patch it; only the owner may keep the group
         try:
             os.chown(file, owner, like.st_gid)
             break

@@ -1,6 +1,6 @@
 """Presets of the selection algebra, one file a paper. A new policy is a function registered in a file imported here."""
 
-from . import baselines, xshare, oea, lynx, moe_spec, custom, observe  # noqa: F401, I001 - this order is the order of the listing
+from . import baselines, xshare, oea, lynx, moe_spec, ours  # noqa: F401, I001 - this order is the order of the listing
 from .baselines import VANILLA
 from .registry import Policy, Setting, build_plan, get_policy, list_policies, register
 

@@ -1,4 +1,4 @@
-"""What the papers compare against."""
+"""The baselines of the papers."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ VANILLA = SelectionPlan("vanilla", k0=None, coverage="own")
 
 @register("vanilla", "upstream", selects=False)
 def vanilla() -> SelectionPlan:
-    """The model's own routing, untouched."""
+    """Route as the model does."""
     return VANILLA
 
 
@@ -21,7 +21,7 @@ def vanilla() -> SelectionPlan:
     published=(Setting({"k0": 5}, "Qwen3-30B-A3B (top-8): no significant loss on 3 of 4 benchmarks"),),
 )
 def pruned(k0: int = 5, p: float = 1.0) -> SelectionPlan:
-    """Fewer experts a row: its k0 best only."""
+    """Keep only the k0 best experts of each row."""
     return SelectionPlan(k0=k0, p=p, coverage="own")
 
 

@@ -1,4 +1,4 @@
-"""What holds of a plan for any logits: whether it can change a step, and the most experts that are active under it."""
+"""Bounds of a plan for any logits: whether it can change a step, and the most experts that it leaves active."""
 
 from dataclasses import replace
 
@@ -10,12 +10,12 @@ OWN_UTILITIES = ("topk", "squared")
 
 
 def can_drop(plan: SelectionPlan, router: Router, num_experts: int, ranks: int = 1) -> bool:
-    """False where no batch can lose an expert to this plan on `ranks` ranks, so that it only costs time."""
+    """Return False if no batch can lose an expert to this plan on `ranks` ranks: such a plan only costs time."""
     k0 = plan.warm_up(router)
     if k0 >= router.top_k and plan.p == 1 and plan.warm_rows is None:
         return bool(plan.beta)
     if not plan.uses_selected or not _reaches_own(plan, router, num_experts) or plan.acceptance < 1:
-        return True  # of a late draft all utilities may round to 0
+        return True  # all utilities of a late draft may round to 0
     total = max(plan.budget or 0, (plan.target_per_rank or 0) * ranks)
     added = max(_count_added(plan, num_experts), plan.add_per_request)
     sure = _count_sure(plan, router)
@@ -32,12 +32,13 @@ def can_change(
     ranks: int = 1,
     slots: int | None = None,
 ) -> bool:
-    """False where a step of `rows` rows without padding gets the model's own top-k and weights under this plan for any
-    logits, any exact rows and, with paged experts, any that are loaded into `slots` slots. True may be wrong: it costs
-    the time of a selection.
+    """Return False if a step of `rows` rows without padding surely has the model's own top-k and weights.
 
-    Utilities are rounded to multiples of 2**-20: an expert that no row scores above 2**-21 (with utility squared, no
-    weight above 2**-10.5 = 0.0007) has utility 0, and may be dropped also where this says False.
+    False holds for any logits, any exact rows and, with paged experts, any experts in the `slots` slots. A wrong True
+    costs the time of a selection.
+
+    Utilities are rounded to multiples of 2**-20. An expert that no row scores above 2**-21 (with utility squared, no
+    weight above 2**-10.5 = 0.0007) has utility 0, and may be dropped despite a False.
     """
     if plan.columns(router) != router.top_k:
         return True
@@ -53,14 +54,15 @@ def can_change(
 def _holds_own(
     plan: SelectionPlan, router: Router, num_experts: int, rows: int, tokens_per_request: int, ranks: int
 ) -> bool:
-    """Whether a budget is so large that S holds the own top-k of every one of `rows` rows: only one that takes first
-    what rows have in their top-k, as utility over all experts may prefer others.
+    """Return whether a budget is so large that S contains the own top-k of each of `rows` rows.
+
+    Only a ranking that takes experts of a top-k first qualifies: utility over all experts may prefer other experts.
     """
     takes_own_first = plan.ranking == "votes" or (plan.ranking == "router" and plan.utility in OWN_UTILITIES)
     if not (plan.uses_selected and takes_own_first and _reaches_own(plan, router, num_experts)):
         return False
     sure = _count_sure(plan, router)
-    # Rows of a request with a warm-up, at least: a chain's, than which no tree has fewer.
+    # The fewest rows of a request with a warm-up are those of a chain: no tree has fewer.
     warm = min(plan.warm_rows or tokens_per_request, tokens_per_request)
     beyond = tokens_per_request * router.top_k - warm * sure
     by_request = plan.scope == "request"
@@ -69,26 +71,26 @@ def _holds_own(
         "add": min(rows // tokens_per_request * beyond, num_experts - sure),
         "budget": min((tokens_per_request if by_request else rows) * router.top_k, num_experts),
     }
-    if plan.balance == "literal":  # its ranks go on until S has the target of all ranks together
+    if plan.balance == "literal":  # ranks add experts until S has the target of all ranks together
         enough["target_per_rank"] = -(-min(rows * router.top_k, num_experts) // ranks)
     given = {key: getattr(plan, key) or 0 for key in enough} | {"add": _count_added(plan, num_experts)}
     return any(given[key] and given[key] >= n for key, n in enough.items())
 
 
 def _reaches_own(plan: SelectionPlan, router: Router, num_experts: int) -> bool:
-    """Whether a row can get all of its own top-k, of which groups with a share may rank the last anywhere."""
+    """Return whether a row can get all of its own top-k. The last may have any rank if each group has a share."""
     last = router.top_k if router.quota_groups is None else num_experts
     return plan.columns(router) >= router.top_k and (plan.max_rank or num_experts) >= last
 
 
 def _count_sure(plan: SelectionPlan, router: Router) -> int:
-    """The experts that a row's warm-up holds at least: with a share `p` it may end with the first."""
+    """Return the fewest experts of a row's warm-up: with a share `p` the warm-up may end with the first."""
     k0 = plan.warm_up(router)
     return k0 if plan.p == 1 else min(k0, 1)
 
 
 def _count_added(plan: SelectionPlan, num_experts: int) -> int:
-    """Return how many experts the batch adds at least, as long as some with utility are left."""
+    """Return the fewest experts that the batch adds while experts with utility are left."""
     return plan.add + ((plan.max_add or num_experts) if plan.mass == 1 else 0)
 
 
@@ -101,17 +103,18 @@ def max_active(
     exact_rows: int = 0,
     slots: int | None = None,
 ) -> int:
-    """The most active experts of `rows` rows, up to `exact_rows` of them exact, at least 1. A budget whose size depends
-    on the logits or on the ranks (`mass` without `max_add`, `drop`, `confidence`, `target_per_rank`) does not lower it.
+    """Return the most active experts of `rows` rows, up to `exact_rows` of them exact; at least 1.
 
-    With `slots` of a batch that names residents it is at most their number, unless what exact rows, warm-up,
-    requests and rescued rows bring can alone be more; or the plan takes no residents, which leaves all as it is.
+    A budget whose size depends on the logits or on the ranks (`mass` without `max_add`, `drop`, `confidence`,
+    `target_per_rank`) does not lower the result.
+
+    If the batch names residents in `slots` slots and the plan takes residents, the result is at most `slots`, unless
+    exact rows, warm-up, requests and rescued rows alone can bring more experts.
     """
     others = rows - exact_rows
-    most = exact_rows * plan.columns(router, exact=True) + others * plan.columns(router)
-    most = min(num_experts, most)
+    most = min(num_experts, exact_rows * plan.columns(router, exact=True) + others * plan.columns(router))
     requests = rows // tokens_per_request
-    # All of them, also with `warm_rows`: no row of a flat tree need be deep.
+    # `warm_rows` does not lower this: in a flat tree no row need be deep.
     held = exact_rows * router.top_k + others * plan.warm_up(router) + requests * plan.add_per_request
     rescued = rows if plan.can_rescue else 0
     if slots is not None and plan.takes_residents:
@@ -127,17 +130,12 @@ def max_active(
 
 
 def fits_slots(
-    plan: SelectionPlan | None,
-    router: Router,
-    num_experts: int,
-    rows: int,
-    tokens_per_request: int,
-    slots: int,
+    plan: SelectionPlan | None, router: Router, num_experts: int, rows: int, tokens_per_request: int, slots: int
 ) -> bool:
-    """Whether no more experts than `slots` are active in a step of so many router rows, whatever the logits: for which
-    graphs are captured and replayed. Without a plan the model routes as ever. No row is exact where experts are paged.
+    """Return whether at most `slots` experts are active in a step of `rows` rows, for any logits.
+
+    Graphs of such steps are captured and replayed. Without a plan the model routes. Paged experts have no exact rows.
     """
     if rows * router.top_k <= slots:
         return True
-    most = (router, num_experts, rows, tokens_per_request)
-    return plan is not None and max_active(plan, *most, slots=slots) <= slots
+    return plan is not None and max_active(plan, router, num_experts, rows, tokens_per_request, slots=slots) <= slots

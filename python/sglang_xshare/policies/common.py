@@ -1,4 +1,4 @@
-"""The keys that every policy shares which selects: in which forwards, layers and batch sizes it does."""
+"""Keys of every policy that selects: the forwards, layers and batch sizes in which the policy selects."""
 
 from __future__ import annotations
 
@@ -12,48 +12,45 @@ from .registry import Policy
 
 PHASES = ("decode", "verify")
 SPECULATES = "--speculative-algorithm"
-"""The server's flag that asks for speculation; other subcommands have others."""
+"""The server's flag for speculation; other subcommands have other flags."""
 
 
-@dataclass(frozen=True)
-class CommonKey:
-    """A key of every policy that selects, in words. `default` is what an absent key stands for."""
-
-    allowed: str
-    help: str
-    default: Any = None
-
-
-COUNT = Key(int, "router rows", low=1)
-ROWS = Key(
-    str,
-    "where each rank routes its own rows (--moe-a2a-backend): select among those of all, gathered, or its own",
-    choices=("batch", "rank"),
-)
 COMMON_KEYS = {
-    "phases": CommonKey(f"a list of {' and '.join(map(repr, PHASES))}", "the forwards it selects in"),
-    "min_rows": CommonKey(COUNT.allowed, "a step of fewer router rows is vanilla", 2),
-    "max_rows": CommonKey(COUNT.allowed, "a step of more router rows is vanilla; null: no limit"),
-    "rows": CommonKey(ROWS.allowed, ROWS.help, "batch"),
-    "exact": CommonKey(
-        ALLOWED,
-        "which requests are exact that do not say it: those of at least a priority (--enable-priority-scheduling), or "
-        "all by default",
+    "phases": Key(
+        list, "the forwards in which the policy selects", words=f"a list of {' and '.join(map(repr, PHASES))}"
     ),
-    "layers": CommonKey(
-        'an object such as {"0-3": {"k0": 2}}', "other keys, or another policy, by layer id; later ranges win", {}
+    "min_rows": Key(int, "a step of fewer router rows is vanilla", low=1, default=2),
+    "max_rows": Key(int, "a step of more router rows is vanilla; null: no limit", low=1),
+    "rows": Key(
+        str,
+        "where each rank routes its own rows (--moe-a2a-backend): select among those of all, gathered, or its own",
+        choices=("batch", "rank"),
+        default="batch",
     ),
-    "by_rows": CommonKey(
-        'an object such as {"2-4": {"k0": 2}}',
-        "the same by router rows, a graph's captured size; layers win, and layers within it over those",
-        {},
+    "exact": Key(
+        dict,
+        "default for requests that do not set expert_policy: exact from a priority on (--enable-priority-scheduling), "
+        "or always",
+        words=ALLOWED,
+    ),
+    "layers": Key(
+        dict,
+        "other keys, or another policy, by layer id; later ranges win",
+        words='an object such as {"0-3": {"k0": 2}}',
+        default={},
+    ),
+    "by_rows": Key(
+        dict,
+        "the same by router rows, a graph's captured size; layers win, and layers within a range over those",
+        words='an object such as {"2-4": {"k0": 2}}',
+        default={},
     ),
 }
 
 
 @dataclass(frozen=True)
 class Override:
-    """Keys that replace a policy's own for a closed range of layers or row counts; of row counts also by layer."""
+    """Keys for a closed range of layers or row counts, in place of a policy's own; for row counts also by layer."""
 
     first: int
     last: int
@@ -65,49 +62,48 @@ class Override:
 
 
 def spell_range(first: int, last: int) -> str:
-    """As a key of `layers` or `by_rows`."""
+    """Return a range as a key of `layers` or `by_rows`."""
     return str(first) if first == last else f"{first}-{last}"
 
 
 def read_phases(
     value: Any, policy: Policy, keys: dict[str, Any], speculative: bool, speculates: str
 ) -> tuple[str, ...]:
-    """The phases to select in; `speculates`: the flag for speculation. Raises ValueError naming the key."""
+    """Return the phases to select in; `speculates` is the flag for speculation. Raises ValueError naming the key."""
     if value is None:
         if not speculative and policy.phases == ("verify",):
-            never = f"{policy.name} without speculative decoding: it selects in target-verify"
+            never = f"{policy.name} selects in target-verify"
             missing = [*policy.list_missing(keys), never]
-            raise ValueError(f'{"; ".join(missing)}; allowed is {speculates}, or phases = ["decode"]')
+            raise ValueError(f'{"; ".join(missing)}: must be used with {speculates}, or phases = ["decode"]')
         return policy.phases
     if not isinstance(value, list) or not value or any(phase not in PHASES for phase in value):
-        raise ValueError(f"phases = {as_json(value)}: allowed is {COMMON_KEYS['phases'].allowed}")
+        raise ValueError(f"phases = {as_json(value)}: must be {COMMON_KEYS['phases'].allowed}")
     occurs = "verify" if speculative else "decode"
     if occurs not in value:
         reason = "speculative decoding verifies at every step" if speculative else "only speculative decoding verifies"
-        raise ValueError(f'phases = {as_json(value)}: {reason}; allowed here is ["{occurs}"]')
+        raise ValueError(f'phases = {as_json(value)}: must contain "{occurs}", because {reason}')
     return tuple(phase for phase in PHASES if phase in value)
 
 
 def read_overrides(key: str, value: Any, lowest: int) -> tuple[Override, ...]:
-    """The overrides of `layers` or `by_rows`, which number from `lowest`."""
+    """Return the overrides of `layers` or `by_rows`, whose numbers start at `lowest`."""
     if not isinstance(value, dict):
-        raise ValueError(f"{key} = {as_json(value)}: allowed is {COMMON_KEYS[key].allowed}")
+        raise ValueError(f"{key} = {as_json(value)}: must be {COMMON_KEYS[key].allowed}")
     overrides = []
     for place, keys in value.items():
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", place)
-        first = int(match[1]) if match else -1
-        last = int(match[2] or match[1]) if match else -1
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (-1, -1)
         if not lowest <= first <= last:
             raise ValueError(
-                f'{key} {as_json(place)}: allowed is a number from {lowest} or a range such as "{lowest}-3"'
+                f'{key} {as_json(place)}: must be a number of at least {lowest} or a range such as "{lowest}-3"'
             )
         inner: tuple[Override, ...] = ()
         if key == "by_rows" and isinstance(keys, dict) and "layers" in keys:
             inner = read_overrides("layers", keys["layers"], lowest=0)
             keys = {name: value for name, value in keys.items() if name != "layers"}
         if not isinstance(keys, dict) or any(name in COMMON_KEYS for name in keys):
-            raise ValueError(f"{key} {as_json(place)} = {as_json(keys)}: allowed is an object of the policy's own keys")
+            raise ValueError(f"{key} {as_json(place)} = {as_json(keys)}: must be an object of the policy's own keys")
         if keys.get("policy") == "observe":
-            raise ValueError(f"{key} {place!r}: observe: allowed is a policy that selects, or vanilla")
+            raise ValueError(f"{key} {place!r}: observe: must be a policy that selects, or vanilla")
         overrides.append(Override(first, last, keys, inner))
     return tuple(overrides)

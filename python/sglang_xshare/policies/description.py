@@ -1,4 +1,4 @@
-"""The plan in force: a schedule with every default resolved, for log, /server_info, /metrics and the command line."""
+"""The active plan: a schedule with every default resolved, for log, /server_info, /metrics and the command line."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,23 +9,20 @@ from .keys import spell_table
 from .registry import get_policy
 from .schedule import Schedule
 
-TOP_K_KEYS = ("k0", "kmax")
-"""Keys that stand for the model's top-k where they are null."""
-
 
 def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
-    """JSON-able: the policy, its keys, phases and limits, each resolved; what stands for the model's `top_k` is that
-    number where it is given.
+    """Return the policy, its keys, phases and limits, JSON-able and resolved.
 
-    `overrides` lists what differs by `layers` and `by_rows`, an absent one for all others: the keys that change, or
-    another policy with all of its own. Of two that hold for a layer and a batch size, the later one applies. Of
-    `observe` it is the plans it compares, each described so.
+    The model's `top_k`, if it is given, replaces each null that stands for it. `overrides` lists differences by
+    `layers` and `by_rows`: the keys that change, or another policy with all of its keys. An override without `layers`
+    holds in all layers, one without `by_rows` at all sizes; of two overrides that hold, the later one applies. For
+    `observe`, return the description of each compared plan.
     """
     if schedule.observed:
         plans = {spelling: describe(part, top_k) for spelling, part in schedule.observed.items()}
         return {"policy": schedule.policy, "plans": plans}
     layers, sizes = _split(schedule.layer_overrides), _split(schedule.sizes)
-    # No override holds for this layer and number of rows, so their keys are the policy's own.
+    # No override holds for this layer and number of rows, so the keys there are the policy's own.
     plain = layers[-1][1] + 1 if layers else 0, sizes[-1][1] + 1 if sizes else 1
     base = _resolve(schedule, *plain, top_k)
     places = [(None, size) for size in sizes] + [(layer, size) for layer in layers for size in (None, *sizes)]
@@ -52,9 +49,7 @@ def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
 
 
 def describe_mass(schedule: Schedule) -> str | None:
-    """Return the share of a batch's utility that each step keeps at least, in words; None if some step keeps no share,
-    or if the share depends on overrides.
-    """
+    """Return the least share of utility that a step keeps, in words; None without one, or if overrides change it."""
     policy = get_policy(schedule.policy)
     keys = policy.complete(schedule.keys)
     mass = keys.get("mass")
@@ -65,7 +60,7 @@ def describe_mass(schedule: Schedule) -> str | None:
 
 
 def describe_keys(schedule: Schedule) -> dict[str, Any]:
-    """Return the policy's own keys, as given; a word of a table is followed by its numbers."""
+    """Return the policy's own keys as given; the numbers of a table follow its word."""
     policy = get_policy(schedule.policy)
     keys = dict(policy.complete(schedule.keys))
     tables = policy.find_tables(keys)
@@ -77,14 +72,14 @@ def _resolve(schedule: Schedule, layer: int, rows: int, top_k: int | None) -> di
     if keys["policy"] == "vanilla":
         return {"policy": "vanilla"}
     own = {name: value for name, value in keys.items() if name != "policy"}
-    # A range of `by_rows` may begin or end where no step is, which has no number of its own in a table.
+    # A range of `by_rows` may begin or end outside the steps that select, for which a table has no number of its own.
     rows = max(min(rows, schedule.max_rows or rows), schedule.min_rows)
     resolved = {"policy": keys["policy"], **get_policy(keys["policy"]).resolve(own, rows)}
-    return resolved | {name: top_k for name in TOP_K_KEYS if name in resolved and resolved[name] is None}
+    return resolved | {name: top_k for name in ("k0", "kmax") if resolved.get(name, 0) is None}
 
 
 def _split(overrides: Sequence[Override]) -> list[tuple[int, int]]:
-    """Stretches (first, last) in ascending order, in each of which the same overrides apply."""
+    """Return ranges (first, last), ascending; within each range the same overrides apply."""
     starts = sorted({n for override in overrides for n in (override.first, override.last + 1)})
     spans = [(first, end - 1) for first, end in pairwise(starts)]
     return [span for span in spans if any(span[0] in override for override in overrides)]

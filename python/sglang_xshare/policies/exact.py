@@ -1,4 +1,4 @@
-"""What makes a request exact: what it says itself, and what the policy in force says of those that say nothing."""
+"""Exact requests: the choice of the request itself, and the active policy's default for requests without a choice."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,34 +7,35 @@ from typing import Any
 from .keys import as_json
 
 KEY = "expert_policy"
-"""Of `custom_params` in a request's sampling parameters."""
+"""The key of `custom_params` in a request's sampling parameters."""
 EXACT, SHARED = "exact", "shared"
 OURS = f"{KEY}="
-"""What our part of an `extra_key`, or of a routing key, begins with."""
+"""The beginning of our part of an `extra_key` or of a routing key."""
 NAMESPACE = OURS + EXACT
-"""What keeps the cached prefixes of exact requests apart, as part of SGLang's `extra_key`."""
+"""The part of SGLang's `extra_key` that keeps the cached prefixes of exact requests apart."""
 ALLOWED = 'an object such as {"priority": 10} or {"default": true}'
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Which requests are exact that do not say it: those of at least a `priority`, or all by `default`."""
+    """The default for requests that do not set `expert_policy`: exact from a `priority` on, or all with `default`."""
 
     priority: int | None = None
     default: bool = False
 
 
 def read_rule(value: Any) -> Rule:
-    """The policy's key `exact`. Raises ValueError naming what is allowed."""
+    """Return the rule of the policy's key `exact`. Raises ValueError naming what is allowed."""
     wrong = not isinstance(value, Mapping) or not value or bool(value.keys() - {"priority", "default"})
     if wrong or type(value.get("priority", 0)) is not int or type(value.get("default", False)) is not bool:
-        raise ValueError(f"exact = {as_json(value)}: allowed is {ALLOWED}")
+        raise ValueError(f"exact = {as_json(value)}: must be {ALLOWED}")
     return Rule(**value)
 
 
 def read_asked(custom_params: Any, routing_key: str | None) -> bool | None:
-    """Return whether a request asks to be exact, by its `custom_params`, else by its `routing_key`; None if neither
-    says anything. A value that a front end did not check asks for an exact answer.
+    """Return whether a request asks to be exact, in `custom_params`, else in `routing_key`; None without a choice.
+
+    A value that no front end has checked stands for an exact answer.
     """
     said = custom_params.get(KEY) if isinstance(custom_params, Mapping) else None
     said = read_routing_key(routing_key) if said is None else said
@@ -42,17 +43,16 @@ def read_asked(custom_params: Any, routing_key: str | None) -> bool | None:
 
 
 def applies(rule: Rule, priority: int | None, low_first: bool = False) -> bool:
-    """Return whether `rule` makes a request exact. With `low_first` a lower priority is the higher one; a request
-    without a priority has the least.
-    """
+    """Return whether `rule` makes a request exact; with `low_first` lower numbers rank higher. None ranks lowest."""
     if rule.default or rule.priority is None or priority is None:
         return rule.default
     return priority <= rule.priority if low_first else priority >= rule.priority
 
 
 def read_routing_key(routing_key: str | None) -> str | None:
-    """Return the value of our part of a routing key, SGLang's header `X-SMG-Routing-Key`: "exact" for
-    `user-7; expert_policy=exact`. Return None for a key without such a part, "" for a part without a value.
+    """Return the value of our part of a routing key; None for a key without such a part, "" for a part without a value.
+
+    The value of `user-7; expert_policy=exact`, from SGLang's header `X-SMG-Routing-Key`, is "exact".
     """
     for part in (routing_key or "").split(";"):
         name, _, value = part.partition("=")
@@ -62,9 +62,9 @@ def read_routing_key(routing_key: str | None) -> str | None:
 
 
 def name_prefixes(extra_key: str | None, exact: bool) -> str | None:
-    """Return the `extra_key` under which a request's prefixes are cached: of exact requests and of others never the
-    same, whatever a client has sent. Ours stands in front: what SGLang adds behind, such as a LoRA adapter's id, it
-    also reads there.
+    """Return the `extra_key` of a request's cached prefixes, which exact requests never share with others.
+
+    Our part stands in front, because SGLang appends and reads parts such as a LoRA adapter's id at the end.
     """
     if exact:
         return f"{NAMESPACE}|{extra_key}" if extra_key else NAMESPACE
@@ -72,6 +72,6 @@ def name_prefixes(extra_key: str | None, exact: bool) -> str | None:
 
 
 def check_said(value: Any, source: str) -> None:
-    """Raise ValueError in one line for what a request may not say; `source` is the place of the value."""
+    """Raise ValueError for a value that a request may not set; `source` is the place of the value."""
     if value not in (None, EXACT, SHARED):
         raise ValueError(f"{source} must be {EXACT!r} or {SHARED!r} (got {as_json(value)})")

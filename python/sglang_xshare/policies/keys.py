@@ -1,4 +1,4 @@
-"""A key of a plan or a policy: its type and range, for errors and for the table of policies; and keys in JSON."""
+"""The type and range of a key of a plan or a policy, and keys in JSON."""
 
 import difflib
 import json
@@ -12,18 +12,19 @@ from typing import Any, get_args
 import orjson
 
 LONGEST = 200
-"""Characters of a value that an error repeats: a request may hold megabytes."""
+"""Characters of a value that an error repeats, because a request may hold megabytes."""
 DEEPEST = 32
-"""Levels of a JSON value; a policy needs at most eight. Python's own limit would end in a traceback."""
+"""Levels of a JSON value. A policy needs at most eight, and Python's own limit would raise a traceback."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """What one key accepts. `kind` is int, float, bool, str (one of `choices`), tuple (all expert ids in some order) or
-    list (policies).
+    """The accepted values of one key.
 
-    The range is closed, but open at `low` with `above_low`. An `optional` key may be None, which switches it off. A
-    number may also be one of the `choices`.
+    `kind` is int, float, bool, str (one of `choices`), tuple (all expert ids in some order) or list (policies). `words`
+    replace the description that follows from the kind. The range is closed; `above_low` excludes `low`. An `optional`
+    key may be None, which switches the key off. A number may also be one of the `choices`. `default` is the value of an
+    absent common key.
     """
 
     kind: type
@@ -33,33 +34,32 @@ class Key:
     above_low: bool = False
     choices: tuple[str, ...] = ()
     optional: bool = False
+    words: str = ""
+    default: Any = None
 
     @property
     def allowed(self) -> str:
-        """The accepted values in words."""
+        """Return the accepted values in words."""
+        if self.words:
+            return self.words
         if self.kind is str:
-            text = "one of " + ", ".join(self.choices)
-        elif self.kind is bool:
-            text = "true or false"
-        elif self.kind is tuple:
-            text = "a list of all expert ids, each once"
-        elif self.kind is list:
-            text = 'a list of policies such as ["xshare:k0=1,add=24", "oea:k0=3"]'
-        elif self.kind is int:
-            text = f"an integer of at least {self.low:g}"
-        else:
-            words = "".join(f", or {word!r}" for word in self.choices)
-            text = f"a number in {'(' if self.above_low else '['}{self.low:g}, {self.high:g}]{words}"
-        return text
+            return "one of " + ", ".join(self.choices)
+        if self.kind is bool:
+            return "true or false"
+        if self.kind is int:
+            return f"an integer of at least {self.low:g}"
+        words = "".join(f", or {word!r}" for word in self.choices)
+        return f"a number in {'(' if self.above_low else '['}{self.low:g}, {self.high:g}]{words}"
 
     def check(self, name: str, value: Any) -> Any:
-        """`value` in its normal form (a float key's integer as float, a list as tuple). Raises ValueError otherwise;
-        strict: True is no integer, "3" is not 3, 3.0 is not 3, NaN is no number.
+        """Return `value` in its normal form: the integer of a float key as float, a list as tuple.
+
+        Raises ValueError for any other value. The check is strict: True, "3" and 3.0 are no integers, NaN is no number.
         """
         if value is None and self.optional:
             return None
         if not self._accepts(value):
-            raise ValueError(f"{name} = {as_json(value)}: allowed is {self.allowed}")
+            raise ValueError(f"{name} = {as_json(value)}: must be {self.allowed}")
         return value if isinstance(value, str) else self.kind(value)
 
     def _accepts(self, value: Any) -> bool:
@@ -70,13 +70,12 @@ class Key:
             return isinstance(value, list | tuple) and len(value) > 0
         if isinstance(value, str) or self.kind is str:
             return isinstance(value, str) and value in self.choices
-        if type(value) not in ((int, float) if self.kind is float else (self.kind,)):
-            return False
-        return bool(self.low <= value <= self.high) and not (self.above_low and value == self.low)
+        is_number = type(value) in ((int, float) if self.kind is float else (self.kind,))
+        return is_number and self.low <= value <= self.high and not (self.above_low and value == self.low)
 
 
 Table = Mapping[int, float]
-"""Numbers by the router rows from which they hold, ascending from 1."""
+"""Numbers by the router rows from which each number holds, ascending from 1."""
 
 
 def look_up(table: Table, rows: int) -> float:
@@ -116,48 +115,46 @@ def check_depth(value: Any) -> None:
         levels = [inner for part in parts for inner in part]
         if not parts:
             return
-    raise ValueError(f"JSON nested more than {DEEPEST} levels deep; allowed are {DEEPEST}")
+    raise ValueError(f"JSON must be nested at most {DEEPEST} levels deep (got more)")
 
 
 def json_type(value: Any) -> str:
-    """What JSON calls a value."""
+    """Return JSON's name for the type of a value."""
     names = {NoneType: "null", bool: "boolean", str: "string", list: "list", dict: "object"}
     return names.get(type(value), "number")
 
 
 def accepts_none(hint: Any) -> bool:
-    """Whether a type hint, evaluated, is of a key that may be None."""
+    """Return whether an evaluated type hint accepts None."""
     return NoneType in get_args(hint)
 
 
 def suggest(word: object, known: Iterable[str], prefix: str = "") -> str:
-    """The end of an error about an unknown `word`: the nearest of `known`, if any is near, both without `prefix`."""
+    """Return the end of an error about an unknown `word`: the nearest of `known`, or "" if none is near."""
     if len(str(word)) > LONGEST:
-        return ""  # comparing takes time by length, in a scheduler between two steps
+        return ""  # a comparison of a long word would delay a scheduler between two steps
     near = difflib.get_close_matches(str(word).lower(), list(known), n=1)
     return f"; did you mean {prefix}{near[0]}?" if near and near[0] != word else ""
 
 
 def read_object(text: str | bytes) -> dict[str, Any]:
-    """The keys of a JSON object. Raises ValueError for any other text, and where an object has a key twice."""
+    """Return the keys of a JSON object. Raises ValueError for any other text, and if an object has a key twice."""
     try:
         found = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise ValueError(f"malformed JSON ({error}); allowed is one JSON object") from None
+        raise ValueError(f"JSON must be one object (malformed: {error})") from None
     if not isinstance(found, dict):
-        raise ValueError(f"a JSON {json_type(found)}; allowed is one JSON object")
+        raise ValueError(f"JSON must be one object (got {json_type(found)})")
     check_depth(found)
-    try:
-        json.loads(text, object_pairs_hook=collect)  # orjson keeps the last of two
-    except ValueError as error:
-        raise ValueError(f"{error}; allowed is once") from None
+    json.loads(text, object_pairs_hook=collect)  # orjson keeps the last of two equal keys
     return found
 
 
 def override_keys(keys: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of a policy with `others` in their place. A budget by `mass` ends where these have one that counts experts,
-    and the other way round: both together would be the larger of the two. `balance` ends with its target, and `max_add`
-    with its mass.
+    """Return the keys of a policy with `others` in their place.
+
+    A `mass` of `others` ends the budgets that count experts, and a count of `others` ends `mass`: together they would
+    be the larger of the two. `balance` ends with its target, and `max_add` with its mass.
     """
     counts = ("add", "add_per_request", "target_per_rank")
     has_count = others.get("add") is not None or any(others.get(name) for name in counts)
@@ -171,10 +168,10 @@ def override_keys(keys: Mapping[str, Any], others: Mapping[str, Any]) -> dict[st
 
 
 def collect(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Keys and their values. Raises ValueError for a key that comes twice."""
+    """Return keys and values as a dict. Raises ValueError for a key that is given twice."""
     keys: dict[str, Any] = {}
     for key, value in pairs:
         if key in keys:
-            raise ValueError(f"{shorten(key)} is given twice")
+            raise ValueError(f"{shorten(key)} must be given once (got it twice)")
         keys[key] = value
     return keys

@@ -36,7 +36,9 @@ def moe_spec(
     own_share: float = 0.0,
     acceptance: float = 1.0,
 ) -> SelectionPlan:
-    """A fixed number of experts for a whole draft tree: those with the largest scores."""
+    """Choose a fixed number of experts for a whole draft tree: the experts with the largest scores."""
     if ranking == "static" and utility != "full":
-        raise ValueError(f"utility = {utility!r}: allowed only with ranking router, a static order asks no scores")
-    return SelectionPlan(**locals())  # keys alone: another variable here would be one
+        raise ValueError(
+            f"utility = {utility!r}: must be used with ranking router, because a static order ignores scores"
+        )
+    return SelectionPlan(**locals())  # keys alone: any local variable becomes a key

@@ -1,6 +1,4 @@
-"""Opportunistic Expert Activation: Batch-Aware Expert Routing for Faster Decode Without Retraining
-(arXiv 2511.02237).
-"""
+"""Opportunistic Expert Activation: Batch-Aware Expert Routing for Faster Decode Without Retraining (2511.02237)."""
 
 from dataclasses import replace
 
@@ -36,7 +34,7 @@ def oea(
 ) -> SelectionPlan:
     """Every row's k0 best experts; rows fill up with the experts that other rows have active.
 
-    With `target_per_rank`, OEA's extension to expert parallelism (section 7): ranks with fewer active experts than the
-    fullest, which the step waits for, get as many more of what rows want next, by utility; 1 does no more than that.
+    `target_per_rank` is OEA's extension to expert parallelism (section 7). A step waits for the rank with most active
+    experts, so each other rank gets as many, the next of its rows by utility; a target of 1 adds no more than that.
     """
     return SelectionPlan(balance="literal" if target_per_rank is None else "level", **locals())  # keys alone

@@ -14,7 +14,7 @@ SCOPES = ("batch", "request")
 COVERAGES = ("substitute", "truncate", "own")
 AUTO = "auto"
 MOST_LIKELY = 63 / 64
-"""What `acceptance` "auto" stands for until a server has estimated it: the largest estimate, which is safe."""
+"""Value of `acceptance` "auto" until a server has an estimate: the largest estimate, which is safe."""
 
 
 def _key(default: Any, kind: type, help: str, **limits: Any) -> Any:
@@ -27,12 +27,12 @@ def _share(default: float | None, help: str, **limits: Any) -> Any:
 
 @dataclass(frozen=True)
 class SelectionPlan:
-    """How to select the set S of experts, and how to cover every row with experts of it. Frozen, hashable, validated.
+    """The selection of the set S of experts, and the cover of every row with experts of S. Frozen, hashable, validated.
 
     S starts with the warm-up (`k0`, `p`) and grows by the budgets `add_per_request`, `add`, `mass` and
     `target_per_rank`, in this order; or by the best `budget` experts of a `ranking`; or by the votes of the most
-    confident rows (`confidence`). `coverage`, `kmax`, `max_rank` and `rescue` say which of them a row gets, `own_share`
-    at what weights. Raises ValueError naming the key, the value and what is allowed.
+    confident rows (`confidence`). `coverage`, `kmax`, `max_rank` and `rescue` decide which experts of S a row gets,
+    `own_share` decides their weights. Raises ValueError naming the key, the value and what is allowed.
     """
 
     policy: str = "custom"
@@ -40,7 +40,7 @@ class SelectionPlan:
     p: float = _share(1.0, "end a row's warm-up once it holds this share of the row's score; 1: never")
     beta: float | None = _key(None, float, "skip what scores below beta times the first", low=0, high=1)
     utility: str = _key(
-        "topk", str, "a row's scores: normalized in its top-k, all as they are, or the first squared", choices=UTILITIES
+        "topk", str, "a row's scores: normalized in its top-k, all unchanged (full), or topk squared", choices=UTILITIES
     )
     add_per_request: int = _key(0, int, "experts each request adds by its own utility", low=0)
     add: int = _key(0, int, "experts the batch adds by utility", low=0)
@@ -48,112 +48,111 @@ class SelectionPlan:
     max_add: int | None = _key(None, int, "the most experts that mass may add; null: no limit", low=1)
     target_per_rank: int | None = _key(None, int, "experts per expert-parallel rank to add up to", low=1)
     balance: str = _key(
-        "literal", str, "ranks in turn up to the total, each to its target, or level with the fullest", choices=BALANCES
+        "literal", str, "ranks in turn up to the total, each up to its target, or up to the fullest", choices=BALANCES
     )
     budget: int | None = _key(None, int, "the best experts of the ranking, warm-up included", low=1)
-    drop: int | None = _key(None, int, "instead of budget: all experts with a vote but the least voted", low=0)
-    ranking: str = _key("router", str, "by utility, votes (rows with it in their top-k) or order", choices=RANKINGS)
-    order: tuple[int, ...] | None = _key(None, tuple, "expert ids, best first, for the static ranking")
+    drop: int | None = _key(None, int, "instead of budget: all experts with a vote except the least voted", low=0)
+    ranking: str = _key("router", str, "by utility, by votes (each row's top-k) or by order", choices=RANKINGS)
+    order: tuple[int, ...] | None = _key(
+        None, tuple, "expert ids, best first, for the static ranking", words="a list of all expert ids, each once"
+    )
     scope: str = _key("batch", str, "rank once for the batch, or for each request and unite", choices=SCOPES)
     confidence: float | None = _share(None, "voters: rows whose best score has this share of the row's sum")
     max_voters: int = _key(8, int, "at most this many voters, the most confident first", low=1)
     min_votes: int = _key(2, int, "votes of voters that keep an expert; their first choices are kept anyway", low=1)
     coverage: str = _key(
-        "substitute", str, "replace missing experts, leave them out, or warm-up only", choices=COVERAGES
+        "substitute", str, "replace missing experts, skip missing experts, or warm-up only", choices=COVERAGES
     )
     kmax: int | None = _key(None, int, "experts a row may use in all; null: the model's top-k", low=1)
     max_rank: int | None = _key(None, int, "how far down its own ranking a row may substitute; null: to the end", low=1)
     rescue: bool = _key(True, bool, "truncate: give a row left with no expert its first choice back")
     free_residents: bool | None = _key(
-        None, bool, "budgets count experts that are not loaded alone, loaded ones join; null: where experts are paged"
+        None, bool, "budgets count only experts that are not loaded, loaded experts join; null: if experts are paged"
     )
     own_share: float = _key(
-        0.0, float, "divide weights by what the row got (0), by its own top-k (1), or in between", low=0, high=1
+        0.0,
+        float,
+        "divide weights by the row's sum over its experts (0), over its own top-k (1), or in between",
+        low=0,
+        high=1,
     )
     acceptance: float = _share(
-        1.0, "chance of a draft: a verify row's utility counts by it to the power of its depth", choices=(AUTO,)
+        1.0, "chance of a draft: the utility of a verify row is multiplied by chance ** depth", choices=(AUTO,)
     )
-    warm_rows: int | None = _key(None, int, "of a request's verify rows only so many first have a warm-up", low=1)
+    warm_rows: int | None = _key(None, int, "only this many first verify rows of a request have a warm-up", low=1)
     estimates: bool = False
-    """Whether `acceptance` was given as "auto": a server puts its estimate in place of the number."""
+    """True if `acceptance` was given as "auto", which a server replaces by its estimate."""
 
     def __post_init__(self) -> None:
         for name, key in KEYS.items():
             object.__setattr__(self, name, key.check(name, getattr(self, name)))
         for name, contradiction in _contradictions(self):
-            raise ValueError(f"{name} = {as_json(getattr(self, name))}: allowed only {contradiction}")
+            raise ValueError(f"{name} = {as_json(getattr(self, name))}: must be {contradiction}")
         if isinstance(self.acceptance, str):
             object.__setattr__(self, "acceptance", MOST_LIKELY)
             object.__setattr__(self, "estimates", True)
 
     @property
     def adds(self) -> bool:
-        """Whether S grows by `add_per_request`, `add`, `mass` or `target_per_rank`."""
+        """Return whether S grows by `add_per_request`, `add`, `mass` or `target_per_rank`."""
         return bool(self.add_per_request or self.add or self.mass or self.target_per_rank)
 
     @property
     def ranks_experts(self) -> bool:
-        """Whether S is the warm-up plus the best of a ranking."""
+        """Return whether S is the warm-up plus the best experts of a ranking."""
         return self.budget is not None or self.drop is not None
 
-    @property
-    def selects_nothing(self) -> bool:
-        """Whether S is always empty, so that every MoE layer would put out nothing."""
-        return self.k0 == 0 and not (self.adds or self.ranks_experts or self.confidence)
-
-    # What a coverage means: everything but the reference reads it here, never off the coverage's name.
+    # The meaning of a coverage. Only the reference reads a coverage's name; all other code reads these properties.
 
     @property
     def uses_selected(self) -> bool:
-        """Whether S decides a row's experts. Otherwise a row has what it kept itself."""
+        """Return whether S decides a row's experts. Otherwise a row has the experts of its own warm-up."""
         return self.coverage != "own"
 
     @property
     def substitutes(self) -> bool:
-        """Whether a row may take experts of S from outside its own top-k: up to `kmax` in all, down to `max_rank`."""
+        """Return whether a row may take experts of S outside its own top-k: up to `kmax` in all, down to `max_rank`."""
         return self.coverage == "substitute"
 
     @property
     def takes_residents(self) -> bool:
-        """Whether experts that a batch names as resident are free: S grows by utility, or by the warm-up alone."""
+        """Return whether resident experts of a batch are free: S grows by utility, or by the warm-up alone."""
         by_utility = self.uses_selected and not self.ranks_experts and self.confidence is None
         return by_utility and self.free_residents is not False
 
     @property
     def can_rescue(self) -> bool:
-        """Whether a row can be left with none of its top-k and get its first choice back, which then joins S."""
+        """Return whether a row without any expert of its top-k gets its first choice back, which then joins S."""
         return self.uses_selected and not self.substitutes and self.rescue and not self.warms_all
 
     @property
     def warms_all(self) -> bool:
-        """Whether every row has a warm-up, which holds its first choice."""
+        """Return whether every row has a warm-up, which contains the row's first choice."""
         return self.k0 != 0 and self.warm_rows is None
 
     @property
-    def sums_utility(self) -> bool:
-        """Whether S depends on what rows' utilities add up to."""
-        return self.adds or (self.budget is not None and self.ranking == "router")
-
-    @property
     def divides_by_own(self) -> bool:
-        """Whether weights that renormalize are divided by the sum over the row's own top-k, not over what it got."""
+        """Return whether renormalized weights are divided by the sum over the row's own top-k, not over its experts."""
         return self.coverage == "truncate"
 
     @property
     def own_power(self) -> float:
-        """Weights that renormalize are divided by own ** this * got ** (1 - this): a row's sums over its own top-k, and
-        over what it got.
+        """Return e: renormalized weights are divided by own ** e * got ** (1 - e).
+
+        own and got are the sums of a row's scores over its own top-k and over its experts.
         """
         return 1.0 if self.divides_by_own else self.own_share
 
     @property
     def by_depth(self) -> bool:
-        """Whether it matters how deep drafts are."""
+        """Return whether the selection depends on the depth of drafts."""
         return self.acceptance < 1 or self.warm_rows is not None
 
     def keys_beyond(self, handled: Mapping[str, tuple[str, ...]]) -> list[str]:
-        """Return the keys that a backend would ignore or misread: keys that are not in `handled` and not at their
-        default, and keys whose word, such as a ranking, is not among the words that `handled` has for the key.
+        """Return the keys that a backend with these `handled` keys and words would ignore or misread.
+
+        These are keys that are not in `handled` and not at their default, and keys whose word, such as a ranking, is
+        not among the words that `handled` has for the key.
         """
         found = [(f.name, getattr(self, f.name), f.default) for f in fields(self) if f.name in KEYS]
         return [
@@ -163,47 +162,47 @@ class SelectionPlan:
         ]
 
     def is_another_estimate(self, other: "SelectionPlan") -> bool:
-        """Whether both weigh drafts by a server's estimate and differ in that alone."""
+        """Return whether both plans weigh drafts by a server's estimate and differ in the estimate alone."""
         return self.estimates and replace(self, acceptance=other.acceptance) == other
 
     def weighs(self, tokens_per_request: int) -> bool:
-        """Whether rows count by their depth: those of requests of several rows, which are drafts."""
+        """Return whether rows are weighed by their depth: only a request of several rows has drafts."""
         return self.acceptance < 1 and tokens_per_request > 1
 
     def warm_up(self, router: Router) -> int:
-        """The most experts that a row's warm-up holds."""
+        """Return the most experts that a row's warm-up contains."""
         return router.top_k if self.k0 is None else self.k0
 
     def columns(self, router: Router, exact: bool = False) -> int:
-        """The most experts that a row may use, where some may be `exact` at least the model's top-k."""
+        """Return the most experts that a row may use; at least the model's top-k if some rows may be `exact`."""
         columns = self.kmax or router.top_k
         return max(columns, router.top_k) if exact else columns
 
     def check(self, router: Router, num_experts: int, ranks: int = 1) -> None:
-        """Raise ValueError where plan or router do not fit a model of `num_experts` experts on `ranks` ranks."""
+        """Raise ValueError if plan or router do not fit a model of `num_experts` experts on `ranks` ranks."""
         if router.top_k > num_experts:
-            raise ValueError(f"top_k = {router.top_k}: allowed is at most the number of experts, {num_experts}")
-        if router.num_expert_group is not None and num_experts % router.num_expert_group:
-            raise ValueError(f"num_expert_group = {router.num_expert_group}: allowed is a divisor of {num_experts}")
-        if router.quota_groups is not None and num_experts % router.quota_groups:
-            raise ValueError(f"quota_groups = {router.quota_groups}: allowed is a divisor of {num_experts}")
+            raise ValueError(f"top_k = {router.top_k}: must be at most the number of experts, {num_experts}")
+        for key in ("num_expert_group", "quota_groups"):
+            groups = getattr(router, key)
+            if groups is not None and num_experts % groups:
+                raise ValueError(f"{key} = {groups}: must be a divisor of the number of experts, {num_experts}")
         self.check_router(router)
         if self.warm_up(router) > router.top_k:
-            raise ValueError(f"k0 = {self.k0}: allowed is at most the model's top-k, {router.top_k}")
+            raise ValueError(f"k0 = {self.k0}: must be at most the model's top-k, {router.top_k}")
         if self.k0 is None and self.columns(router) < router.top_k:
-            raise ValueError(f"kmax = {self.kmax}: allowed is at least the warm-up, {router.top_k} experts")
+            raise ValueError(f"kmax = {self.kmax}: must be at least the warm-up, {router.top_k} experts")
         if self.order is not None and len(self.order) != num_experts:
-            raise ValueError(f"order of {len(self.order)} experts: allowed is all {num_experts} experts once")
+            raise ValueError(f"order of {len(self.order)} experts: must list all {num_experts} experts once")
         if self.target_per_rank is not None and ranks < 2:
-            raise ValueError(f"target_per_rank = {self.target_per_rank}: allowed only with expert parallelism")
+            raise ValueError(f"target_per_rank = {self.target_per_rank}: must be used with expert parallelism")
 
     def check_router(self, router: Router) -> None:
-        """Raise ValueError where the plan cannot divide the router's weights, or share a row's slots by its groups."""
+        """Raise ValueError if the plan cannot divide the router's weights, or a row's slots among its groups."""
         if self.own_share and not router.renormalize:
-            raise ValueError(f"own_share = {self.own_share}: allowed only with a model that renormalizes its weights")
+            raise ValueError(f"own_share = {self.own_share}: must be used with a model that renormalizes its weights")
         if router.quota_groups is not None and self.columns(router) != router.top_k:
             reason = f"the router takes {router.top_k // router.quota_groups} experts of each group"
-            raise ValueError(f"kmax = {self.kmax}: {reason}; allowed is the model's top-k, {router.top_k}")
+            raise ValueError(f"kmax = {self.kmax}: must be the model's top-k, {router.top_k}, because {reason}")
 
 
 _HINTS = get_type_hints(SelectionPlan)
@@ -215,37 +214,42 @@ KEYS: Mapping[str, Key] = {
 
 
 def _contradictions(plan: SelectionPlan) -> list[tuple[str, str]]:
-    """(key, what it needs) for every key that another one rules out."""
+    """Return (key, what the key must be) for every key that contradicts another key."""
     budgets = plan.adds + (plan.budget is not None) + (plan.drop is not None) + (plan.confidence is not None)
+    sums_utility = plan.adds or (plan.budget is not None and plan.ranking == "router")
     other_budgets = "add, add_per_request, mass, target_per_rank"
     rules = (
-        ("coverage", not plan.uses_selected and budgets > 0, "without a budget, which its rows could not use"),
-        ("beta", plan.beta is not None and plan.uses_selected, "with coverage own"),
-        ("drop", plan.drop is not None and plan.budget is not None, "without budget"),
-        ("budget", plan.budget is not None and budgets > 1, f"without {other_budgets} and confidence"),
-        ("drop", plan.drop is not None and budgets > 1, f"without {other_budgets} and confidence"),
-        ("confidence", plan.confidence is not None and budgets > 1, f"without {other_budgets}"),
-        ("drop", plan.drop is not None and plan.ranking != "votes", "with ranking votes"),
-        ("ranking", plan.ranking != "router" and not plan.ranks_experts, "with budget or drop"),
-        ("scope", plan.scope != "batch" and not plan.ranks_experts, "with budget or drop"),
-        ("order", plan.order is not None and plan.ranking != "static", "with ranking static"),
-        ("ranking", plan.order is None and plan.ranking == "static", "with order"),
-        ("max_add", plan.max_add is not None and plan.mass is None, "with mass"),
-        ("balance", plan.balance != "literal" and plan.target_per_rank is None, "with target_per_rank"),
-        ("kmax", plan.kmax is not None and not plan.substitutes, "with coverage substitute"),
-        ("max_rank", plan.max_rank is not None and not plan.substitutes, "with coverage substitute"),
+        ("coverage", not plan.uses_selected and budgets > 0, "used without a budget, which its rows do not use"),
+        ("beta", plan.beta is not None and plan.uses_selected, "used with coverage own"),
+        ("drop", plan.drop is not None and plan.budget is not None, "used without budget"),
+        ("budget", plan.budget is not None and budgets > 1, f"used without {other_budgets} and confidence"),
+        ("drop", plan.drop is not None and budgets > 1, f"used without {other_budgets} and confidence"),
+        ("confidence", plan.confidence is not None and budgets > 1, f"used without {other_budgets}"),
+        ("drop", plan.drop is not None and plan.ranking != "votes", "used with ranking votes"),
+        ("ranking", plan.ranking != "router" and not plan.ranks_experts, "used with budget or drop"),
+        ("scope", plan.scope != "batch" and not plan.ranks_experts, "used with budget or drop"),
+        ("order", plan.order is not None and plan.ranking != "static", "used with ranking static"),
+        ("ranking", plan.order is None and plan.ranking == "static", "used with order"),
+        ("max_add", plan.max_add is not None and plan.mass is None, "used with mass"),
+        ("balance", plan.balance != "literal" and plan.target_per_rank is None, "used with target_per_rank"),
+        ("kmax", plan.kmax is not None and not plan.substitutes, "used with coverage substitute"),
+        ("max_rank", plan.max_rank is not None and not plan.substitutes, "used with coverage substitute"),
         (
             "free_residents",
             bool(plan.free_residents) and not plan.takes_residents,
-            "with coverage substitute or truncate, without budget, drop and confidence",
+            "used with coverage substitute or truncate, without budget, drop and confidence",
         ),
-        ("own_share", plan.own_share > 0 and plan.divides_by_own, "with coverage substitute or own"),
-        ("acceptance", plan.acceptance != 1 and not plan.sums_utility, f"with {other_budgets}, or budget by utility"),
-        ("warm_rows", plan.warm_rows is not None and not plan.uses_selected, "with coverage substitute or truncate"),
-        ("warm_rows", plan.warm_rows is not None and plan.k0 == 0, "with k0 from 1 up"),
-        ("rescue", not plan.rescue and (plan.substitutes or not plan.uses_selected), "with coverage truncate"),
-        ("kmax", (plan.kmax or plan.k0 or 0) < (plan.k0 or 0), f"from k0 = {plan.k0} up"),
-        ("max_voters", plan.max_voters != SelectionPlan.max_voters and plan.confidence is None, "with confidence"),
-        ("min_votes", plan.min_votes != SelectionPlan.min_votes and plan.confidence is None, "with confidence"),
+        ("own_share", plan.own_share > 0 and plan.divides_by_own, "used with coverage substitute or own"),
+        ("acceptance", plan.acceptance != 1 and not sums_utility, f"used with {other_budgets}, or budget by utility"),
+        (
+            "warm_rows",
+            plan.warm_rows is not None and not plan.uses_selected,
+            "used with coverage substitute or truncate",
+        ),
+        ("warm_rows", plan.warm_rows is not None and plan.k0 == 0, "used with k0 of at least 1"),
+        ("rescue", not plan.rescue and (plan.substitutes or not plan.uses_selected), "used with coverage truncate"),
+        ("kmax", (plan.kmax or plan.k0 or 0) < (plan.k0 or 0), f"at least k0 = {plan.k0}"),
+        ("max_voters", plan.max_voters != SelectionPlan.max_voters and plan.confidence is None, "used with confidence"),
+        ("min_votes", plan.min_votes != SelectionPlan.min_votes and plan.confidence is None, "used with confidence"),
     )
     return [(name, need) for name, applies, need in rules if applies]

@@ -1,4 +1,4 @@
-"""Named policies: what the command line offers, and what its errors list."""
+"""Named policies, for the command line and its errors."""
 
 import inspect
 import json
@@ -12,7 +12,7 @@ from .plan import KEYS, SelectionPlan
 
 @dataclass(frozen=True)
 class Setting:
-    """Keys that a paper recommends, or this project where `result` says so, and what was found with them."""
+    """Keys that a paper or this project recommends, and the `result` with these keys."""
 
     keys: Mapping[str, Any]
     result: str
@@ -20,12 +20,12 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """A preset: `make` turns its keys into a plan. A key without a default in `defaults` is required.
+    """A preset: `make` turns keys into a plan. A key without a default in `defaults` is required.
 
-    A user who gives no key gets `bare`; `presets` are keys by a word that is given in their place. `depends` says of a
-    default that depends on other keys what else it can be, and `complete` adds such defaults to keys. `tables` has, by
-    key and word, the numbers that a word stands for in steps of different sizes. It selects in `phases` unless a user
-    names others; one that does not select leaves every step as it is and has no common keys.
+    `bare` are the keys of a user who gives no key; `presets` are keys by the word that replaces them. `depends`
+    describes defaults that depend on other keys, and `complete` adds such defaults to keys. `tables` contain, by key
+    and word, the word's number in steps of different sizes. The policy selects in `phases` unless a user names other
+    phases. A policy with `selects` False leaves every step unchanged and has no common keys.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Policy:
     selects: bool = True
 
     def default(self, name: str) -> Any:
-        """What a key comes to where none is given; as it is declared of a policy that cannot do without."""
+        """Return the value of an absent key; its declared default if the policy has required keys."""
         try:
             return self.resolve({})[name]
         except ValueError:
@@ -52,13 +52,13 @@ class Policy:
 
     @property
     def changes(self) -> list[int]:
-        """The router rows from which some word of a table stands for another number, ascending."""
+        """Return the router rows from which some word of a table has another number, ascending."""
         return sorted(
             {first for words in self.tables.values() for table in words.values() for first in table if first > 1}
         )
 
     def build(self, keys: Mapping[str, Any], rows: int | None = None) -> SelectionPlan:
-        """Return the plan for these keys in a step of `rows` router rows; without them, in a step of `PLAIN_ROWS`.
+        """Return the plan for these keys in a step of `rows` router rows, `PLAIN_ROWS` if `rows` is None.
 
         Raises ValueError naming the key, the value and what is allowed.
         """
@@ -76,29 +76,26 @@ class Policy:
             if name not in known:
                 allowed = (", ".join(known) or "none") + suggest(name, known)
                 raise ValueError(
-                    f"{shorten(name)} = {as_json(value)}: {self.name} has no such key; allowed is {allowed}"
+                    f"{shorten(name)} = {as_json(value)}: {self.name} has no such key; allowed keys: {allowed}"
                 )
 
     def list_missing(self, keys: Iterable[str]) -> list[str]:
-        """What is missing of the keys that have no default, a clause each."""
+        """Return a clause for each required key that is missing in `keys`."""
         required = {name: key for name, key in self.keys.items() if name not in self.defaults and name not in keys}
         return [f"{name} is missing: {self.name} needs {key.allowed}" for name, key in required.items()]
 
     def resolve(self, keys: Mapping[str, Any], rows: int | None = None) -> dict[str, Any]:
-        """Return every key of the policy with its value: as given, or what its default comes to. A word of a table is
-        replaced by its number in a step of `rows` router rows, if these are given.
-        """
+        """Return every key of the policy with its value, given or default; with `rows`, numbers in place of words."""
         plan, given = self.build(keys, rows), self._check_values(self.complete(keys))
         given = given if rows is None else self._look_up(given, rows)
         return {name: given.get(name, getattr(plan, name, self.defaults.get(name))) for name in self.keys}
 
     def find_tables(self, values: Mapping[str, Any]) -> dict[str, Table]:
-        """Return, by key, the tables that words among these values stand for."""
-        found = {name: self.tables.get(name, {}).get(value) for name, value in values.items() if isinstance(value, str)}
-        return {name: table for name, table in found.items() if table}
+        """Return, by key, the tables of the words among these values."""
+        return {name: table for name, words in self.tables.items() if (table := words.get(values.get(name, "")))}
 
     def _look_up(self, values: Mapping[str, Any], rows: int) -> dict[str, Any]:
-        """Return the values with the numbers that words of a table stand for in a step of `rows` router rows."""
+        """Return the values; in a step of `rows` router rows, with a number in place of each word of a table."""
         return {**values, **{name: look_up(table, rows) for name, table in self.find_tables(values).items()}}
 
     def _check_values(self, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,16 +103,17 @@ class Policy:
 
 
 PLAIN_ROWS = 8
-"""Router rows of the step that a plan is for, where nobody says of how many."""
+"""Router rows of a plan's step, unless the caller gives a number."""
 _POLICIES: dict[str, Policy] = {}
 
 
 def register(
     name: str, paper: str, *, own_keys: Mapping[str, Key] | None = None, summary: str = "", **options: Any
 ) -> Callable[[Callable[..., SelectionPlan]], Callable[..., SelectionPlan]]:
-    """Register a function as policy `name`: its parameters are the policy's keys, with their defaults, and the first
-    line of its docstring the summary. A parameter accepts what the plan's key of its name does, or `own_keys` says, and
-    None where annotated so.
+    """Register a function as policy `name`: its parameters are the keys, its docstring's first line is the summary.
+
+    A parameter accepts the values of its key in `own_keys`, else of the plan's key of the same name, and None if
+    annotated so.
     """
 
     def add(make: Callable[..., SelectionPlan]) -> Callable[..., SelectionPlan]:
@@ -132,9 +130,7 @@ def register(
 
 
 def get_policy(name: Any) -> Policy:
-    """Return the policy called `name`. Raises ValueError listing the names; for a preset, which is a word of command
-    lines, with its keys.
-    """
+    """Return the policy called `name`. Raises ValueError listing the names, or the keys of a preset."""
     if isinstance(name, str) and name in _POLICIES:
         return _POLICIES[name]
     base, _, preset = name.partition(":") if isinstance(name, str) else ("", "", "")
@@ -142,24 +138,25 @@ def get_policy(name: Any) -> Policy:
         keys = _POLICIES[base].presets.get(preset)
         apart = "" if keys is None else f": {json.dumps({'policy': base, **keys})}"
         raise ValueError(f"policy = {as_json(name)}: must be a name, with its keys beside it{apart}")
-    raise ValueError(f"policy = {as_json(name)}: allowed is one of {', '.join(_POLICIES)}{suggest(name, _POLICIES)}")
+    raise ValueError(f"policy = {as_json(name)}: must be one of {', '.join(_POLICIES)}{suggest(name, _POLICIES)}")
 
 
 def list_policies() -> list[Policy]:
-    """All policies, in the order of their registration."""
+    """Return all policies, in the order of their registration."""
     return list(_POLICIES.values())
 
 
 def build_plan(policy: str | Mapping[str, Any], **keys: Any) -> SelectionPlan:
     """Return the plan of a named policy: `build_plan("xshare", k0=1)` or `build_plan({"policy": "xshare", "k0": 1})`.
 
-    A key whose number follows the step's router rows, as the `mass` of bare `xshare`, has that of `PLAIN_ROWS`.
+    A key whose number depends on the step's router rows, such as the `mass` of bare `xshare`, has the number of a step
+    of `PLAIN_ROWS`.
 
     Raises ValueError naming the policy or the key, the value and what is allowed.
     """
     if isinstance(policy, Mapping):
         if "policy" not in policy:
-            raise ValueError(f'policy = {as_json(dict(policy))}: allowed is an object with a key "policy"')
+            raise ValueError(f'policy = {as_json(dict(policy))}: must be an object with a key "policy"')
         keys = {**policy, **keys}
         policy = keys.pop("policy")
     return get_policy(policy).build(keys)

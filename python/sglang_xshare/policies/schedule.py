@@ -1,7 +1,4 @@
-"""Where and when a policy applies: the keys all policies share, and the plan they give for a layer and a batch size.
-
-The stage asks it before every step; `select()` knows nothing of phases, layers or batch sizes.
-"""
+"""The schedule of a policy: the plan for each layer and batch size, which the stage reads before every step."""
 
 from __future__ import annotations
 
@@ -15,16 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from .baselines import VANILLA
-from .common import (
-    COMMON_KEYS,
-    COUNT,
-    PHASES,
-    ROWS,
-    SPECULATES,
-    Override,
-    read_overrides,
-    read_phases,
-)
+from .common import COMMON_KEYS, PHASES, SPECULATES, Override, read_overrides, read_phases
 from .exact import Rule, read_rule
 from .keys import as_json, override_keys, shorten
 from .plan import AUTO, MOST_LIKELY, SelectionPlan
@@ -32,17 +20,17 @@ from .registry import get_policy
 from .spelling import parse_policy
 
 MOST_RANGES = 1024
-"""Overrides of a schedule: building all its plans takes 1.5 s then, in which a server answers nothing."""
+"""Most overrides of a schedule. Building the plans of so many takes 1.5 s, in which a server answers nothing."""
 
 
 @dataclass(eq=False)
 class Schedule:
-    """A validated policy with its common keys. `by_rows` overrides the base keys, `layers` overrides both, and the
-    layers within a range of batch sizes override all.
+    """A validated policy with its common keys.
 
-    `observed` are the schedules that `observe` compares, by their spelling; empty for every other policy. `given` are
-    the policy and the keys it was built from. `rows` is "rank" where each rank selects among its own rows alone.
-    `exact` tells which requests are exact that do not say it. `acceptance` is what "auto" stands for, see `weigh`.
+    `by_rows` overrides the base keys, `layers` overrides both, and layers within a range of `by_rows` override all.
+    `observed` are the schedules that `observe` compares, by spelling; empty for every other policy. `given` are the
+    policy and the keys that a user has set. `rows` is "rank" if each rank selects among its own rows alone. `exact` is
+    the default for requests that do not set `expert_policy`. `acceptance` is the value of "auto", see `weigh`.
     """
 
     policy: str
@@ -58,17 +46,15 @@ class Schedule:
     exact: Rule = field(default_factory=Rule)
     acceptance: float = MOST_LIKELY
     _plans: dict[tuple[int, ...], SelectionPlan | None] = field(default_factory=dict, init=False, repr=False)
-    """Those built so far, by the overrides and the tables' numbers that apply: of thousands of layers and batch sizes
-    few differ.
-    """
+    """The plans built so far, by the overrides and table numbers that apply: few of thousands of layers differ."""
 
     @property
     def parts(self) -> list[Schedule]:
-        """The schedules that plan for it: those it observes, or itself."""
+        """Return the observed schedules, or the schedule itself if it observes none."""
         return list(self.observed.values()) or [self]
 
     def reason_to_skip(self, phase: str, rows: int) -> str | None:
-        """Why a step of `rows` router rows stays vanilla, or None where the policy applies."""
+        """Return the reason why a step of `rows` router rows is vanilla, or None if the policy applies."""
         if phase not in self.phases:
             return "phase"
         if rows < self.min_rows:
@@ -78,13 +64,12 @@ class Schedule:
         return None
 
     def plans_for(self, layer: int, phase: str, rows: int) -> list[SelectionPlan]:
-        """What each of `parts` selects by in such a step; the vanilla plan where it does not."""
-        skips = [part.reason_to_skip(phase, rows) is not None for part in self.parts]
-        plans = [part.plan(layer, rows) for part in self.parts]
-        return [VANILLA if skip or plan is None else plan for skip, plan in zip(skips, plans, strict=True)]
+        """Return the plan of each of `parts` in such a step; the vanilla plan for a part that does not select."""
+        plans = [None if part.reason_to_skip(phase, rows) else part.plan(layer, rows) for part in self.parts]
+        return [plan or VANILLA for plan in plans]
 
     def plan(self, layer: int, rows: int) -> SelectionPlan | None:
-        """The plan for a layer id and a number of router rows; None where an override makes it vanilla."""
+        """Return the plan for a layer id and a number of router rows; None if an override makes the layer vanilla."""
         which = bisect(self.changes, rows), *map(id, self._overrides_at(layer, rows))
         if which not in self._plans:
             keys = self.keys_at(layer, rows)
@@ -95,77 +80,79 @@ class Schedule:
 
     @cached_property
     def estimates(self) -> bool:
-        """Whether some plan weighs drafts by what a server estimates."""
+        """Return whether some plan weighs drafts by a server's estimate."""
         return any(plan.estimates for plan in self.plans())
 
     def weigh(self, acceptance: float) -> Schedule:
-        """The same with another estimate."""
+        """Return the schedule with another estimate."""
         return replace(self, acceptance=acceptance) if self.estimates else self
 
     def plans_at(self, rows: int) -> list[SelectionPlan | None]:
-        """What layers can get in a step of so many rows, None for vanilla."""
+        """Return the plans that layers can get in a step of `rows` router rows, None for vanilla."""
         return [self.plan(layer, rows) for layer in {0, *_boundaries(self.layer_overrides)}]
 
     def keys_at(self, layer: int, rows: int) -> dict[str, Any]:
-        """The policy and its keys for a layer id and a number of router rows, with the overrides that apply."""
+        """Return the policy and its keys for a layer id and a number of router rows, with the overrides that apply."""
         keys = {"policy": self.policy, **self.keys}
         for override in self._overrides_at(layer, rows):
-            keys = _merge(keys, override.keys)
+            # Another policy starts from its own defaults, not from the keys so far.
+            is_another = override.keys.get("policy", keys["policy"]) != keys["policy"]
+            keys = dict(override.keys) if is_another else override_keys(keys, override.keys)
         return keys
 
     @cached_property
     def changes(self) -> list[int]:
-        """The router rows from which a table of some policy in the schedule has another number, ascending."""
+        """Return the router rows from which a table of some policy in the schedule has another number, ascending."""
         named = [part.keys["policy"] for part in (*self.by_rows, *self.layer_overrides) if "policy" in part.keys]
         return sorted({rows for name in (self.policy, *named) for rows in get_policy(name).changes})
 
     @property
     def sizes(self) -> tuple[Override, ...]:
-        """Return the ranges of `by_rows`, then, without keys, all but the last of the ranges of router rows from
-        `min_rows` to `max_rows` in which each table has one number.
+        """Return the ranges of `by_rows`, then ranges without keys in which each table has one number.
+
+        The latter divide the rows from `min_rows` to `max_rows`; the last of them is left out.
         """
         most = self.max_rows or math.inf
         starts = [self.min_rows, *(rows for rows in self.changes if self.min_rows < rows <= most)]
         return (*self.by_rows, *(Override(first, end - 1, {}) for first, end in pairwise(starts)))
 
     def _overrides_at(self, layer: int, rows: int) -> list[Override]:
-        """Those that apply, the last of which wins."""
+        """Return the overrides that apply; the last one wins."""
         sizes = [override for override in self.by_rows if rows in override]
         by_layer = [*self.layers, *(inner for override in sizes for inner in override.layers)]
         return [*sizes, *(override for override in by_layer if layer in override)]
 
     @property
     def layer_overrides(self) -> tuple[Override, ...]:
-        """Those of all batch sizes, then those of some."""
+        """Return the overrides by layer: those of all batch sizes, then those of some batch sizes."""
         return (*self.layers, *(inner for override in self.by_rows for inner in override.layers))
 
     def plans(self, model_layers: Sequence[int] | None = None) -> list[SelectionPlan]:
-        """Every plan that some layer and batch size can get: building all finds a wrong override at start-up.
+        """Return every plan that some layer and batch size can get, which finds a wrong override at start-up.
 
-        `model_layers` are the ids of the model's layers, None where they are not known yet. Raises ValueError where an
-        override names a layer beyond them, none of them or no batch size the policy applies to, or where no plan is
-        left.
+        `model_layers` are the ids of the model's MoE layers, None while these are unknown. Raises ValueError if an
+        override names a layer beyond the model's, no MoE layer, or no batch size in which the policy selects, and if
+        no plan is left.
         """
         if self.observed:
             return list(dict.fromkeys(plan for part in self.parts for plan in part.plans(model_layers)))
+        first, last = (min(model_layers), max(model_layers)) if model_layers else (0, math.inf)
         for override in self.layer_overrides:
-            if model_layers is not None and override.last > max(model_layers):
-                raise ValueError(f"layers {override.last}: the model's layers are 0 to {max(model_layers)}")
+            if override.last > last:
+                raise ValueError(f"layers {override.last}: must be one of the model's layers, 0 to {last}")
             if model_layers is not None and not any(layer in override for layer in model_layers):
                 place = f"layers {override.first} to {override.last}"
-                raise ValueError(
-                    f"{place}: none is an MoE layer; the model's are {min(model_layers)} to {max(model_layers)}"
-                )
+                raise ValueError(f"{place}: must contain an MoE layer; the model's are {first} to {last}")
         for override in self.by_rows:
             if override.last < self.min_rows or override.first > (self.max_rows or override.first):
                 limits = f"from min_rows = {self.min_rows}"
                 limits += "" if self.max_rows is None else f" to max_rows = {self.max_rows}"
-                raise ValueError(f"by_rows {override.first}: allowed is {limits}")
+                raise ValueError(f"by_rows {override.first}: must overlap the rows {limits}")
         layers = {0, *_boundaries(self.layer_overrides)} if model_layers is None else model_layers
-        sizes = {self.min_rows, *_boundaries(self.sizes)}
-        sizes = {rows for rows in sizes if self.reason_to_skip(self.phases[0], rows) is None}
-        found = [self.plan(layer, rows) for layer in layers for rows in sizes]
-        plans = list({plan: None for plan in found if plan is not None})
+        ends = {self.min_rows, *_boundaries(self.sizes)}
+        sizes = [rows for rows in ends if self.reason_to_skip(self.phases[0], rows) is None]
+        found = (self.plan(layer, rows) for layer in layers for rows in sizes)
+        plans = [plan for plan in dict.fromkeys(found) if plan is not None]
         if not plans:
             raise ValueError("every layer and batch size is overridden to vanilla: the policy would never run")
         return plans
@@ -174,15 +161,15 @@ class Schedule:
 def build_schedule(
     name: str, config: dict[str, Any], speculative: bool, speculates: str = SPECULATES, pages: bool = False
 ) -> Schedule | None:
-    """Validate a policy's name, its keys and the common keys. Returns None for `vanilla`.
+    """Return the schedule of a policy after validation of its name, keys and common keys; None for `vanilla`.
 
-    `speculative` tells whether the server speculates, so that phase `verify` can occur; `speculates` is the flag by
-    which the caller's user asks for it. `pages` tells whether the server pages experts, where a single row gains too:
-    `min_rows` is 1 unless given. Raises ValueError naming the key, the value and what is allowed.
+    Phase `verify` occurs if `speculative` is True; `speculates` is the user's flag for speculation. `pages` is True if
+    the server pages experts: then a single row gains too, and the default of `min_rows` is 1. Raises ValueError naming
+    the key, the value and what is allowed.
     """
     policy = get_policy(name)
     if "policy" in config:
-        only = "allowed only in an override; --expert-policy names the policy"
+        only = "must stand in an override only; --expert-policy names the policy"
         raise ValueError(f"policy = {as_json(config['policy'])}: {only}")
     if name == "vanilla":
         if config:
@@ -197,11 +184,11 @@ def build_schedule(
         policy=name,
         keys=keys or dict(policy.bare),
         phases=read_phases(config.get("phases"), policy, keys, speculative, speculates),
-        min_rows=COUNT.check("min_rows", config.get("min_rows", fewest)),
-        max_rows=None if "max_rows" not in config else COUNT.check("max_rows", config["max_rows"]),
+        min_rows=COMMON_KEYS["min_rows"].check("min_rows", config.get("min_rows", fewest)),
+        max_rows=COMMON_KEYS["max_rows"].check("max_rows", config["max_rows"]) if "max_rows" in config else None,
         layers=read_overrides("layers", config.get("layers", {}), lowest=0),
         by_rows=read_overrides("by_rows", config.get("by_rows", {}), lowest=1),
-        rows=ROWS.check("rows", config.get("rows", COMMON_KEYS["rows"].default)),
+        rows=COMMON_KEYS["rows"].check("rows", config.get("rows", COMMON_KEYS["rows"].default)),
         exact=read_rule(config["exact"]) if "exact" in config else Rule(),
         given={"policy": name, **config},
     )
@@ -209,76 +196,67 @@ def build_schedule(
     if ranges > MOST_RANGES:
         raise ValueError(f"layers and by_rows: must have at most {MOST_RANGES:,} ranges together (got {ranges:,})")
     if schedule.max_rows is not None and schedule.max_rows < schedule.min_rows:
-        raise ValueError(f"max_rows = {schedule.max_rows}: allowed is at least min_rows = {schedule.min_rows}")
+        raise ValueError(f"max_rows = {schedule.max_rows}: must be at least min_rows = {schedule.min_rows}")
     for plan in schedule.plans():
-        if plan.selects_nothing:
-            raise ValueError("k0 = 0 without a budget selects no expert: allowed is k0 from 1 up, or a budget")
+        if plan.k0 == 0 and not (plan.adds or plan.ranks_experts or plan.confidence):
+            raise ValueError(
+                "k0 = 0: must be at least 1 without a budget (add, mass, ...), because no expert would be selected"
+            )
         _check_requests(plan, speculative)
     return schedule
 
 
 def _build_observing(config: dict[str, Any], speculative: bool, speculates: str, pages: bool) -> Schedule:
-    """The schedule of `observe`: vanilla in every step, with a schedule of its own for each policy it compares."""
+    """Return the schedule of `observe`: vanilla in every step, with a schedule for each compared policy."""
     policy = get_policy("observe")
     policy.check_names(config)
     observed: dict[str, Schedule] = {}
     for plan in policy.resolve(config)["plans"]:
         spelling = plan if isinstance(plan, str) else json.dumps(plan)
-        shown = shorten(spelling)
         try:
             name, keys = _read_observed(plan)
             schedule = build_schedule(name, keys, speculative, speculates, pages)
+            if schedule is None or schedule.observed or spelling in observed:
+                raise ValueError("must be a policy that selects, given once")
+            if schedule.rows != "batch":
+                raise ValueError(f"rows = {schedule.rows!r}: must be 'batch' under observe")
+            if schedule.exact != Rule():
+                raise ValueError(f"exact = {as_json(schedule.given['exact'])}: must be absent under observe")
+            if schedule.estimates:
+                raise ValueError(f"acceptance = {AUTO!r}: must be a number under observe")
         except ValueError as error:
-            raise ValueError(f"plans: {shown}: {error}") from None
-        if schedule is None or schedule.observed or spelling in observed:
-            raise ValueError(f"plans: {shown}: allowed is every policy that selects, each spelling once")
-        if schedule.rows != "batch":
-            raise ValueError(f"plans: {shown}: rows = {schedule.rows!r}: allowed is 'batch', which observe looks at")
-        if schedule.exact != Rule():
-            raise ValueError(f"plans: {shown}: exact = {as_json(schedule.given['exact'])}: allowed is none, to observe")
-        if schedule.estimates:
-            raise ValueError(f"plans: {shown}: acceptance = {AUTO!r}: allowed is a number under observe")
+            raise ValueError(f"plans: {shorten(spelling)}: {error}") from None
         observed[spelling] = schedule
-    return Schedule(
-        policy="observe",
-        keys=dict(config),
-        phases=PHASES,
-        min_rows=1,
-        observed=observed,
-        given={"policy": "observe", **config},
-    )
+    given = {"policy": "observe", **config}
+    return Schedule("observe", dict(config), PHASES, min_rows=1, observed=observed, given=given)
 
 
 def _read_observed(plan: Any) -> tuple[str, dict[str, Any]]:
-    """(policy, keys) of one entry of `plans`: a spelling, or an object with a key "policy"."""
+    """Return (policy, keys) of one entry of `plans`: a spelling, or an object with a key "policy"."""
     if isinstance(plan, str):
         return parse_policy(plan)
     if not isinstance(plan, dict) or "policy" not in plan:
-        raise ValueError('allowed is a spelling such as "oea:k0=3", or an object such as {"policy": "oea", "k0": 3}')
+        raise ValueError('must be a spelling such as "oea:k0=3", or an object such as {"policy": "oea", "k0": 3}')
     return plan["policy"], {key: value for key, value in plan.items() if key != "policy"}
 
 
 def _check_requests(plan: SelectionPlan, speculative: bool) -> None:
-    """Refuse a plan by request where none are known: in plain decode each row would be a request of its own."""
+    """Raise ValueError for a plan by request in plain decode, where each row would be a request of its own."""
     if speculative:
         return
     for name, default in (("acceptance", 1), ("warm_rows", None)):
         if (value := getattr(plan, name)) != default:
             value = repr(AUTO) if name == "acceptance" and plan.estimates else value
-            raise ValueError(f"{name} = {value}: allowed only with speculative decoding, whose drafts it weighs")
+            raise ValueError(f"{name} = {value}: must be used with speculative decoding, because it weighs drafts")
     reason = "without speculative decoding every row would be a request of its own"
     if plan.add_per_request:
-        raise ValueError(f"add_per_request = {plan.add_per_request}: {reason}; allowed is a budget of the batch, add")
+        raise ValueError(
+            f"add_per_request = {plan.add_per_request}: must be 0, because {reason}; use add, a budget of the batch"
+        )
     if plan.scope == "request":
-        raise ValueError(f"scope = 'request': {reason}; allowed is \"batch\"")
+        raise ValueError(f"scope = 'request': must be 'batch', because {reason}")
 
 
 def _boundaries(overrides: tuple[Override, ...]) -> set[int]:
-    """At least one number of every stretch in which the same overrides apply."""
+    """Return at least one number of every range in which the same overrides apply."""
     return {n for override in overrides for n in (override.first, override.last, override.last + 1)}
-
-
-def _merge(keys: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
-    """An override of another policy starts from that policy's defaults, one without `policy` from the keys so far."""
-    changed = override.get("policy", keys["policy"]) != keys["policy"]
-    return dict(override) if changed else override_keys(keys, override)

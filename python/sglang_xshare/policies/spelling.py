@@ -1,4 +1,4 @@
-"""A policy as a command line spells it: of the server, the benchmarks and `sglang-xshare policies --show`."""
+"""The spelling of a policy on the command lines of the server, the benchmarks and `policies --show`."""
 
 import json
 import re
@@ -14,30 +14,30 @@ SPELLING = (
 
 
 def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
-    """(name, keys) of one policy, spelt as `SPELLING` says; values are JSON, else text. A preset of the policy may
-    stand before keys, which override its own. Raises ValueError where it is spelt otherwise, or a key is given twice.
+    """Return (name, keys) of one policy in the form of `SPELLING`; a value that is not JSON is text.
+
+    Keys after a preset override the preset's keys. Raises ValueError for another form, and for a key given twice.
     """
     name, colon, keys = text.partition(":")
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name) or (colon and not keys):
         near = suggest(name, [policy.name for policy in list_policies()])
-        raise ValueError(f"policy {as_json(text)}: allowed is {SPELLING}{near}")
+        raise ValueError(f"policy {as_json(text)}: must be {SPELLING}{near}")
     try:
-        if keys.startswith("{"):
-            found = json.loads(keys, object_pairs_hook=collect)
-            check_depth(found)
-            return name, found
         presets = next((policy.presets for policy in list_policies() if policy.name == name), {})
         first, _, rest = keys.partition(",")
-        pairs = (_parse_pair(pair, presets) for pair in (rest if first in presets else keys).split(",") if pair)
-        found = collect(pairs)
+        if keys.startswith("{"):
+            found = json.loads(keys, object_pairs_hook=collect)
+        else:
+            pairs = (rest if first in presets else keys).split(",")
+            found = collect(_parse_pair(pair, presets) for pair in pairs if pair)
         check_depth(found)
         return name, override_keys(presets.get(first, {}), found)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"policy {as_json(text)}: {error}; allowed is {SPELLING}") from None
+        raise ValueError(f"policy {as_json(text)}: {error}; a policy must be {SPELLING}") from None
 
 
 def spell_policy(name: str, keys: Mapping[str, Any]) -> str:
-    """The spelling of a policy with JSON-able keys, which `parse_policy` reads."""
+    """Return the spelling of a policy with JSON-able keys, which `parse_policy` reads."""
     plain = {key: value if isinstance(value, str) else json.dumps(value) for key, value in keys.items()}
     text = ",".join(f"{key}={value}" for key, value in plain.items())
     if not text:
@@ -47,7 +47,7 @@ def spell_policy(name: str, keys: Mapping[str, Any]) -> str:
         if parse_policy(spelt) == (name, dict(keys)):
             return spelt
     except ValueError:
-        pass  # a value holds commas
+        pass  # a value contains commas
     return f"{name}:{json.dumps(keys)}"
 
 
@@ -55,8 +55,8 @@ def _parse_pair(pair: str, presets: Iterable[str]) -> tuple[str, Any]:
     key, equals, value = pair.partition("=")
     if not key or not equals or not value:
         if pair in presets:
-            raise ValueError(f"{as_json(pair)} is a preset, which stands first, and alone")
-        raise ValueError(f"{as_json(pair)} is no key=value" + "".join(f", nor {preset}" for preset in presets))
+            raise ValueError(f"{as_json(pair)} is a preset, which must stand first and alone")
+        raise ValueError(f"{as_json(pair)} is not key=value" + "".join(f", nor {preset}" for preset in presets))
     try:
         return key, json.loads(value)
     except json.JSONDecodeError:

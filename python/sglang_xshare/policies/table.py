@@ -1,4 +1,4 @@
-"""The table of the policies: their keys, and what their papers recommend."""
+"""The table of the policies: their keys, and their papers' recommendations."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ def print_table(policies: Sequence[Policy]) -> None:
         for setting in policy.published:
             console.print(f"  recommended: [bold]{spell_policy(policy.name, setting.keys)}[/bold]  {setting.result}")
         console.print()
-    console.print("[bold]every policy that selects[/bold]  Where and when it applies.")
+    console.print("[bold]every policy that selects[/bold]  Where and when the policy applies.")
     common = [
         (name, "the policy's" if name == "phases" else _format(key.default), escape(key.allowed), key.help)
         for name, key in COMMON_KEYS.items()

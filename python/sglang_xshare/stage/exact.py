@@ -70,6 +70,11 @@ class Exact:
             req.set_finish_with_abort(refusal)
 
     @property
+    def refuses(self) -> bool:
+        """True if the server can have no exact request."""
+        return self._refusal is not None
+
+    @property
     def is_used(self) -> bool:
         """True if a request is exact, or was exact in the last forward."""
         return bool(self.requests or self._written)
@@ -93,10 +98,7 @@ class Exact:
         return self._flags[:rows]
 
     def find(self, rows: int) -> torch.Tensor | None:
-        """Return the flags as `read` does, or None if no row of a step or of a graph's replays can be exact.
-
-        A server that refuses exact requests has no exact row. A CPU replays no graph, so the rows written last decide.
+        """Return the flags as `read` does, or None if no row of a step or of a graph's replays can be exact: a CPU
+        replays no graph, so the rows written last decide.
         """
-        if self._refusal is not None:
-            return None
         return self.read(rows) if self._written or not self._flags.is_cpu else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..types import Selection
@@ -26,54 +26,61 @@ class PolicyBypassed(RuntimeError):
 
 @dataclass(frozen=True)
 class Assignment:
-    """A layer's part in one forward. Without a `plan` the model routes; without a `step` the forward is no step. A
-    captured graph reads the plan's numbers from `buffer`, to which a switch writes. `fits` says that the active experts
-    fit the layer's slots for all logits.
+    """A layer's part in all forwards of one key: a `plan`, or the `reason` why the model routes; neither in a prefill.
+    A captured graph reads the plan's numbers from `buffer`, to which a switch writes. `fits` is True if the active
+    experts fit the layer's slots for all logits.
     """
 
     plan: SelectionPlan | None = None
-    step: Step | None = None
+    reason: str | None = None
     buffer: Budgets | None = None
     fits: bool = False
 
 
-class Frame:
-    """One forward of the model runner, from its begin to its end, with all that is known of the forward.
+@dataclass(frozen=True, eq=False)
+class Running:
+    """The target model's forward while it runs, in which layers route.
 
-    `key` is that of the runner's batch, None if the forward is no step. The model's `step` may have more rows: SGLang
-    pads the batch for attention ranks and for a capture. `assignments` has one entry for each layer. `tables` collect
-    the counts of the selections: one table for the acting lane, or one for each silent lane. `observed` is the schedule
-    of `observe`, under which the model routes, and None if the policy acts. `outcome` names how the forward is counted;
-    a graph's replay, which does not run the model's forward, leaves `outcome` None. `calls` are the active policy's.
+    `steps`, `assignments` and `selections` have one entry for each layer. A layer's step is None in a prefill, and its
+    selection before the layer selects and without a plan. `tables` collect the counts of the selections: one table for
+    the acting lane, or one for each silent lane. `observed` is the schedule of `observe`, under which the model routes,
+    and None if the policy acts. `calls` are the active policy's.
     """
 
-    # Of the class, because most forwards replay a graph and set few of them: an instance takes 0.1 us.
-    key: StepKey | None = None
-    step: Step | None = None
-    outcome: str | None = None
-    observed: Schedule | None = None
+    steps: Sequence[Step | None]
+    assignments: Sequence[Assignment]
     tables: Sequence[Tables] = ()
     calls: Calls | None = None
-    assignments: Sequence[Assignment] = ()
-    selections: list[Selection | None]
-    """Each layer's selection; None before the layer selects, and without a plan."""
-    is_running = False
-    """True while the target model's forward runs, in which layers route."""
+    observed: Schedule | None = None
+    selections: list[Selection | None] = field(init=False)
 
-    def begin(self, assignments: Sequence[Assignment]) -> Frame:
-        """Begin the model's forward, in which layers have these assignments. Return the frame."""
-        self.assignments, self.selections = assignments, [None] * len(assignments)
-        self.is_running = True
-        return self
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "selections", [None] * len(self.assignments))
 
     def check(self, layer_ids: Sequence[int]) -> bool:
         """Return whether some layer has selected. Raises `PolicyBypassed` if a layer with a plan has not selected."""
-        pairs = list(zip(self.assignments, self.selections, layer_ids, strict=True))
+        pairs = zip(self.assignments, self.selections, layer_ids, strict=True)
         missed = [number for assignment, chosen, number in pairs if assignment.plan is not None and chosen is None]
         if missed:
-            phase = self.step.phase if self.step is not None else "prefill"
+            step = self.steps[0]
+            phase = "prefill" if step is None else step.phase
             raise PolicyBypassed(f"MoE layers {missed} did not route through the expert policy in a {phase} step")
         return any(chosen is not None for chosen in self.selections)
+
+
+class Frame:
+    """One forward of the model runner, from its begin to its end.
+
+    `key` is that of the runner's batch, None if the forward is no step. The model's step may have more rows: SGLang
+    pads the batch for attention ranks and for a capture. `outcome` names how the forward is counted; a graph's replay,
+    which does not run the model's forward, leaves `outcome` None.
+    """
+
+    outcome: str | None = None
+    running: Running | None = None
+
+    def __init__(self, key: StepKey | None = None) -> None:
+        self.key = key
 
 
 class Slot:
@@ -83,3 +90,8 @@ class Slot:
 
     frame: Frame | None = None
     counters: Counters | None = None
+
+    @property
+    def running(self) -> Running | None:
+        """The model's forward; None outside of it."""
+        return None if self.frame is None else self.frame.running

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..policies import VANILLA
 from ..policies.plan import SelectionPlan
 from ..types import Router
-from .frame import Assignment, Frame
+from .frame import Assignment, Running
 from .in_force import InForce, Place
 from .lane import Lane
 from .layer import Layer
@@ -56,37 +56,36 @@ class Graphs:
         found = (graph for graph in self.captured if graph._replace(rows=key.rows) == key and graph.rows >= key.rows)
         return min(found, default=key)
 
-    def prepare(self, layers: Sequence[Layer], frame: Frame, step: Step) -> None:
+    def prepare(self, layers: Sequence[Layer], step: Step, running: Running) -> None:
         """Make the buffers for a graph of this size in the eager step before its capture: a capture cannot copy."""
         from ..selection.triton_kernel import supports
         from ..selection.triton_kernel.budgets import Budgets
 
-        for layer, assignment, chosen in zip(layers, frame.assignments, frame.selections, strict=True):
+        for layer, assignment, chosen in zip(layers, running.assignments, running.selections, strict=True):
             place, plan = (layer, step.key), assignment.plan
             if plan is None or chosen is None or step.key in self.captured or place in self._buffers:
                 continue
             if supports(plan, layer.router, step.batch, step.rows, len(chosen.active)):
                 self._buffers[place] = Budgets(plan, chosen.active.device)
 
-    def keep(self, layer: Layer, key: StepKey, assignment: Assignment) -> Assignment:
-        """Return a layer's assignment in a step that is being captured, with a buffer if its kernel reads one, and keep
-        the assignment.
+    def capture(self, key: StepKey, in_force: InForce) -> list[Assignment]:
+        """Return the assignment of each layer in a step that is being captured, with a buffer if its kernel reads one.
 
         A step that SGLang captures again (a weight update with `recapture_cuda_graph`) keeps its first plan: the active
         plan, whose numbers are in the buffer, may have fewer steps of the algebra, and the graph of a kernel without
-        these steps could not follow back. The kernel of the first plan has run before, so a capture may launch it.
+        these steps could not follow back. The kernel of the first plan has run before, so a capture may launch it. A
+        stale graph is captured under the active policy.
         """
-        layers = self.captured.setdefault(key, {})
-        if layer not in layers:
-            layers[layer] = replace(assignment, step=None, buffer=self._buffers.pop((layer, key), None))
-        return replace(layers[layer], step=assignment.step)
-
-    def begin(self, key: StepKey, lanes: Sequence[Lane]) -> None:
-        """Begin the capture of a step of this key. A stale graph is captured under the active policy."""
-        self._lanes = lanes
+        self._lanes = in_force.lanes
         if key in self.stale:
             del self.captured[key]
             self.stale -= {key}
+        if key not in self.captured:
+            pairs = zip(in_force.layers, in_force.assign(key), strict=True)
+            self.captured[key] = {
+                layer: replace(found, buffer=self._buffers.pop((layer, key), None)) for layer, found in pairs
+            }
+        return list(self.captured[key].values())
 
     def find_misfits(self, in_force: InForce) -> dict[str, set[StepKey]]:
         """Return the keys of the graphs that cannot follow a policy, by reason."""
@@ -157,15 +156,15 @@ class Graphs:
         return captured.buffer, plan
 
 
-def describe_misfits(misfits: dict[str, set[StepKey]], allows: bool) -> str:
-    """Return one line: why graphs would have to be captured again, and why a switch does not do so. `allows` says that
-    the request allows a capture.
+def describe_misfits(misfits: dict[str, set[StepKey]], can_capture: bool) -> str:
+    """Return one line: why graphs would have to be captured again, and why a switch does not do so: the server cannot,
+    or the request does not allow a capture.
     """
     reasons = [
         (f"graphs of {', '.join(map(str, sorted({key.rows for key in keys})))} rows: " if keys else "") + reason
         for reason, keys in misfits.items()
     ]
-    against = "this server cannot do that; start it with this policy" if allows else '"recapture" is false'
+    against = '"recapture" is false' if can_capture else "this server cannot do that; start it with this policy"
     return f"CUDA graphs would have to be captured again ({'; '.join(reasons)}): {against}"
 
 
@@ -174,39 +173,3 @@ def open_up(plan: SelectionPlan, router: Router) -> SelectionPlan:
     if plan.columns(router) != router.top_k:
         raise ValueError(f"kmax = {plan.kmax} columns; the model's own routing has {router.top_k}")
     return replace(plan, k0=None, p=1.0, beta=None, warm_rows=None)
-
-
-def assign(
-    layers: Sequence[Layer], steps: Sequence[Step | None], in_force: InForce, graphs: Graphs, is_captured: bool
-) -> tuple[list[Assignment], set[str | None]]:
-    """Return each layer's assignment for its step, and the reasons of `InForce.name_outcome`.
-
-    An eager step selects by the active policy; a step that is being captured selects as in the first capture of its
-    size. The assignments for a plain step (`Step.is_plain`) are decided once for its key.
-    """
-    first = steps[0]
-    if first is not None and is_captured:
-        graphs.begin(first.key, in_force.lanes)
-    key = first.key if first is not None and first.is_plain and not is_captured else None
-    known = None if key is None else in_force.assigned.get(key)
-    if known is None:
-        pairs = zip(layers, steps, strict=True)
-        found = [_assign_one(layer, step, in_force, graphs, is_captured) for layer, step in pairs]
-        reasons = set() if first is None else {reason for _, reason in found}
-        known = [assignment for assignment, _ in found], reasons
-        if key is not None:
-            in_force.assigned[key] = known
-    return known
-
-
-def _assign_one(
-    layer: Layer, step: Step | None, in_force: InForce, graphs: Graphs, is_captured: bool
-) -> tuple[Assignment, str | None]:
-    """Return (a layer's assignment, the reason why the layer has no plan, or None)."""
-    if step is None:
-        return Assignment(), None
-    plan, against = in_force.find(layer, step.key)
-    assignment = Assignment(plan, step, fits=in_force.fit(layer, step.key))
-    if is_captured:
-        assignment = graphs.keep(layer, step.key, assignment)
-    return assignment, None if assignment.plan is not None else against

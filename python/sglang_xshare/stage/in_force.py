@@ -15,7 +15,7 @@ from ..policies.plan import SelectionPlan
 from ..policies.schedule import Schedule
 from ..policies.spelling import spell_policy
 from ..upstream.batches import Batches
-from .frame import Assignment, Calls
+from .frame import Assignment, Calls, Frame
 from .gather import Ranks
 from .lane import Lane
 from .layer import Layer
@@ -53,23 +53,19 @@ class InForce:
     is_named: bool = True
 
     # Caches, which are empty in each new value.
-    assigned: dict[StepKey, tuple[list[Assignment], set[str | None]]] = field(default_factory=dict, init=False)
-    """The results of `graphs.assign` for steps without padding and without exact rows."""
+    _assigned: dict[tuple[StepKey, int | None], list[Assignment]] = field(default_factory=dict, init=False)
     calls: Calls = field(default_factory=dict, init=False)
     """The compiled calls on a CPU, by layer, plan and shape of a step; see `Layer`."""
-    _found: dict[Place, tuple[SelectionPlan | None, str | None]] = field(default_factory=dict, init=False)
+    _found: dict[tuple[Place, int | None], tuple[SelectionPlan | None, str | None]] = field(
+        default_factory=dict, init=False
+    )
     _fitting: dict[tuple[Place, int], bool] = field(default_factory=dict, init=False)
-    _replays: dict[StepKey | None, Forward | None] = field(default_factory=dict, init=False)
+    _replays: dict[StepKey | None, Forward] = field(default_factory=dict, init=False)
 
     @property
     def observes(self) -> bool:
         """True under `observe`: plans select, and the model routes."""
         return self.schedule is not None and bool(self.schedule.observed)
-
-    @property
-    def masks_only(self) -> bool:
-        """True if padding rows are masked and no policy selects."""
-        return self.masks and self.schedule is None
 
     @cached_property
     def by_depth(self) -> bool:
@@ -110,29 +106,26 @@ class InForce:
         spelling = spell_policy(keys.pop("policy"), keys)
         return spelling if len(spelling) <= LONGEST else f"{self.description['policy']}, plan {self.hash}"
 
-    def name_outcome(self, reasons: set[str | None]) -> str:
-        """Return an eager forward's outcome. `reasons` has one reason for each layer without a plan, and None for a
-        layer with one; it is empty in a prefill.
-        """
-        if not reasons:
-            return "prefill"
-        if None in reasons:
+    def name_outcome(self, assignments: Sequence[Assignment]) -> str:
+        """Return the outcome of an eager forward in which layers have these assignments."""
+        if any(one.plan is not None for one in assignments):
             return "observed" if self.observes else "policy"
-        return next(reason for reason in REASONS if reason in reasons)
+        reasons = {one.reason for one in assignments}
+        return next((reason for reason in REASONS if reason in reasons), "prefill")
 
-    def tell(self, outcome: str) -> Forward | None:
-        """Return what the requests of an eager forward count; None until a policy has been active."""
+    def tell(self, frame: Frame, find_key: Callable[[StepKey], StepKey]) -> Forward | None:
+        """Return what the requests of a forward count; None until a policy has been active. A graph's replay, which
+        does not run the model's forward, counts by the key of its graph, which `find_key` returns.
+        """
         if self.spelling is None:
             return None
-        return Forward(self.spelling, outcome != "prefill", outcome == "policy" and self.schedule is not None)
-
-    def tell_replay(self, key: StepKey | None, find_key: Callable[[StepKey], StepKey]) -> Forward | None:
-        """Return the same for a graph's replay, which does not run the model's forward, by the graph's key. Without a
-        `key` the replay is that of a prefill.
-        """
+        outcome = frame.outcome
+        if outcome is not None:
+            return Forward(self.spelling, outcome != "prefill", outcome == "policy" and self.schedule is not None)
+        key = frame.key
         if key not in self._replays:
             acts = key is not None and self.acts(find_key(key))
-            self._replays[key] = None if self.spelling is None else Forward(self.spelling, key is not None, acts)
+            self._replays[key] = Forward(self.spelling, key is not None, acts)
         return self._replays[key]
 
     def acts(self, key: StepKey) -> bool:
@@ -143,16 +136,25 @@ class InForce:
 
     def find(self, layer: Layer, key: StepKey) -> tuple[SelectionPlan | None, str | None]:
         """Return (a layer's plan in a step of this size, None), or (None, the reason why the layer has no plan)."""
-        if (layer, key) not in self._found:
-            self._found[layer, key] = self._choose(layer, key)
-        return self._found[layer, key]
+        place = (layer, key), layer.num_slots  # SGLang may size the slots only after the first question
+        if place not in self._found:
+            self._found[place] = self._choose(layer, key)
+        return self._found[place]
+
+    def assign(self, key: StepKey) -> list[Assignment]:
+        """Return the assignment of each layer in an eager step of this size."""
+        place = key, self.layers[0].num_slots
+        if place not in self._assigned:
+            found = [(layer, *self.find(layer, key)) for layer in self.layers]
+            self._assigned[place] = [Assignment(plan, why, fits=self.fit(layer, key)) for layer, plan, why in found]
+        return self._assigned[place]
 
     def fit(self, layer: Layer, key: StepKey) -> bool:
         """Return whether the layer's slots hold all active experts of such a step, for all logits."""
         slots = layer.num_slots
         if slots is None:
             return True
-        place = (layer, key), slots  # SGLang may size the slots only after the first question
+        place = (layer, key), slots
         if place not in self._fitting:
             plan, experts = self.find(layer, key)[0], layer.paging.num_experts
             fits = bounds.fits_slots(plan, layer.router, experts, key.rows, key.tokens_per_request, slots)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from ..policies.plan import SelectionPlan
 from ..policies.schedule import Schedule
-from ..types import Selection, Tally
+from ..types import Tally
 from .record.counters import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, RESCUED, ROWS, Counters, Reader
 
 if TYPE_CHECKING:
-    from .frame import Frame
+    from .frame import Running
 
 
 class Lane:
@@ -34,32 +33,12 @@ def make_lanes(schedule: Schedule | None, acting: Lane) -> list[Lane]:
     return [Lane(spelling, acting.counters.make_alike()) for spelling in observed]
 
 
-def observe(
-    frame: Frame,
-    number: int,
-    plans: Sequence[SelectionPlan],
-    logits: torch.Tensor,
-    select: Callable[..., Selection],
-) -> None:
-    """Select by the plan of every silent lane on router logits [n, N] of layer `number`. Equal plans select once.
-    `select` is that of the layer.
+def find_tables(running: Running) -> Tally | None:
+    """Return a forward's counts under the routing that acts, which is the model's own under `observe`; None if no row
+    was routed.
     """
-    chosen: dict[SelectionPlan, Selection] = {}
-    for plan, tables in zip(plans, frame.tables, strict=True):
-        tally = tables.of(number, logits)
-        if plan not in chosen:
-            chosen[plan] = select(logits, plan, tally=tally)
-        elif tally is not None:
-            tally.take(chosen[plan])
-    frame.selections[number] = chosen[plans[0]]
-
-
-def find_tables(frame: Frame) -> Tally | None:
-    """Return a frame's counts under the routing that acts, which is the model's own under `observe`. Return None before
-    a layer has selected.
-    """
-    tally = frame.tables[0].tally
-    return replace(tally, active=tally.vanilla_active) if tally is not None and frame.observed is not None else tally
+    tally = running.tables[0].tally
+    return replace(tally, active=tally.vanilla_active) if tally is not None and running.observed is not None else tally
 
 
 def count_vanilla(counts: torch.Tensor) -> torch.Tensor:

@@ -18,12 +18,12 @@ from ..upstream.routing import carry, folds_scaling, num_shared_slots, record_ro
 from ..upstream.server import is_recorded
 from ..upstream.triton_kernels import find_contract
 from . import handover
-from .frame import Assignment, Frame, Slot
-from .lane import observe
+from .frame import Running, Slot
 from .placement import Placement
 from .step import Step
 
 if TYPE_CHECKING:
+    from ..policies.schedule import Schedule
     from ..selection.triton_kernel.budgets import Budgets
 
 
@@ -107,20 +107,16 @@ class Layer:
         return None if self.paging is None else count_slots(self.paging)
 
     @property
-    def frame(self) -> Frame:
-        """The current forward."""
-        assert self.slot.frame is not None
-        return self.slot.frame
-
-    @property
-    def assignment(self) -> Assignment:
-        """The layer's assignment in the current forward."""
-        return self.frame.assignments[self.number]
+    def running(self) -> Running:
+        """The model's forward, in which the layer selects."""
+        running = self.slot.running
+        assert running is not None
+        return running
 
     @property
     def step(self) -> Step:
-        """The step at hand, in which the layer selects."""
-        step = self.assignment.step
+        """The layer's step in the model's forward."""
+        step = self.running.steps[self.number]
         assert step is not None
         return step
 
@@ -130,24 +126,34 @@ class Layer:
 
     def _selects(self, logits: torch.Tensor) -> bool:
         """Return whether the layer selects in this forward. Under `observe` count every plan, and return False."""
-        frame = self.slot.frame
-        if frame is None or not frame.is_running:
+        running = self.slot.running
+        if running is None:
             # A captured count would run in every replay, and a replay's forward has its own outcome.
             if self.number == 0 and self.slot.counters is not None and not is_recorded():
                 self.slot.counters.count_outcome("no_context")
             return False
-        if frame.assignments[self.number].plan is None:
+        if running.assignments[self.number].plan is None:
             return False
-        if frame.observed is None:
-            return True
-        plans = frame.observed.plans_for(self.layer_id, self.step.phase, self.step.rows)
-        observe(frame, self.number, plans, self.collect(logits), self.select)
-        return False
+        if running.observed is not None:
+            self._observe(running.observed, self.collect(logits))
+        return running.observed is None
+
+    def _observe(self, observed: Schedule, logits: torch.Tensor) -> None:
+        """Select by the plan of every silent lane on router logits [n, N]. Equal plans select once."""
+        running, chosen = self.running, dict[SelectionPlan, Selection]()
+        plans = observed.plans_for(self.layer_id, self.step.phase, self.step.rows)
+        for plan, tables in zip(plans, running.tables, strict=True):
+            tally = tables.of(self.number, logits)
+            if plan not in chosen:
+                chosen[plan] = self.select(logits, plan, tally=tally)
+            elif tally is not None:
+                tally.take(chosen[plan])
+        running.selections[self.number] = chosen[plans[0]]
 
     def join(self, num_experts: int, device: str) -> None:
         """Select in a step that this rank has no rows for: the other ranks wait for its part of the gather."""
-        frame = self.slot.frame
-        if frame is None or not frame.is_running or self.assignment.plan is None:
+        running = self.slot.running
+        if running is None or running.assignments[self.number].plan is None:
             return
         rows = 0 if self.step.gather is not None else self.step.rows
         logits = torch.zeros(rows, num_experts, device=device)
@@ -163,14 +169,10 @@ class Layer:
         RuntimeError where the router sees other rows than the step has: requests and padding would be mistaken.
         """
         slots = self.with_shared if topk > self.router.top_k else self.slots
-        frame, rows = self.frame, len(gating_output)
-        step = frame.assignments[self.number].step
-        assert step is not None
-        gather = step.gather
+        gather, rows = self.step.gather, len(gating_output)
         if self.hands_over and handover.is_prebuilt and gather is None and rows not in self.untaken:
             slots = self._aligned[slots]
-        logits = gating_output if gather is None else self.collect(gating_output)
-        out = self._select_in_force(frame, logits, slots)
+        out = self._select_in_force(gating_output if gather is None else self.collect(gating_output), slots)
         if out.alignment is not None:
             self.untaken.add(rows)  # until the runner takes the alignment
             experts = len(out.active) + slots.shared
@@ -208,21 +210,20 @@ class Layer:
         if output_format == type(output_format).BYPASSED:
             logits = logits.bfloat16()  # which the runner ranks
         elif self.router.scaling == 1 and (contract := find_contract(logits, self.router.top_k)) is not None:
-            out = self._select_in_force(self.frame, logits, contract.slots)
+            out = self._select_in_force(logits, contract.slots)
             return None, contract.pack(out.topk_ids, out.topk_weights, logits)
-        out = self._select_in_force(self.frame, logits, MASKING)
+        out = self._select_in_force(logits, MASKING)
         assert out.masked_logits is not None
         return output_format, out.masked_logits
 
-    def _select_in_force(self, frame: Frame, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
+    def _select_in_force(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
         """Select by the layer's plan, count the selection, and keep it in the frame."""
-        assignment = frame.assignments[self.number]
-        plan, step, buffer = assignment.plan, assignment.step, assignment.buffer
+        running, step = self.running, self.step
+        plan, buffer = running.assignments[self.number].plan, running.assignments[self.number].buffer
         assert plan is not None
-        assert step is not None
-        tally = frame.tables[0].of(self.number, logits) if frame.tables else None
+        tally = running.tables[0].of(self.number, logits) if running.tables else None
         # Keying by `id()` is safe: the cache keeps the plan alive, and the layer keeps its slots.
-        batch, calls = step.batch, frame.calls
+        batch, calls = step.batch, running.calls
         sizes = logits.shape, step.rows, batch.tokens_per_request, batch.exact is None
         place = self.number, id(plan), id(slots), sizes
         known = calls.get(place) if buffer is None and calls is not None else None
@@ -231,10 +232,10 @@ class Layer:
         else:
             selection = self.select(logits, plan, slots, tally, buffer)  # `select` checks all of its arguments
             if known is None and buffer is None and calls is not None:
-                if len(calls) >= MAX_CALLS * len(frame.assignments):
+                if len(calls) >= MAX_CALLS * len(running.assignments):
                     calls.clear()
                 calls[place] = plan, prepare(logits, plan, self.router, batch, slots)
-        frame.selections[self.number] = selection
+        running.selections[self.number] = selection
         return selection
 
     def _find_ranks(self, plan: SelectionPlan) -> torch.Tensor | None:
@@ -261,17 +262,8 @@ class Layer:
         tally: Tally | None = None,
         budgets: Budgets | None = None,
     ) -> Selection:
-        """What `plan` chooses from router logits [n, N] in this step. Raises RuntimeError as `choose` does."""
-        rows = self.step.rows
-        if len(logits) != rows:
-            raise RuntimeError(f"MoE layer {self.layer_id}: {len(logits)} router rows in a step of {rows}")
-        return select(
-            logits,
-            plan,
-            self.router,
-            self.step.batch,
-            rank_of_expert=self._find_ranks(plan),
-            slots=slots,
-            tally=tally,
-            budgets=budgets,
-        )
+        """Return what `plan` selects from router logits [n, N] in this step. Raises RuntimeError as `choose` does."""
+        step, ranks = self.step, self._find_ranks(plan)
+        if len(logits) != step.rows:
+            raise RuntimeError(f"MoE layer {self.layer_id}: {len(logits)} router rows in a step of {step.rows}")
+        return select(logits, plan, self.router, step.batch, ranks, slots=slots, tally=tally, budgets=budgets)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..upstream.paging import Residents
-from .frame import Frame
+from .frame import Running
 from .layer import Layer
 from .record.counters import EXCEEDED
 from .step import Step
@@ -32,10 +32,10 @@ class PagedLayers:
         batches = (replace(step.batch, resident=loaded, slots=slots) for loaded in self.residents.loaded)
         return [replace(step, batch=batch) for batch in batches]
 
-    def fits(self, method: Any, frame: Frame) -> bool:
-        """Return whether the experts that upstream's method was just handed in `frame` surely fit its slots."""
+    def fits(self, method: Any, running: Running) -> bool:
+        """Return whether the experts that upstream's method was just handed surely fit its slots."""
         number = self._numbers[id(method)]
-        return frame.selections[number] is not None and frame.assignments[number].fits
+        return running.selections[number] is not None and running.assignments[number].fits
 
     def check(self, totals: torch.Tensor) -> None:
         """Raise `SlotsExceeded` where a layer has counted it in `totals`. Waits for the device."""

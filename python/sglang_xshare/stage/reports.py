@@ -34,15 +34,11 @@ class Reports:
         self._failed: set[str] = set()
         self.exporter = Exporter()
         self._published = 0, 0
-        """The scheduler's counts of forwards at the last call of `is_due`."""
+        """The scheduler's counts of forwards at the last call of `note`."""
         self.reporter: Any = None
         """The metrics reporter of upstream's scheduler; None before its first request or first idle turn."""
         self._unpublished = 0
-        """Forwards since the last call of `is_due`."""
-
-    def invalidate(self) -> None:
-        """Make the next `is_due` return True even without a step since the last call."""
-        self._published = -1, -1
+        """Forwards since the last call of `note`."""
 
     def log(self, in_force: InForce) -> str:
         """Return the end of a decode log line."""
@@ -51,8 +47,10 @@ class Reports:
     def _format_log(self, lanes: Sequence[Lane]) -> str:
         return format_log(self.acting.logged.read()) + format_observed(lanes)
 
-    def is_due(self, reporter: Any) -> bool:
-        """Return whether upstream's `reporter` has counted a step since the last call."""
+    def note(self, reporter: Any) -> bool:
+        """Note the forwards that upstream's `reporter` has counted. Return whether there are more than at the last
+        call.
+        """
         # An idle server asks again and again, and must not copy from the device each time. SGLang counts forwards, also
         # those for other ranks' requests alone, when it launches them, and decode steps when they are done.
         self.reporter, self._unpublished = reporter, 0
@@ -62,7 +60,7 @@ class Reports:
 
     def count_forward(self) -> Any:
         """Count a forward. Return the reporter to publish to if more forwards than a decode log interval have passed
-        since the last call of `is_due`, else None. A rank that decodes publishes earlier than that, with its log.
+        since the last call of `note`, else None. A rank that decodes publishes earlier than that, with its log.
         """
         self._unpublished += 1
         overdue = self.reporter is not None and self._unpublished > self.reporter.decode_log_interval

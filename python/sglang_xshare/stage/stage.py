@@ -18,9 +18,9 @@ from ..upstream.server import is_recorded
 from . import handover
 from .acceptance import Acceptance
 from .exact import Exact
-from .frame import Frame
+from .frame import Assignment, Frame, Running
 from .gather import Ranks
-from .graphs import Graphs, assign
+from .graphs import Graphs
 from .in_force import InForce
 from .lane import Lane, count_vanilla, find_tables, make_lanes
 from .layer import Layer
@@ -44,9 +44,9 @@ class Stage:
     `batches` are the sizes that the server's steps can have. `ranks` describe a server whose ranks each route their own
     rows. With `masks` padding rows are masked also after a switch to vanilla. If `tp_size` is above 1, the
     tensor-parallel ranks compare their selections: if these differ, the server switches to vanilla, or ends if `stops`
-    is set. `exact` holds the exact requests, `acceptance` the estimate of accepted drafts. `find_batches` returns the
-    batches with the sizes that SGLang captures, once a capture runs. `recapture` captures the graphs again; its
-    argument is that of `upstream.graphs.capture_again`.
+    is set. `exact` holds the exact requests, `acceptance` the estimate of accepted drafts. `find_batches`, called in a
+    capture with a schedule's `rows`, returns the batches with the sizes that SGLang captures. `recapture` captures the
+    graphs again; its argument is that of `upstream.graphs.capture_again`.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Stage:
         stops: bool = False,
         exact: Exact | None = None,
         acceptance: Acceptance | None = None,
-        find_batches: Callable[[], Batches] | None = None,
+        find_batches: Callable[[str], Batches] | None = None,
         recapture: Callable[[Callable[[int], bool] | None], None] | None = None,
     ) -> None:
         self.layers, self.device, self.stops = layers, device, stops
         # A CPU server captures no graphs: only a gather pads its rows, and a gather's rows are always masked. On other
         # devices the mask takes one comparison in each step.
-        self.reads_padding = device != "cpu"
+        self.reads_padding = device != "cpu" or masks or schedule is None
         self._layer_ids = layer_ids = [layer.layer_id for layer in layers]
         self._find_batches, self.recapture = find_batches, recapture
         placement = layers[0].placement
@@ -101,34 +101,39 @@ class Stage:
         """Return what `forward` returns. Assign plans to layers, and check and count what the layers select."""
         on_gpu = self.device != "cpu"
         is_captured, captures = on_gpu and is_recorded(), on_gpu and is_capturing()
-        masks = self.reads_padding or self.in_force.masks_only
         by_depth = self.in_force.by_depth or (captures and self.graphs.by_depth)
-        step = read_step(forward_batch, masks, self.in_force.ranks, self.exact, by_depth)
+        exact = None if self.exact.refuses else self.exact
+        step = read_step(forward_batch, self.reads_padding, self.in_force.ranks, exact, by_depth)
         if captures and step is not None:  # SGLang captures prefills before it sets the sizes of decode graphs
             self._read_batches()
-        in_force = self.in_force
-        steps = [step] * len(self.layers) if step is None or self.paged is None else self.paged.divide(step)
-        assignments, reasons = assign(self.layers, steps, in_force, self.graphs, is_captured)
+        in_force, layers = self.in_force, self.layers
+        steps = [step] * len(layers) if step is None or self.paged is None else self.paged.divide(step)
+        if step is None:
+            assignments = [Assignment()] * len(layers)
+        else:
+            assignments = self.graphs.capture(step.key, in_force) if is_captured else in_force.assign(step.key)
+        outcome = in_force.name_outcome(assignments)
+        self.acting.counters.count_outcome(outcome, step)
+        tables = [lane.counters.begin() for lane in in_force.lanes or (self.acting,)]
+        observed = in_force.schedule if in_force.lanes else None
         former = self.slot.frame  # the model runner's; SGLang captures the model's forward alone
         self.slot.frame = frame = former or Frame()
-        frame.step, frame.calls, frame.outcome = step, in_force.calls, in_force.name_outcome(reasons)
-        self.acting.counters.count_outcome(frame.outcome, step)
-        frame.tables = [lane.counters.begin() for lane in in_force.lanes or (self.acting,)]
-        frame.observed = in_force.schedule if in_force.lanes else None
-        frame.begin(assignments)
+        frame.outcome, frame.running = outcome, Running(steps, assignments, tables, in_force.calls, observed)
         try:
             output = forward()
             if step is not None:
-                self._finish(frame, step, captures and not is_captured)
+                self._finish(step, frame.running, captures and not is_captured)
             return output
         finally:
-            frame.is_running = False
-            self.slot.frame = former
+            frame.running, self.slot.frame = None, former
             handover.withdraw()
 
     def _read_batches(self) -> None:
         """Read the sizes that SGLang captures, which it sets after the weights have loaded."""
-        batches = self.in_force.batches if self._find_batches is None else self._find_batches()
+        if self._find_batches is None:
+            return
+        ranks = self.in_force.ranks
+        batches = self._find_batches("batch" if ranks is None or ranks.together else "rank")
         if batches != self.in_force.batches:
             self.in_force = replace(self.in_force, batches=batches)
 
@@ -141,8 +146,7 @@ class Stage:
             self._weigh()
         if key is not None and self.exact.is_used:
             self.exact.write(forward_batch.rids or (), key.tokens_per_request)
-        self.slot.frame = frame = Frame()
-        frame.key = key
+        self.slot.frame = frame = Frame(key)
         return frame
 
     def _weigh(self) -> None:
@@ -163,9 +167,7 @@ class Stage:
         # With data-parallel attention the first rank reports for all, and may itself decode nothing for long.
         if getattr(forward_batch, "global_num_tokens_cpu", None) is not None:
             self.publish(self.reports.count_forward())
-        if frame.outcome is None:
-            return self.in_force.tell_replay(frame.key, self.graphs.find_key)
-        return self.in_force.tell(frame.outcome)
+        return self.in_force.tell(frame, self.graphs.find_key)
 
     def join(self, topk_config: Any) -> None:
         """Select in a layer that this rank has no rows for: the other ranks wait for its part of the gather."""
@@ -173,26 +175,26 @@ class Stage:
         if layer is not None and self.in_force.ranks is not None:
             layer.join(self.in_force.ranks.num_experts, self.device)
 
-    def _finish(self, frame: Frame, step: Step, is_next_captured: bool) -> None:
+    def _finish(self, step: Step, running: Running, is_next_captured: bool) -> None:
         """Check that every layer with a plan has selected, and count the selections. Make the buffers of the graph if
         this step `is_next_captured`.
         """
-        if not frame.check(self._layer_ids):
+        if not running.check(self._layer_ids):
             return
-        tables = find_tables(frame)
+        tables = find_tables(running)
         if tables is not None and self.balance is not None:
             self.balance.count(tables)
         observed = {}
-        if frame.observed is not None:
-            lanes = zip(self.in_force.lanes, frame.tables, strict=True)
+        if running.observed is not None:
+            lanes = zip(self.in_force.lanes, running.tables, strict=True)
             observed = {lane.name: lane.counters.count(step, own) for lane, own in lanes}
             counts = count_vanilla(next(iter(observed.values())))
             self.acting.counters.totals += counts
         else:
-            fits = [assignment.fits for assignment in frame.assignments] if self.paged is not None else []
-            counts = self.acting.counters.count(step, frame.tables[0], fits)
+            fits = [assignment.fits for assignment in running.assignments] if self.paged is not None else []
+            counts = self.acting.counters.count(step, running.tables[0], fits)
             if is_next_captured:
-                self.graphs.prepare(self.layers, frame, step)
+                self.graphs.prepare(self.layers, step, running)
             if tables is not None and self.agreement is not None and self.agreement.compares(self.in_force.ranks):
                 self.agreement.count(tables.active)
         if self.trace is not None:
@@ -200,12 +202,13 @@ class Stage:
 
     def fits_slots(self, method: Any) -> bool:
         """Return whether the experts that upstream's `PagedExpertsMoEMethod` was just handed surely fit its slots."""
-        frame = self.slot.frame
-        if frame is None or not frame.is_running:
+        running = self.slot.running
+        if running is None:
             return False
-        if self.paged is None:  # for a prefill's many entries upstream's kernel, on one warp, is the slower way
-            return frame.step is not None and count_slots(method) >= method.num_experts
-        return self.paged.fits(method, frame)
+        if self.paged is None:
+            # Not in a prefill: for its many entries upstream's kernel, which runs on one warp, is slower than the host.
+            return running.steps[0] is not None and count_slots(method) >= method.num_experts
+        return self.paged.fits(method, running)
 
     def allows_graph(self, forward_batch: Any) -> bool:
         """Return whether a decode graph may be replayed for a batch. A graph may not if it cannot follow to vanilla, or
@@ -222,16 +225,17 @@ class Stage:
         captured = self.graphs.find_key(key)
         return captured not in self.graphs.stale and all(self.in_force.fit(layer, captured) for layer in self.layers)
 
-    def report(self, reporter: Any) -> str:
+    def report(self, reporter: Any, always: bool = False) -> str:
         """Return the decode log's part on what happened since its last line, and publish."""
-        self.publish(reporter)
+        self.publish(reporter, always)
         return self.reports.log(self.in_force)
 
-    def publish(self, reporter: Any) -> None:
+    def publish(self, reporter: Any, always: bool = False) -> None:
         """Update metrics and trace on one rank, because all ranks have the same steps. The host waits for the device
-        only here and in `report`: once a log interval, and when the server turns idle. Do nothing without a `reporter`.
+        only here and in `report`: once a log interval, and when the server turns idle. Do nothing without a `reporter`,
+        and, unless `always`, if there was no step since the last update.
         """
-        if reporter is None or not is_first_rank() or not self.reports.is_due(reporter):
+        if reporter is None or not is_first_rank() or not (self.reports.note(reporter) or always):
             return
         if self.paged is not None:
             self.paged.check(self.acting.counters.totals)

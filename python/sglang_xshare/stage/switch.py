@@ -19,73 +19,74 @@ from .stage import Stage
 logger = logging.getLogger(__name__)
 
 
-def check_switch(
-    stage: Stage, schedule: Schedule | None, rule: Rule | None = None, recaptures: bool = True
-) -> tuple[InForce, bool]:
-    """Return the policy that `switch` would make active, and whether `switch` would capture graphs again. Raises
-    ValueError, in one line, if the graphs need a capture that the server cannot do, or `recaptures` does not allow.
+def make_next(stage: Stage, schedule: Schedule | None, rule: Rule | None = None) -> InForce:
+    """Return the policy of another schedule, None for vanilla, for a switch from the active one.
 
-    `rule` replaces the schedule's rule for exact requests. Vanilla and `observe` keep the former policy's rule, because
+    `rule` replaces the schedule's rule for exact requests. Vanilla and `observe` keep the active policy's rule, because
     that policy may come back.
     """
-    former = stage.in_force
+    former, ranks = stage.in_force, stage.in_force.ranks
     if rule is None:
         rule = former.rule if schedule is None or schedule.observed else schedule.exact
     schedule = schedule and schedule.weigh(stage.acceptance.number)
-    latter = replace(former, schedule=schedule, rule=rule, is_named=True)
-    if former.ranks is not None and schedule is not None:
-        latter = replace(latter, ranks=replace(former.ranks, together=schedule.rows == "batch"))
-    if latter.given != former.given:  # the same plans keep their lanes: captured graphs write to their counters
-        latter = replace(latter, lanes=make_lanes(schedule, stage.acting))
-    misfits = {} if schedule is None else stage.graphs.find_misfits(latter)
-    if stage.graphs.captured and latter.ranks != former.ranks:
+    if ranks is not None and schedule is not None:
+        ranks = replace(ranks, together=schedule.rows == "batch")
+    latter = replace(former, schedule=schedule, rule=rule, ranks=ranks, is_named=True)
+    if latter.given == former.given:  # the same plans keep their lanes: captured graphs write to their counters
+        return latter
+    return replace(latter, lanes=make_lanes(schedule, stage.acting))
+
+
+def make_again(stage: Stage, former: InForce) -> InForce:
+    """Return a policy that was active before, for a switch back: with the latest estimate and captured sizes."""
+    schedule = former.schedule and former.schedule.weigh(stage.acceptance.number)
+    return replace(former, schedule=schedule, batches=stage.in_force.batches)
+
+
+def needs_capture(stage: Stage, latter: InForce, recaptures: bool = True) -> bool:
+    """Return whether a switch to `latter` captures graphs again. Raises ValueError, in one line, if the server cannot
+    do so, or `recaptures` does not allow it.
+    """
+    misfits = {} if latter.schedule is None else stage.graphs.find_misfits(latter)
+    if stage.graphs.captured and latter.ranks != stage.in_force.ranks:
         misfits["the rows that ranks gather change"] = set()
     if misfits and (stage.recapture is None or not recaptures):
-        raise ValueError(describe_misfits(misfits, recaptures))
-    return latter, bool(misfits)
+        raise ValueError(describe_misfits(misfits, stage.recapture is not None))
+    return bool(misfits)
 
 
 def switch(
-    stage: Stage,
-    schedule: Schedule | None,
-    reporter: Any,
-    number: int = 0,
-    rule: Rule | None = None,
-    recaptures: bool = True,
+    stage: Stage, latter: InForce, reporter: Any, number: int | None = None, recaptures: bool = True
 ) -> float | None:
-    """Select by another schedule, None for vanilla, from the next step on. Return the seconds of a capture, None if no
-    graph was captured. `number` is the server's number for this switch, 0 for the former number plus one; `rule` and
-    `recaptures` are those of `check_switch`.
+    """Make `latter` the active policy from the next step on. Return the seconds of a capture, None if no graph was
+    captured. `number` is the server's number for this switch, by default the former number plus one.
 
     Metrics, log and trace (`reporter` as in `Stage.publish`) are updated first, so none of them mixes two policies: the
-    host waits for the device twice. Raises ValueError, and keeps the former policy, as `check_switch` does and if the
+    host waits for the device twice. Raises ValueError, and keeps the former policy, as `needs_capture` does and if the
     capture fails.
     """
     former = stage.in_force
-    latter, captures = check_switch(stage, schedule, rule, recaptures)
+    captures = needs_capture(stage, latter, recaptures)
     wait_for_device(stage.device)
-    stage.reports.invalidate()  # the step that was in flight at the last look belongs to the former policy
-    counted = stage.report(reporter)
+    # Always, because the step that was in flight at the last update belongs to the former policy.
+    counted = stage.report(reporter, always=True)
     seconds = None
     if stage.agreement is not None:
-        # What is wrong with these plans shows at once. This comes before a capture, which may fail on one rank alone,
-        # because all ranks must compare after the same forward.
-        stage.agreement.forwards = 0
+        stage.agreement.begin()  # before a capture, which may fail on one rank: all must compare after the same forward
     if captures:
-        seconds = _capture(stage, former, latter)
+        seconds = _capture(stage, latter)
         latter = stage.in_force  # with the sizes that were captured
     else:
         stage.graphs.follow(latter)
     wait_for_device(stage.device)
     stage.acting.since_switch.read()
-    stage.switches = number or stage.switches + 1
+    stage.switches = stage.switches + 1 if number is None else number
     stage.disagreement = None
     stage.in_force = latter
     if stage.trace is not None:
         stage.trace.switch(stage.switches, latter.given)
     show_plan(latter.plan)
-    stage.reports.invalidate()
-    stage.publish(reporter)
+    stage.publish(reporter, always=True)
     change = f"{json.dumps(former.given)} -> {json.dumps(latter.given)}"
     again = "" if seconds is None else f" (graphs captured again in {seconds:.1f} s)"
     logger.info("Expert policy switch %d: %s%s; until now%s", stage.switches, change, again, counted.removeprefix(","))
@@ -106,22 +107,22 @@ def compare_ranks(stage: Stage) -> None:
         "differ, and the sum of their outputs was wrong"
     )
     selects = in_force.schedule is not None and not in_force.observes
-    then = "vanilla from the next step on" if selects else "no policy is in force"
+    then = "vanilla from the next step on" if selects else "no policy is active"
     log = logger.error if is_first_rank() else logger.debug
     log("Expert policy: %s; %s", reason, "the server ends" if stage.stops else then)
     if stage.stops:
         end_server()
     if selects:
         agreement.counts["fallbacks"] += 1
-        switch(stage, None, stage.reports.reporter)
+        switch(stage, make_next(stage, None), stage.reports.reporter)
     stage.disagreement = reason
 
 
-def _capture(stage: Stage, former: InForce, latter: InForce) -> float:
+def _capture(stage: Stage, latter: InForce) -> float:
     """Capture all graphs again under the latter policy, and return the seconds. If the capture fails, capture them
-    under the former policy, and raise ValueError.
+    under the active policy, and raise ValueError.
     """
-    began = time.monotonic()
+    began, former = time.monotonic(), stage.in_force
     reason = _capture_under(stage, latter)
     if reason is None:
         return time.monotonic() - began

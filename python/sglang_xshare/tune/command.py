@@ -1,4 +1,4 @@
-"""The subcommand `tune`: its flags, its progress, what it leaves."""
+"""The subcommand `tune`: its flags, its progress, its files."""
 
 from __future__ import annotations
 
@@ -34,13 +34,11 @@ DESCRIPTION = (
 LADDER = ("k0=0,add=8", *(f"k0=1,add={add}" for add in (0, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32)))
 SETTINGS = tuple(f"xshare:{keys},utility=squared,own_share=0.75" for keys in LADDER)
 PROCESSOR = "--enable-custom-logit-processor"
-"""A server's flag for text that is forced. SGLang's alternatives compute log-probabilities of a prefill, or after a
-grammar's mask.
-"""
+"""The server's flag for forced text. SGLang's alternatives give log-probabilities of a prefill, or behind a mask."""
 WARNING = f"Warning: with {PROCESSOR} SGLang unpickles what any client sends, which can run code in the server"
 ADVICE = "tune on a server that nobody else can reach, and serve without that flag"
 GROUPS = 8
-"""Of layers, at most, where not given."""
+"""Groups of layers, at most, by default."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -51,9 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     settings = f"a setting to choose from: {SPELLING} (default: {len(SETTINGS)} of xshare)"
     flag("policies", nargs="*", type=_setting, default=list(SETTINGS), metavar="POLICY", help=settings)
     flag("--texts", type=path, required=True, metavar="DIR", help="*.txt of your own traffic, a kind of text each")
-    tolerance = (
-        "rise of cross-entropy, such as 0.5%%; the greedy agreement with vanilla that it leaves is told beside it"
-    )
+    tolerance = "rise of cross-entropy, such as 0.5%%; the report has the greedy agreement with vanilla"
     flag("--tolerance", type=_share, required=True, metavar="SHARE", help=tolerance)
     flag(
         "--out", type=path, required=True, metavar="DIR", help="for the plan, the report, and the trace to resume from"
@@ -68,13 +64,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def tune(arguments: argparse.Namespace) -> int:
-    """Search for every batch size, and leave plan.json and report.json. The server has its own policy again afterwards,
-    whatever happens, unless somebody else has switched it.
+    """Search for every batch size, and write plan.json and report.json. Puts the server's own policy back afterwards,
+    whatever happens, unless somebody else has switched.
     """
     guard, console = SwitchGuard(Client(arguments.url, *find_keys(arguments))), open_console()
     _check_server(guard.before, arguments)
     try_folder("--out", arguments.out)
-    # They import torch, for which neither the other subcommands nor what is refused need wait.
+    # These import torch: neither the other subcommands nor a refusal should wait for it.
     from .gauge import Gauge, pages
     from .measure import Bench, hash_asked
     from .report import describe_found, print_found, summarize
@@ -125,7 +121,7 @@ def tune(arguments: argparse.Namespace) -> int:
 
 
 def _count(console: Console, bench: Bench, total: int) -> Callable[[str], None]:
-    """What tells a line of a search of about `total` measurements, how far it is, and how long the rest may take."""
+    """Return a function that prints a line of a search of about `total` measurements, with progress and time left."""
     before, known, begun = len(bench.asked), bench.measured, time.monotonic()
 
     def tell(line: str) -> None:
@@ -138,7 +134,7 @@ def _count(console: Console, bench: Bench, total: int) -> Callable[[str], None]:
 
 
 def _check_server(answer: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Refuse settings and batches that the server cannot have."""
+    """Refuse settings that do not fit the server, and batches beyond its requests."""
     limits, largest = answer["limits"], max(arguments.batches)
     for setting in arguments.policies:
         try:
@@ -147,7 +143,7 @@ def _check_server(answer: dict[str, Any], arguments: argparse.Namespace) -> None
         except ValueError as error:
             raise ValueError(f"POLICY {setting}: {error}") from None
     if limits["most_rows"] is not None and largest > limits["most_rows"]:
-        reason = f"the server decodes {limits['most_rows']} at a time; allowed are as many, or more there"
+        reason = f"must be at most the requests that the server decodes at a time, {limits['most_rows']}"
         raise ValueError(f"--batches {largest}: {reason} (--max-running-requests)")
 
 
@@ -157,14 +153,14 @@ def _share(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: allowed is a share above 0 such as 0.5% or 0.005")
+        raise argparse.ArgumentTypeError(f"{text}: must be a share above 0 and below 1, such as 0.5% or 0.005")
     return value
 
 
 def _build(setting: str) -> SelectionPlan:
     name, keys = parse_policy(setting)
     if name in (VANILLA_SETTING, "observe"):
-        raise ValueError(f"policy {setting!r}: allowed is one that selects")
+        raise ValueError(f"policy {setting!r}: must be a policy that selects")
     return build_plan({"policy": name, **keys})
 
 

@@ -1,7 +1,5 @@
-"""Teacher forcing inside the server: a logit processor that decodes a given text, and tells how likely it was.
-
-Upstream's API carries back every token's log-probability, and those of the next most likely ones. They are made to tell
-what the model itself thought.
+"""Teacher forcing inside the server: a logit processor that decodes a given text and reports the model's own prediction
+in the log-probabilities of each token and of the next likeliest ones, which upstream's API returns.
 """
 
 import json
@@ -14,17 +12,17 @@ from typing import Any
 import torch
 
 SCALE = 100.0
-"""Nats by which one nat of log-probability stands for: float32 still tells 1e-5 nats apart."""
+"""Nats of the model for one nat of a reported log-probability: float32 still distinguishes 1e-5 nats."""
 MOST = 34.0
-"""Nats, as many as are told: the probability is less than 2e-15."""
+"""The most nats that are reported: the probability is less than 2e-15."""
 OTHER = 0.345
-"""Added to what is told where another token is likelier; all stays below ln 2, so that the forced one is decoded."""
+"""The addition to a report if another token is likelier; all stays below ln 2, so the forced token is decoded."""
 
 
 class Force:
-    """Every row's next token is the next of its `tokens`; after the last one the model is left alone. The token's
-    log-probability, negated, is `OTHER` if the model prefers another token, plus the nats of the forced one under the
-    model's logits over `SCALE`. The others share the rest of the probability as they do in the model.
+    """The logit processor: a row's next token is the next of its `tokens`; after the last one the model decides. The
+    token's log-probability, negated, is `OTHER` if the model prefers another token, plus the nats of the forced token
+    under the model's logits over `SCALE`. Other tokens share the rest of the probability as they do in the model.
     """
 
     def __call__(self, logits: torch.Tensor, params: list[dict[str, Any]]) -> torch.Tensor:
@@ -46,7 +44,7 @@ class Force:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model thought of a forced token: its nats, the likeliest token, and log-probabilities of the likeliest
+    """The model's prediction for a forced token: its nats, the likeliest token, and log-probabilities of the likeliest
     tokens and of the forced one.
     """
 
@@ -56,17 +54,17 @@ class Prediction:
 
 
 def serialize_force() -> str:
-    """`Force` as a request's `custom_logit_processor`, pickled by name: the server needs this package."""
+    """Return `Force` as a request's `custom_logit_processor`, pickled by name: the server needs this package."""
     return json.dumps({"callable": pickle.dumps(Force).hex()})
 
 
 def read_step(log_probability: float, token: int, others: Sequence[tuple[float | None, int]]) -> Prediction:
-    """From the forced token's log-probability and the next ones' (log-probability, token), by falling probability."""
+    """Read the forced token's log-probability and the next ones' (log-probability, token), by falling probability."""
     told = -log_probability
     prefers_other = told >= OTHER - 1e-4
     nats = max((told - OTHER if prefers_other else told) * SCALE, 0.0)
     likeliest = {token: -nats}
-    rest = -math.expm1(-nats)  # the probability of all others, of which they were told shares of another rest
+    rest = -math.expm1(-nats)  # the probability of all others; their reports are shares of another rest
     if rest > 0 and told > 0:
         scale = math.log(rest) - math.log(-math.expm1(-told))
         likeliest |= {other: score + scale for score, other in others if score is not None}

@@ -1,4 +1,4 @@
-"""A running server as the instrument: its policy is switched, and text forced through its own decode steps."""
+"""A running server as the instrument: it switches its policy and decodes forced text."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,20 +13,20 @@ from .server import Server
 from .texts import Sample
 
 TOP = 32
-"""Tokens that are told of each prediction."""
+"""Likeliest tokens that a server reports of each prediction."""
 LEAST = 1e-7
-"""A probability below it counts as this one: it is what float32 leaves of 1 less the others."""
+"""The least probability that counts: float32 leaves about this of 1 less the others."""
 
 
 class Gauge:
-    """Measures policies on parts of the samples, against vanilla's predictions there, asked for once. Raises
-    `PolicyError` as the server does, and where somebody else switches its policy; ValueError where steps have other
-    rows than asked for.
+    """Measurements of policies on parts of the samples, against vanilla's predictions, which are requested once. Raises
+    `PolicyError` as the server does, and if somebody else switches its policy; ValueError if steps have other rows than
+    requested.
     """
 
     top = TOP
     tokens_per_request = 1
-    """Router rows of a request in a step: more where the server verifies drafts."""
+    """Router rows of a request in a step: more than one if the server verifies drafts."""
 
     def __init__(
         self, server: Server, samples: Mapping[str, Sequence[Sample]], guard: SwitchGuard | None = None
@@ -37,8 +37,8 @@ class Gauge:
         self._vanilla: dict[tuple[int, str], list[list[Prediction]]] = {}
 
     def __call__(self, policy: dict[str, Any], batch: int, part: str) -> Measurement:
-        """Decode a part under a policy, `batch` samples at a time; what is left over is passed over. Leaves the policy
-        in force, but for vanilla's where it is known.
+        """Decode a part under a policy, `batch` samples at a time, without the samples that are left over. The policy
+        stays active, except vanilla if its predictions are known.
         """
         if (batch, part) not in self._vanilla:
             self._vanilla[batch, part] = self._force({"policy": VANILLA_SETTING}, batch, part)
@@ -54,7 +54,7 @@ class Gauge:
         check_rows(since, batch * self.tokens_per_request)
         counted = ("page_ins_before", "page_ins") if pages(since) else ("experts_before", "experts_after")
         before, after = (since[name] for name in counted)
-        # Of captured graphs also layers that stay vanilla are counted, which save nothing.
+        # Captured graphs also count layers that stay vanilla, which save nothing.
         saved = (before - after) / since["outcomes"]["policy"]
         mean = before / since["layer_steps"]
         return Measurement(nats, divergences, greedy, mean, saved, since["mean_kept_mass"])
@@ -70,13 +70,13 @@ class Gauge:
 
 
 def pages(since: Mapping[str, Any]) -> bool:
-    """Whether the server whose counts these are pages experts in, which then cost more than active ones do."""
+    """Return whether the server of these counts pages experts in, which then cost more than active ones do."""
     return since.get("page_ins") is not None
 
 
 def diverge(reference: Mapping[int, float], other: Mapping[int, float]) -> float:
-    """The Kullback-Leibler divergence of a prediction from `reference`, in nats; both are log-probabilities by token.
-    Over the tokens that both tell and one bucket for all the rest: a lower bound.
+    """Return the Kullback-Leibler divergence of a prediction from `reference`, in nats; both are log-probabilities by
+    token. It covers the tokens that both have, and one bucket for all the rest: a lower bound.
     """
     both = [(math.exp(reference[token]), math.exp(other[token])) for token in reference.keys() & other.keys()]
     rest = (1 - sum(one for one, _ in both), 1 - sum(one for _, one in both))

@@ -1,4 +1,4 @@
-"""Guards a search's switches of a server's policy: a switch by anybody else ends the search, and is left in force."""
+"""The guard of a search's switches of a server's policy: a switch by anybody else ends the search, and stays active."""
 
 from typing import Any
 
@@ -8,31 +8,33 @@ from ..policies.spelling import spell_policy
 
 
 class SwitchGuard:
-    """Switches a server's policy, and compares the number of its switches with that of its own, before and after. What
-    it switches to it calls a trial, so that no other one takes it for the policy to put back. `before` is the answer to
-    GET /expert_policy at the beginning.
+    """A server's policy, for one search. The guard compares the server's count of switches with its own, before and
+    after each switch, and marks each policy as a trial, so no other search takes it for the policy to put back.
+    `before` is the answer to GET /expert_policy at the beginning.
 
-    Raises `PolicyError` as the server does, for a server under trial, and, having changed nothing, where somebody else
-    has switched.
+    Raises `PolicyError` as the server does, for a server under trial, and, without a change, if somebody else has
+    switched.
     """
 
     def __init__(self, server: Client) -> None:
         self.server = server
         self.before = server.get_policy()
         if self.before["trial"]:
-            allowed = f"to wait for its end; or, if it was killed, sglang-xshare policy set {server.url} POLICY first"
-            raise PolicyError(f"{server.url}: its policy is another search's trial; allowed is {allowed}")
+            allowed = f"wait for its end, or if it was killed, use sglang-xshare policy set {server.url} POLICY first"
+            raise PolicyError(f"{server.url}: its policy is another search's trial; {allowed}")
         self._switches = int(self.before["switches"])
         self._asking = False
 
     def get_policy(self) -> dict[str, Any]:
-        """What GET /expert_policy answers, where nobody else has switched."""
+        """Return the answer to GET /expert_policy, unless somebody else has switched."""
         answer = self.server.get_policy()
-        self._compare(answer)
+        if answer["switches"] != self._switches:
+            count = f"switch {answer['switches']} in place of {self._switches}"
+            raise PolicyError(f"{self.server.url}: somebody else has switched its policy ({count}), which is left so")
         return answer
 
     def set_policy(self, policy: dict[str, Any]) -> None:
-        """Switch, unless somebody else has."""
+        """Switch, unless somebody else has switched."""
         self._asking = True
         if not self._switch(policy | {"trial": True}, self._switches):
             self._asking = False
@@ -41,13 +43,13 @@ class SwitchGuard:
         self._switches += 1
 
     def restore(self) -> bool:
-        """Switch back to `before`, unless somebody else has switched: whether it did."""
-        # A question that was interrupted may have been answered.
+        """Switch back to `before`, unless somebody else has switched; return whether the server did."""
+        # The server may have answered a request that was interrupted here.
         numbers = range(self._switches, self._switches + self._asking + 1)
         return any(self._switch(self.before, number) for number in numbers)
 
     def _switch(self, policy: dict[str, Any], after: int) -> bool:
-        """Have the server switch if this many switches were before: whether it did. Of two at once it takes one."""
+        """Request a switch after `after` switches; return whether the server made it. Of two at once it takes one."""
         try:
             self.server.set_policy(policy | {"after": after})
         except PolicyError as error:
@@ -57,11 +59,6 @@ class SwitchGuard:
         return True
 
     def __str__(self) -> str:
-        """The policy that `restore` puts back, as a command line spells it."""
+        """Return the policy that `restore` puts back, as a command line spells it."""
         keys = {name: value for name, value in self.before.items() if name not in (*ADDED, "policy")}
         return spell_policy(self.before["policy"], keys)
-
-    def _compare(self, answer: dict[str, Any]) -> None:
-        if answer["switches"] != self._switches:
-            count = f"switch {answer['switches']} in place of {self._switches}"
-            raise PolicyError(f"{self.server.url}: somebody else has switched its policy ({count}), which is left so")

@@ -1,4 +1,4 @@
-"""One plan on some texts: what it loses, how far it is from vanilla, how many experts are active or paged in."""
+"""One plan on some texts: its loss, its distance from vanilla, its active experts or page-ins."""
 
 import hashlib
 import json
@@ -12,16 +12,16 @@ from typing import Any
 import orjson
 
 LEAST_ROWS = 0.75
-"""The share of a batch that a step must have in the mean: prompts are not all prefilled together."""
+"""The least mean share of a batch in a step: prompts are not all prefilled together."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """`nats`: the mean cross-entropy of each sample, in nats a token. `divergences`: how far the predictions are from
-    vanilla's there, as `diverge` tells it, in nats a token too. `greedy`: the most likely tokens, sample by sample.
-    `before`: active experts of a layer and step under vanilla, in the layers counted, and `kept_mass` there;
-    `saved`: experts of a step that were not, summed over all layers; where experts are paged both are of those that
-    vanilla would have paged in from the same state. None where none selects.
+    """Figures of one plan. `nats`: the mean cross-entropy of each sample, in nats a token. `divergences`: the distance
+    from vanilla's predictions by `diverge`, in nats a token. `greedy`: the most likely tokens, sample by sample.
+    `before`: active experts of a layer and step under vanilla, in the layers counted, and `kept_mass` there. `saved`:
+    vanilla's experts of a step less the plan's, summed over all layers. With paged experts `before` and `saved` count
+    page-ins from the same state. The last three are None if no layer selects.
     """
 
     nats: list[float]
@@ -33,58 +33,58 @@ class Measurement:
 
     @property
     def cross_entropy(self) -> float:
-        """Nats a token."""
+        """Return nats a token."""
         return fmean(self.nats)
 
 
 @dataclass(frozen=True)
 class Loss:
-    """One cross-entropy above another on the same samples, nats a token, with the paired standard error."""
+    """The difference of two cross-entropies on the same samples, nats a token, with the paired standard error."""
 
     delta: float
     error: float
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of 95 %."""
+        """Return the interval of 95 %."""
         return self.delta - 1.96 * self.error, self.delta + 1.96 * self.error
 
 
 def compare(found: Measurement, vanilla: Measurement) -> Loss:
-    """Sample by sample; there are two at least."""
+    """Return the loss, sample by sample, of at least two samples."""
     differences = [nats - own for nats, own in zip(found.nats, vanilla.nats, strict=True)]
     return Loss(fmean(differences), stdev(differences) / len(differences) ** 0.5)
 
 
 def agreement(found: Measurement, vanilla: Measurement) -> float:
-    """The share of tokens for which both like the same token best."""
+    """Return the share of tokens for which both prefer the same token."""
     pairs = zip(found.greedy, vanilla.greedy, strict=True)
     same = [one == other for ours, theirs in pairs for one, other in zip(ours, theirs, strict=True)]
     return fmean(same)
 
 
 def check_rows(since: dict[str, Any], rows: int) -> None:
-    """Raise ValueError where the steps counted in `since_switch` had not as many rows as asked for."""
+    """Raise ValueError if the steps counted in `since_switch` had another number of rows than requested."""
     counted = since["rows"] / since["layer_steps"]
     if not LEAST_ROWS * rows <= counted <= rows * 1.01:
         raise ValueError(
-            f"{counted:.1f} rows a step in place of {rows}; allowed is a server of one replica without other traffic "
+            f"{counted:.1f} rows a step in place of {rows}; must be a server of one replica without other traffic "
             "and with --max-running-requests that lets them decode together"
         )
 
 
 Measure = Callable[[dict[str, Any], int, str], Measurement]
-"""What decodes a part of the samples under a policy, so many at a time."""
+"""A function of (policy, batch, part) that decodes a part of the samples under a policy, `batch` at a time."""
 
 
 def hash_asked(*asked: Any) -> str:
-    """A digest of what a trace is measured of: model, layers, samples, what is counted, and the figures."""
+    """Return a digest of what a trace is about: model, layers, samples, the unit, and the figures."""
     return hashlib.sha256(orjson.dumps([*asked, [one.name for one in fields(Measurement)]])).hexdigest()
 
 
 class Bench:
-    """Has plans measured, each once: not what is in the trace, a file of JSON lines, as measured of the same `asked`.
-    Raises what `measure` does.
+    """Measurements of plans, each made once: the trace, a file of JSON lines, has those that were made of the same
+    `asked` before. Raises what `measure` does.
     """
 
     def __init__(self, measure: Measure, trace: Path, asked: str = "") -> None:
@@ -102,10 +102,10 @@ class Bench:
                     self.known[key] = Measurement(**record)
         self.measured = 0
         self.asked: set[str] = set()
-        """What was run, known or not."""
+        """Keys of all runs, known or not."""
 
     def run(self, policy: dict[str, Any], batch: int, part: str) -> Measurement:
-        """What a policy does on a part of the samples, of which `batch` decode together."""
+        """Return the measurement of a policy on a part of the samples, of which `batch` decode together."""
         key = json.dumps([policy, batch, part], sort_keys=True)
         self.asked.add(key)
         if key not in self.known:

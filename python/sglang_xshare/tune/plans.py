@@ -15,25 +15,25 @@ FIRST_SIZE = 2
 
 
 def group_layers(layers: Sequence[int], groups: int) -> list[Layers]:
-    """At most `groups` runs of consecutive layers, as equal as can be."""
+    """Return at most `groups` runs of consecutive layers, as equal as possible."""
     groups = min(groups, len(layers))
     ends = [len(layers) * number // groups for number in range(groups + 1)]
     return [tuple(layers[first:last]) for first, last in pairwise(ends)]
 
 
 def name_layers(layers: Layers) -> str:
-    """As a key of `layers`: the range from the first to the last."""
+    """Return the key of `layers` for a group: the range from the first to the last."""
     return spell_range(layers[0], layers[-1])
 
 
 def build_policy(settings: Mapping[Layers, str]) -> dict[str, Any]:
-    """A policy with each setting, spelt as on a command line, in its layers. All vanilla is vanilla."""
+    """Return a policy with each setting, spelt as on a command line, in its layers; vanilla if all are vanilla."""
     return join_batches({FIRST_SIZE: settings})
 
 
 def join_batches(plans: Mapping[int, Mapping[Layers, str]]) -> dict[str, Any]:
-    """One policy of settings for several batch sizes. Each size's hold from the size below it on, those of the largest
-    for all beyond; where they are vanilla in every layer, so is everything beyond the size below.
+    """Return one policy of settings for several batch sizes. A size's settings hold above the next smaller size, the
+    largest size's for all larger batches; if they are vanilla in every layer, larger batches than the size below are.
     """
     sizes = sorted(plans)
     while sizes and set(plans[sizes[-1]].values()) == {VANILLA_SETTING}:
@@ -61,8 +61,8 @@ def join_batches(plans: Mapping[int, Mapping[Layers, str]]) -> dict[str, Any]:
 
 
 def _list_overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Each setting as an override. Those of one policy say every key that one of them gives, or in which two of them
-    differ: an override starts from what it overrides, and the default of one key may depend on another.
+    """Return each setting as an override. Overrides of one policy have each key that one of them gives or that differs:
+    an override starts from what it overrides, and the default of one key may depend on another.
     """
     given = {setting: parse_policy(setting) for setting in settings}
     found = {VANILLA_SETTING: {"policy": VANILLA_SETTING}}

@@ -1,4 +1,4 @@
-"""What was found: a table of settings by layer, and what was tried."""
+"""The result of a search: a table of settings by layer, and the trials."""
 
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +12,7 @@ from .search import Found
 
 
 def print_found(found: Found, console: Console) -> None:
-    """Every trial at one batch size, and the one chosen with its settings."""
+    """Print every trial at one batch size, and the settings of the chosen one."""
     limit = f"{found.tolerance:.4f} of {found.cross_entropy:.3f} nats tolerated"
     title = f"{found.batch} rows: {limit}; under vanilla {found.before:.1f} {found.unit}"
     table = Table(title=title, title_justify="left")
@@ -31,7 +31,7 @@ def print_found(found: Found, console: Console) -> None:
 
 
 def summarize(found: Found) -> str:
-    """What was chosen, and what it does on the held-out samples."""
+    """Return one line: the chosen trial's figures on the held-out samples."""
     chosen = found.chosen
     if chosen is None or chosen.held_out is None:
         return f"{found.batch} rows: vanilla, nothing loses as little as tolerated."
@@ -47,12 +47,12 @@ def summarize(found: Found) -> str:
 
 
 def format_loss(loss: Loss) -> str:
-    """In nats, with its standard error."""
+    """Return the loss in nats with its standard error."""
     return f"{loss.delta:+.4f} ± {loss.error:.4f}"
 
 
 def describe_found(found: Found) -> dict[str, Any]:
-    """All of it, JSON-able."""
+    """Return the result as JSON has it."""
     trials = [
         asdict(trial) | {"settings": {name_layers(group): one for group, one in trial.settings.items()}}
         for trial in found.trials

@@ -1,4 +1,4 @@
-"""The search: what settings cost in each group of layers, the best choices, and how far the tolerance lasts."""
+"""The search: the loss of settings in each group of layers, the best choices, and the last choice within tolerance."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -6,19 +6,17 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean
 
-from .measure import Bench, Loss, Measurement, agreement, compare
+from .measure import Bench, Loss, agreement, compare
 from .plans import VANILLA_SETTING, Layers, build_policy, name_layers
 
 Tell = Callable[[str], None]
 ACTIVE, PAGED = "active experts", "page-ins"
-"""What a setting saves: where experts are paged in over a link, those that are."""
+"""What a setting saves: page-ins if experts are paged in over a link."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """A setting of one group of layers: what it loses alone, in nats a token, of which divergence is the estimate, and
-    how many experts of a step are active, above or below vanilla.
-    """
+    """A setting of one group of layers, its own loss (nats a token, by divergence), its experts less vanilla's."""
 
     name: str
     loss: float
@@ -26,8 +24,8 @@ class Option:
 
 
 def smooth(options: Sequence[Option]) -> list[Option]:
-    """The options by falling experts, with losses that never fall and are never below 0: those that stand the wrong way
-    round, by their errors, share their mean (pool adjacent violators).
+    """Return the options by falling experts, with losses that never fall and are never below 0: options in the wrong
+    order, by their errors, share their mean (pool adjacent violators).
     """
     pools: list[list[Option]] = []
     for option in sorted(options, key=lambda one: -one.experts):
@@ -39,7 +37,7 @@ def smooth(options: Sequence[Option]) -> list[Option]:
 
 
 def trim(options: Sequence[Option]) -> list[Option]:
-    """Smoothed options on the lower convex hull: what lies above the line between two others is not worth its loss."""
+    """Return the smoothed options on the lower convex hull: one above a line between others is not worth its loss."""
     hull: list[Option] = []
     for option in options:
         if hull and option.experts == hull[-1].experts:
@@ -51,9 +49,9 @@ def trim(options: Sequence[Option]) -> list[Option]:
 
 
 def rank_choices(groups: Mapping[str, Sequence[Option]]) -> list[dict[str, Option]]:
-    """Choices of an option for each group, from all first to all last: each moves one group on to its next option,
-    that whose experts cost least. The options of a group must be trimmed: then none with as few experts has a smaller
-    sum of losses, and losses rise along the choices.
+    """Return choices of an option for each group, from all first to all last options. Each choice moves the group whose
+    next option costs least an expert. Of trimmed options, no other choice with as few experts has a smaller sum of
+    losses, and losses rise along the choices.
     """
     moves = [(_price(*pair), group, pair[1]) for group, options in groups.items() for pair in pairwise(options)]
     choice = {group: options[0] for group, options in groups.items()}
@@ -64,7 +62,7 @@ def rank_choices(groups: Mapping[str, Sequence[Option]]) -> list[dict[str, Optio
 
 
 def _price(one: Option, next: Option) -> float:
-    """Nats an expert, from an option to one with fewer experts."""
+    """Return nats an expert, from an option to one with fewer experts."""
     return (next.loss - one.loss) / (one.experts - next.experts)
 
 
@@ -74,10 +72,10 @@ def _mean(pool: Sequence[Option]) -> float:
 
 @dataclass(frozen=True)
 class Trial:
-    """A setting for every group, what it was predicted to lose and what it lost, in nats a token, and its experts of a
-    layer and step, vanilla layers included; `agreement` is the share of tokens for which vanilla's choice is the same.
-    `held_out` is what it lost on the held-out samples, with `held_out_experts` and `held_out_agreement`; None where it
-    lost more than tolerated already.
+    """A setting for every group, its predicted and its measured loss in nats a token, and its experts of a layer and
+    step, vanilla layers included; `agreement` is the share of tokens for which vanilla's choice is the same. `held_out`
+    is the loss on the held-out samples, with `held_out_experts` and `held_out_agreement`; None if `loss` was more than
+    tolerated already.
     """
 
     settings: dict[Layers, str]
@@ -93,8 +91,8 @@ class Trial:
 
 @dataclass
 class Found:
-    """What was found for a batch size. `tolerance` in nats a token, `before` vanilla's experts of a layer and step,
-    of the `unit` that all are of. `chosen` is None where nothing loses as little as tolerated.
+    """The result for a batch size: `tolerance` in nats a token, `before` vanilla's experts of a layer and step, in the
+    `unit` of all counts. `chosen` is None if every trial loses more than tolerated.
     """
 
     batch: int
@@ -107,21 +105,18 @@ class Found:
     chosen: Trial | None = None
 
     def fits(self, trial: Trial) -> bool:
-        """Whether it lost as little as tolerated, on the held-out samples too."""
+        """Return whether a trial lost as little as tolerated, on the held-out samples too."""
         return trial.held_out is not None and max(trial.loss.delta, trial.held_out.delta) <= self.tolerance
 
     @property
     def is_sure(self) -> bool:
-        """Whether the chosen one's loss on the held-out samples is within the tolerance with all of its interval."""
-        return (
-            self.chosen is not None
-            and self.chosen.held_out is not None
-            and (self.chosen.held_out.interval[1] <= self.tolerance)
-        )
+        """Return whether the interval of the chosen trial's held-out loss is within the tolerance."""
+        held_out = None if self.chosen is None else self.chosen.held_out
+        return held_out is not None and held_out.interval[1] <= self.tolerance
 
 
 def count_measurements(groups: int, settings: int) -> int:
-    """About how many `search` makes: vanilla on both halves, one setting everywhere, each in each group, and trials."""
+    """Estimate the measurements of a search: vanilla on both halves, one setting everywhere, all by group, trials."""
     singles = groups * settings
     return 3 + singles + 2 * math.ceil(math.log2(singles + 1))
 
@@ -135,10 +130,9 @@ def search(
     tell: Tell,
     unit: str = ACTIVE,
 ) -> Found:
-    """Find the settings with the fewest experts at one batch size, with at most `tolerance` (a share of vanilla's
-    cross-entropy) lost. Measures every setting once a group, the first that changes anything everywhere, which tells
-    what vanilla has active, and choices of settings, of which it halves the number that is left each time. `unit` names
-    what the bench counts.
+    """Find the settings with the fewest experts at one batch size that lose at most `tolerance`, a share of vanilla's
+    cross-entropy. Measures every setting once a group; everywhere, for vanilla's active experts, the first setting that
+    changes anything; and choices of settings by bisection. `unit` names what the bench counts.
     """
     vanilla = bench.run({"policy": VANILLA_SETTING}, batch, "tuning")
     everywhere = (bench.run(build_policy(dict.fromkeys(groups, one)), batch, "tuning").before for one in settings)
@@ -174,30 +168,24 @@ def search(
 
 
 def _try(bench: Bench, found: Found, choice: dict[str, Option], tell: Tell) -> Trial:
-    """Measure a choice, on the held-out samples only where it loses as little as tolerated on the others."""
+    """Measure a choice, on the held-out samples only if it loses as little as tolerated on the others."""
     settings = {group: choice[name_layers(group)].name for group in found.options}
     predicted = sum(one.loss for one in choice.values())
-    measured, vanilla = _run(bench, found, settings, "tuning")
-    loss, experts = compare(measured, vanilla), _count_experts(measured, found)
-    trial = Trial(settings, predicted, loss, experts, measured.kept_mass, agreement(measured, vanilla))
-    tell(f"together: {experts:.1f} {found.unit}, {loss.delta:+.4f} nats ({predicted:.4f} predicted)")
+    trial = _measure(bench, found, settings, predicted, "tuning")
+    loss = trial.loss
+    tell(f"together: {trial.experts:.1f} {found.unit}, {loss.delta:+.4f} nats ({predicted:.4f} predicted)")
     if loss.delta > found.tolerance:
         return trial
-    measured, vanilla = _run(bench, found, settings, "held out")
-    loss, experts = compare(measured, vanilla), _count_experts(measured, found)
-    low, high = loss.interval
-    tell(f"held out: {experts:.1f} {found.unit}, {loss.delta:+.4f} nats, 95 % [{low:.4f}, {high:.4f}]")
-    same = agreement(measured, vanilla)
-    return replace(trial, held_out=loss, held_out_experts=experts, held_out_agreement=same)
+    other = _measure(bench, found, settings, predicted, "held out")
+    loss, (low, high) = other.loss, other.loss.interval
+    tell(f"held out: {other.experts:.1f} {found.unit}, {loss.delta:+.4f} nats, 95 % [{low:.4f}, {high:.4f}]")
+    return replace(trial, held_out=loss, held_out_experts=other.experts, held_out_agreement=other.agreement)
 
 
-def _run(bench: Bench, found: Found, settings: dict[Layers, str], part: str) -> tuple[Measurement, Measurement]:
-    """What the settings do on a part of the samples, and what vanilla does there."""
-    return bench.run(build_policy(settings), found.batch, part), bench.run(
-        {"policy": VANILLA_SETTING}, found.batch, part
-    )
-
-
-def _count_experts(measured: Measurement, found: Found) -> float:
-    """Of a layer and step, vanilla ones included."""
-    return found.before - (measured.saved or 0.0) / sum(map(len, found.options))
+def _measure(bench: Bench, found: Found, settings: dict[Layers, str], predicted: float, part: str) -> Trial:
+    """Measure settings on a part of the samples."""
+    measured = bench.run(build_policy(settings), found.batch, part)
+    vanilla = bench.run({"policy": VANILLA_SETTING}, found.batch, part)
+    experts = found.before - (measured.saved or 0.0) / sum(map(len, found.options))
+    loss, same = compare(measured, vanilla), agreement(measured, vanilla)
+    return Trial(settings, predicted, loss, experts, measured.kept_mass, same)

@@ -1,4 +1,4 @@
-"""A running server: its policy, and text forced through its own decode steps."""
+"""A running server: its policy, and forced text in its own decode steps."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,25 +11,25 @@ TIMEOUT = 1800.0
 
 
 class Server(Client):
-    """By its URL. Raises `PolicyError` in one line for whatever it refuses, and where nothing answers."""
+    """A server by its URL. Raises `PolicyError` in one line for all that it refuses, and if nothing answers."""
 
     def __init__(self, url: str, api_key: str | None = None, admin_api_key: str | None = None) -> None:
         super().__init__(url, api_key, admin_api_key)
         self._force = serialize_force()
 
     def get_model(self) -> str:
-        """Its --model-path."""
+        """Return the server's --model-path."""
         return str(self.ask("/get_model_info", timeout=TIMEOUT)["model_path"])
 
     def tokenize(self, text: str) -> list[int]:
-        """By the model's own tokenizer, without special tokens."""
+        """Return the token ids by the model's own tokenizer, without special tokens."""
         answer = self.ask("/tokenize", {"prompt": text, "add_special_tokens": False}, TIMEOUT)
         return [int(token) for token in answer["tokens"]]
 
     def force(self, prompts: Sequence[list[int]], texts: Sequence[list[int]], top: int = 2) -> list[list[Prediction]]:
-        """Decode each text after its prompt, all in one batch: what the model thought of each of its tokens but for the
-        first, which is the prefill's. Each step tells the `top` likeliest tokens, two at least and no more than the
-        vocabulary: a server ends where it is asked for more. Texts are equally long.
+        """Decode each text after its prompt, all in one batch, and return the model's prediction for each token except
+        the first, which is the prefill's. A step reports the `top` likeliest tokens: at least two, and at most the
+        vocabulary, because a server ends if more are requested. Texts are equally long.
         """
         length = len(texts[0])
         sampling = {"temperature": 0.0, "max_new_tokens": length, "ignore_eos": True}
@@ -40,18 +40,18 @@ class Server(Client):
         }
         answers = self.ask_forced(body)
         if [answer["output_ids"] for answer in answers] != list(texts):
-            raise PolicyError(f"{self.url}: it decoded other tokens than those it was forced to")
+            raise PolicyError(f"{self.url}: the server decoded other tokens than the forced ones")
         return [_read(answer["meta_info"]) for answer in answers]
 
     def ask_forced(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        """What /generate answers, log-probabilities too, to requests whose parameters hold tokens for `Force`."""
+        """Return the answer of /generate, with log-probabilities, to requests with tokens for `Force`."""
         forced = {"custom_logit_processor": self._force, "return_logprob": True}
         try:
             return list(self.ask("/generate", body | forced, TIMEOUT))
         except PolicyError as error:
             if "custom logit processor" not in str(error).lower().replace("_", " "):
                 raise
-            reason = "no custom logit processors; allowed is a server with --enable-custom-logit-processor"
+            reason = "no custom logit processors; the server must have --enable-custom-logit-processor"
             raise PolicyError(f"{self.url}: {reason}", error.status) from None
 
 

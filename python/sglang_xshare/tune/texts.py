@@ -19,22 +19,22 @@ class Sample:
 def read_samples(
     folder: Path, tokenize: Callable[[str], list[int]], prompt: int, tokens: int, samples: int, parts: int = 2
 ) -> list[list[Sample]]:
-    """So many parts of `samples` each from the *.txt of a folder: every file gives each part equally many, sample after
-    sample in turn, since a text's end may be unlike its beginning. Files take turns within a part, so that a batch
-    mixes them. One token of each text is the prefill's. Raises ValueError where there are none, or too few.
+    """Return `parts` lists of `samples` from the *.txt of a folder. Every file gives each part the same number, sample
+    after sample in turn, because a text's end may be unlike its beginning. Files take turns within a part, so a batch
+    mixes them. One token of each text is the prefill's. Raises ValueError for no files and for too little text.
     """
     files = sorted(folder.glob("*.txt"))
     if not files:
-        raise ValueError(f"--texts {folder}: no *.txt in it; allowed is a folder of plain texts")
+        raise ValueError(f"--texts {folder}: must be a folder of plain texts (got no *.txt)")
     length, needed = prompt + tokens + 1, parts * -(-samples // len(files))
     by_file: list[list[Sample]] = []
     for file in files:
-        # Some six characters a token at most are tokenized beyond what is needed.
+        # Twelve characters a token are more than enough: the text beyond is not tokenized.
         ids = tokenize(read_text("--texts", file)[: needed * length * 12])
         found = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)][:needed]
         if len(found) < needed:
-            reason = f"{len(ids):,} tokens, {len(found)} samples of --prompt and --tokens; allowed are {needed} samples"
-            raise ValueError(f"--texts {file}: {reason}, or lower --samples and --batches")
+            reason = f"{len(ids):,} tokens, {len(found)} samples of --prompt and --tokens; must have {needed} samples"
+            raise ValueError(f"--texts {file}: {reason}, or use fewer --samples and smaller --batches")
         by_file.append([Sample(one[:prompt], one[prompt:]) for one in found])
     turns = list(zip(*by_file, strict=True))
     return [list(chain(*turns[part::parts]))[:samples] for part in range(parts)]

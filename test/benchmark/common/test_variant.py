@@ -40,7 +40,7 @@ def test_without_keys_its_defaults():
     [
         ("shareX", "policy 'shareX':"),
         ("sharex", "policy = 'sharex':"),
-        ("xshare:k0", "'k0' is no key=value"),
+        ("xshare:k0", "'k0' is not key=value"),
         ("xshare:k0=one", "k0 = 'one':"),
         ("oea:add=3", "add = 3: oea has no such key"),
         ("xshare:k0=1,min_rows=4", "min_rows takes a server, .* without phases, min_rows, max_rows, rows"),

@@ -12,9 +12,9 @@ from sglang_xshare.stage.in_force import LONGEST, InForce
 from sglang_xshare.stage.record.figures import hash_plan
 from sglang_xshare.stage.record.metadata import KEY, Forward
 from sglang_xshare.stage.step import StepKey, read_key
-from sglang_xshare.stage.switch import switch
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, XSHARE, Model, forward_batch, gathered_batches, runner
+from stage.switching import switch
 
 SPELT = "xshare:k0=1,add=2"
 

@@ -61,6 +61,11 @@ class Agreement:
         """Return whether all ranks select the same: `ranks`, of a server whose ranks route their own rows, may not."""
         return self.size > 1 and (ranks is None or ranks.together)
 
+    def begin(self) -> None:
+        """Begin anew at a switch: what is wrong with the next plans shows at once, and with them alone."""
+        self.forwards = 0
+        self._checksum.zero_()
+
     def compare(self) -> list[int]:
         """Return the ranks that differ from the first one, and begin anew. A collective, for which the host waits."""
         first, *_ = checksums = self._gather(self._checksum, self.size).tolist()

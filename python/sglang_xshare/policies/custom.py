@@ -1,6 +1,0 @@
-"""A free plan: the algebra's own keys, so that a new idea needs no code."""
-
-from .plan import SelectionPlan
-from .registry import register
-
-register("custom", "any", summary="A plan by the algebra's own keys.")(SelectionPlan)

@@ -293,14 +293,6 @@ def test_the_rule_of_the_last_policy_holds_while_the_model_is_vanilla(served):
 
 def test_no_row_is_exact_where_the_server_refuses(attach, monkeypatch):
     """Also where a graph would read the flags."""
-<<<<<<< HEAD
-    exact = Exact("cpu", refusal="no slots")
-    exact._written = [0]
-    assert exact.find(4) is None
-    exact = Exact("cpu")
-    exact._written = [0]
-    assert exact.find(4) is not None
-=======
     model = Model(1)
     stage = attach(model, device="meta", **XSHARE)
     for exact, reads in ((Exact("cpu", refusal="no slots"), False), (Exact("cpu"), True)):
@@ -310,10 +302,3 @@ def test_no_row_is_exact_where_the_server_refuses(attach, monkeypatch):
         monkeypatch.setattr(stage, "_finish", lambda step, *args, steps=steps: steps.append(step))
         run(model, "decode", 4)
         assert (steps[0].batch.exact is not None) == reads
-
-
-def test_a_graph_reads_flags_though_no_row_is_exact_at_its_capture():
-    """Its replays have exact rows: the capture on a device reads the flags where they lie."""
-    assert Exact("cpu").find(4) is None
-    assert Exact("meta").find(4).shape == (4,)
->>>>>>> main

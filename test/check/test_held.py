@@ -1,4 +1,4 @@
-"""What one rank holds: heads of the KV cache as far as there are any to divide, and its part of redundant experts."""
+"""The parts of one rank: KV heads, which are not divided beyond their number, and redundant experts."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Of overrides that name the same key, the narrower one wins: a layer of some batch sizes, a layer, batch sizes."""
+"""Precedence of overrides of the same key: a layer at some batch sizes, then a layer, then batch sizes."""
 
 from policies.batches import build
 from refused import refused

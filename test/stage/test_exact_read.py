@@ -1,4 +1,4 @@
-"""What the stage reads for exact requests: of the scheduler when one arrives, and of the flags at a capture."""
+"""Reads for exact requests: the scheduler's storage and reporter on arrival, and the flags in a capture."""
 
 from types import SimpleNamespace
 

@@ -36,7 +36,7 @@ def test_ranks_compare_after_forwards_that_the_model_does_not_see(attach):
 
 
 def test_no_frame_outlives_its_forward(attach):
-    """Whether the next batch may replay a graph is asked before that forward, and must not be answered for this one."""
+    """SGLang asks whether the next batch may replay a graph before that forward: the answer is not the last frame's."""
     model = Model()
     model.logits = torch.randn(4, EXPERTS)
     attach(model)

@@ -44,7 +44,7 @@ def test_rows_of_all_ranks_lie_rank_after_rank(monkeypatch):
 
 @pytest.mark.parametrize("gather", [None, Gather((0, 4), 0)])
 def test_a_rank_without_rows_takes_part_in_the_step_of_the_others(gather, monkeypatch):
-    """Of a gather it has no row; by itself it has as many as the step, all padding."""
+    """With a gather the rank has no row. Without one it has as many rows as the step, and all are padding."""
     sent = []
     monkeypatch.setattr(GATHER, lambda own, ranks: sent.append(own) or own.repeat(2, 1))
     layer = Layer(0, Config(), None)

@@ -220,7 +220,7 @@ def test_layers_with_other_experts_than_the_first_are_refused():
 
 @pytest.mark.parametrize("compiled", [pytest.param(True, marks=NEEDS_COMPILER), False])
 def test_slots_are_exceeded_by_more_experts_than_there_are(monkeypatch, compiled):
-    """Of a layer that was told to fit: as many as there are slots fit, one more does not."""
+    """As many active experts as slots fit; one more is counted for a layer that promised to fit."""
     if not compiled:
         monkeypatch.setattr("sglang_xshare.stage.record.counters.load", lambda: None)
     counters = Counters(3, "cpu", SimpleNamespace(loaded=torch.zeros(3, 16, dtype=torch.bool), slots=3))

@@ -92,6 +92,17 @@ def test_a_router_with_other_rows_than_the_step_is_an_error():
         layer.collect(torch.zeros(4, EXPERTS))
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_captured_sizes_are_counted_in_the_rows_that_ranks_select_among(together):
+    """Those of all ranks, or those of one."""
+    stage = Stage(bind(Model(1)), None, device="cpu", ranks=Ranks(0, 2, 1, EXPERTS, together))
+    asked = []
+    stage._find_batches = lambda rows: asked.append(rows) or Batches((4,))
+    stage._read_batches()
+    assert asked == ["batch" if together else "rank"]
+    assert stage.in_force.batches.captured == (4,)
+
+
 @pytest.mark.parametrize(
     ("captured", "rows", "refused"), [((4,), "rank", True), ((), "rank", False), ((4,), "batch", False)]
 )

@@ -35,6 +35,19 @@ def test_slots_that_sglang_sizes_after_the_model_has_loaded_are_those_of_its_ste
             assert torch.equal(routed[1][filled], wanted.topk_ids[filled])
 
 
+def test_a_plan_found_before_the_slots_are_sized_is_found_anew(monkeypatch):
+    """With no slot any resident may join. With slots for all experts of two rows the plan changes nothing."""
+    model = PagedModel()
+    for paging in model.paging:
+        paging.num_resident = None
+    stage = put(monkeypatch, model, k0=1, add=24)
+    layer, key = stage.layers[0], StepKey("decode", 2)
+    assert stage.in_force.find(layer, key)[1] is None
+    for paging in model.paging:
+        paging.num_resident = SLOTS
+    assert stage.in_force.find(layer, key) == (None, "unchanged")
+
+
 def test_a_step_before_the_slots_are_sized_has_no_number_of_them(monkeypatch):
     """Then every resident may join what the policy selects."""
     model = PagedModel()

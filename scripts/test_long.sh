@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests marked `long`, a part for each test file, LANES of them at once (1). A part that passed at this state of the
-# source is not run again, so an interrupted run resumes. A change of the documents alone repeats only the parts of
-# test/docs. PART=text runs only the parts whose path contains the text. The output of each part is in build/test-long/.
+# source is not run again, so an interrupted run resumes. A change of the documents alone repeats only the parts that
+# read them. PART=text runs only the parts whose path contains the text. The output of each part is in build/test-long/.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PYTHON=${PYTHON:-.venv/bin/python}
@@ -30,7 +30,7 @@ echo "test-long: ${#parts[@]} parts: ${parts[*]}"
 
 run_part() {
     local name=$done_dir/${1//\//_} begun=$SECONDS state=$state
-    [[ $1 != test/docs/* ]] || state=$documents
+    case $1 in test/docs/* | test/scripts/test_installed.py) state=$documents ;; esac
     if [[ -f $name.passed && $(<"$name.passed") == "$state" ]]; then echo "test-long: $1 passed before"; return; fi
     echo "test-long: $1"
     if "$PYTHON" -m pytest -m long --timeout 3600 "$1" >"$name.log" 2>&1; then echo "$state" >"$name.passed"

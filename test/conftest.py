@@ -50,7 +50,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     reasons = {report.longrepr[2].removeprefix("Skipped: ") for report in reporter.stats.get("skipped", [])}
     if unknown := sorted(reason for reason in reasons if not KNOWN_SKIPS.match(reason)):
         reporter.write_line(f"\ntest/conftest.py, KNOWN_SKIPS: skipped for an unknown reason: {'; '.join(unknown)}")
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
 class ServerPool:

@@ -118,14 +118,13 @@ def attach(model_runner: Any) -> None:
         arguments, layers = found
         config, schedule = resolved(model_runner.server_args), arguments.schedule
         low_first = getattr(config, "schedule_low_priority_values_first", False)
-        rows = schedule.rows if schedule else "batch"
         adapts = getattr(config, "speculative_adaptive", False)  # each width has its own graphs
         _stage = Stage(
             layers,
             schedule,
             device=model_runner.device,
             trace=arguments.trace,
-            batches=read_batches(config, rows),
+            batches=read_batches(config, schedule.rows if schedule else "batch"),
             masks=bool(getattr(model_runner.server_args, "mask_padding_experts", False)),
             ranks=read_ranks(model_runner, schedule),
             tp_size=getattr(config, "tp_size", 1),

@@ -20,6 +20,11 @@ class ExpertPolicyError(ValueError):
         return f"{self.flag}: {self.reason}" if self.value is None else f"{self.flag} {self.value}: {self.reason}"
 
 
+def spell_flag(name: str) -> str:
+    """Return the flag of an argument of SGLang's."""
+    return f"--{name.replace('_', '-')}"
+
+
 def refusal(flag: str, value: Any, reason: str) -> ExpertPolicyError:
     """Return the refusal of a flag that no expert policy can be served with."""
     return ExpertPolicyError(flag, value, f"cannot be served with an expert policy: {reason}")

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from live.schedulers import REPORTER, Asked
+from live.schedulers import REPORTER, Asked, fail_once
 from refused import refused
 from sglang_xshare import hooks
 from sglang_xshare.compatibility.moe_model import MoeModel
 from sglang_xshare.live import METHOD
 from sglang_xshare.live.control import ADDED, NO_STAGE, Control
+from sglang_xshare.live.replicas import Refusal
 from sglang_xshare.policies import list_policies
 from sglang_xshare.policies.exact import Rule
 from sglang_xshare.policies.keys import as_json
@@ -162,6 +163,8 @@ def test_ranks_that_would_not_switch_together_are_refused(control):
     changes = {"attn_dp_size": 2, "enable_dp_attention": True, "enable_dp_attention_local_control_broadcast": True}
     with pytest.raises(ValueError, match="--enable-dp-attention-local-control-broadcast"):
         control(**changes).post({"policy": "xshare", "add": 1})
+    alone = control(enable_dp_attention_local_control_broadcast=True)
+    assert alone.post({"policy": "xshare", "add": 1})["switches"] == 1, "of no effect without data-parallel attention"
 
 
 def test_a_server_that_masks_padding_cannot_observe(control):
@@ -189,6 +192,17 @@ def test_a_rule_of_exact_requests_is_not_lost_without_a_word(control):
     (warning,) = asked.post({"policy": "xshare", "add": 2})["warnings"]
     assert warning.startswith('exact: this policy does not have {"default": true} of the previous policy: ')
     assert asked.post({"policy": "xshare", "add": 3})["warnings"] == []
+
+
+def test_a_restore_to_a_start_without_a_policy_names_none_again(control, monkeypatch):
+    asked = control({"mask_padding_experts": True})
+    before = asked.stage.in_force
+    assert before.plan is None
+    fail_once(monkeypatch, asked, is_late=True)
+    with pytest.raises(Refusal, match="no memory; 1 of 1 restored the previous policy"):
+        asked.post({"policy": "xshare", "k0": 1, "add": 3})
+    after = asked.stage.in_force
+    assert (after.plan, after.schedule, after.rule) == (None, before.schedule, before.rule)
 
 
 def test_what_graphs_cannot_follow_is_refused_with_the_way_out(control):

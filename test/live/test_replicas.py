@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -116,6 +117,17 @@ def test_a_check_that_fails_on_one_changes_nothing(failing, two, monkeypatch):
     assert two.schedulers.phases == ["check"]
     assert two.states() == states
     assert two.get()["switches"] == 1
+
+
+@pytest.mark.parametrize(("faults", "status"), [((), 400), ((0,), 500), ((1,), 500), ((0, 1), 500)])
+def test_a_fault_of_a_scheduler_is_no_refusal_of_the_policy(faults, status, two, monkeypatch):
+    """If all schedulers fail, the answer blames the client only if each of them has refused the policy."""
+    for number, one in enumerate(two.both):
+        error = MemoryError("no memory") if number in faults else ValueError("no such policy")
+        monkeypatch.setattr(one.control, "check", Mock(side_effect=error))
+    with pytest.raises(Refusal) as raised:
+        two.post(OEA)
+    assert raised.value.status == status
 
 
 def test_a_process_that_fails_between_check_and_commit_changes_nothing(two, monkeypatch):

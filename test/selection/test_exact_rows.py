@@ -15,6 +15,7 @@ from selection.cases import cases, fill_logits, indices, run
 from selection.draws import any_plans, marked, pad_columns
 from sglang_xshare import Batch, Router, build_plan, select
 from sglang_xshare.policies import VANILLA
+from sglang_xshare.selection.cpu_call import load
 
 few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 BOTH = ("reference", "torch")
@@ -104,6 +105,28 @@ def test_the_others_use_an_exact_rows_experts(backend):
     out = select(logits, plan, Router(2), Batch(exact=torch.tensor([True, False])), backend=backend)
     assert out.topk_ids.tolist() == [[0, 1], [2, 1]]
     assert indices(out.selected) == indices(out.active) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("backend", [*BOTH, *(["cpu"] if load() is not None else [])])
+@pytest.mark.parametrize(
+    ("policy", "keys"),
+    [
+        ("xshare", {"k0": 1, "target_per_rank": 2}),
+        ("xshare", {"k0": 1, "target_per_rank": 1, "balance": "fill"}),
+        ("custom", {"k0": 0, "budget": 4}),
+        ("lynx-lat", {"retain": 4}),
+    ],
+)
+def test_a_budget_counts_the_experts_of_others_alone(policy, keys, backend):
+    """The first of four rows of a top-2 model is exact and holds 0 and 4, one of each rank. The others' best are 1, 2
+    and 3, their next 4, which is there and has two votes, and 6.
+    """
+    logits = torch.zeros(4, 8)
+    for row, (first, second) in enumerate([(0, 4), (1, 4), (2, 4), (3, 6)]):
+        logits[row, first], logits[row, second] = 9.0, 8.0
+    batch, ranks = Batch(exact=torch.arange(4) == 0), torch.arange(8) // 4
+    out = select(logits, build_plan(policy, **keys), Router(2), batch, ranks, backend)
+    assert indices(out.selected) == {0, 1, 2, 3, 4, 6}
 
 
 def test_rows_that_cannot_be_marked_by_a_case_still_are():

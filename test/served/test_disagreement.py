@@ -27,7 +27,7 @@ RANKS = (*SERVERS["xshare"], "--tp", "2")
 
 
 def make_ranks_disagree(server: Server, prompts: list[str], env: dict[str, str]) -> None:
-    """Have the plugin change one rank's policy, and generate until the server has switched to vanilla."""
+    """Change one rank's policy with the plugin, and generate until the server has switched to vanilla."""
     Path(env["DISAGREE"]).touch()
     for _ in range(100):
         server.generate(prompts, max_new_tokens=NEW_TOKENS, ignore_eos=True)

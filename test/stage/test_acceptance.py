@@ -88,6 +88,13 @@ def test_ranks_estimate_alike_and_follow_the_traffic():
     assert ranks[0]._verified <= MEMORY + 3 * 1024
 
 
+def test_however_many_verifications_come_at_once_the_same_number_is_remembered():
+    acceptance = Acceptance(WIDTH)
+    acceptance.count(accept(make_request(), (100_000, 0)))
+    assert acceptance.begin_forward()
+    assert MEMORY / 2 < acceptance._verified <= MEMORY
+
+
 def test_a_result_counts_once():
     """Of a request's totals what is new: one result may be of a prefill, and a retracted request goes on."""
     acceptance, request = Acceptance(WIDTH), make_request()

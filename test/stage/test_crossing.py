@@ -20,7 +20,7 @@ def test_a_kept_call_of_few_columns_is_not_that_of_a_step_with_exact_rows(attach
     model_runner = runner(model, expert_policy="oea", expert_policy_config={"k0": 1, "kmax": 2})
     hooks.attach(model_runner)
     model.logits = torch.randn(4, EXPERTS, generator=torch.Generator().manual_seed(0))
-    for asked in (None, "exact", None):
+    for asked in (None, "exact", "exact", None):
         reqs = [Req(f"{asked} {number}", asked if number == 2 else None) for number in range(4)]
         for req in reqs:
             hooks.admit(SCHEDULER, req)
@@ -72,8 +72,10 @@ def test_a_graph_is_replayed_only_if_every_layer_fits_its_slots(monkeypatch):
     stage = put(monkeypatch, PagedModel(), k0=1, add=2)
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
     assert allows_graph(8)
+    assert stage.in_force.fits_slots(8)
     switch(stage, make_schedule("xshare", k0=1, add=2, layers={"1": {"policy": "vanilla"}}), REPORTER)
     assert not allows_graph(8)
+    assert not stage.in_force.fits_slots(8), "the sizes of a capture"
 
 
 @pytest.mark.parametrize("is_first", [True, False])

@@ -107,11 +107,11 @@ def test_a_namespace_is_beside_the_clients_own():
 
 def test_a_streaming_session_stays_exact_or_is_refused():
     exact = Exact("cpu")
-    mixed, pure = SimpleNamespace(streaming=True), SimpleNamespace(streaming=True)
+    mixed, pure, plain = (SimpleNamespace(streaming=streaming) for streaming in (True, True, False))
     turns = [Req("a", session=mixed), Req("b", "exact", session=mixed), Req("c", "exact", session=pure)]
-    admit(exact, *turns, *(plain := [Req("d", session=SimpleNamespace(streaming=False)), Req("e", "exact")]))
-    plain[1].session = plain[0].session
-    assert [req.aborted for req in (*turns, *plain)] == [None, MIXED_SESSION, None, None, None]
+    turns += [Req("d", session=plain), Req("e", "exact", session=plain)]
+    admit(exact, *turns)
+    assert [req.aborted for req in turns] == [None, MIXED_SESSION, None, None, None]
 
 
 def test_a_server_that_can_have_none_answers_why():

@@ -70,6 +70,16 @@ def test_the_step_after_a_comparison_that_failed_is_vanilla(serve, caplog):
     assert served.stage.disagreement.startswith(WHICH)
 
 
+def test_a_difference_under_one_policy_is_not_the_next_ones(serve):
+    """Ranks compare sums over all steps since the last comparison."""
+    served = serve()
+    for _ in range(3):
+        served.decode()
+    assert served.stage.agreement._checksum.any(), "the third step was counted and not compared"
+    switch(served.stage, schedule(PLANS[0]), served.stage.reports.reporter)
+    assert not served.stage.agreement._checksum.any()
+
+
 def test_what_is_posted_later_is_compared_at_once(serve):
     served = serve()
     for _ in range(600):

@@ -1,5 +1,6 @@
 """What is wrapped around SGLang's own calls: when a stage hears of them, and what the caller gets."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +33,19 @@ def test_ranks_compare_after_forwards_that_the_model_does_not_see(attach):
     assert compared[0] != 0, "after what was selected in this forward was counted"
     assert model_runner.forward(replayed) == "replayed"
     assert len(compared) == 2
+
+
+def test_no_frame_outlives_its_forward(attach):
+    """SGLang asks whether the next batch may replay a graph before that forward: the answer is not the last frame's."""
+    model = Model()
+    model.logits = torch.randn(4, EXPERTS)
+    attach(model)
+    model_runner = runner(model, **XSHARE)
+    hooks.attach(model_runner)
+    for model.error in (None, RuntimeError("out of memory")):
+        with pytest.raises(RuntimeError, match="out of memory") if model.error else nullcontext():
+            model_runner.forward(forward_batch("decode", 4))
+        assert hooks._stage.slot.frame is None
 
 
 def test_a_router_without_rows_selects_with_the_others_before_it_answers():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sglang_xshare import Batch
+from sglang_xshare import Batch, build_plan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.gather import Gather, Ranks
 from sglang_xshare.stage.layer import Layer
@@ -14,6 +14,8 @@ from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, Config, Model, bind, forward_batch, put_in_step
 from stage.ranks import Load
 
+GATHER = "sglang_xshare.stage.gather.all_gather"
+
 
 def test_ranks_divide_what_they_have_in_common():
     ranks = Ranks(rank=3, size=6, share=2, num_experts=8, together=True)
@@ -22,6 +24,35 @@ def test_ranks_divide_what_they_have_in_common():
     for counts in ([4, 4], [4, 3, 2], []):
         with pytest.raises(RuntimeError, match="must be 3 multiples of 2 "):
             ranks.divide(counts)
+
+
+def test_rows_of_all_ranks_lie_rank_after_rank(monkeypatch):
+    """A collective takes equal shapes: each rank pads its rows, and takes those of all and its own from the result."""
+    rows, counts = torch.arange(10.0).view(5, 2), (2, 0, 3)
+    ranks = [(Gather(counts, rank), part) for rank, part in enumerate(rows.split(counts))]
+    sent = []
+    monkeypatch.setattr(GATHER, lambda own, ranks: sent.append(own) or own.repeat(3, 1))
+    for gather, part in ranks:
+        gather.collect(part)
+    assert [one.shape for one in sent] == [(3, 2)] * 3
+    monkeypatch.setattr(GATHER, lambda own, ranks: torch.cat(sent))
+    for gather, part in ranks:
+        found = gather.collect(part)
+        assert torch.equal(found, rows)
+        assert torch.equal(gather.keep(found, gather.own), part)
+
+
+@pytest.mark.parametrize("gather", [None, Gather((0, 4), 0)])
+def test_a_rank_without_rows_takes_part_in_the_step_of_the_others(gather, monkeypatch):
+    """With a gather the rank has no row. Without one it has as many rows as the step, and all are padding."""
+    sent = []
+    monkeypatch.setattr(GATHER, lambda own, ranks: sent.append(own) or own.repeat(2, 1))
+    layer = Layer(0, Config(), None)
+    step = Step("decode", 4, Batch(), gather)
+    running = put_in_step(layer, build_plan("xshare", k0=1, add=2), step)
+    layer.join(EXPERTS, "cpu")
+    assert running.selections[0].topk_ids.shape == (4, layer.router.top_k)
+    assert len(sent) == (gather is not None)
 
 
 def test_a_rank_by_itself_reads_its_own_rows():
@@ -59,6 +90,17 @@ def test_a_router_with_other_rows_than_the_step_is_an_error():
     put_in_step(layer, None, Step("decode", 5, Batch(), Gather((2, 3), 0)))
     with pytest.raises(RuntimeError, match=r"^MoE layer 7: 4 router rows on a rank of 2$"):
         layer.collect(torch.zeros(4, EXPERTS))
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_captured_sizes_are_counted_in_the_rows_that_ranks_select_among(together):
+    """Those of all ranks, or those of one."""
+    stage = Stage(bind(Model(1)), None, device="cpu", ranks=Ranks(0, 2, 1, EXPERTS, together))
+    asked = []
+    stage._find_batches = lambda rows: asked.append(rows) or Batches((4,))
+    stage._read_batches()
+    assert asked == ["batch" if together else "rank"]
+    assert stage.in_force.batches.captured == (4,)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,13 @@ def test_a_shared_expert_without_groups(scoring, monkeypatch):
         read_router(shared)
 
 
+@pytest.mark.parametrize("scoring", SCORINGS)
+def test_a_grouped_router_with_a_bias_scores_by_sigmoids_whatever_its_config_says(scoring):
+    """As GLM-4-MoE's, which leaves the default; without a bias it scores as its config says."""
+    assert read_router(config(scoring_func=scoring, correction_bias=BIAS, **GROUPED)).scoring == "sigmoid"
+    assert read_router(config(scoring_func=scoring, **GROUPED)).scoring == scoring
+
+
 def test_a_release_that_renormalizes_what_should_not_be_is_refused(monkeypatch):
     """0.5.17 and 0.5.21 on CUDA, as far as FlashInfer's kernel serves."""
     quirk = config(correction_bias=BIAS, renormalize=False, **GROUPED)

@@ -28,6 +28,16 @@ def test_padding_rows_make_no_expert_active(attach):
     assert installed.acting.counters.totals[0, [2, 4]].tolist() == [len(live), 3]
 
 
+def test_each_step_of_a_size_has_its_own_padding(attach):
+    model = Model(1)
+    installed = attach(model, **XSHARE)
+    installed.reads_padding = True
+    for padding in (5, 2, 0, 7):
+        run(model, "decode", 8, padding=padding)
+        weights, _ = model.routed[0]
+        assert weights.eq(0).all(1).tolist() == [False] * (8 - padding) + [True] * padding
+
+
 def test_masking_alone_keeps_every_rows_own_experts(attach):
     model = Model(1)
     attach(model, Batches(always_pad=True), mask_padding_experts=True)

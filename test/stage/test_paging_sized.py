@@ -4,9 +4,9 @@ import torch
 
 from sglang_xshare import Batch, hooks, select
 from sglang_xshare.stage.record.counters import Reader
-from sglang_xshare.stage.step import StepKey
+from sglang_xshare.stage.step import Step, StepKey
 from stage.fake import EXPERTS, allows_graph
-from stage.paged_model import REPORTER, SLOTS, PagedModel, decode, make_schedule, put
+from stage.paged_model import LAYERS, REPORTER, SLOTS, PagedModel, decode, make_schedule, put
 from stage.switching import Capturing, switch
 
 PUBLISHED = {"k0": 1, "add": 2}
@@ -33,6 +33,29 @@ def test_slots_that_sglang_sizes_after_the_model_has_loaded_are_those_of_its_ste
             wanted = select(model.logits, plan, layer.router, Batch(resident=loaded, slots=SLOTS), backend="reference")
             filled = wanted.topk_ids >= 0
             assert torch.equal(routed[1][filled], wanted.topk_ids[filled])
+
+
+def test_a_plan_found_before_the_slots_are_sized_is_found_anew(monkeypatch):
+    """With no slot any resident may join. With slots for all experts of two rows the plan changes nothing."""
+    model = PagedModel()
+    for paging in model.paging:
+        paging.num_resident = None
+    stage = put(monkeypatch, model, k0=1, add=24)
+    layer, key = stage.layers[0], StepKey("decode", 2)
+    assert stage.in_force.find(layer, key)[1] is None
+    for paging in model.paging:
+        paging.num_resident = SLOTS
+    assert stage.in_force.find(layer, key) == (None, "unchanged")
+
+
+def test_a_step_before_the_slots_are_sized_has_no_number_of_them(monkeypatch):
+    """Then every resident may join what the policy selects."""
+    model = PagedModel()
+    stage = put(monkeypatch, model, **PUBLISHED)
+    for paging in model.paging:
+        paging.num_resident = None
+    steps = stage.paged.divide(Step("decode", 4, Batch()))
+    assert [(step.batch.slots, int(step.batch.resident.sum())) for step in steps] == [(None, SLOTS)] * LAYERS
 
 
 def test_slots_that_come_to_all_experts_page_nothing(monkeypatch):

@@ -18,7 +18,7 @@ LAYERS = 4
 def read(monkeypatch):
     """Call it with a number of experts and of ranks, and upstream's map of places if it has one, for the placement."""
 
-    def find(num_experts: int, ranks: int, locations: torch.Tensor | None = None):
+    def find(num_experts: int, ranks: int, locations: torch.Tensor | None = None, redundant: int = 0):
         config = SimpleNamespace(num_experts=num_experts, num_experts_per_tok=2)
         model = SimpleNamespace(
             hf_config=SimpleNamespace(architectures=["Qwen3MoeForCausalLM"]),
@@ -27,7 +27,7 @@ def read(monkeypatch):
         )
         monkeypatch.setattr(placement, "model_config", lambda server_args: model)
         monkeypatch.setattr(placement, "expert_locations", lambda config: locations)
-        server_args = SimpleNamespace(ep_size=ranks, model_path="path", ep_num_redundant_experts=0)
+        server_args = SimpleNamespace(ep_size=ranks, model_path="path", ep_num_redundant_experts=redundant)
         return read_placement(SimpleNamespace(device="cpu", server_args=server_args))
 
     return find
@@ -39,6 +39,11 @@ def read(monkeypatch):
 )
 def test_ranks_hold_contiguous_blocks(read, experts, ranks, rank_of_expert):
     assert all(read(experts, ranks).rank_of_expert(layer).tolist() == rank_of_expert for layer in range(LAYERS))
+
+
+def test_redundant_experts_lie_behind_the_others(read):
+    """Ranks hold equal blocks of all physical experts: here 4 of 6 and 2 more."""
+    assert read(6, 2, redundant=2).rank_of_expert(0).tolist() == [0, 0, 0, 0, 1, 1]
 
 
 def test_experts_that_upstream_moves_are_followed(read):

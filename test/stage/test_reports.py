@@ -1,11 +1,13 @@
 """What a stage reports, and when: log, metrics and trace, each what is new to it."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from sglang_xshare import hooks
+from sglang_xshare.stage.record.agreement import Agreement
 from stage.fake import XSHARE, Model, forward_batch, gathered_batches, make_reporter, run
 
 
@@ -136,3 +138,28 @@ def test_a_server_without_data_parallel_attention_publishes_with_its_log_alone(a
         reporter.scheduler.forward_ct += 1
         finish(installed, forward_batch("decode", 4))
     assert exported == []
+
+
+def test_what_ranks_have_compared_is_exported_once(attach):
+    _, installed, _ = serve(attach)
+    installed.reports.agreement = agreement = Agreement(2, "cpu")
+    exported: list[Counter[str]] = []
+
+    def export(group: str, part: Any, labels: dict[str, str]) -> None:
+        if group == "compared":
+            exported.append(part)
+
+    installed.reports.exporter.export = export
+    for number in (1, 2):
+        agreement.counts.update(comparisons=number, disagreements=1)
+        hooks.publish(make_reporter(forwards=number))
+    assert exported == [Counter(comparisons=1, disagreements=1), Counter(comparisons=2, disagreements=1)]
+
+
+def test_a_rank_whose_scheduler_logs_no_statistics_writes_no_trace(attach, tmp_path):
+    """As the second of several pipeline or context ranks: one of them has the file."""
+    file = tmp_path / "trace.jsonl"
+    model, _, exported = serve(attach, expert_policy_trace=str(file))
+    run(model, "decode", 4)
+    hooks.publish(make_reporter(forwards=1, is_stats_logging_rank=False))
+    assert (exported, file.read_text()) == ([1], "")

@@ -245,7 +245,8 @@ def test_wrapped_forward_keeps_its_signature(attach):
     assert inspect.signature(model.forward) == before
 
 
-def test_scaling_and_shared_expert(attach):
+@pytest.mark.parametrize(("on_output", "own", "shared"), [(True, 2.5, 1.0), (False, 1.0, 0.4)])
+def test_a_shared_expert_has_the_weight_that_a_later_scaling_cancels(attach, on_output, own, shared):
     config = Config(
         top_k=TOP_K + 1,
         use_grouped_topk=True,
@@ -253,7 +254,7 @@ def test_scaling_and_shared_expert(attach):
         topk_group=4,
         num_fused_shared_experts=1,
         routed_scaling_factor=2.5,
-        apply_routed_scaling_factor_on_output=True,
+        apply_routed_scaling_factor_on_output=on_output,
     )
     model = Model(0)
     model.configs = [config]
@@ -261,5 +262,15 @@ def test_scaling_and_shared_expert(attach):
     run(model, "decode", 4)
     weights, ids = model.routed[0]
     assert ids[:, -1].tolist() == [EXPERTS] * 4
-    assert weights[:, -1].tolist() == [1.0] * 4
-    torch.testing.assert_close(weights[:, :-1].sum(-1), torch.full((4,), 2.5))
+    torch.testing.assert_close(weights[:, -1], torch.full((4,), shared))
+    torch.testing.assert_close(weights[:, :-1].sum(-1), torch.full((4,), own))
+
+
+def test_calls_are_kept_for_so_many_batch_sizes(attach, monkeypatch):
+    """Draft trees and requests come in any number: what is kept for their sizes must not grow for days."""
+    monkeypatch.setattr("sglang_xshare.stage.layer.MAX_CALLS", 2)
+    model = Model(3)
+    installed = attach(model, **XSHARE)
+    for rows in range(4, 10):
+        run(model, "decode", rows)
+        assert 3 <= len(installed.in_force.calls) <= 2 * 3

@@ -86,8 +86,8 @@ def test_an_out_that_cannot_be_written_is_told_before_anything_is_measured(texts
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--tolerance", "-3%"), "(got -3%)"),
-        (("--tolerance", "0"), "(got 0)"),
+        (("--tolerance", "-3%"), "--tolerance -3%: must be a share"),
+        (("--tolerance", "0"), "--tolerance 0: must be a share"),
         (("--tolerance", "1%", "--batches", "0"), "--batches 0:"),
         (("--tolerance", "1%", "--groups", "x"), "--groups x:"),
         (("--tolerance", "1%", "--samples", "1"), "--samples 1:"),

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sglang_xshare.upstream import routing
 from sglang_xshare.upstream.release import is_since
 from sglang_xshare.upstream.routing import hands_parts, keep_sums, read_output_format
-from sglang_xshare.upstream.server import attention_dp_size, is_release, num_schedulers
+from sglang_xshare.upstream.server import attention_dp_size, is_release, num_schedulers, wait_for_device
 
 moe = pytest.importorskip("sglang.srt.layers.moe", reason="needs an installed SGLang")
 import sglang  # noqa: E402
@@ -34,9 +35,26 @@ def test_on_amd_logits_may_still_be_in_parts(hip, parts, monkeypatch):
     assert not hands_parts(), "before 0.5.23"
 
 
+@pytest.mark.parametrize(("on_cuda", "scales", "renormalizes"), [(1, 0, True), (1, 1, False), (0, 0, False)])
+def test_grouped_routers_with_a_bias_renormalize_on_cuda_before_0_5_22(on_cuda, scales, renormalizes, monkeypatch):
+    """The release that scales routers without renormalization is also the first that does not renormalize them."""
+    monkeypatch.setattr(routing, "routes_on", lambda flag: on_cuda and flag == "_is_cuda")
+    monkeypatch.setattr(routing, "scales_unnormalized_groups", lambda: scales)
+    assert routing.renormalizes_biased_groups() == renormalizes
+
+
 def test_layers_that_rank_no_logits_are_not_looked_for():
     """As on a CPU, where a model's experts need no numbers."""
     keep_sums(None, set())
+
+
+def test_a_device_is_waited_for_and_a_cpu_is_not(monkeypatch):
+    waited = []
+    devices = {name: SimpleNamespace(synchronize=lambda name=name: waited.append(name)) for name in ("cuda", "cpu")}
+    monkeypatch.setattr(torch, "get_device_module", devices.get)
+    for device in ("cpu", "cuda"):
+        wait_for_device(device)
+    assert waited == ["cuda"]
 
 
 def test_the_release_that_runs_is_sglangs_own(monkeypatch):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..refusal import ExpertPolicyError
+from ..refusal import ExpertPolicyError, spell_flag
 from ..upstream.server import attention_dp_size, is_switched_on, model_config, resolved, spell
 from . import METHOD
 from .controller import Dispatcher
@@ -67,7 +67,7 @@ def check_affinity(server_args: Any, arguments: AffinityArguments) -> None:
     ]
     for name in SERVERS:
         value = getattr(config, name, None)
-        flag = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+        flag = spell_flag(name) + ("" if value is True else f" {value}")
         refused.append((flag, bool(value), f"requests must arrive by HTTP, because {NO_SIGN_OF_END}"))
     told = f"{RUST}={os.environ.get(RUST, 'on')}"
     refused.append((told, is_switched_on(RUST), f"{RUST} must be unset, because {NO_SIGN_OF_END}"))

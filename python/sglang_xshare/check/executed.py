@@ -1,4 +1,4 @@
-"""What no GPU has executed, and the estimate's distance from measured steps; a test compares both with the records."""
+"""Parts that no GPU has executed, and the estimate's error in measured steps; a test compares both with the records."""
 
 from dataclasses import dataclass
 from typing import Any

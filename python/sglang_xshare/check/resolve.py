@@ -20,7 +20,7 @@ from .blocks import explain_cut
 from .pretend import pretend
 
 Line = tuple[str, str]
-"""Who refuses or warns: SGLang or sglang-xshare; and the text, one line."""
+"""(the program that refuses or warns, SGLang or sglang-xshare; its text, one line)."""
 
 
 @dataclass

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from ..parser import between, whole
 from ..policies.keys import json_type
+from ..refusal import spell_flag
 from ..upstream.server import attention_dp_size, spell
 
 
@@ -138,7 +139,7 @@ def _read_config(file: str | None) -> dict[str, Any]:
 def _list_flags(written: dict[str, Any]) -> Iterator[str]:
     """Yield the keys of a server's `--config` as flags of its command line."""
     for key, value in written.items():
-        flag = f"--{str(key).replace('_', '-')}"
+        flag = spell_flag(str(key))
         if value is True:
             yield flag
         elif value is not None and value is not False:

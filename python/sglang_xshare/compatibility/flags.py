@@ -3,12 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..refusal import ExpertPolicyError, refusal
-
-
-def spell_flag(name: str) -> str:
-    """Return the flag of an argument."""
-    return f"--{name.replace('_', '-')}"
+from ..refusal import ExpertPolicyError, refusal, spell_flag
 
 
 def spell_value(value: Any) -> str:

@@ -51,7 +51,7 @@ NVFP4 = Format("NVFP4", ("marlin",), blackwell="flashinfer_trtllm")
 COMPRESSED_NVFP4 = Format("NVFP4 (compressed-tensors)", ("flashinfer_trtllm",), blackwell="flashinfer_cutlass")
 # Last triton, which holds such experts as bf16.
 MXFP4 = Format("MXFP4", ("triton_kernel", "marlin", "triton"), by_aiter=True, marlin_from=(9, 0))
-# Not gpt-oss's kernels are behind flashinfer_mxfp4 here, and these were not followed.
+# Other kernels than gpt-oss's are behind flashinfer_mxfp4 here; nobody has read these kernels.
 MXFP4_IN_FP8 = Format("MXFP4 in an fp8 checkpoint", ("marlin",), unserved=("flashinfer_mxfp4",), by_aiter=True)
 MXINT4 = Format("MXINT4", ("triton", "marlin"), unserved=_TRTLLM)
 INT4 = Format("int4 (compressed-tensors)", ("triton", "marlin"))

@@ -26,7 +26,9 @@ from .arguments import Arguments, read_arguments
 from .runners import TRITON, Runner, check_kernel, find_kernel
 
 OUTPUTS = {FILLED: ("standard",), DROPPED: ("standard", "bypassed"), MASKED: ("triton_kernel", "bypassed")}
-"""What a router may give a runner of each convention. DROPPED gives a bypassed runner ids and weights instead."""
+"""The outputs that a router may have, by the convention of its runner. For a bypassed output of a DROPPED runner the
+stage returns ids and weights instead.
+"""
 
 
 def find_layers(model_runner: Any) -> tuple[Arguments, list[Layer]] | None:

@@ -117,7 +117,7 @@ class Control:
     def commit(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
         """Make the switch that `check` of the same epoch checked, as the server's switch `number`. Return what `get`
         does, and warnings. Raises ValueError, having changed nothing, for any other epoch and after a switch since the
-        check, and if the switch refuses. After any other exception call `restore`.
+        check. After an exception of the switch itself, call `restore` on all ranks: they must switch equally often.
         """
         stage, checked = self.stage, self._checked
         if checked is None or checked.epoch != epoch:
@@ -126,11 +126,7 @@ class Control:
             raise ValueError("the policy changed after the check; ask again")
         self._former = Former(epoch, stage.in_force, stage.disagreement, self._is_trial)
         latter = make_next(stage, checked.latter.schedule, checked.latter.rule)  # weighed by the latest estimate
-        try:
-            seconds = switch(stage, latter, reporter, number, checked.recaptures)
-        except ValueError:
-            self._former = None  # the switch has kept the previous policy
-            raise
+        seconds = switch(stage, latter, reporter, number, checked.recaptures)
         self._posted, self._is_trial = number, checked.is_trial
         for warning in checked.warnings:
             logger.warning(warning)

@@ -83,7 +83,7 @@ class Replicas:
         outputs = await self._find_manager().dumper_control(DumperControlReqInput(method=METHOD, body=body))
         refusals = [output.error for output in outputs if not output.success]
         if len(refusals) == len(outputs):
-            raise Refusal(refusals[0], 500 if FAULT in outputs[0].response else 400)
+            raise Refusal(refusals[0], 500 if any(FAULT in output.response for output in outputs) else 400)
         if refusals:
             raise Refusal(f"{len(refusals)} of {len(outputs)} schedulers: {refusals[0]}", 500)
         return [output.response[0] for output in outputs]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ class Graphs:
 
     def __init__(self) -> None:
         self.captured: dict[StepKey, dict[Layer, Assignment]] = {}
-        """What each layer of each graph launches."""
+        """The plan that each layer of each graph launches."""
         self.stale: frozenset[StepKey] = frozenset()
         """The graphs that cannot follow the active policy, which is vanilla: none of these graphs is replayed."""
         self._lanes: Sequence[Lane] = ()
@@ -90,23 +90,25 @@ class Graphs:
     def find_misfits(self, in_force: InForce) -> dict[str, set[StepKey]]:
         """Return the keys of the graphs that cannot follow a policy, by reason."""
         misfits: dict[str, set[StepKey]] = {}
-        for key, layer in self._places():
+        for key, layer, kept in self._places():
             try:
-                self._fit(layer, key, in_force)
+                self._fit(layer, key, kept, in_force)
             except ValueError as error:
                 misfits.setdefault(str(error), set()).add(key)
         return misfits
 
-    def _places(self) -> list[tuple[StepKey, Layer]]:
-        return [(key, layer) for key, layers in self.captured.items() for layer in layers]
+    def _places(self) -> Iterator[tuple[StepKey, Layer, Assignment]]:
+        for key, layers in self.captured.items():
+            for layer, kept in layers.items():
+                yield key, layer, kept
 
     def follow(self, in_force: InForce) -> None:
         """Write another policy's numbers for the next replay of every graph, between two steps. A graph that cannot
         follow becomes stale.
         """
         self.stale = frozenset[StepKey]().union(*self.find_misfits(in_force).values())
-        for key, layer in self._places():
-            if key not in self.stale and (target := self._fit(layer, key, in_force)) is not None:
+        for key, layer, kept in self._places():
+            if key not in self.stale and (target := self._fit(layer, key, kept, in_force)) is not None:
                 budgets, plan = target
                 budgets.write(plan)
         self._buffers.clear()  # the buffers of eager steps have the former plans' numbers
@@ -117,10 +119,10 @@ class Graphs:
         """
         self._buffers.clear()  # these have the former estimate
         schedule, buffers = in_force.schedule, []
-        for key, layer in self._places():
-            plan, buffer = schedule and schedule.plan(layer.layer_id, key.rows), self.captured[key][layer].buffer
-            if buffer is not None and plan is not None and plan.estimates:
-                buffers.append(buffer)
+        for key, layer, kept in self._places():
+            plan = schedule and schedule.plan(layer.layer_id, key.rows)
+            if kept.buffer is not None and plan is not None and plan.estimates:
+                buffers.append(kept.buffer)
         if not buffers:
             return
         from ..selection.triton_kernel.budgets import encode_drafts
@@ -131,7 +133,9 @@ class Graphs:
         for buffer in buffers:
             buffer.weigh(drafts)
 
-    def _fit(self, layer: Layer, key: StepKey, in_force: InForce) -> tuple[Budgets, SelectionPlan] | None:
+    def _fit(
+        self, layer: Layer, key: StepKey, captured: Assignment, in_force: InForce
+    ) -> tuple[Budgets, SelectionPlan] | None:
         """Return (buffer, plan to write to it) for a captured layer and step, or None if there is nothing to write.
         Raises ValueError if the graph cannot follow.
         """
@@ -140,7 +144,7 @@ class Graphs:
             raise ValueError("each plan of observe has counters in the graphs")
         if in_force.lanes or not in_force.fit(layer, key):
             return None  # the same lanes need no numbers, and a step that does not fit is not replayed (`allows_graph`)
-        captured, then = self.captured[key][layer], in_force.find(layer, key)[0]
+        then = in_force.find(layer, key)[0]
         # Vanilla masks padding. So does a selection of each row's own top-k; a size without either has no padding.
         changes = None if then is VANILLA else then
         if captured.plan is None:
@@ -156,7 +160,7 @@ class Graphs:
         return captured.buffer, plan
 
 
-def describe_misfits(misfits: dict[str, set[StepKey]], can: bool) -> str:
+def describe_misfits(misfits: dict[str, set[StepKey]], can_capture: bool) -> str:
     """Return one line: why graphs would have to be captured again, and why a switch does not do so: the server cannot,
     or the request does not allow a capture.
     """
@@ -164,7 +168,7 @@ def describe_misfits(misfits: dict[str, set[StepKey]], can: bool) -> str:
         (f"graphs of {', '.join(map(str, sorted({key.rows for key in keys})))} rows: " if keys else "") + reason
         for reason, keys in misfits.items()
     ]
-    against = '"recapture" is false' if can else "this server cannot do that; start it with this policy"
+    against = '"recapture" is false' if can_capture else "this server cannot do that; start it with this policy"
     return f"CUDA graphs would have to be captured again ({'; '.join(reasons)}): {against}"
 
 

@@ -67,9 +67,10 @@ class Stage:
         recapture: Callable[[Callable[[int], bool] | None], None] | None = None,
     ) -> None:
         self.layers, self.device, self.stops = layers, device, stops
+        masks = masks or schedule is None
         # A CPU server captures no graphs: only a gather pads its rows, and a gather's rows are always masked. On other
         # devices the mask takes one comparison in each step.
-        self.reads_padding = device != "cpu" or masks or schedule is None
+        self.reads_padding = device != "cpu" or masks
         self._layer_ids = layer_ids = [layer.layer_id for layer in layers]
         self._find_batches, self.recapture = find_batches, recapture
         placement = layers[0].placement
@@ -86,9 +87,9 @@ class Stage:
         self.acceptance = acceptance or Acceptance()
         self.switches = 0
         self.disagreement: str | None = None
-        """How ranks selected differently since the last switch that a client asked for; None if they did not."""
+        """A line about ranks that differ, since the last switch by a client; None if no ranks differ."""
         rule = Rule() if schedule is None else schedule.exact
-        lanes, masks, is_named = make_lanes(schedule, self.acting), masks or schedule is None, schedule is not None
+        lanes, is_named = make_lanes(schedule, self.acting), schedule is not None
         self.in_force = InForce(schedule, batches or Batches(), masks, layers, ranks, rule, lanes, is_named)
         self.reports = Reports(self.acting, self.agreement, self.trace)
         name = schedule.policy if schedule else "none, padding masked,"
@@ -132,7 +133,8 @@ class Stage:
         """Read the sizes that SGLang captures, which it sets after the weights have loaded."""
         if self._find_batches is None:
             return
-        batches = self._find_batches(self.in_force.schedule.rows if self.in_force.schedule else "batch")
+        ranks = self.in_force.ranks
+        batches = self._find_batches("batch" if ranks is None or ranks.together else "rank")
         if batches != self.in_force.batches:
             self.in_force = replace(self.in_force, batches=batches)
 

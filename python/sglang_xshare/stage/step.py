@@ -44,13 +44,6 @@ class Step:
         """The key by which plans and graphs are found."""
         return StepKey(self.phase, self.rows, self.batch.tokens_per_request)
 
-    @property
-    def is_plain(self) -> bool:
-        """True without padding, exact rows, depths of drafts, paged experts and a gather, as in most steps on a CPU."""
-        batch = self.batch
-        parts = batch.valid, batch.exact, batch.depth, batch.resident, self.gather
-        return all(part is None for part in parts)
-
 
 def read_step(
     forward_batch: Any,

@@ -153,7 +153,7 @@ def _share(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"must be a share above 0 and below 1, such as 0.5% or 0.005 (got {text})")
+        raise argparse.ArgumentTypeError(f"{text}: must be a share above 0 and below 1, such as 0.5% or 0.005")
     return value
 
 

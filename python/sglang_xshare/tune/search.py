@@ -11,7 +11,7 @@ from .plans import VANILLA_SETTING, Layers, build_policy, name_layers
 
 Tell = Callable[[str], None]
 ACTIVE, PAGED = "active experts", "page-ins"
-"""What a setting saves: page-ins if experts are paged in over a link."""
+"""The units of a setting's savings: page-ins on a server that pages experts."""
 
 
 @dataclass(frozen=True)

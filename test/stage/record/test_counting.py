@@ -1,6 +1,8 @@
 """A step is counted by what its selections have left in tables: exactly what the reference says of its logits."""
 
+import dataclasses
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,11 +13,12 @@ from selection.interpreter import interpreted
 from selection.launched import Dispatched, kernel
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
 from sglang_xshare.selection.cpu_call import load
-from sglang_xshare.stage.record.counters import MAX_SHAPES, Counters
+from sglang_xshare.stage.record.counters import EXCEEDED, MAX_SHAPES, Counters
 from sglang_xshare.stage.record.interval import OUTCOMES
 from sglang_xshare.stage.step import Step
 from stage.counted import count_steps
 from stage.fake import Model, forward_batch, run
+from stage.record.tables import make_tables
 
 __all__ = ["kernel"]
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="there is a GPU: the tests of serving count on it")
@@ -213,3 +216,15 @@ def test_layers_with_other_experts_than_the_first_are_refused():
     tables.of(0, torch.randn(4, 16))
     with pytest.raises(RuntimeError, match="12 experts in one MoE layer, 16 in another"):
         tables.of(1, torch.randn(4, 12))
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=NEEDS_COMPILER), False])
+def test_slots_are_exceeded_by_more_experts_than_there_are(monkeypatch, compiled):
+    """As many active experts as slots fit; one more is counted for a layer that promised to fit."""
+    if not compiled:
+        monkeypatch.setattr("sglang_xshare.stage.record.counters.load", lambda: None)
+    counters = Counters(3, "cpu", SimpleNamespace(loaded=torch.zeros(3, 16, dtype=torch.bool), slots=3))
+    tables, tally = counters.begin(), make_tables([(4, 3), (4, 4), (4, 4)])
+    tables.tally = dataclasses.replace(tally, kept_mass=tally.kept_mass.contiguous())
+    counts = counters.count(Step("decode", 1, Batch()), tables, [True, True, False])
+    assert counts[:, EXCEEDED].tolist() == [0, 1, 0]

@@ -72,6 +72,15 @@ def test_a_switch_is_named_from_the_next_step_on(launch):
     assert step(forward_batch("decode", 4)) == Forward("oea:k0=2", True, True)
 
 
+def test_a_mask_of_padding_is_no_policy_after_a_switch_to_vanilla(launch):
+    """Its layers select, so that padding has no expert of its own."""
+    step = launch(Batches(always_pad=True), mask_padding_experts=True)
+    switch(hooks._stage, build_schedule("oea", {"k0": 2}, speculative=False), SimpleNamespace())
+    assert step(forward_batch("decode", 4, padding=1)) == Forward("oea:k0=2", True, True)
+    switch(hooks._stage, None, SimpleNamespace())
+    assert step(forward_batch("decode", 4, padding=1)) == Forward("vanilla", True, False)
+
+
 def test_a_layer_that_selects_is_enough(launch):
     config = {"k0": 1, "add": 2, "layers": {"0-1": {"policy": "vanilla"}}}
     forward = launch(expert_policy="xshare", expert_policy_config=config)(forward_batch("decode", 4))
@@ -107,6 +116,11 @@ def test_a_replay_takes_the_plan_of_the_size_it_pads_to(replay):
 def test_a_replay_after_a_switch_counts_by_the_plans_in_force(replay):
     switch(hooks._stage, None, SimpleNamespace())
     assert replay(forward_batch("decode", 4)) == Forward("vanilla", True, False)
+
+
+def test_a_replay_under_observe_never_acts(launch):
+    step = launch(expert_policy="observe")
+    assert step(forward_batch("decode", 4), replays=True) == Forward("observe", True, False)
 
 
 def test_the_device_is_not_waited_for(replay):

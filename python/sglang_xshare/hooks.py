@@ -118,7 +118,6 @@ def attach(model_runner: Any) -> None:
         arguments, layers = found
         config, schedule = resolved(model_runner.server_args), arguments.schedule
         low_first = getattr(config, "schedule_low_priority_values_first", False)
-        adapts = getattr(config, "speculative_adaptive", False)  # each width has its own graphs
         _stage = Stage(
             layers,
             schedule,
@@ -132,7 +131,7 @@ def attach(model_runner: Any) -> None:
             exact=Exact(model_runner.device, low_first, find_refusal(config), arguments.ignores_exact),
             acceptance=Acceptance(draft_width(config)),
             find_batches=lambda rows: read_batches(config, rows, sizes=list_sizes(model_runner, config)),
-            recapture=None if adapts else lambda fits: capture_again(model_runner, fits),
+            recapture=partial(capture_again, model_runner),
         )
         wrap_calls(model_runner, _stage)
         _control = Control(_stage, model_runner.server_args)

@@ -38,4 +38,12 @@ def test_the_depth_changes_across_captured_graphs_with_a_policy_and_a_switch_bet
     assert [one["depth"] for one in after[4]["by_depth"]] == DEPTHS, "measured again"
     assert after[4]["verifications"] > before[4]["verifications"]
     assert ", draft depth 0" in server.read_output()
-    check(server, LAYERS["qwen3-moe"], sizes=len(DEPTHS) * 3)
+    captures = len(server.read_captures())
+    answer = server.post("/expert_policy", {"policy": "oea", "k0": 2})
+    assert (answer.status_code, answer.json()["recaptured"]) == (200, True), answer.text
+    again = [kernels["select_kernel"] for kernels in server.read_captures()[captures:]]
+    assert again == [LAYERS["qwen3-moe"]] * len(DEPTHS) * 3, "the target's graphs of each depth and size, and no others"
+    metas = server.generate(3, tokens=STEPS)
+    assert all(steps == total for steps, total in count_steps(metas)), metas
+    assert [one["depth"] for one in read_sizes(server)[4]["by_depth"]] == DEPTHS, "measured again"
+    check(server, LAYERS["qwen3-moe"], sizes=len(DEPTHS) * 3 * 2)

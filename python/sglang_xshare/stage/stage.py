@@ -46,7 +46,7 @@ class Stage:
     tensor-parallel ranks compare their selections: if these differ, the server switches to vanilla, or ends if `stops`
     is set. `exact` holds the exact requests, `acceptance` the estimate of accepted drafts. `find_batches`, called in a
     capture with a schedule's `rows`, returns the batches with the sizes that SGLang captures. `recapture` captures the
-    graphs again; its argument is that of `upstream.graphs.capture_again`.
+    graphs again; its arguments are the last two of `upstream.graphs.capture_again`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Stage:
         exact: Exact | None = None,
         acceptance: Acceptance | None = None,
         find_batches: Callable[[str], Batches] | None = None,
-        recapture: Callable[[Callable[[int], bool] | None], None] | None = None,
+        recapture: Callable[[Any, Callable[[int], bool] | None], None] | None = None,
     ) -> None:
         self.layers, self.device, self.stops = layers, device, stops
         masks = masks or schedule is None

@@ -74,7 +74,7 @@ def switch(
     if stage.agreement is not None:
         stage.agreement.begin()  # before a capture, which may fail on one rank: all must compare after the same forward
     if captures:
-        seconds = _capture(stage, latter)
+        seconds = _capture(stage, latter, reporter.scheduler)
         latter = stage.in_force  # with the sizes that were captured
     else:
         stage.graphs.follow(latter)
@@ -118,28 +118,28 @@ def compare_ranks(stage: Stage) -> None:
     stage.disagreement = reason
 
 
-def _capture(stage: Stage, latter: InForce) -> float:
+def _capture(stage: Stage, latter: InForce, scheduler: Any) -> float:
     """Capture all graphs again under the latter policy, and return the seconds. If the capture fails, capture them
     under the active policy, and raise ValueError.
     """
     began, former = time.monotonic(), stage.in_force
-    reason = _capture_under(stage, latter)
+    reason = _capture_under(stage, latter, scheduler)
     if reason is None:
         return time.monotonic() - began
     then = "the previous policy is active again"
-    if again := _capture_under(stage, former):
+    if again := _capture_under(stage, former, scheduler):
         stage.graphs = Graphs()
         then += ", without CUDA graphs"
         logger.error("Expert policy: the graphs of the previous policy could not be captured either: %s", again)
     raise ValueError(f"CUDA graphs could not be captured again, {then}: {reason}")
 
 
-def _capture_under(stage: Stage, in_force: InForce) -> str | None:
+def _capture_under(stage: Stage, in_force: InForce, scheduler: Any) -> str | None:
     """Capture all graphs under a policy, with paged experts those that fit the slots. Return why that failed."""
     assert stage.recapture is not None
     stage.graphs, stage.in_force = Graphs(), in_force
     try:
-        stage.recapture(None if stage.paged is None else in_force.fits_slots)
+        stage.recapture(scheduler, None if stage.paged is None else in_force.fits_slots)
     except Exception as error:
         # As text: a traceback that is kept would keep the memory of the graphs that were captured.
         logger.warning("Expert policy: a capture of CUDA graphs failed\n%s", traceback.format_exc())

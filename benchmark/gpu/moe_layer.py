@@ -169,8 +169,7 @@ def _make_layer(shape: Shape, plan: SelectionPlan | None, rows: int, device: str
 
     layer = Layer(0, TopKConfig(top_k=shape.top_k, renormalize=True), None)
     step = Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=device)))
-    layer.slot.frame = frame = Frame(step.key)
-    frame.running = Running([step], [Assignment(plan)])
+    layer.slot.frame = Frame(step.key, "policy", Running([step], [Assignment(plan)]))
     return layer
 
 

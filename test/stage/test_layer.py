@@ -40,15 +40,15 @@ BIAS = torch.zeros(64)
         ({"scoring_func": "tanh"}, "scoring function 'tanh'"),
         (
             {"top_k": 9, "num_fused_shared_experts": 1},
-            r"1 fused shared experts in a router that is ungrouped \(softmax\), allowed",
+            r"1 fused shared experts in a router that is ungrouped \(softmax\); must be",
         ),
         (
             {"top_k": 9, "num_fused_shared_experts": 1, "renormalize": False, **GROUPED},
-            "1 fused shared experts in a router that is grouped, not renormalizing \\(softmax\\), allowed",
+            "1 fused shared experts in a router that is grouped, not renormalizing \\(softmax\\); must be",
         ),
         (
             {"top_k": 10, "num_fused_shared_experts": 2, **GROUPED},
-            "2 fused shared experts in a router that is grouped \\(softmax\\), allowed",
+            "2 fused shared experts in a router that is grouped \\(softmax\\); must be",
         ),
     ],
 )

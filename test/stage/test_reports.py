@@ -83,7 +83,8 @@ def test_a_process_without_a_scheduler_reports_at_its_end(attach, tmp_path, capl
 
 def finish(installed: Any, batch: Any) -> None:
     """A forward of the model runner, launched and over."""
-    installed.end_forward(installed.begin_forward(batch), batch)
+    installed.begin_forward(batch)
+    installed.end_forward(batch)
     installed.slot.frame = None
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_xshare.upstream.graphs import capture_again
+from sglang_xshare.upstream.graphs import capture_again, list_sizes
 
 
 class Runner:
@@ -29,7 +29,7 @@ class Runner:
 
 
 class Worker:
-    """SGLang's worker of drafts, which adapts: each width in `states` has its own graphs, `steps` is the width in use."""
+    """SGLang's worker of drafts that adapt: each of its `states` has its own graphs, `steps` is the width in use."""
 
     def __init__(self, runner: Runner, widths: tuple[int, ...], steps: int) -> None:
         self.runner, self.speculative_num_steps = runner, steps
@@ -110,3 +110,10 @@ def test_a_failure_leaves_no_width_a_graph_of_another_policy(failing, monkeypatc
     assert worker.speculative_num_steps == 1
     assert runner.decode_cuda_graph_runner is None
     assert {state.target_graph_runner for state in worker.states.values()} == {None}
+
+
+def test_without_graphs_no_size_is_captured():
+    """SGLang's own list is not there then, and a switch may need the sizes."""
+    assert list_sizes(None, SimpleNamespace(device="cpu", cuda_graph_config=None)) == []
+    off = SimpleNamespace(decode=SimpleNamespace(backend="disabled", bs=None))
+    assert list_sizes(None, SimpleNamespace(device="cuda", cuda_graph_config=off)) == []

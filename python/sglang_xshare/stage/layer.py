@@ -91,8 +91,6 @@ class Layer:
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
         # EPLB and paged experts replace the ids after the selection, so their alignment would be of other ids.
         self.hands_over = convention == FILLED and not renumbers and paging is None
-        self.untaken: set[int] = set()
-        """The numbers of rows at which the runner has left the alignment that the kernel wrote."""
         self._aligned = {slots: replace(slots, aligned=True) for slots in (self.slots, self.with_shared)}
         self.upstream = carry(topk_config, self)
         route: dict[str, Any] = {"custom_routing_function": self.choose}
@@ -170,13 +168,11 @@ class Layer:
         """
         slots = self.with_shared if topk > self.router.top_k else self.slots
         gather, rows = self.step.gather, len(gating_output)
-        if self.hands_over and handover.is_prebuilt and gather is None and rows not in self.untaken:
+        if self.hands_over and gather is None and handover.is_wanted(self, rows):
             slots = self._aligned[slots]
         out = self._select_in_force(gating_output if gather is None else self.collect(gating_output), slots)
         if out.alignment is not None:
-            self.untaken.add(rows)  # until the runner takes the alignment
-            experts = len(out.active) + slots.shared
-            handover.offer(handover.Offer(out.topk_ids, experts, out.alignment, self.untaken))
+            handover.offer(handover.Offer(out.topk_ids, len(out.active) + slots.shared, out.alignment, self))
         if gather is None:
             return out.topk_weights, out.topk_ids
         return gather.keep(out.topk_weights, rows), gather.keep(out.topk_ids, rows)

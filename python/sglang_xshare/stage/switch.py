@@ -31,16 +31,23 @@ def make_next(stage: Stage, schedule: Schedule | None, rule: Rule | None = None)
     schedule = schedule and schedule.weigh(stage.acceptance.number)
     if ranks is not None and schedule is not None:
         ranks = replace(ranks, together=schedule.rows == "batch")
-    latter = replace(former, schedule=schedule, rule=rule, ranks=ranks, is_named=True)
+    batches = former.batches if ranks == former.ranks else stage.find_batches(ranks)
+    latter = replace(former, schedule=schedule, rule=rule, ranks=ranks, batches=batches, is_named=True)
     if latter.given == former.given:  # the same plans keep their lanes: captured graphs write to their counters
         return latter
     return replace(latter, lanes=make_lanes(schedule, stage.acting))
 
 
 def make_again(stage: Stage, former: InForce) -> InForce:
-    """Return a policy that was active before, for a switch back: with the latest estimate and captured sizes."""
-    schedule = former.schedule and former.schedule.weigh(stage.acceptance.number)
-    return replace(former, schedule=schedule, batches=stage.in_force.batches)
+    """Return a policy that was active before, for a switch back: with the latest estimate and captured sizes.
+
+    Vanilla keeps the active policy's ranks: each row is routed by itself, whichever rows ranks gather, so no graph has
+    to be captured again.
+    """
+    if former.schedule is None:
+        return replace(former, ranks=stage.in_force.ranks, batches=stage.in_force.batches)
+    batches = stage.in_force.batches if former.ranks == stage.in_force.ranks else stage.find_batches(former.ranks)
+    return replace(former, schedule=former.schedule.weigh(stage.acceptance.number), batches=batches)
 
 
 def needs_capture(stage: Stage, latter: InForce, recaptures: bool = True) -> bool:

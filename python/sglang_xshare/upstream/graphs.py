@@ -4,6 +4,8 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import Any
 
+from .batches import list_captured
+
 
 def is_capturing() -> bool:
     """Return whether SGLang captures graphs now. The eager steps before each capture belong to it."""
@@ -13,7 +15,11 @@ def is_capturing() -> bool:
 
 
 def list_sizes(model_runner: Any, config: Any) -> list[int]:
-    """Return the numbers of requests, ascending, that SGLang captures graphs for. SGLang's request pool must exist."""
+    """Return the numbers of requests, ascending, that SGLang captures graphs for, none if it captures none. SGLang's
+    request pool must exist.
+    """
+    if not list_captured(config):
+        return []
     from sglang.srt.model_executor.runner.base_cuda_graph_runner import get_batch_sizes_to_capture
 
     sizes, _ = get_batch_sizes_to_capture(model_runner, config.speculative_num_draft_tokens or 1)

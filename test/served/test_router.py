@@ -64,7 +64,7 @@ DROPPED: dict[str, set[str] | None] = {
     "/api/chat": None,
     "/api/generate": None,
 }
-"""What limits.md says that the router drops: by route, fields that do not arrive; None where it has no such route."""
+"""What operations.md states that the router drops: by route, fields that do not arrive; None where it has no such route."""
 
 
 @pytest.mark.long

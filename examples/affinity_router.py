@@ -108,7 +108,7 @@ class Proxy:
             self.affinity.finish(name)
 
     def tokenize(self, body: bytes) -> Sequence[int]:
-        """Return the token ids of the first prompt; an empty list without a prompt or for one that cannot be tokenized."""
+        """Return the token ids of the first prompt; none without a prompt, or if it cannot be tokenized."""
         try:
             asked = orjson.loads(body)
             if not isinstance(asked, dict):
@@ -120,7 +120,7 @@ class Proxy:
             if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
                 prompt = prompt[0]
             return self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else [int(one) for one in prompt]
-        except Exception as error:  # a chat template may raise anything; the worker reports what is wrong with a request
+        except Exception as error:  # a chat template may raise anything; the worker reports what is wrong
             print(f"affinity_router: a prompt could not be tokenized: {error!r}", flush=True)
             return []
 

@@ -1,7 +1,7 @@
 """Plot of a trace of --expert-policy-trace: `python examples/plot_trace.py TRACE PLOT.png`.
 
-The plot shows a layer's active experts in a step against the rows of the step, with the model's own routing and with the
-policy. Each layer of a step is a point; layers of steps with equal rows lie side by side, the first layer at the left.
+The plot shows a layer's active experts in a step against the rows of the step, with the model's own routing and with
+the policy. Each layer of a step is a point; layers of steps with equal rows lie side by side, the first at the left.
 """
 
 import json

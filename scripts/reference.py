@@ -78,7 +78,7 @@ def make_page() -> str:
         policies=tabulate(("policy", "phases", "keys", "what"), map(_describe_policy, list_policies())),
         keys=tabulate(("key", "allowed", "default", "what"), list_keys()),
         common=tabulate(("key", "allowed", "default", "what"), list_common_keys()),
-        routes=tabulate(("route", "who may"), list_routes()),
+        routes=tabulate(("route", "required key"), list_routes()),
         metrics=tabulate(("metric", "labels", "what"), list_metrics()),
         commands=tabulate(("command", "flags"), list_command_flags()),
     )
@@ -149,8 +149,8 @@ def list_routes() -> Iterator[tuple[str, str]]:
     app = FastAPI(openapi_url=None)
     add_routes(app, lambda: None)
     keys = {
-        "normal": "`--api-key`, where the server has one",
-        "admin_optional": "`--admin-api-key`, without one `--api-key`",
+        "normal": "`--api-key`, if the server has one",
+        "admin_optional": "`--admin-api-key`, or if there is none `--api-key`",
     }
     for route in app.routes:
         level: Any = route.endpoint._auth_level  # type: ignore[attr-defined]

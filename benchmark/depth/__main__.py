@@ -23,7 +23,7 @@ from benchmark.depth.report import FIXED, THROUGHPUT, UPSTREAM, key_of, name_of,
 CONCURRENCY = 1, 2, 4, 8, 16
 POLICIES = OFF, "xshare"
 SETTLED = 16
-"""Batches before the first round of a batch size where the depth is chosen: some 300 verifications of 64 tokens each."""
+"""Batches before the first round of a batch size where the depth is chosen: some 300 verifications."""
 LEAST = 8
 """Requests of a round: two of one request each would take 3 seconds."""
 PROMPT = 8

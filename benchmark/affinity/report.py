@@ -34,17 +34,17 @@ differences."""
 
 
 def name_rule(bound: float = DEFAULT) -> str:
-    """What a record calls affinity within this bound."""
+    """Return the record's name of affinity within this bound."""
     return f"bound {bound:g}"
 
 
 def point_key(scenario: str, replicas: int) -> str:
-    """The key of a case."""
+    """Return the key of a case."""
     return f"{scenario} {replicas}"
 
 
 def tabulate_affinity(points: Mapping[str, Any]) -> Table:
-    """A row a case: active experts and imbalance of every rule."""
+    """Return a row for each case: active experts and imbalance of every rule."""
     rules = list(next(iter(points.values()))["rules"])
     rows = []
     for point in points.values():
@@ -60,7 +60,7 @@ def _cell(outcome: Mapping[str, float], first: float | None) -> str:
 
 
 def plot_affinity(points: Mapping[str, Any], path: Path) -> None:
-    """Active experts over replicas under mixed traffic, and the course of a run under every other."""
+    """Plot active experts over replicas under mixed traffic, and the course of a run under every other."""
     mixed = [point for point in points.values() if point["scenario"] == "mixed"]
     others = [point for point in points.values() if point["scenario"] != "mixed"]
     count = 1 + len(others)
@@ -93,7 +93,7 @@ def plot_affinity(points: Mapping[str, Any], path: Path) -> None:
 
 
 def tabulate_live(points: Mapping[str, Any]) -> Table:
-    """A row a traffic, policy and method: active experts, imbalance, and what became of the answers."""
+    """Return a row for each traffic, policy and method: active experts, imbalance, and the answers."""
     first: dict[tuple[str, str], Any] = {}
     rows = []
     for point in sorted(points.values(), key=lambda point: (point["policy"] != OBSERVE, point["policy"] != BASELINE)):
@@ -121,14 +121,14 @@ def tabulate_live(points: Mapping[str, Any]) -> Table:
 
 
 def _per_token(point: Mapping[str, float]) -> float:
-    """Experts that a layer loads for each row that it decodes."""
+    """Return the experts that a layer loads for each row that it decodes."""
     return point["active"] / point["rows"]
 
 
 def _compare_answers(
     point: Mapping[str, Any], base: Mapping[str, Any], reference: Mapping[str, Any] | None
 ) -> list[str]:
-    """How many greedy answers are the base's, and how much more forced ones cost than the reference's."""
+    """Return how many greedy answers are the base's, and the loss of forced answers above the reference's."""
     if point["nats"]:
         if reference is None:
             return ["-", "-"]

@@ -3,8 +3,8 @@
 Part `ids` compares ids with the reference's; part `times` times the kernel in CUDA graphs, a call among many, on the
 logits that upstream's fused router takes too: the kernel does what that router does, and selects the batch's experts
 besides. The former kernel, whose package `.gpu/` may contain under another name, and upstream's router without the
-launch that 0.5.20 dropped are timed in turns with both. Part `shapes` times how batches can be cut into programs and has
-the kernel use the fastest; part `tests` runs the kernels' own tests, which compile for minutes.
+launch that 0.5.20 dropped are timed in turns with both. Part `shapes` times how batches can be cut into programs and
+has the kernel use the fastest; part `tests` runs the kernels' own tests, which compile for minutes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -12,8 +12,8 @@ class PagedLayer:
     """Selects as `sglang_xshare.select` does, step after step, with the experts that are in the slots.
 
     As upstream: the least recently used expert is evicted, and what does not fit runs in waves. At first the slots hold
-    the lowest-numbered experts. `page_ins` and `page_ins_before`: of each step, the experts paged in, and those that the
-    model's own routing would have paged in from the same state.
+    the lowest-numbered experts. `page_ins` and `page_ins_before`: of each step, the experts paged in, and those that
+    the model's own routing would have paged in from the same state.
     """
 
     def __init__(self, slots: int) -> None:

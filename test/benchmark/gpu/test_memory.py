@@ -57,4 +57,4 @@ def test_what_is_cut_or_left_out_is_said_until_it_fits(tmp_path, monkeypatch, ca
         assert [row.measured for row in memory.rows(record.points, "qwen3")] == [said]
     write_program(tmp_path / "bin" / "nvidia-smi", "echo 142000")
     assert memory.fit_model(record, "qwen3", "qwen3-30b-a3b", 2) == "qwen3-30b-a3b"
-    assert memory.rows(record.points, "qwen3") == []
+    assert list(memory.rows(record.points, "qwen3")) == []

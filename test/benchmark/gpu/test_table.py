@@ -34,7 +34,7 @@ def test_the_error_is_two_standard_errors_of_the_rounds_ratios():
 
 
 def test_layer_fits_and_compares():
-    rows = layer.rows(LAYER)
+    rows = list(layer.rows(LAYER))
     assert find(rows, "qwen3-30b-a3b, 16 tokens").measured == "34.0 us + 2.00 us an active expert, R² 1.0000"
     assert find(rows, "qwen3-30b-a3b, bandwidth of").measured == "4719 GB/s"
     share = find(rows, "qwen3-30b-a3b, bandwidth at 24")  # 24 x 9.437184 MB in 82 us: 2762 GB/s of 4000
@@ -66,7 +66,7 @@ def test_server_bars():
         ("-0.6 % gain", "at least -0.5 % gain", "miss"),
         ("20.0 % gain", "", ""),
     ]
-    assert "100 -> 137 tokens/s, 80.0 -> 40.0 experts, kept mass 0.900" in server.rows(points)[0].what
+    assert "100 -> 137 tokens/s, 80.0 -> 40.0 experts, kept mass 0.900" in next(server.rows(points)).what
     assert len(server.tabulate(points).rows) == 3
 
 
@@ -111,7 +111,7 @@ def test_selection_bar():
     ]
     measured = {f"xshare/{one['rows']}x{one['experts']}": one for one in times}
     checked = {"cases": {"passed": True, "equal": 300}, selection.TESTS[0]: {"passed": False, "reason": "2 failed"}}
-    rows = selection.rows(checked | measured)
+    rows = list(selection.rows(checked | measured))
     assert [row.verdict for row in rows] == ["pass", "pass", "miss", "miss"]
     assert (rows[0].measured, rows[-1].measured) == ("300 cases equal", "2 failed")
     times = "3.90 us, upstream's router 2.00 us: 1.95 x, from 0.5.20 on 1.50 us: 2.60 x; formerly 4.50 us"

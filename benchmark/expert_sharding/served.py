@@ -46,7 +46,7 @@ def tabulate_served(points: Mapping[str, Any]) -> Table:
         for row in comparison.summaries
     ]
     doubt = f" {ONE_ROUND}" if comparison.rounds == 1 else ""
-    note = f"{comparison.workload}: medians [quartiles]. Ratio: of tokens/s to the first row's, by round.{doubt}"
+    note = f"{comparison.workload}: means [95 % t-interval]. Ratio: of tokens/s to the first row's, by round.{doubt}"
     return Table(
         "Placements of experts on two ranks", ["placement", "first token, ms", "tokens/s", "ratio"], rows, note
     )

@@ -58,7 +58,7 @@ def _cell(point: Mapping[str, Any], vanilla: Mapping[str, Any]) -> str:
 
 VANILLA, OBSERVED = "vanilla, paged", "observe, paged"
 LIVE_NOTE = """\
-At a time: requests. Medians over the rounds [lower, upper quartile]; ratio: of output tokens/s to paged vanilla's,
+At a time: requests. Means over the rounds [95 % t-interval]; ratio: of output tokens/s to paged vanilla's,
 within each round. Page-ins: a layer and step; of a policy what the model's own routing would have paged in from the
 same state -> its own. Loss: nats a token of held-out text, the domains mixed, forced through the server's own decode
 steps, and what a policy adds to vanilla's, ± the standard error; sums right: share of arithmetic problems."""

@@ -15,10 +15,10 @@ python=
 experiment=${1:-all}
 shift || true
 refuse() { echo "gpu: $1" >&2; exit "${2:-1}"; }
-[[ " ${EXPERIMENTS[*]} all " == *" $experiment "* ]] || refuse "experiment '$experiment': allowed is ${EXPERIMENTS[*]} or all"
-[[ $experiment != all || $# -eq 0 ]] || refuse "PARTS=$*: allowed with one EXPERIMENT of ${EXPERIMENTS[*]}"
-[[ $LIMIT =~ ^[1-9][0-9]*$ ]] || refuse "LIMIT=$LIMIT: allowed is a whole number of seconds"
-[[ ${QUICK:-0} =~ ^[01]?$ ]] || refuse "QUICK=$QUICK: allowed is 0 or 1"
+[[ " ${EXPERIMENTS[*]} all " == *" $experiment "* ]] || refuse "EXPERIMENT must be all or one of ${EXPERIMENTS[*]} (got $experiment)"
+[[ $experiment != all || $# -eq 0 ]] || refuse "PARTS must come with one EXPERIMENT of ${EXPERIMENTS[*]} (got $*)"
+[[ $LIMIT =~ ^[1-9][0-9]*$ ]] || refuse "LIMIT must be a whole number of seconds (got $LIMIT)"
+[[ ${QUICK:-0} =~ ^[01]?$ ]] || refuse "QUICK must be 0 or 1 (got $QUICK)"
 gpu=
 if [[ ${SGLANG_XSHARE_DEVICE:-} != cpu ]]; then
     gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1) || gpu=
@@ -66,7 +66,7 @@ use_venv() {
     # pip would try for minutes.
     if [[ ! -f ${VENV:-.venv}/.complete ]]; then
         timeout 30 python3 -m pip download --quiet --no-deps --retries 0 --timeout 10 --dest "$work/probe" wheel \
-            >/dev/null 2>&1 || refuse "no package index answers and .gpu/site.tar.xz is missing; make gpu-bundle FROM=DIR, where there is one, makes .gpu/"
+            >/dev/null 2>&1 || refuse "no package index answers and .gpu/site.tar.xz is missing; make gpu-bundle FROM=DIR, on a machine with an index, makes .gpu/"
     fi
     scripts/make_venv.sh
     python=${VENV:-.venv}/bin/python target=()
@@ -78,7 +78,7 @@ bring_back() {  # one archive, whole whenever the command is stopped
     tar -cJf "$work/results.part" -C "$results" . && mv "$work/results.part" "$OUT/results.tar.xz" || cp "$results"/*.json "$OUT"/ || true
 }
 
-finish() {  # whatever happened: the table of what there is, and the way back
+finish() {  # after every end: the table of all records, and the way back
     local status=$?
     trap - EXIT
     [[ -z ${keeper:-} ]] || kill "$keeper" 2>/dev/null || true

@@ -33,7 +33,7 @@ fi
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {
     refuse "python3 is $(python3 --version 2>&1); SGLang $SGLANG needs 3.11 or later"; }
 device=${SGLANG_XSHARE_DEVICE:-}
-[[ $device == cpu || -z $device ]] || refuse "SGLANG_XSHARE_DEVICE=$device: allowed is cpu, or nothing for the GPU that is there"
+[[ $device == cpu || -z $device ]] || refuse "SGLANG_XSHARE_DEVICE must be cpu, or empty for the GPU of this machine (got $device)"
 if [[ -z $device ]] && nvidia-smi >/dev/null 2>&1; then device=cuda; else device=cpu; fi
 
 wanted=$({ echo "$device"; pwd; python3 --version

@@ -230,9 +230,9 @@ def measure(args: argparse.Namespace, record: Record) -> None:
                 counter = "experts_before" if own else "experts_after"
                 run = run_requests(server, requests, args.replicas, args.per_replica, name != OBSERVE, counter)
                 key = make_key(traffic, name, method)
-                told = {one: value for one, value in vars(run).items() if one in KEPT}
+                kept = {one: value for one, value in vars(run).items() if one in KEPT}
                 answers = " ".join(map(digest, run.outputs)) if name == OBSERVE else ""  # else forced
-                record.add(key, traffic=traffic, policy=name, method=method, shape=shape, outputs=answers, **told)
+                record.add(key, traffic=traffic, policy=name, method=method, shape=shape, outputs=answers, **kept)
                 print(f"{key}: {run.active:.1f} active experts, {run.seconds:.0f} s", flush=True)
 
 

@@ -12,6 +12,7 @@ from statistics import mean
 from typing import Any
 
 from benchmark.common.comparison import fit_line
+from benchmark.common.interval import find_margin
 from benchmark.common.record import Record
 from benchmark.gpu.checks import measure_points
 from benchmark.gpu.layer import (
@@ -25,7 +26,7 @@ from benchmark.gpu.layer import (
     time_fixed,
     time_policies,
 )
-from benchmark.gpu.table import Row, at_least, at_most, find_error
+from benchmark.gpu.table import Row, at_least, at_most
 from benchmark.gpu.timing import measure_copy
 
 PARTS = ("fixed", "policies")
@@ -93,10 +94,10 @@ def _policy_rows(point: Mapping[str, Any]) -> Iterator[Row]:
         off = [100 * (1 - on / before) for on, before in zip(us[name], us["off"], strict=True)]
         bar = GAIN_BARS.get(policy) if levers else None
         what = f"layer and router, {name}, {point['active'][policy]:.1f} experts, {mean(us[name]):.2f} us"
-        yield at_least(what, mean(off), bar, "% off", find_error(off))
+        yield at_least(what, mean(off), bar, "% off", find_margin(off))
 
 
 def spell_change(before: Sequence[float], after: Sequence[float]) -> str:
-    """Return the mean change of paired times and two standard errors of it."""
+    """Return the mean change of paired times and half of its 95 % t-interval."""
     changes = [new - old for old, new in zip(before, after, strict=True)]
-    return f"{mean(changes):+.2f} ± {find_error(changes):.2f}"
+    return f"{mean(changes):+.2f} ± {find_margin(changes) or 0.0:.2f}"

@@ -22,7 +22,7 @@ GIB = 1 << 30
 OVERHEAD = 4 * GIB
 CONTEXT = 1 * GIB  # what a server holds of these while it loads
 DRAFT = 2.5 * GIB  # of gpt-oss-120b: one layer, and two embeddings of its vocabulary
-# Of mxfp4 as the Triton kernels want it on Hopper: rows are padded, and SGLang 0.5.17 keeps the scales twice.
+# Of mxfp4 in the layout of the Triton kernels on Hopper: rows are padded, and SGLang 0.5.17 keeps the scales twice.
 PADDED = 1.08
 # Packed bytes of a layer's gate and up projections that are taken beside them while they are brought into that layout:
 # triton_kernels' `HopperMXValueLayout.swizzle_data`, its live tensors counted at 2880 x 5760.

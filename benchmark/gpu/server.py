@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.common.comparison import Comparison, format_experts, format_number
+from benchmark.common.interval import format_rounds
 from benchmark.common.record import Record
 from benchmark.common.server import Server
 from benchmark.common.table import Table
@@ -138,11 +139,21 @@ def _list_gains(name: str, points: Mapping[str, Any]) -> Iterator[tuple[str, int
                 yield comparison.series[1].variant.name, comparison.workload.concurrency, gain
 
 
-HEADINGS = ("model", "policy", "at a time", "tokens/s", "gain", "ms a token", "active experts", "kept mass")
+HEADINGS = (
+    "model",
+    "policy",
+    "at a time",
+    "tokens/s",
+    "gain",
+    "each round",
+    "ms a token",
+    "active experts",
+    "kept mass",
+)
 NOTE = (
     "Policy off -> on, medians of alternating rounds on one server that is switched between rounds, CUDA graphs on, "
-    "128 tokens in and 256 out. Gain: percent of output tokens/s, the mean of the rounds' ratios ± two standard "
-    "errors, not the ratio of the medians. Ms a token: bench_serving's median time per output token. Weights are "
+    "128 tokens in and 256 out. Gain: percent of output tokens/s, the mean of the rounds' ratios ± half of its 95 % "
+    "t-interval, not the ratio of the medians. Ms a token: bench_serving's median time per output token. Weights are "
     "random: speed is real, loss means nothing here."
 )
 
@@ -157,7 +168,8 @@ def tabulate(points: Mapping[str, Any]) -> Table:
                 token = f"{gain.off.tpot_ms.median:.2f} -> {gain.on.tpot_ms.median:.2f}"
                 percent = f"{gain.percent:+.1f} ± {gain.error:.1f} %"
                 counted = format_experts(gain.on), format_number(gain.on.kept_mass, 3)
-                cells.append([gain.model, policy, str(concurrency), speed, percent, token, *counted])
+                rounds = format_rounds([100 * (ratio - 1) for ratio in gain.ratios], 1)
+                cells.append([gain.model, policy, str(concurrency), speed, percent, rounds, token, *counted])
     return Table("Servers", HEADINGS, cells, NOTE, text_columns=2)
 
 

@@ -7,12 +7,13 @@ from statistics import mean
 from typing import Any
 
 from benchmark.common.comparison import Comparison, Summary, format_experts, format_number, measure_each
+from benchmark.common.interval import find_margin
 from benchmark.common.record import Record
 from benchmark.common.rounds import Workload, serve
 from benchmark.common.server import Server
 from benchmark.common.variant import Variant
 from benchmark.gpu.models import LAYERS, read_config, write_model, write_texts
-from benchmark.gpu.table import Row, at_least, find_error
+from benchmark.gpu.table import Row, at_least
 from benchmark.gpu.toggle import TOGGLED
 
 INPUT_TOKENS, OUTPUT_TOKENS = 128, 256
@@ -151,8 +152,8 @@ class Gain:
 
     @property
     def error(self) -> float | None:
-        """Return two standard errors of that gain, in percent; None after a single round."""
-        return 100 * find_error(self.ratios) if len(self.ratios) > 1 else None
+        """Return half of the gain's 95 % t-interval, in percent; None after a single round."""
+        return find_margin([100 * ratio for ratio in self.ratios])
 
     def row(self, what: str, bar: float | None = None, of: str | None = None) -> Row:
         """Return the gain beside its bar, which is that of model `of`: fewer of its layers have no bar."""

@@ -1,12 +1,10 @@
 """Measurements beside their bars: the table of a results folder, printed and written to summary.md."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from math import sqrt
 from pathlib import Path
-from statistics import stdev
 from typing import Any
 
 from benchmark.common.machine import format_machine
@@ -40,13 +38,8 @@ class Row:
         return "open" if self.is_open else "pass" if self.passed else "miss"
 
 
-def find_error(values: Sequence[float]) -> float:
-    """Return two standard errors of the mean of at least two values."""
-    return 2 * stdev(values) / sqrt(len(values))
-
-
 def at_least(what: str, value: float, bar: float | None, unit: str, error: float | None = 0.0) -> Row:
-    """Return a value whose bar is a lower limit. `error` is in its unit; an unknown error (None) decides no bar."""
+    """Return a value whose bar is a lower limit. `error` is half its interval; an unknown one (None) decides no bar."""
     doubt = " ± unknown" if error is None else f" ± {error:.1f}" if error else ""
     measured = f"{value:.1f}{doubt} {unit}"
     if bar is None:

@@ -45,8 +45,8 @@ def judge(points: Points, most: float, tolerated: float) -> str:
     if not within:
         return ""
     best = min(within, key=lambda one: one["loss"]["delta"])
-    told = f"{shorten(best['policy'])}: {best['page_ins'] / vanilla:.2f} at {format_loss(best['loss'])}"
-    return f"Aimed at with 32 slots and 16 rows: at most {most:.2f} of vanilla's at {tolerated:+g} nats; {told}."
+    found = f"{shorten(best['policy'])}: {best['page_ins'] / vanilla:.2f} at {format_loss(best['loss'])}"
+    return f"Aimed at with 32 slots and 16 rows: at most {most:.2f} of vanilla's at {tolerated:+g} nats; {found}."
 
 
 def _cell(point: Mapping[str, Any], vanilla: Mapping[str, Any]) -> str:

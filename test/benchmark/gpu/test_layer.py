@@ -30,11 +30,11 @@ def test_as_many_experts_are_active_as_the_paper_counted():
 def test_ids_use_exactly_the_experts_asked_for(active):
     ids = route_to(active, QWEN3, ROWS, "cpu")
     assert ids.shape == (48, ROWS, 8)
-    for layer in ids:
-        counts = torch.bincount(layer.flatten(), minlength=128)
+    for one in ids:
+        counts = torch.bincount(one.flatten(), minlength=128)
         assert (counts > 0).sum() == active
         assert counts[counts > 0].max() - counts[counts > 0].min() <= 1
-        assert all(len(set(row.tolist())) == 8 for row in layer)
+        assert all(len(set(row.tolist())) == 8 for row in one)
     assert not torch.equal(ids[0], ids[1])
 
 

@@ -56,7 +56,9 @@ def test_each_lever_has_its_price_and_the_goals_their_verdicts(modes, suffix, ju
 
 def test_a_drift_of_the_clock_is_no_change():
     assert spell_change([10.0, 20.0, 40.0], [9.0, 19.0, 39.0]) == "-1.00 ± 0.00"
-    assert spell_change([10.0] * 4, [8.0, 9.0, 9.0, 10.0]) == "-1.00 ± 0.82"  # variance 2/3 of four
+    assert (
+        spell_change([10.0] * 4, [8.0, 9.0, 9.0, 10.0]) == "-1.00 ± 1.30"
+    )  # variance 2/3 of four: 3.182 standard errors
 
 
 def test_a_lever_that_the_runner_did_not_take_is_no_figure():

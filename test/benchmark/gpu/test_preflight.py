@@ -26,7 +26,7 @@ def test_what_eagle3_imports_on_a_gpu_alone_is_named(monkeypatch):
 
 def test_a_kernel_that_does_not_compile_is_named_by_experts():
     """Here every launch fails, as that of a kernel that does not compile."""
-    with pytest.raises(RuntimeError, match="^32 experts: "):
+    with pytest.raises(RuntimeError, match=r"^32 experts: "):
         preflight.CHECKS["compilation-32"]()
 
 

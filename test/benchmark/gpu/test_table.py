@@ -22,14 +22,14 @@ def test_a_bar_within_the_error_is_open():
     assert at_least("gain", 50.0, None, "%", None).verdict == ""
 
 
-def test_the_error_is_two_standard_errors_of_the_rounds_ratios():
+def test_the_error_is_the_t_interval_of_the_rounds_ratios():
     gain = Gain.read(served(100.0, 110.0, swings=(-1.0, 0.0, 4.0)))
     assert gain.ratios == pytest.approx((1.09, 1.10, 1.14))
     assert gain.percent == pytest.approx(11.0)
-    # of 9, 10 and 14: variance 7, and 2 * sqrt(7 / 3) = 3.06
-    assert gain.error == pytest.approx(3.055, abs=0.001)
+    # of 9, 10 and 14: variance 7, and 4.303 * sqrt(7 / 3) = 6.57
+    assert gain.error == pytest.approx(6.573, abs=0.001)
     assert gain.row("it", 9.0).verdict == "open"
-    assert gain.row("it", 15.0).verdict == "miss"
+    assert gain.row("it", 18.0).verdict == "miss"
     assert Gain.read(served(100.0, 110.0, swings=(0.0,))).error is None
 
 

@@ -135,6 +135,7 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     """ -d '{"prompt": "def ", "max_tokens": 24, "custom_params": {"expert_policy": "exact"}}'""": Ask(
         QUICKSTART, shows='"exact":true'
     ),
+    "sglang-xshare policy set http://localhost:30000 vanilla": Ask(QUICKSTART, shows="switches: 4"),
     f"sglang serve --model-path {TINY} --config examples/cpu.yaml --expert-policy xshare"
     " --expert-policy-config examples/by-layer-and-batch.json": Serve(),
     f"SGLANG_USE_CPU_ENGINE=1 sglang serve --model-path {TINY} --config examples/cpu.yaml": Serve(),

@@ -56,7 +56,6 @@ use_archive() {  # the SGLang in .gpu/, for a machine that can install nothing
         fi
         touch "$site/.complete"
     fi
-    # Measured on two cores: 30 and 35 s.
     [[ -f .gpu/jit.tar.xz ]] || echo "gpu: .gpu/jit.tar.xz is missing; the first gpt-oss server builds two kernels, in about a minute"
     python=python3 target=(--target "$site")
     export PYTHONPATH=$PWD/python:$site TVM_FFI_CACHE_DIR=$work/tvmcache

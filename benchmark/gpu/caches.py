@@ -1,6 +1,7 @@
 """Experiment `caches`: compilation, on many cores, of what the timed tasks launch, without any timing.
 
-A kernel takes 1 to 9 s of a core, and a timed task would compile dozens one after another. It runs beside the checks.
+A timed task would compile dozens of kernels one after another. On an H200 39 jobs took 68 s on 16 cores, beside the
+checks.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -12,7 +12,7 @@ from benchmark.common.record import Record
 FAILED = "failed "
 """Precedes the key of a point that could not be measured."""
 WORKERS = min(len(os.sched_getaffinity(0)), 32)
-"""Processes side by side: a kernel of some 550 takes 1 to 9 s of a core (Triton 3.6.0). Each has a CUDA context."""
+"""Processes side by side: each compiles kernels, which takes seconds of a core, and has a CUDA context."""
 
 
 def choose_parts(experiment: str, parts: Sequence[str], allowed: Iterable[str]) -> list[str]:

@@ -25,7 +25,7 @@ from benchmark.gpu.table import Row
 POLICY = "xshare"
 WITHOUT_WARM_UP = "xshare:k0=0,add=24"
 NOTHING_TO_DROP = "xshare:k0=0,add=31"
-"""Eight rows of gpt-oss have 29 of at most 32 experts active: this budget selects, and drops next to none."""
+"""Eight rows of gpt-oss have 28 of at most 32 experts active: this budget selects, and drops next to none."""
 GATE = "SGLANG_XSHARE_GATE"
 """The environment variable that names a file: see `wait_at_gate`."""
 

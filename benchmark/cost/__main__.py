@@ -65,7 +65,8 @@ def measure(args: argparse.Namespace, record: Record) -> None:
     torch.set_num_threads(1)
 
     def time_shape(shape: str) -> dict[str, Any]:
-        times = time_selection(*map(int, shape.split("x")), args.policies, args.rounds)
+        rows, experts = map(int, shape.split("x"))
+        times = time_selection(rows, experts, args.policies, args.rounds)
         return {"seconds": {name: median(spent) for name, spent in times.items()}}
 
     fill(record, {shape_key(shape): partial(time_shape, shape) for shape in args.shapes})

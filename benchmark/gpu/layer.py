@@ -93,7 +93,7 @@ def time_policies(name: str, policies: Sequence[str], alone: bool = False) -> di
     shape, logits = layers.shape, moe_layer.draw_logits(layers.shape, ROWS, "cuda")
     plans = {policy: parse_plan(policy, ROWS) for policy in policies}
     off = moe_layer.model_router(logits, moe_layer.make_topk_config(shape, None, ROWS, "cuda"))
-    runs: dict[str, Callable[[], None]] = {"off": partial(layers.run, off)}
+    runs: dict[str, Callable[[], object]] = {"off": partial(layers.run, off)}
     for policy, plan in plans.items():
         for prebuilt in (False, True):
             # A new layer for each: a layer whose alignment the runner did not take offers none afterwards.
@@ -124,7 +124,7 @@ def _run_router(layers: MoeLayers, route: moe_layer.Route, fixed: moe_layer.Rout
     layers.run(lambda layer, hidden: (route(layer, hidden), fixed(layer, hidden))[1])
 
 
-def count_taken(runs: Mapping[str, Callable[[], None]]) -> dict[str, dict[str, int]]:
+def count_taken(runs: Mapping[str, Callable[[], object]]) -> dict[str, dict[str, int]]:
     """Run each variant twice, which compiles it, and return what the runner took of us in the second run."""
     found = {}
     for name, run in runs.items():

@@ -15,9 +15,6 @@ from sglang_xshare.policies.spelling import spell_policy
 NOTE = """\
 Page-ins a layer and step, in brackets times vanilla's, at the loss in nats a token above vanilla's on
 the same tokens, ± the standard error. All but vanilla with utility=squared,own_share=0.75."""
-BARS = (0.30, 0.005), (0.22, 0.01)
-"""(page-ins over vanilla's, nats) of 16 rows if half of the experts have slots: both are upper limits."""
-BARRED = 16, 32
 Points = Mapping[str, Mapping[str, Any]]
 
 
@@ -33,20 +30,7 @@ def tabulate_paged(points: Points) -> Table:
             cells.append(_cell(point, vanilla) if point and vanilla else "")
         rows.append([str(slots), shorten(policy), *cells])
     headings = ["slots", "policy", *(f"{size} rows" if size > 1 else "1 row" for size in sizes)]
-    note = " ".join([NOTE, *(judge(points, *bar) for bar in BARS)])
-    return Table("Page-ins and loss with paged experts", headings, rows, note, text_columns=2)
-
-
-def judge(points: Points, most: float, tolerated: float) -> str:
-    """Return the least loss with at most a share of vanilla's page-ins, beside the aim."""
-    same = [one for one in points.values() if (one["rows"], one["slots"]) == BARRED]
-    vanilla = next((one["page_ins"] for one in same if one["policy"] == BASELINE), 0.0)
-    within = [one for one in same if one["page_ins"] <= most * vanilla]
-    if not within:
-        return ""
-    best = min(within, key=lambda one: one["loss"]["delta"])
-    found = f"{shorten(best['policy'])}: {best['page_ins'] / vanilla:.2f} at {format_loss(best['loss'])}"
-    return f"Aimed at with 32 slots and 16 rows: at most {most:.2f} of vanilla's at {tolerated:+g} nats; {found}."
+    return Table("Page-ins and loss with paged experts", headings, rows, NOTE, text_columns=2)
 
 
 def _cell(point: Mapping[str, Any], vanilla: Mapping[str, Any]) -> str:

@@ -92,18 +92,18 @@ def time_policies(name: str, policies: Sequence[str], alone: bool = False) -> di
     layers = moe_layer.make_layers(name)
     shape, logits = layers.shape, moe_layer.draw_logits(layers.shape, ROWS, "cuda")
     plans = {policy: parse_plan(policy, ROWS) for policy in policies}
-    off = moe_layer.model_router(logits, moe_layer.make_topk_config(shape, None, ROWS, "cuda"))
+    off = moe_layer.make_router(shape, None, logits)
     runs: dict[str, Callable[[], object]] = {"off": partial(layers.run, off)}
     for policy, plan in plans.items():
         for prebuilt in (False, True):
             # A new layer for each: a layer whose alignment the runner did not take offers none afterwards.
-            route = moe_layer.policy_router(shape, plan, logits)
+            route = moe_layer.make_router(shape, plan, logits)
             runs[policy + WITH * prebuilt] = partial(_run_policy, layers, route, prebuilt)
     if alone:
         fixed = moe_layer.fixed_router(moe_layer.route_to(BANDWIDTH_AT, shape, ROWS, "cuda"))
         runs[f"{ROUTER}off"] = partial(_run_router, layers, off, fixed)
         for policy, plan in plans.items():
-            route = moe_layer.policy_router(shape, plan, logits)
+            route = moe_layer.make_router(shape, plan, logits)
             runs[ROUTER + policy] = partial(_run_router, layers, route, fixed)
         runs[ONLY] = partial(layers.run, fixed)
     taken = count_taken(runs)

@@ -165,41 +165,22 @@ def offer_alignment(route: Route, ids: Tensor, shape: Shape) -> Route:
     return offer_and_route
 
 
-def model_router(logits: Tensor, topk_config: Any) -> Route:
-    """Return upstream's router by `logits` [layers, rows, experts], with a config of `make_topk_config`."""
-    from sglang.srt.layers.moe.topk import select_experts
+def make_router(shape: Shape, plan: SelectionPlan | None, logits: Tensor) -> Route:
+    """Return a router by `logits` [layers, rows, experts]: upstream's own, or under a plan as in a decode step."""
+    from sglang.srt.layers.moe.topk import TopKConfig, select_experts
 
-    return lambda layer, hidden: select_experts(hidden, logits[layer], topk_config)
-
-
-def make_topk_config(shape: Shape, plan: SelectionPlan | None, rows: int, device: str) -> Any:
-    """Return the `TopKConfig` of a plain softmax router; with a plan, as the stage changes it for a decode step."""
-    layer = _make_layer(shape, plan, rows, device)
-    return layer.upstream if plan is None else layer.config
-
-
-def policy_router(shape: Shape, plan: SelectionPlan, logits: Tensor) -> Route:
-    """Return a router by `logits` [layers, rows, experts] under a plan, which hands its choice on as in a server."""
-    from sglang.srt.layers.moe.topk import select_experts
-
-    layer = _make_layer(shape, plan, logits.shape[1], logits.device)
+    layer, rows = Layer(0, TopKConfig(top_k=shape.top_k, renormalize=True), None), logits.shape[1]
+    step = Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=logits.device)))
+    layer.slot.frame = frame = Frame(step.key)
+    frame.running = Running([step], [Assignment(plan)])
 
     def route(number: int, hidden: Tensor) -> Any:
+        if plan is None:
+            return select_experts(hidden, logits[number], layer.upstream)
         routed = select_experts(hidden, logits[number], layer.config)
         return routed._replace(topk_ids=layer.finish(routed.topk_ids, routed.topk_weights))
 
     return route
-
-
-def _make_layer(shape: Shape, plan: SelectionPlan | None, rows: int, device: str | torch.device) -> Layer:
-    """Return the stage's layer of a plain softmax router in a decode step of `rows` rows under a plan."""
-    from sglang.srt.layers.moe.topk import TopKConfig
-
-    layer = Layer(0, TopKConfig(top_k=shape.top_k, renormalize=True), None)
-    step = Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=device)))
-    layer.slot.frame = frame = Frame(step.key)
-    frame.running = Running([step], [Assignment(plan)])
-    return layer
 
 
 def count_active(shape: Shape, logits: Tensor, plan: SelectionPlan) -> float:

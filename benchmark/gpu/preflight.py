@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from benchmark.gpu.upstream import EXPERTS, TOP_K, UPSTREAM
 
@@ -137,32 +136,20 @@ def check_selection(device: str = "cuda", backend: str = "triton") -> None:
     def run(backend: str = backend) -> Selection:
         return select(logits, plan, router, Batch(valid), backend=backend)
 
-    replay = run if device == "cpu" else _capture(run)
+    captured: list[Selection] = []
+    if device != "cpu":
+        from benchmark.gpu.timing import capture
+
+        graph = capture(lambda: captured.append(run()))
     for seed, live in enumerate((GRAPH_ROWS, GRAPH_ROWS - 3, 1)):
         logits.copy_(torch.randn(logits.shape, generator=torch.Generator().manual_seed(seed)))
         valid.copy_(torch.arange(GRAPH_ROWS) < live)
-        found, expected = replay(), run("reference")
+        if captured:
+            graph.replay()
+        found, expected = captured[-1] if captured else run(), run("reference")
         for field in ("topk_ids", "selected", "active", "vanilla_active"):
             if not torch.equal(getattr(found, field), getattr(expected, field)):
                 raise RuntimeError(f"{field} of {live} rows in a graph of {GRAPH_ROWS}: not the reference's")
-
-
-def _capture(run: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a replay, which returns the answer of the captured run."""
-    import torch
-
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        answer = run()
-
-    def replay() -> Any:
-        graph.replay()
-        torch.cuda.synchronize()
-        return answer
-
-    return replay
 
 
 CHECKS: dict[str, Callable[[], None]] = {

@@ -122,8 +122,7 @@ def _route(layers: MoeLayers, rows: int, active: int | None, policy: str) -> tup
         ids = moe_layer.route_to(active, shape, rows, device)
         return moe_layer.offer_alignment(moe_layer.fixed_router(ids), ids, shape), active
     logits = moe_layer.draw_logits(shape, rows, device)
-    config = moe_layer.make_topk_config(shape, plan_at(policy, rows), rows, device)
-    route = moe_layer.model_router(logits, config)
+    route = moe_layer.make_router(shape, plan_at(policy, rows), logits)
     routed = [route(i, hidden) for i, hidden in enumerate(layers.source)]
     return lambda layer, hidden: routed[layer], mean(len(one.topk_ids.unique()) for one in routed)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmark.gpu import layer
-from benchmark.gpu.moe_layer import ROWS, SHAPES, Shape, draw_logits, make_topk_config, model_router, route_to
+from benchmark.gpu.moe_layer import ROWS, SHAPES, Shape, draw_logits, make_router, route_to
 from sglang_xshare import Batch, Router, build_plan, select
 
 QWEN3 = replace(SHAPES["qwen3-30b-a3b"], layers=48)
@@ -48,8 +48,10 @@ def test_the_policy_goes_through_upstreams_own_router_call():
     shape = Shape("small", hidden=16, width=16, experts=32, top_k=4, layers=1)
     logits = draw_logits(shape, ROWS, "cpu").float()
     plan = build_plan("oea", k0=1)
-    routed = model_router(logits, make_topk_config(shape, plan, ROWS, "cpu"))(0, torch.zeros(ROWS, 16))
+    routed = make_router(shape, plan, logits)(0, torch.zeros(ROWS, 16))
+    vanilla = make_router(shape, None, logits)(0, torch.zeros(ROWS, 16))
     expected = select(logits[0], plan, Router(top_k=4), Batch(), backend="reference")
+    assert len(vanilla.topk_ids.unique()) == expected.vanilla_active.sum() > expected.active.sum()
     kept = expected.topk_ids >= 0
     assert torch.equal(routed.topk_ids[kept], expected.topk_ids[kept])
     assert int(torch.bincount(routed.topk_ids.flatten().long(), minlength=32).count_nonzero()) == expected.active.sum()

@@ -7,7 +7,7 @@ shows whether paging computes the same.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmark.common.comparison import Comparison, format_number
+from benchmark.common.comparison import format_number
 from benchmark.common.record import Record
 from benchmark.common.rounds import serve
 from benchmark.common.server import Server, has_gpu
@@ -81,11 +81,11 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
         yield Row("farthest of a prompt's tokens, paged", text, f"at most {FARTHEST}", is_near)
     for concurrency in sorted(CONCURRENCIES):
         if _key(concurrency) in points:
-            point = points[_key(concurrency)]
-            last = Comparison.read(point).series[1].evidence[-1]  # a layer and step: the model's own, the policy's
+            gain = Gain.read(points[_key(concurrency)])
+            last = gain.comparison.series[1].evidence[-1]  # a layer and step: the model's own, the policy's
             page_ins = f"page-ins {format_number(last.page_ins_before, 1)} -> {format_number(last.page_ins, 1)}"
             what = f"{MODEL}, {SLOTS} slots, {POLICY}, concurrency {concurrency}, {page_ins}"
-            yield Gain.read(point).row(what)
+            yield gain.row(what)
 
 
 def _key(concurrency: int) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmark.common.comparison import Comparison, format_experts, format_number
+from benchmark.common.comparison import format_experts, format_number
 from benchmark.common.interval import format_rounds
 from benchmark.common.record import Record
 from benchmark.common.server import Server
@@ -135,8 +135,7 @@ def _list_gains(name: str, points: Mapping[str, Any]) -> Iterator[tuple[str, int
         if key.startswith(f"{name}/") and "/concurrency=" in key:
             gain = Gain.read(points[key])
             if gain.on.experts_after is not None:
-                comparison = Comparison.read(points[key])
-                yield comparison.series[1].variant.name, comparison.workload.concurrency, gain
+                yield gain.on.name, gain.comparison.workload.concurrency, gain
 
 
 HEADINGS = (
@@ -163,12 +162,12 @@ def tabulate(points: Mapping[str, Any]) -> Table:
     cells = []
     for name in CASES:
         for policy, concurrency, gain in sorted(_list_gains(name, points), key=lambda one: one[:2]):
-            if len(gain.ratios) > 1:
+            if gain.error is not None:
                 speed = f"{gain.off.throughput.median:.0f} -> {gain.on.throughput.median:.0f}"
                 token = f"{gain.off.tpot_ms.median:.2f} -> {gain.on.tpot_ms.median:.2f}"
                 percent = f"{gain.percent:+.1f} ± {gain.error:.1f} %"
                 counted = format_experts(gain.on), format_number(gain.on.kept_mass, 3)
-                rounds = format_rounds([100 * (ratio - 1) for ratio in gain.ratios], 1)
+                rounds = format_rounds(gain.percents, 1)
                 cells.append([gain.model, policy, str(concurrency), speed, percent, rounds, token, *counted])
     return Table("Servers", HEADINGS, cells, NOTE, text_columns=2)
 

@@ -127,33 +127,39 @@ def _begin(record: Record, name: str, point: Point, servers: Sequence[Server], t
 
 @dataclass(frozen=True)
 class Gain:
-    """The second variant beside the first: `ratios` of tokens a second by round, `model`, and MoE `runner` of each."""
+    """The second variant of a comparison beside the first, and the MoE `runner` of both."""
 
-    model: str
+    comparison: Comparison
     off: Summary
     on: Summary
-    ratios: tuple[float, ...]
     runner: str
 
     @classmethod
     def read(cls, point: Mapping[str, Any]) -> "Gain":
         """Read the point of a record that `measure_rounds` wrote."""
         comparison = Comparison.read(point)
-        off, on = ([result["output_throughput"] for result in one.results] for one in comparison.series)
-        ratios = tuple(after / before for after, before in zip(on, off, strict=True))
         runners = dict.fromkeys(_find_runner(one.command) for one in comparison.series)
-        workload, (off_row, on_row) = comparison.workload, comparison.summaries
-        return cls(workload.model.name, off_row, on_row, ratios, " and ".join(runners))
+        return cls(comparison, *comparison.summaries, " and ".join(runners))
+
+    @property
+    def model(self) -> str:
+        """Return the model's name, which ends with the number of its layers if it is cut."""
+        return self.comparison.workload.model.name
+
+    @property
+    def percents(self) -> list[float]:
+        """Return percent more output tokens a second, by round."""
+        return [100 * (ratio - 1) for ratio in self.on.ratios]
 
     @property
     def percent(self) -> float:
-        """Return percent more output tokens a second: the mean of the rounds' ratios."""
-        return 100 * (mean(self.ratios) - 1)
+        """Return the mean of `percents`."""
+        return mean(self.percents)
 
     @property
     def error(self) -> float | None:
-        """Return half of the gain's 95 % t-interval, in percent; None after a single round."""
-        return find_margin([100 * ratio for ratio in self.ratios])
+        """Return half of the 95 % t-interval of `percent`; None after a single round."""
+        return find_margin(self.percents)
 
     def row(self, what: str, bar: float | None = None, of: str | None = None) -> Row:
         """Return the gain beside its bar, which is that of model `of`: fewer of its layers have no bar."""

@@ -24,7 +24,7 @@ def test_a_bar_within_the_error_is_open():
 
 def test_the_error_is_the_t_interval_of_the_rounds_ratios():
     gain = Gain.read(served(100.0, 110.0, swings=(-1.0, 0.0, 4.0)))
-    assert gain.ratios == pytest.approx((1.09, 1.10, 1.14))
+    assert gain.percents == pytest.approx([9.0, 10.0, 14.0])
     assert gain.percent == pytest.approx(11.0)
     # of 9, 10 and 14: variance 7, and 4.303 * sqrt(7 / 3) = 6.57
     assert gain.error == pytest.approx(6.573, abs=0.001)

@@ -18,7 +18,7 @@ from benchmark.common.paths import RELEASES
 def download_wheel(version: str, folder: Path) -> Path:
     """Download the wheel of one release for this Python into `folder`, without its dependencies.
 
-    Raises `subprocess.CalledProcessError` where pip finds no such release, or cannot download it.
+    Raises `subprocess.CalledProcessError` if pip finds no such release, or cannot download it.
     """
     print(f"downloading sglang {version} ...", flush=True)
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]

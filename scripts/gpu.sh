@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Check, time and tabulate on an NVIDIA GPU: scripts/gpu.sh [all | EXPERIMENT [PART...]]. Experiments: caches, selection,
 # levers, layer, server, eagle3, replay, tune, routing, paged.
-# QUICK=1 ends after LIMIT seconds (default 540), unpacking included, and goes on from there when it is run again.
-# RESULTS=DIR holds the records (default: benchmark/results/<date>-<gpu>; where $OUT is set, build/gpu/results, of which
+# QUICK=1 ends after LIMIT seconds (default 540), unpacking included; the next call continues from there.
+# RESULTS=DIR holds the records (default: benchmark/results/<date>-<gpu>; if $OUT is set, build/gpu/results, of which
 # $OUT gets one archive in the end); POLICY=xshare:k0=1,add=24 is what experiment tune tunes for.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -99,7 +99,7 @@ if [[ -f .gpu/site.tar.xz ]]; then use_archive; else use_venv; fi
 find_toolkit "$work"
 "$python" -m sglang_xshare patch apply "${target[@]}" || echo "gpu: SGLang is not patched: no server or layer is measured" >&2
 
-# A command that is killed at its limit brings back all but its last seconds.
+# A command that is killed at its limit loses only its last seconds.
 if [[ -n ${OUT:-} ]]; then while sleep 20; do bring_back; done >/dev/null 2>&1 & keeper=$!; fi
 options=(--out "$results")
 if [[ ${QUICK:-0} == 1 ]]; then options+=(--limit $((LIMIT > SECONDS ? LIMIT - SECONDS : 1))); fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fill .gpu/ for a GPU machine that can install nothing: the archives in FROM, and, where FROM has none, extras.tar.xz made
+# Fill .gpu/ for a GPU machine that can install nothing: the archives in FROM, and, if FROM has none, extras.tar.xz made
 # of the packages in scripts/gpu/extras.txt, for its Python 3.12. scripts/gpu/site.txt lists what is in the archive of
 # SGLang 0.5.17, site-0.5.23.txt what scripts/gpu/make_site.sh puts into that of 0.5.23, machine.txt what the machine has.
 # `commit` is the source that the records of a machine without git name.

@@ -15,14 +15,14 @@ refuse() { echo "make_venv: $*" >&2; exit 1; }
 checkout=$(pwd -P)
 mark=$VENV/.sglang-xshare
 stamp=$VENV/.complete
-other="name a folder that is not there yet with VENV=DIR; docs/patching.md tells how to patch an environment of your own"
+other="name a new folder with VENV=DIR; docs/patching.md explains how to patch an environment of your own"
 if [[ -f $mark ]]; then
     [[ $(<"$mark") == "$checkout" ]] || refuse "$VENV was made by the checkout in $(<"$mark"); $other"
 elif [[ -e $VENV && -z $(find "$VENV/" -maxdepth 0 -empty 2>/dev/null) ]]; then
     # Environments made before there was a mark: inside this checkout, and finished.
     [[ $VENV == .venv && -f $stamp ]] || refuse "$VENV is there, and this project did not make it; $other"
 fi
-empty() {  # all but the mark, so that whatever stops this leaves a folder that is still known as ours
+empty() {  # everything except the mark, so that an interrupted removal leaves a folder that is still ours
     if [[ -d $VENV ]]; then find "$VENV/" -mindepth 1 -maxdepth 1 ! -name "${mark##*/}" -exec rm -rf {} +; fi
 }
 if [[ $* == --remove ]]; then

@@ -2,7 +2,7 @@
 
     python -m scripts.release_check 0.5.24
 
-A release without a series is tried with that of every supported one; the best fitting is shown. Exit code 0 where every
+A release without a series is tried with that of every supported one; the best fitting is shown. Exit code 0 if every
 hunk fits one place.
 """
 

@@ -5,7 +5,7 @@
 
 The environment lends what both need. Tests that need a GPU, or packages that are not there, fail on both and are only
 counted. A file with a test that passes on the first alone runs again on both, by itself, and counts if it still does.
-Exit code 1 where a test passes on the published package alone.
+Exit code 1 if a test passes on the published package alone.
 """
 
 import argparse

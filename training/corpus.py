@@ -1,7 +1,7 @@
 """Text for the small checkpoints: four domains found on any machine with Python, split without leaks.
 
 Python source, C headers and English documentation come from the interpreter's own installation, plus system headers
-and Perl's manual pages where they are installed; arithmetic is generated. Only documents that ship with Python (PSF
+and Perl's manual pages if they are installed; arithmetic is generated. Only documents that ship with Python (PSF
 licence) or are generated are held out, so the held-out text can be stored in the repository.
 """
 

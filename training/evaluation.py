@@ -26,7 +26,7 @@ def windows(ids: Tensor, context: int = CONTEXT, stride: int = STRIDE) -> Iterat
 
 @torch.inference_mode()
 def losses(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """-log P in nats of every token of `ids` [tokens] but the first, with 128 to 255 tokens before it: [tokens - 1]."""
+    """Return -log P in nats of all `ids` [tokens] except the first, each after 128 to 255 tokens: [tokens - 1]."""
     nats = []
     for window, new in windows(ids):
         logits = model(window[None]).logits[0, -new - 1 : -1].float()

@@ -53,7 +53,7 @@ def heldout_ids(tokenizer: PreTrainedTokenizerFast, folder: Path, domain: str) -
 def write_heldout(corpus: dict[str, Split], folder: Path) -> None:
     """Store the held-out documents of every domain, a blank line between texts, as `heldout/<domain>.txt`.
 
-    Python's licence goes with them where the installation has it.
+    Python's licence goes with them if the installation has it.
     """
     (folder / "heldout").mkdir(parents=True, exist_ok=True)
     if (STDLIB / "LICENSE.txt").exists():

@@ -19,8 +19,8 @@ AFFINITY = "affinity", "as above, and some loss is tolerated"
 NOTE = """\
 Measured on 2 CPU cores, no figure on a GPU. A step waits for: active experts, or those of the fullest rank, over the
 model's own routing, of served replicas for each token that a step decodes; of slices the time of an MoE layer over
-whole experts' (python -m benchmark.cost.ranks). Tokens/s: over vanilla's, where a served step was timed. Loss:
-cross-entropy above the model's own routing, nats a token ± the standard error; 0 where no token can
+whole experts' (python -m benchmark.cost.ranks). Tokens/s: over vanilla's, if a served step was timed. Loss:
+cross-entropy above the model's own routing, nats a token ± the standard error; 0 if no token can
 differ. Slices are of drawn experts, all else of the trained checkpoint, the first row with wider experts that compute
 the same."""
 

@@ -40,7 +40,7 @@ def tabulate_cost(points: Mapping[str, Any]) -> Table:
         "Medians of CPU time on one thread; in brackets times upstream's router on the same logits. Added: what "
         f"routing {routing['rows']} rows costs a layer of {routing['model']} beyond vanilla, with the stage around it. "
         f"Its share is of a decode step of {step_seconds(points) * 1000:.0f} ms in the server, and has to stay "
-        f"below {SHARE_BAR:.0%}. -: not timed in a step, for a policy that selects only where drafts are verified."
+        f"below {SHARE_BAR:.0%}. -: not timed in a step, for a policy that selects only in verify steps."
     )
     return Table("What selection costs", headings, rows, note)
 

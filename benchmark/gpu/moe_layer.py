@@ -26,7 +26,7 @@ with k0 = 3 and 5 leaves 24 and 35, as on Qwen3-30B-A3B (OEA, Table 4: 48.8, 25.
 COMMON_GPT_OSS = 0.02
 """The same share for gpt-oss, whose rows are nearly independent: 16 rows have 50 of 128 active at top-4.
 
-No count is published for the trained gpt-oss-120b, but two results imply one of 42 to 60, and independent rows have 51.
+No count of the trained gpt-oss-120b is published. Two results imply 42 to 60 experts; independent rows have 51.
 XShare's Table 3, batch 16: a budget of 24 experts without warm-up gains 25 to 36 %, a warm-up without budget 50 %.
 vLLM's pull request 35551: a budget of 24 shortens a step from 11.9 to 8.7 ms. At Qwen3-30B-A3B's share 29.8 experts
 would be active, of which a budget of 24 leaves nearly all.

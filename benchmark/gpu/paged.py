@@ -54,7 +54,7 @@ def measure(record: Record, parts: Sequence[str]) -> None:
 
 
 def list_flags() -> list[str]:
-    """Return the flags of all servers: those of dummy servers, but with weights."""
+    """Return the flags of all servers: those of dummy servers, with weights."""
     return [*serving.runner_args(MODEL), *SERVER_ARGS[SERVER_ARGS.index("dummy") + 1 :]]
 
 

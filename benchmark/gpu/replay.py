@@ -1,7 +1,7 @@
 """Experiment `replay`: padding rows activate nothing when a CUDA graph is replayed, and counts follow the policy.
 
 Part `server` is the live server: graphs of 8 rows only against graphs of every size, seven requests each; then what
-masking padding rows alone gains where upstream's graphs pad. Part `tests` drives the stage in graphs of its own.
+masking padding rows alone gains in upstream's padded graphs. Part `tests` drives the stage in graphs of its own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--batch", nargs="+", type=positive, default=(1, 4, 8, 16), help="requests of a step (default: 1 4 8 16)"
     )
-    parser.add_count("batches", 16, "batches of so many requests, or as many as the text has")
+    parser.add_count("batches", 16, "batches of this many requests, or as many as the text has")
     add_decoding(parser, COUNTS, per_domain=48)
     parser.add_record(BUILD / "paged")
     args = parser.parse_args(argv)

@@ -14,7 +14,7 @@ from sglang_xshare.policies.spelling import spell_policy
 
 NOTE = """\
 Page-ins a layer and step, in brackets times vanilla's, at the loss in nats a token above vanilla's on
-the same tokens, ± the standard error. All but vanilla with utility=squared,own_share=0.75."""
+the same tokens, ± the standard error. All except vanilla with utility=squared,own_share=0.75."""
 Points = Mapping[str, Mapping[str, Any]]
 
 

@@ -56,7 +56,7 @@ def build_sglang(place: Path) -> None:
     """Build SGLang's own kernels, each into place/<architecture>/<name>.so."""
     import torch
 
-    # Built, not loaded: CUDA's runtime need not be where the loader finds it.
+    # Built, not loaded: the loader may not find CUDA's runtime.
     vars(import_module("sglang.kernels.jit.utils.compile.loader"))["_load"] = str
     arch = import_module("sglang.kernels.jit.utils.arch")
     with arch.override_jit_cuda_arch(9, 0, "a"):

@@ -40,7 +40,7 @@ def build_rope() -> None:
     """Build the rotary embedding of bf16 heads of 64 elements, into $TVM_FFI_CACHE_DIR."""
     import torch
 
-    # The same build, not loaded: CUDA's runtime need not be where the loader finds it.
+    # The same build, not loaded: the loader may not find CUDA's runtime.
     cpp = import_module("tvm_ffi.cpp")
     vars(cpp)["load_inline"] = cpp.build_inline
     rope = import_module("sglang.kernels.ops.attention.rope")

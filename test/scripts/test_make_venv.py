@@ -123,7 +123,7 @@ def test_a_folder_that_is_not_ours_is_refused(checkout, args, name, tmp_path_fac
     shutil.copytree(checkout, other)
     assert make_venv(other).returncode == 0
     line = refusal(checkout, *args, VENV=str(other / ".venv"))
-    assert line.startswith(f"make_venv: {other}/.venv was made by the checkout in {other}; name a folder")
+    assert line.startswith(f"make_venv: {other}/.venv was made by the checkout in {other}; name a new folder")
 
 
 @pytest.mark.parametrize("target", ["bench", "eval"])

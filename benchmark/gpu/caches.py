@@ -8,23 +8,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from multiprocessing import get_context
 from time import monotonic
 from typing import Any
 
 from benchmark.common.record import Record
 from benchmark.common.variant import parse_plan
-from benchmark.gpu import compilation, launch, moe_layer, timing
+from benchmark.gpu import compilation, launch, levers, moe_layer, routing
 from benchmark.gpu.checks import WORKERS, explain
-from benchmark.gpu.layer import BANDWIDTH_AT
+from benchmark.gpu.layer import BANDWIDTH_AT, time_policies
 from benchmark.gpu.server import POLICY
 from benchmark.gpu.table import Row
+from benchmark.gpu.timing import run_dry
 
 PARTS = ()
 MODEL = "qwen3-30b-a3b"
-TIMED = {"levers": ("policies", "fixed"), "selection": ("times",), "routing": ("128",)}
-"""Experiments and their parts whose points are run once."""
 SERVED_ROWS = (1, 2, 4, 8, 16, 24, 32)
 """Captured batch sizes of a server for which upstream has launches of their own."""
 CHUNK = 4
@@ -55,22 +53,16 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
         yield Row("compiled beforehand", done)
 
 
-def list_jobs() -> list[Callable[[], None]]:
+def list_jobs() -> list[Callable[[], object]]:
     """Return the jobs, the longest first; each can be sent to another process."""
-    timed = [
-        partial(run_point, experiment, part, key)
-        for experiment, parts in TIMED.items()
-        for part in parts
-        for key in import_module(f"benchmark.gpu.{experiment}").list_points([part])
-    ]
     launches = launch.list_few()
-    tuned = [partial(run_launches, launches[first : first + CHUNK]) for first in range(0, len(launches), CHUNK)]
-    return [*timed, *tuned, *(partial(run_served, rows) for rows in SERVED_ROWS)]
-
-
-def run_point(experiment: str, part: str, key: str) -> None:
-    """Run what an experiment would time at a point."""
-    import_module(f"benchmark.gpu.{experiment}").list_points([part])[key]()
+    return [
+        *(partial(time_policies, MODEL, [policy]) for policy in levers.POLICIES),
+        *levers.list_points(["fixed"]).values(),
+        *(partial(run_launches, launches[first : first + CHUNK]) for first in range(0, len(launches), CHUNK)),
+        *(partial(run_served, rows) for rows in SERVED_ROWS),
+        *routing.list_points(["128"]).values(),
+    ]
 
 
 def run_launches(launches: Sequence[Mapping[str, int]]) -> None:
@@ -93,11 +85,10 @@ def run_served(rows: int) -> None:
         compilation.run_steps(layers.shape.experts, "cuda", parse_plan(POLICY), rows)
 
 
-def _try(job: Callable[[], None]) -> str | None:
+def _try(job: Callable[[], object]) -> str | None:
     """Run a job without timing. Return what failed."""
-    timing.is_dry = True
     try:
-        job()
+        run_dry(job)
     except Exception as error:  # a kernel that does not compile or launch raises any class of error
         return f"{getattr(job, 'args', job)}: {explain(error)}"
     return None

@@ -1,6 +1,8 @@
 """Times of device work, by events around replays of a CUDA graph: launch gaps and host time stay out of them."""
 
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from io import StringIO
 from statistics import median
 
 import torch
@@ -12,7 +14,15 @@ REPLAYS = 200
 ROUNDS, ROUND_REPLAYS = 20, 20
 COPY_BYTES = 1 << 30
 is_dry = False
-"""True in a process that only compiles (experiment `caches`): everything runs once, and every time is 1."""
+"""True in a process that only compiles: everything runs once, and every time is 1. See `run_dry`."""
+
+
+def run_dry(measure: Callable[[], object]) -> None:
+    """Run a measurement once without timing, which compiles its kernels; nothing is printed."""
+    global is_dry
+    is_dry = True
+    with redirect_stdout(StringIO()):
+        measure()
 
 
 def time_graph(run: Callable[[], object], replays: int = REPLAYS) -> float:
@@ -31,9 +41,9 @@ def time_alternating(
     Each run is a CUDA graph, and all are replayed in every round. Every other round goes in reverse order, so that a
     drift of the clock favours none.
     """
-    times: dict[str, list[float]] = {name: [] for name in runs}
     if is_dry:
         return {name: [time_graph(run)] for name, run in runs.items()}
+    times: dict[str, list[float]] = {name: [] for name in runs}
     graphs = {name: capture(run) for name, run in runs.items()}
     for number in range(rounds):
         for name in list(runs)[:: -1 if number % 2 else 1]:

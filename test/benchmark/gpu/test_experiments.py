@@ -1,5 +1,6 @@
 """Every experiment continues where its record ends, and refuses parts it does not know. Servers are stand-ins here."""
 
+import pickle
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from gpu.recorded import write_record
 from benchmark.common import comparison
 from benchmark.common.comparison import Comparison
 from benchmark.common.variant import parse_variant
-from benchmark.gpu import caches, checks, serving
+from benchmark.gpu import caches, checks, launch, serving, timing
 from benchmark.gpu.__main__ import main
 from benchmark.gpu.table import EXPERIMENTS, list_rows
 
@@ -110,7 +111,15 @@ def test_a_policy_is_for_experiment_tune_alone(tmp_path, run):
 
 
 def test_what_is_timed_is_compiled_beforehand():
-    jobs = [job.args for job in caches.list_jobs() if job.func is caches.run_point]
-    assert ("selection", "times", "xshare/16x512") in jobs
-    assert ("levers", "policies", "policies") in jobs
-    assert ("routing", "128", "16x128/xshare:k0=4") in jobs
+    jobs = [(job.func.__name__, *job.args) for job in pickle.loads(pickle.dumps(caches.list_jobs()))]
+    assert ("time_policies", "qwen3-30b-a3b", ["xshare"]) in jobs
+    assert ("_time", 128, 16, "xshare:k0=4") in jobs
+    assert sum(name == "run_launches" for name, *_ in jobs) == len(launch.list_few()) / caches.CHUNK
+
+
+def test_a_dry_run_times_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(timing, "is_dry", False)
+    ran, found = [], []
+    timing.run_dry(lambda: found.append(timing.time_alternating({"a": lambda: print(ran.append("a"))}, parts=8)))
+    assert (ran, found) == (["a"], [{"a": [1.0]}])
+    assert capsys.readouterr().out == ""

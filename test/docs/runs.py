@@ -33,7 +33,7 @@ COST = Run(
     more=f"--model {TINY} --rounds 2 --step-rounds 1 --step-tokens 4 --out {{scratch}}", shows="Record: ", is_long=True
 )
 DEPTHS = (
-    f"off --model {TINY} --concurrency 1 --fixed 0 1 --waves 2 --settled 8 --rounds 1 --output-tokens 8"
+    f"off --model {TINY} --concurrency 1 --fixed 0 1 --waves 2 --settled 1 --rounds 1 --output-tokens 8"
     " --out {scratch}"
 )
 BALANCE = Run(more="--batches 2 --out {scratch}", shows="Record: ")

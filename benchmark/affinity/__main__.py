@@ -17,6 +17,7 @@ from benchmark.affinity.simulation import SCENARIOS, ByAffinity, Outcome, RoundR
 from benchmark.affinity.texts import make_table
 from benchmark.common.command import Parser, positive, run_main
 from benchmark.common.paths import BUILD, TEXTS, TRAINED
+from benchmark.common.plot import draw
 from benchmark.common.record import Record
 from benchmark.common.sweep import fill
 from benchmark.quality.model import load_model
@@ -50,9 +51,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             parser.error(f"SCENARIO must be one of {', '.join(SCENARIOS)} (got {name!r})")
     record = parser.open_record("affinity", args, argv)
     measure(args, record)
-    tabulate_affinity(record.points).show()
-    plot_affinity(record.points, args.out / "affinity.png")
-    print(f"Record: {record.path}, plot beside it")
+    tabulate_affinity(record.points).show(record.path)
+    draw(plot_affinity(record.points), args.out / "affinity.png")
 
 
 def measure(args: argparse.Namespace, record: Record) -> None:

@@ -1,4 +1,4 @@
-"""How many drafts pay at which batch size: `python -m benchmark.depth [POLICY...]`.
+"""Measure how many drafts pay at each batch size: `python -m benchmark.depth [POLICY...]`.
 
 For each policy, servers of one model stay up side by side: without drafts, with 1, 3, 5 and 7, with SGLang's own choice
 of the depth, and with the depth by tokens per second. All are measured in turns with upstream's bench_serving at each
@@ -67,8 +67,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def list_variants(text: str, draft: Path, fixed: Sequence[int], scratch: Path) -> list[Variant]:
-    """Return the servers of a policy: fixed depths, of which 0 has no draft, then SGLang's choice and ours. The file of
-    candidates, the positive depths for all batch sizes, goes to `scratch`.
+    """Return the servers of a policy: fixed depths, of which 0 has no draft, then SGLang's choice and ours.
+
+    The file of candidates, the positive depths for all batch sizes, is written to `scratch`.
     """
     one = parse_variant(text)
     drafts = {depth: speculative_flags(draft, 1, depth, depth + 1) for depth in fixed if depth}

@@ -289,7 +289,16 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     "make gpu QUICK=1": NO_GPU,
     "make gpu EXPERIMENT=server PARTS=gpt-oss-120b": NO_GPU,
     "make gpu EXPERIMENT=tune POLICY=oea:k0=3": NO_GPU,
-    "make gpu EXPERIMENT=paged": NO_GPU,
+    **{
+        f"make gpu EXPERIMENT={experiment}": NO_GPU
+        for experiment in (
+            "paged",
+            "eagle3",
+            "levers PARTS=policies",
+            "selection PARTS=times",
+            "server PARTS=gpt-oss-120b-no-warm-up",
+        )
+    },
     "make gpu-bundle FROM=DIR": Run({"DIR": "{scratch}"}, status=1, shows=r"gpu-bundle: FROM=.* no site\.tar\.xz"),
     "scripts/gpu/make_site.sh DIR": Run(
         {"DIR": "{scratch}"}, status=1, shows=r"make_site: PYTHON must be a Python 3\.12 \(got "

@@ -143,7 +143,7 @@ def test_a_server_without_data_parallel_attention_publishes_with_its_log_alone(a
 
 def test_what_ranks_have_compared_is_exported_once(attach):
     _, installed, _ = serve(attach)
-    installed.reports.agreement = agreement = Agreement(2, "cpu")
+    installed.agreement = agreement = Agreement(2, "cpu")
     exported: list[Counter[str]] = []
 
     def export(group: str, part: Any, labels: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..policies import VANILLA
 from ..policies.plan import SelectionPlan
-from ..types import Router, Selection
+from ..types import Router
 from .frame import Assignment, Running
 from .in_force import InForce
 from .lane import Lane
@@ -63,15 +63,14 @@ class Graphs:
         from ..selection.triton_kernel import supports
         from ..selection.triton_kernel.budgets import Budgets
 
-        def add_buffer(layer: Layer, assignment: Assignment, chosen: Selection | None) -> Assignment:
-            plan = assignment.plan
-            if plan is None or chosen is None:
-                return assignment
-            if not supports(plan, layer.router, step.batch, step.rows, len(chosen.active)):
-                return assignment
-            return replace(assignment, buffer=Budgets(plan, chosen.active.device))
-
-        self._prepared[step.key] = list(map(add_buffer, layers, running.assignments, running.selections))
+        assignments = []
+        for layer, found, chosen in zip(layers, running.assignments, running.selections, strict=True):
+            plan, buffer = found.plan, None
+            if plan is not None and chosen is not None:
+                is_read = supports(plan, layer.router, step.batch, step.rows, len(chosen.active))
+                buffer = Budgets(plan, chosen.active.device) if is_read else None
+            assignments.append(replace(found, buffer=buffer))
+        self._prepared[step.key] = assignments
 
     def capture(self, key: StepKey, in_force: InForce) -> list[Assignment]:
         """Return the assignment of each layer in a step that is being captured, with a buffer if its kernel reads one.

@@ -90,7 +90,7 @@ class Stage:
         rule = Rule() if schedule is None else schedule.exact
         lanes, is_named = make_lanes(schedule, self.acting), schedule is not None
         self.in_force = InForce(schedule, batches or Batches(), masks, layers, ranks, rule, lanes, is_named)
-        self.reports = Reports(self.acting, self.agreement, self.trace)
+        self.reports = Reports(self)
         name = schedule.policy if schedule else "none, padding masked,"
         plan = f": {json.dumps(self.in_force.plan)}" if schedule else ""
         mass = describe_mass(schedule) if schedule else None
@@ -225,9 +225,9 @@ class Stage:
         return captured not in self.graphs.stale and self.in_force.fit(captured)
 
     def report(self, reporter: Any, always: bool = False) -> str:
-        """Return the decode log's part on what happened since its last line, and publish."""
+        """Return the end of a decode log line, with the counts since the last line, and publish."""
         self.publish(reporter, always)
-        return self.reports.log(self.in_force)
+        return self.reports.log()
 
     def publish(self, reporter: Any, always: bool = False) -> None:
         """Update metrics and trace on one rank, because all ranks have the same steps. The host waits for the device
@@ -238,11 +238,11 @@ class Stage:
             return
         if self.paged is not None:
             self.paged.check(self.acting.counters.totals)
-        self.reports.publish(reporter, self.in_force, self.acceptance.estimate)
+        self.reports.publish(reporter)
 
     def close(self) -> None:
         """Write the trace and log the counts at the end of a process without a scheduler, such as
         `python -m sglang.benchmark.one_batch`.
         """
         if self.reports.reporter is None and is_first_rank():
-            self.reports.close(self.in_force)
+            self.reports.close()

@@ -1,4 +1,4 @@
-"""Experts that SGLang pages into slots (`--enable-paged-experts`, from 0.5.23 on): which of a layer's are loaded."""
+"""Experts that SGLang pages into slots (`--enable-paged-experts`, from 0.5.23 on), and the loaded ones of a layer."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -60,7 +60,7 @@ def plot_affinity(points: Mapping[str, Any]) -> Picture:
     mixed = [point for point in points.values() if point["scenario"] == "mixed"]
     replicas = [point["replicas"] for point in mixed]
     lines = [Line(rule, replicas, [point["rules"][rule]["active"] for point in mixed]) for rule in rules]
-    panels = [Panel("replicas", LABEL, lines, "mixed domains")]
+    panels = [Panel("replicas", LABEL, lines, "mixed domains", log_x=True)]
     for point in [point for point in points.values() if point["scenario"] in DRAWN]:
         courses = {rule: point["rules"][rule]["course"] for rule in rules}
         lines = [Line(rule, [10 * tenth + 5 for tenth in range(len(y))], y) for rule, y in courses.items()]

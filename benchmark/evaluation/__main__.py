@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("tasks", nargs="*", metavar="TASK", default=[LOCAL], help=help)
     help = f"{SPELLING}; the first is the baseline (default: {' '.join(POLICIES)})"
     parser.add_argument("--policies", nargs="+", type=policy, default=POLICIES, help=help)
-    help = f"of a running server that was started with a policy: see docs/live.md; its admin or API key in {API_KEY}"
+    help = f"of a running server with a policy: see docs/operations.md; its admin or API key in {API_KEY}"
     parser.add_argument("--url", help=help)
     parser.add_argument("--model", type=folder, help=f"what to serve without --url (default: {TRAINED})")
     parser.add_count("concurrency", 16, "requests at a time")

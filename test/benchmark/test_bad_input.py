@@ -19,26 +19,26 @@ CASES: dict[str, list[tuple[tuple[str, ...], str]]] = {
     "cost.__main__": [
         (("nope",), "policy = 'nope':"),
         (("xshare:min_rows=4",), "'xshare:min_rows=4': min_rows needs a server"),
-        (("--shapes", "16"), "argument --shapes: '16':"),
+        (("--shapes", "16"), "argument --shapes: must be ROWSxEXPERTS, such as 16x64 (got '16')"),
     ],
-    "cost.ranks": [(("--active", "3"), "--active 3:")],
+    "cost.ranks": [(("--active", "3"), "--active must be between --top-k 4 and --experts 128 (got 3)")],
     "affinity.__main__": [
         (("mixed", "--replicas", "0"), "argument --replicas: must be a whole number above 0 (got '0')")
     ],
     "affinity.live": [
-        (("--life", "3"), "--life 3:"),
-        (("--requests", "191"), "--requests 191:"),
-        (("--replicas", "2", "--per-replica", "4", "--requests", "23"), "--requests 23:"),
+        (("--life", "3"), "--life must be at least 4, so that half of it has a decoded token (got 3)"),
+        (("--requests", "191"), "--requests must be at least 192, 3 times --replicas * --per-replica (got 191)"),
+        (("--replicas", "2", "--per-replica", "4", "--requests", "23"), "--requests must be at least 24, "),
         *((("--bound", bound), f"--bound: {bound}:") for bound in ("0.5", "nan", "inf", "wide")),
-        (("--policies", "vanilla", "off"), "--policies: 'off':"),
-        (("--policies", "observe"), "--policies: 'observe':"),
+        (("--policies", "vanilla", "off"), "--policies: must be a policy other than off and observe (got 'off')"),
+        (("--policies", "observe"), "(got 'observe')"),
     ],
     "balance.__main__": [(("vanilla/xshare:k0=x",), "k0 = 'x'")],
     "balance.live": [((name,), f"policy must select (got '{name}')") for name in ("vanilla", "observe", "off")],
     "expert_sharding.__main__": [
         (("--alpha", "-1"), "--alpha: -1:"),
-        (("--ranks", "3"), "batch = 100:"),
-        (("--width", "33"), "width = 33:"),
+        (("--ranks", "3"), "batch must be a multiple of 3 on 3 ranks (got 100)"),
+        (("--width", "33"), "width must be a multiple of 8 on 2 ranks (got 33)"),
     ],
     "quality.__main__": [
         (("--batch", "5"), "--per-domain must be a multiple of --batch 5 (got 32)"),
@@ -65,9 +65,9 @@ CASES: dict[str, list[tuple[tuple[str, ...], str]]] = {
         (("vanilla",), "policy must select (got 'vanilla')"),
     ],
     "paged.__main__": [
-        ((*PAGED, "--slots", "4"), "--slots 4:"),
-        ((*PAGED, "--slots", "65"), "--slots 65:"),
-        ((*PAGED, "--batch", "17"), "--batch 17:"),
+        ((*PAGED, "--slots", "4"), "--slots must be the model's top-k, 8, to 64 (got 4)"),
+        ((*PAGED, "--slots", "65"), "(got 65)"),
+        ((*PAGED, "--batch", "17"), "--batch must be at most the text's 16 sequences (got 17)"),
         ((*PAGED, "vanilla"), "policy must select (got 'vanilla')"),
         ((*PAGED, "xshare:add=x"), "add = 'x'"),
         ((*PAGED, 'xshare:{"layers": {"9": {"add": 1}}}'), "layers 9:"),

@@ -1,6 +1,5 @@
 """Runs of bench_serving through one worker: one that fails, or is interrupted, costs only itself."""
 
-import signal
 import subprocess
 import sys
 
@@ -58,19 +57,6 @@ def test_the_run_after_one_that_failed_has_a_new_worker(prompts, client, tmp_pat
     assert client.started[0].poll() is not None
     assert run(client, "well", tmp_path) == {"completed": 4}
     assert len(client.started) == 2
-
-
-def test_an_interrupted_run_takes_its_worker_along(client, tmp_path):
-    def interrupt(number, frame):
-        raise KeyboardInterrupt
-
-    former = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run(client, "interrupts", tmp_path)
-    finally:
-        signal.signal(signal.SIGALRM, former)
-    assert client.started[0].poll() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -43,7 +43,10 @@ def test_without_keys_its_defaults():
         ("xshare:k0", "'k0' is not key=value"),
         ("xshare:k0=one", "k0 = 'one':"),
         ("oea:add=3", "add = 3: oea has no such key"),
-        ("xshare:k0=1,min_rows=4", "min_rows takes a server, .* without phases, min_rows, max_rows, rows"),
+        (
+            "xshare:k0=1,min_rows=4",
+            "policy must be .* without phases, min_rows, max_rows, rows, .*min_rows needs a server",
+        ),
     ],
 )
 def test_a_misspelt_plan_is_refused(text, message):

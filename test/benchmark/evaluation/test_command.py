@@ -64,9 +64,9 @@ def test_a_server_without_a_policy_is_one_line(server, tmp_path):
         (["--url", "localhost:30000"], PolicyError, "localhost:30000: no URL"),
         (["--policies", "off", "xshare:k0"], SystemExit, "policy 'xshare:k0'"),
         (["--policies", "off", "oea:k=3"], ValueError, "k = 3: oea has no such key"),
-        (["--limit", "0"], SystemExit, "'0':"),
-        (["--model", "nowhere"], SystemExit, "nowhere is no folder"),
-        (["--model", ".", "--url", "http://x"], ValueError, "--model .*:"),
+        (["--limit", "0"], SystemExit, r"--limit: must be a whole number above 0 \(got '0'\)"),
+        (["--model", "nowhere"], SystemExit, r"must be an existing folder \(got nowhere\)"),
+        (["--model", ".", "--url", "http://x"], ValueError, "--model and --url exclude each other"),
     ],
 )
 def test_a_wrong_command_is_one_line(arguments, error, line, monkeypatch, tmp_path):

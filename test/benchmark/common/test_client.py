@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from benchmark.common import client as client_module
-from benchmark.common.client import Client, Load, bench_args
+from benchmark.common.client import Client, Load
 from benchmark.common.server import Server
 
 WORKER = """
@@ -57,10 +57,3 @@ def test_the_run_after_one_that_failed_has_a_new_worker(prompts, client, tmp_pat
     assert client.started[0].poll() is not None
     assert run(client, "well", tmp_path) == {"completed": 4}
     assert len(client.started) == 2
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_load_is_drawn_at_its_temperature(temperature, tmp_path):
-    load = Load(tmp_path, 4, 2, 8, seed=3, temperature=temperature)
-    args = bench_args(Server("model"), tmp_path, load, tmp_path)
-    assert args[args.index("--temperature") + 1] == str(temperature)

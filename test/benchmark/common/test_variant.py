@@ -2,27 +2,8 @@
 
 import pytest
 
-from benchmark.common.variant import Variant, parse_plan, parse_variant
+from benchmark.common.variant import parse_plan
 from sglang_xshare import build_plan
-
-
-def test_a_policy_is_the_server_s_and_off_is_none():
-    text = "xshare:k0=1,add=24"
-    assert parse_variant(text) == Variant(text, "xshare", {"k0": 1, "add": 24})
-    assert parse_variant("vanilla") == Variant("vanilla", "vanilla", {})
-    assert parse_variant("off") == Variant("off", None, {})
-
-
-@pytest.mark.parametrize(
-    ("policy", "body"),
-    [
-        ("off", {"policy": "vanilla"}),
-        ("vanilla", {"policy": "vanilla"}),
-        ("xshare:k0=1,add=6", {"policy": "xshare", "k0": 1, "add": 6}),
-    ],
-)
-def test_what_is_posted(policy, body):
-    assert parse_variant(policy).body() == body
 
 
 def test_a_plan_is_spelt_as_for_the_server():

@@ -76,8 +76,3 @@ def test_command_measures_into_a_record(checkpoint, tmp_path, capsys):
     capsys.readouterr()
     defaults.main(["--batch", "2", "4", *text, "--resume"])
     assert " nats\n" not in capsys.readouterr().out.split("Budgets")[0], "all of it was there"
-
-
-def test_a_negative_number_of_skipped_sequences_is_refused(checkpoint, tmp_path):
-    with pytest.raises(ValueError, match="--skip must be at least 0"):
-        defaults.main(["--skip", "-1", "--model", str(checkpoint), "--out", str(tmp_path)])

@@ -83,15 +83,6 @@ def test_the_record_is_that_of_an_offline_decode(ask, server, checkpoint, tmp_pa
     assert [one.get("add") for one in server.switched] == [None, None, 2, 2, 24, 24, 9]
 
 
-def test_it_goes_on_from_its_record(ask, server):
-    first = ask(FEW)
-    switched = list(server.switched)
-    assert ask(FEW, "--resume") == first
-    assert server.switched == switched
-    with pytest.raises(ValueError, match=r"policies must be .*--resume"):
-        ask("xshare", "--resume")
-
-
 def test_no_key_comes_into_the_record(ask):
     assert "secret" not in json.dumps(ask(FEW, "--api-key", "secret"))
 
@@ -134,9 +125,3 @@ def test_bad_input_is_one_line_and_changes_nothing(args, share, line, ask, serve
     assert line in str(stop.value.code)
     assert "\n" not in str(stop.value.code)
     assert server.policy == BEFORE
-
-
-@pytest.mark.parametrize("flag", ["--prompts", "--api-key"])
-def test_flags_of_a_server_need_one(flag, checkpoint, tmp_path):
-    with pytest.raises(ValueError, match=f"{flag} needs --url"):
-        command.main(["--model", str(checkpoint), *COUNTS, "--out", str(tmp_path), flag, "x"])

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from benchmark.quality.decoding import Decoding
 from benchmark.quality.text import load_sequences
-from benchmark.quality.traffic import Problem, continue_prompts, read_prompts, read_texts, share_batch
+from benchmark.quality.traffic import Problem, continue_prompts, read_texts, share_batch
 
 
 @pytest.fixture
@@ -49,13 +49,6 @@ def test_prompts_are_answered_by_the_server_first(decoding, tokenize, tmp_path):
     assert traffic.domains == ("mine",) * 4
     assert traffic.problems == (Problem(tokenize("The 2th line"), "yes"),)
     assert traffic.mix() == traffic
-
-
-@pytest.mark.parametrize("line", ['{"prompt": ""}', '{"text": "a"}', '"a"', '{"prompt": "a", "answer": 3}', "{", "[]"])
-def test_a_line_that_is_no_prompt_is_named(line, tmp_path):
-    with pytest.raises(ValueError, match=r"--prompts .*mine\.jsonl, line 2") as error:
-        read_prompts(write(tmp_path, {"prompt": "fine"}, line))
-    assert "\n" not in str(error.value)
 
 
 def test_problems_share_their_batches():

@@ -22,7 +22,7 @@ from served.gemma import GEMMA
 from served.hub import ON_HUB
 from served.hybrids import HYBRIDS
 from served.recent import RECENT
-from served.release import LATEST, OLDER
+from served.release import LATEST, OLDEST
 from sglang_xshare.compatibility.architectures import EXECUTED, UNSERVED
 from sglang_xshare.patching.queue import find_root, list_releases
 
@@ -54,8 +54,8 @@ are tried](#tried), and [{refused} are refused by name](#refused). None is left 
 * *Answers, on a CPU*: a real server of a tiny model, random weights in float32, experts by SGLang's own loop for CPUs
   (no quantization, no other MoE runner). *Transformers*: token for token as transformers answers, with the policy off,
   at its full budget, and at a budget with the reference's selection (`test/served/test_families.py`). *Pristine*: token
-  for token the release without our patches while nothing is cut, and each step's selection the reference's
-  (`test/served/test_recent.py`, `test/served/test_frozen_mtp.py`). *Interpreted*: part of it by Triton's interpreter,
+  for token the release without our patches while nothing is cut, and each step's selection the reference's (the same
+  file, and `test/served/test_frozen_mtp.py`). *Interpreted*: part of it by Triton's interpreter,
   since SGLang has no CPU path for it.
 * *Speed, on a GPU*: published widths, random weights, no answer compared: [gpu.md](gpu.md#h200-results).
 * *Graphs, on a stand-in*: captured, padded, replayed and switched; nothing is computed:
@@ -117,7 +117,7 @@ def describe_answers(name: str) -> str:
     every = list_releases(find_root())
     releases = {"Qwen3-MoE": f"{every[0]} to {every[-1]}"}.get(name, LATEST)
     if name in ON_OLDER:
-        releases = ", ".join((*OLDER, LATEST))
+        releases = ", ".join((OLDEST, LATEST))
     compared = "transformers" if name in FAMILIES | HYBRIDS else "pristine"
     env = RECENT[name].env if name in RECENT else {**FAMILIES, **HYBRIDS, "Gemma 4": GEMMA}[name].env
     interpreted = "; interpreted" if env.items() >= INTERPRETED.items() else ""

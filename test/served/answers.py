@@ -148,15 +148,16 @@ def install_plugin(scratch: Path, function: str) -> None:
     (plugin / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {function}\n")
 
 
-def generate_together(server: Server, probe: Path, prompts: Sequence[str]) -> list[dict[str, Any]]:
-    """Greedy answers to all prompts, decoded in lockstep: requests that were admitted in two groups are asked again.
-
-    With speculation they are taken as they come: there, requests advance each at their own pace.
+def generate_together(
+    server: Server, probe: Path, prompts: Sequence[str], count: int = NEW_TOKENS, **body: Any
+) -> list[dict[str, Any]]:
+    """Return greedy answers of `count` tokens, decoded in lockstep: prompts that were admitted in two groups are sent
+    again. With speculation the first answers are returned, because requests advance each at their own pace.
     """
     for _ in range(20):
         server.post("/flush_cache", {})
         seen = len(read_lines(probe))
-        answers = server.generate(prompts, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+        answers = server.generate(prompts, body, max_new_tokens=count, ignore_eos=True)
         rows = {call["rows"] for call in read_lines(probe)[seen:] if call["mode"] == "DECODE"}
         if rows == {len(prompts)} or "spec_verify_ct" in answers[0]["meta_info"]:
             return answers

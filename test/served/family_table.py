@@ -69,12 +69,8 @@ FAMILIES = {
         "Ernie4_5_MoeConfig",
         "Ernie4_5_MoeForCausalLM",
         {
-            "moe_num_experts": EXPERTS,
-            "moe_k": TOP_K,
-            "moe_num_shared_experts": 1,
-            "moe_intermediate_size": 64,
-            "moe_layer_start_index": 1,
-            "moe_layer_end_index": 2,
+            **{"moe_num_experts": EXPERTS, "moe_k": TOP_K, "moe_num_shared_experts": 1, "moe_intermediate_size": 64},
+            **{"moe_layer_start_index": 1, "moe_layer_end_index": 2},
         },
     ),
     "gpt-oss": Family(
@@ -111,9 +107,7 @@ FAMILIES = {
         "HunYuanMoEV1ForCausalLM",
         {"num_experts": EXPERTS, "head_dim": 32},
         published={
-            "moe_topk": [TOP_K] * 3,
-            "moe_intermediate_size": 64,
-            "num_shared_expert": [1] * 3,
+            **{"moe_topk": [TOP_K] * 3, "moe_intermediate_size": 64, "num_shared_expert": [1] * 3},
             "use_mixed_mlp_moe": True,
             # As published it does not run: SGLang's attention takes its normed queries, a row a head, for padded rows.
             "use_qk_norm": False,
@@ -123,12 +117,8 @@ FAMILIES = {
         "LagunaConfig",
         "LagunaForCausalLM",
         {
-            "num_experts": EXPERTS,
-            "moe_intermediate_size": 64,
-            "shared_expert_intermediate_size": 64,
-            "moe_routed_scaling_factor": 2.5,
-            "head_dim": 32,
-            "num_attention_heads_per_layer": [4, 8, 4],
+            **{"num_experts": EXPERTS, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64},
+            **{"moe_routed_scaling_factor": 2.5, "head_dim": 32, "num_attention_heads_per_layer": [4, 8, 4]},
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
             "rope_parameters": None,  # one for each of the two
         },
@@ -139,10 +129,7 @@ FAMILIES = {
         "ExaoneMoeConfig",
         "ExaoneMoeForCausalLM",
         {
-            "num_experts": EXPERTS,
-            "moe_intermediate_size": 64,
-            "head_dim": 32,
-            "sliding_window_pattern": 3,
+            **{"num_experts": EXPERTS, "moe_intermediate_size": 64, "head_dim": 32, "sliding_window_pattern": 3},
             "rope_parameters": {**ROTARY, "rope_theta": 1000000.0},  # which SGLang takes, whatever it reads
         },
         {"scoring": "sigmoid"},
@@ -154,12 +141,8 @@ FAMILIES = {
         "Cohere2MoeConfig",
         "Cohere2MoeForCausalLM",
         {
-            "num_experts": EXPERTS,
-            "num_shared_experts": 1,
-            "expert_selection_fn": "sigmoid",
-            "first_k_dense_replace": 1,
-            "prefix_dense_intermediate_size": 96,
-            "head_dim": 32,
+            **{"num_experts": EXPERTS, "num_shared_experts": 1, "expert_selection_fn": "sigmoid"},
+            **{"first_k_dense_replace": 1, "prefix_dense_intermediate_size": 96, "head_dim": 32},
             "tie_word_embeddings": True,
         },
         {"scoring": "sigmoid"},
@@ -169,9 +152,7 @@ FAMILIES = {
         "MellumConfig",
         "MellumForCausalLM",
         {
-            "num_experts": EXPERTS,
-            "moe_intermediate_size": 64,
-            "head_dim": 32,
+            **{"num_experts": EXPERTS, "moe_intermediate_size": 64, "head_dim": 32},
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
             "rope_parameters": None,  # one for each of the two
         },
@@ -186,8 +167,7 @@ FAMILIES = {
             **GRANITE,
             "shared_intermediate_size": 64,
             "layer_types": ["attention"] * 3,  # SGLang's Mamba layers have no convolution on a CPU
-            "position_embedding_type": "rope",
-            "mamba_n_heads": 8,
+            **{"position_embedding_type": "rope", "mamba_n_heads": 8},
         },
     ),
 }

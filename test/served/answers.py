@@ -114,8 +114,7 @@ def ask(
             answers = [generate_together(server, probe, prompts[:size]) for size in sizes]
         tokens = [[answer["output_ids"] for answer in batch] for batch in answers]
         verified = sum(answer["meta_info"].get("spec_verify_ct", 0) for batch in answers for answer in batch)
-        records = read_lines(probe)
-        metrics = read_metrics(server, sum(record["layer"] == record["rank"] == 0 for record in records))
+        records, metrics = read_all(server, probe)
         plans = read_plans(server.get("/metrics"))
         info = server.get("/server_info")
         return Answers(tokens, verified, records, metrics, read_lines(trace), server.log_text(), info, plans)
@@ -190,6 +189,13 @@ def read_metrics(server: Server, forwards: int) -> dict[str, float]:
         if counted >= forwards or not metrics or time.monotonic() > deadline:
             return metrics
         time.sleep(0.2)
+
+
+def read_all(server: Server, probe: Path, first_layer: int = 0) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Return the probe's records, and the stage's metrics once all forwards of the target model are counted."""
+    records = read_lines(probe)
+    targets = (record for record in records if record["rank"] == 0 and "DRAFT" not in record["mode"])
+    return records, read_metrics(server, sum(record["layer"] == first_layer for record in targets))
 
 
 def read_plans(text: str) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from served import host
-from served.answers import LAYERS, generate_together, make_server, policy, read_lines, read_metrics, read_prompts
+from served.answers import LAYERS, generate_together, make_server, policy, read_all, read_prompts
 from served.eagle import select_again
 from served.release import LATEST
 
@@ -57,8 +57,7 @@ def test_requests_with_and_without_an_adapter_share_a_batch_that_selects(tiny_mo
     with server:
         bare = generate(OFF, None)
         vanilla, full, _ = (generate(size, "adapter") for size in (OFF, FULL, BUDGET))
-        records = read_lines(probe)
-        metrics = read_metrics(server, sum(call["layer"] == 0 for call in records))
+        records, metrics = read_all(server, probe)
     assert full[:OFF] == vanilla
     assert vanilla[::2] == bare[::2], "requests without an adapter"
     assert all(one != other for one, other in zip(vanilla[1::2], bare[1::2], strict=True)), "the adapter matters"

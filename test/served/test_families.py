@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from served import recent
-from served.answers import Answers, generate_together, install_plugin, make_server, policy, read_lines, read_metrics
+from served.answers import Answers, generate_together, install_plugin, make_server, policy, read_all, read_lines
 from served.families import answer, make, read_routers, select_in_decode
 from served.family import EXPERTS
 from served.family_table import FAMILIES, ON_OLDER
@@ -108,8 +108,7 @@ def run(
         server, probe, trace = make_server(scratch / "model", patched_release(release), (*FLAGS, *flags), scratch, env)
         with server:
             answers = [generate_together(server, probe, prompts[:size], TOKENS) for size in (ALONE, OFF, FULL, BUDGET)]
-            records = read_lines(probe)
-            metrics = read_metrics(server, sum(call["layer"] == min(routers) for call in records))
+            records, metrics = read_all(server, probe, min(routers))
             tokens = [[answer["output_ids"] for answer in batch] for batch in answers]
             served = Answers(tokens, 0, records, metrics, read_lines(trace), server.log_text(), {})
         return Run(served, routers, vanilla, selecting)

@@ -1,15 +1,11 @@
 """Wrong flags and configurations of `check` are one line each; without SGLang it answers what needs none."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
-from benchmark.common.paths import ROOT
-from check.asking import QWEN, TINY, compare, read_rows, say
+from check.asking import QWEN, TINY, compare, read_rows, say, say_without
 from refused import read_refusal
 from sglang_xshare.parser import LARGEST
 
@@ -165,27 +161,11 @@ def test_without_sglang_the_flags_of_a_policy_that_a_server_takes_refuse_nothing
     assert (report["verdict"], report.get("refusals"), len(report["not_answered"])) == ("not checked", None, 1)
 
 
-ALONE = """
-import sys
-from importlib.abc import MetaPathFinder
-
-class Absent(MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "sglang", "transformers", "huggingface_hub", "yaml"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Absent())
-from sglang_xshare.cli import main
-sys.exit(main(["check", *sys.argv[1:]]))
-"""
-
-
 def ask_alone(*asked):
-    """Run the command in a process without torch, SGLang and transformers. Returns (its report, its errors)."""
-    env = os.environ | {"PYTHONPATH": str(ROOT / "python")}
-    done = subprocess.run([sys.executable, "-c", ALONE, *asked, "--json"], env=env, capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
-    return json.loads(done.stdout), done.stderr.splitlines()
+    """Run the command without torch, SGLang and transformers. Returns (its report, its errors)."""
+    said = say_without("torch sglang transformers huggingface_hub yaml", *asked, "--json")
+    assert said.code == 1, said.err
+    return json.loads(said.out), said.err
 
 
 def test_without_torch_and_sglang_safetensors_are_counted():

@@ -7,10 +7,10 @@ from functools import cache
 from itertools import combinations
 from pathlib import Path
 
+import pytest
+
 from check.asking import TINY, run_all
 from compatibility.refusals import attempt
-from compatibility.test_dp_attention import DP_ATTENTION
-from compatibility.test_dp_attention import REFUSED as REFUSED_RANKS
 from compatibility.test_expert_placement import FLAG as PLACEMENT
 from compatibility.test_expert_placement import RESOLVED as PLACEMENTS
 from compatibility.test_server import (  # noqa: F401 - written is a fixture
@@ -19,6 +19,7 @@ from compatibility.test_server import (  # noqa: F401 - written is a fixture
     REFUSED,
     complete,
     keys,
+    list_flags,
     written,
 )
 from served.release import CPU, LATEST, older_releases_take_long
@@ -47,8 +48,7 @@ def list_asked(release: str) -> list[tuple[str, ...]]:
     """Return the flags that may be refused and that `test_server.py` does not have: of ranks, of placements, of
     affinity, of two parts, and of a policy that is not named.
     """
-    known = [flags for flags in REFUSED_RANKS.values() if "{mixtral}" not in flags]
-    ranks = [(*POLICY, *DP_ATTENTION[release], *flags) for flags in known]
+    ranks = list_flags("data-parallel attention", release)[0].values()
     both = [(*one, *two) for one, two in combinations(WRONG, 2)]
     return [*ranks, *PLACEMENTS, *WRONG, *both, *WITHOUT_POLICY]
 
@@ -114,60 +114,64 @@ def test_it_serves_what_a_server_serves(release, patched_release, written):  # n
         assert reports[case]["plan"] == report["plan"]
 
 
-def test_the_plan_is_the_models(patched_release):
+MODEL = ("--model", str(TINY), *CPU)
+OVERRIDES = ("--expert-policy", "oea", "--expert-policy-config", '{"k0": 3, "layers": {"0": {"policy": "vanilla"}}}')
+SPELLINGS = {
+    "oea:k0=3": "oea k0=3, p=1.0, kmax=8, own_share=0.0, ",
+    'moe-spec:budget=9,phases=["decode"]': "moe-spec budget=9, ranking=router, utility=full, coverage=substitute, ",
+    "observe": 'observe plans={"xshare": {"policy": "xshare", ',
+    "oea:k=3": None,
+    "vanilla": None,
+}
+"""Policies, each with the beginning of its row in the report."""
+ASKED = {
+    "plan": ("--json", *MODEL, *OVERRIDES),
+    "plan in a table": (*MODEL, *OVERRIDES),
+    "drafts": ("--json", *MODEL, "--batch", "1", "--speculative-algorithm", "NGRAM"),
+    "several refusals": (
+        *("--json", *MODEL, "--moe-runner-backend", "hpc_ops"),
+        *("--expert-policy-trace", "/tmp/trace.jsonl", "--dp-size", "2"),
+        *("--max-running-requests", "1", *keys('{"k0": 9}')),
+    ),
+    **{spelling: (*MODEL, "--expert-policy", spelling) for spelling in SPELLINGS},
+}
+
+
+@pytest.fixture(scope="session")
+def told(patched_release):
+    """The answers to ASKED, from one process, in tables that are wide enough for a row each."""
+    asked = [list(flags) for flags in ASKED.values()]
+    return dict(zip(ASKED, run_all(patched_release(LATEST), asked, {"COLUMNS": "2000"}), strict=True))
+
+
+def test_the_plan_is_the_models(told):
     """Every default resolved, the model's top-k for what stands for it, and overrides."""
-    overrides = '{"k0": 3, "layers": {"0": {"policy": "vanilla"}}}'
-    asked = [
-        ["--json", "--model", str(TINY), *CPU, "--expert-policy", "oea", "--expert-policy-config", overrides],
-        ["--model", str(TINY), *CPU, "--expert-policy", "oea", "--expert-policy-config", overrides],
-    ]
-    plan, table = run_all(patched_release(LATEST), asked)
-    found = json.loads(plan["out"])["plan"]
+    found = json.loads(told["plan"]["out"])["plan"]
     assert (found["kmax"], found["overrides"]) == (8, [{"layers": "0", "policy": "vanilla"}])
-    assert '{"layers": "0", "policy": "vanilla"}' in table["out"]
+    assert '{"layers": "0", "policy": "vanilla"}' in told["plan in a table"]["out"]
 
 
-def test_a_request_with_drafts_is_of_bare_xshare_too(patched_release):
+def test_a_request_with_drafts_is_of_bare_xshare_too(told):
     """It has rows enough, of which SGLang tells how many."""
-    asked = ["--json", "--model", str(TINY), *CPU, "--batch", "1", "--speculative-algorithm", "NGRAM"]
-    (answer,) = run_all(patched_release(LATEST), [asked])
-    estimate = json.loads(answer["out"])["estimate"]
+    estimate = json.loads(told["drafts"]["out"])["estimate"]
     assert (estimate["rows"] > 1, {row["policy"] for row in estimate["estimates"]}) == (True, {"xshare"})
 
 
-def test_all_kinds_of_refusals_are_told(patched_release):
-    asked = [
-        *("--json", "--model", str(TINY), *CPU, "--moe-runner-backend", "hpc_ops"),
-        *("--expert-policy-trace", "/tmp/trace.jsonl", "--dp-size", "2"),
-        *("--max-running-requests", "1", *keys('{"k0": 9}')),
-    ]
-    (answer,) = run_all(patched_release(LATEST), [asked])
-    report = json.loads(answer["out"])
-    says = [refusal["says"] for refusal in report["refusals"]]
-    assert [line.split()[0].rstrip(":") for line in says] == [
-        "--moe-runner-backend",
-        "--expert-policy-trace",
-        "--expert-policy",
-    ]
+def test_all_kinds_of_refusals_are_told(told):
+    report = json.loads(told["several refusals"]["out"])
+    flags = [refusal["says"].split()[0].rstrip(":") for refusal in report["refusals"]]
+    assert flags == ["--moe-runner-backend", "--expert-policy-trace", "--expert-policy"]
     assert report["verdict"] == "refused"
     assert "start" not in report
 
 
-def test_the_policy_is_told_with_every_key_where_it_would_be_served(patched_release):
-    spellings = {
-        "oea:k0=3": "oea k0=3, p=1.0, kmax=8, own_share=0.0, ",
-        'moe-spec:budget=9,phases=["decode"]': "moe-spec budget=9, ranking=router, utility=full, coverage=substitute, ",
-        "observe": 'observe plans={"xshare": {"policy": "xshare", ',
-        "oea:k=3": None,
-        "vanilla": None,
-    }
-    asked = [["--model", str(TINY), *CPU, "--expert-policy", spelling] for spelling in spellings]
-    answers = run_all(patched_release(LATEST), asked, {"COLUMNS": "2000"})  # a row each
-    for flags, start, answer in zip(asked, spellings.values(), answers, strict=True):
-        row = re.search(r"^ policy +(.*?) *$", answer["out"], re.MULTILINE)
-        assert (row[1].startswith(start) if row else None) is (start and True), row
-        started = shlex.join(["SGLANG_USE_CPU_ENGINE=1", "sglang", "serve", *flags])
-        assert (f"Start it: {started}\n" in answer["out"]) is ("oea:k=3" not in flags)
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_the_policy_is_told_with_every_key_where_it_would_be_served(spelling, told):
+    out, start = told[spelling]["out"], SPELLINGS[spelling]
+    row = re.search(r"^ policy +(.*?) *$", out, re.MULTILINE)
+    assert (row[1].startswith(start) if row else None) is (start and True), row
+    started = shlex.join(["SGLANG_USE_CPU_ENGINE=1", "sglang", "serve", *ASKED[spelling]])
+    assert (f"Start it: {started}\n" in out) is (spelling != "oea:k=3")
 
 
 UNKNOWN = (["--bogus-xyz"], ["--tp-sise", "2"], ["stray"], ["--mem-fraction-statick=0.8"])

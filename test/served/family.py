@@ -40,6 +40,14 @@ INTERPRETED = {"TRITON_INTERPRET": "1"}
 TRITON_ATTENTION = ("--attention-backend", "triton", "--triton-attention-num-kv-splits", "1")
 """Of SGLang's attention backends that run here, the only one for attention sinks and for latent attention."""
 
+LATENT_SERVER: dict[str, Any] = {"flags": TRITON_ATTENTION, "env": INTERPRETED}
+
+
+def named(name: str, *parts: Mapping[str, Any], **more: Any) -> Family:
+    """Return a family whose two classes have the same beginning; the others are `Family`'s."""
+    return Family(f"{name}Config", f"{name}ForCausalLM", *parts, **more)
+
+
 GROUPED = {
     **{"n_routed_experts": EXPERTS, "n_shared_experts": 1, "moe_intermediate_size": 64, "n_group": 4, "topk_group": 2},
     **{"routed_scaling_factor": 2.5, "first_k_dense_replace": 1},

@@ -27,9 +27,8 @@ if [[ $status != 0 && $status != 5 ]]; then  # 5: there is none
 fi
 # Long parts first, so that no lane ends with one alone: by the seconds of the last run, else by the number of tests.
 mapfile -t parts < <(sed -n 's/::.*//p' <<<"$collected" | sort | uniq -c | while read -r count part; do
-        seconds=$done_dir/${part//\//_}.seconds
-        if [[ -f $seconds ]]; then count=$(<"$seconds"); fi
-        echo "$count $part"
+        seconds=$(sed -nE 's/^=.* in ([0-9]+)\..*=$/\1/p' "$done_dir/${part//\//_}.log" 2>/dev/null | tail -n 1)
+        echo "${seconds:-$count} $part"
     done | sort -rn | awk '{print $2}' | grep -F -- "$PART" || true)
 if [[ ${#parts[@]} -eq 0 ]]; then
     echo "test-long: PART is '$PART', which no file with tests marked long has in its path" >&2; exit 1; fi
@@ -40,8 +39,7 @@ run_part() {
     case $1 in test/docs/* | test/scripts/test_installed.py) state=$documents ;; esac
     if [[ -f $name.passed && $(<"$name.passed") == "$state" ]]; then echo "test-long: $1 passed before"; return; fi
     echo "test-long: $1"
-    if "$PYTHON" -m pytest -m long --timeout 3600 "$1" >"$name.log" 2>&1; then
-        echo "$state" >"$name.passed"; echo $((SECONDS - begun)) >"$name.seconds"
+    if "$PYTHON" -m pytest -m long --timeout 3600 "$1" >"$name.log" 2>&1; then echo "$state" >"$name.passed"
     else cat "$name.log"; echo "$1" >>"$done_dir/failed"; fi
     echo "test-long: $1: $((SECONDS - begun)) s: $(grep -E '^=+ .* =+$' "$name.log" | tail -n 1)"
 }

@@ -73,7 +73,7 @@ def test_a_new_document_repeats_only_the_tests_of_documents(checkout, name, agai
 def test_the_longest_part_of_the_last_run_begins_and_parts_share_a_folder_of_one_state(checkout):
     run_parts(checkout)
     done = checkout / "build" / "test-long"
-    (done / "test_docs_test_cli.py.seconds").write_text("100\n")
+    (done / "test_docs_test_cli.py.log").write_text("=== 1 passed in 100.24s (0:01:40) ===\n")
     (checkout / "python").write_text(PYTHON + "# changed\n")
     (before,) = done.glob("served-*")
     run_parts(checkout)

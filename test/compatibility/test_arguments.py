@@ -118,6 +118,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "moe-spec without speculation": {"expert_policy": "moe-spec", "expert_policy_config": '{"budget": 32}'},
     "moe-spec without anything": {"expert_policy": "moe-spec"},
     "empty config": {"expert_policy": "xshare", "expert_policy_config": ""},
+    "blank config": {"expert_policy": "xshare", "expert_policy_config": "  "},
     **{
         f"mask_padding_experts with {policy}": {"expert_policy": policy, "mask_padding_experts": True}
         for policy in ("vanilla", "observe")

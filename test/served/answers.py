@@ -148,7 +148,11 @@ def install_plugin(scratch: Path, function: str) -> None:
 
 
 def generate_together(
-    server: Server, probe: Path, prompts: Sequence[str], count: int = NEW_TOKENS, **body: Any
+    server: Server,
+    probe: Path,
+    prompts: Sequence[str] | Sequence[Sequence[int]],
+    count: int = NEW_TOKENS,
+    **body: Any,
 ) -> list[dict[str, Any]]:
     """Return greedy answers of `count` tokens, decoded in lockstep: prompts that were admitted in two groups are sent
     again. With speculation the first answers are returned, because requests advance each at their own pace.

@@ -43,7 +43,7 @@ TRITON_ATTENTION = ("--attention-backend", "triton", "--triton-attention-num-kv-
 LATENT_SERVER: dict[str, Any] = {"flags": TRITON_ATTENTION, "env": INTERPRETED}
 
 
-def named(name: str, *parts: Mapping[str, Any], **more: Any) -> Family:
+def named(name: str, *parts: Any, **more: Any) -> Family:
     """Return a family whose two classes have the same beginning; the others are `Family`'s."""
     return Family(f"{name}Config", f"{name}ForCausalLM", *parts, **more)
 

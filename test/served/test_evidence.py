@@ -32,25 +32,14 @@ def test_metrics_and_trace_are_what_the_runner_received(name, release, served):
     assert metrics["kept_mass_total"] == pytest.approx(sum(call["kept"] for call in calls), rel=1e-5)
     outcomes = {name.removeprefix("steps "): value for name, value in metrics.items() if name.startswith("steps ")}
     assert outcomes == {
-        "policy": answers.forwards("DECODE", least=2),
-        "prefill": answers.forwards("EXTEND"),
-        "observed": 0,
-        "min_rows": answers.forwards("DECODE", most=1),
-        "phase": 0,
-        "max_rows": 0,
-        "override": 0,
-        "unchanged": 0,
-        "vanilla": 0,
-        "no_context": 0,
+        **{"policy": answers.forwards("DECODE", least=2), "prefill": answers.forwards("EXTEND"), "observed": 0},
+        **{"min_rows": answers.forwards("DECODE", most=1), "phase": 0, "max_rows": 0, "override": 0, "unchanged": 0},
+        **{"vanilla": 0, "no_context": 0},
     }
     seen = [
         {
-            "step": number // LAYERS,
-            "phase": "decode",
-            "layer": call["layer"],
-            "batch_size": call["rows"],
-            "experts_before": call["before"],
-            "experts_after": call["after"],
+            **{"step": number // LAYERS, "phase": "decode", "layer": call["layer"], "batch_size": call["rows"]},
+            **{"experts_before": call["before"], "experts_after": call["after"]},
             "kept_mass": pytest.approx(call["kept"] / call["rows"], rel=1e-5),
         }
         for number, call in enumerate(calls)

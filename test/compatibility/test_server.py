@@ -198,6 +198,7 @@ def write_models(folder: Path) -> Path:
 def ask(tree: Path, model: Path, written: Path, release: str) -> dict[tuple[str, ...], Answer]:
     """What stops a server, by its arguments: all of the above."""
     asked = [flags for kind in LISTS for cases in list_flags(kind, release) for flags in cases.values()]
+    asked += [(*POLICY, "--moe-runner-backend", runner) for runner in LATEST_RUNNERS.split(", ")]
     lines = [[argument.replace("{written}", str(written)) for argument in arguments] for arguments in asked]
     return dict(zip(asked, attempt(tree, model, lines), strict=True))
 
@@ -228,15 +229,17 @@ def complete(case: str, written: Path, release: str, kind: str = "servers") -> s
 
 
 @older_releases_take_long
-def test_runners_that_route_themselves_before_they_could_be_handed_ids(release, patched_release, tiny_model):
-    runners = LATEST_RUNNERS.split(", ")
-    asked = [(*POLICY, "--moe-runner-backend", runner) for runner in runners]
-    for runner, answer in zip(runners, attempt(patched_release(release), tiny_model, asked), strict=True):
-        if release == LATEST:
-            assert answer is None
-        else:
-            assert answer["ours"]
-            assert answer["says"].startswith(f"--moe-runner-backend {runner}: ")
+@pytest.mark.parametrize("runner", LATEST_RUNNERS.split(", "))
+def test_runners_that_route_themselves_before_they_could_be_handed_ids(
+    runner, release, patched_release, tiny_model, written
+):
+    answers = ask(patched_release(release), tiny_model, written, release)
+    answer = answers[(*POLICY, "--moe-runner-backend", runner)]
+    if release == LATEST:
+        assert answer is None
+    else:
+        assert answer["ours"]
+        assert answer["says"].startswith(f"--moe-runner-backend {runner}: ")
 
 
 @older_releases_take_long

@@ -119,7 +119,7 @@ def run(
 @every_family
 def test_without_selecting_and_at_full_budget_it_answers_as_without_a_policy(name, release, run):
     family = run(name, release)
-    assert len({token for answer in family.vanilla for token in answer}) > 80, "answers too poor to tell anything"
+    assert len({token for answer in family.vanilla for token in answer}) > 60, "answers too poor to tell anything"
     for size in (ALONE, OFF, FULL):
         assert family.tokens(size) == family.vanilla[:size]
         for call in family.calls(size):

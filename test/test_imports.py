@@ -29,6 +29,7 @@ LAYERS = (
     ("affinity", "affinity.*"),
     ("compatibility", "compatibility.*"),  # what runs once: flags, refusals, the layers of a loaded model
     ("live", "live.*"),
+    ("start",),  # the stage around a loaded model
     ("hooks",),  # what the patches call
     ("check", "check.*", "tune", "tune.*"),
     ("cli", "__main__"),

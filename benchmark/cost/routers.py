@@ -14,6 +14,8 @@ from benchmark.common.variant import Variant, parse_plan
 from benchmark.cost.report import UPSTREAM
 from sglang_xshare import Batch, Router, hooks, select
 from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.stage.acceptance import Acceptance
+from sglang_xshare.stage.exact import Exact
 from sglang_xshare.stage.forward import wrap_model
 from sglang_xshare.stage.frame import Slot
 from sglang_xshare.stage.layer import Layer
@@ -57,7 +59,7 @@ class Routers:
             slot = Slot()
             layers = [Layer(n, config, None, slot=slot, number=n) for n, config in enumerate(self.configs)]
             self.configs = [layer.upstream for layer in layers]
-            self.stage = Stage(layers, schedule, device="cpu")
+            self.stage = Stage(layers, schedule, device="cpu", exact=Exact("cpu"), acceptance=Acceptance())
             wrap_model(self, self.stage)
 
     def forward(self, input_ids: Any, positions: Any, forward_batch: Any) -> None:

@@ -34,7 +34,7 @@ FLAGS = (
     "expert_affinity",
     "expert_affinity_bound",
 )
-"""The arguments that the patches add, as their `expert_policy.py` has them for where this package is missing."""
+"""The arguments that the patches add. Their `expert_policy.py` has the same list, for a server without this package."""
 
 _stage: Stage | None = None
 _control: Control | None = None
@@ -42,13 +42,15 @@ _depth: DepthReport | None = None
 
 
 class Refused(SystemExit, ValueError):
-    """What a refused start ends with, in one line: uncaught, Python prints it and exits with status 1, without a
-    traceback. It is a `ValueError` too, which is what a user of `Engine(...)` catches.
+    """The one line with which a refused start ends. Uncaught, Python prints the line and exits with status 1, without a
+    traceback. A user of `Engine(...)` catches a `ValueError`.
     """
 
 
 def check_flags(server_args: Any) -> None:
-    """Check the flags as given, then set those that follow, before SGLang resolves its arguments. Raises `Refused`."""
+    """Check the flags as given, then set the arguments that follow from these flags, before SGLang resolves its
+    arguments. Raises `Refused`.
+    """
     if _is_asked(server_args):
         from .compatibility.checks import set_arguments
 
@@ -56,8 +58,8 @@ def check_flags(server_args: Any) -> None:
 
 
 def check_server(server_args: Any) -> None:
-    """Check the resolved arguments and the model's configuration, before weights load, then set what follows from
-    them. Raises `Refused`.
+    """Check the resolved arguments and the model's configuration, before weights load, then set the environment that
+    follows from both. Raises `Refused`.
     """
     if _is_asked(server_args):
         from .compatibility.checks import set_environment
@@ -66,7 +68,7 @@ def check_server(server_args: Any) -> None:
 
 
 def _check_start(server_args: Any, when: str) -> Start:
-    """Raise `Refused` for the first of the checks then that refuses."""
+    """Run the checks of "given" or of "resolved" arguments. Raises `Refused` for the first refusal."""
     from .compatibility.checks import Start, find_refusals
 
     start = Start(server_args)
@@ -76,13 +78,13 @@ def _check_start(server_args: Any, when: str) -> Start:
 
 
 def _is_asked(server_args: Any) -> bool:
-    """Whether any flag of ours is given. Without one nothing is loaded."""
+    """Return whether a flag of `FLAGS`, or dispatch by affinity, is given. Without either nothing is loaded."""
     given = (getattr(server_args, name, None) for name in FLAGS)
     return affinity.is_asked(server_args) or not all(value is None or value is False for value in given)
 
 
 def capture_sizes(server_args: Any, sizes: list[int]) -> list[int]:
-    """The default decode capture sizes, completed to every batch size up to 16 where the stage is on."""
+    """Return the default capture sizes of decode graphs, with every batch size up to 16 if the stage is on."""
     if not _is_asked(server_args):
         return sizes
     from .compatibility.arguments import is_on
@@ -91,8 +93,8 @@ def capture_sizes(server_args: Any, sizes: list[int]) -> list[int]:
 
 
 def attach(model_runner: Any) -> None:
-    """Put the stage around a loaded target model; a draft model is left alone."""
-    # Before a draft's arguments are read: where releases before 0.5.20 keep one record, it has the target's plan now.
+    """Put the stage around a loaded target model. Do nothing for a draft model."""
+    # First, because before 0.5.20 a draft's arguments are the target's record, which has the target's plan by now.
     if model_runner.is_draft_worker or not _is_asked(model_runner.server_args):
         return
     from .compatibility.layers import find_layers
@@ -101,47 +103,20 @@ def attach(model_runner: Any) -> None:
     if found is not None:
         from multiprocessing.util import Finalize
 
-        from .compatibility.all_to_all import read_ranks
-        from .compatibility.exact import find_refusal
         from .live.control import Control
-        from .stage.acceptance import Acceptance
-        from .stage.exact import Exact
-        from .stage.forward import wrap_calls
-        from .stage.stage import Stage
-        from .upstream.batches import read_batches
-        from .upstream.graphs import capture_again, list_sizes
-        from .upstream.server import draft_width, resolved, show_plan
+        from .start import start
 
         global _control, _stage
         # Unlike atexit, these run in a child of multiprocessing too.
         Finalize(None, _close, exitpriority=0)
-        arguments, layers = found
-        config, schedule = resolved(model_runner.server_args), arguments.schedule
-        low_first = getattr(config, "schedule_low_priority_values_first", False)
-        adapts = getattr(config, "speculative_adaptive", False)  # each width has its own graphs
-        _stage = Stage(
-            layers,
-            schedule,
-            device=model_runner.device,
-            trace=arguments.trace,
-            batches=read_batches(config, schedule.rows if schedule else "batch"),
-            masks=bool(getattr(model_runner.server_args, "mask_padding_experts", False)),
-            ranks=read_ranks(model_runner, schedule),
-            tp_size=getattr(config, "tp_size", 1),
-            stops=arguments.stops,
-            exact=Exact(model_runner.device, low_first, find_refusal(config), arguments.ignores_exact),
-            acceptance=Acceptance(draft_width(config)),
-            find_batches=lambda rows: read_batches(config, rows, sizes=list_sizes(model_runner, config)),
-            recapture=None if adapts else lambda fits: capture_again(model_runner, fits),
-        )
-        wrap_calls(model_runner, _stage)
+        _stage = start(model_runner, *found)
         _control = Control(_stage, model_runner.server_args)
-        if _stage.in_force.plan is not None:
-            show_plan(_stage.in_force.plan)
 
 
 def choose_depth(worker: Any, upstream: Any) -> Any:
-    """Return what makes the `AdaptiveSpecPolicy` of upstream's EAGLE `worker`: `upstream`, SGLang's class, or ours."""
+    """Return the callable that makes the `AdaptiveSpecPolicy` of upstream's EAGLE `worker`: SGLang's class, `upstream`,
+    or one that makes this package's policy.
+    """
     if not _is_asked(worker.server_args):
         return upstream
     from .depth import is_on
@@ -165,13 +140,13 @@ def _close() -> None:
 
 
 def route(topk_config: Any, router_logits: Any) -> Any:
-    """Return the `TopKConfig` to route with in this step: the policy's for a layer under policy, else `topk_config`."""
+    """Return the `TopKConfig` to route with in this step: the policy's if the layer selects, else `topk_config`."""
     layer = None if _stage is None else getattr(topk_config, "layer", None)
     return topk_config if layer is None else layer.route(router_logits)
 
 
 def prepare(topk_config: Any, output_format: Any, router_logits: Any) -> Any:
-    """Return (what a layer's router hands its runner, router logits [n, N]): see `Layer.prepare`."""
+    """Return (the output that a layer's router gives its runner, router logits [n, N]): see `Layer.prepare`."""
     layer = None if _stage is None else getattr(topk_config, "layer", None)
     return (output_format, router_logits) if layer is None else layer.prepare(output_format, router_logits)
 
@@ -192,7 +167,7 @@ def align(upstream: Callable[..., Any], topk_ids: Any, block_size: int, num_expe
 
 
 def fits_slots(method: Any) -> bool:
-    """Whether the experts that upstream's `PagedExpertsMoEMethod` was just handed fit its slots, however many rows."""
+    """Return whether the active experts of upstream's `PagedExpertsMoEMethod` fit its slots, for any number of rows."""
     return _stage is not None and _stage.fits_slots(method)
 
 
@@ -202,7 +177,7 @@ def allows_graph(forward_batch: Any) -> bool:
 
 
 def capture_limit(server_args: Any, requests: int, top_k: int, num_experts: int, slots: int) -> int:
-    """The most requests of a decode graph of a server that pages experts into slots: `requests` without a policy."""
+    """Return the most requests of a decode graph if experts are paged into slots: `requests` without a policy."""
     if not _is_asked(server_args):
         return requests
     from .compatibility.paging import find_limit
@@ -211,14 +186,14 @@ def capture_limit(server_args: Any, requests: int, top_k: int, num_experts: int,
 
 
 def report(reporter: Any) -> str:
-    """What was counted since the last decode log line, to end this one. Brings `/metrics` and trace up to date."""
+    """Return the end of a decode log line: the counts since the last line. Update `/metrics` and the trace."""
     if _depth is not None:
         _depth.publish(reporter)
     return ("" if _stage is None else _stage.report(reporter)) + ("" if _depth is None else _depth.log())
 
 
 def publish(reporter: Any) -> None:
-    """Bring `/metrics` and trace up to date: the server turned idle, and no log line may follow for long."""
+    """Update `/metrics` and the trace when the server turns idle, because no log line may follow for long."""
     if _stage is not None:
         _stage.publish(reporter)
     if _depth is not None:
@@ -233,7 +208,7 @@ def add_routes(app: Any, find_manager: Any) -> None:
 
 
 def handle(scheduler: Any, request: Any) -> Any:
-    """The answer to a control message between two steps of a scheduler; None where it is no question of ours."""
+    """Return the answer to a control message between two steps of a scheduler; None if the message is SGLang's own."""
     if request.method != METHOD:
         return None
     from .live.control import handle as answer
@@ -245,7 +220,7 @@ def handle(scheduler: Any, request: Any) -> Any:
 
 
 def check_request(manager: Any, sampling_params: Any, request: Any) -> None:
-    """Raise ValueError, in the server's process, for a request that asks for what a policy cannot give it."""
+    """Raise ValueError, in the server's process, for an exact request that this server cannot serve."""
     params, routing_key = sampling_params.custom_params, getattr(request, "routing_key", None)
     is_asked = params is not None and (not isinstance(params, dict) or KEY in params)
     if is_asked or KEY in (routing_key or ""):
@@ -255,7 +230,7 @@ def check_request(manager: Any, sampling_params: Any, request: Any) -> None:
 
 
 def admit(scheduler: Any, req: Any) -> None:
-    """A request enters a scheduler's queue: whether it is exact is decided."""
+    """Decide whether a request that enters a scheduler's queue is exact."""
     if _stage is not None:
         if _control is not None:
             _control.begin(scheduler)
@@ -263,7 +238,7 @@ def admit(scheduler: Any, req: Any) -> None:
 
 
 def count(req: Any, logits_output: Any) -> None:
-    """A forward's result has reached a request: count it in the request's response metadata, and what was accepted."""
+    """Count a forward whose result has reached a request, in the response metadata and the estimate of drafts."""
     if _stage is None:
         return
     _stage.acceptance.count(req)
@@ -273,13 +248,13 @@ def count(req: Any, logits_output: Any) -> None:
 
 
 def tell(meta_info: dict[str, Any], state: Any) -> None:
-    """Which policy acted on a request and in how many of its steps, into the `meta_info` of its last message."""
+    """Write the policies of a request, and the number of steps in which they acted, to its last `meta_info`."""
     if metadata.KEY in state.customized_info_accumulated:
         metadata.write_metadata(meta_info, state)
 
 
 def extend(sglext: Any, make: Callable[[], Any], meta_info: dict[str, Any]) -> Any:
-    """Return an answer's `sglext` on /v1, made by `make` if need be, with what `tell` wrote to its `meta_info`."""
+    """Return an answer's `sglext` on /v1, made by `make` if it is None, with what `tell` wrote to `meta_info`."""
     told = meta_info.get(metadata.KEY)
     if told is None:
         return sglext
@@ -289,7 +264,7 @@ def extend(sglext: Any, make: Callable[[], Any], meta_info: dict[str, Any]) -> A
 
 
 def check_exit(code: int | None) -> None:
-    """In the server's process, for a scheduler that ended: raise `Refused` where it has refused its model."""
+    """Raise `Refused`, in the server's process, if a scheduler that ended with this `code` has refused its model."""
     from .refusal import REFUSED
 
     if code == REFUSED:
@@ -300,7 +275,9 @@ def check_exit(code: int | None) -> None:
 
 
 def dispatcher(controller: Any) -> Any:
-    """What a data-parallel controller sends requests with under `--load-balance-method expert_affinity`; else None."""
+    """Return the function with which a data-parallel controller dispatches requests by expert affinity; None without
+    `--load-balance-method expert_affinity`.
+    """
     if not affinity.is_asked(controller.server_args):
         return None
     from .affinity.arguments import make_dispatcher
@@ -309,7 +286,7 @@ def dispatcher(controller: Any) -> Any:
 
 
 def watch_requests(manager: Any, port_args: Any) -> None:
-    """Let a tokenizer manager tell the controller which requests have ended, where that dispatches by affinity."""
+    """Let a tokenizer manager report finished requests to the controller, if the controller dispatches by affinity."""
     if affinity.is_asked(manager.server_args):
         from .affinity.finished import WatchedRequests, open_sender
 

@@ -38,4 +38,13 @@ def test_the_depth_changes_across_captured_graphs_with_a_policy_and_a_switch_bet
     assert [one["depth"] for one in after[4]["by_depth"]] == DEPTHS, "measured again"
     assert after[4]["verifications"] > before[4]["verifications"]
     assert ", draft depth 0" in server.read_output()
-    check(server, LAYERS["qwen3-moe"], sizes=len(DEPTHS) * 3)
+    captures = len(server.read_captures())
+    answer = server.post("/expert_policy", {"policy": "xshare", "k0": 1, "mass": 0.9})
+    assert (answer.status_code, answer.json()["recaptured"]) == (200, True), answer.text
+    again = [kernels["select_kernel"] for kernels in server.read_captures()[captures:]]
+    # The target's graphs of two sizes for each depth, and no draft's. One request without a draft is one row: vanilla.
+    assert sorted(again) == [0] + [LAYERS["qwen3-moe"]] * (2 * len(DEPTHS) - 1)
+    metas = server.generate(3, tokens=STEPS)
+    assert all(steps == total for steps, total in count_steps(metas)), metas
+    assert [one["depth"] for one in read_sizes(server)[4]["by_depth"]] == DEPTHS, "measured again"
+    check(server, LAYERS["qwen3-moe"], sizes=len(DEPTHS) * 3 * 2)

@@ -75,8 +75,8 @@ def bind(model: Any, **options: Any) -> list[Layer]:
 
 def put_in_step(layer: Layer, plan: SelectionPlan | None, step: Step) -> Running:
     """Put a layer that is alone into a forward in which it has this plan and step."""
-    layer.slot.frame = frame = Frame(step.key)
-    frame.running = running = Running([step], [Assignment(plan)])
+    running = Running([step], [Assignment(plan)])
+    layer.slot.frame = Frame(step.key, "policy", running)
     return running
 
 

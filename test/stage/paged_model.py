@@ -7,6 +7,8 @@ import torch
 
 from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.stage.acceptance import Acceptance
+from sglang_xshare.stage.exact import Exact
 from sglang_xshare.stage.forward import wrap_model
 from sglang_xshare.stage.frame import Slot
 from sglang_xshare.stage.layer import Layer
@@ -79,7 +81,13 @@ def put(monkeypatch, model, policy="xshare", trace=None, device="cpu", **keys):
     ]
     model.configs = [layer.upstream for layer in layers]
     stage = Stage(
-        layers, make_schedule(policy, **keys), device=device, trace=trace, batches=Batches(captured=(1, 2, 4, 8))
+        layers,
+        make_schedule(policy, **keys),
+        device=device,
+        trace=trace,
+        batches=Batches(captured=(1, 2, 4, 8)),
+        exact=Exact(device),
+        acceptance=Acceptance(),
     )
     monkeypatch.setattr(hooks, "_stage", stage)
     wrap_model(model, stage)

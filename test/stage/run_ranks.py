@@ -17,6 +17,8 @@ from sglang.srt.server_args import ServerArgs, set_global_server_args_for_schedu
 from served.all_to_all import gather
 from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.stage.acceptance import Acceptance
+from sglang_xshare.stage.exact import Exact
 from sglang_xshare.stage.forward import wrap_model, wrap_router
 from sglang_xshare.stage.frame import Slot
 from sglang_xshare.stage.gather import Ranks
@@ -73,7 +75,8 @@ def serve(case: Case, rank: int) -> dict[str, Any]:
     for router, layer in zip(routers, layers, strict=True):
         router.topk_config = layer.upstream
     ranks = Ranks(*find_rank(), EXPERTS, schedule.rows == "batch")
-    installed = hooks._stage = Stage(layers, schedule, device="cpu", batches=Batches(always_pad=True), ranks=ranks)
+    own = {"exact": Exact("cpu"), "acceptance": Acceptance(), "ranks": ranks}
+    installed = hooks._stage = Stage(layers, schedule, device="cpu", batches=Batches(always_pad=True), **own)
     wrap_model(model, installed)
     for router in routers:
         wrap_router(router, installed)

@@ -67,7 +67,7 @@ class Capturing:
         monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
         monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
 
-    def __call__(self, fits: Callable[[int], bool] | None = None) -> None:
+    def __call__(self, scheduler: Any = None, fits: Callable[[int], bool] | None = None) -> None:
         self.times += 1
         if self.failures:
             self.failures -= 1

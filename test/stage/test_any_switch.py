@@ -53,7 +53,7 @@ def find_faults(installed: Stage) -> list[str]:
     faults = []
     places = [(key, *place) for key, layers in installed.graphs.captured.items() for place in layers.items()]
     for key, layer, kept in places:
-        wanted, _ = installed.in_force.find(layer, key)
+        wanted = installed.in_force.find(layer, key).plan
         if key in installed.graphs.stale:
             assert not allows_graph(key.rows)
         elif kept.buffer is None:
@@ -136,7 +136,7 @@ def test_sizes_are_those_that_sglang_captures(attach, reporter, monkeypatch):
     assert not installed.in_force.batches.pad(36)
     assert switch(installed, schedule({"policy": "xshare", "k0": 1, "add": 6}), reporter, recaptures=False) is None
     [[kept]] = (layers.values() for layers in installed.graphs.captured.values())
-    wanted, _ = installed.in_force.find(installed.layers[0], StepKey("decode", 37))
+    wanted = installed.in_force.find(installed.layers[0], StepKey("decode", 37)).plan
     assert kept.buffer.values.tolist() == encode(wanted).tolist()
 
 

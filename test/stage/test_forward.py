@@ -50,12 +50,15 @@ def test_no_frame_outlives_its_forward(attach):
 
 def test_a_router_without_rows_selects_with_the_others_before_it_answers():
     order: list[Any] = []
+    layer = SimpleNamespace(join=lambda *args: order.append(args))
     router = SimpleNamespace(
-        topk_config="config", empty_topk_output=lambda *args, **kwargs: order.append((args, kwargs))
+        topk_config=SimpleNamespace(layer=layer),
+        empty_topk_output=lambda *args, **kwargs: order.append((args, kwargs)),
     )
-    wrap_router(router, SimpleNamespace(join=order.append))
+    ranks = SimpleNamespace(num_experts=32)
+    wrap_router(router, SimpleNamespace(device="cpu", in_force=SimpleNamespace(ranks=ranks)))
     router.empty_topk_output("cpu", layer_id=3)
-    assert order == ["config", (("cpu",), {"layer_id": 3})]
+    assert order == [(32, "cpu"), (("cpu",), {"layer_id": 3})]
 
 
 def test_a_router_that_sees_other_rows_than_the_step_is_refused_at_any_time(attach):

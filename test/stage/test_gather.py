@@ -1,15 +1,19 @@
 """The rows of ranks that each route their own: where they lie among those of all. Real ranks: `test_ranks.py`."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from sglang_xshare import Batch, build_plan
-from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.policies.schedule import Schedule, build_schedule
+from sglang_xshare.stage.acceptance import Acceptance
+from sglang_xshare.stage.exact import Exact
 from sglang_xshare.stage.gather import Gather, Ranks
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step, StepKey, read_key, read_step
-from sglang_xshare.stage.switch import make_next, needs_capture
+from sglang_xshare.stage.switch import make_again, make_next, needs_capture
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, Config, Model, bind, forward_batch, put_in_step
 from stage.ranks import Load
@@ -92,10 +96,15 @@ def test_a_router_with_other_rows_than_the_step_is_an_error():
         layer.collect(torch.zeros(4, EXPERTS))
 
 
+def start(schedule: Schedule | None, **options: Any) -> Stage:
+    """A stage of one layer."""
+    return Stage(bind(Model(1)), schedule, device="cpu", exact=Exact("cpu"), acceptance=Acceptance(), **options)
+
+
 @pytest.mark.parametrize("together", [True, False])
 def test_captured_sizes_are_counted_in_the_rows_that_ranks_select_among(together):
     """Those of all ranks, or those of one."""
-    stage = Stage(bind(Model(1)), None, device="cpu", ranks=Ranks(0, 2, 1, EXPERTS, together))
+    stage = start(None, ranks=Ranks(0, 2, 1, EXPERTS, together))
     asked = []
     stage._find_batches = lambda rows: asked.append(rows) or Batches((4,))
     stage._read_batches()
@@ -108,11 +117,8 @@ def test_captured_sizes_are_counted_in_the_rows_that_ranks_select_among(together
 )
 def test_captured_graphs_hold_what_ranks_gather(captured, rows, refused):
     """A switch to a schedule of other rows needs graphs anew; without any, ranks follow it."""
-    model = Model(1)
-    layers = bind(model)
     schedules = [build_schedule("xshare", {"k0": 1, "add": 2, "rows": name}, False) for name in ("batch", rows)]
-    ranks = Ranks(0, 2, 1, EXPERTS, True)
-    stage = Stage(layers, schedules[0], device="cpu", batches=Batches(captured), ranks=ranks)
+    stage = start(schedules[0], batches=Batches(captured), ranks=Ranks(0, 2, 1, EXPERTS, True))
     for size in captured:
         stage.graphs.capture(StepKey("decode", size), stage.in_force)
     if refused:
@@ -123,3 +129,24 @@ def test_captured_graphs_hold_what_ranks_gather(captured, rows, refused):
     needs_capture(stage, latter)
     stage.in_force = latter
     assert stage.in_force.ranks.together == (rows == "batch")
+
+
+@pytest.mark.parametrize("captured", [(4,), ()])
+def test_a_switch_of_rows_reads_the_sizes_in_the_new_unit(captured):
+    """Also without graphs, whose capture would read them; and a switch back to vanilla keeps both, and no capture."""
+    stage = start(None, batches=Batches(captured, most=8), ranks=Ranks(0, 2, 1, EXPERTS, True))
+    units = {"batch": Batches(captured, most=8), "rank": Batches(tuple(rows // 2 for rows in captured), most=4)}
+    stage._find_batches = units.__getitem__
+    vanilla = stage.in_force
+    for size in captured:
+        stage.graphs.capture(StepKey("decode", size), stage.in_force)
+    schedule = build_schedule("xshare", {"k0": 1, "add": 2, "rows": "rank"}, False)
+    stage.in_force = former = make_next(stage, schedule)
+    assert former.batches == units["rank"]
+    for again in (make_again(stage, vanilla), make_next(stage, None)):
+        assert not needs_capture(stage, again)
+        assert (again.ranks.together, again.batches) == (False, units["rank"])
+    stage.in_force = make_next(stage, build_schedule("xshare", {"k0": 1, "add": 2}, False))
+    assert stage.in_force.batches == units["batch"]
+    again = make_again(stage, former)
+    assert (again.ranks.together, again.batches) == (False, units["rank"])

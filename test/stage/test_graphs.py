@@ -56,11 +56,11 @@ def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, InForce,
 
 def run(graphs: Graphs, plans: InForce, layers: list[Layer], step: Step) -> None:
     """An eager step, which reads no buffer."""
-    layers[0].slot.frame = frame = Frame(step.key)
-    frame.running = running = Running([step] * len(layers), replace(plans, layers=layers).assign(step.key))
+    running = Running([step] * len(layers), replace(plans, layers=layers).assign(step.key))
+    layers[0].slot.frame = Frame(step.key, "policy", running)
     for layer, assignment in zip(layers, running.assignments, strict=True):
         plan = assignment.plan
-        assert (plan, assignment.buffer) == (plans.find(layer, step.key)[0], None)
+        assert (plan, assignment.buffer) == (plans.find(layer, step.key).plan, None)
         chosen = None if plan is None else layer.select(torch.zeros(step.rows, EXPERTS), plan)
         running.selections[layer.number] = chosen
     graphs.prepare(layers, step, running)
@@ -99,9 +99,9 @@ def test_numbers_are_written_for_every_layer_and_size():
     plans = make_plans(wanted)
     assert not graphs.find_misfits(plans)
     graphs.follow(plans)
-    opened = open_up(former.find(layers[0], StepKey("decode", 2))[0], layers[0].router)
+    opened = open_up(former.find(layers[0], StepKey("decode", 2)).plan, layers[0].router)
     for (layer_id, rows), numbers in read(graphs).items():
-        plan, _ = plans.find(layers[layer_id], StepKey("decode", rows))
+        plan = plans.find(layers[layer_id], StepKey("decode", rows)).plan
         # Two rows of top-4 want four experts beyond two each, as layer 0 has: the model's own routing, by numbers.
         assert (plan is None) == (layer_id == 0 and rows == 2)
         assert numbers == encode(plan or opened).tolist()
@@ -193,7 +193,7 @@ def test_vanilla_and_back_by_numbers_alone():
     vanilla = make_plans({"policy": "vanilla"})
     assert not graphs.find_misfits(vanilla)
     graphs.follow(vanilla)
-    opened = open_up(make_plans(TIGHT).find(layers[0], StepKey("decode", 16))[0], layers[0].router)
+    opened = open_up(make_plans(TIGHT).find(layers[0], StepKey("decode", 16)).plan, layers[0].router)
     assert set(map(tuple, read(graphs).values())) == {tuple(encode(opened).tolist())}
     assert not graphs.find_misfits(former)
     graphs.follow(former)
@@ -213,7 +213,7 @@ def test_captured_anew_after_a_switch_they_follow_as_before(wanted):
     graphs.follow(plans)
     numbers = read(graphs)
     for (layer_id, rows), plan in capture_anew(graphs, plans, layers).items():
-        assert plan is former.find(layers[layer_id], StepKey("decode", rows))[0]
+        assert plan is former.find(layers[layer_id], StepKey("decode", rows)).plan
     assert (read(graphs), graphs.selecting) == (numbers, selecting)
     for follower in (more, former):
         assert not graphs.find_misfits(follower)
@@ -230,7 +230,7 @@ def test_graphs_that_read_how_deep_drafts_are_go_on_asking(keys):
     plans, graphs = InForce(schedule, BATCHES), Graphs()
     for others in (plans, InForce(None, BATCHES)):
         [assignment] = graphs.capture(step.key, replace(others, layers=[layer]))
-        assert assignment.plan is plans.find(layer, step.key)[0]
+        assert assignment.plan is plans.find(layer, step.key).plan
         assert graphs.by_depth == plans.by_depth == bool(keys)
 
 
@@ -244,7 +244,7 @@ def test_an_estimate_is_written_where_a_plan_asks_for_one():
         return InForce(build_schedule("xshare", keys | more, speculative=True), BATCHES)
 
     def find(plans: InForce, layer: Layer) -> SelectionPlan:
-        plan, _ = plans.find(layer, step.key)
+        plan = plans.find(layer, step.key).plan
         assert plan is not None
         return plan
 
@@ -277,7 +277,7 @@ def test_what_an_eager_step_left_is_made_anew():
     graphs.follow(plans)
     run(graphs, plans, layers, Step("decode", 16, Batch()))
     record(graphs, plans, layers, 16)
-    assert read(graphs) == {(0, 16): encode(plans.find(layers[0], StepKey("decode", 16))[0]).tolist()}
+    assert read(graphs) == {(0, 16): encode(plans.find(layers[0], StepKey("decode", 16)).plan).tolist()}
 
 
 def test_what_an_eager_step_left_has_the_estimate_at_its_capture():
@@ -288,7 +288,7 @@ def test_what_an_eager_step_left_has_the_estimate_at_its_capture():
     plans = InForce(former.schedule.weigh(0.25), BATCHES)
     run(graphs, plans, layers, Step("decode", 16, Batch()))
     record(graphs, plans, layers, 16)
-    assert read(graphs) == {(0, 16): encode(plans.find(layers[0], StepKey("decode", 16))[0]).tolist()}
+    assert read(graphs) == {(0, 16): encode(plans.find(layers[0], StepKey("decode", 16)).plan).tolist()}
 
 
 def test_the_same_policy_at_another_estimate_is_no_other_for_graphs_without_numbers():

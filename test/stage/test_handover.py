@@ -88,12 +88,13 @@ def test_without_an_offer_upstream_answers():
 
 
 def test_what_is_offered_is_taken_once():
-    ids, untaken = make_ids(), {ROWS, 7}
+    ids, layer = make_ids(), object()
     made = align_pairs(ids)
-    handover.offer(Offer(ids, 9, made, untaken))
+    handover.offer(Offer(ids, 9, made, layer))
+    assert not handover.is_wanted(layer, ROWS)
     found, calls = align(ids, experts=9)
     assert find_problems(Alignment(*found), ids) == []
-    assert (calls, untaken) == (0, {7})
+    assert (calls, handover.is_wanted(layer, ROWS)) == (0, True)
     blocks = count_blocks(9, ids.numel())
     assert blocks < len(made.expert_ids), "programs for a block a pair would be launched"
     assert [len(one) for one in found] == [16 * blocks, blocks, 1]
@@ -113,10 +114,13 @@ def test_other_ids_get_upstreams_answer_and_leave_the_offer():
 
 
 def test_an_alignment_in_other_blocks_is_left():
-    ids, untaken = make_ids(40), {40}
-    handover.offer(Offer(ids, 9, align_pairs(ids), untaken))
+    ids, layer = make_ids(40), object()
+    handover.offer(Offer(ids, 9, align_pairs(ids), layer))
     found, calls = align(ids, 64, 9)
-    assert (calls, untaken, dict(handover.taken)) == (1, {40}, {"upstream": 1})
+    assert (calls, dict(handover.taken)) == (1, {"upstream": 1})
+    assert not handover.is_wanted(layer, 40)
+    assert handover.is_wanted(layer, 39)
+    assert handover.is_wanted(object(), 40)
     assert len(found[1]) == 160
     assert find_problems(Alignment(*found), ids, 64) == []
     assert handover._offer is None
@@ -146,8 +150,9 @@ def test_layers_can_be_kept_from_handing_over(aligns):
     handover.configure(prebuilt=False)
     layer = make_layer()
     route(layer)
-    assert (handover._offer, layer.untaken) == (None, set())
+    assert handover._offer is None
     handover.configure(prebuilt=True)
+    assert handover.is_wanted(layer, ROWS)
     assert align(route(layer))[1] == 0
 
 
@@ -186,20 +191,20 @@ def test_a_rank_that_keeps_its_own_rows_offers_nothing(aligns, monkeypatch):
     ids = route(layer)
     assert ids.shape == (ROWS, TOP_K)
     assert align(ids)[1] == 1
-    assert not layer.untaken
+    assert handover.is_wanted(layer, ROWS)
 
 
 def test_an_alignment_that_is_not_taken_is_not_written_again(aligns):
     """The runner has blocks of another size, or never calls `align`."""
     layer = make_layer()
     assert align(route(layer), 64)[1] == 1
-    assert layer.untaken == {ROWS}
+    assert not handover.is_wanted(layer, ROWS)
     assert align(route(layer))[1] == 1
     assert layer.running.selections[0] is not None
     assert layer.running.selections[0].alignment is None
-    layer.untaken.clear()
+    handover._untaken.clear()
     assert align(route(layer))[1] == 0
-    assert not layer.untaken
+    assert handover.is_wanted(layer, ROWS)
 
 
 def test_a_forward_leaves_no_offer(aligns, attach):

@@ -40,15 +40,15 @@ BIAS = torch.zeros(64)
         ({"scoring_func": "tanh"}, "scoring function 'tanh'"),
         (
             {"top_k": 9, "num_fused_shared_experts": 1},
-            r"1 fused shared experts in a router that is ungrouped \(softmax\), allowed",
+            r"1 fused shared experts in a router that is ungrouped \(softmax\); must be",
         ),
         (
             {"top_k": 9, "num_fused_shared_experts": 1, "renormalize": False, **GROUPED},
-            "1 fused shared experts in a router that is grouped, not renormalizing \\(softmax\\), allowed",
+            "1 fused shared experts in a router that is grouped, not renormalizing \\(softmax\\); must be",
         ),
         (
             {"top_k": 10, "num_fused_shared_experts": 2, **GROUPED},
-            "2 fused shared experts in a router that is grouped \\(softmax\\), allowed",
+            "2 fused shared experts in a router that is grouped \\(softmax\\); must be",
         ),
     ],
 )
@@ -89,7 +89,7 @@ def test_a_release_that_renormalizes_what_should_not_be_is_refused(monkeypatch):
     quirk = config(correction_bias=BIAS, renormalize=False, **GROUPED)
     assert not read_router(quirk).renormalize
     monkeypatch.setattr(stage_router, "renormalizes_biased_groups", lambda: True)
-    with pytest.raises(ValueError, match="grouped router with a bias that does not"):
+    with pytest.raises(ValueError, match="grouped router with a bias must renormalize"):
         read_router(quirk)
     assert read_router(config(correction_bias=BIAS, **GROUPED)).renormalize
 

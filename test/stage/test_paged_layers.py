@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from sglang_xshare import hooks
-from sglang_xshare.stage.in_force import InForce
 from sglang_xshare.stage.paged import SlotsExceeded
 from sglang_xshare.stage.record.counters import Reader
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch
@@ -180,7 +179,7 @@ def test_waves_take_the_others_and_both_keep_one_state(monkeypatch, model):
 def test_a_broken_bound_drops_an_expert_and_stops_the_server(monkeypatch, model):
     """Nothing but the counter tells: SGLang goes on with a wrong answer."""
     stage = put(monkeypatch, model, k0=3, add=4)
-    monkeypatch.setattr(InForce, "fit", lambda *place: True)
+    monkeypatch.setattr("sglang_xshare.policies.bounds.fits_slots", lambda *place: True)
     assert decode(model, 0, 40) == "device_executor"
     assert model.worst > 0.1
     with pytest.raises(SlotsExceeded):

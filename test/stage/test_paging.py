@@ -81,7 +81,7 @@ def test_observe_tells_what_a_plan_would_have_paged_in_from_the_same_state(monke
     assert [interval.page_ins for interval in observed] == kept
     assert {interval.page_ins_before for interval in observed} == {model.before}
     assert all(0 < count < model.before for count in kept)
-    text = stage.reports.log(stage.in_force)
+    text = stage.reports.log()
     assert f"page-ins: {model.before / 12 / LAYERS:.1f}, batch size" in text
     assert f"(page-ins {kept[0] / 12 / LAYERS:.1f}, kept mass" in text
 
@@ -92,7 +92,7 @@ def test_where_all_experts_have_slots_nothing_is_paged(monkeypatch):
     assert plain.paged is None
     decode(model := PagedModel(slots=EXPERTS), 0, 4)
     assert all(routed is None for routed in model.routed)  # of another model
-    assert "page-ins" not in plain.reports.log(plain.in_force)
+    assert "page-ins" not in plain.reports.log()
 
 
 def test_all_experts_fit_in_a_step_where_all_have_slots(monkeypatch):
@@ -133,7 +133,7 @@ def test_what_fits_is_known_by_the_plan(monkeypatch, policy, keys, most):
     stage = put(monkeypatch, model, policy, **keys)
     schedule = stage.in_force.schedule
     for rows in range(1, 20):
-        found = all(stage.in_force.fit(layer, StepKey("decode", rows)) for layer in stage.layers)
+        found = stage.in_force.fit(StepKey("decode", rows))
         assert found == fits(schedule, rows, TOP_K, EXPERTS, SLOTS)
         if rows <= most + 1:
             assert found == (rows <= most)

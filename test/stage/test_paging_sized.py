@@ -21,10 +21,10 @@ def test_slots_that_sglang_sizes_after_the_model_has_loaded_are_those_of_its_ste
     (method, *_), (layer, *_) = model.paging, stage.layers
     key = StepKey("decode", 4)
     assert not stage.fits_slots(method)
-    assert not stage.in_force.fit(layer, key), "nothing is known to fit"
+    assert not stage.in_force.fit(key), "nothing is known to fit"
     for paging in model.paging:
         paging.num_resident = SLOTS
-    assert stage.in_force.fit(layer, key)
+    assert stage.in_force.fit(key)
     assert stage.paged.residents.slots == SLOTS
     plan = stage.in_force.schedule.plan(0, 4)
     for step in range(6):
@@ -42,10 +42,10 @@ def test_a_plan_found_before_the_slots_are_sized_is_found_anew(monkeypatch):
         paging.num_resident = None
     stage = put(monkeypatch, model, k0=1, add=24)
     layer, key = stage.layers[0], StepKey("decode", 2)
-    assert stage.in_force.find(layer, key)[1] is None
+    assert stage.in_force.find(layer, key).reason is None
     for paging in model.paging:
         paging.num_resident = SLOTS
-    assert stage.in_force.find(layer, key) == (None, "unchanged")
+    assert stage.in_force.find(layer, key).reason == "unchanged"
 
 
 def test_a_step_before_the_slots_are_sized_has_no_number_of_them(monkeypatch):
@@ -65,7 +65,7 @@ def test_slots_that_come_to_all_experts_page_nothing(monkeypatch):
     stage = put(monkeypatch, model, **PUBLISHED)
     for paging in model.paging:
         paging.num_resident = EXPERTS
-    assert stage.in_force.fit(stage.layers[0], StepKey("decode", 32))
+    assert stage.in_force.fit(StepKey("decode", 32))
     decode(model, 0, 8)
     interval = Reader(stage.acting.counters).read()
     assert interval.page_ins <= interval.page_ins_before

@@ -83,7 +83,8 @@ def test_a_process_without_a_scheduler_reports_at_its_end(attach, tmp_path, capl
 
 def finish(installed: Any, batch: Any) -> None:
     """A forward of the model runner, launched and over."""
-    installed.end_forward(installed.begin_forward(batch), batch)
+    installed.begin_forward(batch)
+    installed.end_forward(batch)
     installed.slot.frame = None
 
 
@@ -142,7 +143,7 @@ def test_a_server_without_data_parallel_attention_publishes_with_its_log_alone(a
 
 def test_what_ranks_have_compared_is_exported_once(attach):
     _, installed, _ = serve(attach)
-    installed.reports.agreement = agreement = Agreement(2, "cpu")
+    installed.agreement = agreement = Agreement(2, "cpu")
     exported: list[Counter[str]] = []
 
     def export(group: str, part: Any, labels: dict[str, str]) -> None:

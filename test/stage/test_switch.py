@@ -11,6 +11,8 @@ import torch
 from prometheus_client import REGISTRY
 
 from sglang_xshare import Batch, Router, build_plan, hooks, select
+from sglang_xshare.stage.acceptance import Acceptance
+from sglang_xshare.stage.exact import Exact
 from sglang_xshare.stage.forward import wrap_model
 from sglang_xshare.stage.placement import Placement
 from sglang_xshare.stage.stage import Stage
@@ -152,7 +154,7 @@ def test_ranks_are_counted_wherever_experts_are(attach, reporter):
     layers = installed.layers
     for layer in layers:
         layer.placement = placement
-    installed = Stage(layers, schedule(PLANS[0]), device="cpu")
+    installed = Stage(layers, schedule(PLANS[0]), device="cpu", exact=Exact("cpu"), acceptance=Acceptance())
     hooks._stage = installed
     del model.forward
     wrap_model(model, installed)

@@ -1,10 +1,12 @@
-"""Graphs that are captured again by SGLang's own function, where experts are paged only those that fit their slots."""
+"""Graphs that are captured again by SGLang's own function: those of all draft widths, and where experts are paged only
+those that fit their slots.
+"""
 
 from types import SimpleNamespace
 
 import pytest
 
-from sglang_xshare.upstream.graphs import capture_again
+from sglang_xshare.upstream.graphs import capture_again, list_sizes
 
 
 class Runner:
@@ -14,13 +16,35 @@ class Runner:
         self.decode = SimpleNamespace(bs=[1, 2, 4])
         self.captured: list[list[int]] = []
         self.error = error
+        self.decode_cuda_graph_runner: object | None = object()
         graph = SimpleNamespace(cuda_graph_config=SimpleNamespace(decode=self.decode))
         monkeypatch.setattr("sglang.srt.runtime_context.get_exec", lambda: SimpleNamespace(graph=graph))
 
     def init_decode_cuda_graph(self) -> None:
+        self.decode_cuda_graph_runner = None
         self.captured.append(self.decode.bs)
         if self.error is not None:
             raise self.error
+        self.decode_cuda_graph_runner = object()
+
+
+class Worker:
+    """SGLang's worker of drafts that adapt: each of its `states` has its own graphs, `steps` is the width in use."""
+
+    def __init__(self, runner: Runner, widths: tuple[int, ...], steps: int) -> None:
+        self.runner, self.speculative_num_steps = runner, steps
+        states = {width: SimpleNamespace(width=width, target_graph_runner=object()) for width in widths}
+        runner.decode_cuda_graph_runner = states[steps].target_graph_runner
+        self.adaptive_controller = SimpleNamespace(_states=states)
+
+    @property
+    def states(self) -> dict[int, SimpleNamespace]:
+        return self.adaptive_controller._states
+
+    def apply_runtime_state(self, state: SimpleNamespace) -> None:
+        if state.width != self.speculative_num_steps:
+            self.speculative_num_steps = state.width
+            self.runner.decode_cuda_graph_runner = state.target_graph_runner
 
 
 @pytest.mark.parametrize(
@@ -35,7 +59,7 @@ class Runner:
 )
 def test_sizes_that_fit_are_captured(fits, sizes, monkeypatch):
     runner = Runner(monkeypatch)
-    capture_again(runner, fits)
+    capture_again(runner, SimpleNamespace(draft_worker=None), fits)
     assert runner.captured == [sizes]
     assert runner.decode.bs == [1, 2, 4]
 
@@ -43,5 +67,53 @@ def test_sizes_that_fit_are_captured(fits, sizes, monkeypatch):
 def test_a_capture_that_fails_keeps_the_sizes(monkeypatch):
     runner = Runner(monkeypatch, RuntimeError("out of memory"))
     with pytest.raises(RuntimeError, match="out of memory"):
-        capture_again(runner, lambda size: size == 1)
+        capture_again(runner, SimpleNamespace(), lambda size: size == 1)
     assert runner.decode.bs == [1, 2, 4]
+
+
+def test_the_graphs_of_every_width_are_captured_and_the_width_in_use_stays(monkeypatch):
+    runner = Runner(monkeypatch)
+    worker = Worker(runner, (2, 0, 1), steps=0)
+    former = {state.target_graph_runner for state in worker.states.values()}
+    widths: list[int] = []
+    capture = runner.init_decode_cuda_graph
+
+    def note() -> None:
+        assert all(state.target_graph_runner is None for state in worker.states.values()), "memory is freed first"
+        widths.append(worker.speculative_num_steps)
+        capture()
+
+    runner.init_decode_cuda_graph = note
+    capture_again(runner, SimpleNamespace(draft_worker=worker), lambda size: size < 3)
+    assert widths == [2, 1, 0]
+    assert runner.captured == [[1, 2]] * 3
+    assert worker.speculative_num_steps == 0
+    assert runner.decode_cuda_graph_runner is worker.states[0].target_graph_runner
+    latter = {state.target_graph_runner for state in worker.states.values()}
+    assert len(latter) == 3
+    assert not latter & former
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_failure_leaves_no_width_a_graph_of_another_policy(failing, monkeypatch):
+    runner = Runner(monkeypatch)
+    worker = Worker(runner, (0, 1, 2), steps=1)
+    capture = runner.init_decode_cuda_graph
+
+    def fail() -> None:
+        runner.error = RuntimeError("out of memory") if worker.speculative_num_steps == failing else None
+        capture()
+
+    runner.init_decode_cuda_graph = fail
+    with pytest.raises(RuntimeError, match="out of memory"):
+        capture_again(runner, SimpleNamespace(draft_worker=worker))
+    assert worker.speculative_num_steps == 1
+    assert runner.decode_cuda_graph_runner is None
+    assert {state.target_graph_runner for state in worker.states.values()} == {None}
+
+
+def test_without_graphs_no_size_is_captured():
+    """SGLang's own list is not there then, and a switch may need the sizes."""
+    assert list_sizes(None, SimpleNamespace(device="cpu", cuda_graph_config=None)) == []
+    off = SimpleNamespace(decode=SimpleNamespace(backend="disabled", bs=None))
+    assert list_sizes(None, SimpleNamespace(device="cuda", cuda_graph_config=off)) == []

@@ -2,7 +2,7 @@
 
 PATH = "/expert_policy"
 METHOD = "expert_policy"
-"""What marks the control message of upstream's that carries a question of ours."""
+"""The method of the control messages that carry our questions to SGLang's schedulers."""
 ADDED = (
     "in_force",
     "plan_hash",
@@ -19,7 +19,7 @@ ADDED = (
     "recaptured",
     "recapture_seconds",
 )
-"""Fields of an answer beside the policy and its keys. A POST may send them back; only `trial` of them is read."""
+"""Fields of an answer beside the policy and its keys. A POST may contain them; only `trial` is read."""
 ASKED = ("after", "recapture")
 """Fields of a POST beside the policy."""
 FAULT = {"fault": True}

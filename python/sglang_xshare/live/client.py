@@ -1,4 +1,4 @@
-"""A running server by its URL: what the subcommands ask of it, and in one line why it does not answer."""
+"""A client of a running server: the requests of the subcommands, and one line if the server does not answer."""
 
 import argparse
 import ipaddress
@@ -17,9 +17,9 @@ import orjson
 from . import COUNTING_PERIOD, PATH
 
 API_KEY, ADMIN_API_KEY = "SGLANG_API_KEY", "SGLANG_ADMIN_API_KEY"
-"""The environment variables of --api-key's and --admin-api-key's defaults."""
+"""The environment variables with the defaults of --api-key and --admin-api-key."""
 TIMEOUT = 60.0
-"""Seconds: a scheduler answers between two steps, of which a long prefill can be one."""
+"""Seconds: a scheduler answers between two steps, and a long prefill is one step."""
 SWITCH_TIMEOUT = 1800.0
 """The same for a switch, which may capture all CUDA graphs again; twice, if the first capture fails."""
 SERVER = "uvicorn"
@@ -27,7 +27,7 @@ SERVER = "uvicorn"
 
 
 class PolicyError(RuntimeError):
-    """Why nothing was told or changed, in one line. `status` is that of the server's answer, None without one."""
+    """A failed request, in one line. `status` is the HTTP status of the server's answer, None without an answer."""
 
     def __init__(self, line: str, status: int | None = None) -> None:
         super().__init__(" ".join(line.split()))
@@ -35,7 +35,7 @@ class PolicyError(RuntimeError):
 
 
 def add_server(parser: argparse.ArgumentParser, needs: str, admin: bool = True) -> None:
-    """Add a server's URL with its flags, --api-key, and --admin-api-key for a subcommand that changes what it does."""
+    """Add a server's URL, --api-key, and, for a subcommand that changes the server, --admin-api-key."""
     parser.add_argument("url", metavar="URL", help=f"of a server with {needs}, such as http://127.0.0.1:30000")
     parser.add_argument("--api-key", metavar="KEY", help=f"the server's (default: ${API_KEY})")
     if admin:
@@ -44,14 +44,14 @@ def add_server(parser: argparse.ArgumentParser, needs: str, admin: bool = True) 
 
 
 def find_keys(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
-    """The API key and the admin key, by flag or environment; None for one that is not given."""
+    """Return (the API key, the admin key), by flag or environment; None for a key that is not given."""
     admin = getattr(arguments, "admin_api_key", None)
     return arguments.api_key or os.environ.get(API_KEY), admin or os.environ.get(ADMIN_API_KEY)
 
 
 class Client:
-    """Asks one server: changes with the admin key where one is given, all else with the API key. Methods raise
-    `PolicyError` for a refusal, and where no server answers.
+    """A client of one server. It sends changes with the admin key, if this is given, and other requests with the API
+    key. Methods raise `PolicyError` if the server refuses or does not answer.
     """
 
     def __init__(self, url: str, api_key: str | None = None, admin_api_key: str | None = None) -> None:
@@ -60,7 +60,7 @@ class Client:
         except ValueError:  # a port beyond 65535
             is_url = False
         if not is_url:
-            raise PolicyError(f"{url}: no URL; allowed is one such as http://127.0.0.1:30000, its port 1 to 65535")
+            raise PolicyError(f"{url}: no URL; it must be one such as http://127.0.0.1:30000, its port 1 to 65535")
         self.url = url.rstrip("/")
         self._key, self._admin_key = api_key, admin_api_key or api_key
         self._proxy = find_proxy(url)
@@ -69,8 +69,8 @@ class Client:
         self._answered_by = ""
 
     def get_policy(self) -> dict[str, Any]:
-        """Return what GET /expert_policy answers, with counters that are no older than this call: if another client has
-        asked less than `COUNTING_PERIOD` seconds ago, wait for the rest of that time and ask again.
+        """Return the answer to GET /expert_policy, with counters that are no older than this call: if the server has
+        read them less than `COUNTING_PERIOD` seconds ago, wait for the rest of that time and send GET again.
         """
         answer = self._check(self.ask(PATH))
         if ago := answer.get("counted_ago"):
@@ -79,17 +79,17 @@ class Client:
         return answer
 
     def set_policy(self, policy: dict[str, Any]) -> dict[str, Any]:
-        """What POST /expert_policy answers."""
+        """Return the answer to POST /expert_policy."""
         return self._check(self.ask(PATH, policy, SWITCH_TIMEOUT, admin=True))
 
     def flush(self) -> None:
-        """Forget cached prompts: they hold keys and values that another policy computed."""
+        """Flush the server's cache of prompts, whose keys and values were computed under another policy."""
         self.read("/flush_cache", {}, admin=True)
 
     def ask(
         self, path: str, body: dict[str, Any] | None = None, timeout: float = TIMEOUT, *, admin: bool = False
     ) -> Any:
-        """The JSON that the server answers to GET, or to POST of a body; `admin` for a route of its admin key."""
+        """Return the JSON answer to GET, or to POST of a body. `admin` marks a route that takes the admin key."""
         text = self.read(path, body, timeout, admin=admin)
         try:
             return orjson.loads(text)
@@ -100,11 +100,11 @@ class Client:
     def read(
         self, path: str, body: dict[str, Any] | None = None, timeout: float = TIMEOUT, *, admin: bool = False
     ) -> bytes:
-        """What the server answers, as it is."""
+        """Return the server's answer as bytes."""
         try:
             data = None if body is None else orjson.dumps(body)
         except TypeError as error:  # an integer beyond 64 bits
-            raise PolicyError(f"{self.url}: cannot be sent: {error}; allowed are numbers of 64 bits") from None
+            raise PolicyError(f"{self.url}: cannot be sent: {error}; integers must have at most 64 bits") from None
         headers, key = {"Content-Type": "application/json"}, self._admin_key if admin else self._key
         if key:
             headers["Authorization"] = f"Bearer {key}"
@@ -157,10 +157,10 @@ def _describe_proxy(proxy: str | None) -> str:
 
 def _explain(error: HTTPError, admin: bool) -> str:
     if error.code in (401, 403):
-        key = "--admin-api-key with the server's, or --api-key where it has none" if admin else "the server's --api-key"
-        return f"{error.code}: no permission; allowed is {key}"
+        key = "--admin-api-key, or --api-key for a server without an admin key," if admin else "--api-key"
+        return f"{error.code}: no permission; {key} must be the server's"
     if error.code == 404:
-        return "404: no such route; allowed is a server with this package and its patches"
+        return "404: no such route; the server must have this package and its patches"
     try:
         text = error.read()
     except (OSError, HTTPException):
@@ -168,7 +168,7 @@ def _explain(error: HTTPError, admin: bool) -> str:
     try:
         answer = orjson.loads(text)
         told = answer.get("error", answer.get("message"))
-        # SGLang's own routes answer {"error": {"message": ...}}, ours {"error": ...}.
+        # SGLang's own routes answer {"error": {"message": ...}}, our routes {"error": ...}.
         told = told.get("message", told) if isinstance(told, dict) else told
     except (ValueError, AttributeError):
         told = None

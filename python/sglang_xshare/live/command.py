@@ -1,4 +1,4 @@
-"""The subcommand `policy`: what a running server's expert policy is, and another one in its place."""
+"""The subcommand `policy`: print a running server's expert policy, or switch to another policy."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .client import Client, add_server, find_keys
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `policy get` and `policy set`."""
-    description = "tell or switch the expert policy of a running server"
+    description = "print or switch the expert policy of a running server"
     parser = subparsers.add_parser("policy", help=description, description=description)
     actions = parser.add_subparsers(required=True, metavar="get|set")
-    for name, help in (("get", "the policy in force, its limits and counters"), ("set", "switch it between two steps")):
+    for name, help in (("get", "the active policy, its limits and counters"), ("set", "switch between two steps")):
         action = actions.add_parser(name, help=help, description=help)
         add_server(action, "--expert-policy", admin=name == "set")
         if name == "set":
@@ -55,7 +55,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def read_policy(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The body of a POST. Raises ValueError for a policy or a file that could not be sent."""
+    """Return the body of a POST. Raises ValueError for a policy or a file that cannot be sent."""
     body: dict[str, Any] = {}
     if arguments.policy:
         name, keys = parse_policy(arguments.policy)
@@ -65,30 +65,30 @@ def read_policy(arguments: argparse.Namespace) -> dict[str, Any]:
     for part in (config, by_default):
         for key in body.keys() & part.keys():
             both = f"{as_json(body[key])} and {as_json(part[key])}"
-            raise ValueError(f"{key} = {both}: allowed is one of the two for a key")
+            raise ValueError(f"{key} = {both}: must be given once")
         body |= part
     if "policy" not in body:
-        raise ValueError("no policy; allowed is one such as xshare:k0=1,add=6, or --config with a key policy")
+        raise ValueError("no policy; give one such as xshare:k0=1,add=6, or --config with a key policy")
     return body
 
 
 def print_answer(answer: dict[str, Any]) -> None:
-    """The plan in force as a table of its keys, then what it did since it is in force."""
+    """Print the active policy as a table of its keys, then the counts since the last switch."""
     console = open_console()
     table = Table("key", "value", "")
-    # A word of `mass` that was given, such as "fast", is in force as overrides by rows too.
+    # A word of `mass`, such as "fast", stands for overrides by rows too, which the user has given by that word.
     overridden = {key for override in answer["in_force"].get("overrides", ()) for key in override}
     given = {*answer, "overrides"} if answer.keys() & overridden else {*answer}
     for key, value in answer["in_force"].items():
         if key == "overrides" and not value:
             continue
         text = value if isinstance(value, str) else json.dumps(value)
-        estimate = answer.get("estimated_acceptance")  # None where a step verifies one token, which is no draft
+        estimate = answer.get("estimated_acceptance")  # None without drafts
         if (key, value) == ("acceptance", AUTO) and estimate is not None:
             text += f", now {estimate:.3f}"
         table.add_row(key, text, "" if key in given else "default")
     console.print(table)
-    trial = ", a trial of a search that will put another back" if answer.get("trial") else ""
+    trial = ", a trial of a search, which will restore another policy" if answer.get("trial") else ""
     plan = f"plan {answer.get('plan_hash', '-')}{trial}"
     console.print(f"{plan}; {describe_since(answer)}")
     limits = answer["limits"]
@@ -97,6 +97,6 @@ def print_answer(answer: dict[str, Any]) -> None:
 
 
 def describe_since(answer: dict[str, Any]) -> str:
-    """What the plan in force did, as the decode log says it."""
+    """Return the counts since the last switch, in the words of the decode log."""
     since = {one.name: answer["since_switch"].get(one.name, one.default) for one in fields(Interval)}
     return f"switches: {answer['switches']}; since the last: {format_log(Interval(**since)).removeprefix(', ')}"

@@ -162,10 +162,10 @@ class Control:
                 logger.warning("--expert-policy %s: %s", part.policy, reason)
 
     def _read(self, body: Mapping[str, Any]) -> Schedule | None:
-        """The schedule, None for vanilla."""
+        """Return the schedule of a POST, None for vanilla. Raises ValueError for a policy that is no policy."""
         keys = {name: value for name, value in body.items() if name not in (*ADDED, *ASKED)}
         if "policy" not in keys:
-            raise ValueError('policy is missing: allowed is an object such as {"policy": "xshare", "k0": 1, "add": 6}')
+            raise ValueError('policy is missing; send an object such as {"policy": "xshare", "k0": 1, "add": 6}')
         name = keys.pop("policy")
         if name in (None, "none"):
             name = "vanilla"
@@ -173,11 +173,11 @@ class Control:
         return build_schedule(name, keys, speculative, pages=pages_experts(self.server_args))
 
     def _check(self, schedule: Schedule | None, requests: int | None) -> list[str]:
-        """Warnings, as a server that starts with this schedule has. Raises ValueError where it would be refused."""
+        """Return the warnings of a server that starts with this schedule. Raises ValueError if the start is refused."""
         config = resolved(self.server_args)
         if attention_dp_size(config) > 1 and config.enable_dp_attention_local_control_broadcast:
             flag = "--enable-dp-attention-local-control-broadcast"
-            raise ValueError(f"{flag}: ranks would switch at different steps; allowed is off")
+            raise ValueError(f"{flag}: ranks would switch at different steps; must be off")
         check_observed(schedule)
         if schedule is None:
             return []
@@ -208,7 +208,7 @@ class Control:
         return counts | {"counted_ago": now - at}
 
     def _count(self, reader: Reader) -> dict[str, Any]:
-        """What was counted since a reader's last look, in all and by MoE layer. Waits for the device."""
+        """Return the counts since a reader's last read, in all and by MoE layer. Wait for the device."""
         interval, rows = reader.look()
         names = self.stage.acting.counters.names
         layers = [
@@ -225,7 +225,7 @@ def find_limit(scheduler: Any) -> int | None:
 
 
 def handle(control: Control | None, scheduler: Any, request: Any) -> Any:
-    """Upstream's answer to a control message with a question of ours. Never raises: a scheduler must not end by it."""
+    """Return upstream's answer to a control message of ours. Never raise, because that would end the scheduler."""
     from sglang.srt.managers.io_struct import DumperControlReqOutput
 
     try:

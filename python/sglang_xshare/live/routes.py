@@ -1,6 +1,6 @@
-"""GET and POST /expert_policy, in the server's process. What they ask goes to every scheduler by a control message of
-upstream's, which each broadcasts to its ranks: all handle it between the same two steps. Who may ask for an answer may
-read the policy; who may administer the server, switch it.
+"""GET and POST /expert_policy, in the server's process. Each sends a control message of upstream's to every scheduler,
+which broadcasts the message to its ranks: all ranks handle it between the same two steps. GET takes the key of
+`/generate`, POST the key of routes that administer the server.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from .replicas import Refusal, Replicas
 
 
 def add_routes(app: FastAPI, find_manager: Callable[[], Any]) -> None:
-    """Add both routes. `find_manager` returns upstream's TokenizerManager, once the server has one."""
+    """Add both routes. `find_manager` returns upstream's TokenizerManager, which exists when a request arrives."""
     replicas = Replicas(find_manager)
 
     @app.get(PATH)
@@ -37,7 +37,7 @@ def add_routes(app: FastAPI, find_manager: Callable[[], Any]) -> None:
 
 async def _answer(question: Coroutine[Any, Any, dict[str, Any]]) -> Response:
     try:
-        # A cancelled handler must not leave a switch half made, nor schedulers' answers to the next question.
+        # A cancelled handler would leave a switch half made, and the next request would get the schedulers' answers.
         return JSONResponse(await asyncio.shield(question))
     except Refusal as refusal:
         return _refuse(str(refusal), refusal.status)

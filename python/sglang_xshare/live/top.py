@@ -1,4 +1,4 @@
-"""The subcommand `top`: a running server's policy at work, drawn anew every few seconds."""
+"""The subcommand `top`: a view of a running server's policy, updated every few seconds."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ METRICS = "/metrics"
 SPEED, ACCEPTED = "sglang:gen_throughput", "sglang:spec_accept_length"
 RUNNING, QUEUED = "sglang:num_running_reqs", "sglang:num_queue_reqs"
 HEADER = 13
-"""Lines of a terminal that layers do not get; a plan may take several."""
+"""Lines of a terminal above the layers; a plan may take several."""
 BAR = 10
-"""Columns: three tables stand side by side in 160."""
+"""Columns of a bar: three tables of layers fit in 160 columns."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """One answer of the server: to GET /expert_policy, and its gauges by name and replica; `time` in seconds."""
+    """One look at a server: its answer to GET /expert_policy, its gauges by name with one value for each replica, and
+    the `time` in seconds.
+    """
 
     answer: dict[str, Any]
     gauges: dict[str, list[float]]
@@ -41,42 +43,46 @@ class Look:
 
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """What each MoE layer has counted since the plan is in force."""
+        """The counts of each MoE layer since the last switch."""
         return list(self.answer["since_switch"]["by_layer"])
 
 
 def look(client: Client) -> Look:
-    """Ask a server. Raises `PolicyError` where it is gone, has no policy or no metrics, or refuses to tell."""
+    """Return a look at a server. Raises `PolicyError` if there is no answer, a refusal, no policy, or no metrics."""
     answer = client.get_policy()
     if "by_layer" not in (answer.get("since_switch") or {}):
-        raise PolicyError(f"{client.url}: it tells nothing by layer; allowed is a server with this package's version")
+        raise PolicyError(
+            f"{client.url}: the answer has no counts by layer; the server must have this package's version"
+        )
     try:
         text = client.read(METRICS).decode(errors="replace")
     except PolicyError as error:
         if error.status != 404:
             raise
-        raise PolicyError(f"{client.url}: no {METRICS}; allowed is a server with --enable-metrics", 404) from None
+        raise PolicyError(f"{client.url}: no {METRICS}; the server must have --enable-metrics", 404) from None
     return Look(answer, read_gauges(text), time.monotonic())
 
 
 def read_gauges(text: str) -> dict[str, list[float]]:
-    """The gauges of a frame, a value a replica, from prometheus's text. Raises `PolicyError` for what is none."""
+    """Return the gauges of a frame, with one value for each replica, from prometheus's text. Raises `PolicyError` for
+    other text.
+    """
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[str, dict[str, float]] = {name: {} for name in (SPEED, ACCEPTED, RUNNING, QUEUED)}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples if family.name in found else ():
-                # Ranks of one replica may each export the same.
+                # Each rank of a replica may export the same gauge.
                 replica = sample.labels.get("dp_rank", "")
                 found[family.name][replica] = max(sample.value, found[family.name].get(replica, 0.0))
     except (ValueError, IndexError) as error:
-        raise PolicyError(f"{METRICS}: no metrics ({error}); allowed is an SGLang server") from None
+        raise PolicyError(f"{METRICS}: no metrics ({error}); the server must be SGLang's") from None
     return {name: list(values.values()) for name, values in found.items()}
 
 
 def subtract(now: Look, before: Look) -> list[dict[str, Any]] | None:
-    """What each layer has counted between two looks; None where the earlier one was at another plan or server."""
+    """Return the counts of each layer between two looks; None if the policy or the server changed in between."""
     latter, former = ([(one["layer"], *one) for one in at.layers] for at in (now, before))
     if now.answer["switches"] != before.answer["switches"] or latter != former:
         return None
@@ -87,7 +93,7 @@ def subtract(now: Look, before: Look) -> list[dict[str, Any]] | None:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `top`."""
-    description = "watch a running server's policy: active experts and kept mass by layer, speed, the plan in force"
+    description = "watch a running server's policy: active experts and kept mass by layer, speed, the active policy"
     parser = subparsers.add_parser("top", help=description, description=description)
     add_server(parser, "--expert-policy and --enable-metrics", admin=False)
     span, text = between(0.1, 3600, what="a number of seconds"), "between two looks (default: 2)"
@@ -97,7 +103,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _run(arguments: argparse.Namespace) -> int:
     client, console = Client(arguments.url, *find_keys(arguments)), open_console()
-    before, now = None, look(client)  # what refuses does so before a terminal is taken
+    before, now = None, look(client)  # a refusal is printed before the terminal is cleared
     if not console.is_terminal:
         console.print(draw(client.url, now, None, len(now.layers)))
         return 0
@@ -109,16 +115,16 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def draw(url: str, now: Look, before: Look | None, lines: int) -> RenderableType:
-    """A frame, with at most so many layers one below the other: of what happened since the look `before`, else since
-    the plan is in force. Speed (tokens/s), of replicas together, and accepted length (tokens a verification), their
-    mean, are SGLang's gauges of its last log interval.
+    """Return a frame of the counts since the look `before`, or without it since the last switch. A column has at most
+    `lines` layers. Speed, the sum over replicas in tokens/s, and accepted length, their mean in tokens per
+    verification, are SGLang's gauges of its last log interval.
     """
     answer, gauges = now.answer, now.gauges
     plan = {name: value for name, value in answer["in_force"].items() if value is not None and value != []}
     keys = ", ".join(f"{name}={json.dumps(value)}" for name, value in plan.items() if name != "policy")
     speed = sum(gauges[SPEED]) if gauges[SPEED] else None
     verified = [length for length in gauges[ACCEPTED] if length]
-    told = f"{_number(speed, 1)} tokens/s, accepted length {_number(mean(verified) if verified else None, 2)}"
+    speeds = f"{_number(speed, 1)} tokens/s, accepted length {_number(mean(verified) if verified else None, 2)}"
     start = "the last switch" if answer["switches"] else "the server's start"
     layers, span = now.layers, f"since {start}"
     if before and (latest := subtract(now, before)):
@@ -126,7 +132,7 @@ def draw(url: str, now: Look, before: Look | None, lines: int) -> RenderableType
     return Group(
         Text(f"{url}: {plan['policy']}, plan {answer['plan_hash']}", style="bold"),
         Text(keys, style="dim"),
-        Text(f"{told}; {sum(gauges[RUNNING]):.0f} running, {sum(gauges[QUEUED]):.0f} queued"),
+        Text(f"{speeds}; {sum(gauges[RUNNING]):.0f} running, {sum(gauges[QUEUED]):.0f} queued"),
         Text(describe_since(answer)),
         *([Text(describe_depths(answer["draft_depth"]))] if "draft_depth" in answer else []),
         Text(f"Active experts of a step by layer, {span}:"),
@@ -134,11 +140,11 @@ def draw(url: str, now: Look, before: Look | None, lines: int) -> RenderableType
     )
 
 
-def describe_depths(told: dict[str, Any]) -> str:
-    """Return a line on `draft_depth` of GET /expert_policy: depth, tokens and step time of each batch size."""
+def describe_depths(depths: dict[str, Any]) -> str:
+    """Return one line with the depth, tokens and step time of each batch size: `draft_depth` of GET /expert_policy."""
     sizes = [
         f"{one['batch_size']}: {one['depth']} ({one['tokens']:.2f} tokens in {_number(one['ms'], 1)} ms)"
-        for one in told["batch_sizes"]
+        for one in depths["batch_sizes"]
     ]
     return f"Draft depth by batch size: {', '.join(sizes) or '-'}"
 

@@ -39,12 +39,12 @@ def wrap_runner(model_runner: Any, stage: Stage) -> None:
     @functools.wraps(forward)
     def forward_and_record(*args: Any, **kwargs: Any) -> Any:
         forward_batch = kwargs["forward_batch"] if "forward_batch" in kwargs else args[0]
-        frame = stage.begin_forward(forward_batch)
+        stage.begin_forward(forward_batch)
         try:
             output = forward(*args, **kwargs)
+            recorded = stage.end_forward(forward_batch)
         finally:
             stage.slot.frame = None
-        recorded = stage.end_forward(frame, forward_batch)
         compare_ranks(stage)
         logits_output = getattr(output, "logits_output", None)
         if recorded is not None and logits_output is not None:
@@ -55,11 +55,15 @@ def wrap_runner(model_runner: Any, stage: Stage) -> None:
 
 
 def wrap_router(router: Any, stage: Stage) -> None:
-    """Let an upstream `TopK` without rows, whose answer is empty, select with the other ranks."""
+    """Let an upstream `TopK` without rows, whose answer is empty, select with the other ranks, which wait for this
+    rank's part of the gather.
+    """
     answer_empty = router.empty_topk_output
 
     def select_and_answer(*args: Any, **kwargs: Any) -> Any:
-        stage.join(router.topk_config)
+        layer, ranks = getattr(router.topk_config, "layer", None), stage.in_force.ranks
+        if layer is not None and ranks is not None:
+            layer.join(ranks.num_experts, stage.device)
         return answer_empty(*args, **kwargs)
 
     router.empty_topk_output = select_and_answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ..types import Selection
 from .record.counters import Counters, Tables
@@ -68,19 +68,18 @@ class Running:
         return any(chosen is not None for chosen in self.selections)
 
 
-class Frame:
-    """One forward of the model runner, from its begin to its end.
+class Frame(NamedTuple):
+    """One forward of the model runner. The stage's slot has one frame before the model's forward, the next one with
+    `running` inside of it, and the last one after it.
 
     `key` is that of the runner's batch, None if the forward is no step. The model's step may have more rows: SGLang
-    pads the batch for attention ranks and for a capture. `outcome` names how the forward is counted; a graph's replay,
-    which does not run the model's forward, leaves `outcome` None.
+    pads the batch for attention ranks and for a capture. `outcome` names how the forward is counted; it is None before
+    the model's forward, and in a graph's replay, which does not run the model's forward.
     """
 
+    key: StepKey | None = None
     outcome: str | None = None
     running: Running | None = None
-
-    def __init__(self, key: StepKey | None = None) -> None:
-        self.key = key
 
 
 class Slot:

@@ -10,7 +10,7 @@ from ..policies import VANILLA
 from ..policies.plan import SelectionPlan
 from ..types import Router
 from .frame import Assignment, Running
-from .in_force import InForce, Place
+from .in_force import InForce
 from .lane import Lane
 from .layer import Layer
 from .step import Step, StepKey
@@ -33,8 +33,8 @@ class Graphs:
         """The graphs that cannot follow the active policy, which is vanilla: none of these graphs is replayed."""
         self._lanes: Sequence[Lane] = ()
         """The silent lanes that the graphs count for."""
-        self._buffers: dict[Place, Budgets] = {}
-        """The buffers for captures to come."""
+        self._prepared: dict[StepKey, list[Assignment]] = {}
+        """The assignments, with buffers, that the next capture of each key records."""
 
     @property
     def rows(self) -> list[int]:
@@ -58,15 +58,19 @@ class Graphs:
 
     def prepare(self, layers: Sequence[Layer], step: Step, running: Running) -> None:
         """Make the buffers for a graph of this size in the eager step before its capture: a capture cannot copy."""
+        if step.key in self._prepared or (step.key in self.captured and step.key not in self.stale):
+            return
         from ..selection.triton_kernel import supports
         from ..selection.triton_kernel.budgets import Budgets
 
-        for layer, assignment, chosen in zip(layers, running.assignments, running.selections, strict=True):
-            place, plan = (layer, step.key), assignment.plan
-            if plan is None or chosen is None or step.key in self.captured or place in self._buffers:
-                continue
-            if supports(plan, layer.router, step.batch, step.rows, len(chosen.active)):
-                self._buffers[place] = Budgets(plan, chosen.active.device)
+        assignments = []
+        for layer, found, chosen in zip(layers, running.assignments, running.selections, strict=True):
+            plan, buffer = found.plan, None
+            if plan is not None and chosen is not None:
+                is_read = supports(plan, layer.router, step.batch, step.rows, len(chosen.active))
+                buffer = Budgets(plan, chosen.active.device) if is_read else None
+            assignments.append(replace(found, buffer=buffer))
+        self._prepared[step.key] = assignments
 
     def capture(self, key: StepKey, in_force: InForce) -> list[Assignment]:
         """Return the assignment of each layer in a step that is being captured, with a buffer if its kernel reads one.
@@ -77,14 +81,10 @@ class Graphs:
         stale graph is captured under the active policy.
         """
         self._lanes = in_force.lanes
-        if key in self.stale:
-            del self.captured[key]
+        if key not in self.captured or key in self.stale:
+            found = self._prepared.pop(key, None) or in_force.assign(key)
+            self.captured[key] = dict(zip(in_force.layers, found, strict=True))
             self.stale -= {key}
-        if key not in self.captured:
-            pairs = zip(in_force.layers, in_force.assign(key), strict=True)
-            self.captured[key] = {
-                layer: replace(found, buffer=self._buffers.pop((layer, key), None)) for layer, found in pairs
-            }
         return list(self.captured[key].values())
 
     def find_misfits(self, in_force: InForce) -> dict[str, set[StepKey]]:
@@ -111,13 +111,13 @@ class Graphs:
             if key not in self.stale and (target := self._fit(layer, key, kept, in_force)) is not None:
                 budgets, plan = target
                 budgets.write(plan)
-        self._buffers.clear()  # the buffers of eager steps have the former plans' numbers
+        self._prepared.clear()  # these buffers have the former plans' numbers
 
     def weigh(self, in_force: InForce, acceptance: float) -> None:
         """Write an estimate of acceptance for graphs whose plan reads an estimate, in the order of the current stream.
         The host does not wait. A graph without a buffer keeps the number that it was captured with.
         """
-        self._buffers.clear()  # these have the former estimate
+        self._prepared.clear()  # these buffers have the former estimate
         schedule, buffers = in_force.schedule, []
         for key, layer, kept in self._places():
             plan = schedule and schedule.plan(layer.layer_id, key.rows)
@@ -142,9 +142,10 @@ class Graphs:
         # First, because lanes count in every graph, also in one that is not replayed now.
         if list(in_force.lanes) != list(self._lanes):
             raise ValueError("each plan of observe has counters in the graphs")
-        if in_force.lanes or not in_force.fit(layer, key):
+        found = in_force.find(layer, key)
+        if in_force.lanes or not found.fits:
             return None  # the same lanes need no numbers, and a step that does not fit is not replayed (`allows_graph`)
-        then = in_force.find(layer, key)[0]
+        then = found.plan
         # Vanilla masks padding. So does a selection of each row's own top-k; a size without either has no padding.
         changes = None if then is VANILLA else then
         if captured.plan is None:

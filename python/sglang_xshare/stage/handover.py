@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,16 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Offer:
-    """The `alignment` of `ids` [n, columns], which are experts 0 to `num_experts` - 1.
-
-    `untaken` contains the numbers of rows whose alignment no runner has taken; `align` discards n when it returns
-    `alignment`.
-    """
+    """The `alignment` of `ids` [n, columns], which are experts 0 to `num_experts` - 1, by a `layer`."""
 
     ids: torch.Tensor
     num_experts: int
     alignment: Alignment
-    untaken: set[int] = field(default_factory=set)
+    layer: object = None
 
 
 is_prebuilt = True
@@ -38,6 +34,8 @@ taken: Counter[str] = Counter()
 "prebuilt", and "upstream" for an offer that was not used.
 """
 _offer: Offer | None = None
+_untaken: set[tuple[object, int]] = set()
+"""(layer, number of rows) of the alignments that no runner has taken."""
 
 
 def configure(prebuilt: bool) -> None:
@@ -46,10 +44,16 @@ def configure(prebuilt: bool) -> None:
     is_prebuilt = prebuilt
 
 
+def is_wanted(layer: object, rows: int) -> bool:
+    """Return whether a layer makes an offer for this many rows: not if the layer's runner did not take the last one."""
+    return is_prebuilt and (layer, rows) not in _untaken
+
+
 def offer(made: Offer) -> None:
     """Offer an alignment to the runner that is called with its ids next."""
     global _offer
     _offer = made
+    _untaken.add((made.layer, len(made.ids)))
 
 
 def withdraw() -> None:
@@ -76,7 +80,7 @@ def align(
     if block_size != BLOCK:
         taken["upstream"] += 1
         return upstream(ids, block_size, num_experts)
-    made.untaken.discard(len(ids))
+    _untaken.discard((made.layer, len(ids)))
     taken["prebuilt"] += 1
     pairs, experts, total = made.alignment
     # The kernel leaves room for one block a pair, and the runner launches programs for the whole length.

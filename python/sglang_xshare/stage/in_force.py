@@ -20,15 +20,10 @@ from .gather import Ranks
 from .lane import Lane
 from .layer import Layer
 from .record.figures import hash_plan
+from .record.interval import REASONS
 from .record.metadata import Forward
 from .step import StepKey
 
-REASONS = ("vanilla", "phase", "min_rows", "max_rows", "unchanged", "override")
-"""Why a layer has no plan. A step in which no layer has one is counted under the first of these that holds for some
-layer: the first four hold for all layers alike, "override" is last, since it may hold for a few alone.
-"""
-Place = tuple[Layer, StepKey]
-"""A layer in a step of this key."""
 LONGEST = 100
 """Characters of a policy in a response; a front of `xshare` with all its keys takes 60."""
 
@@ -54,13 +49,10 @@ class InForce:
 
     # Caches, which are empty in each new value.
     _assigned: dict[tuple[StepKey, int | None], list[Assignment]] = field(default_factory=dict, init=False)
+    _found: dict[tuple[Layer, StepKey, int | None], Assignment] = field(default_factory=dict, init=False)
+    _replays: dict[StepKey | None, Forward] = field(default_factory=dict, init=False)
     calls: Calls = field(default_factory=dict, init=False)
     """The compiled calls on a CPU, by layer, plan and shape of a step; see `Layer`."""
-    _found: dict[tuple[Place, int | None], tuple[SelectionPlan | None, str | None]] = field(
-        default_factory=dict, init=False
-    )
-    _fitting: dict[tuple[Place, int], bool] = field(default_factory=dict, init=False)
-    _replays: dict[StepKey | None, Forward] = field(default_factory=dict, init=False)
 
     @property
     def observes(self) -> bool:
@@ -132,38 +124,33 @@ class InForce:
         """Return whether some layer selects by the policy in a step of this size."""
         if self.schedule is None or self.observes:
             return False
-        return any(self.find(layer, key)[0] for layer in self.layers)
+        return any(self.find(layer, key).plan for layer in self.layers)
 
-    def find(self, layer: Layer, key: StepKey) -> tuple[SelectionPlan | None, str | None]:
-        """Return (a layer's plan in a step of this size, None), or (None, the reason why the layer has no plan)."""
-        place = (layer, key), layer.num_slots  # SGLang may size the slots only after the first question
+    def find(self, layer: Layer, key: StepKey) -> Assignment:
+        """Return a layer's assignment in an eager step of this size."""
+        slots = layer.num_slots  # SGLang may size the slots only after the first call
+        place = layer, key, slots
         if place not in self._found:
-            self._found[place] = self._choose(layer, key)
+            plan, reason = self._choose(layer, key)
+            size = key.rows, key.tokens_per_request
+            fits = slots is None or bounds.fits_slots(plan, layer.router, layer.paging.num_experts, *size, slots)
+            self._found[place] = Assignment(plan, reason, fits=fits)
         return self._found[place]
 
     def assign(self, key: StepKey) -> list[Assignment]:
         """Return the assignment of each layer in an eager step of this size."""
         place = key, self.layers[0].num_slots
         if place not in self._assigned:
-            found = [(layer, *self.find(layer, key)) for layer in self.layers]
-            self._assigned[place] = [Assignment(plan, why, fits=self.fit(layer, key)) for layer, plan, why in found]
+            self._assigned[place] = [self.find(layer, key) for layer in self.layers]
         return self._assigned[place]
 
-    def fit(self, layer: Layer, key: StepKey) -> bool:
-        """Return whether the layer's slots hold all active experts of such a step, for all logits."""
-        slots = layer.num_slots
-        if slots is None:
-            return True
-        place = (layer, key), slots
-        if place not in self._fitting:
-            plan, experts = self.find(layer, key)[0], layer.paging.num_experts
-            fits = bounds.fits_slots(plan, layer.router, experts, key.rows, key.tokens_per_request, slots)
-            self._fitting[place] = fits
-        return self._fitting[place]
+    def fit(self, key: StepKey) -> bool:
+        """Return whether each layer's slots hold all active experts of such a step, for all logits."""
+        return all(self.find(layer, key).fits for layer in self.layers)
 
     def fits_slots(self, rows: int) -> bool:
-        """Return whether every layer fits its slots in a decode step of so many rows, whatever the logits."""
-        return all(self.fit(layer, StepKey("decode", rows)) for layer in self.layers)
+        """Return whether each layer's slots hold all active experts of a decode step of this many rows."""
+        return self.fit(StepKey("decode", rows))
 
     def _choose(self, layer: Layer, key: StepKey) -> tuple[SelectionPlan | None, str | None]:
         phase, rows, tokens_per_request = key

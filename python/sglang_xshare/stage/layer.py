@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Convention(Enum):
-    """What a runner takes for an empty slot: an expert in use, at weight 0; -1; or no slots but logits to rank."""
+    """The content of an empty slot for a runner: an active expert with weight 0, or -1; or logits in place of slots."""
 
     FILLED = "filled"
     DROPPED = "dropped"
@@ -45,11 +45,11 @@ class Layer:
     """A layer's `TopKConfig` and what its MoE runner takes. `upstream`, a copy of the config that carries the layer,
     replaces the config in upstream's router; `config` routes through `choose`.
 
-    `renumbers` says that upstream looks ids up in a table after routing them, so that none may be -1 before;
-    `routes_itself` that the layer's runner gets logits where no policy chooses; `takes_kmax` that this runner takes
-    rows of another width than the model's top-k; `recorded` that --enable-return-routed-experts returns what was
-    chosen. `paging` is what `find_paging` returns of its experts. Raises ValueError for a router the stage does not
-    reproduce.
+    With `renumbers` upstream looks ids up in a table after the selection, so none may be -1 before. With
+    `routes_itself` the layer's runner ranks logits if the layer does not select. With `takes_kmax` the runner takes
+    rows of another width than the model's top-k. With `recorded` --enable-return-routed-experts returns the selected
+    experts. `paging` is the result of `find_paging` for the layer's experts. Raises ValueError for a router that the
+    stage does not reproduce.
 
     A layer has no state of a forward. The current frame is in the `slot` that all layers of a model share, and the
     layer's part of the frame is at the layer's `number`.
@@ -75,7 +75,7 @@ class Layer:
         self.takes_kmax = takes_kmax
         scaling = topk_config.routed_scaling_factor or 1.0
         on_output = topk_config.apply_routed_scaling_factor_on_output
-        # Left to upstream, only the first top-k of a plan's kmax columns would be scaled.
+        # Upstream would scale only the first top-k of a plan's kmax columns.
         grouped = topk_config.use_grouped_topk
         scales = on_output and (topk_config.renormalize or not grouped or scales_unnormalized_groups())
         scales = scales or folds_scaling(topk_config)
@@ -91,8 +91,6 @@ class Layer:
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
         # EPLB and paged experts replace the ids after the selection, so their alignment would be of other ids.
         self.hands_over = convention == FILLED and not renumbers and paging is None
-        self.untaken: set[int] = set()
-        """The numbers of rows at which the runner has left the alignment that the kernel wrote."""
         self._aligned = {slots: replace(slots, aligned=True) for slots in (self.slots, self.with_shared)}
         self.upstream = carry(topk_config, self)
         route: dict[str, Any] = {"custom_routing_function": self.choose}
@@ -163,26 +161,24 @@ class Layer:
     def choose(
         self, hidden_states: torch.Tensor, gating_output: torch.Tensor, topk: int, renormalize: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """SGLang's custom routing function. Returns weights [n, k] float32 and logical expert ids [n, k] int32.
+        """Return weights [n, k] float32 and logical expert ids [n, k] int32, as SGLang's custom routing function.
 
-        `topk` counts the columns of fused shared experts where upstream expects them from its router. Raises
-        RuntimeError where the router sees other rows than the step has: requests and padding would be mistaken.
+        `topk` includes the columns of fused shared experts if upstream expects them from its router. Raises
+        RuntimeError if the router has other rows than the step, whose requests and padding would be taken for others.
         """
         slots = self.with_shared if topk > self.router.top_k else self.slots
         gather, rows = self.step.gather, len(gating_output)
-        if self.hands_over and handover.is_prebuilt and gather is None and rows not in self.untaken:
+        if self.hands_over and gather is None and handover.is_wanted(self, rows):
             slots = self._aligned[slots]
         out = self._select_in_force(gating_output if gather is None else self.collect(gating_output), slots)
         if out.alignment is not None:
-            self.untaken.add(rows)  # until the runner takes the alignment
-            experts = len(out.active) + slots.shared
-            handover.offer(handover.Offer(out.topk_ids, experts, out.alignment, self.untaken))
+            handover.offer(handover.Offer(out.topk_ids, len(out.active) + slots.shared, out.alignment, self))
         if gather is None:
             return out.topk_weights, out.topk_ids
         return gather.keep(out.topk_weights, rows), gather.keep(out.topk_ids, rows)
 
     def choose_recorded(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `choose` returns, recorded with -1 in each slot that adds nothing."""
+        """Return what `choose` returns, and record the ids, with -1 in each slot that adds nothing."""
         weights, ids = self.choose(*args, **kwargs)
         record_routed(self.upstream, self.layer_id, drop_slots(ids, weights))
         return weights, ids
@@ -239,16 +235,18 @@ class Layer:
         return selection
 
     def _find_ranks(self, plan: SelectionPlan) -> torch.Tensor | None:
-        """[N] int: the rank of every expert, for a plan that asks."""
+        """Return [N] int, the rank of every expert; None for a plan that reads no ranks."""
         if plan.target_per_rank is None or self.placement is None:
             return None
         return self.placement.rank_of_expert(self.layer_id)
 
     def collect(self, logits: torch.Tensor) -> torch.Tensor:
-        """Router logits of all ranks where each routes its own, else these. Raises RuntimeError as `choose` does."""
+        """Return the router logits of all ranks if each routes its own rows, else `logits`. Raises RuntimeError as
+        `choose` does.
+        """
         if self.step.gather is None:
             return logits
-        # A rank without rows, whose router is not asked, still has a place for its padding.
+        # The router of a rank without rows is not called, but the gather has room for the rank's padding.
         rows = self.step.gather.own
         if len(logits) not in (0, rows):
             raise RuntimeError(f"MoE layer {self.layer_id}: {len(logits)} router rows on a rank of {rows}")

@@ -1,4 +1,4 @@
-"""The layers of a model whose experts are paged into slots: what each has loaded, and what is sure to fit."""
+"""The layers of a model whose experts are paged into slots: the loaded experts, and the steps that surely fit."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from .step import Step
 
 
 class SlotsExceeded(RuntimeError):
-    """More experts were active than a layer has slots, though SGLang was told otherwise: the server stops."""
+    """More active experts than a layer has slots, in a step that `fits` promised to fit: the server stops."""
 
 
 class PagedLayers:
@@ -26,7 +26,7 @@ class PagedLayers:
         self._numbers = {id(layer.paging): layer.number for layer in layers}
 
     def divide(self, step: Step) -> list[Step]:
-        """The step as each layer sees it, with the experts that are loaded. Launched once for all."""
+        """Return the step of each layer, with the layer's loaded experts. One launch reads all layers."""
         self.residents.read()
         slots = self.residents.slots or None
         batches = (replace(step.batch, resident=loaded, slots=slots) for loaded in self.residents.loaded)
@@ -38,7 +38,7 @@ class PagedLayers:
         return running.selections[number] is not None and running.assignments[number].fits
 
     def check(self, totals: torch.Tensor) -> None:
-        """Raise `SlotsExceeded` where a layer has counted it in `totals`. Waits for the device."""
+        """Raise `SlotsExceeded` if `totals` has such a step of a layer. Wait for the device."""
         exceeded = zip(totals[:, EXCEEDED].tolist(), self.layers, strict=True)
         layers = [layer.layer_id for count, layer in exceeded if count]
         if layers:

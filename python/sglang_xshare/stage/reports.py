@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .lane import Lane, format_observed
+from .lane import format_observed
 from .record.agreement import Agreement
 from .record.figures import Exporter
 from .record.interval import format_log
-from .record.trace import Trace
-
-if TYPE_CHECKING:
-    from .in_force import InForce
 
 logger = logging.getLogger(__name__)
 
 
 class Reports:
-    """The log, the metrics and the trace, each of which reads the counts since its own last read. A read waits for the
-    device.
+    """The log, the metrics and the trace of a `Stage`, each of which reads the counts since its own last read. A read
+    waits for the device.
 
     The first failure of each is logged: neither a full disk nor a value that metrics refuse may end the server, or make
     the one rank that writes for all ranks miss their switch.
     """
 
-    def __init__(self, acting: Lane, agreement: Agreement | None = None, trace: Trace | None = None) -> None:
-        self.acting, self.agreement, self.trace = acting, agreement, trace
+    def __init__(self, stage: Any) -> None:
+        self._stage = stage
         self._exported_agreement: Counter[str] = Counter()
         self._failed: set[str] = set()
         self.exporter = Exporter()
@@ -40,12 +36,10 @@ class Reports:
         self._unpublished = 0
         """Forwards since the last call of `note`."""
 
-    def log(self, in_force: InForce) -> str:
+    def log(self) -> str:
         """Return the end of a decode log line."""
-        return self._attempt("log line", lambda: self._format_log(in_force.lanes)) or ""
-
-    def _format_log(self, lanes: Sequence[Lane]) -> str:
-        return format_log(self.acting.logged.read()) + format_observed(lanes)
+        acting, lanes = self._stage.acting, self._stage.in_force.lanes
+        return self._attempt("log line", lambda: format_log(acting.logged.read()) + format_observed(lanes)) or ""
 
     def note(self, reporter: Any) -> bool:
         """Note the forwards that upstream's `reporter` has counted. Return whether there are more than at the last
@@ -66,27 +60,28 @@ class Reports:
         overdue = self.reporter is not None and self._unpublished > self.reporter.decode_log_interval
         return self.reporter if overdue else None
 
-    def publish(self, reporter: Any, in_force: InForce, acceptance: float | None) -> None:
-        """Bring the metrics of upstream's `reporter` and the trace up to date; `acceptance` is a draft's chance."""
+    def publish(self, reporter: Any) -> None:
+        """Update the metrics of upstream's `reporter`, and the trace."""
+        stage = self._stage
         groups: dict[str, Callable[[], Any]] = {
-            "in force": lambda: (in_force.plan, acceptance),
-            "counted": self.acting.exported.read,
-            "observed": lambda: {lane.name: lane.exported.read() for lane in in_force.lanes},
+            "in force": lambda: (stage.in_force.plan, stage.acceptance.estimate),
+            "counted": stage.acting.exported.read,
+            "observed": lambda: {lane.name: lane.exported.read() for lane in stage.in_force.lanes},
         }
-        if self.agreement is not None:
-            groups["compared"] = partial(self._read_compared, self.agreement)
+        if stage.agreement is not None:
+            groups["compared"] = partial(self._read_compared, stage.agreement)
         if reporter.current_scheduler_metrics_enabled:
             for group, read in groups.items():
                 self._attempt("metrics", partial(self._export, group, read, reporter))
-        if self.trace is not None and reporter.is_stats_logging_rank:
-            self._attempt("trace", self.trace.write)
+        if stage.trace is not None and reporter.is_stats_logging_rank:
+            self._attempt("trace", stage.trace.write)
 
-    def close(self, in_force: InForce) -> None:
+    def close(self) -> None:
         """Write the trace, and log the counts since the last read."""
-        if self.trace is not None:
-            self._attempt("trace", self.trace.write)
-        if any(self.acting.exported.read().outcomes.values()):
-            logger.info("Expert policy, at the end: %s", self.log(in_force).removeprefix(", "))
+        if self._stage.trace is not None:
+            self._attempt("trace", self._stage.trace.write)
+        if any(self._stage.acting.exported.read().outcomes.values()):
+            logger.info("Expert policy, at the end: %s", self.log().removeprefix(", "))
 
     def _export(self, group: str, read: Callable[[], Any], reporter: Any) -> None:
         self.exporter.export(group, read(), reporter.metrics_collector.labels)

@@ -44,9 +44,9 @@ class Stage:
     `batches` are the sizes that the server's steps can have. `ranks` describe a server whose ranks each route their own
     rows. With `masks` padding rows are masked also after a switch to vanilla. If `tp_size` is above 1, the
     tensor-parallel ranks compare their selections: if these differ, the server switches to vanilla, or ends if `stops`
-    is set. `exact` holds the exact requests, `acceptance` the estimate of accepted drafts. `find_batches`, called in a
-    capture with a schedule's `rows`, returns the batches with the sizes that SGLang captures. `recapture` captures the
-    graphs again; its argument is that of `upstream.graphs.capture_again`.
+    is set. `exact` holds the exact requests, `acceptance` the estimate of accepted drafts. `find_batches` is called
+    with a schedule's `rows`, in captures and switches, and returns the batches with the sizes that SGLang captures.
+    `recapture` captures the graphs again; its arguments are the last two of `upstream.graphs.capture_again`.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class Stage:
         ranks: Ranks | None = None,
         tp_size: int = 1,
         stops: bool = False,
-        exact: Exact | None = None,
-        acceptance: Acceptance | None = None,
+        exact: Exact,
+        acceptance: Acceptance,
         find_batches: Callable[[str], Batches] | None = None,
-        recapture: Callable[[Callable[[int], bool] | None], None] | None = None,
+        recapture: Callable[[Any, Callable[[int], bool] | None], None] | None = None,
     ) -> None:
         self.layers, self.device, self.stops = layers, device, stops
         masks = masks or schedule is None
@@ -83,15 +83,14 @@ class Stage:
         self.trace = None if trace is None else Trace(trace, layer_ids, device, pages=self.paged is not None)
         self.graphs = Graphs()
         self.agreement = Agreement(tp_size, device) if tp_size > 1 else None
-        self.exact = exact or Exact(device)
-        self.acceptance = acceptance or Acceptance()
+        self.exact, self.acceptance = exact, acceptance
         self.switches = 0
         self.disagreement: str | None = None
         """A line about ranks that differ, since the last switch by a client; None if no ranks differ."""
         rule = Rule() if schedule is None else schedule.exact
         lanes, is_named = make_lanes(schedule, self.acting), schedule is not None
         self.in_force = InForce(schedule, batches or Batches(), masks, layers, ranks, rule, lanes, is_named)
-        self.reports = Reports(self.acting, self.agreement, self.trace)
+        self.reports = Reports(self)
         name = schedule.policy if schedule else "none, padding masked,"
         plan = f": {json.dumps(self.in_force.plan)}" if schedule else ""
         mass = describe_mass(schedule) if schedule else None
@@ -117,38 +116,41 @@ class Stage:
         self.acting.counters.count_outcome(outcome, step)
         tables = [lane.counters.begin() for lane in in_force.lanes or (self.acting,)]
         observed = in_force.schedule if in_force.lanes else None
-        former = self.slot.frame  # the model runner's; SGLang captures the model's forward alone
-        self.slot.frame = frame = former or Frame()
-        frame.outcome, frame.running = outcome, Running(steps, assignments, tables, in_force.calls, observed)
+        running = Running(steps, assignments, tables, in_force.calls, observed)
+        former = self.slot.frame  # the model runner's; None in a capture, which runs the model's forward alone
+        key = None if former is None else former.key
+        self.slot.frame = Frame(key, outcome, running)
         try:
             output = forward()
             if step is not None:
-                self._finish(step, frame.running, captures and not is_captured)
+                self._finish(step, running, captures and not is_captured)
             return output
         finally:
-            frame.running, self.slot.frame = None, former
+            self.slot.frame = None if former is None else Frame(key, outcome)
             handover.withdraw()
 
     def _read_batches(self) -> None:
         """Read the sizes that SGLang captures, which it sets after the weights have loaded."""
-        if self._find_batches is None:
-            return
-        ranks = self.in_force.ranks
-        batches = self._find_batches("batch" if ranks is None or ranks.together else "rank")
+        batches = self.find_batches(self.in_force.ranks)
         if batches != self.in_force.batches:
             self.in_force = replace(self.in_force, batches=batches)
 
-    def begin_forward(self, forward_batch: Any) -> Frame:
-        """Return the frame of a forward of the model runner, which may be a graph's replay. Weigh drafts by the latest
-        estimate, and mark the exact rows.
+    def find_batches(self, ranks: Ranks | None) -> Batches:
+        """Return the sizes of steps, in the rows among which these ranks select."""
+        if self._find_batches is None:
+            return self.in_force.batches
+        return self._find_batches("batch" if ranks is None or ranks.together else "rank")
+
+    def begin_forward(self, forward_batch: Any) -> None:
+        """Begin a forward of the model runner, which may be a graph's replay. Weigh drafts by the latest estimate, and
+        mark the exact rows.
         """
         key = read_key(forward_batch, self.in_force.ranks)
         if self.acceptance.begin_forward():
             self._weigh()
         if key is not None and self.exact.is_used:
             self.exact.write(forward_batch.rids or (), key.tokens_per_request)
-        self.slot.frame = frame = Frame(key)
-        return frame
+        self.slot.frame = Frame(key)
 
     def _weigh(self) -> None:
         """Replace the estimate by which plans weigh drafts: a switch for which the host does not wait."""
@@ -163,18 +165,14 @@ class Stage:
         self.exact.admit(req, self.in_force.rule, bool(getattr(scheduler, "enable_hicache_storage", False)))
         self.reports.reporter = scheduler.metrics_reporter
 
-    def end_forward(self, frame: Frame, forward_batch: Any) -> Forward | None:
+    def end_forward(self, forward_batch: Any) -> Forward | None:
         """End a forward that was launched or replayed. Return what its requests count, None before the first policy."""
+        frame = self.slot.frame
+        assert frame is not None
         # With data-parallel attention the first rank reports for all, and may itself decode nothing for long.
         if getattr(forward_batch, "global_num_tokens_cpu", None) is not None:
             self.publish(self.reports.count_forward())
         return self.in_force.tell(frame, self.graphs.find_key)
-
-    def join(self, topk_config: Any) -> None:
-        """Select in a layer that this rank has no rows for: the other ranks wait for its part of the gather."""
-        layer = getattr(topk_config, "layer", None)
-        if layer is not None and self.in_force.ranks is not None:
-            layer.join(self.in_force.ranks.num_experts, self.device)
 
     def _finish(self, step: Step, running: Running, is_next_captured: bool) -> None:
         """Check that every layer with a plan has selected, and count the selections. Make the buffers of the graph if
@@ -224,12 +222,12 @@ class Stage:
         if key is None:
             return True
         captured = self.graphs.find_key(key)
-        return captured not in self.graphs.stale and all(self.in_force.fit(layer, captured) for layer in self.layers)
+        return captured not in self.graphs.stale and self.in_force.fit(captured)
 
     def report(self, reporter: Any, always: bool = False) -> str:
-        """Return the decode log's part on what happened since its last line, and publish."""
+        """Return the end of a decode log line, with the counts since the last line, and publish."""
         self.publish(reporter, always)
-        return self.reports.log(self.in_force)
+        return self.reports.log()
 
     def publish(self, reporter: Any, always: bool = False) -> None:
         """Update metrics and trace on one rank, because all ranks have the same steps. The host waits for the device
@@ -240,11 +238,11 @@ class Stage:
             return
         if self.paged is not None:
             self.paged.check(self.acting.counters.totals)
-        self.reports.publish(reporter, self.in_force, self.acceptance.estimate)
+        self.reports.publish(reporter)
 
     def close(self) -> None:
         """Write the trace and log the counts at the end of a process without a scheduler, such as
         `python -m sglang.benchmark.one_batch`.
         """
         if self.reports.reporter is None and is_first_rank():
-            self.reports.close(self.in_force)
+            self.reports.close()

@@ -31,16 +31,23 @@ def make_next(stage: Stage, schedule: Schedule | None, rule: Rule | None = None)
     schedule = schedule and schedule.weigh(stage.acceptance.number)
     if ranks is not None and schedule is not None:
         ranks = replace(ranks, together=schedule.rows == "batch")
-    latter = replace(former, schedule=schedule, rule=rule, ranks=ranks, is_named=True)
+    batches = former.batches if ranks == former.ranks else stage.find_batches(ranks)
+    latter = replace(former, schedule=schedule, rule=rule, ranks=ranks, batches=batches, is_named=True)
     if latter.given == former.given:  # the same plans keep their lanes: captured graphs write to their counters
         return latter
     return replace(latter, lanes=make_lanes(schedule, stage.acting))
 
 
 def make_again(stage: Stage, former: InForce) -> InForce:
-    """Return a policy that was active before, for a switch back: with the latest estimate and captured sizes."""
-    schedule = former.schedule and former.schedule.weigh(stage.acceptance.number)
-    return replace(former, schedule=schedule, batches=stage.in_force.batches)
+    """Return a policy that was active before, for a switch back: with the latest estimate and captured sizes.
+
+    Vanilla keeps the active policy's ranks: each row is routed by itself, whichever rows ranks gather, so no graph has
+    to be captured again.
+    """
+    if former.schedule is None:
+        return replace(former, ranks=stage.in_force.ranks, batches=stage.in_force.batches)
+    batches = stage.in_force.batches if former.ranks == stage.in_force.ranks else stage.find_batches(former.ranks)
+    return replace(former, schedule=former.schedule.weigh(stage.acceptance.number), batches=batches)
 
 
 def needs_capture(stage: Stage, latter: InForce, recaptures: bool = True) -> bool:
@@ -74,7 +81,7 @@ def switch(
     if stage.agreement is not None:
         stage.agreement.begin()  # before a capture, which may fail on one rank: all must compare after the same forward
     if captures:
-        seconds = _capture(stage, latter)
+        seconds = _capture(stage, latter, reporter.scheduler)
         latter = stage.in_force  # with the sizes that were captured
     else:
         stage.graphs.follow(latter)
@@ -118,28 +125,28 @@ def compare_ranks(stage: Stage) -> None:
     stage.disagreement = reason
 
 
-def _capture(stage: Stage, latter: InForce) -> float:
+def _capture(stage: Stage, latter: InForce, scheduler: Any) -> float:
     """Capture all graphs again under the latter policy, and return the seconds. If the capture fails, capture them
     under the active policy, and raise ValueError.
     """
     began, former = time.monotonic(), stage.in_force
-    reason = _capture_under(stage, latter)
+    reason = _capture_under(stage, latter, scheduler)
     if reason is None:
         return time.monotonic() - began
     then = "the previous policy is active again"
-    if again := _capture_under(stage, former):
+    if again := _capture_under(stage, former, scheduler):
         stage.graphs = Graphs()
         then += ", without CUDA graphs"
         logger.error("Expert policy: the graphs of the previous policy could not be captured either: %s", again)
     raise ValueError(f"CUDA graphs could not be captured again, {then}: {reason}")
 
 
-def _capture_under(stage: Stage, in_force: InForce) -> str | None:
+def _capture_under(stage: Stage, in_force: InForce, scheduler: Any) -> str | None:
     """Capture all graphs under a policy, with paged experts those that fit the slots. Return why that failed."""
     assert stage.recapture is not None
     stage.graphs, stage.in_force = Graphs(), in_force
     try:
-        stage.recapture(None if stage.paged is None else in_force.fits_slots)
+        stage.recapture(scheduler, None if stage.paged is None else in_force.fits_slots)
     except Exception as error:
         # As text: a traceback that is kept would keep the memory of the graphs that were captured.
         logger.warning("Expert policy: a capture of CUDA graphs failed\n%s", traceback.format_exc())

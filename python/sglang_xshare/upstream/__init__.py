@@ -1,1 +1,1 @@
-"""What the stage knows of SGLang's code, and where its releases differ."""
+"""The only code that reads SGLang's own, and that differs between its releases."""

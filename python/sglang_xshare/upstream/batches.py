@@ -1,4 +1,4 @@
-"""Which batches a server's steps can have, in router rows: what a plan by batch size can meet, and where padding is."""
+"""The batch sizes that a server's steps can have, in router rows, and which of them can have padding rows."""
 
 import sys
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from .server import attention_dp_size, routes_own_rows, spell
 
 @dataclass(frozen=True)
 class Batches:
-    """Of a server that captures graphs for `captured` rows, ascending, none where it captures nothing. Larger batches,
-    up to `most` live rows where that is known, run as they come, in multiples of `unit`: a request's draft tokens.
+    """The batch sizes of a server with graphs of `captured` rows, ascending; empty without graphs. Larger batches run
+    without padding, in multiples of `unit`, the draft tokens of a request, up to `most` live rows; None if unknown.
 
-    `always_pad` says that a step of any size may hold padding: attention ranks pad each other.
+    With `always_pad` a step of any size may have padding rows, because attention ranks pad each other.
     """
 
     captured: tuple[int, ...] = ()
@@ -27,7 +27,7 @@ class Batches:
         return "; ".join(parts) or "any number"
 
     def meet(self, first: int, last: int | None) -> bool:
-        """Whether some step has `first` rows, to `last` where that is given."""
+        """Return whether some step has `first` to `last` rows, with any number above `first` if `last` is None."""
         last = sys.maxsize if last is None else last
         if self.most is not None:
             last = min(last, next((rows for rows in self.captured if rows >= self.most), self.most))
@@ -35,7 +35,7 @@ class Batches:
         return any(first <= rows <= last for rows in self.captured) or last // self.unit * self.unit >= eager
 
     def pad(self, rows: int) -> bool:
-        """Whether some of a step's `rows` may be padding."""
+        """Return whether some of a step's `rows` may be padding."""
         smaller = rows - self.unit
         return self.always_pad or (rows in self.captured and smaller > 0 and smaller not in self.captured)
 
@@ -43,9 +43,10 @@ class Batches:
 def read_batches(
     config: Any, rows: str = "batch", requests: int | None = None, sizes: list[int] | None = None
 ) -> Batches:
-    """Return the batches of a server by its resolved arguments, any if drafts adapt; with `rows` "rank" one rank's own.
-    `requests` are the most that a scheduler runs at once, and `sizes` the numbers of requests that SGLang captures.
-    SGLang decides both after the weights have loaded; before, `list_captured` predicts the sizes.
+    """Return the batches of a server by its resolved arguments; of any size if drafts adapt. With `rows` "rank" these
+    are one rank's own rows. `requests` is the most requests that a scheduler runs at once, and `sizes` are the numbers
+    of requests that SGLang captures. SGLang decides both after the weights have loaded; before, `list_captured`
+    predicts the sizes.
     """
     ranks, share = attention_dp_size(config), 1
     pads, tokens = _pads(config), config.speculative_num_draft_tokens or 1
@@ -65,8 +66,8 @@ def read_batches(
 
 
 def list_captured(config: Any) -> list[int]:
-    """The requests, ascending, that an attention rank of a server with these resolved arguments captures graphs for, as
-    SGLang's `get_batch_sizes_to_capture` has it.
+    """Return the numbers of requests, ascending, for which an attention rank with these resolved arguments captures
+    graphs, by the rule of SGLang's `get_batch_sizes_to_capture`.
     """
     graphs: Any = getattr(config, "cuda_graph_config", None)
     if str(config.device) != "cuda" or graphs is None or spell(graphs.decode.backend) == "disabled":
@@ -75,18 +76,18 @@ def list_captured(config: Any) -> list[int]:
     # Ranks that gather rows divide those of an attention rank among themselves.
     divisor = config.tp_size // attention_dp_size(config) if _pads(config) else getattr(config, "attn_cp_size", 1)
     requests, sizes = _count_own(config), graphs.decode.bs or []
-    if requests is not None:  # as many at most, aligned, in place of what is larger
+    if requests is not None:  # SGLang replaces larger sizes with this one, aligned
         most = -(-requests // divisor) * divisor
         sizes = [min(size, most) for size in sizes]
     return sorted({size for size in sizes if size * tokens % divisor == 0})
 
 
 def _pads(config: Any) -> bool:
-    """Whether attention ranks pad each other."""
+    """Return whether attention ranks pad each other."""
     return attention_dp_size(config) > 1 or (routes_own_rows(config) and config.tp_size > 1)
 
 
 def _count_own(config: Any) -> int | None:
-    """The requests that an attention rank runs at most, as SGLang shares them out."""
+    """Return the most requests that an attention rank runs at once, as SGLang divides them; None if unknown."""
     requests: int | None = config.max_running_requests
     return None if requests is None else max(requests // attention_dp_size(config), 1)

@@ -1,4 +1,4 @@
-"""SGLang's worker of EAGLE drafts: what a policy of their depth reads of it."""
+"""SGLang's worker of EAGLE drafts, as a policy of their depth reads it."""
 
 import logging
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 WORKER = "sglang.srt.speculative.eagle_worker_v2"
 SWITCHES = "Switch adaptive runtime state"
-"""What SGLang's line of each change of the depth begins with."""
+"""The beginning of SGLang's log line on each change of the depth."""
 
 
 def forward_counter(worker: Any) -> Callable[[], int]:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import Any
 
+from .batches import list_captured
+
 
 def is_capturing() -> bool:
     """Return whether SGLang captures graphs now. The eager steps before each capture belong to it."""
@@ -13,22 +15,27 @@ def is_capturing() -> bool:
 
 
 def list_sizes(model_runner: Any, config: Any) -> list[int]:
-    """Return the numbers of requests, ascending, that SGLang captures graphs for. SGLang's request pool must exist."""
+    """Return the numbers of requests, ascending, that SGLang captures graphs for, none if it captures none. SGLang's
+    request pool must exist.
+    """
+    if not list_captured(config):
+        return []
     from sglang.srt.model_executor.runner.base_cuda_graph_runner import get_batch_sizes_to_capture
 
     sizes, _ = get_batch_sizes_to_capture(model_runner, config.speculative_num_draft_tokens or 1)
     return list(sizes)
 
 
-def capture_again(model_runner: Any, fits: Callable[[int], bool] | None = None) -> None:
-    """Capture the graphs of the target's decode or verify steps again. Raises SGLang's own errors, as for memory.
+def capture_again(model_runner: Any, scheduler: Any, fits: Callable[[int], bool] | None = None) -> None:
+    """Capture the graphs of the target's decode or verify steps again. `scheduler` is SGLang's, which has the worker of
+    drafts. Raises SGLang's own errors, as for memory.
 
     `fits`, for a server that pages experts, returns whether a graph of a number of requests can be captured: a graph
     cannot load experts in several waves, so SGLang refuses to capture it. The largest number up to which all fit is the
     last size, as at a start.
     """
     if fits is None:
-        model_runner.init_decode_cuda_graph()
+        _capture_widths(model_runner, scheduler)
         return
     from sglang.srt.runtime_context import get_exec
 
@@ -37,6 +44,31 @@ def capture_again(model_runner: Any, fits: Callable[[int], bool] | None = None) 
     try:
         most = max(takewhile(fits, range(1, max(sizes) + 1)), default=1)
         decode.bs = sorted({size for size in sizes if size < most} | {most})
-        model_runner.init_decode_cuda_graph()
+        _capture_widths(model_runner, scheduler)
     finally:
         decode.bs = sizes
+
+
+def _capture_widths(model_runner: Any, scheduler: Any) -> None:
+    """Capture the target's graphs of every draft width: one, or with --speculative-adaptive one for each state of
+    SGLang's `AdaptiveController`. After a failure no width has graphs.
+    """
+    worker = getattr(scheduler, "draft_worker", None)
+    controller = getattr(worker, "adaptive_controller", None)
+    if controller is None:
+        model_runner.init_decode_cuda_graph()
+        return
+    states, current = controller._states, worker.speculative_num_steps
+    for state in states.values():  # frees the memory of all graphs before the first capture
+        state.target_graph_runner = None
+    captured = {}
+    try:
+        # The current width last, so that its state is active afterwards. Drafts do not select: their graphs stay.
+        for steps in sorted(states, key=lambda steps: steps == current):
+            worker.apply_runtime_state(states[steps])
+            model_runner.init_decode_cuda_graph()
+            captured[steps] = model_runner.decode_cuda_graph_runner
+    finally:
+        worker.apply_runtime_state(states[current])
+    for steps, runner in captured.items():
+        states[steps].target_graph_runner = runner

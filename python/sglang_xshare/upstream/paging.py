@@ -1,4 +1,4 @@
-"""Experts that SGLang pages into slots (`--enable-paged-experts`, from 0.5.23 on): which of a layer's are loaded."""
+"""Experts that SGLang pages into slots (`--enable-paged-experts`, from 0.5.23 on), and the loaded ones of a layer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,8 +7,8 @@ import torch
 
 
 def find_paging(experts: Any) -> Any:
-    """Return upstream's `PagedExpertsMoEMethod` of a `FusedMoE`; None where all of its experts stay loaded. A method
-    whose slots SGLang has yet to size, by the memory that is left, is a paged one.
+    """Return upstream's `PagedExpertsMoEMethod` of a `FusedMoE`; None if all of its experts stay loaded. A method
+    without a number of slots is a paged one: SGLang sizes the slots later, by the memory that is left.
     """
     method = getattr(experts, "quant_method", None)
     if method is None or not hasattr(method, "num_resident"):
@@ -23,10 +23,10 @@ def count_slots(method: Any) -> int:
 
 
 class Residents:
-    """Which experts of a model's layers are loaded: `loaded` [layers, N] bool on the device, as `read` found them last.
-    `methods` are what `find_paging` returned of each layer.
+    """The loaded experts of a model's layers: `loaded` [layers, N] bool on the device, by the last `read`. `methods`
+    has the result of `find_paging` for each layer.
 
-    SGLang's state is read, on the device where SGLang decides there: a captured graph reads it anew at every replay.
+    If SGLang decides on the device, its state is read there: a captured graph reads the state at every replay.
     """
 
     def __init__(self, methods: Sequence[Any], device: str) -> None:
@@ -42,11 +42,11 @@ class Residents:
 
     @property
     def slots(self) -> int:
-        """Experts of a layer that can be loaded at once, see `count_slots`."""
+        """The number of experts of a layer that can be loaded at once; see `count_slots`."""
         return count_slots(self.methods[0])
 
     def read(self) -> None:
-        """Look. A layer's experts come and go only when it runs them, so that this serves all layers of a step."""
+        """Update `loaded`, once for all layers of a step: a layer's experts change only when the layer runs."""
         if self._slots is not None:
             torch.ge(self._slots, 0, out=self.loaded)
             return

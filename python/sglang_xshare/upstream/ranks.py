@@ -1,4 +1,4 @@
-"""What the stage asks of SGLang's process groups: which rank this is, and the collectives."""
+"""SGLang's process groups: this process's rank, and the collectives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def find_rank() -> tuple[int, int, int]:
-    """(this process's rank, size) of its tensor-parallel group, and how many of them attend to the same requests."""
+    """Return (this process's tensor-parallel rank, the ranks of that group, the ranks that have the same requests)."""
     from sglang.srt.runtime_context import get_parallel
 
     parallel = get_parallel()
@@ -17,14 +17,14 @@ def find_rank() -> tuple[int, int, int]:
 
 
 def is_first_rank() -> bool:
-    """Whether this process is the first of its tensor-parallel group."""
+    """Return whether this process is the first of its tensor-parallel group."""
     from sglang.srt.runtime_context import get_parallel
 
     return get_parallel().tp_rank == 0
 
 
 def all_gather(own: torch.Tensor, ranks: int) -> torch.Tensor:
-    """[ranks * n, ...] from the [n, ...] of each tensor-parallel rank, in their order. A collective."""
+    """Return [ranks * n, ...], the [n, ...] of each tensor-parallel rank in their order. A collective."""
     from sglang.srt.runtime_context import get_parallel
 
     gathered = own.new_empty(ranks * len(own), *own.shape[1:])
@@ -49,14 +49,14 @@ def share_first(own: list[float]) -> list[float]:
 
 
 def gather_rows(flags: torch.Tensor, rows: int, forward_batch: Any) -> torch.Tensor:
-    """[rows] of all attention-DP ranks, from this one's small numbers or bools, placed as SGLang places hidden states.
-    A collective: every rank must call it, in the same order as the model's own.
+    """Return [rows] of all attention-DP ranks, from this rank's small numbers or bools, in the order in which SGLang
+    gathers hidden states. A collective: every rank must call it, in the same order as the model's own.
     """
     import torch
     from sglang.srt.layers.dp_attention import dp_gather_replicate
 
-    # A copy as numbers: SGLang's collectives take no booleans, and may zero their input. On a GPU they gather integers
-    # as they do token ids, past every kernel tuned for hidden states; on a CPU they sum nothing but floats.
+    # A copy as numbers: SGLang's collectives take no booleans, and may zero their input. On a GPU integers take the
+    # path of token ids, without the kernels tuned for hidden states; on a CPU the collectives add up floats alone.
     own = flags.to(torch.float32 if flags.is_cpu else torch.int64)[:, None]
     gathered = own.new_empty(rows, 1)
     dp_gather_replicate(gathered, own, forward_batch)

@@ -1,4 +1,4 @@
-"""What the stage reads of SGLang's routers and MoE runners, whose code differs by release."""
+"""SGLang's routers and MoE runners, whose code differs by release."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def number_layer(name: str, layer_id: int | None) -> int:
-    """The layer number of a router, the module `name` of a model: the one its model has told it, or else the one in its
-    name, as in `model.layers.3.mlp.topk`. Before 0.5.22 Mixtral, OLMoE, Granite-MoE and MiniMax-M2 tell it none.
+    """Return the layer number of a router, the module `name` of a model: `layer_id`, or, if this is None, the number in
+    the name, as in `model.layers.3.mlp.topk`. Before 0.5.22 Mixtral, OLMoE, Granite-MoE and MiniMax-M2 set none.
     """
     return int(re.findall(r"(?<=\.)\d+(?=\.)", name)[-1]) if layer_id is None else layer_id
 
@@ -37,14 +37,14 @@ def carry(topk_config: Any, layer: Any) -> Any:
 
 
 def num_shared_slots(topk_config: Any) -> int:
-    """How many columns of a router's output are for fused shared experts."""
+    """Return the number of columns of a router's output that are for fused shared experts."""
     slots = getattr(topk_config, "num_shared_topk_slots", None)
     return topk_config.num_fused_shared_experts if slots is None else slots
 
 
 def read_output_format(topk_config: Any) -> str:
-    """What a layer's router hands its runner, as SGLang names it: "standard" (ids and weights), "triton_kernel" (what
-    triton_kernels made of logits) or "bypassed" (logits, for the runner to rank).
+    """Return the name of the output that a layer's router gives its runner: "standard" (ids and weights),
+    "triton_kernel" (the routing of triton_kernels) or "bypassed" (logits, for the runner to rank).
     """
     from sglang.srt.layers.moe import get_moe_runner_backend
     from sglang.srt.layers.moe.topk import TopKOutputFormat
@@ -59,8 +59,8 @@ def read_output_format(topk_config: Any) -> str:
 
 
 def hands_parts() -> bool:
-    """Whether a router may be handed the parts that its logits are the sum of (from 0.5.23 on, on AMD). It adds them up
-    before it calls a layer's own routing function, but not before it asks which function that is.
+    """Return whether a router may get the summands of its logits in place of their sum (from 0.5.23 on, on AMD). The
+    router adds these up before it calls a layer's own routing function, but not before it looks that function up.
     """
     import torch
 
@@ -72,22 +72,22 @@ def hands_parts() -> bool:
 
 
 def keeps_dropped() -> bool:
-    """Whether an id of -1 stays one where expert parallelism numbers a rank's own experts (from 0.5.23 on)."""
+    """Return whether an id of -1 stays -1 when expert parallelism renumbers a rank's experts (from 0.5.23 on)."""
     from sglang.srt.layers.moe.token_dispatcher import standard
 
     return hasattr(standard, "_map_topk_ids_to_local_experts")
 
 
 def gathers_routed() -> bool:
-    """Whether ranks of data-parallel attention each route their own rows, and then gather them."""
+    """Return whether ranks of data-parallel attention each route their own rows, and gather the rows afterwards."""
     from sglang.srt.layers.moe.utils import should_use_flashinfer_cutlass_moe_fp4_allgather
 
     return bool(should_use_flashinfer_cutlass_moe_fp4_allgather())
 
 
 def leaves_sums(layer: Any, config: Any) -> bool:
-    """Whether a `FusedMoE` may be told to leave its rows' sums over experts to the next collective, by what was settled
-    when the model was built: CuTe DSL's, or that of Qwen4 in bf16. DeepSeek asks again in each step.
+    """Return whether a `FusedMoE` may leave a row's sum over experts to the next collective, as decided when the model
+    was built: CuTe DSL's, or that of Qwen4 in bf16. DeepSeek decides again in each step.
     """
     if not getattr(layer, "supports_deferred_finalize", False):
         return False
@@ -96,7 +96,7 @@ def leaves_sums(layer: Any, config: Any) -> bool:
 
 
 def keep_sums(model: Any, layers: Collection[int]) -> None:
-    """Have each `FusedMoE` of these layers sum up a row's experts: handed ids, it must not leave that to others."""
+    """Let each `FusedMoE` of these layers add up a row's experts itself: with ids it cannot leave the sum to others."""
     if not layers:
         return
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
@@ -107,8 +107,9 @@ def keep_sums(model: Any, layers: Collection[int]) -> None:
 
 
 def find_runner(layer: Any) -> str | None:
-    """What a `FusedMoE` runs its experts with, spelt as --moe-runner-backend; None for a kernel without a runner. From
-    0.5.23 on its method says so; before it is the method's, its scheme's or the scheme's kernel's, AMD's aiter first.
+    """Return the runner of a `FusedMoE`, as --moe-runner-backend spells it; None for a kernel without a runner. From
+    0.5.23 on the method returns it; before, it is an attribute of the method, its scheme or the scheme's kernel, and
+    AMD's aiter comes first.
     """
     method: Any = getattr(layer, "quant_method", None)
     if hasattr(method, "get_moe_runner_backend"):
@@ -121,14 +122,14 @@ def find_runner(layer: Any) -> str | None:
 
 
 def scales_unnormalized_groups() -> bool:
-    """Whether a grouped router that does not renormalize applies a scaling factor on its output (from 0.5.22 on)."""
+    """Return whether a grouped router that does not renormalize scales its output (from 0.5.22 on)."""
     from sglang.srt.layers.moe import topk
 
     return hasattr(topk, "is_routed_scaling_factor_fused_in_topk")
 
 
 def folds_scaling(topk_config: Any) -> bool:
-    """Whether a router scales its weights whatever its config says, as AMD's aiter does: its model then never does."""
+    """Return whether a router scales its weights whatever its config says, as AMD's aiter does; its model does not."""
     if not routes_on("_use_aiter"):
         return False
     if topk_config.use_grouped_topk:
@@ -137,21 +138,23 @@ def folds_scaling(topk_config: Any) -> bool:
 
 
 def routes_on(flag: str) -> bool:
-    """What upstream's routers have found of their machine: `_is_cpu`, `_is_cuda`, `_is_hip`, `_use_aiter`."""
+    """Return a flag of upstream's routers on their machine: `_is_cpu`, `_is_cuda`, `_is_hip` or `_use_aiter`."""
     from sglang.srt.layers.moe import topk
 
     return bool(getattr(topk, flag))
 
 
 def record_routed(topk_config: Any, layer_id: int, ids: torch.Tensor) -> None:
-    """Have --enable-return-routed-experts return these expert ids [rows, columns] for a layer of this forward."""
+    """Let --enable-return-routed-experts return these expert ids [rows, columns] for a layer of this forward."""
     from sglang.srt.layers.moe.topk import capture_routed_experts_if_allowed
 
     capture_routed_experts_if_allowed(topk_config, layer_id, ids)
 
 
 def expert_locations(config: Any) -> torch.Tensor | None:
-    """[layers, N] physical number of each logical expert, which EPLB updates in place; None if they are the same."""
+    """Return [layers, N], the physical number of each logical expert, which EPLB updates in place; None if the numbers
+    are the same.
+    """
     from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
 
     metadata = get_global_expert_location_metadata()
@@ -163,12 +166,12 @@ def expert_locations(config: Any) -> torch.Tensor | None:
 
 
 def list_routers(model: Any) -> list[Any]:
-    """The `TopK` modules of a model."""
+    """Return the `TopK` modules of a model."""
     from sglang.srt.layers.moe.topk import TopK
 
     return [module for module in model.modules() if isinstance(module, TopK)]
 
 
 def renormalizes_biased_groups() -> bool:
-    """Whether a grouped router with a bias renormalizes anyway: on CUDA before 0.5.22, by FlashInfer's kernel."""
+    """Return whether a grouped router with a bias always renormalizes: before 0.5.22, in FlashInfer's CUDA kernel."""
     return routes_on("_is_cuda") and not scales_unnormalized_groups()

@@ -2,19 +2,12 @@
 
 from dataclasses import dataclass
 
-# "policy", "observed" under `observe`, or the reason why a forward of the target model stayed vanilla.
-OUTCOMES = (
-    "policy",
-    "observed",
-    "prefill",
-    "phase",
-    "min_rows",
-    "max_rows",
-    "override",
-    "unchanged",
-    "no_context",
-    "vanilla",
-)
+REASONS = ("vanilla", "phase", "min_rows", "max_rows", "unchanged", "override")
+"""Why a layer has no plan. A step in which no layer has one is counted under the first of these that holds for some
+layer: the first four hold for all layers alike, "override" is last, because it may hold for a few layers alone.
+"""
+OUTCOMES = ("policy", "observed", "prefill", *REASONS, "no_context")
+"""What a forward of the target model is counted as."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,41 @@
+"""The start of the expert-selection stage in a scheduler process, around its loaded model."""
+
+from functools import partial
+from typing import Any
+
+from .compatibility.all_to_all import read_ranks
+from .compatibility.arguments import Arguments
+from .compatibility.exact import find_refusal
+from .stage.acceptance import Acceptance
+from .stage.exact import Exact
+from .stage.forward import wrap_calls
+from .stage.layer import Layer
+from .stage.stage import Stage
+from .upstream import batches, graphs, server
+
+
+def start(model_runner: Any, arguments: Arguments, layers: list[Layer]) -> Stage:
+    """Put a stage around the target model of upstream's `model_runner`, by the server's flags and the model's MoE
+    layers.
+    """
+    config, schedule = server.resolved(model_runner.server_args), arguments.schedule
+    low_first = getattr(config, "schedule_low_priority_values_first", False)
+    stage = Stage(
+        layers,
+        schedule,
+        device=model_runner.device,
+        trace=arguments.trace,
+        batches=batches.read_batches(config, schedule.rows if schedule else "batch"),
+        masks=bool(getattr(model_runner.server_args, "mask_padding_experts", False)),
+        ranks=read_ranks(model_runner, schedule),
+        tp_size=getattr(config, "tp_size", 1),
+        stops=arguments.stops,
+        exact=Exact(model_runner.device, low_first, find_refusal(config), arguments.ignores_exact),
+        acceptance=Acceptance(server.draft_width(config)),
+        find_batches=lambda rows: batches.read_batches(config, rows, sizes=graphs.list_sizes(model_runner, config)),
+        recapture=partial(graphs.capture_again, model_runner),
+    )
+    wrap_calls(model_runner, stage)
+    if stage.in_force.plan is not None:
+        server.show_plan(stage.in_force.plan)
+    return stage

@@ -1,7 +1,7 @@
-"""Whether an answer depends on what is decoded beside it: `python -m benchmark.neighbours [POLICY...]`.
+"""Compare answers alone and beside other requests: `python -m benchmark.neighbours [POLICY...]`.
 
 Prompts of held-out text are answered greedily, each alone and then in one batch with others, by one server that is
-switched from policy to policy. In float32, so that no rounding but a policy alone changes a token.
+switched from policy to policy. The server runs in float32, so only a policy changes a token, no rounding.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         shape = {name: getattr(args, name) for name in ("prompts", "others", "prompt", "tokens")}
         answers: dict[str, list[list[int]]] = {}
         with Server(TRAINED, flags, name="neighbours") as server:
-            for name in dict.fromkeys([BASELINE, *missing]):  # to whose answers the others' are compared
+            for name in dict.fromkeys([BASELINE, *missing]):  # the baseline, with whose answers the others compare
                 server.post("/expert_policy", parse_variant(name).body())
                 alone, beside = zip(*_answer(server, asked, others, args.tokens), strict=True)
                 answers[name] = list(alone)
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _answer(
     server: Server, asked: Sequence[list[int]], others: Sequence[list[int]], tokens: int
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """(tokens of the answer alone, those beside the others) of each prompt."""
+    """Yield (tokens of the answer alone, tokens beside the others) of each prompt."""
     for prompt in asked:
         batches = [prompt], [prompt, *others]
         found = (server.generate(batch, max_new_tokens=tokens, ignore_eos=True) for batch in batches)
@@ -67,12 +67,12 @@ def _answer(
 
 
 def _find_first(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """The place, from 1, of the first token that differs."""
+    """Return the place, from 1, of the first token that differs."""
     return next((place for place, pair in enumerate(zip(one, other, strict=True), 1) if pair[0] != pair[1]), None)
 
 
 def tabulate_neighbours(points: Mapping[str, Any]) -> Table:
-    """A row a policy."""
+    """Return a row a policy."""
     rows = []
     for name, point in points.items():
         found = [place for place in point["first_differences"] if place is not None]

@@ -1,8 +1,8 @@
-"""Expert affinity in front of SGLang's router, as examples/README.md tells to start it.
+"""Expert affinity in front of SGLang's router; examples/README.md describes how to start both.
 
-The router's policies are compiled into it and take none from outside, but its `consistent_hashing` sends a request to
-the worker that the header X-SMG-Target-Worker numbers. This server decides as `--load-balance-method expert_affinity`
-does, sets that header, and hands the request on; a worker that the router calls unhealthy gets nothing.
+The router accepts no policy from outside, but its `consistent_hashing` sends a request to the worker that the header
+X-SMG-Target-Worker numbers. This server decides as `--load-balance-method expert_affinity` does, sets that header, and
+forwards the request. A worker that the router calls unhealthy gets nothing.
 """
 
 import argparse
@@ -30,13 +30,13 @@ from sglang_xshare.affinity.table import Table, hash_tokenizer, load_table
 
 HEADER = "X-SMG-Target-Worker"
 OWN = ("host", "content-length", "transfer-encoding", "connection", "accept-encoding", HEADER.lower())
-"""Headers that each connection has its own of; all others are handed on."""
+"""Headers that belong to one connection; all others are forwarded."""
 LOOK = 2.0
-"""Seconds between looks at the router's workers."""
+"""Seconds between two requests for the router's workers."""
 
 
 class Proxy:
-    """Decides and hands on. Workers keep their number here whatever order the router lists them in."""
+    """A proxy that chooses a worker. A worker keeps its number here, in whatever order the router lists the workers."""
 
     def __init__(
         self, client: httpx.AsyncClient, table: Table, tokenizer: PreTrainedTokenizerBase, bound: float
@@ -45,20 +45,20 @@ class Proxy:
         self.affinity: Affinity | None = None
         self.urls: list[str] = []
         self.places: dict[int, int] = {}
-        """The router's number of each healthy worker, by ours: it counts the healthy ones alone."""
+        """The router's number of each healthy worker, by our number: the router counts healthy workers only."""
         self._names = itertools.count()
 
     async def watch(self) -> None:
-        """Look at the router's workers again and again, also after a look that failed."""
+        """Update the router's workers repeatedly, also after a request that failed."""
         while True:
             try:
                 await self.look()
             except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-                print(f"affinity_router: the workers are as they were, GET /workers failed: {error!r}", flush=True)
+                print(f"affinity_router: workers unchanged, GET /workers failed: {error!r}", flush=True)
             await asyncio.sleep(LOOK)
 
     async def look(self) -> None:
-        """Learn which workers there are. Those that come later need a new start of this program."""
+        """Read the router's workers. A worker that is added later needs a restart of this program."""
         workers = (await self.client.get("/workers")).json()["workers"]
         if self.affinity is None:
             self.urls = sorted(worker["url"] for worker in workers)
@@ -68,7 +68,7 @@ class Proxy:
         self.affinity.set_alive(list(self.places))
 
     async def send(self, request: Request) -> Response:
-        """Hand one request on, to the worker that suits it."""
+        """Forward one request to the worker that suits it."""
         name = next(self._names)
         headers = [(key, value) for key, value in request.headers.items() if key not in OWN]
         try:
@@ -81,15 +81,15 @@ class Proxy:
             return Relay(self, name, await self.ask(asked, request))
         except ClientDisconnect:
             self.finish(name)
-            return Response(status_code=499)  # nobody reads it
+            return Response(status_code=499)  # the client has left
         except BaseException:  # a router that is down
             self.finish(name)
             raise
 
     async def ask(self, asked: httpx.Request, request: Request) -> httpx.Response:
-        """The router's answer, begun. Where the client leaves before, the router hears of it, and so does the worker.
+        """Return the router's answer once it begins.
 
-        Raises ClientDisconnect then.
+        Raises ClientDisconnect if the client leaves first; the request to the router is then cancelled.
         """
         answer = asyncio.ensure_future(self.client.send(asked, stream=True))
         left = asyncio.ensure_future(leave(request))
@@ -103,12 +103,12 @@ class Proxy:
             left.cancel()
 
     def finish(self, name: int) -> None:
-        """A request has ended, in whatever way."""
+        """Count the end of a request."""
         if self.affinity is not None:
             self.affinity.finish(name)
 
     def tokenize(self, body: bytes) -> Sequence[int]:
-        """The prompt's token ids, of several prompts the first's; none where it has none or is not understood."""
+        """Return the token ids of the first prompt; none without a prompt, or if it cannot be tokenized."""
         try:
             asked = orjson.loads(body)
             if not isinstance(asked, dict):
@@ -120,20 +120,20 @@ class Proxy:
             if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
                 prompt = prompt[0]
             return self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else [int(one) for one in prompt]
-        except Exception as error:  # a chat template raises what it likes; the worker says what is wrong with a request
-            print(f"affinity_router: a prompt was not understood: {error!r}", flush=True)
+        except Exception as error:  # a chat template may raise anything; the worker reports what is wrong
+            print(f"affinity_router: a prompt could not be tokenized: {error!r}", flush=True)
             return []
 
 
 class Relay(StreamingResponse):
-    """An answer, handed back. Its request has ended with the last piece, or where the client leaves before any."""
+    """An answer on its way to the client. Its request ends with the last piece, or when the client leaves."""
 
     def __init__(self, proxy: Proxy, name: int, answer: httpx.Response) -> None:
         super().__init__(answer.aiter_bytes(), answer.status_code, media_type=answer.headers.get("content-type"))
         self.proxy, self.name, self.answer = proxy, name, answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream it, and count its request no more."""
+        """Stream the answer, then count the end of its request."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -148,29 +148,29 @@ async def leave(request: Request) -> None:
 
 
 def make_app(proxy: Proxy) -> Starlette:
-    """The server."""
+    """Return the application."""
     return Starlette(routes=[Route("/{path:path}", proxy.send, methods=["GET", "POST"])])
 
 
 @contextmanager
 def blame(flag: str, value: object, allowed: str) -> Iterator[None]:
-    """What fails within is this flag's: one line and exit code 1."""
+    """Report a failure inside as one line about this flag, with exit code 1."""
     try:
         yield
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, KeyError, TypeError) as error:
-        sys.exit(f"affinity_router: {flag} {value}: {' '.join(str(error).split())}; allowed is {allowed}")
+        sys.exit(f"affinity_router: {flag} {value}: {' '.join(str(error).split())}; must be {allowed}")
 
 
 async def serve(arguments: argparse.Namespace) -> None:
-    """Until it is stopped."""
+    """Serve until the program is stopped."""
     if not (math.isfinite(arguments.bound) and arguments.bound >= 1):
-        sys.exit(f"affinity_router: --bound {arguments.bound}: allowed is a number of at least 1")
+        sys.exit(f"affinity_router: --bound {arguments.bound}: must be a number of at least 1")
     with blame("--table", arguments.table, "a file of `sglang-xshare calibrate`"):
         table = load_table(arguments.table)
     with blame("--model", arguments.model, "the folder of a checkpoint with its tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(arguments.model, local_files_only=True)
         if table.origin["tokenizer"] not in ("", hash_tokenizer(arguments.model)):
-            raise ValueError("its tokenizer is not the table's")
+            raise ValueError("its tokenizer must be the table's")
     with blame("--router", arguments.router, "the URL of SGLang's router, running, with workers"):
         client = httpx.AsyncClient(base_url=arguments.router, timeout=None, limits=httpx.Limits(max_connections=None))
         proxy = Proxy(client, table, tokenizer, arguments.bound)

@@ -1,4 +1,4 @@
-"""A policy from Python: `python examples/engine.py [TRACE]` has the shipped checkpoint continue a batch of 16 texts."""
+"""A policy from Python: `python examples/engine.py [TRACE]` continues 16 texts with the shipped checkpoint."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ TEXTS = (
 
 
 def main() -> None:
-    """Generate under a policy, print what came, and leave a trace where one is asked for."""
+    """Generate under a policy, print the texts, and write a trace if a file is given."""
     engine = sglang.Engine(
         model_path=str(HERE.parent / "checkpoints" / "qwen3-moe-tiny"),
         expert_policy="xshare",
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def read_flags(file: Path) -> dict[str, object]:
-    """The flags of a server's configuration file, as `Engine` names them."""
+    """Return the flags of a server's configuration file, as `Engine` names them."""
     return {name.replace("-", "_"): value for name, value in yaml.safe_load(file.read_text()).items()}
 
 

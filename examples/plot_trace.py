@@ -1,7 +1,7 @@
-"""Plot what --expert-policy-trace recorded: `python examples/plot_trace.py TRACE PLOT.png`.
+"""Plot of a trace of --expert-policy-trace: `python examples/plot_trace.py TRACE PLOT.png`.
 
-A layer's active experts in a step, against the rows of the step: by the model's own routing, and as they were. Each
-layer of a step is a point; those of as many rows lie side by side, the first layer at the left.
+The plot shows a layer's active experts in a step against the rows of the step, with the model's own routing and with
+the policy. Each layer of a step is a point; layers of steps with equal rows lie side by side, the first at the left.
 """
 
 import json
@@ -19,15 +19,15 @@ WIDTH = 0.7  # of the strip in which the layers lie, in rows
 
 
 def read_trace(trace: Path) -> list[dict[str, int]]:
-    """A record a layer and step. Raises ValueError for a trace without a step."""
+    """Return a record for each layer and step. Raises ValueError for a trace without a step."""
     records = [json.loads(line) for line in trace.read_text().splitlines()]
     if not records:
-        raise ValueError(f"{trace}: no step was recorded; needed is a batch of two rows or more under the policy")
+        raise ValueError(f"{trace}: must contain a step: run a batch of at least two rows under the policy")
     return records
 
 
 def plot(records: list[dict[str, int]], out: Path) -> None:
-    """Write the plot, in the format that the file's name says."""
+    """Write the plot; the file's suffix names the format."""
     layers = sorted({record["layer"] for record in records})
     aside = {layer: WIDTH * ((place + 0.5) / len(layers) - 0.5) for place, layer in enumerate(layers)}
     rows = [record["batch_size"] for record in records]

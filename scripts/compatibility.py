@@ -1,7 +1,7 @@
-"""What each supported SGLang release needs, from its wheel's own metadata: the table in docs/patching.md.
+"""Requirements of each supported SGLang release, from its wheel's metadata: the table in docs/patching.md.
 
 python -m scripts.compatibility           write the table
-python -m scripts.compatibility --check   say whether it is up to date
+python -m scripts.compatibility --check   check that it is up to date
 """
 
 import argparse
@@ -20,7 +20,7 @@ BEGIN, END = "<!-- made by python -m scripts.compatibility -->\n", "<!-- end -->
 
 @dataclass(frozen=True)
 class Needs:
-    """What a release's wheel asks for; each as its metadata writes it, without `==`."""
+    """Requirements of a release's wheel, as its metadata writes them, without `==`."""
 
     torch: str
     cuda: str
@@ -32,7 +32,7 @@ class Needs:
 
 
 def read_needs(tree: Path) -> Needs:
-    """What the unpacked wheel in `tree` needs. Raises ValueError where its metadata lacks one of them."""
+    """Read the requirements of the unpacked wheel in `tree`. Raises ValueError if its metadata lacks a requirement."""
     (wheel,) = importlib.metadata.distributions(name="sglang", path=[str(tree)])
     pins: dict[str, str] = {}
     for requirement in wheel.requires or ():
@@ -46,7 +46,7 @@ def read_needs(tree: Path) -> Needs:
 
 
 def make_table(releases: list[str]) -> str:
-    """The Markdown table, a row a release, newest first; fetches what is not there."""
+    """Return the Markdown table, a row for each release, newest first; fetch missing releases."""
     rows = ["| SGLang | torch | CUDA | Python | sglang-kernel |", "| --- | --- | --- | --- | --- |"]
     for release in reversed(releases):
         needs = read_needs(fetch_release(release))
@@ -55,7 +55,7 @@ def make_table(releases: list[str]) -> str:
 
 
 def replace_table(page: str, table: str, begin: str = BEGIN) -> str:
-    """The page with the table between its two marks."""
+    """Return the page with the table between its two marks."""
     before, _, rest = page.partition(begin)
     _, _, after = rest.partition(END)
     return f"{before}{begin}{table}{END}{after}"

@@ -18,7 +18,7 @@ from benchmark.common.paths import RELEASES
 def download_wheel(version: str, folder: Path) -> Path:
     """Download the wheel of one release for this Python into `folder`, without its dependencies.
 
-    Raises `subprocess.CalledProcessError` where pip finds no such release, or cannot download it.
+    Raises `subprocess.CalledProcessError` if pip finds no such release, or cannot download it.
     """
     print(f"downloading sglang {version} ...", flush=True)
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -29,9 +29,9 @@ def download_wheel(version: str, folder: Path) -> Path:
 
 
 def fetch_release(version: str, releases: Path = RELEASES) -> Path:
-    """Download and unpack one release; returns its directory, which contains sglang/ and its metadata.
+    """Download and unpack one release. Return its directory, which contains sglang/ and its metadata.
 
-    Raises as `download_wheel` does, and ValueError for a wheel that holds another version than its name says.
+    Raises as `download_wheel` does, and ValueError for a wheel whose version is not that of its name.
     """
     place = releases / version
     if place.is_dir():
@@ -42,15 +42,15 @@ def fetch_release(version: str, releases: Path = RELEASES) -> Path:
         unpacked = Path(scratch) / "unpacked"
         zipfile.ZipFile(wheel).extractall(unpacked)
         if f"'{version}'" not in (unpacked / "sglang/_version.py").read_text():
-            raise ValueError(f"{wheel.name}: sglang/_version.py does not say {version}")
+            raise ValueError(f"{wheel.name}: sglang/_version.py must have the version {version}")
         unpacked.rename(place)  # all at once: a stopped download leaves no half release
     print(f"unpacked into {place}")
     return place
 
 
 def tell_download(version: str, error: subprocess.CalledProcessError) -> str:
-    """One line about a download that failed, with pip's own last word."""
-    said = (error.stderr or "").strip().splitlines() or ["it did not say why"]
+    """Return one line about a failed download, with pip's last line."""
+    said = (error.stderr or "").strip().splitlines() or ["no reason given"]
     return f"pip could not download sglang=={version}; allowed: a release on the package index (pip: {said[-1]})"
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Check, time and tabulate on an NVIDIA GPU: scripts/gpu.sh [all | EXPERIMENT [PART...]]. Experiments: caches, selection,
 # levers, layer, server, eagle3, replay, tune, routing, paged.
-# QUICK=1 ends after LIMIT seconds (default 540), unpacking included, and goes on from there when it is run again.
-# RESULTS=DIR holds the records (default: benchmark/results/<date>-<gpu>; where $OUT is set, build/gpu/results, of which
+# QUICK=1 ends after LIMIT seconds (default 540), unpacking included; the next call continues from there.
+# RESULTS=DIR holds the records (default: benchmark/results/<date>-<gpu>; if $OUT is set, build/gpu/results, of which
 # $OUT gets one archive in the end); POLICY=xshare:k0=1,add=24 is what experiment tune tunes for.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,10 +15,10 @@ python=
 experiment=${1:-all}
 shift || true
 refuse() { echo "gpu: $1" >&2; exit "${2:-1}"; }
-[[ " ${EXPERIMENTS[*]} all " == *" $experiment "* ]] || refuse "experiment '$experiment': allowed is ${EXPERIMENTS[*]} or all"
-[[ $experiment != all || $# -eq 0 ]] || refuse "PARTS=$*: allowed with one EXPERIMENT of ${EXPERIMENTS[*]}"
-[[ $LIMIT =~ ^[1-9][0-9]*$ ]] || refuse "LIMIT=$LIMIT: allowed is a whole number of seconds"
-[[ ${QUICK:-0} =~ ^[01]?$ ]] || refuse "QUICK=$QUICK: allowed is 0 or 1"
+[[ " ${EXPERIMENTS[*]} all " == *" $experiment "* ]] || refuse "EXPERIMENT must be all or one of ${EXPERIMENTS[*]} (got $experiment)"
+[[ $experiment != all || $# -eq 0 ]] || refuse "PARTS must come with one EXPERIMENT of ${EXPERIMENTS[*]} (got $*)"
+[[ $LIMIT =~ ^[1-9][0-9]*$ ]] || refuse "LIMIT must be a whole number of seconds (got $LIMIT)"
+[[ ${QUICK:-0} =~ ^[01]?$ ]] || refuse "QUICK must be 0 or 1 (got $QUICK)"
 gpu=
 if [[ ${SGLANG_XSHARE_DEVICE:-} != cpu ]]; then
     gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1) || gpu=
@@ -56,7 +56,6 @@ use_archive() {  # the SGLang in .gpu/, for a machine that can install nothing
         fi
         touch "$site/.complete"
     fi
-    # Measured on two cores: 30 and 35 s.
     [[ -f .gpu/jit.tar.xz ]] || echo "gpu: .gpu/jit.tar.xz is missing; the first gpt-oss server builds two kernels, in about a minute"
     python=python3 target=(--target "$site")
     export PYTHONPATH=$PWD/python:$site TVM_FFI_CACHE_DIR=$work/tvmcache
@@ -66,7 +65,7 @@ use_venv() {
     # pip would try for minutes.
     if [[ ! -f ${VENV:-.venv}/.complete ]]; then
         timeout 30 python3 -m pip download --quiet --no-deps --retries 0 --timeout 10 --dest "$work/probe" wheel \
-            >/dev/null 2>&1 || refuse "no package index answers and .gpu/site.tar.xz is missing; make gpu-bundle FROM=DIR, where there is one, makes .gpu/"
+            >/dev/null 2>&1 || refuse "no package index answers and .gpu/site.tar.xz is missing; make gpu-bundle FROM=DIR, on a machine with an index, makes .gpu/"
     fi
     scripts/make_venv.sh
     python=${VENV:-.venv}/bin/python target=()
@@ -78,7 +77,7 @@ bring_back() {  # one archive, whole whenever the command is stopped
     tar -cJf "$work/results.part" -C "$results" . && mv "$work/results.part" "$OUT/results.tar.xz" || cp "$results"/*.json "$OUT"/ || true
 }
 
-finish() {  # whatever happened: the table of what there is, and the way back
+finish() {  # after every end: the table of all records, and the way back
     local status=$?
     trap - EXIT
     [[ -z ${keeper:-} ]] || kill "$keeper" 2>/dev/null || true
@@ -100,7 +99,7 @@ if [[ -f .gpu/site.tar.xz ]]; then use_archive; else use_venv; fi
 find_toolkit "$work"
 "$python" -m sglang_xshare patch apply "${target[@]}" || echo "gpu: SGLang is not patched: no server or layer is measured" >&2
 
-# A command that is killed at its limit brings back all but its last seconds.
+# A command that is killed at its limit loses only its last seconds.
 if [[ -n ${OUT:-} ]]; then while sleep 20; do bring_back; done >/dev/null 2>&1 & keeper=$!; fi
 options=(--out "$results")
 if [[ ${QUICK:-0} == 1 ]]; then options+=(--limit $((LIMIT > SECONDS ? LIMIT - SECONDS : 1))); fi

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Fill .gpu/ for a GPU machine that can install nothing: the archives in FROM, and, where FROM has none, extras.tar.xz made
+# Fill .gpu/ for a GPU machine that can install nothing: the archives in FROM, and, if FROM has none, extras.tar.xz made
 # of the packages in scripts/gpu/extras.txt, for its Python 3.12. scripts/gpu/site.txt lists what is in the archive of
 # SGLang 0.5.17, site-0.5.23.txt what scripts/gpu/make_site.sh puts into that of 0.5.23, machine.txt what the machine has.
-# `commit` says what the records of a machine without git were measured with.
+# `commit` is the source that the records of a machine without git name.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 FROM=${FROM:-}
 LIMIT_MIB=64  # what may travel to such a machine, together with the checkout
 
 if [[ -n $FROM ]]; then
-    [[ -f $FROM/site.tar.xz ]] || { echo "gpu-bundle: FROM=$FROM: no site.tar.xz there; needed is a folder with the archive of SGLang" >&2; exit 1; }
+    [[ -f $FROM/site.tar.xz ]] || { echo "gpu-bundle: FROM=$FROM: must be a folder with the archive of SGLang (got no site.tar.xz)" >&2; exit 1; }
     mkdir -p .gpu
     for name in site extras fi_distinfo tvmcache jit common_ops_unmodified; do
         rm -f .gpu/$name.*  # of another release

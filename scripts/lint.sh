@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything a machine can say about the source without running it.
+# Check the source without running it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bin=${VENV:-.venv}/bin
@@ -8,7 +8,7 @@ code=(python/sglang_xshare benchmark training scripts sgl-kernel/sgl_kernel)
 tests=(test sgl-kernel/tests)
 "$bin/ruff" check .
 "$bin/ruff" format --check .
-# Docstrings say it in prose.
+# Docstrings have no sections.
 if git grep -nE '^\s+(Args|Raises|Returns|Attributes):$' -- '*.py'; then echo "lint: a section in a docstring" >&2; exit 1; fi
 "$bin/mypy" "${code[@]}"
 "$bin/mypy" --allow-untyped-defs --allow-incomplete-defs --no-check-untyped-defs "${tests[@]}"

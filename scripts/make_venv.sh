@@ -15,14 +15,14 @@ refuse() { echo "make_venv: $*" >&2; exit 1; }
 checkout=$(pwd -P)
 mark=$VENV/.sglang-xshare
 stamp=$VENV/.complete
-other="name a folder that is not there yet with VENV=DIR; docs/patching.md tells how to patch an environment of your own"
+other="name a new folder with VENV=DIR; docs/patching.md explains how to patch an environment of your own"
 if [[ -f $mark ]]; then
     [[ $(<"$mark") == "$checkout" ]] || refuse "$VENV was made by the checkout in $(<"$mark"); $other"
 elif [[ -e $VENV && -z $(find "$VENV/" -maxdepth 0 -empty 2>/dev/null) ]]; then
     # Environments made before there was a mark: inside this checkout, and finished.
     [[ $VENV == .venv && -f $stamp ]] || refuse "$VENV is there, and this project did not make it; $other"
 fi
-empty() {  # all but the mark, so that whatever stops this leaves a folder that is still known as ours
+empty() {  # everything except the mark, so that an interrupted removal leaves a folder that is still ours
     if [[ -d $VENV ]]; then find "$VENV/" -mindepth 1 -maxdepth 1 ! -name "${mark##*/}" -exec rm -rf {} +; fi
 }
 if [[ $* == --remove ]]; then
@@ -33,7 +33,7 @@ fi
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {
     refuse "python3 is $(python3 --version 2>&1); SGLang $SGLANG needs 3.11 or later"; }
 device=${SGLANG_XSHARE_DEVICE:-}
-[[ $device == cpu || -z $device ]] || refuse "SGLANG_XSHARE_DEVICE=$device: allowed is cpu, or nothing for the GPU that is there"
+[[ $device == cpu || -z $device ]] || refuse "SGLANG_XSHARE_DEVICE must be cpu, or empty for the GPU of this machine (got $device)"
 if [[ -z $device ]] && nvidia-smi >/dev/null 2>&1; then device=cuda; else device=cpu; fi
 
 wanted=$({ echo "$device"; pwd; python3 --version

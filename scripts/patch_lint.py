@@ -21,7 +21,7 @@ from sglang_xshare.patching.tree import PatchError, Tree, find_tree
 
 @dataclass
 class Report:
-    """Findings, one line each: `errors` fail the lint, `warnings` do not; and what was looked at."""
+    """Findings, one line each, and what was checked. `errors` fail the lint, `warnings` do not."""
 
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -31,15 +31,16 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """One line: what was looked at, and what was not."""
+        """Return one line: what was checked, and what was not."""
         proved = ", ".join(f"{release} ({hunks} hunks)" for release, hunks in self.proved.items())
         line = f"{len(self.patches)} patches looked at; each hunk matches one place in {proved or 'no release'}"
         return line + (f"; no sources at hand for {', '.join(self.unproved)}" if self.unproved else "")
 
 
 def lint(root: Path, releases: Path | None = None) -> Report:
-    """Check the queue in `root`, the patches/ directory, against unpacked `releases`, a directory each; the installed
-    sglang stands in for the release it is.
+    """Check the queue in `root`, the patches/ directory, against unpacked `releases`, a directory each.
+
+    The installed SGLang serves as the sources of its own release.
     """
     report = Report(patches=sorted(str(file.relative_to(root)) for file in root.rglob("*.patch")))
     if not report.patches:
@@ -67,7 +68,7 @@ def _load(root: Path, release: str, report: Report) -> Iterator[Queue]:
 
 
 def _check_folder(queues: list[Queue], report: Report) -> None:
-    """Headers are whole, each patch is in a series, in one only unless it is shared."""
+    """Check that headers are whole, and that each patch is in one series, or in several if it is shared."""
     listed = Counter(patch.name for queue in queues for patch in queue.patches)
     for patch in {patch.name: patch for queue in queues for patch in queue.patches}.values():
         missing = [name for name in FIELDS if not patch.header.get(name)]
@@ -96,7 +97,7 @@ def _find_sources(release: str, releases: Path | None) -> Tree | None:
 
 
 def _check_sources(queue: Queue, tree: Tree, report: Report, spare: dict[tuple[str, str, int], set[str]]) -> None:
-    """Apply the series to pristine sources and parse what comes out; narrow `spare` to what this release can spare."""
+    """Apply the series to pristine sources and parse the result; narrow `spare` to what this release can spare."""
     report.proved[queue.release] = 0
     try:
         state = read(tree)
@@ -119,7 +120,7 @@ def _check_sources(queue: Queue, tree: Tree, report: Report, spare: dict[tuple[s
 
 
 def _find_spare(lines: list[bytes], hunk: Hunk) -> set[str]:
-    """Sides with two or more lines of context, where the hunk still matches one place without the outermost."""
+    """Return sides with two or more lines of context whose outermost line the hunk does not need to match one place."""
     source, target = hunk.source, hunk.target
     shorter = {"leading": source[1:]} if len(source) > 1 and source[:2] == target[:2] else {}
     shorter |= {"trailing": source[:-1]} if len(source) > 1 and source[-2:] == target[-2:] else {}
@@ -127,7 +128,7 @@ def _find_spare(lines: list[bytes], hunk: Hunk) -> set[str]:
 
 
 def main() -> None:
-    """Print what was found; exit code 1 where it fails."""
+    """Print the findings. Return exit code 1 for errors."""
     argparse.ArgumentParser(prog="patch_lint", description="check the whole patch queue").parse_args()
     try:
         report = lint(find_root(), RELEASES)

@@ -19,7 +19,7 @@ from sglang_xshare.patching.tree import ABSENT, digest, find_tree
 
 
 def pin_release(version: str, patches: Path, releases: Path = RELEASES) -> int:
-    """Write the hashes in the format of sha256sum; returns how many files there are."""
+    """Write the hashes in the format of sha256sum. Return the number of files."""
     paths = {
         file.path
         for name in read_series(patches, version)

@@ -33,22 +33,23 @@ ARGUMENT = re.compile(r'^\+    (\w+): A\[(?:Optional\[)?(\w+)\]?, "(.*)"\] = (.*
 TEXT = """\
 # Reference
 
-Every flag, key, route and metric, made from the code by `scripts/reference.py`; a test compares the two. What they are
-for: [the guide](guide.md).
+*What is there to set, to call and to watch?* Every flag, key, route and metric, written from the code by
+`scripts/reference.py`. How to use them: [the guide](guide.md).
 
 ## Flags of the server
 
-Those that the patches add to SGLang's, also keywords of `Engine`. `--load-balance-method` takes `expert_affinity` too.
+The patches add these flags to SGLang's. They are also keywords of `Engine`. `--load-balance-method` has the further
+value `expert_affinity`.
 
 {server}
 ## Policies
 
-A key without a value has to be given. Phases are those that it selects in unless `phases` says otherwise.
+A key without a default must be given. The phases apply unless the key `phases` is given.
 
 {policies}
 ## Keys of a policy
 
-`null` switches a key off. The default is `custom`'s, where no policy above says another.
+`null` switches a key off. The default is that of `custom`; a policy's own default, above, takes precedence.
 
 {keys}
 ## Keys of every policy that selects
@@ -57,12 +58,12 @@ A key without a value has to be given. Phases are those that it selects in unles
 ## Routes
 
 {routes}
-What they take and answer: [live.md](live.md#get-and-post-expert_policy).
+Their fields: [operations.md](operations.md#get-and-post-expert_policy).
 
 ## Metrics
 
-On `/metrics` with `--enable-metrics`; each series has SGLang's own labels too. Of ranks those of expert parallelism, of
-plans those that `observe` compares.
+On `/metrics` with `--enable-metrics`; each series has SGLang's own labels too. Ranks are those of expert parallelism.
+Plans are those that `observe` compares.
 
 {metrics}
 ## Flags of `sglang-xshare`
@@ -77,7 +78,7 @@ def make_page() -> str:
         policies=tabulate(("policy", "phases", "keys", "what"), map(_describe_policy, list_policies())),
         keys=tabulate(("key", "allowed", "default", "what"), list_keys()),
         common=tabulate(("key", "allowed", "default", "what"), list_common_keys()),
-        routes=tabulate(("route", "who may"), list_routes()),
+        routes=tabulate(("route", "required key"), list_routes()),
         metrics=tabulate(("metric", "labels", "what"), list_metrics()),
         commands=tabulate(("command", "flags"), list_command_flags()),
     )
@@ -148,8 +149,8 @@ def list_routes() -> Iterator[tuple[str, str]]:
     app = FastAPI(openapi_url=None)
     add_routes(app, lambda: None)
     keys = {
-        "normal": "`--api-key`, where the server has one",
-        "admin_optional": "`--admin-api-key`, without one `--api-key`",
+        "normal": "`--api-key`, if the server has one",
+        "admin_optional": "`--admin-api-key`, or if there is none `--api-key`",
     }
     for route in app.routes:
         level: Any = route.endpoint._auth_level  # type: ignore[attr-defined]

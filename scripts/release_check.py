@@ -1,8 +1,8 @@
-"""Say hunk by hunk what of the patch queue fits an SGLang release, supported or not, and end with a verdict.
+"""Report hunk by hunk what of the patch queue fits an SGLang release, supported or not, and a verdict.
 
     python -m scripts.release_check 0.5.24
 
-A release without a series is tried with that of every supported one; the best fitting is shown. Exit code 0 where every
+A release without a series is tried with that of every supported one; the best fitting is shown. Exit code 0 if every
 hunk fits one place.
 """
 
@@ -25,7 +25,7 @@ from sglang_xshare.patching.tree import PatchError
 
 @dataclass(frozen=True)
 class Fit:
-    """One hunk of a patch, and the lines of its file (from 1) where it matches: it fits where that is one line."""
+    """One hunk of a patch, and the lines of its file (from 1) that match it: a hunk with one such line fits."""
 
     patch: str
     path: str
@@ -35,7 +35,7 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether the hunk matches exactly one place."""
+        """Return whether the hunk matches exactly one place."""
         return len(self.lines) == 1
 
     def __str__(self) -> str:
@@ -45,8 +45,9 @@ class Fit:
 
 
 def find_fits(patches: Sequence[Patch], contents: Mapping[str, bytes]) -> tuple[list[Fit], dict[str, bytes]]:
-    """Each hunk in order against its file as the patches before it left it, and what the files become without those
-    that do not fit. `contents` are the release's files, by path; one that is not there counts as empty.
+    """Return the fit of each hunk to its file after the patches before it, and the files with all hunks that fit.
+
+    `contents` are the release's files, by path; a missing file counts as empty.
     """
     fits, left = [], dict(contents)
     for patch in patches:
@@ -63,7 +64,7 @@ def find_fits(patches: Sequence[Patch], contents: Mapping[str, bytes]) -> tuple[
 
 @dataclass(frozen=True)
 class Trial:
-    """A queue's hunks against a release's files; `problem` where they all fit and what comes out is still wrong."""
+    """The fits of a queue's hunks to a release's files; `problem` if all fit and the result is wrong."""
 
     queue: Queue
     fits: list[Fit]
@@ -71,12 +72,12 @@ class Trial:
 
     @property
     def failing(self) -> list[str]:
-        """The patches with a hunk that does not fit, in order."""
+        """Return the patches with a hunk that does not fit, in order."""
         return list(dict.fromkeys(fit.patch for fit in self.fits if not fit.fits))
 
 
 def try_queue(tree: Path, queue: Queue, pinned: bool) -> Trial:
-    """Try one queue on a release's files; where it is the release's own, `pinned`, its hashes too."""
+    """Try one queue on a release's files; `pinned` marks the release's own queue, whose hashes are checked too."""
     contents = _read_files(tree, queue.patches)
     fits, patched = find_fits(queue.patches, contents)
     if all(fit.fits for fit in fits):
@@ -92,7 +93,7 @@ def try_queue(tree: Path, queue: Queue, pinned: bool) -> Trial:
 
 
 def find_best(tree: Path, release: str, root: Path) -> Trial:
-    """The release's own queue, else the one with the fewest hunks that do not fit, the newest of several."""
+    """Return the release's own queue, else that with the fewest hunks that do not fit, the newest of several."""
     releases = list_releases(root)
     if release in releases:
         return try_queue(tree, load_queue(root, release), pinned=True)
@@ -101,25 +102,25 @@ def find_best(tree: Path, release: str, root: Path) -> Trial:
 
 
 def name_matter(name: str) -> str:
-    """What a patch is about: its name without folder and without the releases it is for."""
+    """Return the subject of a patch: its name without folder and without its releases."""
     return Path(name).stem.split("-until-")[0]
 
 
 def explain(fit: Fit, tree: Path, patches: Sequence[Patch]) -> list[str]:
-    """For a hunk that does not fit: the lines it misses, and those of `patches` on the same matter that do fit."""
+    """Return the lines that a hunk misses, and the `patches` of the same subject that fit."""
     file = tree / fit.path
     lines = set(split_lines(file.read_bytes())) if file.is_file() else set()
     missing = [line.decode().strip() for line in fit.hunk.source if line not in lines]
-    told = [f"no line {line!r}" for line in missing] if file.is_file() else ["no such file"]
+    found = [f"no line {line!r}" for line in missing] if file.is_file() else ["no such file"]
     for other in patches:
         fits, _ = find_fits([other], _read_files(tree, [other]))
         if name_matter(other.name) == name_matter(fit.patch) and all(hunk.fits for hunk in fits):
-            told.append(f"{other.name} fits")
-    return told
+            found.append(f"{other.name} fits")
+    return found
 
 
 def check_release(release: str, root: Path, releases: Path = RELEASES) -> tuple[list[str], bool]:
-    """The report's lines, the last of them the verdict; and whether every hunk fits."""
+    """Return the report's lines, of which the last is the verdict, and whether every hunk fits."""
     tree = fetch_release(release, releases)
     best = find_best(tree, release, root)
     patches = [parse_patch(file.read_text(), str(file.relative_to(root))) for file in sorted(root.rglob("*.patch"))]
@@ -127,7 +128,7 @@ def check_release(release: str, root: Path, releases: Path = RELEASES) -> tuple[
     for fit in best.fits:
         lines.append(f"  {'fits    ' if fit.fits else 'DOES NOT'}  {fit}")
         if not fit.fits:
-            lines += [f"            {told}" for told in explain(fit, tree, patches)]
+            lines += [f"            {line}" for line in explain(fit, tree, patches)]
     return [*lines, f"release_check: {_judge(best, release, root)}"], not best.failing and not best.problem
 
 

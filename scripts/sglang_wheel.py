@@ -2,7 +2,7 @@
 
     python -m scripts.sglang_wheel 0.5.23
 
-Every file but the patched ones is upstream's, to the byte; RECORD is made anew, the licence is kept, and a notice
+All files except the patched ones are upstream's, to the byte; RECORD is made anew, the licence is kept, and a notice
 beside it names what was changed. It depends on this version of sglang-xshare. The same input gives the same bytes.
 """
 
@@ -27,9 +27,9 @@ DATE = (2020, 2, 2, 0, 0, 0)  # of every new or changed file, as reproducible bu
 
 
 def make_wheel(upstream: Path, root: Path, out: Path) -> Path:
-    """Patch the wheel `upstream` with the queue in `root`; returns the new wheel in `out`.
+    """Patch the wheel `upstream` with the queue in `root`. Return the new wheel in `out`.
 
-    Raises PatchError where the queue does not support the release, or refuses its files.
+    Raises PatchError if the queue does not support the release, or refuses its files.
     """
     name, version, *tags = upstream.stem.split("-")
     local = f"{version}+xshare.{__version__}"
@@ -68,7 +68,7 @@ def _write(target: zipfile.ZipFile, path: str, content: bytes, upstream: zipfile
 
 
 def _rename(metadata: str, version: str, local: str) -> str:
-    """The metadata under the local version, with the package that the patches call as a dependency."""
+    """Return the metadata under the local version, with the package that the patches call as a dependency."""
     headers, blank, body = metadata.partition("\n\n")
     assert f"\nVersion: {version}\n" in headers
     headers = headers.replace(f"\nVersion: {version}\n", f"\nVersion: {local}\n", 1)

@@ -10,7 +10,7 @@ venv=${CUDA_VENV:-build/cuda/$SGLANG}
 python=$venv/bin/python
 refuse() { echo "test-cuda: $1" >&2; exit 1; }
 
-[[ $SGLANG =~ ^[0-9.]+$ && -d patches/$SGLANG ]] || refuse "SGLANG=$SGLANG: allowed is $(cd patches && echo 0.*)"
+[[ $SGLANG =~ ^[0-9.]+$ && -d patches/$SGLANG ]] || refuse "SGLANG must be one of $(cd patches && echo 0.*) (got $SGLANG)"
 command -v g++ >/dev/null || refuse "g++ is missing"
 [[ -x ${CUDA_HOME:-}/bin/nvcc ]] || command -v nvcc >/dev/null || compgen -G '/usr/local/cuda*/bin/nvcc' >/dev/null ||
     refuse "nvcc is missing"

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PYTHON=${PYTHON:-.venv/bin/python}
 PART=${PART:-} LANES=${LANES:-1}
-[[ $LANES =~ ^[1-9][0-9]*$ ]] || { echo "test-long: LANES=$LANES: allowed is a number from 1 up" >&2; exit 1; }
+[[ $LANES =~ ^[1-9][0-9]*$ ]] || { echo "test-long: LANES must be a number from 1 up (got $LANES)" >&2; exit 1; }
 export done_dir=build/test-long
 mkdir -p "$done_dir"
 read_state() {  # of the files that the pathspecs name

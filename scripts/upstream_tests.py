@@ -1,11 +1,11 @@
-"""Run upstream's own CPU unit tests on the installed release, as published and patched: what passes on the first alone?
+"""Run upstream's own CPU unit tests on the installed release, as published and patched, and compare the outcomes.
 
     git clone --depth 1 --branch v0.5.23 https://github.com/sgl-project/sglang ../sglang
     .venv/bin/python -m scripts.upstream_tests ../sglang
 
 The environment lends what both need. Tests that need a GPU, or packages that are not there, fail on both and are only
 counted. A file with a test that passes on the first alone runs again on both, by itself, and counts if it still does.
-Exit code 1 where a test passes on the published package alone.
+Exit code 1 if a test passes on the published package alone.
 """
 
 import argparse
@@ -39,14 +39,14 @@ Results = dict[tuple[str, str], str]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What upstream's tests said of the published and of the patched package."""
+    """The outcomes of upstream's tests on the published and on the patched package."""
 
     published: Results
     patched: Results
     broken: list[tuple[str, str]]
 
     def describe(self) -> Iterator[str]:
-        """A line for each part, and one for each test that passes on the published package alone."""
+        """Yield a line for each part, and for each test that passes on the published package alone."""
         yield f"{'':16}{'published':>27}{'patched':>27}"
         yield f"{'':16}" + "".join(f"{name:>9}" for name in OUTCOMES) * 2
         for part in PARTS:
@@ -56,18 +56,18 @@ class Comparison:
 
 
 def check_release(checkout: Path, release: str) -> None:
-    """Raises ValueError where the commit that is checked out is not the release's."""
+    """Raise ValueError if the commit that is checked out is not the release's."""
     git = ["git", "-C", str(checkout), "tag", "--points-at", "HEAD"]
     tags = subprocess.run(git, capture_output=True, text=True).stdout.split()
     if f"v{release}" not in tags:
         found = ", ".join(tags) or "no release"
-        raise ValueError(f"CHECKOUT {checkout}: {found} is checked out; allowed: v{release}, the installed one")
+        raise ValueError(f"CHECKOUT {checkout}: the commit must be v{release}, the installed release (got {found})")
     if not any((checkout / UNIT / part).is_dir() for part in PARTS):
-        raise ValueError(f"CHECKOUT {checkout}: no tests in {UNIT}; allowed: a clone of upstream's repository")
+        raise ValueError(f"CHECKOUT {checkout}: must be a clone of upstream's repository (got no tests in {UNIT})")
 
 
 def run_tests(tree: Path, checkout: Path, paths: Collection[str], scratch: Path) -> Results:
-    """Run the files or folders `paths` below `UNIT` on SGLang in `tree`. Raises ValueError where pytest gives up."""
+    """Run the files or folders `paths` below `UNIT` on SGLang in `tree`. Raises ValueError if pytest fails to run."""
     report = scratch / "report.xml"
     report.unlink(missing_ok=True)
     env = os.environ | {"PYTHONPATH": str(tree)}
@@ -88,7 +88,7 @@ def run_tests(tree: Path, checkout: Path, paths: Collection[str], scratch: Path)
 
 
 def compare(checkout: Path, published: Path, patched: Path, scratch: Path) -> Comparison:
-    """Run every part on both trees. Raises ValueError where nothing passes, which would say nothing."""
+    """Run every part on both trees. Raises ValueError if nothing passes, because there is nothing to compare."""
 
     def run(what: str, *paths: str) -> tuple[Results, Results]:
         print(f"upstream_tests: {what}, published", flush=True)
@@ -116,7 +116,7 @@ def _count(results: Results, part: str) -> Counter[str]:
 
 @contextmanager
 def copy_patched(tree: Path, root: Path) -> Iterator[Path]:
-    """A copy of `tree` with the queue in `root` applied. Linked: the patch tool replaces files and writes into none."""
+    """Copy `tree` by links and apply the queue in `root`: the patch tool replaces files and writes into none."""
     with tempfile.TemporaryDirectory(dir=tree.parent, prefix=".patched-") as scratch:
         copy = Path(scratch) / "tree"
         shutil.copytree(tree, copy, copy_function=os.link)
@@ -125,7 +125,7 @@ def copy_patched(tree: Path, root: Path) -> Iterator[Path]:
 
 
 def main() -> bool:
-    """Print what `Comparison` tells; whether nothing passes on the published package alone."""
+    """Print the lines of `Comparison`. Return whether nothing passes on the published package alone."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="a clone of upstream's repository, at the installed release's tag")
     checkout = parser.parse_args().checkout.resolve()

@@ -1,4 +1,4 @@
-"""How many of its tokens a verification accepts from an EAGLE-3 draft, computed from the models without a server."""
+"""The number of draft tokens that a verify step accepts from an EAGLE-3 draft, from the models without a server."""
 
 from itertools import chain
 from pathlib import Path
@@ -19,7 +19,7 @@ PROMPTS, PROMPT, WRITTEN = 16, 64, 128  # a domain's held-out prompts, their len
 
 @torch.inference_mode()
 def draft_hits(target: Qwen3MoeForCausalLM, draft: Draft, hot: Tensor, ids: Tensor) -> list[Tensor]:
-    """Where each place's draft repeats `ids` [rows, tokens], by draft step: [rows, tokens - step - 2] bool each."""
+    """Return where each place's draft repeats `ids` [rows, tokens], by draft step: [rows, tokens - step - 2] bool."""
     _, aux = features(target, ids)
     guesses = draft(aux, target.model.embed_tokens(ids), STEPS_AHEAD)
     return [hot[guess[:, :-1].argmax(-1)] == ids[:, step + 2 :] for step, guess in enumerate(guesses)]
@@ -27,16 +27,16 @@ def draft_hits(target: Qwen3MoeForCausalLM, draft: Draft, hot: Tensor, ids: Tens
 
 @torch.inference_mode()
 def target_hits(target: Qwen3MoeForCausalLM, ids: Tensor) -> list[Tensor]:
-    """The same of a draft that is the target itself."""
+    """Return the same for a draft that is the target itself."""
     hits = target(ids).logits[:, :-1].argmax(-1) == ids[:, 1:]
     return [hits[:, step + 1 :] for step in range(STEPS_AHEAD)]
 
 
 def accepted_lengths(hits: list[Tensor], prompt: int) -> list[int]:
-    """Tokens every verification of a chain of drafts yields after `prompt` tokens, its own token included.
+    """Return the tokens of each verify step of a chain of drafts after `prompt` tokens, its own token included.
 
-    A draft is accepted where it repeats the text. On greedy continuations that is the walk of a server at top-k 1 and
-    temperature 0, and the length as the server counts it.
+    A draft token is accepted if it repeats the text. On greedy continuations the steps are those of a server at top-k 1
+    and temperature 0, and the length is the server's.
     """
     lengths = []
     for row in range(len(hits[0])):
@@ -51,7 +51,7 @@ def accepted_lengths(hits: list[Tensor], prompt: int) -> list[int]:
 
 
 def continuations(target: Qwen3MoeForCausalLM, prompts: Tensor, written: int) -> Tensor:
-    """What the target writes greedily after `prompts` [rows, tokens], past ends of text: [rows, tokens + written]."""
+    """Return the target's greedy text after `prompts` [rows, tokens], past ends of text: [rows, tokens + written]."""
     everywhere = torch.ones_like(prompts)  # else an end of text is taken for padding
     return target.generate(
         prompts, attention_mask=everywhere, max_new_tokens=written, do_sample=False, eos_token_id=None, pad_token_id=0
@@ -59,7 +59,7 @@ def continuations(target: Qwen3MoeForCausalLM, prompts: Tensor, written: int) ->
 
 
 def spread(ids: Tensor, length: int) -> Tensor:
-    """PROMPTS stretches of `length` ids, evenly spread over `ids` [tokens]: [PROMPTS, length]."""
+    """Return PROMPTS pieces of `length` ids, evenly spread over `ids` [tokens]: [PROMPTS, length]."""
     starts = torch.linspace(0, len(ids) - length, PROMPTS).long()
     return torch.stack([ids[start : start + length] for start in starts])
 
@@ -67,10 +67,10 @@ def spread(ids: Tensor, length: int) -> Tensor:
 def measure(
     target: Qwen3MoeForCausalLM, draft: Draft, hot: Tensor, tokenizer: PreTrainedTokenizerFast, folder: Path
 ) -> dict[str, Any]:
-    """Mean accepted lengths, by domain and over all verifications, after held-out prompts.
+    """Return mean accepted lengths, by domain and over all verify steps, after held-out prompts.
 
-    `written` is on what the target then writes greedily, `on_text` on the held-out text as if the target had written
-    it, and `target_on_text` the same of a draft that is the target.
+    `written` is on the target's greedy text, `on_text` on the held-out text as if the target had written it, and
+    `target_on_text` the same for a draft that is the target.
     """
     lengths: dict[str, dict[str, list[int]]] = {"written": {}, "on_text": {}, "target_on_text": {}}
     for domain in DOMAINS:

@@ -1,4 +1,4 @@
-"""How the load of the experts is kept even in training: by a penalty, or by moving the biases they are chosen with."""
+"""Losses that keep the experts' load even in training: by a penalty, or by moving the biases of their selection."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,19 +10,21 @@ from transformers import PreTrainedModel
 
 PENALTY = 0.02
 BIAS_RATE = 0.005
-"""Of a step. Wang et al. take 0.001 over tens of thousands of steps; a run here has a thousand."""
+"""Change of a bias in a step. Wang et al. use 0.001 over tens of thousands of steps; a run here has a thousand."""
 
 
 def loss_with_penalty(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """Mean cross-entropy of `ids` [rows, tokens] in nats, and PENALTY times the load-balancing loss."""
+    """Return the mean cross-entropy of `ids` [rows, tokens] in nats plus PENALTY times the load-balancing loss."""
     output = model(ids, output_router_logits=True)
     nats = cross_entropy(output.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     return nats + PENALTY * balance_loss(output.router_logits, model.config.num_experts_per_tok)
 
 
 def loss_with_moved_biases(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """Mean cross-entropy of `ids` [rows, tokens] in nats; afterwards each expert's correction bias is BIAS_RATE higher
-    where less than the mean load came to it, and lower where more did (Wang et al., 2024, arXiv 2408.15664).
+    """Return the mean cross-entropy of `ids` [rows, tokens] in nats, and move the correction biases.
+
+    The bias of an expert with less than the mean load becomes BIAS_RATE higher, with more load as much lower (Wang et
+    al., 2024, arXiv 2408.15664).
     """
     with watch_experts(model) as chosen:
         logits = model(ids).logits
@@ -32,7 +34,7 @@ def loss_with_moved_biases(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 def balance_loss(router_logits: tuple[Tensor, ...], top_k: int) -> Tensor:
-    """Switch Transformer's load-balancing loss (Fedus et al., 2021), 1 at uniform load, averaged over the layers.
+    """Return Switch Transformer's load-balancing loss (Fedus et al., 2021), 1 at uniform load, averaged over layers.
 
     `router_logits` are [tokens, experts] each. transformers' own pools the layers first, and lets a dozen experts of
     each layer die.
@@ -53,13 +55,13 @@ def move_bias(bias: Tensor, experts: Tensor) -> None:
 
 
 def correction_biases(model: PreTrainedModel) -> list[Tensor]:
-    """Of each MoE layer, [N]."""
+    """Return the correction biases of each MoE layer, [N]."""
     return [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
 
 
 @contextmanager
 def watch_experts(model: PreTrainedModel) -> Iterator[list[Tensor]]:
-    """Of each forward within and each MoE layer, the experts of every token: [tokens, top_k]."""
+    """Collect the experts of every token [tokens, top_k], for each forward within the context and each MoE layer."""
     chosen: list[Tensor] = []
 
     def keep(experts: torch.nn.Module, args: tuple[Tensor, ...]) -> None:

@@ -1,7 +1,7 @@
 """Text for the small checkpoints: four domains found on any machine with Python, split without leaks.
 
 Python source, C headers and English documentation come from the interpreter's own installation, plus system headers
-and Perl's manual pages where they are installed; arithmetic is generated. Only documents that ship with Python (PSF
+and Perl's manual pages if they are installed; arithmetic is generated. Only documents that ship with Python (PSF
 licence) or are generated are held out, so the held-out text can be stored in the repository.
 """
 
@@ -67,7 +67,7 @@ def load_corpus() -> dict[str, Split]:
 
 
 def fingerprint(documents: Iterable[Document]) -> dict[str, object]:
-    """Number of documents, characters and the sha256 of the text, to tell one machine's corpus from another's."""
+    """Return the number of documents and characters and the sha256 of the text, which identify a machine's corpus."""
     texts = [document.text for document in documents]
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     return {"documents": len(texts), "characters": sum(map(len, texts)), "sha256": digest}
@@ -111,7 +111,7 @@ def _docstrings(source: str) -> Iterator[str]:
 
 
 def _arithmetic() -> Split:
-    """Sums and differences of numbers below 100, one to 32 in a document; a fortieth of the problems is held out."""
+    """Return sums and differences of numbers below 100, one to 32 in a document; a fortieth is held out."""
     pairs = [(a, b) for a in range(100) for b in range(100)]
     problems = [f"Q: {a}+{b} A: {a + b}\n" for a, b in pairs]
     problems += [f"Q: {a}-{b} A: {a - b}\n" for a, b in pairs if a >= b]
@@ -141,7 +141,7 @@ def _without_copies(documents: Iterable[Document]) -> list[Document]:
 
 
 def _split(documents: list[Document]) -> Split:
-    """Held-out and dev text from middling documents; training text from Python's own documents, filled up with others.
+    """Divide documents: held-out and dev text from documents of middle length, training text from Python's own first.
 
     The order is by the hash of the name: shuffled, and the same everywhere.
     """
@@ -167,7 +167,7 @@ def _drop(documents: list[Document], unseen: set[str]) -> list[Document]:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """Paragraphs long enough to be copies, white space folded: one domain indents docstrings, another does not."""
+    """Return paragraphs long enough to be copies, white space folded: only one domain indents docstrings."""
     for paragraph in text.split("\n\n"):
         folded = " ".join(paragraph.split())
         if len(folded) >= LEAK_CHARS:

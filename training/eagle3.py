@@ -10,7 +10,7 @@ AUX_LAYERS = (0, 1, 2)  # the target's layers whose outputs the draft reads
 
 
 def features(target: Qwen3MoeForCausalLM, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The target's view of `ids` [rows, tokens]: logits [rows, tokens, vocab] and its aux layers' outputs, joined."""
+    """Return the target's logits [rows, tokens, vocab] for `ids` [rows, tokens], and its joined aux layers' outputs."""
     output = target(ids, output_hidden_states=True)
     return output.logits, torch.cat([output.hidden_states[layer + 1] for layer in AUX_LAYERS], -1)
 
@@ -28,7 +28,7 @@ class DraftAttention(nn.Module):
         self.o_proj = nn.Linear(heads * self.size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """`x` [rows, tokens, 2 * hidden] is step `len(past)` of every place's draft; its keys and values join `past`.
+        """Attend with `x` [rows, tokens, 2 * hidden], step `len(past)` of each draft; append keys and values to `past`.
 
         A place sees step 0 of the places up to its own (the prefix the target verified), then its own later steps.
         """
@@ -70,7 +70,7 @@ class DraftLayer(nn.Module):
 
 
 class Draft(nn.Module):
-    """Predicts the token after next from the target's features and the next token, then on from its own features."""
+    """A draft of the token after next from the target's features and the next token, then from its own features."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Draft(nn.Module):
         self.rotary = LlamaRotaryEmbedding(config)
 
     def forward(self, aux: Tensor, embedded: Tensor, steps: int) -> list[Tensor]:
-        """Logits of each of `steps` unrolled draft steps, EAGLE-3's training-time test.
+        """Return the logits of each of `steps` unrolled draft steps, EAGLE-3's training-time test.
 
         `aux` [rows, tokens, 3 * hidden] and `embedded` [rows, tokens, hidden] are the target's features and embeddings
         of the same ids. Place i of step s has seen the target's features of ids 0..i and ids 0..i+s+1, and predicts id

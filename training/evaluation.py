@@ -1,4 +1,4 @@
-"""What is measured on a checkpoint's held-out text: cross-entropy, answers to arithmetic, active experts."""
+"""Measurements on a checkpoint's held-out text: cross-entropy, answers to arithmetic, active experts."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ PROBLEM = re.compile(r"^(Q: \d+([-+])\d+ A:)( \d+\n)", re.MULTILINE)
 
 
 def windows(ids: Tensor, context: int = CONTEXT, stride: int = STRIDE) -> Iterator[tuple[Tensor, int]]:
-    """Overlapping stretches of `ids` [tokens], and how many of each one's last tokens are new; each is new once."""
+    """Yield overlapping windows of `ids` [tokens], and how many last tokens of each are new; a token is new once."""
     done = 1
     while done < len(ids):
         last = min(len(ids), context if done == 1 else done + stride)
@@ -26,7 +26,7 @@ def windows(ids: Tensor, context: int = CONTEXT, stride: int = STRIDE) -> Iterat
 
 @torch.inference_mode()
 def losses(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """-log P in nats of every token of `ids` [tokens] but the first, with 128 to 255 tokens before it: [tokens - 1]."""
+    """Return -log P in nats of all `ids` [tokens] except the first, each after 128 to 255 tokens: [tokens - 1]."""
     nats = []
     for window, new in windows(ids):
         logits = model(window[None]).logits[0, -new - 1 : -1].float()
@@ -36,7 +36,7 @@ def losses(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def answer_accuracy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str) -> dict[str, float]:
-    """Share of the different arithmetic problems in `text` answered right, greedily, alone, by operator."""
+    """Return the share of the arithmetic problems in `text` answered right, greedily and one at a time, by operator."""
     right: dict[str, list[bool]] = {}
     for question, operator, answer in dict.fromkeys(PROBLEM.findall(text)):
         prompt = [tokenizer.eos_token_id, *tokenizer.encode(question, add_special_tokens=False)]
@@ -48,7 +48,7 @@ def answer_accuracy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, 
 
 @torch.inference_mode()
 def routed(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """The experts each token of `ids` [tokens] is routed to, in windows of CONTEXT tokens: [layers, tokens, top_k]."""
+    """Return the experts of each token of `ids` [tokens], in windows of CONTEXT tokens: [layers, tokens, top_k]."""
     chosen = []
     for window in ids.split(CONTEXT):
         with watch_experts(model) as experts:
@@ -58,7 +58,7 @@ def routed(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 def experts_active(experts: Tensor, batch: int = 16, batches: int = 200) -> list[float]:
-    """Mean number of active experts of a random batch of tokens, by layer; `experts` is [layers, tokens, top_k]."""
+    """Return the mean active experts of a random batch of tokens by layer; `experts` is [layers, tokens, top_k]."""
     draw = torch.Generator().manual_seed(0)
     layers, tokens, _ = experts.shape
     picks = torch.randint(tokens, (batches, batch), generator=draw)

@@ -22,7 +22,7 @@ def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: P
 
 
 def untied(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy whose output matrix is its own tensor: SGLang reads no tied one and serves zero logits."""
+    """Return a copy whose output matrix is its own tensor: with a tied matrix SGLang serves zero logits."""
     copy = deepcopy(model)
     copy.config.tie_word_embeddings = False
     copy.lm_head.weight = nn.Parameter(copy.model.embed_tokens.weight.detach().clone())
@@ -30,8 +30,10 @@ def untied(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def in_bfloat16(model: PreTrainedModel) -> PreTrainedModel:
-    """`model` itself with its parameters in bfloat16. Buffers stay as they are: routers' correction biases, which
-    published checkpoints keep in float32, since experts change places by less than bfloat16 tells apart.
+    """Convert the parameters of `model` to bfloat16 and return it. Buffers are unchanged.
+
+    Published checkpoints keep the routers' correction biases in float32, because differences below bfloat16's precision
+    change the order of experts.
     """
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16()
@@ -39,7 +41,7 @@ def in_bfloat16(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def write_config(config: PreTrainedConfig, folder: Path) -> None:
-    """Write `config.json` with the names published checkpoints have; transformers 5 has others, which only it reads."""
+    """Write `config.json` with the names of published checkpoints; only transformers 5 reads its own names."""
     names = config.to_diff_dict()
     names.pop("_name_or_path", None)
     if "num_local_experts" in names:

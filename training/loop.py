@@ -1,4 +1,4 @@
-"""The training loop both checkpoints share: Muon and AdamW, one schedule, a state on disk to resume from."""
+"""The training loop of all checkpoints: Muon and AdamW, one schedule, a state on disk to resume from."""
 
 import os
 import time
@@ -25,7 +25,7 @@ NOT_FOR_MUON = (
 
 
 def optimizers(model: nn.Module) -> list[Optimizer]:
-    """Muon for the matrices that are trained, AdamW for tables, the router and the norms."""
+    """Return Muon for the trained matrices, and AdamW for tables, the router and the norms."""
     matrices: list[Tensor] = []
     others: list[Tensor] = []
     for name, parameter in model.named_parameters():
@@ -36,7 +36,7 @@ def optimizers(model: nn.Module) -> list[Optimizer]:
 
 
 def schedule(step: int, steps: int) -> float:
-    """Warm up, stay, decay linearly to zero: what is saved before the decay is already of use."""
+    """Return the learning rate's factor: warm up, stay, decay linearly to zero. Weights before the decay are usable."""
     return min((step + 1) / WARM_UP, 1.0, (steps - step) / (DECAY * steps))
 
 
@@ -55,8 +55,9 @@ class Training:
     def __init__(
         self, model: nn.Module, loss: Callable[[torch.Generator], Tensor], steps: int, state_file: Path, seed: int = 0
     ) -> None:
-        """Resume from `state_file` if there is one. `loss` draws a batch with the generator it is given, which `seed`
-        starts, and returns a scalar.
+        """Resume from `state_file` if there is one.
+
+        `loss` draws a batch with the given generator, which `seed` starts, and returns a scalar.
         """
         self.model, self.loss, self.steps, self.state_file = model, loss, steps, state_file
         self.optimizers = optimizers(model)
@@ -67,7 +68,7 @@ class Training:
             self._resume(torch.load(state_file))
 
     def run(self) -> Iterator[int]:
-        """Train to `steps`; yields the step after each save."""
+        """Train to `steps`; yield the step after each save."""
         started, first = time.monotonic(), self.step
         while self.step < self.steps:
             loss = self._update()

@@ -1,4 +1,4 @@
-"""The models that are trained here: their configurations, how their experts are balanced, where they are written."""
+"""The models that are trained here: configuration, loss that balances the experts, and folder of each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ COMMON: dict[str, Any] = {
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 64,  # as GPU attention kernels want it
+    "head_dim": 64,  # the size that GPU attention kernels require
     "norm_topk_prob": True,
     "max_position_embeddings": LONGEST,
     "tie_word_embeddings": True,
@@ -33,10 +33,9 @@ COMMON: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """One model: what its card calls it, its class and configuration, what it is trained on and for how many steps, and
-    where it goes.
+    """One model: its title in the card, class, configuration, loss, folders and training steps.
 
-    `loss` of model and ids [rows, tokens] is the cross-entropy with whatever balances the experts.
+    `loss` of model and ids [rows, tokens] is the cross-entropy with a balance of the experts.
     """
 
     title: str
@@ -66,8 +65,9 @@ def wide() -> Qwen3MoeConfig:
 
 
 def grouped() -> Glm4MoeConfig:
-    """DeepSeek-V3's routing at the size of `qwen3`: sigmoid scores with a correction bias, the two best of four groups,
-    a shared expert, weights scaled by 2.5. GLM-4.5 has it with grouped-query attention.
+    """Return DeepSeek-V3's routing at the size of `qwen3`, with GLM-4.5's grouped-query attention.
+
+    Sigmoid scores with a correction bias, the two best of four groups, a shared expert, weights scaled by 2.5.
     """
     return Glm4MoeConfig(
         moe_intermediate_size=32,
@@ -94,8 +94,9 @@ def many128() -> Qwen3MoeConfig:
 
 
 def biased() -> Glm4MoeConfig:
-    """256 experts of which 8 run beside a shared one, by sigmoid scores with a correction bias and without groups, as
-    Kimi K2 and MiniMax-M2 have them.
+    """Return the routing of Kimi K2 and MiniMax-M2: 8 of 256 experts beside a shared expert.
+
+    Sigmoid scores with a correction bias, without groups.
     """
     config = grouped()
     config.update({"n_routed_experts": 256, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1})
@@ -156,4 +157,4 @@ MODELS = {
         steps=400,
     ),
 }
-"""By the name on the command line; the first is the one that is shipped."""
+"""Recipes by the name on the command line; the first is that of the shipped checkpoint."""

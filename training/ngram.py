@@ -63,14 +63,14 @@ class Trigram:
         return np.where(np.asarray(total) > 0, own + discount * kinds / known * backoff, backoff)
 
     def _history(self, keys: Ids, counts: Ids, histories: Ids) -> tuple[Ids, Ids]:
-        """How often each history was seen and how many tokens followed it: a range of `keys`, which are sorted."""
+        """Return how often each history was seen and how many tokens followed it: a range of the sorted `keys`."""
         first = np.searchsorted(keys, histories * self.vocab_size)
         last = np.searchsorted(keys, (histories + 1) * self.vocab_size)
         sums = np.concatenate([[0], np.cumsum(counts)])
         return sums[last] - sums[first], last - first
 
     def _keys(self, ids: Ids, order: int) -> Ids:
-        """One integer an n-gram, in base `vocab_size`: [tokens - order + 1]."""
+        """Return one integer for each n-gram, in base `vocab_size`: [tokens - order + 1]."""
         length = len(ids) - order + 1
         keys = np.zeros(length, np.int64)
         for offset in range(order):

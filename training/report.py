@@ -40,20 +40,20 @@ server's `/v1/chat/completions` answers sums.
 
 
 def load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """The exported model in float32, in evaluation mode, and its tokenizer."""
+    """Load the exported model in float32, in evaluation mode, and its tokenizer."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     return model, AutoTokenizer.from_pretrained(folder)
 
 
 def heldout_ids(tokenizer: PreTrainedTokenizerFast, folder: Path, domain: str) -> torch.Tensor:
-    """The held-out text of a domain as one document: [tokens] int64."""
+    """Return the held-out text of a domain as one document: [tokens] int64."""
     return encode(tokenizer, [(folder / "heldout" / f"{domain}.txt").read_text()])
 
 
 def write_heldout(corpus: dict[str, Split], folder: Path) -> None:
     """Store the held-out documents of every domain, a blank line between texts, as `heldout/<domain>.txt`.
 
-    Python's licence goes with them where the installation has it.
+    Python's licence goes with them if the installation has it.
     """
     (folder / "heldout").mkdir(parents=True, exist_ok=True)
     if (STDLIB / "LICENSE.txt").exists():
@@ -64,7 +64,7 @@ def write_heldout(corpus: dict[str, Split], folder: Path) -> None:
 
 
 def measure(folder: Path, corpus: dict[str, Split]) -> dict[str, Any]:
-    """The figures of `report.json`: cross-entropies in nats a token, active experts by layer, answers right."""
+    """Return the figures of `report.json`: cross-entropies in nats a token, active experts by layer, right answers."""
     model, tokenizer = load(folder)
     domains, experts = {}, {}
     for domain in DOMAINS:
@@ -112,7 +112,7 @@ def measure(folder: Path, corpus: dict[str, Split]) -> dict[str, Any]:
 
 
 def publish(folder: Path, report: dict[str, Any], title: str, script: str) -> None:
-    """Write `report.json` and the model card, which begins with `title` and whose every figure is the report's."""
+    """Write `report.json` and the model card, which begins with `title` and has the report's figures."""
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
 
     def show(counts: list[float]) -> str:

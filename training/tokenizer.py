@@ -20,7 +20,7 @@ CHAT_TEMPLATE = """\
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, longest: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE, `vocab_size` tokens in all; id 0 ends a document. `longest` is the model's context in tokens."""
+    """Train a byte-level BPE of `vocab_size` tokens; id 0 ends a document. `longest` is the model's context."""
     tokenizer = Tokenizer(models.BPE())
     digits, words = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
@@ -37,7 +37,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, longest: int) -> PreT
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str]) -> Tensor:
-    """One stream of ids [tokens] int64, an end-of-text before, between and after the documents."""
+    """Return one stream of ids [tokens] int64, with an end of text before, between and after the documents."""
     end = [tokenizer.eos_token_id]
     encodings = tokenizer.backend_tokenizer.encode_batch(list(documents))
     return torch.tensor(end + [token for encoding in encodings for token in encoding.ids + end])

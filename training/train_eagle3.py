@@ -48,7 +48,7 @@ the target would reach there as its own draft.
 
 
 def configuration(target: Qwen3MoeForCausalLM) -> LlamaConfig:
-    """One Llama layer of the target's width; it shares the target's embedding and predicts its commonest tokens."""
+    """Return a draft of one Llama layer of the target's width and embedding, for the target's commonest tokens."""
     config = target.config
     return LlamaConfig(
         architectures=["LlamaForCausalLMEagle3"],
@@ -71,13 +71,13 @@ def configuration(target: Qwen3MoeForCausalLM) -> LlamaConfig:
 
 
 def commonest(streams: list[Tensor], vocab_size: int) -> Tensor:
-    """The DRAFT_VOCAB ids the streams use most, each stream counting the same: [DRAFT_VOCAB], ascending."""
+    """Return the DRAFT_VOCAB ids that the streams use most, each stream counting the same: [DRAFT_VOCAB], ascending."""
     shares = sum(stream.bincount(minlength=vocab_size) / len(stream) for stream in streams)
     return torch.as_tensor(shares).topk(DRAFT_VOCAB).indices.sort().values
 
 
 def draft_loss(target: Qwen3MoeForCausalLM, draft: Draft, hot: Tensor, ids: Tensor) -> Tensor:
-    """Cross-entropy of each unrolled step against the target's distribution over the draft's tokens, in nats."""
+    """Return the cross-entropy of each unrolled step against the target's distribution of draft tokens, in nats."""
     with torch.no_grad():
         logits, aux = features(target, ids)
         embedded = target.model.embed_tokens(ids)
@@ -90,7 +90,7 @@ def draft_loss(target: Qwen3MoeForCausalLM, draft: Draft, hot: Tensor, ids: Tens
 
 
 def publish(folder: Path, report: dict[str, Any]) -> None:
-    """Write `report.json` and the model card, whose every figure comes from the report."""
+    """Write `report.json` and the model card with the report's figures."""
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     columns = report["accepted_length"].values()
     rows = "\n".join(
@@ -110,7 +110,7 @@ def export_draft(draft: Draft, hot: Tensor, folder: Path) -> None:
 
 
 def load_draft(folder: Path) -> tuple[Draft, Tensor]:
-    """An exported draft in float32 and its tokens' target ids [DRAFT_VOCAB]."""
+    """Load an exported draft in float32, and its tokens' target ids [DRAFT_VOCAB]."""
     weights = load_file(folder / "model.safetensors")
     distances, _ = weights.pop("d2t"), weights.pop("t2d")
     draft = Draft(LlamaConfig.from_pretrained(folder)).eval()

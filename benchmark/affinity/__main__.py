@@ -1,20 +1,25 @@
 """Expert-affinity dispatch, simulated: `python -m benchmark.affinity [SCENARIO...]`.
 
-The model's own routing of held-out text, requests that come and go on replicas, step by step, and the dispatcher that a
-server runs. Its table is calibrated on other text.
+Requests for held-out text, by the model's own routing, come and go on replicas, step by step, under the dispatcher that
+a server runs. Its table is calibrated on other text.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
+from statistics import fmean
+from typing import Any
 
 from benchmark.affinity.report import name_rule, plot_affinity, point_key, tabulate_affinity
 from benchmark.affinity.routing import Routing, read_routing
-from benchmark.affinity.simulation import SCENARIOS, ByAffinity, Outcome, RoundRobin, Rule, make_traffic, simulate
+from benchmark.affinity.simulation import SCENARIOS, ByAffinity, Outcome, RoundRobin, make_traffic, simulate
 from benchmark.affinity.texts import make_table
 from benchmark.common.command import Parser, positive, run_main
 from benchmark.common.paths import BUILD, TEXTS, TRAINED
+from benchmark.common.plot import draw
 from benchmark.common.record import Record
+from benchmark.common.sweep import fill
 from benchmark.quality.model import load_model
 from benchmark.quality.text import load_sequences
 from sglang_xshare.affinity.decision import DEFAULT
@@ -43,53 +48,45 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     for name in args.scenarios:
         if name not in SCENARIOS:
-            parser.error(f"scenario {name!r}: allowed are {', '.join(SCENARIOS)}")
+            parser.error(f"SCENARIO must be one of {', '.join(SCENARIOS)} (got {name!r})")
     record = parser.open_record("affinity", args, argv)
     measure(args, record)
-    tabulate_affinity(record.points).show()
-    plot_affinity(record.points, args.out / "affinity.png")
-    print(f"Record: {record.path}, plot beside it")
+    tabulate_affinity(record.points).show(record.path)
+    draw(plot_affinity(record.points), args.out / "affinity.png")
 
 
 def measure(args: argparse.Namespace, record: Record) -> None:
     """Simulate what the record lacks."""
     cases = [(name, count) for name in args.scenarios for count in (args.replicas if name == "mixed" else [4])]
-    missing = [(name, count) for name, count in cases if point_key(name, count) not in record]
-    if not missing:
+    if all(point_key(*case) in record for case in cases):
         return
     model = load_model(args.model)
     sequences = load_sequences(args.texts, args.model, args.prompt + MAX_LIFE + 1, args.per_domain)
     routing = read_routing(model, sequences, args.prompt)
     table = make_table(model, args.model, args.calibration)
-    for name, count in missing:
-        print(f"{name}, {count} replicas ...", flush=True)
-        rules = simulate_rules(routing, table, name, count, args)
-        record.add(point_key(name, count), scenario=name, replicas=count, rules=rules)
+    fill(record, {point_key(*case): partial(simulate_rules, routing, table, *case, args) for case in cases})
 
 
 def simulate_rules(
     routing: Routing, table: Table, name: str, replicas: int, args: argparse.Namespace
-) -> dict[str, dict[str, object]]:
-    """What round robin and affinity within each bound come to, by name: means over the seeds."""
+) -> dict[str, object]:
+    """Return the outcomes of round robin and of affinity within each bound, by name: means over the seeds."""
     traffic = make_traffic(name, routing, args.requests)
-    rules: dict[str, Callable[[], Rule]] = {ROUND_ROBIN: RoundRobin}
-    for bound in args.bounds:
-        rules[name_rule(bound)] = lambda bound=bound: ByAffinity(table, replicas, bound)  # type: ignore[misc]
-    return {
-        rule: asdict(_mean([simulate(routing, make(), replicas, traffic, seed) for seed in range(args.seeds)]))
-        for rule, make in rules.items()
-    }
+
+    def run(bound: float | None) -> dict[str, Any]:
+        rules = [RoundRobin() if bound is None else ByAffinity(table, replicas, bound) for _ in range(args.seeds)]
+        return asdict(_mean([simulate(routing, rule, replicas, traffic, seed) for seed, rule in enumerate(rules)]))
+
+    rules = {ROUND_ROBIN: run(None)} | {name_rule(bound): run(bound) for bound in args.bounds}
+    return {"scenario": name, "replicas": replicas, "rules": rules}
 
 
 def _mean(outcomes: Sequence[Outcome]) -> Outcome:
-    def mean(values: Sequence[float]) -> float:
-        return sum(values) / len(values)
-
     return Outcome(
-        active=mean([one.active for one in outcomes]),
-        imbalance=mean([one.imbalance for one in outcomes]),
+        active=fmean(one.active for one in outcomes),
+        imbalance=fmean(one.imbalance for one in outcomes),
         worst=max(one.worst for one in outcomes),
-        course=[mean(tenth) for tenth in zip(*(one.course for one in outcomes), strict=True)],
+        course=[fmean(tenth) for tenth in zip(*(one.course for one in outcomes), strict=True)],
     )
 
 

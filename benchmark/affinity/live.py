@@ -1,19 +1,20 @@
 """Expert-affinity dispatch, served: `python -m benchmark.affinity.live`.
 
-Replicas of the trained checkpoint in fp32, kept full by requests: what each is answered, where it ran, and how many
-experts were active; and under a policy, with the text forced, what it costs. The servers run one after another, so that
-each has all cores.
+Replicas of the trained checkpoint in fp32 are kept full by requests: the answers, the replica of each, and active
+experts; and under a policy, with the text forced, the loss. The servers run one after another, so that each has all
+cores.
 """
 
 import argparse
 import hashlib
 import random
-import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmark.affinity.report import OBSERVE, tabulate_live
@@ -35,9 +36,9 @@ from sglang_xshare.tune.forcing import read_step, serialize_force
 
 METHODS = ("round_robin", "total_requests", "expert_affinity")
 SERVED = tuple(name for name in SCENARIOS if name != "replica-dies")
-"""SGLang ends a server whose replica dies: that one is simulated alone."""
-TOLD = ("nats", "active", "rows", "imbalance", "seconds")
-"""Of a run, as the record has it."""
+"""SGLang ends a server whose replica dies: that scenario is simulated alone."""
+KEPT = ("nats", "active", "rows", "imbalance", "seconds")
+"""Fields of a run in the record."""
 SAMPLES = 500
 """Moments at which running requests are counted."""
 
@@ -52,10 +53,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Run:
-    """What came of all requests. `outputs`: tokens of each, in order; `nats`: mean of a token of each where the text
-    was forced, else none; `replicas`: who ran it, -1 where the server does not say; `active` and `rows`: mean active
-    experts and rows a layer and step, `imbalance`: largest over mean running requests, mean over time, all while the
-    load was steady; `seconds`: of all.
+    """The answers to all requests, in order.
+
+    `outputs`: tokens of each; `nats`: mean of a token of each if the text was forced; `replicas`: which replica ran it,
+    -1 if the server does not report it. While the load was steady, `active` and `rows`: mean active experts and rows a
+    layer and step, `imbalance`: largest over mean running requests, mean over time. `seconds`: of all.
     """
 
     outputs: list[list[int]]
@@ -70,7 +72,7 @@ class Run:
 def draw_requests(
     sequences: Sequences, count: int, life: int, prompt: int, traffic: str = "mixed", seed: int = 0
 ) -> list[Request]:
-    """Requests of a traffic of `SCENARIOS`: `prompt` tokens, then `life` in the mean, half of it to half more."""
+    """Return requests of a traffic of `SCENARIOS`: `prompt` tokens, then half to 1.5 times `life`."""
     source, tokens = random.Random(seed), sequences.tokens.tolist()
     draw = make_traffic(traffic, Routing([row[:prompt] for row in tokens], sequences.domains, [], 0), count).draw
     requests = []
@@ -89,91 +91,67 @@ def run_requests(
     force: bool = False,
     counter: str = "experts_before",
 ) -> Run:
-    """Keep `per_replica` requests of each replica running until all are answered; `counter` has the active experts."""
-    asker = _Asker(server, requests, replicas * per_replica, force)
-    answers = asker.run()
-    first, last = asker.totals
-    new = {name: last[name] - first.get(name, 0.0) for name in ("layer_steps", counter, "rows")}
+    """Keep `per_replica` requests of each replica running until all are answered; `counter` counts active experts."""
+    concurrency = replicas * per_replica
+    if len(requests) < 3 * concurrency:
+        raise ValueError(f"requests must be at least 3 times the {concurrency} at a time (got {len(requests)})")
+    forcing = {"custom_logit_processor": serialize_force(), "return_logprob": True} if force else {}
+    first, last = 2 * concurrency, len(requests) - 1  # the load is steady between the starts of these requests
+    looks: dict[int, tuple[dict[str, float], float]] = {}
+
+    def ask(number: int) -> _Answer:
+        if number in (first, last):
+            looks[number] = read_totals(server), time.monotonic()
+        request, began = requests[number], time.monotonic()
+        sampling: dict[str, Any] = {"max_new_tokens": len(request.text), "ignore_eos": True}
+        if force:
+            sampling["custom_params"] = {"tokens": request.text}
+        (answer,) = server.generate([request.prompt], forcing, **sampling)
+        ended, info = time.monotonic(), answer["meta_info"]
+        # The first token of a forced text is the prefill's.
+        scores = info["output_token_logprobs"][1:] if force else []
+        nats = [read_step(score, token, []).nats for score, token, *_ in scores]
+        replica = info.get("dp_rank")
+        return _Answer(answer["output_ids"], nats, -1 if replica is None else replica, began, ended)
+
+    with ThreadPoolExecutor(concurrency) as threads:
+        answers = list(threads.map(ask, range(len(requests))))
+    (before, start), (after, end) = looks[first], looks[last]
+    new = {name: after[name] - before.get(name, 0.0) for name in ("layer_steps", counter, "rows")}
     spans = [(answer.replica, answer.began, answer.ended) for answer in answers]
     return Run(
         outputs=[answer.output for answer in answers],
-        nats=[answer.nats for answer in answers if answer.nats is not None],
+        nats=[fmean(answer.nats) for answer in answers if answer.nats],
         replicas=[answer.replica for answer in answers],
         active=new[counter] / new["layer_steps"],
         rows=new["rows"] / new["layer_steps"],
-        imbalance=measure_imbalance(spans, replicas, *asker.steady),
+        imbalance=measure_imbalance(spans, replicas, start, end),
         seconds=max(answer.ended for answer in answers) - min(answer.began for answer in answers),
     )
 
 
 def measure_imbalance(spans: Sequence[tuple[int, float, float]], replicas: int, start: float, end: float) -> float:
-    """Largest over mean running requests, mean of moments between `start` and `end`, of (replica, began, ended)."""
+    """Return largest over mean running requests, mean over `start` to `end`, of (replica, began, ended)."""
     values = []
     for number in range(SAMPLES):
         moment = start + (end - start) * number / SAMPLES
-        loads = [0] * replicas
-        for replica, began, ended in spans:
-            if replica >= 0:
-                loads[replica] += began <= moment < ended
-        if sum(loads):
-            values.append(max(loads) * replicas / sum(loads))
-    return sum(values) / len(values) if values else float("nan")
+        running = Counter(replica for replica, began, ended in spans if replica >= 0 and began <= moment < ended)
+        if running:
+            values.append(max(running.values()) * replicas / running.total())
+    return fmean(values) if values else float("nan")
 
 
 @dataclass(frozen=True)
 class _Answer:
     output: list[int]
-    nats: float | None
+    nats: list[float]
     replica: int
     began: float
     ended: float
 
 
-class _Asker:
-    """Asks for every request in order, from as many threads as run; looks at the counters while the load is steady."""
-
-    def __init__(self, server: Server, requests: Sequence[Request], concurrency: int, force: bool) -> None:
-        if len(requests) < 3 * concurrency:
-            raise ValueError(f"{len(requests)} requests, {concurrency} at a time: allowed are 3 times as many")
-        self._server, self._requests, self._concurrency = server, requests, concurrency
-        self._force = {"custom_logit_processor": serialize_force(), "return_logprob": True} if force else {}
-        self._looks = {2 * concurrency: 0, len(requests) - 1: 1}
-        self._lock = threading.Lock()
-        self._begun = 0
-        self.totals: list[dict[str, float]] = [{}, {}]
-        self.steady = [0.0, 0.0]
-
-    def run(self) -> list[_Answer]:
-        """All answers, in order."""
-        with ThreadPoolExecutor(self._concurrency) as threads:
-            return list(threads.map(self._ask, range(len(self._requests))))
-
-    def _ask(self, number: int) -> _Answer:
-        with self._lock:
-            look = self._looks.get(self._begun)
-            self._begun += 1
-        if look is not None:
-            self.totals[look], self.steady[look] = read_totals(self._server), time.monotonic()
-        request = self._requests[number]
-        began = time.monotonic()
-        sampling: dict[str, Any] = {"max_new_tokens": len(request.text), "ignore_eos": True}
-        if self._force:
-            sampling["custom_params"] = {"tokens": request.text}
-        (answer,) = self._server.generate([request.prompt], self._force, **sampling)
-        ended, info = time.monotonic(), answer["meta_info"]
-        nats = _read_nats(info["output_token_logprobs"]) if self._force else None
-        replica = info.get("dp_rank")
-        return _Answer(answer["output_ids"], nats, -1 if replica is None else replica, began, ended)
-
-
-def _read_nats(told: Sequence[Sequence[Any]]) -> float:
-    """Mean of a forced text's tokens, but for the first, which is the prefill's."""
-    nats = [read_step(score, token, []).nats for score, token, *_ in told[1:]]
-    return sum(nats) / len(nats)
-
-
 def make_args(method: str, replicas: int, table: Path, bound: float) -> list[str]:
-    """The flags of a server with so many replicas that observes its experts."""
+    """Return the flags of a server with this number of replicas that observes its experts."""
     flags = ["--dp-size", str(replicas), "--dtype", "float32", "--expert-policy", OBSERVE, "--enable-metrics"]
     flags += ["--decode-log-interval", "4", "--disable-radix-cache", "--load-balance-method", method, *SERVER_ARGS]
     if method == "expert_affinity":
@@ -182,7 +160,7 @@ def make_args(method: str, replicas: int, table: Path, bound: float) -> list[str
 
 
 def make_env(replicas: int) -> dict[str, str]:
-    """SGLang's CPU server wants to be told which core each replica takes; two of them share one where they must."""
+    """Return the core of each replica, which SGLang's CPU server needs; replicas share two cores."""
     return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(place % 2) for place in range(replicas))}
 
 
@@ -193,11 +171,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("methods", nargs="*", metavar="METHOD", default=METHODS, help=names)
     of = f"of {', '.join(SERVED)}, under the model's own routing (default: mixed)"
     parser.add_argument("--traffic", nargs="+", choices=SERVED, default=["mixed"], help=of)
-    forced = f"with the text forced; their loss is shown where {BASELINE} is among them"
+    forced = f"with the text forced; their loss is shown if {BASELINE} is among them"
     parser.add_argument("--policies", nargs="*", type=_policy, default=[], metavar="POLICY", help=forced)
     parser.add_count("replicas", 4, "replicas of the model")
     parser.add_count("per_replica", 16, "requests at a time and replica")
-    parser.add_count("requests", 768, "requests in all: runs of half as many scatter by two points and more")
+    parser.add_count("requests", 768, "requests in all; fewer scatter more")
     parser.add_count("life", 48, "tokens of an answer, in the mean")
     parser.add_count("prompt", 64, "tokens a prompt")
     parser.add_count("per_domain", 60, "prompts of each domain")
@@ -208,25 +186,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     for name in args.methods:
         if name not in METHODS:
-            parser.error(f"method {name!r}: allowed are {', '.join(METHODS)}")
+            parser.error(f"METHOD must be one of {', '.join(METHODS)} (got {name!r})")
     if args.life < 4:
-        parser.error(f"--life {args.life}: allowed are at least 4 tokens, so that half of it has a decoded one")
+        parser.error(f"--life must be at least 4, so that half of it has a decoded token (got {args.life})")
     least = 3 * args.replicas * args.per_replica
     if args.requests < least:
-        parser.error(f"--requests {args.requests}: allowed are at least {least}, 3 times --replicas * --per-replica")
+        parser.error(f"--requests must be at least {least}, 3 times --replicas * --per-replica (got {args.requests})")
     record = parser.open_record("live", args, argv)
     measure(args, record)
     tabulate_live(record.points).show(record.path)
 
 
 def _policy(text: str) -> str:
-    """A policy that a running server of these can be switched to, and that is no other case."""
+    """Check a policy that a running server can be switched to, and that is no other case."""
     try:
         parse_plan(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     if parse_variant(text).policy in (None, OBSERVE):
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed are policies other than {OFF} and {OBSERVE}")
+        raise argparse.ArgumentTypeError(f"must be a policy other than {OFF} and {OBSERVE} (got {text!r})")
     return text
 
 
@@ -247,24 +225,24 @@ def measure(args: argparse.Namespace, record: Record) -> None:
         with Server(TRAINED, flags, env=make_env(args.replicas), name=method, deadline=900) as server:
             for traffic, name in missing:
                 requests = draw_requests(sequences, args.requests, args.life, args.prompt, traffic)
-                own = name in (OBSERVE, BASELINE)  # of both the model's own routing is counted
+                own = name in (OBSERVE, BASELINE)  # the model's own routing is counted
                 server.post("/expert_policy", {"policy": OBSERVE} if own else parse_variant(name).body())
                 counter = "experts_before" if own else "experts_after"
                 run = run_requests(server, requests, args.replicas, args.per_replica, name != OBSERVE, counter)
                 key = make_key(traffic, name, method)
-                told = {one: value for one, value in vars(run).items() if one in TOLD}
+                kept = {one: value for one, value in vars(run).items() if one in KEPT}
                 answers = " ".join(map(digest, run.outputs)) if name == OBSERVE else ""  # else forced
-                record.add(key, traffic=traffic, policy=name, method=method, shape=shape, outputs=answers, **told)
+                record.add(key, traffic=traffic, policy=name, method=method, shape=shape, outputs=answers, **kept)
                 print(f"{key}: {run.active:.1f} active experts, {run.seconds:.0f} s", flush=True)
 
 
 def make_key(traffic: str, name: str, method: str) -> str:
-    """Of a point."""
+    """Return the key of a point."""
     return f"{traffic}, {name}, {method}"
 
 
 def digest(output: Sequence[int]) -> str:
-    """What stands in the record for an answer's tokens: of 65,536 that differ one is taken for the same."""
+    """Return what the record has in place of an answer's tokens; one in 65,536 that differ has the same."""
     return hashlib.sha256(" ".join(map(str, output)).encode()).hexdigest()[:4]
 
 

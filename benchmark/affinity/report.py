@@ -1,19 +1,13 @@
 """The tables and the plot of records of dispatch, simulated and served."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import matplotlib
-from matplotlib import pyplot
-
+from benchmark.common.plot import Line, Panel, Picture
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE
 from benchmark.quality.measure import compare_nats
 from sglang_xshare.affinity.decision import DEFAULT
-
-matplotlib.use("Agg")
-
 
 NOTE = (
     "Mean active experts a layer and step of a replica; in brackets the load imbalance, largest over mean running "
@@ -21,6 +15,7 @@ NOTE = (
     "replica, of 24 - 72 steps each; every figure is the mean of runs with other seeds. Bound: the most requests of a "
     "replica over the mean."
 )
+LABEL, DRAWN = "active experts a layer and step", ("shift", "flood")
 OBSERVE = "observe"
 """The model's own routing, whose answers are compared."""
 LIVE_NOTE = """\
@@ -34,17 +29,17 @@ differences."""
 
 
 def name_rule(bound: float = DEFAULT) -> str:
-    """What a record calls affinity within this bound."""
+    """Return the record's name of affinity within this bound."""
     return f"bound {bound:g}"
 
 
 def point_key(scenario: str, replicas: int) -> str:
-    """The key of a case."""
+    """Return the key of a case."""
     return f"{scenario} {replicas}"
 
 
 def tabulate_affinity(points: Mapping[str, Any]) -> Table:
-    """A row a case: active experts and imbalance of every rule."""
+    """Return a row for each case: active experts and imbalance of every rule."""
     rules = list(next(iter(points.values()))["rules"])
     rows = []
     for point in points.values():
@@ -59,41 +54,24 @@ def _cell(outcome: Mapping[str, float], first: float | None) -> str:
     return f"{outcome['active']:.1f} ({outcome['imbalance']:.2f}){change}"
 
 
-def plot_affinity(points: Mapping[str, Any], path: Path) -> None:
-    """Active experts over replicas under mixed traffic, and the course of a run under every other."""
+def plot_affinity(points: Mapping[str, Any]) -> Picture:
+    """Return the picture of active experts: over replicas under mixed traffic, and over a run of `DRAWN` traffics."""
+    rules = list(next(iter(points.values()))["rules"])
     mixed = [point for point in points.values() if point["scenario"] == "mixed"]
-    others = [point for point in points.values() if point["scenario"] != "mixed"]
-    count = 1 + len(others)
-    lines, columns = (count + 2) // 3, min(count, 3)
-    size = (5.5 * max(columns, 1.5), 4.0 * lines + 1.0)  # inches
-    figure, axes = pyplot.subplots(lines, columns, figsize=size, layout="constrained", squeeze=False, sharey=True)
-    figure.suptitle("Active experts a layer and step, by dispatch", fontsize=11)
-    panels = list(axes.flat)
-    for axis in panels:
-        axis.grid(alpha=0.3)
-        axis.set_axisbelow(True)
-    for number, rule in enumerate(next(iter(points.values()))["rules"]):
-        style = {"marker": "o", "color": f"C{number}", "label": rule}
-        panels[0].plot(
-            [str(point["replicas"]) for point in mixed], [point["rules"][rule]["active"] for point in mixed], **style
+    replicas = [point["replicas"] for point in mixed]
+    lines = [Line(rule, replicas, [point["rules"][rule]["active"] for point in mixed]) for rule in rules]
+    panels = [Panel("replicas", LABEL, lines, "mixed domains")]
+    for point in [point for point in points.values() if point["scenario"] in DRAWN]:
+        courses = {rule: point["rules"][rule]["course"] for rule in rules}
+        lines = [Line(rule, [10 * tenth + 5 for tenth in range(len(y))], y) for rule, y in courses.items()]
+        panels.append(
+            Panel("% of the requests sent", LABEL, lines, f"{point['scenario']}, {point['replicas']} replicas")
         )
-        for axis, point in zip(panels[1:], others, strict=False):
-            course = point["rules"][rule]["course"]
-            axis.plot([10 * tenth + 5 for tenth in range(len(course))], course, **style)
-    panels[0].set(title="mixed domains", xlabel="replicas", ylabel="active experts")
-    for axis, point in zip(panels[1:], others, strict=False):
-        axis.set(title=f"{point['scenario']}, {point['replicas']} replicas", xlabel="% of the requests sent")
-    for axis in panels[count:]:
-        axis.set_visible(False)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    return Picture(tuple(panels))
 
 
 def tabulate_live(points: Mapping[str, Any]) -> Table:
-    """A row a traffic, policy and method: active experts, imbalance, and what became of the answers."""
+    """Return a row for each traffic, policy and method: active experts, imbalance, and the answers."""
     first: dict[tuple[str, str], Any] = {}
     rows = []
     for point in sorted(points.values(), key=lambda point: (point["policy"] != OBSERVE, point["policy"] != BASELINE)):
@@ -121,14 +99,14 @@ def tabulate_live(points: Mapping[str, Any]) -> Table:
 
 
 def _per_token(point: Mapping[str, float]) -> float:
-    """Experts that a layer loads for each row that it decodes."""
+    """Return the experts that a layer loads for each row that it decodes."""
     return point["active"] / point["rows"]
 
 
 def _compare_answers(
     point: Mapping[str, Any], base: Mapping[str, Any], reference: Mapping[str, Any] | None
 ) -> list[str]:
-    """How many greedy answers are the base's, and how much more forced ones cost than the reference's."""
+    """Return how many greedy answers are the base's, and the loss of forced answers above the reference's."""
     if point["nats"]:
         if reference is None:
             return ["-", "-"]

@@ -1,4 +1,4 @@
-"""Which experts every token of real text is routed to, packed so that a simulated step is a few operations on bits."""
+"""The experts of every token of real text, packed so that a simulated step is a few operations on bits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,19 +20,19 @@ class Routing:
     layers: int
 
     def active(self, members: Sequence[tuple[int, int]]) -> float:
-        """Mean active experts of a layer in a step of these (sequence, step of it)."""
+        """Return the mean active experts of a layer in a step of these (sequence, step of the sequence)."""
         active = 0
         for sequence, step in members:
             active |= self.experts[sequence][step]
         return active.bit_count() / self.layers
 
     def of_domain(self, domain: str) -> list[int]:
-        """The sequences of a domain."""
+        """Return the sequences of a domain."""
         return [place for place, name in enumerate(self.domains) if name == domain]
 
 
 def read_routing(model: PreTrainedModel, sequences: Sequences, prompt: int, batch: int = 24) -> Routing:
-    """The model's own routing of sequences [sequences, tokens], by teacher forcing."""
+    """Return the model's own routing of sequences [sequences, tokens], by teacher forcing."""
     top_k = router_of(model)[0].top_k
     experts: list[list[int]] = []
     layers = 0

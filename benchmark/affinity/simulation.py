@@ -1,61 +1,51 @@
-"""Requests that come and go on several replicas, step by step; who gets which is the dispatcher's."""
+"""Requests that come and go on several replicas, step by step; the dispatcher chooses the replica of each."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from benchmark.affinity.routing import Routing
 from sglang_xshare.affinity.decision import Affinity
 from sglang_xshare.affinity.table import Table
 
 
-class Rule(Protocol):
-    """Who gets a request."""
-
-    def choose(self, request: int, prompt: Sequence[int], alive: Sequence[int]) -> int:
-        """The replica, one of those alive."""
-
-    def finish(self, request: int) -> None:
-        """It has ended."""
-
-
 class RoundRobin:
-    """SGLang's own: the replicas in turn."""
+    """SGLang's own rule of who gets a request: the replicas in turn."""
 
     def __init__(self) -> None:
         self._turn = -1
 
     def choose(self, request: int, prompt: Sequence[int], alive: Sequence[int]) -> int:
-        """The next one."""
+        """Return the replica for a request, one of those alive."""
         self._turn += 1
         return alive[self._turn % len(alive)]
 
     def finish(self, request: int) -> None:
-        """It does not look."""
+        """Note that a request has ended."""
 
 
-class ByAffinity:
+class ByAffinity(RoundRobin):
     """The dispatcher of a server without a prompt cache: texts are drawn again and again, as no real traffic does."""
 
     def __init__(self, table: Table, replicas: int, bound: float) -> None:
         self.affinity = Affinity(table, replicas, bound, caches=False)
 
     def choose(self, request: int, prompt: Sequence[int], alive: Sequence[int]) -> int:
-        """As `Affinity` does."""
+        """Return the replica that `Affinity` chooses."""
         self.affinity.set_alive(alive)
         return self.affinity.choose(request, prompt).replica
 
     def finish(self, request: int) -> None:
-        """As `Affinity` does."""
+        """Note that a request has ended."""
         self.affinity.finish(request)
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """`requests` in all, `per_replica` running at a time and replica in the mean, for `life` steps in the mean, half of
-    it at least and half more at most. `draw` gives the sequence of the next, from a random source and the share of
-    requests sent so far; `alive` the replicas that live, from how many there are and that share.
+    """`requests` in all, `per_replica` running at a time and replica, each for half to 1.5 times `life` steps.
+
+    `draw` returns the sequence of the next request, from a random source and the share of requests sent so far; `alive`
+    returns the replicas that live, from their number and that share.
     """
 
     draw: Callable[[random.Random, float], int]
@@ -67,7 +57,7 @@ class Traffic:
 
 @dataclass
 class Outcome:
-    """Means once a sixth is sent; imbalance: largest over mean running requests; `course`: of each tenth of the run."""
+    """Means after a sixth is sent; imbalance: largest over mean running requests; `course`: by tenths of the run."""
 
     active: float = 0.0
     imbalance: float = 0.0
@@ -83,8 +73,8 @@ class _Request:
     step: int = 0
 
 
-def simulate(routing: Routing, rule: Rule, replicas: int, traffic: Traffic, seed: int = 0) -> Outcome:
-    """Run the traffic: as many requests run at any time as replicas that live can hold."""
+def simulate(routing: Routing, rule: RoundRobin, replicas: int, traffic: Traffic, seed: int = 0) -> Outcome:
+    """Run the traffic: at any time as many requests run as the replicas that live can hold."""
     source, sent = random.Random(seed), 0
     running: list[list[_Request]] = [[] for _ in range(replicas)]
     actives: list[list[float]] = [[] for _ in range(10)]
@@ -116,7 +106,7 @@ def simulate(routing: Routing, rule: Rule, replicas: int, traffic: Traffic, seed
 
 
 def _advance(running: list[list[_Request]]) -> Iterator[_Request]:
-    """One step of every request; those that end with it."""
+    """Advance every request by a step, and yield those that end with it."""
     for requests in running:
         for one in requests:
             one.step += 1
@@ -128,11 +118,11 @@ SCENARIOS = ("mixed", "one-domain", "shift", "flood", "replica-dies")
 
 
 def make_traffic(name: str, routing: Routing, requests: int) -> Traffic:
-    """The traffic of that name.
+    """Return the traffic of that name.
 
-    mixed: every sequence as likely. one-domain: the first domain alone. shift: the first half of the domains, then the
-    other half. flood: mixed, but nine of ten requests of the middle third are of one domain. replica-dies: mixed; the
-    last replica is dead in the middle third.
+    mixed: all sequences are as likely. one-domain: the first domain alone. shift: the first half of the domains, then
+    the other half. flood: mixed, but nine of ten requests of the middle third are of one domain. replica-dies: mixed;
+    the last replica is dead in the middle third.
     """
     everything = list(range(len(routing.prompts)))
     domains = sorted(set(routing.domains))

@@ -1,4 +1,4 @@
-"""The table of the trained checkpoint, calibrated on text that nothing here is measured on."""
+"""The table of the trained checkpoint, calibrated on text that no measurement here uses."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ LENGTH = 192
 
 
 def write_texts(folder: Path = BUILD / "affinity" / "texts") -> Path:
-    """The corpus' development text, a file a domain: neither trained on nor held out."""
+    """Write the corpus' development text, a file a domain: neither trained on nor held out. Return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for domain, split in load_corpus().items():
         (folder / f"{domain}.txt").write_text("\n".join(document.text for document in split.dev))
@@ -22,7 +22,7 @@ def write_texts(folder: Path = BUILD / "affinity" / "texts") -> Path:
 
 
 def make_table(model: PreTrainedModel, path: Path, tokens: int) -> Table:
-    """Signatures of `model`, which is `path`'s, from at most `tokens` tokens of each domain."""
+    """Return the signatures of `model`, loaded from `path`, on at most `tokens` tokens of each domain."""
     print("calibrating ...", flush=True)
     pieces = read_texts(write_texts(), path, min(LENGTH, tokens), tokens)
     order = torch.randperm(len(pieces), generator=torch.Generator().manual_seed(0))

@@ -1,1 +1,1 @@
-"""What expert-parallel ranks have to load under policies, XShare's Table 2: `python -m benchmark.balance`."""
+"""Active experts on expert-parallel ranks under policies, XShare's Table 2: `python -m benchmark.balance`."""

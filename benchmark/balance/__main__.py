@@ -1,4 +1,4 @@
-"""What expert-parallel ranks have to load under policies: `python -m benchmark.balance [POLICY...]`.
+"""Active experts on expert-parallel ranks under policies: `python -m benchmark.balance [POLICY...]`.
 
 Selects on made-up logits of the shape of DeepSeek-R1 on 8 ranks, fitted to XShare's Table 2. A policy is spelt as in
 `python -m benchmark.serving`; several with / between them take layers in turn. The first is the baseline.
@@ -6,6 +6,8 @@ Selects on made-up logits of the shape of DeepSeek-R1 on 8 ranks, fitted to XSha
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -13,6 +15,7 @@ from benchmark.balance.logits import FITTED, measure_plans
 from benchmark.balance.report import tabulate_balance
 from benchmark.common.command import Parser, run_main
 from benchmark.common.paths import BUILD
+from benchmark.common.sweep import fill
 from benchmark.common.variant import PLAN_SPELLING, parse_plan
 
 FILL = "xshare:k0={},target_per_rank={},balance=fill"
@@ -37,12 +40,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     record = parser.open_record("balance", args, argv)
     torch.set_num_threads(1)
-    for policies in args.policies:
-        if policies not in record:
-            print(policies, flush=True)
-            plans = [parse_plan(policy) for policy in policies.split("/")]
-            rows = {str(rows): measure_plans(plans, FITTED[rows], args.batches) for rows in args.batch}
-            record.add(policies, rows=rows)
+
+    def measure(policies: str) -> dict[str, Any]:
+        plans = [parse_plan(policy) for policy in policies.split("/")]
+        return {"rows": {str(rows): measure_plans(plans, FITTED[rows], args.batches) for rows in args.batch}}
+
+    fill(record, {policies: partial(measure, policies) for policies in args.policies})
     tabulate_balance(record.points).show(record.path)
 
 

@@ -1,8 +1,8 @@
-"""What expert-parallel ranks load under policies, served: `python -m benchmark.balance.live [POLICY...]`.
+"""Active experts on expert-parallel ranks under policies, served: `python -m benchmark.balance.live [POLICY...]`.
 
 One server of the trained checkpoint on 4 expert-parallel ranks decodes held-out text of mixed domains in full batches,
 by force, and is switched from policy to policy in between: the fullest rank's experts, kept mass and loss of each on
-the same text. The first is the baseline. Nothing is timed: four ranks share whatever cores there are.
+the same text. The first is the baseline. Nothing is timed, because four ranks share the cores.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def measure(
 
 
 def tabulate_live(points: Mapping[str, Any]) -> Table:
-    """A row a policy."""
+    """Return a row for each policy."""
     (first_name, first), *others = points.items()
     shape = first["shape"]
     own = {key: sum(point["totals"][key] for _, point in others) for key in (*COUNTS, *FULLEST)}

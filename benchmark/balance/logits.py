@@ -1,4 +1,4 @@
-"""Made-up router logits of the shape of DeepSeek-R1, fitted to XShare's Table 2, and what policies make of them."""
+"""Made-up router logits of the shape of DeepSeek-R1, fitted to XShare's Table 2, and policies on them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,9 +17,10 @@ RANK_OF_EXPERT = torch.arange(EXPERTS) // (EXPERTS // RANKS)
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches of `rows` rows of router logits: Gaussian with variance 1, of which `by_expert`² is common to the rows of
-    a batch for each expert, and `by_rank`² for each rank. Both were chosen on a grid so that vanilla routing comes
-    nearest to `paper`: (active experts, those of the fullest rank).
+    """Batches of `rows` rows of router logits: Gaussian with variance 1, in part common to the rows of a batch.
+
+    The common part is `by_expert`² for each expert and `by_rank`² for each rank. Both were chosen on a grid so that
+    vanilla routing comes nearest to `paper`: (active experts, those of the fullest rank).
     """
 
     rows: int
@@ -28,7 +29,7 @@ class Batches:
     paper: tuple[float, float]
 
     def draw(self, count: int, seed: int = 0) -> Iterator[torch.Tensor]:
-        """So many batches [rows, experts] float32."""
+        """Yield `count` batches [rows, experts] float32."""
         generator = torch.Generator().manual_seed(seed)
         own = (1 - self.by_expert**2 - self.by_rank**2) ** 0.5
         for _ in range(count):
@@ -38,18 +39,16 @@ class Batches:
             yield self.by_expert * expert + self.by_rank * rank + own * rows
 
 
-# The paper's second row says 16 requests, of which no batch can have 160 active experts; 32 rows can.
+# The paper's second row is 16 requests, which cannot have 160 active experts at top-8; 32 rows can.
 FITTED = {
     batches.rows: batches for batches in (Batches(8, 0.44, 0.12, (50.7, 11.3)), Batches(32, 0.06, 0.08, (160.4, 25.6)))
 }
-
-
 LEAST_SHARE = 0.05
 """The share of rows, those with the least kept mass, that have a figure of their own."""
 
 
 def measure_plans(plans: Sequence[SelectionPlan], batches: Batches, count: int) -> dict[str, Any]:
-    """Means over `count` batches, plans in turn: active experts, fullest rank's ± error, kept mass, least rows'."""
+    """Return means over `count` batches, plans in turn, and the standard error of the fullest rank's experts."""
     active, fullest, kept = [], [], []
     for number, logits in enumerate(batches.draw(count)):
         plan = plans[number % len(plans)]

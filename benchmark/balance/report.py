@@ -14,11 +14,11 @@ least. With / between two policies they take layers in turn."""
 
 
 def tabulate_balance(points: Mapping[str, Any]) -> Table:
-    """A row a policy, its figures for each number of rows."""
-    sizes = list(next(iter(points.values()))["rows"])
+    """Return a row for each policy, with its figures for each number of rows."""
+    baseline = next(iter(points.values()))["rows"]
+    sizes = list(baseline)
     kinds = ("fullest rank", "active", "kept mass", "least kept")
     headings = ["policy", *(f"{rows} rows: {kind}" for rows in sizes for kind in kinds)]
-    baseline = next(iter(points.values()))["rows"]
     rows = [
         [policy, *(cell for size in sizes for cell in _cells(point["rows"][size], baseline[size]))]
         for policy, point in points.items()

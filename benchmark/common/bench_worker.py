@@ -1,7 +1,7 @@
 """Upstream's bench_serving, imported once and forked for every run: importing it takes longer than most runs do.
 
-Reads the arguments of a run from each line of its input, a JSON list; runs the unmodified module as `python -m
-sglang.benchmark.serving` does, its output going to stderr; answers with a line of its exit status.
+Each line of the input is a JSON list of arguments. The worker runs the unmodified module as `python -m
+sglang.benchmark.serving` does, with its output on stderr, and writes its exit status as a line.
 """
 
 import importlib
@@ -13,14 +13,14 @@ import sys
 from benchmark.common.server import die_with_parent
 
 MODULE = "sglang.benchmark.serving"
-"""Its older name, `sglang.bench_serving`, upstream has announced to remove."""
+"""Upstream has announced the removal of the older name, `sglang.bench_serving`."""
 
 
 def main() -> None:
     """Serve runs until the input ends."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    importlib.import_module(MODULE)  # and so all that it imports
+    importlib.import_module(MODULE)  # with all that it imports
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

@@ -15,7 +15,7 @@ from benchmark.common.server import Server, die_with_parent
 
 @dataclass(frozen=True)
 class Load:
-    """What one run sends: `requests` prompts of a file, `concurrency` at a time, `output_tokens` tokens each."""
+    """The load of one run: `requests` prompts of a file, `concurrency` at a time, `output_tokens` tokens each."""
 
     prompts: Path
     requests: int
@@ -26,19 +26,19 @@ class Load:
 
 
 def bench_args(server: Server, tokenizer: Path, load: Load, output: Path) -> list[str]:
-    """The arguments of `python -m sglang.benchmark.serving` for one run."""
+    """Return the arguments of `python -m sglang.benchmark.serving` for one run."""
     return [
         *("--backend", "sglang", "--base-url", server.url, "--model", str(tokenizer), "--dataset-name", "custom"),
         *("--dataset-path", str(load.prompts), "--sharegpt-output-len", str(load.output_tokens)),
         *("--num-prompts", str(load.requests), "--max-concurrency", str(load.concurrency)),
-        # Whoever measures has warmed up at the full concurrency; one request alone would take longer than some runs.
+        # The caller has warmed up at the full concurrency; one request alone would take longer than some runs.
         *("--warmup-requests", "0", "--seed", str(load.seed), "--disable-tqdm", "--output-file", str(output)),
         *("--temperature", str(load.temperature)),
     ]
 
 
 class Client:
-    """Runs bench_serving, one run after another, in the processes of `bench_worker`: one, from the first run on."""
+    """Runs of bench_serving, one after another, in the process of `bench_worker`, which the first run starts."""
 
     def __init__(self) -> None:
         self.log = LOGS / f"bench-{os.getpid()}.log"
@@ -59,7 +59,7 @@ class Client:
             )
 
     def run(self, server: Server, tokenizer: Path, load: Load) -> dict[str, Any]:
-        """Run it once: upstream's own record, without settings. Raises RuntimeError where it or a request failed."""
+        """Run bench_serving once, and return its record without settings. Raises RuntimeError if a request failed."""
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "result.jsonl"
             status = self._ask(bench_args(server, tokenizer, load, output))
@@ -70,11 +70,11 @@ class Client:
             answered = f"{result.get('completed', 0)} of {load.requests} requests answered"
             failure = f"bench_serving against {server.name}: status {status or 'none'}, {answered}"
             raise RuntimeError(f"{failure}; the end of {self.log}:\n{tail}")
-        # The request rate is infinite, which JSON cannot say.
+        # The request rate is infinite, for which JSON has no number.
         return {key: value for key, value in result.items() if key not in ("server_info", "request_rate")}
 
     def _ask(self, args: list[str]) -> str:
-        """The exit status of a run; empty where the worker itself is gone. One that is interrupted takes it along."""
+        """Return the exit status of a run, empty if the worker has ended. An interrupted run ends the worker."""
         self._worker = worker = self._worker or self._start()
         assert worker.stdin is not None
         assert worker.stdout is not None
@@ -90,7 +90,7 @@ class Client:
 
     def _stop(self) -> None:
         if self._worker is not None:
-            self._worker.kill()  # a run that is on dies with it
+            self._worker.kill()  # the current run dies with it
             self._worker.wait()
             self._worker = None
 

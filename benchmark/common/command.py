@@ -1,4 +1,4 @@
-"""What the benchmarks' command lines have in common: flags, their types, and one line for whatever goes wrong."""
+"""The common parts of the benchmarks' command lines: flags, their types, and one line for every error."""
 
 import argparse
 import signal
@@ -22,33 +22,34 @@ COUNTS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Of `python -m <module>`. A wrong command line is one line and exit code 1."""
+    """The parser of `python -m <module>`. A wrong command line ends with one line and exit code 1."""
 
     def __init__(self, module: str, description: str | None) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(prog=f"python -m {module}", description=description, formatter_class=formatter)
 
     def error(self, message: str) -> NoReturn:
+        """End the program with one line."""
         sys.exit(f"{self.prog}: {message}")
 
     def add_policies(self, kind: Callable[[str], object], default: Sequence[str], text: str) -> None:
-        """A list of policies, each of this kind."""
+        """Add a list of policies, each of this kind."""
         self.add_argument(
             "policies", nargs="*", type=kind, default=default, help=f"{text} (default: {' '.join(default)})"
         )
 
     def add_counts(self, **defaults: int) -> None:
-        """Flags of the counts of a served workload, with these defaults or the usual ones."""
+        """Add flags of the counts of a served workload, with these defaults or the usual ones."""
         for name, (usual, text) in COUNTS.items():
             self.add_count(name, defaults.get(name, usual), text)
 
     def add_count(self, name: str, default: int, text: str) -> None:
-        """A flag that takes a whole number above 0."""
+        """Add a flag that takes a whole number above 0."""
         flag = "--" + name.replace("_", "-")
         self.add_argument(flag, type=positive, default=default, metavar="N", help=f"{text} (default: {default})")
 
     def add_checkpoint(self, model: Path, texts: Path | None = None) -> None:
-        """Flags of the folder of a checkpoint and of its texts, a domain a `*.txt`; without `texts` the model's own."""
+        """Add flags of the folder of a checkpoint and of its texts, a domain a `*.txt`; by default the model's own."""
         own = "the model's heldout/" if texts is None else "the trained model's"
         self.add_argument("--model", type=folder, default=model, help="checkpoint folder (default: %(default)s)")
         self.add_argument(
@@ -56,34 +57,34 @@ class Parser(argparse.ArgumentParser):
         )
 
     def add_record(self, out: Path) -> None:
-        """Flags of the record; `open_record` reads them."""
+        """Add flags of the record, which `open_record` reads."""
         self.add_argument("--out", type=Path, default=out, help="folder of the record (default: %(default)s)")
-        self.add_argument("--resume", action="store_true", help="go on from the record that is in that folder")
+        self.add_argument("--resume", action="store_true", help="continue the record in that folder")
 
     def open_record(self, experiment: str, args: argparse.Namespace, argv: Sequence[str] | None = None) -> Record:
-        """The record of a run with these arguments, which are all but those of `add_record`."""
+        """Return the record of a run with these arguments, without those of `add_record`."""
         asked = {name: value for name, value in vars(args).items() if name not in ("out", "resume")}
         command = [*self.prog.split(), *(sys.argv[1:] if argv is None else argv)]
         return Record(args.out, experiment, command, asked, args.resume)
 
 
 def positive(text: str) -> int:
-    """A whole number above 0."""
+    """Return a whole number above 0."""
     if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a whole number above 0")
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0 (got {text!r})")
     return int(text)
 
 
 def folder(text: str) -> Path:
-    """A folder that is there."""
+    """Return an existing folder."""
     path = Path(text)
     if not path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is no folder")
+        raise argparse.ArgumentTypeError(f"must be an existing folder (got {text})")
     return path.resolve()
 
 
 def policy(text: str) -> str:
-    """A policy that is spelt right."""
+    """Return a policy that is spelt correctly."""
     try:
         return parse_variant(text).name
     except ValueError as error:
@@ -91,15 +92,15 @@ def policy(text: str) -> str:
 
 
 def selecting(text: str) -> str:
-    """A policy that is spelt right and selects."""
+    """Return a policy that is spelt correctly and selects."""
     if parse_variant(policy(text)).policy in (None, BASELINE, "observe"):
-        raise argparse.ArgumentTypeError(f"policy {text!r}: allowed is one that selects")
+        raise argparse.ArgumentTypeError(f"policy must select (got {text!r})")
     return text
 
 
 @contextmanager
 def one_line_errors(program: str) -> Iterator[None]:
-    """What a program says when it is stopped or fails, SIGTERM included: one line, and a status that is not 0."""
+    """End a program that is stopped, also by SIGTERM, or fails, with one line and a status other than 0."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield
@@ -111,6 +112,6 @@ def one_line_errors(program: str) -> Iterator[None]:
 
 
 def run_main(program: str, main: Callable[[], object]) -> None:
-    """Run a program, whose errors are one line."""
+    """Run a program and print its errors as one line."""
     with one_line_errors(program):
         main()

@@ -1,74 +1,64 @@
-"""Variants on one workload, measured side by side and round by round; medians, quartiles and ratios to the first."""
+"""Variants on one workload, measured side by side and round by round, and their ratios to the first."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from statistics import correlation, linear_regression, median, quantiles
+from statistics import correlation, linear_regression, median
 from typing import Any
 
+from benchmark.common.interval import LEAST, Spread, format_spread, spread
 from benchmark.common.record import Record
 from benchmark.common.rounds import Series, Workload, run_rounds
 from benchmark.common.server import Server
 from benchmark.common.variant import BASELINE, Variant
 
-LEAST = 5
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Lower quartile, median and upper quartile (linear between the rounds)."""
-
-    lower: float
-    median: float
-    upper: float
+__all__ = ["Comparison", "Line", "Spread", "Summary", "fit_line", "format_spread", "measure", "spread"]
 
 
 @dataclass(frozen=True)
 class Summary:
     """One row of the table.
 
-    Output tokens a second, and the ratio of these to the baseline's within each round; bench_serving's median time per
-    output token and to the first one, in milliseconds. Mean experts a layer and step, without and with selection, mean
-    share of gating mass kept, and forwards under policy, of all rounds. Mean tokens a verification step accepts.
+    `throughput` is in output tokens a second, and `ratios` are its ratios to the baseline's, by round. `tpot_ms` and
+    `ttft_ms` are bench_serving's median times per output token and to the first one, in milliseconds. Active experts
+    are means of layers and steps, without and with selection; `kept_mass` is the mean share of gating mass kept,
+    `policy_steps` the forwards under the policy, all of all rounds. `accept_length` is in tokens a verify step.
     """
 
     name: str
     throughput: Spread
     tpot_ms: Spread
     ttft_ms: Spread
-    paired_ratio: Spread
+    ratios: list[float]
     experts_before: float | None
     experts_after: float | None
     kept_mass: float | None
     policy_steps: int
     accept_length: float | None
 
+    @property
+    def paired_ratio(self) -> Spread:
+        """Return the mean ratio to the baseline, and its interval."""
+        return spread(self.ratios)
+
 
 @dataclass(frozen=True)
 class Line:
-    """A least-squares line y = intercept + slope * x, and the share of variance it explains."""
+    """A least-squares line y = intercept + slope * x, and the share of the variance that the line explains."""
 
     slope: float
     intercept: float
     r_squared: float
 
 
-def spread(values: Sequence[float]) -> Spread:
-    """Median and quartiles; of a single value, that value."""
-    if len(values) == 1:
-        return Spread(values[0], values[0], values[0])
-    lower, _, upper = quantiles(values, n=4, method="inclusive")
-    return Spread(lower, median(values), upper)
-
-
 def summarize(series: Sequence[Series]) -> list[Summary]:
-    """One row a series."""
+    """Return a row for each series."""
     baseline = _values(series[0], "output_throughput")
     return [_summarize(one, baseline) for one in series]
 
 
 def fit_line(x: Sequence[float], y: Sequence[float]) -> Line | None:
-    """The line through the points; None below `LEAST` distinct x: fewer lie near some line whatever they are."""
+    """Return the line through the points; None below `LEAST` distinct x, which lie near some line by chance."""
     if len(set(x)) < LEAST:
         return None
     slope, intercept = linear_regression(x, y)
@@ -83,7 +73,7 @@ def _summarize(series: Series, baseline: list[float]) -> Summary:
         throughput=spread(throughput),
         tpot_ms=spread(_values(series, "median_tpot_ms")),
         ttft_ms=spread(_values(series, "median_ttft_ms")),
-        paired_ratio=spread([on / off for on, off in zip(throughput, baseline, strict=True)]),
+        ratios=[on / off for on, off in zip(throughput, baseline, strict=True)],
         experts_before=_mean([evidence.experts_before for evidence in series.evidence]),
         experts_after=_mean([evidence.experts_after for evidence in series.evidence]),
         kept_mass=_mean([evidence.kept_mass for evidence in series.evidence]),
@@ -101,8 +91,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-NO_STEP = "Selected in no step, so that the row shows nothing of the policy"
-ONE_ROUND = "One round shows no spread: its differences prove nothing."
+NO_STEP = "Selected in no step, so the row shows nothing of the policy"
+ONE_ROUND = "One round has no interval: its differences prove nothing."
 
 
 @dataclass(frozen=True)
@@ -114,28 +104,28 @@ class Comparison:
 
     @classmethod
     def read(cls, point: Mapping[str, Any]) -> "Comparison":
-        """One out of a record, where `measure` left it."""
+        """Read the point that `measure` wrote into a record."""
         return cls(Workload.read(point["workload"]), [Series.read(one) for one in point["series"]])
 
     @property
     def rounds(self) -> int:
-        """Rounds measured so far."""
+        """Return the number of rounds measured so far."""
         return min(len(one.results) for one in self.series)
 
     @cached_property
     def summaries(self) -> list[Summary]:
-        """One row a series."""
+        """Return a row for each series."""
         return summarize(self.series)
 
     @property
     def order(self) -> list[int]:
-        """The series by number: the baseline, then by ratio, the highest first."""
-        ratios = [row.paired_ratio.median for row in self.summaries]
+        """Return the numbers of the series: the baseline, then by ratio, the highest first."""
+        ratios = [row.paired_ratio.mean for row in self.summaries]
         return [0, *sorted(range(1, len(ratios)), key=lambda number: -ratios[number])]
 
     @property
     def idle(self) -> list[str]:
-        """The policies that selected in no step: every batch was too small, or of another phase."""
+        """Return the policies that selected in no step: every batch was too small, or of another phase."""
         return [
             row.name
             for one, row in zip(self.series, self.summaries, strict=True)
@@ -144,8 +134,10 @@ class Comparison:
 
     @cached_property
     def active(self) -> list[float | None]:
-        """The active experts of each series, None where nobody can tell: counted by a server with a policy; without one
-        the mean of what servers of the same flags have counted of upstream's routing on the same prompts.
+        """Return the active experts of each series, None if no server has counted them.
+
+        A server with a policy counts its own. Without a policy they are the mean that servers of the same flags have
+        counted of upstream's routing on the same prompts.
         """
         return [
             self._upstream_active(one.variant.args) if row.experts_after is None else row.experts_after
@@ -162,7 +154,7 @@ class Comparison:
 
 
 def is_measured(record: Record, key: str) -> bool:
-    """Whether `measure` has left all rounds under `key`."""
+    """Return whether the record holds all rounds of the point `key`."""
     if key not in record:
         return False
     comparison = Comparison.read(record.points[key])
@@ -191,17 +183,12 @@ def measure_each(
 
 
 def format_experts(row: Summary) -> str:
-    """Active experts before -> after, where the server counted them."""
+    """Return active experts before -> after, or "-" if the server counted none."""
     if row.experts_after is None:
         return "-"
     return f"{format_number(row.experts_before, 1)} -> {format_number(row.experts_after, 1)}"
 
 
 def format_number(value: float | None, digits: int) -> str:
-    """The number, or "-"."""
+    """Return the number, or "-" for None."""
     return "-" if value is None else f"{value:.{digits}f}"
-
-
-def format_spread(value: Spread, digits: int) -> str:
-    """Median and quartiles."""
-    return f"{value.median:.{digits}f} [{value.lower:.{digits}f}, {value.upper:.{digits}f}]"

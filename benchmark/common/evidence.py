@@ -1,4 +1,4 @@
-"""What the server says of its expert policy on /metrics, over the time between two looks."""
+"""The server's counts of its expert policy on /metrics, between two readings."""
 
 import time
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from sglang_xshare.stage.record.figures import PREFIX
 
 @dataclass(frozen=True)
 class Evidence:
-    """Means over the MoE layers and steps under policy; None where the server counted none.
+    """Means over the MoE layers and steps under the policy; None if the server counted none.
 
     Active experts under upstream's own routing, and under the policy; the share of gating mass kept, mean of rows.
     `policy_steps`: forwards of the target model under policy. `page_ins`: experts paged in, and what upstream's own
@@ -27,7 +27,7 @@ class Evidence:
 
 
 def read_totals(server: Server) -> dict[str, float]:
-    """The stage's counters, summed over ranks; {} where the server runs no policy."""
+    """Return the stage's counters, summed over ranks; {} if the server runs no policy."""
     totals: dict[str, float] = {}
     for family in text_string_to_metric_families(server.get("/metrics")):
         for sample in family.samples:
@@ -39,7 +39,7 @@ def read_totals(server: Server) -> dict[str, float]:
 
 
 def read_settled_totals(server: Server) -> dict[str, float]:
-    """The counters once they stand still: the last steps are reported when the server turns idle, after it answered."""
+    """Return the counters once they are constant: an idle server reports the last steps after its answers."""
     totals = read_totals(server)
     while totals:
         time.sleep(0.2)
@@ -51,7 +51,7 @@ def read_settled_totals(server: Server) -> dict[str, float]:
 
 
 def evidence_between(before: dict[str, float], after: dict[str, float]) -> Evidence:
-    """What was counted between two calls of `read_totals`."""
+    """Return the counts between two calls of `read_totals`."""
     new = {name: total - before.get(name, 0.0) for name, total in after.items()}
 
     def mean(total: str, count: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Where things lie in this checkout."""
+"""Paths in this checkout."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
 LOGS = BUILD / "logs"
 RELEASES = BUILD / "releases"
-"""Unpacked SGLang releases, as `scripts/fetch_release.py` leaves them."""
+"""SGLang releases that `scripts/fetch_release.py` unpacks."""
 RESULTS = ROOT / "benchmark" / "results"
 TRAINED = ROOT / "checkpoints" / "qwen3-moe-tiny"
 """The small trained checkpoint: 64 experts, top-8, 4 layers."""

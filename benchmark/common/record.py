@@ -1,4 +1,4 @@
-"""What an experiment has measured so far, on disk after every point: a killed run loses only the point it was at."""
+"""The measurements of an experiment, on disk after every point: a killed run loses only its current point."""
 
 import json
 import math
@@ -17,12 +17,12 @@ DIGITS = 6  # of a measured number: more than any table shows, and a fifth less 
 class Record:
     """The points of one experiment in `<folder>/<experiment>.json`, a point a line.
 
-    `arguments` are what was asked for, and must be the same for a record to be continued. Every run that adds points
-    adds an entry to `sessions`: date, hardware, versions, commit and command; each point says by number which session
-    measured it. Paths below the checkout are written as from there, measured numbers with DIGITS digits.
+    `arguments` must be the same for a record to be continued. Every run that adds points adds an entry to `sessions`:
+    date, hardware, versions, commit and command; each point has the number of its session. Paths below the checkout
+    are relative to it, measured numbers have DIGITS digits.
 
-    With `resume` it goes on from the record that is there, else the first point replaces that. Raises ValueError where
-    the record to be continued is none, or is of another experiment or of other arguments.
+    With `resume` the existing record is continued, else the first point replaces it. Raises ValueError if the existing
+    file is no record, or one of another experiment or of other arguments.
     """
 
     def __init__(
@@ -47,16 +47,16 @@ class Record:
 
     @property
     def content(self) -> dict[str, Any]:
-        """All of it, as `read_record` gives it."""
+        """Return the whole record, as `read_record` does."""
         return self._content
 
     @property
     def points(self) -> dict[str, Any]:
-        """Key -> what was measured there."""
+        """Return the measurements by key."""
         return self._content["points"]
 
     def add(self, key: str, **measured: Any) -> None:
-        """Keep a point, on disk when this returns; it replaces one of the same key."""
+        """Write a point to disk; it replaces a point of the same key."""
         if self._session is None:
             self._session = len(self._content["sessions"])
             self._content["sessions"].append({**describe_machine(), "command": self._command})
@@ -71,30 +71,30 @@ class Record:
         recorded = self._content["arguments"]
         for name in [*recorded, *asked]:
             if recorded.get(name) != asked.get(name):
-                values = f"{name} = {asked.get(name)}: its record has {recorded.get(name)}"
-                raise ValueError(f"{self.path}: {values}; allowed is the same, another --out, or no --resume")
+                values = f"{name} must be {recorded.get(name)}, as recorded (got {asked.get(name)})"
+                raise ValueError(f"{self.path}: {values}; or give another --out, or no --resume")
 
 
 def read_record(path: Path, experiment: str | None = None) -> dict[str, Any]:
-    """A record as it was written: FIELDS. Raises ValueError where the file holds something else."""
+    """Return a record, with FIELDS. Raises ValueError if the file holds something else."""
     try:
         content = json.loads(path.read_text())
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: {error}; needed is a record, or no such file") from None
+        raise ValueError(f"{path} must be a record, or not exist (got {error})") from None
     if not isinstance(content, dict) or content.keys() != FIELDS:
-        raise ValueError(f"{path}: not a record; needed is one, with {', '.join(sorted(FIELDS))}, or no such file")
+        raise ValueError(f"{path} must be a record, with {', '.join(sorted(FIELDS))}, or not exist")
     if experiment is not None and content["experiment"] != experiment:
-        raise ValueError(f"{path}: a record of {content['experiment']}; needed is one of {experiment}")
+        raise ValueError(f"{path} must be a record of {experiment} (got one of {content['experiment']})")
     return content
 
 
 def last_session(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The newest session of a record."""
+    """Return the newest session of a record."""
     return max(content["sessions"], key=lambda session: session["date"])
 
 
 def format_record(content: Mapping[str, Any]) -> str:
-    """The JSON of a record, with a line for its arguments, for each session and for each point."""
+    """Return the JSON of a record, with a line for its arguments, for each session and for each point."""
     parts = []
     for name, part in content.items():
         if name == "sessions":
@@ -108,12 +108,12 @@ def format_record(content: Mapping[str, Any]) -> str:
 
 
 def _join(lines: Iterable[str]) -> str:
-    """As JSON separates them, each on a line of its own."""
+    """Return JSON elements, each on a line of its own."""
     return "\n" + ",\n".join(lines) + "\n"
 
 
 def _round(content: Any) -> Any:
-    """JSON whose numbers have DIGITS digits, or as many as they have before the point."""
+    """Return JSON whose numbers have DIGITS digits, or all digits before the point."""
     if isinstance(content, dict):
         return {key: _round(value) for key, value in content.items()}
     if isinstance(content, list):

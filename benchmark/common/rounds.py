@@ -1,4 +1,4 @@
-"""Alternating rounds over servers that all stay up: each meets the same prompts in the same minutes of the machine."""
+"""Alternating rounds over servers that all stay up: each gets the same prompts in the same minutes of the machine."""
 
 import json
 import random
@@ -17,20 +17,20 @@ from benchmark.common.server import Server, has_gpu
 from benchmark.common.variant import BASELINE, Variant
 
 LEAST_OUTPUT = 4
-"""Of bench_serving's `custom` dataset, in tokens."""
+"""The least output of bench_serving's `custom` dataset, in tokens."""
 KEPT = ("completed", "total_output_tokens", "output_throughput", "median_tpot_ms", "median_ttft_ms", "accept_length")
-"""Of bench_serving's figures, those that somebody reads."""
+"""Figures of bench_serving that a record keeps."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What every variant is given in every round: `requests` prompts, `concurrency` of them at a time, of so many
-    tokens, each continued by so many: drawn at `temperature`, at 0 the likeliest.
+    """The load of every variant in every round: `requests` prompts of `input_tokens`, `concurrency` at a time.
 
-    `model` is the checkpoint's folder, tokenizer included, `texts` that of held-out *.txt files, from which `seed`
-    chooses the prompts; round r has seed + r, and so prompts of its own.
+    Each prompt is continued by `output_tokens`, drawn at `temperature`; 0 takes the likeliest. `model` is the
+    checkpoint's folder, tokenizer included, `texts` the folder of held-out *.txt files, from which `seed` chooses the
+    prompts; round r has the seed `seed + r`, and so prompts of its own.
 
-    Raises ValueError for fewer output tokens than bench_serving takes.
+    Raises ValueError for fewer output tokens than bench_serving accepts.
     """
 
     model: Path
@@ -45,11 +45,11 @@ class Workload:
 
     def __post_init__(self) -> None:
         if self.output_tokens < LEAST_OUTPUT:
-            raise ValueError(f"output tokens {self.output_tokens}: allowed is at least {LEAST_OUTPUT}")
+            raise ValueError(f"output tokens must be at least {LEAST_OUTPUT} (got {self.output_tokens})")
 
     @classmethod
     def read(cls, recorded: Mapping[str, Any]) -> "Workload":
-        """One out of a record."""
+        """Read the recorded fields."""
         return cls(**{**recorded, "model": Path(recorded["model"]), "texts": Path(recorded["texts"])})
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class Workload:
 
 @dataclass
 class Series:
-    """One variant's runs: bench_serving's figures, as `KEPT`, and what the server said of its policy meanwhile."""
+    """One variant's runs: bench_serving's figures named in `KEPT`, and the server's counts of its policy meanwhile."""
 
     variant: Variant
     command: list[str] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Series:
 
     @classmethod
     def read(cls, recorded: Mapping[str, Any]) -> "Series":
-        """One out of a record."""
+        """Read the recorded fields."""
         evidence = [Evidence(**one) for one in recorded["evidence"]]
         return cls(Variant.read(recorded["variant"]), recorded["command"], list(recorded["results"]), evidence)
 
@@ -83,51 +83,74 @@ def serve(
     deadline: float | None = None,
     program: str = "sglang.launch_server",
 ) -> Iterator[list[Server]]:
-    """Every variant's server, started side by side with further flags and environment variables, ready, and stopped in
-    the end. Without a GPU, those with a policy and the same flags share one, which `switch` switches. `deadline` is in
-    seconds, by default what so many need that share the cores; `program` is the module that serves.
+    """Start every variant's server side by side, with further flags and environment variables; stop all at the end.
+
+    Variants share servers as `find_host` says. `deadline` is in seconds until a server must answer, by default one
+    that suits as many servers on the same cores; `program` is the module that serves.
     """
+    hosts = [number if has_gpu() else find_host(variants, number) for number in range(len(variants))]
     with ExitStack() as stack:
-        servers: list[Server] = []
-        for number, variant in enumerate(variants):
-            first = next((other for other in range(number) if _share(variants[other], variant)), None)
-            if first is not None:
-                servers.append(servers[first])
-                continue
-            server = Server(
+        started: dict[int, Server] = {}
+        for number in sorted(set(hosts)):
+            server = started[number] = Server(
                 model,
-                ["--enable-metrics", *variant.server_args(), *args],
+                ["--enable-metrics", *variants[number].server_args(), *args],
                 env=env,
-                name=variant.name,
+                name=variants[number].name,
                 deadline=deadline or 180.0 + 60.0 * len(variants),
                 program=program,
             )
             stack.callback(server.stop)
             server.start()
-            servers.append(server)
-        for server in dict.fromkeys(servers):
+        for server in started.values():
             server.wait()
-        yield servers
+        yield [started[number] for number in hosts]
+
+
+def find_host(variants: Sequence[Variant], number: int) -> int:
+    """Return the number of the variant whose server, started with a policy, also serves variant `number`.
+
+    Policies with the same flags share the server of the first of them. So does `vanilla` if it is not the baseline: its
+    ratio shows how far two servers differ without any policy. A server without a policy cannot be switched, and the
+    captured graphs of a GPU do not follow every switch.
+    """
+    one = variants[number]
+    if one.policy is None or (one.policy == BASELINE and number == 0):
+        return number
+    hosts = (
+        other
+        for other, variant in enumerate(variants)
+        if variant.policy not in (None, BASELINE) and variant.args == one.args
+    )
+    return next(hosts, number)
 
 
 def switch(server: Server, variant: Variant, servers: Sequence[Server]) -> None:
-    """Have a server that is several variants' among `servers` run the policy of this one, from an empty cache."""
+    """Activate a variant's policy, with an empty cache, if its server is that of several variants of `servers`."""
     if servers.count(server) > 1:
         server.post("/expert_policy", variant.body())
         server.post("/flush_cache", {})
 
 
-def _share(one: Variant, other: Variant) -> bool:
-    never = (None, BASELINE)  # a server that was started so cannot be switched
-    return not (has_gpu() or one.policy in never or other.policy in never) and one.args == other.args
+def order_round(count: int, number: int) -> list[int]:
+    """Return the order of `count` variants in round `number`; variant 0 is the baseline.
+
+    The baseline runs between two other variants, at another place in each round, and the others take turns at the
+    first place. Odd rounds run in reverse order, so a drift of the machine's speed favours no variant.
+    """
+    turn = number // 2 % max(count - 1, 1)
+    others = list(range(1, count))
+    order = [*others[turn:], *others[:turn]]
+    order.insert(1 + number % max(count - 2, 1), 0)
+    return order[::-1] if number % 2 else order
 
 
 def run_rounds(workload: Workload, series: Sequence[Series], servers: Sequence[Server]) -> Iterator[int]:
-    """Measure the running servers in turns, an idle one asleep, until every series has the workload's rounds.
+    """Measure the running servers in turns, as `order_round` orders them, until every series has all rounds.
 
-    Yields the number of each round when all series hold it. Odd rounds go in reverse order, so that a drift of the
-    machine's speed favours nobody. Each server is warmed up once at the full concurrency; on a GPU, where kernels are
-    compiled for new batch sizes, by as many requests of the workload itself, too, with prompts of no round.
+    Yield the number of each round when all series hold the round. Each server is warmed up once at the full
+    concurrency; on a GPU, which compiles kernels for new batch sizes, also by as many requests of the workload itself,
+    whose prompts no round has.
     """
     turns = list(zip(series, servers, strict=True))
     warm_up = [list(range(1, workload.input_tokens + 1))] * workload.concurrency
@@ -142,7 +165,7 @@ def run_rounds(workload: Workload, series: Sequence[Series], servers: Sequence[S
                 CLIENT.run(server, workload.model, load)
         for number in range(len(series[0].results), workload.rounds):
             load = _load_of_round(workload, number, Path(folder))
-            for one, server in turns if number % 2 == 0 else reversed(turns):
+            for one, server in (turns[place] for place in order_round(len(turns), number)):
                 switch(server, one.variant, servers)
                 _run(one, server, load, workload)
             yield number
@@ -173,11 +196,11 @@ def write_prompts(out: Path, texts: Path, tokenizer: Path, count: int, tokens: i
     """Write `count` distinct prompts of `tokens` tokens, evenly from every text, as JSON lines to `out`.
 
     `texts` is a folder of *.txt files, each one domain, `tokenizer` one with tokenizer.json. Other seeds give other
-    prompts, so that no round finds its prompts in the prefix cache. Raises ValueError for no text, or too little of it.
+    prompts, so no round finds its prompts in the prefix cache. Raises ValueError for no text, or too little text.
     """
     files = sorted(texts.glob("*.txt"))
     if not files:
-        raise ValueError(f"texts {texts}: no *.txt file there; needed is a folder of held-out texts")
+        raise ValueError(f"texts must be a folder of held-out *.txt files (got {texts})")
     encode = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     rng = random.Random(seed)
     domains = [_draw_prompts(encode, path, tokens, rng) for path in files]
@@ -188,17 +211,17 @@ def write_prompts(out: Path, texts: Path, tokenizer: Path, count: int, tokens: i
             break
     prompts = list(drawn)[:count]
     if len(prompts) < count:
-        raise ValueError(f"texts {texts}: {len(prompts)} distinct prompts of {tokens} tokens; needed are {count}")
-    # bench_serving wants two turns; the second only matters where no output length is given.
+        raise ValueError(f"texts {texts} must have {count} distinct prompts of {tokens} tokens (got {len(prompts)})")
+    # bench_serving requires two turns; the second matters only without an output length.
     rows = [{"conversations": [{"value": prompt}, {"value": ""}]} for prompt in prompts]
     out.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _draw_prompts(encode: Tokenizer, path: Path, tokens: int, rng: random.Random) -> Iterator[str]:
-    """Stretches of `tokens` tokens that start at the beginning of a line, in random order."""
+    """Yield pieces of `tokens` tokens that start at the beginning of a line, in random order."""
     lines = path.read_text().splitlines(keepends=True)
     starts = [i for i, line in enumerate(lines) if line.strip()]
     rng.shuffle(starts)
-    # Eight lines hold any prompt we ask for; a stretch that ends early is left out.
-    stretches = (encode.encode("".join(lines[i : i + 8])).ids[:tokens] for i in starts)
-    return (encode.decode(ids) for ids in stretches if len(ids) == tokens)
+    # Eight lines hold every prompt that the benchmarks send; a piece that ends early is left out.
+    pieces = (encode.encode("".join(lines[i : i + 8])).ids[:tokens] for i in starts)
+    return (encode.decode(ids) for ids in pieces if len(ids) == tokens)

@@ -1,4 +1,4 @@
-"""A real SGLang server, started and surely stopped: `with Server(model) as server: server.generate(["def f("])`."""
+"""A real SGLang server that is always stopped: `with Server(model) as server: server.generate(["def f("])`."""
 
 import ctypes
 import os
@@ -31,24 +31,25 @@ CPU_ARGS: dict[str, str | None] = {
     "--disable-cuda-graph": None,
     "--max-total-tokens": "32768",
 }
-# Of small models, whose servers share a GPU side by side: without a limit, each would take nine tenths of the memory it
-# finds for its cache. The limit holds for what 0.5.23 sizes after capture, too. The runner selects on every GPU.
+# Servers of small models share a GPU: without a limit, the cache of each takes nine tenths of the free memory. The
+# limit also bounds the buffers that 0.5.23 sizes after capture. The runner selects on every GPU.
 GPU_ARGS: dict[str, str | None] = {"--max-total-tokens": "32768", "--moe-runner-backend": "triton"}
 CAPTURED = (*range(1, 17), *range(24, 257, 8))
-"""Batch sizes of the decode graphs of every server on a GPU: those that 0.5.23 captures by default under a policy.
-Without a policy upstream captures 1, 2, 4, 8, 12, 16, 24, ..., and pads what is between: a policy would be compared
-with a server of fewer graphs. A server leaves out what is above its most requests.
+"""Captured batch sizes of every server on a GPU: those that 0.5.23 captures by default under a policy.
+
+Without a policy upstream captures 1, 2, 4, 8, 12, 16, 24, ..., and pads batches between them: a policy would be
+compared with a server of fewer graphs. A server omits sizes above its most requests.
 """
 SMALL = 4 << 30
 """Bytes of weights up to which a model is small."""
 COMMON_ARGS: dict[str, str | None] = {
-    "--sleep-on-idle": None,  # the scheduler spins otherwise, and takes a core from the server that is measured
-    "--skip-server-warmup": None,  # one request of upstream's; whoever measures warms up at the real batch size
+    "--sleep-on-idle": None,  # otherwise the scheduler spins, and takes a core from the measured server
+    "--skip-server-warmup": None,  # a single request; the benchmarks warm up at the real batch size
 }
 
 
 class ServerError(RuntimeError):
-    """The server did not come up, or a request failed; its exit status, None without, and what it printed."""
+    """A server that did not start, or a failed request: the exit status, None without, and the log."""
 
     def __init__(self, message: str, returncode: int | None, log: str) -> None:
         super().__init__(message)
@@ -58,7 +59,7 @@ class ServerError(RuntimeError):
 
 @cache
 def has_gpu() -> bool:
-    """Whether an NVIDIA driver answers here, and SGLANG_XSHARE_DEVICE=cpu does not forbid its use."""
+    """Return whether an NVIDIA driver answers here, and SGLANG_XSHARE_DEVICE=cpu does not forbid its use."""
     if os.environ.get("SGLANG_XSHARE_DEVICE") == "cpu":
         return False
     try:
@@ -68,12 +69,12 @@ def has_gpu() -> bool:
 
 
 def is_small(model: str | Path) -> bool:
-    """Whether it is the folder of a checkpoint whose weights are few."""
+    """Return whether `model` is the folder of a checkpoint with at most `SMALL` bytes of weights."""
     return 0 < sum(path.stat().st_size for path in Path(model).glob("*.safetensors")) <= SMALL
 
 
 def free_port() -> int:
-    """A loopback TCP port without listener, below 32768, where Linux gives none to connections until it is bound."""
+    """Return a free loopback port below 32768, from where Linux assigns ports to connections."""
     while True:
         port = random.randrange(20000, 32768)
         with socket.socket() as probe, suppress(OSError):
@@ -82,14 +83,13 @@ def free_port() -> int:
 
 
 class Server:
-    """`python -m sglang.launch_server`, or another `program`, in a session of its own, of which nothing is left.
+    """`python -m sglang.launch_server`, or another `program`, in a session of its own, which ends with the server.
 
-    `model` is the checkpoint's folder. `args` win over the defaults above. `release` is an SGLang version unpacked in
-    build/releases, or any folder that contains `sglang/`; the installed one without. `name` is for progress lines and,
-    as far as a file's name may hold it, for the log, build/logs/<name>-<port>.log. `deadline` is in seconds until the
-    server must answer.
+    `model` is the checkpoint's folder. `args` replace the defaults above. `release` is an SGLang version unpacked in
+    build/releases, or any folder that contains `sglang/`; by default the installed one. Progress lines and the log,
+    build/logs/<name>-<port>.log, have the `name`. The server must answer within `deadline` seconds.
 
-    Starting raises `ServerError` when the server exits or the deadline passes.
+    Starting raises `ServerError` if the server exits or the deadline passes.
     """
 
     def __init__(
@@ -133,9 +133,9 @@ class Server:
         self.stop()
 
     def start(self) -> None:
-        """Launch it and return at once, so that several can start side by side."""
+        """Launch the server and return at once, so several can start side by side."""
         LOGS.mkdir(parents=True, exist_ok=True)
-        # A killed server leaves its temporary files (prometheus's, for one); its own TMPDIR goes when it goes.
+        # A killed server leaves temporary files, such as prometheus's, in a TMPDIR that is removed with it.
         self._scratch = tempfile.TemporaryDirectory(prefix="sglang-xshare-")
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -150,8 +150,8 @@ class Server:
         self._began = time.monotonic()
 
     def wait(self) -> None:
-        """Return when it answers; stop it and raise if it does not."""
-        told = 0.0
+        """Return when the server answers; stop it and raise if it does not."""
+        reported = 0.0
         try:
             while not self._answers():
                 elapsed = time.monotonic() - self._began
@@ -159,8 +159,8 @@ class Server:
                     raise self._error(f"exited with status {self.returncode()} after {elapsed:.0f} s")
                 if elapsed > self.deadline:
                     raise self._error(f"does not answer after {elapsed:.0f} s")
-                if elapsed > told + 10:
-                    told = elapsed
+                if elapsed > reported + 10:
+                    reported = elapsed
                     print(f"{self.name}: starting, {elapsed:.0f} s", flush=True)
                 time.sleep(0.2)
         except BaseException:
@@ -169,12 +169,12 @@ class Server:
         print(f"{self.name}: ready after {time.monotonic() - self._began:.0f} s", flush=True)
 
     def stop(self) -> None:
-        """Kill it and everything it started; nothing to do if it is stopped."""
+        """Kill the server and all processes that it started, if it runs."""
         if self._process is None or self._scratch is None:
             return
         family = self.processes()
-        # Its workers die with it, and multiprocessing's resource tracker lives just long enough to unlink what they
-        # left in /dev/shm; upstream's own shutdown on SIGTERM would take five seconds.
+        # The workers die with the server, and multiprocessing's resource tracker unlinks their files in /dev/shm;
+        # upstream's own shutdown on SIGTERM takes five seconds.
         self._process.kill()
         self._process.wait()
         for process in psutil.wait_procs(family, timeout=5)[1]:
@@ -184,26 +184,26 @@ class Server:
         self._process = self._scratch = None
 
     def processes(self) -> list[psutil.Process]:
-        """Every living process of its session, orphans included."""
+        """Return every living process of the server's session, orphans included."""
         if self._process is None:
             return []
         session = self._process.pid
         return [process for process in psutil.process_iter() if _session_of(process.pid) == session]
 
     def returncode(self) -> int | None:
-        """Its exit status; None while it runs."""
+        """Return the exit status; None while the server runs."""
         return self._process.poll() if self._process else None
 
     def log_text(self) -> str:
-        """Everything it printed so far."""
+        """Return the log."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def get(self, path: str) -> Any:
-        """GET `path`: the parsed JSON, or the text of any other answer."""
+        """Return the answer to GET `path`: parsed JSON, or text."""
         return self._read(requests.get(self.url + path, timeout=60))
 
     def post(self, path: str, body: Mapping[str, Any], timeout: float = 600.0) -> Any:
-        """POST `body` as JSON to `path`: the parsed JSON, or the text of any other answer."""
+        """Return the answer to POST `path` with `body` as JSON: parsed JSON, or text."""
         return self._read(requests.post(self.url + path, json=body, timeout=timeout))
 
     def generate(
@@ -212,11 +212,10 @@ class Server:
         request: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> list[dict[str, Any]]:
-        """Generate for all prompts (texts or token ids) as one concurrent batch, greedily unless told otherwise.
+        """Return the answers to prompts, texts or token ids, sent as one concurrent batch, by default greedy.
 
         `request` are further fields of upstream's /generate request, such as `return_logprob`, `sampling` upstream's
-        sampling parameters, such as `max_new_tokens`. Returns one answer a prompt, with `text`, `output_ids` and
-        `meta_info`.
+        sampling parameters, such as `max_new_tokens`. An answer has `text`, `output_ids` and `meta_info`.
         """
         field = "text" if prompts and isinstance(prompts[0], str) else "input_ids"
         body = {field: list(prompts), "sampling_params": {"temperature": 0.0, **sampling}, **(request or {})}
@@ -246,18 +245,18 @@ class Server:
 def _environment(release: str | Path | None) -> dict[str, str]:
     env = dict(os.environ, HF_HUB_OFFLINE="1", PYTHONUNBUFFERED="1")
     env.setdefault("OMP_NUM_THREADS", "1")
-    env.pop("PYTHONDONTWRITEBYTECODE", None)  # an unpacked release would be compiled at every start
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise every start compiles an unpacked release
     if not has_gpu():
         env["SGLANG_USE_CPU_ENGINE"] = "1"
-        # Draft trees would compile a small function with g++, which a machine without a GPU may lack.
+        # Draft trees compile a small function with g++, which a machine without a GPU may lack.
         env.setdefault("TORCHDYNAMO_DISABLE", "1")
-    # The checkout itself as well: a request may name a logit processor of our benchmarks.
+    # The checkout itself as well: a request may name a logit processor of the benchmarks.
     path = [str(ROOT / "python"), str(ROOT), env.get("PYTHONPATH", "")]
     if release is not None:
         tree = RELEASES / release if isinstance(release, str) else release
         if not (tree / "sglang").is_dir():
             raise FileNotFoundError(
-                f"release {release}: {tree} has no folder sglang; scripts/fetch_release.py makes it"
+                f"release must have a folder sglang, which scripts/fetch_release.py makes (got {tree})"
             )
         path.insert(0, str(tree))
     env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
@@ -265,7 +264,7 @@ def _environment(release: str | Path | None) -> dict[str, str]:
 
 
 def die_with_parent() -> None:
-    """Have this process killed when the one that started it dies, in whatever way; for a `preexec_fn`."""
+    """Arrange that the kernel kills this process when its parent dies; for a `preexec_fn`."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -1,25 +1,26 @@
-"""The source that a figure was measured with. Records and pages are written after it, and are no part of it."""
+"""The source that a figure was measured with. Records and pages come later, and are no part of the source."""
 
 import subprocess
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
 from benchmark.common.paths import ROOT
 
 KERNEL_SHAPES = "python/sglang_xshare/selection/triton_kernel/shapes.json"
-"""A run on a GPU rewrites it by what it has just measured, which is in its record."""
+"""A run on a GPU rewrites this file by its own measurements, which its record holds."""
 SOURCE = (
     # The package holds a link to the patches, which git does not follow.
     *("python", "patches", "sgl-kernel", "benchmark", "checkpoints", "training", "scripts"),
     *(":(exclude)benchmark/results", ":(exclude,glob)**/*.md", f":(exclude){KERNEL_SHAPES}"),
 )
-"""What decides a figure, as git's path specifications."""
+"""The files that decide a figure, as path specifications of git."""
 CARRIED = Path(".gpu", "commit")
 DIRTY = "-dirty"
 
 
 def describe_commit() -> str | None:
-    """The commit in 12 digits, "-dirty" where the source differs, by `carry`'s sums or git; None without either."""
+    """Return the commit in 12 digits, "-dirty" if the source differs; None without `carry`'s sums and without git."""
     carried = _read_carried()
     if carried and not carried.endswith(DIRTY):
         return carried
@@ -27,11 +28,11 @@ def describe_commit() -> str | None:
 
 
 def carry() -> None:
-    """Write the commit and its files' sums to .gpu/commit, which travels without git. Raises RuntimeError without."""
+    """Write the commit and its files' sums to .gpu/commit, which travels alone. Raises RuntimeError without git."""
     commit = _describe_git()
     files = _git("ls-files", "--", *SOURCE)
     if commit is None or files is None:
-        raise RuntimeError(f"{ROOT}: git does not know this checkout; its commit cannot be carried")
+        raise RuntimeError(f"{ROOT} must be a checkout of git, whose commit can be carried")
     lines = [commit, *(f"{_sum(ROOT / name)}  {name}" for name in files.splitlines())]
     (ROOT / CARRIED).parent.mkdir(exist_ok=True)
     (ROOT / CARRIED).write_text("\n".join(lines) + "\n")
@@ -43,7 +44,7 @@ def _describe_git() -> str | None:
 
 
 def _read_carried() -> str | None:
-    """The commit that was carried along; dirty as well where a file is not the one it was."""
+    """Return the carried commit, "-dirty" also if a file has changed since; None without one."""
     if not (ROOT / CARRIED).exists():
         return None
     commit, *lines = (ROOT / CARRIED).read_text().splitlines()
@@ -58,17 +59,34 @@ def _sum(path: Path) -> str:
 
 
 def list_changes() -> list[str]:
-    """Files of the source that differ from the commit, new ones included."""
+    """Return the files of the source that differ from the commit, new ones included."""
     return [line[3:] for line in (_git("status", "--porcelain", "--", *SOURCE) or "").splitlines()]
 
 
 def is_unchanged_since(commit: str) -> bool:
-    """Whether the source is that of `commit`; not where this checkout does not know it."""
+    """Return whether the source is that of `commit`; False if this checkout does not have the commit."""
     return _git("diff", "--name-only", commit, "--", *SOURCE) == "" and not list_changes()
 
 
+def has_history() -> bool:
+    """Return whether this checkout has the commits before its own, which a shallow one lacks."""
+    return _git("rev-parse", "--is-shallow-repository") == "false"
+
+
+@cache
+def count_changes(commit: str, paths: tuple[str, ...]) -> tuple[int, list[str]] | None:
+    """Return the commits since `commit` that changed these paths, and the files that differ from HEAD now.
+
+    Pages and results are no part of the paths. None if this checkout does not have the commit.
+    """
+    excluded = [path for path in SOURCE if path.startswith(":(exclude")]
+    files = _git("diff", "--name-only", commit, "HEAD", "--", *paths, *excluded)
+    count = _git("rev-list", "--count", f"{commit}..HEAD", "--", *paths, *excluded)
+    return None if files is None or count is None else (int(count), files.splitlines())
+
+
 def _git(*arguments: str) -> str | None:
-    """What git says; None where it fails, or is not installed: on a machine that was sent the files alone."""
+    """Return git's output; None if git fails or is not installed, as on a machine that has only the files."""
     try:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
     except FileNotFoundError:

@@ -6,14 +6,14 @@ from benchmark.common.server import has_gpu
 from benchmark.common.variant import Variant
 
 DRAFTING = "EAGLE-3, "
-"""What the name of a variant with drafts starts with."""
+"""The prefix of the name of a variant with drafts."""
 
 
 def speculative_flags(
     draft: str | Path, topk: int = 1, steps: int = 3, draft_tokens: int = 4, algorithm: str = "EAGLE3"
 ) -> tuple[str, ...]:
-    """Flags that draft with `draft`: `topk` branches, `steps` levels, `draft_tokens` verified a request."""
-    # As sgl-kernel/README.md says: the only split that all releases honour on a processor without AMX.
+    """Return the flags of `draft`: `topk` branches, `steps` levels, `draft_tokens` verified a request."""
+    # The only split that all releases honour on a processor without AMX: sgl-kernel/README.md.
     on_cpu = ("--prefill-attention-backend", "intel_amx", "--speculative-draft-attention-backend", "intel_amx")
     return (
         *("--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(draft)),
@@ -24,6 +24,6 @@ def speculative_flags(
 
 
 def drafting_variant(variant: Variant, flags: tuple[str, ...]) -> Variant:
-    """The variant with drafts, by such flags."""
-    # The accepted length is brought up to date with the log, by default every 40 steps: a short run has no line.
+    """Return the variant with drafts, by the flags of `speculative_flags`."""
+    # The decode log updates the accepted length, by default every 40 steps: a short run has no line.
     return Variant(f"{DRAFTING}{variant.name}", variant.policy, variant.keys, (*flags, "--decode-log-interval", "8"))

@@ -1,4 +1,4 @@
-"""A table, printed for people and as the Markdown of the same rows."""
+"""A table, for the terminal and as Markdown."""
 
 import textwrap
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ WIDEST, NOTE_WIDTH = 400, 120
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under headings, the first `text_columns` of words, others numbers; `note` stands below."""
+    """Rows of text under headings; the first `text_columns` hold words, the others numbers; `note` is below."""
 
     title: str
     headings: Sequence[str]
@@ -23,12 +23,12 @@ class Table:
     text_columns: int = 1
 
     def show(self, record: Path | None = None) -> None:
-        """Print it, and where its `record` lies. In too narrow a terminal, or none, lines are as long as rows need."""
+        """Print the table, and the path of its `record`. In a narrow terminal, lines are as long as the rows."""
         drawn = table.Table(title=Text(self.title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for index, heading in enumerate(self.headings):
             drawn.add_column(Text(heading), justify="left" if index < self.text_columns else "right")
         for row in self.rows:
-            drawn.add_row(*map(Text, row))  # as text: rich would take brackets for its own
+            drawn.add_row(*map(Text, row))  # as text: rich interprets brackets
         console = Console()
         needed = console.measure(drawn, options=console.options.update(width=WIDEST)).maximum
         console.width = max(console.width, min(needed, WIDEST))
@@ -39,7 +39,7 @@ class Table:
             print(f"Record: {record}")
 
     def to_markdown(self) -> str:
-        """The rows as GitHub shows them, and the note below; without the title, which a page words for itself."""
+        """Return the rows in GitHub's Markdown, and the note below; without the title, which a page has its own of."""
         rule = ["---" if index < self.text_columns else "---:" for index in range(len(self.headings))]
         lines = [self.headings, rule, *self.rows]
         text = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)

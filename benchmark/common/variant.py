@@ -1,4 +1,4 @@
-"""What is compared: a policy as it is spelt on the command line, the server flags it stands for, and its plan."""
+"""The rows of a comparison: a policy as a command line spells it, its server flags, and its plan."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from sglang_xshare.policies.spelling import SPELLING, parse_policy
 
 __all__ = ["BASELINE", "OFF", "PLAN_SPELLING", "SPELLING", "Variant", "parse_plan", "parse_variant"]
 PLAN_SPELLING = f"{SPELLING}, without {', '.join(COMMON_KEYS)}"
-"""Of what is measured outside a server, in every step and layer."""
+"""The spelling of a policy that is measured outside a server, in every step and layer."""
 BASELINE = "vanilla"
 OFF = "off"
 """A server without the flag."""
@@ -20,9 +20,9 @@ OFF = "off"
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of a comparison: its label, unique within one; the name of an expert policy, None for a server without
-    the flag, and its configuration, of which {} leaves the defaults; further server flags, such as those of
-    speculative decoding.
+    """One row of a comparison: its unique label, an expert policy and its configuration, and further server flags.
+
+    `policy` is None for a server without the flag; `keys` {} leaves the defaults.
     """
 
     name: str
@@ -32,18 +32,18 @@ class Variant:
 
     @classmethod
     def read(cls, recorded: Mapping[str, Any]) -> "Variant":
-        """One out of a record."""
+        """Read the recorded fields."""
         return cls(**{**recorded, "args": tuple(recorded["args"])})
 
     def server_args(self) -> list[str]:
-        """The flags to append to `sglang.launch_server`."""
+        """Return the flags to append to `sglang.launch_server`."""
         flags = [] if self.policy is None else ["--expert-policy", self.policy]
         if self.keys:
             flags += ["--expert-policy-config", json.dumps(self.keys)]
         return [*flags, *self.args]
 
     def body(self) -> dict[str, Any]:
-        """What is posted to a running server for it; without the flag, the baseline."""
+        """Return the body that activates the policy on a running server; without the flag, the baseline's."""
         return {"policy": self.policy or BASELINE, **self.keys}
 
 
@@ -54,12 +54,13 @@ def parse_variant(text: str, args: Sequence[str] = ()) -> Variant:
 
 
 def parse_plan(text: str, rows: int | None = None) -> SelectionPlan:
-    """Return the plan of a policy, spelt as `PLAN_SPELLING` says, in a step of `rows` router rows if its numbers follow
-    these. Raises ValueError for another spelling.
+    """Return the plan of a policy, spelt by `PLAN_SPELLING`, for a step of `rows` router rows.
+
+    Raises ValueError for another spelling.
     """
     variant = parse_variant(text)
     for key in COMMON_KEYS:
         if key in variant.keys:
-            raise ValueError(f"policy {text!r}: {key} takes a server, which this is not; allowed is {PLAN_SPELLING}")
+            raise ValueError(f"policy must be {PLAN_SPELLING} (got {text!r}: {key} needs a server)")
     policy = get_policy(variant.policy or BASELINE)
     return policy.build(variant.keys or policy.bare, rows)

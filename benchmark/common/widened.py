@@ -1,7 +1,7 @@
-"""The shipped checkpoint with wider experts and the same function, made where it is not yet: in seconds, 0.4 GB.
+"""The shipped checkpoint with wider experts and the same function, made at first use: in seconds, 0.4 GB.
 
-Each inner neuron of an expert is there `FACTOR` times, and what leads out of it is divided by that. Routing and, but
-for rounding, logits are as trained, while loading experts dominates a decode step on a CPU as it does on a GPU.
+Each inner neuron of an expert occurs `FACTOR` times, and its outward weights are divided by that number. Routing and,
+except for rounding, logits are as trained, while loading experts dominates a decode step on a CPU as it does on a GPU.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 FACTOR = 64
 """A power of two, by which bfloat16 divides exactly. At 64 an expert has 3.1 MB in float32."""
 SERVED_DTYPE = "float32"
-"""On a CPU, where bfloat16 is bound by arithmetic: a core gets through 5.1 GB/s of active experts with AMX and
-3.6 without, 9 in float32 either way (F.linear on three rows an expert, a Xeon of family 6, model 167)."""
+"""The dtype on a CPU, where arithmetic bounds bfloat16: a core reads 5.1 GB/s of active experts with AMX and 3.6
+without, 9 in float32 either way (F.linear on three rows an expert, a Xeon of family 6, model 167)."""
 INWARD, OUTWARD = (re.compile(rf"\.experts\.\d+\.{name}\.weight$") for name in ("(gate|up)_proj", "down_proj"))
 
 
 STAMP = "widened.json"
-"""Of what a widened model was made: another checkpoint's, or another factor's, is made anew."""
+"""The file that names the source of a widened model; another checkpoint or factor makes the model anew."""
 LEFT_OUT = ("README.md", "report.json")
 
 
 def make(folder: Path = WIDENED, source: Path = TRAINED, factor: int = FACTOR) -> bool:
-    """Write `source`, widened, into `folder` at once; false where it was there, or another process came first."""
+    """Write the widened `source` into `folder` at once; return False if it existed, or another process was first."""
     stamp = _describe(source, factor)
     if _is_made(folder, stamp):
         return False
-    from safetensors.torch import load_file, save_file  # here, since most who ask find it made
+    from safetensors.torch import load_file, save_file  # here, because most callers find the model made
 
     began = time.monotonic()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def make(folder: Path = WIDENED, source: Path = TRAINED, factor: int = FACTOR) -
         (half / STAMP).write_text(stamp)
         if not _is_made(folder, stamp):
             with suppress(FileNotFoundError):
-                folder.rename(Path(scratch) / "old")  # who serves it has it open
+                folder.rename(Path(scratch) / "old")  # a server of it has its files open
         try:
             half.rename(folder)
         except OSError:
@@ -68,14 +68,14 @@ def make(folder: Path = WIDENED, source: Path = TRAINED, factor: int = FACTOR) -
 
 
 def widen(name: str, weight: torch.Tensor, factor: int) -> torch.Tensor:
-    """A widened weight: [factor * width, hidden] into an expert's inner neurons, transposed out, or as it is."""
+    """Return a widened weight: [factor * width, hidden] into inner neurons, transposed out of them, or unchanged."""
     if INWARD.search(name):
         return weight.repeat(factor, 1)
     return weight.repeat(1, factor) / factor if OUTWARD.search(name) else weight
 
 
 def prepare(model: Path) -> list[str]:
-    """The flags that `model` is served with, beside those of any: of the widened one, which is made if it has to be."""
+    """Return the further server flags of `model`; make the widened model if it is asked for and does not exist."""
     if model != WIDENED:
         return []
     make()
@@ -83,7 +83,7 @@ def prepare(model: Path) -> list[str]:
 
 
 def read_widened() -> Weights:
-    """The bytes of its decode step on a CPU. It need not have been made."""
+    """Return the bytes of the widened model's decode step on a CPU. The model need not exist."""
     from sglang_xshare.check.server import read_flags
     from sglang_xshare.check.weights import read_weights
 

@@ -1,0 +1,1 @@
+"""What selection costs, and what to choose when: `python -m benchmark.cost`."""

@@ -1,7 +1,7 @@
 """What selection costs: `python -m benchmark.cost [POLICY...]`, spelt as in `python -m benchmark.serving`.
 
-Times select() beside upstream's router on the same logits, and the routing of a decode step with and without the stage,
-and sets the latter against a decode step of a served model. On a GPU `make gpu` times captured graphs instead.
+Times select() beside upstream's router on the same logits, and the routing of a decode step with and without the stage
+beside a decode step of a served model. On a GPU `make gpu` times captured graphs instead.
 """
 
 import argparse
@@ -9,7 +9,9 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 from statistics import median
+from typing import Any
 
 from benchmark.common.command import Parser, policy, run_main
 from benchmark.common.comparison import is_measured
@@ -17,6 +19,7 @@ from benchmark.common.comparison import measure as measure_rounds
 from benchmark.common.paths import BUILD, TEXTS, WIDENED
 from benchmark.common.record import Record
 from benchmark.common.rounds import Workload, serve
+from benchmark.common.sweep import fill
 from benchmark.common.variant import BASELINE, PLAN_SPELLING, parse_plan, parse_variant
 from benchmark.common.widened import prepare
 from benchmark.cost.report import LARGE, ROUTING, ROUTING_LARGE, STEP, shape_key, tabulate_cost
@@ -60,18 +63,16 @@ def measure(args: argparse.Namespace, record: Record) -> None:
     from benchmark.cost.routers import time_selection
 
     torch.set_num_threads(1)
-    for shape in args.shapes:
-        if shape_key(shape) not in record:
-            print(f"select() on {shape}", flush=True)
-            rows, experts = map(int, shape.split("x"))
-            times = time_selection(rows, experts, args.policies, args.rounds)
-            record.add(shape_key(shape), seconds={name: median(spent) for name, spent in times.items()})
+
+    def time_shape(shape: str) -> dict[str, Any]:
+        rows, experts = map(int, shape.split("x"))
+        times = time_selection(rows, experts, args.policies, args.rounds)
+        return {"seconds": {name: median(spent) for name, spent in times.items()}}
+
+    fill(record, {shape_key(shape): partial(time_shape, shape) for shape in args.shapes})
     if not is_measured(record, STEP):
         measure_step(args, record)
-    for key in (ROUTING, ROUTING_LARGE):
-        if key not in record:
-            print(f"{key}: a decode step", flush=True)
-            measure_routing(args, record, key)
+    fill(record, {key: partial(measure_routing, args, key) for key in (ROUTING, ROUTING_LARGE)})
 
 
 def measure_step(args: argparse.Namespace, record: Record) -> None:
@@ -83,7 +84,7 @@ def measure_step(args: argparse.Namespace, record: Record) -> None:
         measure_rounds(record, STEP, workload, variants, servers)
 
 
-def measure_routing(args: argparse.Namespace, record: Record, key: str) -> None:
+def measure_routing(args: argparse.Namespace, key: str) -> dict[str, Any]:
     """Time a step of the model's routers, or of the large shape, for every policy that selects in plain decode."""
     from benchmark.cost.routers import DecodeShape, time_routing
     from sglang_xshare.policies.schedule import build_schedule
@@ -103,12 +104,12 @@ def measure_routing(args: argparse.Namespace, record: Record, key: str) -> None:
             variants.append(variant)
     times = time_routing(variants, DecodeShape(rows, layers, experts, top_k), args.rounds)
     seconds = {variant.name: median(spent) for variant, spent in zip(variants, times, strict=True)}
-    record.add(key, seconds=seconds, rows=rows, layers=layers, model=args.model.name)
+    return {"seconds": seconds, "rows": rows, "layers": layers, "model": args.model.name}
 
 
 def _shape(text: str) -> str:
     if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", text):
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed is ROWSxEXPERTS, such as {SHAPES[0]}")
+        raise argparse.ArgumentTypeError(f"must be ROWSxEXPERTS, such as {SHAPES[0]} (got {text!r})")
     return text
 
 

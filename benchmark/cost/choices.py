@@ -1,4 +1,4 @@
-"""Which to choose when: each way to have a step wait for fewer bytes, with what was measured of it here."""
+"""The table of choices: each way to have a step wait for fewer bytes, with its measurements."""
 
 from collections.abc import Mapping
 from statistics import median
@@ -8,7 +8,7 @@ from benchmark.affinity.report import OBSERVE, name_rule
 from benchmark.common.comparison import Comparison
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE, OFF
-from benchmark.cost.ranks import FIRST, SPREAD
+from benchmark.cost.ranks import FIRST, SPREAD, read_seconds
 from benchmark.quality.measure import compare_nats
 from benchmark.serving.report import KEY, quality_key
 
@@ -19,8 +19,8 @@ AFFINITY = "affinity", "as above, and some loss is tolerated"
 NOTE = """\
 Measured on 2 CPU cores, no figure on a GPU. A step waits for: active experts, or those of the fullest rank, over the
 model's own routing, of served replicas for each token that a step decodes; of slices the time of an MoE layer over
-whole experts' (python -m benchmark.cost.ranks). Tokens/s: over vanilla's, where a served step was timed. Loss:
-cross-entropy above the model's own routing, nats a token ± the standard error; 0 where no token can
+whole experts' (python -m benchmark.cost.ranks). Tokens/s: over vanilla's, if a served step was timed. Loss:
+cross-entropy above the model's own routing, nats a token ± the standard error; 0 if no token can
 differ. Slices are of drawn experts, all else of the trained checkpoint, the first row with wider experts that compute
 the same."""
 
@@ -30,7 +30,7 @@ Points = Mapping[str, Any]
 def tabulate_choices(
     serving: Points, affinity: Points, affinity_live: Points, balance_live: Points, ranks: Points
 ) -> Table:
-    """A row a choice."""
+    """Return a row for each choice."""
     rows = [
         _select_alone(serving),
         _dispatch(affinity),
@@ -60,7 +60,7 @@ def _dispatch(affinity: Points) -> list[str]:
 
 
 def _serve_replicas(live: Points) -> list[list[str]]:
-    """As served, with the text forced: affinity alone, and selection under either method."""
+    """Return affinity alone, and selection under either method, as served with the text forced."""
     points = {(point["policy"], point["method"]): point for point in live.values() if point["traffic"] == "mixed"}
     own, alone = points[BASELINE, "round_robin"], points[BASELINE, "expert_affinity"]
     rows = [["4 replicas, affinity, served", "as above", _share(alone, own), "-", "0"]]
@@ -78,7 +78,7 @@ def _share(point: Mapping[str, float], own: Mapping[str, float]) -> str:
 
 
 def _hold_whole(live: Points) -> list[list[str]]:
-    """Expert-parallel ranks under the policies for them."""
+    """Return expert-parallel ranks under the policies for them."""
     first, *others = live.values()
     own = sum(point["totals"]["fullest_rank_experts_before"] for point in others)
     steps = sum(point["totals"]["layer_steps"] for point in others)
@@ -97,14 +97,14 @@ def _hold_whole(live: Points) -> list[list[str]]:
 
 
 def _hold_slices(ranks: Points) -> list[list[str]]:
-    """Slices of every expert over whole ones, by where the active ones lie."""
+    """Return slices of every expert over whole experts, by the place of the active experts."""
     whens = {
         SPREAD: "a model is larger than a device, ranks are in one node, and no loss is tolerated",
         FIRST: "as above, and the router is skewed",
     }
     rows = []
     for where, when in whens.items():
-        seconds = [point["seconds"] for key, point in ranks.items() if key.endswith(where)]
+        seconds = [read_seconds(point) for key, point in ranks.items() if key.endswith(where)]
         ratio = median(one["shard"] / one["ep"] for one in seconds)
         rows.append([f"2 ranks, slices, active experts {where}", when, f"{ratio:.2f} of whole experts' time", "-", "0"])
     return rows

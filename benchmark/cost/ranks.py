@@ -1,41 +1,21 @@
 """An MoE layer on ranks, whole experts beside slices: `python -m benchmark.cost.ranks`.
 
 Times a layer on ranks that are processes on cores of their own, by how many experts are active and where they lie, and
-by rows. The table of choices in docs/many-devices.md has what slices take over whole experts.
+by rows. The table of choices in docs/many-devices.md shows the time of slices over that of whole experts.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import product
 from typing import Any
-
-import torch
 
 from benchmark.common.command import Parser, positive, run_main
 from benchmark.common.paths import BUILD
 from benchmark.common.table import Table
-from benchmark.expert_sharding.ranks import Encoder, measure
+from benchmark.expert_sharding.ranks import Encoder, Router, activate, add_counts, sweep
 
 LAYERS = 2
 SPREAD, FIRST = "spread", "on the first ranks"
 """Where the active experts lie."""
-
-
-@dataclass(frozen=True)
-class ActiveRouter:
-    """Rows draw `top_k` of `active` experts: the first, or with `spread` of each rank; alike each `period` seeds."""
-
-    experts: int
-    active: int
-    spread: bool
-    top_k: int
-    period: int
-
-    def route(self, rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(ids [rows, k] int64, weights [rows, k] float32, equal and 1 in all)."""
-        generator = torch.Generator().manual_seed(seed % self.period)
-        drawn = torch.rand(rows, self.active, generator=generator).topk(self.top_k).indices
-        ids = drawn * self.experts // self.active if self.spread else drawn
-        return ids, torch.full((rows, self.top_k), 1 / self.top_k)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -44,37 +24,37 @@ def main(argv: Sequence[str] | None = None) -> None:
     swept = "(default: %(default)s)"
     parser.add_argument("--batch", nargs="+", type=positive, default=[16, 64], help=f"requests of a step {swept}")
     parser.add_argument("--active", nargs="+", type=positive, default=[16, 32, 64, 128], help=f"active experts {swept}")
-    parser.add_count("ranks", 2, "ranks")
     parser.add_count("experts", 128, "experts of a layer")
-    parser.add_count("top_k", 4, "experts of a row")
-    parser.add_count("hidden", 256, "width of a row")
-    parser.add_count("width", 1024, "width of an expert")
-    parser.add_count("rounds", 7, "rounds, in which the layouts take turns")
+    add_counts(parser, "ranks", "rounds", "hidden", "width", "top_k", rounds=7, top_k=4)
     parser.add_record(BUILD / "cost")
     args = parser.parse_args(argv)
-    for active in args.active:
+    cases: dict[str, tuple[Encoder, dict[str, Any]]] = {}
+    for rows, active, where in product(args.batch, args.active, (SPREAD, FIRST)):
         if not args.top_k <= active <= args.experts:
-            parser.error(f"--active {active}: allowed is {args.top_k}, the experts of a row, to {args.experts}, all")
+            parser.error(f"--active must be between --top-k {args.top_k} and --experts {args.experts} (got {active})")
+        if where == SPREAD or active < args.experts:
+            # All rounds are alike, of which the fastest counts.
+            router = Router(activate(args.experts, active, where == SPREAD), args.top_k, args.ranks * LAYERS)
+            encoder = Encoder(router, rows, 1, LAYERS, args.hidden, args.width)
+            cases[f"{args.ranks} ranks, {rows} rows, {active} experts, {where}"] = encoder, {}
     record = parser.open_record("ranks", args, argv)
-    for rows in args.batch:
-        for active in args.active:
-            for where in (SPREAD, FIRST) if active < args.experts else (SPREAD,):
-                key = f"{args.ranks} ranks, {rows} rows, {active} experts, {where}"
-                if key not in record:
-                    print(key, flush=True)
-                    router = ActiveRouter(args.experts, active, where == SPREAD, args.top_k, args.ranks * LAYERS)
-                    encoder = Encoder(router, rows, 1, LAYERS, args.hidden, args.width)
-                    # Of the fastest round: what other programs add to a round is none of the layout's.
-                    found = measure(encoder, args.ranks, args.rounds)
-                    record.add(key, seconds={name: min(times["layer_ms"]) / 1e3 for name, times in found.items()})
+    sweep(record, cases, args.ranks, args.rounds)
     tabulate_ranks(record.points).show(record.path)
 
 
+def read_seconds(point: Mapping[str, Any]) -> dict[str, float]:
+    """Return the seconds of a layer by layout, of the fastest round: the others contain the time of other programs."""
+    if "seconds" in point:  # a record of 2026-11-27 or before
+        return dict(point["seconds"])
+    return {name: min(layout["layer_ms"]) / 1e3 for name, layout in point["layouts"].items()}
+
+
 def tabulate_ranks(points: Mapping[str, Any]) -> Table:
-    """A row a point: milliseconds of a layer under each layout."""
-    layouts = list(next(iter(points.values()))["seconds"])
-    rows = [[key, *(f"{point['seconds'][name] * 1e3:.2f}" for name in layouts)] for key, point in points.items()]
-    return Table("An MoE layer on ranks, ms", ["", *layouts], rows)
+    """Return a row for each point: milliseconds of a layer under each layout."""
+    rows = {key: read_seconds(point) for key, point in points.items()}
+    layouts = list(next(iter(rows.values())))
+    cells = [[key, *(f"{seconds[name] * 1e3:.2f}" for name in layouts)] for key, seconds in rows.items()]
+    return Table("An MoE layer on ranks, ms", ["", *layouts], cells)
 
 
 if __name__ == "__main__":

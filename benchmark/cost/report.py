@@ -16,12 +16,12 @@ SHARE_BAR = 0.01
 
 
 def shape_key(shape: str) -> str:
-    """The key of the calls on logits of a shape, rows x experts."""
+    """Return the key of the calls on logits of a shape, rows x experts."""
     return f"select {shape}"
 
 
 def tabulate_cost(points: Mapping[str, Any]) -> Table:
-    """A row a policy: microseconds of select() by shape, then what the stage adds to a layer and to a decode step."""
+    """Return a row for each policy: microseconds of select() by shape, and the stage's part of a layer and a step."""
     shapes = [key.removeprefix("select ") for key in points if key.startswith("select ")]
     headings = ["policy", *(f"select() {shape}, us" for shape in shapes), "added a layer, us", "share of a decode step"]
     large = points.get(ROUTING_LARGE)
@@ -40,18 +40,18 @@ def tabulate_cost(points: Mapping[str, Any]) -> Table:
         "Medians of CPU time on one thread; in brackets times upstream's router on the same logits. Added: what "
         f"routing {routing['rows']} rows costs a layer of {routing['model']} beyond vanilla, with the stage around it. "
         f"Its share is of a decode step of {step_seconds(points) * 1000:.0f} ms in the server, and has to stay "
-        f"below {SHARE_BAR:.0%}. -: not timed in a step, for a policy that selects only where drafts are verified."
+        f"below {SHARE_BAR:.0%}. -: not timed in a step, for a policy that selects only in verify steps."
     )
     return Table("What selection costs", headings, rows, note)
 
 
 def added_share(points: Mapping[str, Any], name: str) -> float:
-    """What the stage adds to a decode step under a policy, as a share of that step."""
+    """Return what the stage adds to a decode step under a policy, as a share of that step."""
     return _added_seconds(points[ROUTING], name) / step_seconds(points)
 
 
 def step_seconds(points: Mapping[str, Any]) -> float:
-    """What a decode step of the server takes: its time per output token in full batches."""
+    """Return the seconds of a decode step of the server: its time per output token in full batches."""
     return Comparison.read(points[STEP]).summaries[0].tpot_ms.median / 1000
 
 

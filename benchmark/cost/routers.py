@@ -35,13 +35,13 @@ class DecodeShape:
 
 
 def time_routing(variants: Sequence[Variant], shape: DecodeShape, rounds: int) -> list[list[float]]:
-    """CPU seconds that a step spends on routing, and on the stage around it, in every round and for each variant."""
+    """Return CPU seconds of a step's routing, and of the stage around it, for each variant and round."""
     models = [Routers(shape, variant) for variant in variants]
     return time_alternating([model.time_step for model in models], rounds, WARM_UPS)
 
 
 class Routers:
-    """A model of nothing but softmax routers, with the stage around it where the variant has a policy."""
+    """A model of softmax routers alone, with the stage around it if the variant has a policy."""
 
     def __init__(self, shape: DecodeShape, variant: Variant) -> None:
         self.shape = shape
@@ -70,7 +70,7 @@ class Routers:
             select_experts(self.hidden, self.logits, config, layer_id=number)
 
     def time_step(self) -> float:
-        """CPU seconds that one decode step spends on routing, and on the stage around it."""
+        """Return the CPU seconds of one decode step's routing, and of the stage around it."""
         rows = self.shape.rows
         batch = SimpleNamespace(
             forward_mode=SimpleNamespace(is_target_verify=lambda: False, is_decode=lambda: True),
@@ -88,11 +88,11 @@ class Routers:
 
 
 TOP_K = 8
-TOKENS_PER_REQUEST = 4  # of a plan that asks whose row is whose
+TOKENS_PER_REQUEST = 4  # in a plan that selects by request
 
 
 def time_selection(rows: int, experts: int, plans: Sequence[str], rounds: int) -> dict[str, list[float]]:
-    """CPU seconds a call in every round, of upstream's router and of every plan, on [rows, experts] random logits."""
+    """Return CPU seconds a call by round, of upstream's router and every plan, on [rows, experts] random logits."""
     logits = torch.randn(rows, experts, generator=torch.Generator().manual_seed(0))
     calls = {UPSTREAM: _make_upstream(logits)} | {plan: make_call(logits, plan) for plan in plans}
     times = time_alternating([call_timer(call) for call in calls.values()], rounds)
@@ -100,7 +100,7 @@ def time_selection(rows: int, experts: int, plans: Sequence[str], rounds: int) -
 
 
 def make_call(logits: torch.Tensor, spelling: str) -> Callable[[], object]:
-    """`select()` with a plan as the stage calls it. Raises ValueError for a plan that is none."""
+    """Return `select()` with a plan as the stage calls it. Raises ValueError for a wrong spelling."""
     plan = parse_plan(spelling, len(logits))
     batch = Batch(tokens_per_request=TOKENS_PER_REQUEST if plan.add_per_request or plan.scope == "request" else 1)
     router = Router(TOP_K)
@@ -115,12 +115,11 @@ def _make_upstream(logits: torch.Tensor) -> Callable[[], object]:
     return lambda: fused_topk_torch_native(hidden_states, logits, TOP_K, True)
 
 
-SLICE_S = 0.005
-"""A timing shorter than this is noise."""
+SLICE_S = 0.005  # a shorter timing is noise
 
 
 def time_alternating(timers: Sequence[Callable[[], float]], rounds: int, warm_ups: int = 1) -> list[list[float]]:
-    """What each timer returns in every round, in which they take turns, so that a drift favours none of them."""
+    """Return each timer's values by round. The timers take turns, so that a drift favours none of them."""
     times: list[list[float]] = [[] for _ in timers]
     for number in range(-warm_ups, rounds):
         for spent, timer in zip(times, timers, strict=True):
@@ -131,7 +130,7 @@ def time_alternating(timers: Sequence[Callable[[], float]], rounds: int, warm_up
 
 
 def call_timer(call: Callable[[], object]) -> Callable[[], float]:
-    """A timer of CPU seconds a call; it calls for about SLICE_S each time."""
+    """Return a timer of CPU seconds a call, which calls for about SLICE_S each time."""
     _time(call, 3)  # the first calls import and fill caches
     repeat = max(1, round(SLICE_S / max(_time(call, 3), 1e-9)))
     return lambda: _time(call, repeat)

@@ -1,4 +1,4 @@
-"""How many drafts pay at which batch size: `python -m benchmark.depth [POLICY...]`.
+"""Measure how many drafts pay at each batch size: `python -m benchmark.depth [POLICY...]`.
 
 For each policy, servers of one model stay up side by side: without drafts, with 1, 3, 5 and 7, with SGLang's own choice
 of the depth, and with the depth by tokens per second. All are measured in turns with upstream's bench_serving at each
@@ -7,7 +7,7 @@ number of requests at a time, after as many steps as the depth needs to be found
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmark.common.command import COUNTS, Parser, folder, policy, positive, run_main
@@ -22,8 +22,10 @@ from benchmark.depth.report import FIXED, THROUGHPUT, UPSTREAM, key_of, name_of,
 
 CONCURRENCY = 1, 2, 4, 8, 16
 POLICIES = OFF, "xshare"
-SETTLED = 192
-"""Tokens of each request before the first round of a batch size: at most 8 verifications of each candidate."""
+SETTLED = 16
+"""Batches before the first round of a batch size where the depth is chosen: some 300 verifications."""
+LEAST = 8
+"""Requests of a round: two of one request each would take 3 seconds."""
 PROMPT = 8
 """Tokens of a prompt before the first round."""
 LOG = ("--decode-log-interval", "8")
@@ -42,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--fixed", nargs="+", type=int, default=list(FIXED), help=help)
     for name, default in (("rounds", 5), ("input_tokens", 8), ("output_tokens", 64)):
         parser.add_count(name, default, COUNTS[name][1])
-    parser.add_count("waves", 4, "requests a round, for each that runs at a time")
-    parser.add_count("settled", SETTLED, "tokens of each request before the first round")
+    parser.add_count("waves", 2, f"requests a round, for each that runs at a time; at least {LEAST} in all")
+    parser.add_count("settled", SETTLED, "batches before the first round, for servers that choose the depth")
     parser.add_record(BUILD / "depth")
     args = parser.parse_args(argv)
     if 0 not in args.fixed:
@@ -57,15 +59,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         with serve(args.model, variants, prepare(args.model)) as servers:
             for key, workload in workloads.items():
                 if not is_measured(record, key):
-                    settle(servers, workload, args.settled, record.path.parent)
+                    named = {one.name: server for one, server in zip(variants, servers, strict=True)}
+                    settle(named, workload, args.settled, record.path.parent)
                     measure(record, key, workload, variants, servers)
     tabulate_depths(record.points).show(record.path)
     plot_depths(record.points, record.path.with_suffix(".png"))
 
 
 def list_variants(text: str, draft: Path, fixed: Sequence[int], scratch: Path) -> list[Variant]:
-    """Return the servers of a policy: fixed depths, of which 0 has no draft, then SGLang's choice and ours. The file of
-    candidates, the positive depths for all batch sizes, goes to `scratch`.
+    """Return the servers of a policy: fixed depths, of which 0 has no draft, then SGLang's choice and ours.
+
+    The file of candidates, the positive depths for all batch sizes, is written to `scratch`.
     """
     one = parse_variant(text)
     drafts = {depth: speculative_flags(draft, 1, depth, depth + 1) for depth in fixed if depth}
@@ -84,12 +88,16 @@ def list_variants(text: str, draft: Path, fixed: Sequence[int], scratch: Path) -
     return variants
 
 
-def settle(servers: Sequence[Server], workload: Workload, tokens: int, scratch: Path) -> None:
-    """Decode one batch of the workload's size on every server, so that depths are found and kernels compiled."""
-    seed = workload.seed + workload.rounds
-    prompts = draw_prompts(workload.texts, workload.model, workload.concurrency, seed, scratch)
-    for server in servers:
-        server.generate(prompts, max_new_tokens=tokens, ignore_eos=True)
+def settle(servers: Mapping[str, Server], workload: Workload, batches: int, scratch: Path) -> None:
+    """Decode batches of the workload, one on the servers of fixed depths and `batches` on the others, by name, so that
+    depths are found in the traffic that is measured.
+    """
+    for number in range(batches):
+        seed = workload.seed + workload.rounds + number
+        prompts = draw_prompts(workload.texts, workload.model, workload.concurrency, seed, scratch)
+        for name, server in servers.items():
+            if number == 0 or name.endswith((UPSTREAM, THROUGHPUT)):
+                server.generate(prompts, max_new_tokens=workload.output_tokens, ignore_eos=True)
 
 
 def draw_prompts(texts: Path, model: Path, requests: int, seed: int, scratch: Path) -> list[str]:
@@ -103,7 +111,8 @@ def draw_prompts(texts: Path, model: Path, requests: int, seed: int, scratch: Pa
 
 def _make_workload(args: argparse.Namespace, requests: int) -> Workload:
     counts = {name: getattr(args, name) for name in ("rounds", "input_tokens", "output_tokens")}
-    return Workload(args.model, args.texts, requests=args.waves * requests, concurrency=requests, **counts)
+    sent = max(args.waves * requests, LEAST)
+    return Workload(args.model, args.texts, requests=sent, concurrency=requests, **counts)
 
 
 if __name__ == "__main__":

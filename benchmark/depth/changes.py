@@ -1,8 +1,8 @@
-"""How soon a changed traffic has its depth: `python -m benchmark.depth.changes [POLICY]`.
+"""Measure how soon a changed traffic has its depth: `python -m benchmark.depth.changes [POLICY]`.
 
 One server with a policy, whose GET /expert_policy has the depth and the verifications of each batch size, decodes in
 turns with two batches of prompts: of other numbers of requests, or of other texts. After each change the depth in use
-is read until it has stayed for as long as is allowed.
+is read until it has been constant for the allowed time.
 """
 
 import threading
@@ -94,7 +94,7 @@ def tabulate_changes(points: Mapping[str, Any]) -> Table:
         if number != "0":
             depth = looks[-1][1] if looks else "-"
             rows.append([f"{point['requests']} at a time, {point['texts']}", str(depth), str(arrived)])
-    note = f"Verifications from the first look at a batch until the depth that it kept; allowed are {ALLOWED}."
+    note = f"Verifications from the first look at a batch until the depth that it kept; the bound is {ALLOWED}."
     return Table("Changes of the traffic", ["to", "depth", "verifications"], rows, note)
 
 

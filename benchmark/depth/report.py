@@ -2,25 +2,22 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import matplotlib
-from matplotlib import pyplot
-
 from benchmark.common.comparison import Comparison, Summary
+from benchmark.common.interval import Spread, format_rounds, format_spread, spread
+from benchmark.common.plot import Line, Panel, Picture, draw
 from benchmark.common.table import Table
 
-matplotlib.use("Agg")
 FIXED = 0, 1, 3, 5, 7
 UPSTREAM, THROUGHPUT = "SGLang's choice", "as deep as pays"
 REACHED = 0.97
 """The share of the best fixed depth, and of no drafts, that the depth by tokens per second has to reach."""
 NOTE = (
-    "Output tokens/s, medians of {rounds} alternating rounds; servers of a policy are measured in the same minutes. "
+    "Output tokens/s, means of {rounds} alternating rounds; servers of a policy are measured in the same minutes. "
     "Fixed: that many drafts a request and step, 0 a server without a draft. {upstream}: --speculative-adaptive as "
-    "published, {throughput}: by tokens per second. Of the best: medians within the rounds of its tokens/s to those of "
-    "the best fixed depth, of no drafts, and of {upstream}."
+    "published, {throughput}: by tokens per second. Of the best: the chosen depth's tokens/s to those of the best "
+    "fixed depth, of no drafts, and of {upstream}, mean of the rounds' ratios [95 % t-interval]; by round: of the best."
 )
 
 
@@ -40,11 +37,12 @@ def tabulate_depths(points: Mapping[str, Any]) -> Table:
     for point in points.values():
         comparison = Comparison.read(point)
         names = [_shorten(row) for row in comparison.summaries]
-        headings = ["policy", "requests", *names, "of the best", "of no drafts", f"of {UPSTREAM}"]
-        speeds = {name: row.throughput.median for name, row in zip(names, comparison.summaries, strict=True)}
+        headings = ["policy", "requests", *names, "of the best", "of no drafts", f"of {UPSTREAM}", "by round"]
+        speeds = {name: row.throughput.mean for name, row in zip(names, comparison.summaries, strict=True)}
         policy = comparison.summaries[0].name.rpartition(", ")[0]
         best = find_best(speeds)
-        shares = (f"{compare(comparison, one):.2f}" for one in (best, names[0], UPSTREAM))
+        shares = [format_spread(compare(comparison, one), 2) for one in (best, names[0], UPSTREAM)]
+        shares.append(format_rounds(pair(comparison, best), 2))
         cells = [f"**{speeds[name]:.1f}**" if name == best else f"{speeds[name]:.1f}" for name in names]
         rows.append([policy, str(comparison.workload.concurrency), *cells, *shares])
         rounds = comparison.rounds
@@ -57,11 +55,16 @@ def find_best(speeds: Mapping[str, float]) -> str:
     return max((name for name in speeds if name not in (UPSTREAM, THROUGHPUT)), key=speeds.__getitem__)
 
 
-def compare(comparison: Comparison, name: str) -> float:
-    """Return the median over rounds of the chosen depth's tokens/s to those of the server `name`."""
+def pair(comparison: Comparison, name: str) -> list[float]:
+    """Return the chosen depth's tokens/s to those of the server `name`, by round."""
     results = {_shorten(row): one.results for row, one in zip(comparison.summaries, comparison.series, strict=True)}
     pairs = zip(results[THROUGHPUT], results[name], strict=True)
-    return median(own["output_throughput"] / other["output_throughput"] for own, other in pairs)
+    return [own["output_throughput"] / other["output_throughput"] for own, other in pairs]
+
+
+def compare(comparison: Comparison, name: str) -> Spread:
+    """Return the mean of these ratios and its interval."""
+    return spread(pair(comparison, name))
 
 
 def find_missed(points: Mapping[str, Any]) -> list[str]:
@@ -70,37 +73,31 @@ def find_missed(points: Mapping[str, Any]) -> list[str]:
     for key, point in points.items():
         comparison = Comparison.read(point)
         names = [_shorten(row) for row in comparison.summaries]
-        speeds = {name: row.throughput.median for name, row in zip(names, comparison.summaries, strict=True)}
+        speeds = {name: row.throughput.mean for name, row in zip(names, comparison.summaries, strict=True)}
         for other, least in ((find_best(speeds), REACHED), (names[0], REACHED), (UPSTREAM, 1.0)):
-            share = compare(comparison, other)
+            share = compare(comparison, other).mean
             missed += [f"{key}: {share:.3f} of {other}, must be {least}"] if share < least else []
     return missed
 
 
 def plot_depths(points: Mapping[str, Any], path: Path) -> None:
     """Draw tokens/s against requests, a panel a policy and a line a depth, the chosen one on top."""
-    panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    found: dict[str, dict[str, list[tuple[int, Spread]]]] = {}
     for point in points.values():
         comparison = Comparison.read(point)
         for row in comparison.summaries:
-            lines = panels.setdefault(row.name.rpartition(", ")[0], {})
-            lines.setdefault(_shorten(row), []).append((comparison.workload.concurrency, row.throughput.median))
-    size = 5.0 * len(panels), 3.6
-    figure, axes = pyplot.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False, sharey=True)
-    for panel, (policy, lines) in zip(axes[0], panels.items(), strict=True):
-        for name, line in lines.items():
-            is_ours = name == THROUGHPUT
-            style = {"linewidth": 2.4, "zorder": 3, "color": "black"} if is_ours else {"linewidth": 1.2}
-            panel.plot(*zip(*sorted(line), strict=True), marker="o", markersize=3, label=name, **style)
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(sorted({x for line in lines.values() for x, _ in line}))
-        panel.xaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
-        panel.set_title("no policy" if policy == "off" else policy)
-        panel.set_xlabel("requests at a time")
-    axes[0][0].set_ylabel("output tokens/s")
-    axes[0][0].legend()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+            lines = found.setdefault(row.name.rpartition(", ")[0], {})
+            lines.setdefault(_shorten(row), []).append((comparison.workload.concurrency, row.throughput))
+    panels = []
+    for policy, by_depth in found.items():
+        lines = []
+        for name, measured in by_depth.items():
+            xs, speeds = zip(*sorted(measured, key=lambda one: one[0]), strict=True)
+            ends = [(one.lower, one.upper) for one in speeds]
+            lines.append(Line(name, xs, [one.mean for one in speeds], ends, name == THROUGHPUT))
+        title = "no policy" if policy == "off" else policy
+        panels.append(Panel("requests at a time", "output tokens/s", lines, title, log_x=True))
+    draw(Picture(panels, "error bars: 95 % t-intervals over rounds"), path)
 
 
 def _name_fixed(depth: int) -> str:

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness with the expert policy off and on: `python -m benchmark.evaluation gsm8k --url URL`.
+"""Run lm-evaluation-harness with the expert policy off and on: `python -m benchmark.evaluation gsm8k --url URL`.
 
 Tasks that generate, by their names in the harness or as YAML files, through the API of one server whose policy is
 switched between passes. Without --url a server of --model is started for it.
@@ -26,13 +26,13 @@ WARM_UP_TOKENS = 8
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run what the record lacks, print the table."""
+    """Run the missing passes, print the table."""
     parser = Parser("benchmark.evaluation", __doc__)
     help = f"(default: {LOCAL}, of this project)"
     parser.add_argument("tasks", nargs="*", metavar="TASK", default=[LOCAL], help=help)
     help = f"{SPELLING}; the first is the baseline (default: {' '.join(POLICIES)})"
     parser.add_argument("--policies", nargs="+", type=policy, default=POLICIES, help=help)
-    help = f"of a running server that was started with a policy: see docs/live.md; its admin or API key in {API_KEY}"
+    help = f"of a running server with a policy: see docs/operations.md; its admin or API key in {API_KEY}"
     parser.add_argument("--url", help=help)
     parser.add_argument("--model", type=folder, help=f"what to serve without --url (default: {TRAINED})")
     parser.add_count("concurrency", 16, "requests at a time")
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def connect(args: argparse.Namespace) -> Iterator[Endpoint]:
-    """A server that takes every policy, and has its own in the end. Raises `PolicyError` or ValueError without one."""
+    """Yield a server that takes every policy, and restore its own at the end. Raises `PolicyError` or ValueError."""
     if args.url is None:
         with Server(args.model, _start_flags(args.policies), name="evaluation") as server:
             _warm_up(Instrument(server.url), args.concurrency)
@@ -73,21 +73,21 @@ def connect(args: argparse.Namespace) -> Iterator[Endpoint]:
 
 
 def _find_model(args: argparse.Namespace) -> Path | str:
-    """What is served: without --url a folder, else what the server says."""
+    """Return the served model: without --url a folder, else the server's."""
     if args.url is None:
         return args.model or TRAINED
     if args.model is not None:
-        raise ValueError(f"--model {args.model}: allowed only without --url, whose server has a model of its own")
+        raise ValueError(f"--model and --url exclude each other (got {args.model})")
     return Instrument(args.url, os.environ.get(API_KEY)).get_model()
 
 
 def _warm_up(server: Instrument, concurrency: int) -> None:
-    """The first batch at the full concurrency takes longer than others."""
+    """Answer one batch at the full concurrency, because the first one takes longer than others."""
     server.generate([[1, 2, 3]] * concurrency, WARM_UP_TOKENS)
 
 
 def _start_flags(policies: Sequence[str]) -> list[str]:
-    """With the first policy that selects, whose keys CUDA graphs capture. Raises ValueError for a wrong one."""
+    """Return the flags of the first policy that selects, whose keys CUDA graphs capture. Raises ValueError."""
     variants = [parse_variant(one) for one in policies]
     for one in variants:
         build_schedule(one.policy or BASELINE, one.keys, False)

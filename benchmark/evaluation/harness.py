@@ -1,4 +1,4 @@
-"""The only code that knows lm-evaluation-harness: its tasks, and one pass of a task through a server's API."""
+"""The only code that calls lm-evaluation-harness: its tasks, and one pass of a task through a server's API."""
 
 import importlib.util
 import logging
@@ -21,7 +21,7 @@ MISSING = (
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of a task: its scores, the tokens that the server wrote, and the seconds that it took for them."""
+    """One pass of a task: its scores, the tokens that the server wrote, and their seconds."""
 
     scores: list[Score]
     tokens: int
@@ -30,7 +30,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server's URL, the name of its model, how many requests at a time; `chat`: by the model's chat template."""
+    """A server's URL, the name of its model, and requests at a time; `chat` applies the model's chat template."""
 
     url: str
     model: str
@@ -40,7 +40,7 @@ class Endpoint:
 
 
 class Harness:
-    """Some of the harness's tasks, by name or YAML path. Raises ValueError in one line for what it cannot run."""
+    """Some of the harness's tasks, by name or YAML path. Raises ValueError for a task that cannot run."""
 
     def __init__(self, names: Sequence[str]) -> None:
         if importlib.util.find_spec("lm_eval") is None:
@@ -84,12 +84,12 @@ class Harness:
         for task in tasks.values():
             kind = task.get_config("output_type")
             if kind != "generate_until":
-                reason = "it is scored in prefill, where no policy selects"
-                raise ValueError(f"task {name}: {kind}: {reason}; allowed are tasks that generate")
+                reason = f"got {kind}, which is scored in prefill, where no policy selects"
+                raise ValueError(f"task {name} must generate ({reason})")
 
 
 def _connect(endpoint: Endpoint) -> Any:
-    """The harness's client of an OpenAI-compatible server, which counts the tokens written, and the seconds."""
+    """Return the harness's client of an OpenAI-compatible server, which counts tokens and seconds."""
     from lm_eval.models.openai_completions import LocalChatCompletion, LocalCompletionsAPI
 
     client = LocalChatCompletion if endpoint.chat else LocalCompletionsAPI
@@ -128,9 +128,9 @@ def run_arm(
 ) -> dict[str, Any]:
     """Switch the server to `policy`, from an empty cache, and run the task. Raises `PolicyError` or RuntimeError.
 
-    Returns the fields of each `Score`, tokens written and seconds for them, and what the server counted meanwhile:
-    means over layers and steps of active experts, upstream's and the policy's, the share of gating mass kept, and
-    forwards under policy. None where it counted none.
+    Returns the fields of each `Score`, tokens written and their seconds, and the server's counts: means over layers and
+    steps of active experts, upstream's and the policy's, the share of gating mass kept, and forwards under the policy;
+    None without a count.
     """
     client = Client(endpoint.url, endpoint.api_key)
     client.set_policy(parse_variant(policy).body())

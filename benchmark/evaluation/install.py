@@ -1,4 +1,4 @@
-"""Install the harness, changing nothing that is there: `python -m benchmark.evaluation.install`."""
+"""Install the harness without changing installed packages: `python -m benchmark.evaluation.install`."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ REQUIREMENTS = Path(__file__).parent / "requirements.txt"
 
 
 def is_installed() -> bool:
-    """Whether the harness is there in the version that is pinned."""
+    """Return whether the harness is installed in the pinned version."""
     pins = [line.split("==") for line in REQUIREMENTS.read_text().splitlines() if "==" in line]
     try:
         return all(version(name.partition("[")[0]) == pin for name, pin in pins)
@@ -19,14 +19,14 @@ def is_installed() -> bool:
 
 
 def install() -> None:
-    """Do so where it is not there yet; nothing else changes. Raises RuntimeError with the end of pip's output."""
+    """Install the harness if it is missing. Raises RuntimeError with the end of pip's output."""
     if is_installed():
         return
     print(f"installing {REQUIREMENTS.name} of lm-evaluation-harness", flush=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
     freeze = subprocess.run([*pip, "freeze", "--exclude-editable"], capture_output=True, text=True, check=True)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
-        # A line with a path or an address is no constraint that pip takes.
+        # pip accepts no constraint with a path or an address.
         constraints.writelines(f"{line}\n" for line in freeze.stdout.splitlines() if "==" in line and "@" not in line)
         constraints.flush()
         arguments = ["install", "--quiet", "--constraint", constraints.name, "--requirement", str(REQUIREMENTS)]

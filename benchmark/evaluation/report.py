@@ -1,21 +1,22 @@
-"""Scores of a task, document by document, what they differ by from one pass to another, and the table of them."""
+"""Scores of a task, document by document, their differences between passes, and their table."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import sqrt
 from numbers import Real
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from benchmark.common.comparison import NO_STEP, format_number
+from benchmark.common.interval import find_margin
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE, OFF
 
 
 @dataclass(frozen=True)
 class Score:
-    """A metric of a task, `name` as the harness writes it, with its filter: the value, its standard error where the
-    harness has one, and each document's value in the order of the documents, [] where a document has none of its own.
+    """A metric of a task, `name` as the harness writes it, with its filter.
+
+    `error` is the harness's standard error, if any; `documents` has each document's value, in their order, or [].
     """
 
     task: str
@@ -26,7 +27,7 @@ class Score:
 
 
 def read_scores(results: Mapping[str, Any]) -> list[Score]:
-    """The scores in what the harness returns, task by task."""
+    """Return the scores in the harness's results, task by task."""
     scores = []
     for task, measured in results["results"].items():
         for name, value in measured.items():
@@ -37,22 +38,23 @@ def read_scores(results: Mapping[str, Any]) -> list[Score]:
             samples = [one for one in results["samples"].get(task, ()) if one.get("filter", kept) == kept]
             samples.sort(key=lambda one: one["doc_id"])
             documents = [one.get(metric) for one in samples]
-            told = documents if all(isinstance(one, Real) for one in documents) else []
+            values = documents if all(isinstance(one, Real) for one in documents) else []
             scores.append(
                 Score(
                     task,
                     f"{metric}, {kept}" if kept != "none" else metric,
                     float(value),
                     float(error) if isinstance(error, Real) else None,
-                    [float(one) for one in told if one is not None],
+                    [float(one) for one in values if one is not None],
                 )
             )
     return scores
 
 
 def compare_scores(score: Score, baseline: Score) -> tuple[float, float] | None:
-    """The score less the baseline's, paired by document, and the standard error; None where documents have no values,
-    or are not averaged.
+    """Return the score less the baseline's, paired by document, and its 95 % margin.
+
+    None if documents have no values, or if the score is not their mean.
     """
     pairs = list(zip(score.documents, baseline.documents, strict=False))
     is_mean = len(score.documents) == len(baseline.documents) >= 2 and all(
@@ -61,18 +63,18 @@ def compare_scores(score: Score, baseline: Score) -> tuple[float, float] | None:
     if not is_mean:
         return None
     differences = [one - other for one, other in pairs]
-    return fmean(differences), stdev(differences) / sqrt(len(differences))
+    return fmean(differences), find_margin(differences) or 0.0
 
 
 NOTE = """\
-Score: as lm-evaluation-harness has it, ± its standard error. Difference: to the first policy's, ± the standard error of
-the differences document by document; within two errors it says nothing. Tokens/s: output tokens over the time of the
-task's requests, one pass, prefix cache emptied before it: `make bench` measures speed. Active experts: means over
+Score: of lm-evaluation-harness, ± its standard error. Difference: to the first policy's, ± half the 95 % t-interval of
+the differences document by document. Tokens/s: output tokens over the time of the task's requests, one pass, with an
+empty prefix cache: `make bench` measures speed. Active experts: means over
 layers and steps under policy, counted by the server; before the arrow those of upstream's own routing."""
 
 
 def tabulate_evaluation(points: Mapping[str, Any]) -> Table:
-    """A row a task, metric and policy; a task's first policy is its baseline."""
+    """Return a row a task, metric and policy; a task's first policy is its baseline."""
     headings = ["task, metric", "policy", "score", "difference", "documents", "tokens/s", "active experts", "kept mass"]
     rows: list[list[str]] = []
     baselines: dict[tuple[str, str, str], Score] = {}

@@ -3,62 +3,71 @@
 import multiprocessing
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
+from benchmark.common.command import Parser
+from benchmark.common.record import Record
+from benchmark.common.sweep import fill
 from benchmark.expert_sharding.layers import LAYOUTS, Experts, Layout, run_alone
-
-
-class Router(Protocol):
-    """Who draws experts for rows."""
-
-    @property
-    def experts(self) -> int:
-        """How many there are."""
-
-    @property
-    def top_k(self) -> int:
-        """How many a row gets."""
-
-    def route(self, rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(ids [rows, k] int64, weights [rows, k] float32)."""
-
-
-@dataclass(frozen=True)
-class SkewedRouter:
-    """Each row draws `top_k` of `experts`: the first `skewed` (the paper's k_r) by 1 / experts + `alpha`."""
-
-    experts: int
-    alpha: float
-    skewed: int
-    top_k: int = 1
-
-    def route(self, rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(ids [rows, k] int64, weights [rows, k] float32, equal and 1 in all)."""
-        odds = torch.full((self.experts,), 1 / self.experts)
-        odds[: self.skewed] += self.alpha
-        generator = torch.Generator().manual_seed(seed)
-        ids = torch.multinomial(odds.expand(rows, -1), self.top_k, generator=generator)
-        return ids, torch.full((rows, self.top_k), 1 / self.top_k)
-
 
 HEADS = 4
 ALIGNED = 4
 """Numbers that a row of a grouped product's matrices must be a multiple of: 16 bytes."""
+COUNTS = {
+    "ranks": (2, "ranks"),
+    "rounds": (5, "rounds, in which the layouts take turns"),
+    "layers": (2, "layers of the encoder"),
+    "sequence": (120, "rows of a sequence"),
+    "hidden": (256, "width of a row"),
+    "width": (1024, "width of an expert, in MoEShard four times that of a row"),
+    "top_k": (1, "experts of a row"),
+}
+
+
+@dataclass(frozen=True)
+class Router:
+    """Each row draws `top_k` different experts with these `odds` [experts]. Seeds that `period` divides draw alike."""
+
+    odds: torch.Tensor
+    top_k: int = 1
+    period: int | None = None
+
+    def route(self, rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (ids [rows, k] int64, weights [rows, k] float32, equal and 1 in all)."""
+        generator = torch.Generator().manual_seed(seed % self.period if self.period else seed)
+        ids = torch.multinomial(self.odds.expand(rows, -1), self.top_k, generator=generator)
+        return ids, torch.full((rows, self.top_k), 1 / self.top_k)
+
+
+def skew(experts: int, skewed: int, alpha: float) -> torch.Tensor:
+    """Return the odds [experts] of MoEShard's router: 1 / experts, and for the first `skewed` experts `alpha` more."""
+    odds = torch.full((experts,), 1 / experts)
+    odds[:skewed] += alpha
+    return odds
+
+
+def activate(experts: int, active: int, spread: bool) -> torch.Tensor:
+    """Return the odds [experts] of `active` experts alone: the first ones, or with `spread` as many of each rank."""
+    odds = torch.zeros(experts)
+    odds[torch.arange(active) * experts // active if spread else torch.arange(active)] = 1
+    return odds
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """`batch` sequences of `sequence` rows, divided among the ranks, through `layers` times attention, of a rank's own
-    sequences, and an MoE layer. All layers have the same weights, which are far larger than a cache.
+    """`batch` sequences of `sequence` rows, divided among the ranks, through `layers` of attention and MoE.
+
+    A rank attends to its own sequences. All layers have the same weights, which are far larger than a cache.
     """
 
     router: Router
@@ -69,22 +78,22 @@ class Encoder:
     width: int = 1024
 
     def draw(self, rank: int, ranks: int) -> torch.Tensor:
-        """[sequences, rows, hidden] of a rank."""
+        """Return this rank's input [sequences, rows, hidden]."""
         generator = torch.Generator().manual_seed(1000 + rank)
         return torch.randn(self.batch // ranks, self.sequence, self.hidden, generator=generator)
 
     def attend(self, x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
-        """Self-attention of each sequence; `kernel` [hidden, 3 * hidden]."""
+        """Return the self-attention of each sequence; `kernel` is [hidden, 3 * hidden]."""
         parts = (x @ kernel).chunk(3, -1)
         heads = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
         return scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
 
     def route(self, rows: int, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """(ids, weights) of so many rows in each layer."""
+        """Return (ids, weights) of the rows in each layer."""
         return [self.router.route(rows, seed * self.layers + layer) for layer in range(self.layers)]
 
     def forward(self, x: torch.Tensor, kernel: torch.Tensor, layout: Layout, routes: Sequence[Any]) -> float:
-        """One pass. Returns the seconds of its MoE layers, the wait for other ranks included."""
+        """Run one pass. Return the seconds of its MoE layers, the wait for other ranks included."""
         seconds = 0.0
         for routed in routes:
             x = x + self.attend(x, kernel)
@@ -96,20 +105,39 @@ class Encoder:
         return seconds
 
 
+def add_counts(parser: Parser, *names: str, **defaults: int) -> None:
+    """Add the flags of `COUNTS` that are named, or all, with these defaults or the usual ones."""
+    for name in names or COUNTS:
+        usual, text = COUNTS[name]
+        parser.add_count(name, defaults.get(name, usual), text)
+
+
+def sweep(record: Record, cases: Mapping[str, tuple[Encoder, Mapping[str, Any]]], ranks: int, rounds: int) -> None:
+    """Measure what the record lacks of these encoders; a case's values stand beside the `layouts` in its point."""
+
+    def run(encoder: Encoder, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {**values, "layouts": measure(encoder, ranks, rounds)}
+
+    fill(record, {key: partial(run, *case) for key, case in cases.items()})
+
+
 def measure(encoder: Encoder, ranks: int, rounds: int) -> dict[str, Any]:
-    """By layout: time to first token and of an MoE layer in every round, in ms, of the slowest rank; each rank's work
-    and CPU time; the largest difference to one rank's output; dropped slots. Raises RuntimeError where a rank fails,
-    and ValueError for a batch or a width that ranks do not divide.
+    """Return times, work and differences by layout.
+
+    Time to first token and of an MoE layer in every round, in ms, of the slowest rank; each rank's work and CPU time;
+    the largest difference to one rank's output; dropped slots. Raises RuntimeError if a rank fails, and ValueError for
+    a batch or a width that ranks do not divide.
     """
+    experts = len(encoder.router.odds)
     units = {"batch": ranks, "experts": ranks, "width": ranks * ALIGNED, "hidden": ALIGNED}
     for name, unit in units.items():
-        value = getattr(encoder.router if name == "experts" else encoder, name)
+        value = experts if name == "experts" else getattr(encoder, name)
         if value % unit:
-            raise ValueError(f"{name} = {value}: allowed on {ranks} ranks is a multiple of {unit}")
-    experts = Experts.draw(encoder.router.experts, encoder.hidden, encoder.width)  # which forked ranks share
+            raise ValueError(f"{name} must be a multiple of {unit} on {ranks} ranks (got {value})")
+    weights = Experts.draw(experts, encoder.hidden, encoder.width)  # which forked ranks share
     context = multiprocessing.get_context("fork")
     with TemporaryDirectory() as folder:
-        arguments = (encoder, experts, ranks, rounds, Path(folder))
+        arguments = (encoder, weights, ranks, rounds, Path(folder))
         processes = [context.Process(target=_run_rank, args=(rank, *arguments)) for rank in range(ranks)]
         for process in processes:
             process.start()
@@ -122,15 +150,14 @@ def measure(encoder: Encoder, ranks: int, rounds: int) -> dict[str, Any]:
 
 
 def _combine(by_rank: list[dict[str, Any]], encoder: Encoder, rounds: int) -> dict[str, Any]:
-    """What ranks together have measured under one layout."""
+    """Return the measurements of all ranks together under one layout."""
     runs = rounds * encoder.layers
     slots = encoder.batch * encoder.sequence * encoder.router.top_k * runs
     work = [rank["work"] for rank in by_rank]
+    slowest = {name: map(max, zip(*(rank[name] for rank in by_rank), strict=True)) for name in ("pass", "moe")}
     return {
-        "ttft_ms": [1e3 * max(times) for times in zip(*(rank["pass"] for rank in by_rank), strict=True)],
-        "layer_ms": [
-            1e3 * max(times) / encoder.layers for times in zip(*(rank["moe"] for rank in by_rank), strict=True)
-        ],
+        "ttft_ms": [1e3 * seconds for seconds in slowest["pass"]],
+        "layer_ms": [1e3 * seconds / encoder.layers for seconds in slowest["moe"]],
         "work": [count // runs for count in work],
         "cpu_ms": [1e3 * rank["seconds"] / runs for rank in by_rank],
         "dropped": slots - sum(work) // encoder.width,

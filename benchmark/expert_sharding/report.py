@@ -17,7 +17,7 @@ columns of an expert | in CPU time of the products."""
 
 
 def tabulate_sharding(points: Mapping[str, Any]) -> Table:
-    """A row a point, the layouts side by side."""
+    """Return a row for each point, the layouts side by side."""
     first_point = next(iter(points.values()))
     names = list(first_point["layouts"])
     others = names[1:]
@@ -32,19 +32,12 @@ def tabulate_sharding(points: Mapping[str, Any]) -> Table:
     for key, point in points.items():
         layouts = point["layouts"]
         first, layer = ({name: median(layouts[name][kind]) for name in names} for kind in ("ttft_ms", "layer_ms"))
-        balances = [f"{balance(layouts[name]['work']):.3f} | {balance(layouts[name]['cpu_ms']):.3f}" for name in names]
-        rows.append(
-            [
-                key,
-                *(f"{first[name]:.0f}" for name in names),
-                *(f"{first[name] / first[names[0]]:.2f}" for name in others),
-                *(f"{layer[name]:.1f}" for name in names),
-                *balances[:2],
-            ]
-        )
+        balances = [[f"{balance(layouts[name][kind]):.3f}" for kind in ("work", "cpu_ms")] for name in names[:2]]
+        times = [f"{first[name]:.0f}" for name in names] + [f"{first[name] / first[names[0]]:.2f}" for name in others]
+        rows.append([key, *times, *(f"{layer[name]:.1f}" for name in names), *map(" | ".join, balances)])
     return Table("Expert sharding against expert parallelism", headings, rows, NOTE.format(**first_point["shape"]))
 
 
 def balance(by_rank: Sequence[float]) -> float:
-    """Largest over mean."""
+    """Return the largest over the mean."""
     return max(by_rank) / mean(by_rank)

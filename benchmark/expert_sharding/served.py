@@ -18,7 +18,7 @@ from benchmark.common.widened import prepare
 RANKS = ("--tp", "2")
 CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 PLACEMENTS = ("ep", "shard")
-"""Of --expert-placement; the first is the baseline."""
+"""Values of --expert-placement; the first is the baseline."""
 KEY = "placements"
 
 
@@ -39,14 +39,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def tabulate_served(points: Mapping[str, Any]) -> Table:
-    """A row a placement."""
+    """Return a row for each placement."""
     comparison = Comparison.read(points[KEY])
     rows = [
         [row.name, *(format_spread(*cell) for cell in ((row.ttft_ms, 0), (row.throughput, 1), (row.paired_ratio, 2)))]
         for row in comparison.summaries
     ]
     doubt = f" {ONE_ROUND}" if comparison.rounds == 1 else ""
-    note = f"{comparison.workload}: medians [quartiles]. Ratio: of tokens/s to the first row's, by round.{doubt}"
+    note = f"{comparison.workload}: means [95 % t-interval]. Ratio: of tokens/s to the first row's, by round.{doubt}"
     return Table(
         "Placements of experts on two ranks", ["placement", "first token, ms", "tokens/s", "ratio"], rows, note
     )

@@ -1,1 +1,1 @@
-"""The run on a GPU, in experiments: each measures one thing, keeps every point, and says how it stands to its bar."""
+"""The run on a GPU, in experiments: each measures one thing, records every point, and compares it with its bar."""

@@ -1,4 +1,4 @@
-"""The run on a GPU, one experiment of it, or the table of what it left: `scripts/gpu.sh` calls it."""
+"""The run on a GPU, one experiment of it, or the table of its records: `scripts/gpu.sh` calls it."""
 
 import sys
 from importlib import import_module
@@ -8,10 +8,9 @@ try:
     from benchmark.common.command import Parser, one_line_errors, positive
     from benchmark.common.record import Record
     from benchmark.common.server import has_gpu
+    from benchmark.gpu.checks import choose_parts
     from benchmark.gpu.run import Task, list_tasks, run
-    from benchmark.gpu.shapes import write_recorded
     from benchmark.gpu.table import EXPERIMENTS, show_table
-    from benchmark.gpu.tune import POLICY, write_configs
 except ModuleNotFoundError as error:
     sys.exit(f"gpu: {error}; `make gpu-bundle` packs what a machine without a package index lacks")
 
@@ -19,20 +18,20 @@ NO_GPU = "gpu: no NVIDIA GPU answers here; nothing was measured"
 
 
 def main() -> int:
-    """Run, continuing the records. Returns 2 without a GPU, which only the table does without; 1 if a step failed."""
+    """Run, continuing the records. Return 2 without a GPU, which the table alone does not need; 1 if a task failed."""
     parser = Parser("benchmark.gpu", __doc__)
     parser.add_argument("what", choices=["run", *EXPERIMENTS, "table"])
     parser.add_argument("parts", nargs="*", help="only these parts of the experiment; of run: EXPERIMENT [PART...]")
-    parser.add_argument("--policy", help=f"what experiment tune tunes for, such as {POLICY} (the default)")
+    parser.add_argument("--policy", help="the policy that experiment tune tunes for (default: xshare)")
     parser.add_argument("--limit", type=positive, metavar="SECONDS", help="of the whole run (default: none)")
     parser.add_argument("--out", type=Path, required=True, help="folder of the records")
     args = parser.parse_args()
     if args.policy is not None and args.what not in ("run", "tune"):
-        raise ValueError(f"--policy {args.policy}: experiment {args.what} takes none; allowed is experiment tune")
+        raise ValueError(f"--policy must be given for experiment tune alone (got {args.policy} for {args.what})")
     if args.what == "table":
         show_table(args.out)
-        write_configs(args.out)
-        write_recorded(args.out)
+        for module, function in (("tune", "write_configs"), ("shapes", "write_recorded")):
+            getattr(import_module(f"benchmark.gpu.{module}"), function)(args.out)
         return 0
     if not has_gpu():
         print(NO_GPU, file=sys.stderr)
@@ -41,9 +40,11 @@ def main() -> int:
     if args.what == "run":
         tasks = [Task(args.parts[0], tuple(args.parts[1:]))] if args.parts else list_tasks()
         return 0 if run(args.out, command, tasks, args.limit, args.policy) else 1
+    experiment = import_module(f"benchmark.gpu.{args.what}")
+    parts = choose_parts(args.what, args.parts, experiment.PARTS)
     options = {} if args.policy is None else {"policy": args.policy}
-    record = Record(args.out, args.what, command)
-    import_module(f"benchmark.gpu.{args.what}").measure(record, args.parts, **options)
+    if reason := experiment.measure(Record(args.out, args.what, command), parts, **options):
+        raise RuntimeError(reason)
     return 0
 
 

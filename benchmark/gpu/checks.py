@@ -1,4 +1,4 @@
-"""Checks of the run on a GPU: kept with their reason when they fail, so that what does not depend on them goes on."""
+"""Points and checks of the run on a GPU: a failure is kept with its reason, and everything else continues."""
 
 import os
 import subprocess
@@ -12,88 +12,81 @@ from benchmark.common.record import Record
 FAILED = "failed "
 """Precedes the key of a point that could not be measured."""
 WORKERS = min(len(os.sched_getaffinity(0)), 32)
-"""Processes side by side: a kernel of some 550 takes 1 to 9 s of a core (Triton 3.6.0), each a CUDA context."""
+"""Processes side by side: each compiles kernels, which takes seconds of a core, and has a CUDA context."""
 
 
-def choose_parts(experiment: str, parts: Sequence[str], allowed: Iterable[str] = ()) -> list[str]:
-    """The parts asked for, or all. Raises ValueError for one that the experiment has not."""
+def choose_parts(experiment: str, parts: Sequence[str], allowed: Iterable[str]) -> list[str]:
+    """Return the requested parts, or all. Raises ValueError for a part that the experiment does not have."""
     allowed = list(allowed)
     for part in parts:
         if part not in allowed:
-            raise ValueError(f"part {part}: allowed in experiment {experiment} is {', '.join(allowed) or 'none'}")
+            names = f"one of {', '.join(allowed)}" if allowed else "left out"
+            raise ValueError(f"the part of experiment {experiment} must be {names} (got {part})")
     return list(parts) or allowed
 
 
 def check(record: Record, key: str, run: Callable[[], Mapping[str, Any] | None]) -> str | None:
-    """Run a check; keep, and return, why it failed or what it found. One that finds a `reason` has failed."""
+    """Run a check, unless the record says that it passed, and record what it found. A found `reason` is a failure.
+
+    Returns the reason of a failure.
+    """
+    if is_passed(record.points, key):
+        return None
     try:
         found = run() or {}
-    except Exception as error:  # kernels that do not compile, load or launch raise what they like
+    except Exception as error:  # kernels that do not compile, load or launch raise any class of error
         found = {"reason": explain(error)}
     reason = found.get("reason")
     record.add(key, passed=reason is None, **found)
-    if reason is not None:
-        print(f"{key}: {reason}", file=sys.stderr, flush=True)
-    return reason
+    return reason and _report(key, reason)
 
 
 def measure_points(record: Record, calls: Mapping[str, Callable[[], Mapping[str, Any]]]) -> str | None:
-    """Measure every point that the record lacks, those that have failed before last. One that fails costs no other: its
-    reason is kept under `FAILED`, and the first is returned.
+    """Measure every point that the record lacks; points that failed before come last.
 
-    Raises what CUDA says where a failure has cost the process its device: whoever comes next would fail for no reason
-    of its own.
+    A failure is recorded under `FAILED` and stops no other point. Returns the first failure. Raises CUDA's error if a
+    failure has broken the device: every later point would fail for a reason that is not its own.
     """
     first = None
     for key in sorted((key for key in calls if key not in record), key=lambda key: FAILED + key in record):
         try:
             record.add(key, **calls[key]())
         except Exception as error:
-            reason = explain(error)
-            record.add(FAILED + key, reason=reason)
-            print(f"{key}: {reason}", file=sys.stderr, flush=True)
-            first = first or f"{key}: {reason}"
-            _check_device()
+            record.add(FAILED + key, reason=explain(error))
+            first = first or f"{key}: {_report(key, explain(error))}"
+            import torch
+
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
     return first
 
 
-def _check_device() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+def _report(key: str, reason: str) -> str:
+    print(f"{key}: {reason}", file=sys.stderr, flush=True)
+    return reason
 
 
 def explain(error: Exception) -> str:
-    """What it says, else what it is."""
+    """Return the error's message, or its class if it has none, in one line."""
     return shorten(str(error) or type(error).__name__)
 
 
 def shorten(text: str) -> str:
-    """The first line of it, 300 characters at most."""
+    """Return the first line of a text, at most 300 characters."""
     return text.strip().partition("\n")[0][:300]
 
 
 def is_passed(points: Mapping[str, Any], key: str) -> bool:
-    """Whether that check is recorded, and passed."""
+    """Return whether a check is recorded as passed."""
     return bool(points.get(key, {}).get("passed"))
 
 
-def run_tests(paths: Sequence[str], options: Sequence[str] = ()) -> None:
-    """Run the tests of these files that pytest's `options` choose, side by side. Raises RuntimeError if one fails."""
-    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", ""]  # the long tests too
-    listed = subprocess.run([*pytest, "--collect-only", *options, *paths], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    tests = [line for line in listed.stdout.splitlines() if "::" in line]
-    if listed.returncode != 0 or not tests:
-        raise RuntimeError(f"{' '.join(paths)}: the tests could not be collected:\n{listed.stdout}")
-    running = [
-        subprocess.Popen([*pytest, *tests[i::WORKERS]], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        for i in range(min(WORKERS, len(tests)))
-    ]
-    outputs = [(process.communicate()[0], process.returncode) for process in running]
-    failed = [output for output, status in outputs if status != 0]
-    print("".join(failed) or f"{len(tests)} tests passed, or were skipped", flush=True)
-    if failed:
-        names = [line.split()[1] for output in failed for line in output.splitlines() if line.startswith("FAILED ")]
-        first = f", first {names[0]}" if names else ""
-        raise RuntimeError(f"{' '.join(paths)}: {len(names) or 'some'} of {len(tests)} tests failed on this GPU{first}")
+def run_tests(path: str, options: Sequence[str] = ()) -> None:
+    """Run a file's tests that pytest's `options` choose, long tests included. Raises RuntimeError if one fails."""
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", "-n", str(WORKERS)]
+    done = subprocess.run([*pytest, *options, path], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    print(done.stdout, flush=True)
+    if done.returncode != 0:
+        failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("FAILED ")]
+        what = f"{len(failed)} tests failed on this GPU, first {failed[0]}" if failed else f"status {done.returncode}"
+        raise RuntimeError(f"{path}: {what}")

@@ -1,12 +1,7 @@
 """The selection kernel, launched as the stage launches it, at every number of experts that is served."""
 
-from concurrent.futures import ProcessPoolExecutor
-from itertools import product
-from multiprocessing import get_context
-
 import torch
 
-from benchmark.gpu.checks import WORKERS, explain
 from sglang_xshare import Batch, Router, RunnerSlots, SelectionPlan, build_plan, select
 from sglang_xshare.selection.triton_kernel.budgets import find_budgets
 from sglang_xshare.stage.record.counters import Counters
@@ -17,7 +12,7 @@ EXPERTS = (8, 16, 32, 40, 60, 64, 72, 96, 128, 160, 256, 288, 320, 384, 512)
 PLAN = build_plan("xshare", k0=1, add=4)
 ROWS, MANY_ROWS = 16, 128
 FORMS = {"": ROWS, " in programs that meet": MANY_ROWS}
-"""In words: rows of a batch that is selected so: by one program up to 256 experts; by several from 17 rows on."""
+"""Rows of a batch that is selected in this form: one program up to 256 experts; several from 17 rows on."""
 FILLED = RunnerSlots()
 
 
@@ -29,7 +24,7 @@ def run_steps(
     slots: RunnerSlots = FILLED,
     tokens_per_request: int = 1,
 ) -> None:
-    """Steps of two layers, counted as on a GPU: both selecting, the first alone, vanilla, a prefill."""
+    """Run steps of two layers, counted as on a GPU: both selecting, the first alone, vanilla, a prefill."""
     router = Router(min(8, experts // 4))
     logits = torch.randn(rows, experts, device=device).bfloat16()
     ranks = torch.arange(experts, device=device) * 8 // experts
@@ -46,25 +41,14 @@ def run_steps(
         counters.count(step, tables)
 
 
-def check(experts: int, form: str) -> str | None:
-    """What fails of `run_steps` on this GPU, in that one of `FORMS`; None where nothing does."""
-    try:
-        run_steps(experts, "cuda", rows=FORMS[form])
-        torch.cuda.synchronize()
-    except Exception as error:  # a kernel that does not compile, load or launch raises what it likes
-        return f"{experts} experts{form}: {explain(error)}"
-    return None
-
-
 def check_served(experts: int) -> None:
-    """A model of so many experts as tasks serve it. Raises RuntimeError with what fails first."""
-    for form in FORMS:
-        if reason := check(experts, form):
-            raise RuntimeError(reason)
+    """Run the steps of a model with this number of experts, in every form, on this GPU.
 
-
-def check_all() -> list[str]:
-    """What fails, of every number of experts: in processes side by side, the kernels that take longest first."""
-    with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:
-        found = pool.map(check, *zip(*product(EXPERTS[::-1], FORMS), strict=True))
-        return [one for one in found if one is not None]
+    Raises RuntimeError for a kernel that does not compile, load or launch.
+    """
+    for form, rows in FORMS.items():
+        try:
+            run_steps(experts, "cuda", rows=rows)
+            torch.cuda.synchronize()
+        except Exception as error:
+            raise RuntimeError(f"{experts} experts{form}: {error}") from error

@@ -1,18 +1,17 @@
-"""SGLang's server for checkpoints without weights, with routers that spread rows over as many experts as
-trained ones do.
+"""SGLang's server for checkpoints without weights, with routers that spread rows over as many experts as trained ones.
 
     python -m benchmark.gpu.dummy_server --model-path DIR --load-format dummy ...
 
 Upstream draws every tensor from U(-0.001, 0.001), norms and router biases too: with gpt-oss all rows of a batch then
-have the same four experts, and a policy has nothing to take. Here, for every server alike, whatever its policy: norms
-are 1, biases 0; embeddings share a part of their variance (`share_of`), so that the rows of a batch agree as those of
-the trained model do; routers have logits of unit variance; mxfp4 experts get random bits and one scale. The small other
-weights hardly move a hidden state away from its embedding, so that all layers see rows that agree equally.
+have the same four experts, and a policy has nothing to drop. Here, in every server and under every policy: norms are
+1, biases 0; embeddings share a part of their variance (`share_of`), so that the rows of a batch agree as in the trained
+model; routers have logits of unit variance; mxfp4 experts get random bits and one scale. The other weights are small
+and hardly move a hidden state away from its embedding, so that rows agree equally in all layers.
 
 With `toggle.TOGGLED` set the server captures its decode graphs twice. Under EAGLE-3 with simulated acceptance the
 last token of each verify step is drawn: upstream takes the likeliest one, which repeats with random weights.
 
-SGLang's scheduler processes import this module again when they are spawned, and so get its loader too.
+SGLang's scheduler processes import this module when they are spawned, and so get its loader too.
 """
 
 import os
@@ -32,17 +31,19 @@ _vocabulary: list[int] = []
 
 
 def initialize(model: nn.Module, seed: int = 1234) -> None:
-    """Redraw the tensors, on whatever device, that decide where rows go; the others stay as upstream drew them."""
+    """Redraw the tensors that decide where rows go, on any device; the others stay as upstream drew them."""
     routers = {id(tensor) for module in model.modules() for tensor in _router_weights(module)}
     common = share_of(getattr(getattr(model, "config", None), "model_type", ""))
     for number, (name, tensor) in enumerate(model.state_dict(keep_vars=True).items()):
-        # Of one seed, the first expert of every router would be the direction that all embeddings share.
+        # With one seed, the first expert of every router would be the direction that all embeddings share.
         generator = torch.Generator(tensor.device).manual_seed(seed + number)
         with torch.no_grad():
             if id(tensor) in routers:
                 tensor.copy_(_normal(tensor, generator) * tensor.shape[-1] ** -0.5)
-            elif tensor.dtype == torch.uint8:
-                _draw_mxfp4(name, tensor, generator)
+            elif tensor.dtype == torch.uint8 and name.endswith("scale"):
+                tensor.fill_(MXFP4_SCALE)
+            elif tensor.dtype == torch.uint8:  # blocks of two 4-bit floats a byte
+                tensor.random_(0, 256, generator=generator)
             elif "bias" in name and tensor.is_floating_point():
                 tensor.zero_()
             elif "norm" in name and tensor.is_floating_point():
@@ -51,23 +52,14 @@ def initialize(model: nn.Module, seed: int = 1234) -> None:
                 shared = _normal(tensor[:1], generator)
                 tensor.copy_(common**0.5 * shared + (1 - common) ** 0.5 * _normal(tensor, generator))
                 _vocabulary.append(len(tensor))
-            # Otherwise as upstream drew it.
 
 
 def _router_weights(module: nn.Module) -> list[Tensor]:
-    """The weight of the gate beside a `TopK`, where the module is an MoE block."""
+    """Return the weight of the gate beside a `TopK`, if the module is an MoE block."""
     if not hasattr(module, "topk"):
         return []
     gates = [gate for name in ("gate", "router") if (gate := getattr(module, name, None)) is not None]
     return [gate.weight for gate in gates]
-
-
-def _draw_mxfp4(name: str, tensor: Tensor, generator: torch.Generator) -> None:
-    """Blocks of two 4-bit floats a byte, or their scales."""
-    if name.endswith("scale"):
-        tensor.fill_(MXFP4_SCALE)
-    else:
-        tensor.random_(0, 256, generator=generator)
 
 
 def _normal(tensor: Tensor, generator: torch.Generator) -> Tensor:
@@ -75,7 +67,7 @@ def _normal(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def install() -> None:
-    """Have SGLang's dummy loader end with `initialize`. Raises RuntimeError where it has none that this knows."""
+    """Make SGLang's dummy loader end with `initialize`. Raises RuntimeError if SGLang has no loader of that name."""
     from sglang.srt.model_loader import loader
 
     upstream: Any = getattr(loader, "initialize_dummy_weights", None)
@@ -116,7 +108,7 @@ def draw_bonus_tokens() -> None:
 
 
 def main() -> None:
-    """What `python -m sglang.launch_server` does: that module must not become the main one, which is imported anew."""
+    """Serve as `python -m sglang.launch_server` does. Spawned processes import the main module: it must be this."""
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args

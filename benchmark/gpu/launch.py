@@ -19,7 +19,7 @@ CHOICES: dict[str, tuple[int, ...]] = {
     "BLOCK_SIZE_M": (16, 32, 64),
     "GROUP_SIZE_M": (1, 16),
 }
-"""What is tried of each, in the order of what it is expected to bring. Blocks in elements, groups in blocks."""
+"""The tried values of each setting, the largest expected effect first. Blocks in elements, groups in blocks."""
 FEW: dict[str, tuple[int, ...]] = {
     "BLOCK_SIZE_N": (32, 64, 128),
     "BLOCK_SIZE_K": (64, 128, 256),
@@ -27,14 +27,14 @@ FEW: dict[str, tuple[int, ...]] = {
     "num_warps": (4, 8),
 }
 """The choices of a short search. Blocks have 16 rows, because an alignment of ours has."""
-TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}  # what upstream's heuristic leaves out
+TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}  # upstream's heuristic leaves these out
 NOISE = 0.005  # a launch must be faster by this share to count as faster
 TOLERANCE = 0.02  # of a value and of their root mean square: three roundings to bf16
 SEARCH_REPLAYS = 50
 
 
 def make_timer(run: Callable[[], Tensor], layers: int = 1) -> Callable[..., float]:
-    """Call it with a launch and replays for median microseconds a layer of `run`, infinite if wrong or failed."""
+    """Return a function of a launch and replays: median microseconds a layer of `run`, infinite if wrong or failed."""
     from sglang.srt.layers.moe.moe_runner.triton_utils import override_config
 
     expected = run().clone()
@@ -44,10 +44,10 @@ def make_timer(run: Callable[[], Tensor], layers: int = 1) -> Callable[..., floa
         with override_config(config):
             try:
                 return time_graph(run, replays) / layers if agree(run(), expected) else inf
-            except Exception as error:  # compilers and drivers raise what they like
+            except Exception as error:  # compilers and drivers raise any class of error
                 print(f"  {config}: {type(error).__name__}: {str(error).partition(chr(10))[0]}", flush=True)
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # raises where the failure has broken the device for everything after it
+            torch.cuda.synchronize()  # raises if the failure has broken the device for everything after it
         return inf
 
     return time
@@ -66,11 +66,11 @@ def descend(
     time: Callable[[Config, int], float],
     until: float,
     choices: Mapping[str, tuple[int, ...]] = CHOICES,
-) -> tuple[Config, float, bool]:
+) -> tuple[Config, bool]:
     """Search by coordinate descent over `choices` from the fastest of `starts`; each launch is timed once.
 
     The search ends when no single change is faster, or when `time.monotonic()` reaches `until`; the starts are timed in
-    any case. Returns the launch, its time, and whether the first condition ended the search.
+    any case. Returns the launch, and whether the first condition ended the search.
     """
     times: dict[tuple[int, ...], float] = {}
 
@@ -86,20 +86,20 @@ def descend(
         improved = False
         for name, value in ((name, value) for name, values in choices.items() for value in values):
             if monotonic() >= until:
-                return best, time_once(best), False
+                return best, False
             candidate = {**best, name: value}
             if time_once(candidate) < (1 - NOISE) * time_once(best):
                 best, improved = candidate, True
-    return best, time_once(best), True
+    return best, True
 
 
 def complete(config: Mapping[str, int]) -> Config:
-    """A configuration of upstream's as a point of the search: all of CHOICES and nothing else."""
+    """Return a configuration of upstream's as a point of the search: all of CHOICES and nothing else."""
     return {name: {**TRITON_DEFAULTS, **config}[name] for name in CHOICES}
 
 
 def agree(found: Tensor, expected: Tensor) -> bool:
-    """Whether two outputs [..., hidden] are the same but for rounding. A non-finite value never is."""
+    """Return whether two outputs [..., hidden] are the same up to rounding. A value that is not finite never agrees."""
     found, expected = found.float(), expected.float()
     scale = expected.square().mean().sqrt()
     return bool(((found - expected).abs() <= TOLERANCE * (expected.abs() + scale)).all())

@@ -1,128 +1,219 @@
 """Experiment `layer`: the MoE layer of 16 tokens against the number of active experts, and what a policy takes off it.
 
-OEA's Figure 1 and Table 3, at the shapes of Qwen3-30B-A3B, gpt-oss-120b and gpt-oss-20b, in bf16.
+OEA's Figure 1 and Table 3, at the shapes of Qwen3-30B-A3B, gpt-oss-120b and gpt-oss-20b, in bf16. Experiment `levers`
+times the same layer in several modes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
+from statistics import mean
 from typing import Any
+from unittest import mock
 
 from benchmark.common.comparison import fit_line
 from benchmark.common.record import Record
-from benchmark.gpu.checks import choose_parts, measure_points
+from benchmark.common.variant import parse_plan
+from benchmark.gpu import moe_layer
+from benchmark.gpu.checks import measure_points
+from benchmark.gpu.moe_layer import ROWS, SHAPES, MoeLayers, Shape
 from benchmark.gpu.table import Row, at_least
+from benchmark.gpu.timing import measure_copy, time_alternating
+from sglang_xshare import Router
+from sglang_xshare.stage import handover
 
-ROWS = 16
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3-30b-a3b": {"hidden": 2048, "width": 768, "experts": 128, "top_k": 8, "layers": 8},
-    "gpt-oss-120b": {"hidden": 2880, "width": 2880, "experts": 128, "top_k": 4, "layers": 3, "gpt_oss": True},
-    "gpt-oss-20b": {"hidden": 2880, "width": 2880, "experts": 32, "top_k": 4, "layers": 6, "gpt_oss": True},
-}
+PARTS = tuple(SHAPES)
 ACTIVE = (4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128)
-POLICIES = ("off", "oea:k0=3", "oea:k0=5", "xshare", "xshare:k0=1,add=24", "xshare:k0=1,add=8")
-# OEA, Table 3: the layer takes 0.61 and 0.77 of its time.
+POLICIES = ("oea:k0=3", "oea:k0=5", "xshare", "xshare:k0=1,add=24", "xshare:k0=1,add=8")
+UPSTREAM, PREBUILT = "upstream", "alignment prebuilt"
+REMOVED: dict[str, tuple[str, ...]] = {
+    "without activation": ("silu_and_mul",),
+    "without sum": ("moe_sum_reduce_torch_compile", "moe_sum_reduce"),
+}
+"""Functions of upstream's runner that do nothing in a mode, whose answer is wrong."""
+RUNNER = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe"
+WITH, ROUTER, ONLY = " with the alignment", "router of ", "24 experts, no router"
+"""Words that make the names of runs: a suffix, a prefix, and a whole name."""
 GAIN_BARS = {("qwen3-30b-a3b", "oea:k0=3"): 39.0, ("qwen3-30b-a3b", "oea:k0=5"): 23.0}
-# Our own aim for Qwen3-30B-A3B: the share of the copy bandwidth that the layer reaches at 24 active experts.
+"""Percent: in OEA's Table 3 the layer takes 0.61 and 0.77 of its time."""
 BANDWIDTH_BAR, BANDWIDTH_AT = 75.0, 24
+"""Our aim for Qwen3-30B-A3B: percent of the copy bandwidth that the layer reaches at this many active experts."""
 
 
-def measure(record: Record, parts: Sequence[str]) -> None:
-    """Time every point that the record lacks. One that fails is recorded, stops no other, and is raised at the end."""
-    names = choose_parts("layer", parts, SHAPES)
-    from benchmark.gpu.timing import measure_copy_bandwidth
+def list_points(parts: Sequence[str]) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Return what measures each point, by key."""
+    calls: dict[str, Callable[[], dict[str, Any]]] = {}
+    for name in parts:
+        shape = SHAPES[name]
+        possible = [n for n in ACTIVE if shape.top_k <= n <= min(shape.experts, ROWS * shape.top_k)]
+        calls |= {f"{name}/{active_key(n)}": partial(time_fixed, name, n, (UPSTREAM,)) for n in possible}
+        # A warm-up beyond the model's top-k changes nothing.
+        router = Router(shape.top_k)
+        policies = [policy for policy in POLICIES if parse_plan(policy, ROWS).warm_up(router) <= shape.top_k]
+        calls[f"{name}/policies"] = partial(time_policies, name, policies, alone=True)
+    return calls
 
-    if "copy" not in record:
-        record.add("copy", gb_per_s=measure_copy_bandwidth())
-    failed = [_measure_shape(record, name) for name in names]
-    for reason in filter(None, failed):
-        raise RuntimeError(reason)
 
-
-def rows(points: Mapping[str, Any]) -> list[Row]:
-    """The fit, the bandwidth and the gains of every shape."""
-    found = []
-    copy = points["copy"]["gb_per_s"] if "copy" in points else None
-    if copy is not None:
-        found.append(Row("device-to-device copy", f"{copy:.0f} GB/s"))
-    for name in SHAPES:
-        mine = {key.removeprefix(f"{name}/"): point for key, point in points.items() if key.startswith(f"{name}/")}
-        found += _fit_rows(name, mine, copy) + _gain_rows(name, mine)
-    return found
+def measure(record: Record, parts: Sequence[str]) -> str | None:
+    """Time every point that the record lacks. Return the first failure."""
+    measure_copy(record)
+    return measure_points(record, list_points(parts))
 
 
 def active_key(active: int) -> str:
-    """A point's key, after its shape's name."""
+    """Return the key of a point with fixed ids, after its shape's name."""
     return f"active={active}"
 
 
-def _measure_shape(record: Record, name: str) -> str | None:
-    """Returns why the first point failed, if one did."""
-    from benchmark.common.variant import parse_plan
-    from benchmark.gpu import moe_layer
-    from benchmark.gpu.timing import time_graph
-    from sglang_xshare import Router, build_plan
+def time_fixed(name: str, active: int, modes: Sequence[str]) -> dict[str, Any]:
+    """Return microseconds of a layer by mode and round, in which `active` experts are used."""
+    layers = moe_layer.make_layers(name)
+    ids = moe_layer.route_to(active, layers.shape, ROWS, "cuda")
+    route = moe_layer.fixed_router(ids)
+    prebuilt = moe_layer.offer_alignment(route, ids, layers.shape) if PREBUILT in modes else route
 
-    shape = moe_layer.Shape(name, **SHAPES[name])
-    layers = moe_layer.MoeLayers(shape, ROWS)
-    logits = moe_layer.draw_logits(shape, ROWS, "cuda")
+    def run(mode: str) -> None:
+        with remove(REMOVED.get(mode, ())):
+            layers.run(prebuilt if mode == PREBUILT else route)
 
-    def time_active(active: int) -> dict[str, Any]:
-        ids = moe_layer.route_to(active, shape, ROWS, "cuda")
-        us = time_graph(partial(layers.run, moe_layer.fixed_router(ids))) / shape.layers
-        print(f"{name}/{active_key(active)}: {us:.1f} us", flush=True)
-        return {"active": active, "us": us, "expert_bytes": shape.expert_bytes}
-
-    def time_policy(policy: str) -> dict[str, Any]:
-        config = moe_layer.make_topk_config(shape, plans[policy], ROWS, "cuda")
-        route = moe_layer.model_router(logits, config)
-        us = time_graph(partial(layers.run, route)) / shape.layers
-        # What a router takes between a layer's other kernels: its choice is computed, the fixed one's experts run.
-        both = partial(layers.run, lambda layer, hidden: (route(layer, hidden), fixed(layer, hidden))[1])
-        router_us = (time_graph(both) - time_graph(partial(layers.run, fixed))) / shape.layers
-        active = moe_layer.count_active(shape, logits, plans[policy] or build_plan("vanilla"))
-        print(f"{name}/{policy}: {us:.1f} us, router {router_us:.2f}, {active:.1f} active experts", flush=True)
-        return {"active": active, "us": us, "router_us": router_us}
-
-    fixed = moe_layer.fixed_router(moe_layer.route_to(BANDWIDTH_AT, shape, ROWS, "cuda"))
-    plans = {policy: None if policy == "off" else parse_plan(policy, ROWS) for policy in POLICIES}
-    # Of a model with fewer experts a token, a warm-up of so many is none.
-    router = Router(top_k=shape.top_k)
-    plans = {policy: plan for policy, plan in plans.items() if plan is None or plan.warm_up(router) <= shape.top_k}
-    possible = [n for n in ACTIVE if shape.top_k <= n <= min(shape.experts, ROWS * shape.top_k)]
-    calls = {f"{name}/{active_key(active)}": partial(time_active, active) for active in possible}
-    calls |= {f"{name}/{policy}": partial(time_policy, policy) for policy in plans}
-    return measure_points(record, calls)
+    runs = {mode: partial(run, mode) for mode in modes}
+    for mode, taken in count_taken(runs).items():
+        check_taken(mode, taken, layers.shape.layers if mode == PREBUILT else 0)
+    us = time_alternating(runs, parts=layers.shape.layers)
+    print(f"{name}, {active_key(active)}: {spell_times(us)}", flush=True)
+    return {"active": active, "expert_bytes": layers.shape.expert_bytes, "mode_us": us}
 
 
-def _fit_rows(name: str, points: Mapping[str, Any], copy: float | None) -> list[Row]:
-    timed = [point for key, point in points.items() if key.startswith("active=")]
-    fit = fit_line([one["active"] for one in timed], [one["us"] for one in timed])
-    if fit is None:
-        return []
-    slope = timed[0]["expert_bytes"] / fit.slope / 1000
-    text = f"{fit.intercept:.1f} us + {fit.slope:.2f} us an active expert, R² {fit.r_squared:.4f}"
-    found = [Row(f"{name}, {ROWS} tokens", text), Row(f"{name}, bandwidth of the slope", f"{slope:.0f} GB/s")]
-    at = points.get(active_key(BANDWIDTH_AT))
-    if at is not None and copy is not None:
-        share = 100 * at["active"] * at["expert_bytes"] / at["us"] / 1000 / copy
-        bar = BANDWIDTH_BAR if name == "qwen3-30b-a3b" else None
-        found.append(at_least(f"{name}, bandwidth at {BANDWIDTH_AT} experts", share, bar, "% of the copy"))
+def time_policies(name: str, policies: Sequence[str], alone: bool = False) -> dict[str, Any]:
+    """Return microseconds of a router and a layer by round: off, and under each policy without and with the alignment.
+
+    With `alone` each router is also timed by itself: a router's choice is computed, and the experts of another run.
+    """
+    layers = moe_layer.make_layers(name)
+    shape, logits = layers.shape, moe_layer.draw_logits(layers.shape, ROWS, "cuda")
+    plans = {policy: parse_plan(policy, ROWS) for policy in policies}
+    off = moe_layer.make_router(shape, None, logits)
+    runs: dict[str, Callable[[], object]] = {"off": partial(layers.run, off)}
+    for policy, plan in plans.items():
+        for prebuilt in (False, True):
+            # A new layer for each: a layer whose alignment the runner did not take offers none afterwards.
+            route = moe_layer.make_router(shape, plan, logits)
+            runs[policy + WITH * prebuilt] = partial(_run_policy, layers, route, prebuilt)
+    if alone:
+        fixed = moe_layer.fixed_router(moe_layer.route_to(BANDWIDTH_AT, shape, ROWS, "cuda"))
+        runs[f"{ROUTER}off"] = partial(_run_router, layers, off, fixed)
+        for policy, plan in plans.items():
+            route = moe_layer.make_router(shape, plan, logits)
+            runs[ROUTER + policy] = partial(_run_router, layers, route, fixed)
+        runs[ONLY] = partial(layers.run, fixed)
+    taken = count_taken(runs)
+    us = time_alternating(runs, parts=shape.layers)
+    print(f"{name}, policies: {spell_times(us)}", flush=True)
+    active = {policy: moe_layer.count_active(shape, logits, plan) for policy, plan in plans.items()}
+    active["off"] = moe_layer.count_active(shape, logits, parse_plan("vanilla"))
+    return {"mode_us": us, "active": active, "taken": taken}
+
+
+def _run_policy(layers: MoeLayers, route: moe_layer.Route, prebuilt: bool) -> None:
+    handover.configure(prebuilt)
+    layers.run(route)
+
+
+def _run_router(layers: MoeLayers, route: moe_layer.Route, fixed: moe_layer.Route) -> None:
+    handover.configure(False)
+    layers.run(lambda layer, hidden: (route(layer, hidden), fixed(layer, hidden))[1])
+
+
+def count_taken(runs: Mapping[str, Callable[[], object]]) -> dict[str, dict[str, int]]:
+    """Run each variant twice, which compiles it, and return what the runner took of us in the second run."""
+    found = {}
+    for name, run in runs.items():
+        run()
+        before = dict(handover.taken)
+        run()
+        found[name] = {key: count - before.get(key, 0) for key, count in handover.taken.items()}
     return found
 
 
-def _gain_rows(name: str, points: Mapping[str, Any]) -> list[Row]:
-    off = points.get("off")
-    if off is None:
-        return []
-    found = [Row(f"{name}, off", f"{off['us']:.1f} us, {off['active']:.1f} experts")]
-    for policy in POLICIES[1:]:
-        point = points.get(policy)
-        if point is not None:
-            what = f"{name}, {policy}, {point['us']:.1f} us, {point['active']:.1f} experts"
-            gain = 100 * (1 - point["us"] / off["us"])
-            found.append(at_least(what, gain, GAIN_BARS.get((name, policy)), "% off"))
-    timed = {policy: points[policy]["router_us"] for policy in POLICIES if "router_us" in points.get(policy, {})}
-    if timed:
-        text = ", ".join(f"{policy} {us:.2f}" for policy, us in timed.items())
-        found.append(Row(f"{name}, what routing takes of a layer", f"{text} us"))
-    return found
+def check_taken(mode: str, taken: Mapping[str, int], expected: int) -> None:
+    """Raise RuntimeError unless the runner took as many alignments as the mode offers."""
+    found = taken.get("prebuilt", 0)
+    if found != expected:
+        raise RuntimeError(f"{mode}: the runner must take {expected} alignments (got {found})")
+
+
+def remove(names: Sequence[str]) -> ExitStack:
+    """Return a context in which functions of upstream's runner do nothing."""
+    stack = ExitStack()
+    for name in names:
+        stack.enter_context(mock.patch(f"{RUNNER}.{name}", return_value=None))
+    return stack
+
+
+def spell_times(us: Mapping[str, Sequence[float]]) -> str:
+    """Return the mean of each mode's times in one line."""
+    return ", ".join(f"{name} {mean(times):.2f}" for name, times in us.items()) + " us"
+
+
+def rows(points: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield the fit, the bandwidth and the gains of every shape."""
+    copy = points["copy"]["gb_per_s"] if "copy" in points else None
+    if copy is not None:
+        yield Row("device-to-device copy", f"{copy:.0f} GB/s")
+    for name, shape in SHAPES.items():
+        mine = {key.removeprefix(f"{name}/"): point for key, point in points.items() if key.startswith(f"{name}/")}
+        us = {point["active"]: find_us(point) for key, point in mine.items() if key.startswith("active=")}
+        yield from _fit_rows(name, shape, us)
+        if copy is not None and BANDWIDTH_AT in us:
+            bar = BANDWIDTH_BAR if name == PARTS[0] else None
+            yield bandwidth_row(f"{name}, ", "", shape.expert_bytes, us[BANDWIDTH_AT], copy, bar)
+        yield from _gain_rows(name, mine)
+
+
+def find_us(point: Mapping[str, Any], mode: str = UPSTREAM) -> float:
+    """Return a point's time in a mode. A record of 2026-11-27 or before has one median in place of all rounds."""
+    return float(point["us"]) if "us" in point else mean(point["mode_us"][mode])
+
+
+def bandwidth_row(before: str, after: str, expert_bytes: int, us: float, copy: float, bar: float | None) -> Row:
+    """Return the share of the copy bandwidth that a layer with `BANDWIDTH_AT` active experts reaches."""
+    share = 100 * BANDWIDTH_AT * expert_bytes / us / 1000 / copy
+    return at_least(f"{before}bandwidth at {BANDWIDTH_AT} experts{after}", share, bar, "% of the copy")
+
+
+def _fit_rows(name: str, shape: Shape, us: Mapping[int, float]) -> Iterator[Row]:
+    fit = fit_line([*us], [*us.values()])
+    if fit is not None:
+        text = f"{fit.intercept:.1f} us + {fit.slope:.2f} us an active expert, R² {fit.r_squared:.4f}"
+        yield Row(f"{name}, {ROWS} tokens", text)
+        yield Row(f"{name}, bandwidth of the slope", f"{shape.expert_bytes / fit.slope / 1000:.0f} GB/s")
+
+
+def _gain_rows(name: str, points: Mapping[str, Any]) -> Iterator[Row]:
+    us, active, routers = _read_policies(points)
+    if "off" not in us:
+        return
+    yield Row(f"{name}, off", f"{us['off']:.1f} us, {active['off']:.1f} experts")
+    for one in [one for one in us if one != "off"]:
+        what = f"{name}, {one}, {us[one]:.1f} us, {active[one.removesuffix(WITH)]:.1f} experts"
+        gain = 100 * (1 - us[one] / us["off"])
+        yield at_least(what, gain, GAIN_BARS.get((name, one.removesuffix(WITH))), "% off")
+    if routers:
+        text = ", ".join(f"{policy} {router:.2f}" for policy, router in routers.items())
+        yield Row(f"{name}, what routing takes of a layer", f"{text} us")
+
+
+def _read_policies(points: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Return microseconds of a layer, active experts, and microseconds of a router, by policy.
+
+    Records of 2026-11-27 and before have a point for each policy.
+    """
+    if "policies" not in points:
+        old = {policy: points[policy] for policy in ("off", *POLICIES) if policy in points}
+        us, active = ({policy: point[name] for policy, point in old.items()} for name in ("us", "active"))
+        return us, active, {policy: point["router_us"] for policy, point in old.items() if "router_us" in point}
+    point = points["policies"]
+    us = {name: mean(times) for name, times in point["mode_us"].items()}
+    only = us.pop(ONLY, 0.0)
+    routers = {name.removeprefix(ROUTER): us.pop(name) - only for name in list(us) if name.startswith(ROUTER)}
+    return us, point["active"], routers

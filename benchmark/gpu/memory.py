@@ -8,7 +8,7 @@ does to it, and dilute its gain by the embeddings and the host's share.
 import json
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,19 @@ GIB = 1 << 30
 OVERHEAD = 4 * GIB
 CONTEXT = 1 * GIB  # what a server holds of these while it loads
 DRAFT = 2.5 * GIB  # of gpt-oss-120b: one layer, and two embeddings of its vocabulary
-# Of mxfp4 as the Triton kernels want it on Hopper: rows are padded, and SGLang 0.5.17 keeps the scales twice.
+# Of mxfp4 in the layout of the Triton kernels on Hopper: rows are padded, and SGLang 0.5.17 keeps the scales twice.
 PADDED = 1.08
-# While a layer's gate and up projections are brought into that layout, so many times their packed bytes are taken
-# beside them: triton_kernels' `HopperMXValueLayout.swizzle_data`, its live tensors counted at 2880 x 5760.
+# Packed bytes of a layer's gate and up projections that are taken beside them while they are brought into that layout:
+# triton_kernels' `HopperMXValueLayout.swizzle_data`, its live tensors counted at 2880 x 5760.
 SWIZZLE = 10.2
 STEP = 4
-"""Layers are cut to multiples of it, the least being one: as many for 78 GiB as for 79, and even, as gpt-oss needs."""
+"""Layers are cut to a multiple of this: as many for 78 GiB as for 79, and even, as gpt-oss needs."""
 LEFT = 0.1
-"""Of the free memory, where layers are cut: the estimate is rough. An H100 took two servers that were cut so."""
+"""Share of the free memory that stays free if layers are cut, because the estimate is rough."""
 
 
 def fit_model(record: Record, key: str, name: str, servers: int = 1, draft: str | None = None) -> str | None:
-    """`choose_model` for this GPU. Another model than `name`, or none, is printed, and kept by `key` for the table."""
+    """Return `choose_model` for this GPU. Print another model than `name`, or none, and record it by `key`."""
     free = read_free_bytes()
     chosen = choose_model(name, servers, free, draft)
     if chosen != name or depth_key(key) in record:
@@ -51,7 +51,7 @@ def fit_model(record: Record, key: str, name: str, servers: int = 1, draft: str 
 
 
 def choose_model(name: str, servers: int, free: int, draft: str | None = None) -> str | None:
-    """The model of which so many servers with drafts fit in `free` bytes: `name`, or fewer layers; None for none."""
+    """Return the model whose `servers` with drafts fit in `free` bytes: `name`, fewer of its layers, or None."""
     if fits(name, servers, free, draft):
         return name
     layers = read_config(name)["num_hidden_layers"]
@@ -60,31 +60,32 @@ def choose_model(name: str, servers: int, free: int, draft: str | None = None) -
 
 
 def fits(name: str, servers: int, free: int, draft: str | None = None) -> bool:
-    """Whether so many servers of a model fit in so many bytes."""
+    """Return whether this number of servers of a model fits in `free` bytes."""
     return servers * estimate_bytes(name, draft) <= free
 
 
-def rows(points: Mapping[str, Any], key: str) -> list[Row]:
-    """What was cut or left out; nothing where all layers were served."""
+def rows(points: Mapping[str, Any], key: str) -> Iterator[Row]:
+    """Yield what was cut or left out; nothing if all layers were served."""
     point = points.get(depth_key(key))
-    return [Row(f"{key}, layers", _describe(point))] if point and point["layers"] != point["of"] else []
+    if point and point["layers"] != point["of"]:
+        yield Row(f"{key}, layers", _describe(point))
 
 
 def depth_key(key: str) -> str:
-    """The record's key of how many layers were served."""
+    """Return the record's key of the number of layers that were served."""
     return f"{key}/layers"
 
 
 def _describe(point: Mapping[str, Any]) -> str:
-    said = f"{point['layers']} of {point['of']}" if point["layers"] else f"left out, with {STEP} layers too"
+    layers = f"{point['layers']} of {point['of']}" if point["layers"] else f"left out, with {STEP} layers too"
     count = point["servers"]
     servers = f"{count} servers of {point['of']} need" if count > 1 else f"a server of {point['of']} needs"
     needs = f"{servers} about {point['needed_gib']:.0f} GiB of GPU memory"
-    return f"{said}: {needs}; free are {point['free_gib']:.0f}"
+    return f"{layers}: {needs}; free are {point['free_gib']:.0f}"
 
 
 def estimate_bytes(name: str, draft: str | None = None) -> int:
-    """What a server of this model takes of the GPU at most: while it loads, or when it serves, with its draft."""
+    """Return the most bytes that a server of this model takes of the GPU, while it loads or serves, with its draft."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(COMMON | read_config(name)))
         weights = read_weights(Path(folder))
@@ -98,9 +99,9 @@ def estimate_bytes(name: str, draft: str | None = None) -> int:
 
 
 def read_free_bytes() -> int:
-    """Of the first GPU. Raises RuntimeError where the driver does not say."""
+    """Return the free bytes of the first GPU. Raises RuntimeError if the driver does not report them."""
     query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
     try:
         return int(subprocess.run(query, capture_output=True, text=True).stdout.split()[0]) << 20
     except (OSError, ValueError, IndexError):
-        raise RuntimeError("nvidia-smi does not say how much memory of the GPU is free") from None
+        raise RuntimeError("nvidia-smi does not report the free memory of the GPU") from None

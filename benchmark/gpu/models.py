@@ -19,10 +19,9 @@ from benchmark.common.paths import ROOT
 MODELS = ROOT / "build" / "gpu" / "models"
 TEXT_LINES = 1024
 PAGED_SINCE = "0.5.23"
-"""The first release of SGLang that pages experts; a machine that can install nothing has an older one."""
+"""The first release of SGLang that pages experts."""
 LAYERS = re.compile(r"-(\d+)-layers$")
 COMMON: dict[str, Any] = {"dtype": "bfloat16", "transformers_version": "5.0.0", "tie_word_embeddings": False}
-
 
 CONFIGS: dict[str, dict[str, Any]] = {
     path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "configs").glob("*.json"))
@@ -31,12 +30,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def name_cut(name: str, layers: int) -> str:
-    """The name of a model's first layers, of an even number: `read_config` knows it."""
+    """Return the name of a model's first layers, an even number, for `read_config`."""
     return f"{LAYERS.sub('', name)}-{layers}-layers"
 
 
 def read_config(name: str) -> dict[str, Any]:
-    """The configuration of a model, or of its first layers where the name ends with how many."""
+    """Return the configuration of a model, or of its first layers if the name ends with their number."""
     cut = LAYERS.search(name)
     if cut is None:
         return CONFIGS[name]
@@ -46,7 +45,7 @@ def read_config(name: str) -> dict[str, Any]:
 
 
 def write_model(name: str, folder: Path = MODELS) -> Path:
-    """Write config.json and a tokenizer whose token i is the word "t<i>", for text clients. Returns the folder."""
+    """Write config.json and a tokenizer whose token i is the word "t<i>", for text clients. Return the folder."""
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)
     config = COMMON | read_config(name)
@@ -54,13 +53,13 @@ def write_model(name: str, folder: Path = MODELS) -> Path:
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="t0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.save(str(place / "tokenizer.json"))
-    _write_json(place / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
-    _write_json(place / "config.json", config)
+    (place / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}\n')
+    (place / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     return place
 
 
 def write_texts(name: str, tokens: int, folder: Path = MODELS) -> Path:
-    """Write lines of `tokens` random tokens each for `benchmark.common.rounds`. Returns their folder."""
+    """Write lines of `tokens` random tokens each for `benchmark.common.rounds`. Return their folder."""
     place = folder / name / "texts"
     place.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
@@ -68,7 +67,3 @@ def write_texts(name: str, tokens: int, folder: Path = MODELS) -> Path:
     lines = (" ".join(words[i : i + tokens]) + "\n" for i in range(0, len(words), tokens))
     (place / "random.txt").write_text("".join(lines))
     return place
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,8 +1,8 @@
-"""Launch configurations in upstream's own files: what it uses for a shape, and tuned ones over them.
+"""Launch configurations in upstream's own files: upstream's choice for a shape, and tuned ones over it.
 
 Upstream looks a shape up by the nearest number of tokens in `configs/triton_X_Y_Z/E=...,N=...,device_name=....json`
-below $SGLANG_MOE_CONFIG_DIR, so tuned files need no patch. `..._down.json` beside it is of the down projection, which
-takes the other file only where upstream knows none of its own: both are written.
+below $SGLANG_MOE_CONFIG_DIR, so tuned files need no patch. `..._down.json` beside it is for the down projection, which
+reads the other file only if upstream has none of its own: both are written.
 """
 
 import json
@@ -16,9 +16,10 @@ FOLDER = "moe-configs"
 
 
 def read_upstream(experts: int, hidden: int, width: int, top_k: int, tokens: Sequence[int]) -> dict[str, Configs]:
-    """Files of a bfloat16 shape, by path below `configs/`, with which upstream chooses as it does without them: at
-    `tokens`, and at every number beyond the last of them, by its heuristic where it has no file. The first is of the up
-    projection, the second of the down projection.
+    """Return the files of a bfloat16 shape, by path below `configs/`, with which upstream chooses as without them.
+
+    They have `tokens`, and every number beyond the last of them at which upstream's heuristic changes if it has no
+    file. The first file is for the up projection, the second for the down projection.
     """
     import triton
     from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe_triton_config as upstream
@@ -29,16 +30,19 @@ def read_upstream(experts: int, hidden: int, width: int, top_k: int, tokens: Seq
         return dict(up), dict(down or up)
 
     keys = [upstream.get_moe_configs(experts, width, None, 0, 0, down_moe=down) or () for down in (False, True)]
+    first = max(tokens) + 1
     last = max([*tokens, experts, *keys[0], *keys[1]]) + 1  # the heuristic changes at the number of experts
-    chosen = {rows: choose(rows) for rows in [*tokens, *range(max(tokens) + 1, last + 1)]}
-    kept = _keep_steps(chosen, max(tokens) + 1)
+    chosen = {rows: choose(rows) for rows in [*tokens, *range(first, last + 1)]}
+    # Beyond the tokens, both sides of each change choose the same.
+    changes = [rows for rows in range(first + 1, last + 1) if chosen[rows] != chosen[rows - 1]]
+    kept = sorted({*tokens, first, *changes, *(rows - 1 for rows in changes)})
     folder = f"triton_{triton.__version__.replace('.', '_')}"
     names = [upstream.get_config_file_name(experts, width, None, down_moe=down) for down in (False, True)]
-    return {f"{folder}/{name}": {str(rows): both[i] for rows, both in kept.items()} for i, name in enumerate(names)}
+    return {f"{folder}/{name}": {str(rows): chosen[rows][i] for rows in kept} for i, name in enumerate(names)}
 
 
 def merge(files: Mapping[str, Configs], tuned: Mapping[int, dict[str, Any] | None]) -> dict[str, Configs]:
-    """The files with the tuned configurations for both projections; at None they stay as they are."""
+    """Return the files with the tuned configurations for both projections; at None they stay unchanged."""
     new = {str(rows): config for rows, config in tuned.items() if config is not None}
     merged = {path: {**configs, **new} for path, configs in files.items()}
     return {path: dict(sorted(configs.items(), key=lambda one: int(one[0]))) for path, configs in merged.items()}
@@ -50,12 +54,3 @@ def write_files(folder: Path, files: Mapping[str, Configs]) -> None:
         path = folder / "configs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(configs, indent=4) + "\n")
-
-
-def _keep_steps(chosen: Mapping[int, Any], first: int) -> dict[int, Any]:
-    """Of what is chosen from `first` up, both sides of each change, which choose the same; smaller numbers stay."""
-    kept = {rows: one for rows, one in chosen.items() if rows <= first}
-    for rows in range(first + 1, max(chosen) + 1):
-        if chosen[rows] != chosen[rows - 1]:
-            kept.update({rows - 1: chosen[rows - 1], rows: chosen[rows]})
-    return kept

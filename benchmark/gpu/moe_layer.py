@@ -1,12 +1,14 @@
 """MoE layers as the server runs them: upstream's router, or the stage's, and upstream's fused Triton runner."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmark.gpu import timing
 from sglang_xshare import Batch, Router, SelectionPlan, select
 from sglang_xshare.selection.alignment import align_pairs
 from sglang_xshare.stage import handover
@@ -15,6 +17,8 @@ from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.step import Step
 from sglang_xshare.types import Alignment
 
+Route = Callable[[int, Tensor], Any]
+"""Returns upstream's top-k output for a layer's number and input [rows, hidden]."""
 COMMON = 0.47
 """Share of the logits' variance that all rows have in common. At 0.47, 16 rows have 49 of 128 active at top-8, and OEA
 with k0 = 3 and 5 leaves 24 and 35, as on Qwen3-30B-A3B (OEA, Table 4: 48.8, 25.1, 35.1). Independent rows: 82.
@@ -22,7 +26,7 @@ with k0 = 3 and 5 leaves 24 and 35, as on Qwen3-30B-A3B (OEA, Table 4: 48.8, 25.
 COMMON_GPT_OSS = 0.02
 """The same share for gpt-oss, whose rows are nearly independent: 16 rows have 50 of 128 active at top-4.
 
-No count is published for the trained gpt-oss-120b, but two results imply one of 42 to 60, and independent rows have 51.
+No count of the trained gpt-oss-120b is published. Two results imply 42 to 60 experts; independent rows have 51.
 XShare's Table 3, batch 16: a budget of 24 experts without warm-up gains 25 to 36 %, a warm-up without budget 50 %.
 vLLM's pull request 35551: a budget of 24 shortens a step from 11.9 to 8.7 ms. At Qwen3-30B-A3B's share 29.8 experts
 would be active, of which a budget of 24 leaves nearly all.
@@ -36,8 +40,9 @@ def share_of(model: str) -> float:
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's MoE layer, in `layers` copies timed in turn, so that no expert is found in L2. `gpt_oss`: biases,
-    clamped.
+    """A model's MoE layer, in `layers` copies timed in turn, so that no expert is found in L2.
+
+    `gpt_oss`: with biases, and clamped.
     """
 
     name: str
@@ -50,12 +55,31 @@ class Shape:
 
     @property
     def expert_bytes(self) -> int:
-        """Of one expert's weights in bf16: gate, up and down projection."""
+        """Return the bytes of one expert's weights in bf16: gate, up and down projection."""
         return 3 * self.hidden * self.width * 2
 
 
+ROWS = 16
+"""Tokens of a timed layer."""
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("qwen3-30b-a3b", 2048, 768, 128, 8, layers=8),
+        Shape("gpt-oss-120b", 2880, 2880, 128, 4, layers=3, gpt_oss=True),
+        Shape("gpt-oss-20b", 2880, 2880, 32, 4, layers=6, gpt_oss=True),
+    )
+}
+
+
+@lru_cache(maxsize=1)
+def make_layers(name: str, rows: int = ROWS) -> "MoeLayers":
+    """Return the layers of a shape of `SHAPES`: one layer in a process that only compiles."""
+    shape = SHAPES[name]
+    return MoeLayers(replace(shape, layers=1) if timing.is_dry else shape, rows)
+
+
 def draw_logits(shape: Shape, rows: int, device: str, seed: int = 0) -> Tensor:
-    """[layers, rows, experts] bfloat16 router logits whose rows agree as those of a real batch do; see `share_of`."""
+    """Return [layers, rows, experts] bfloat16 router logits whose rows agree as in a real batch; see `share_of`."""
     shared = share_of(shape.name)
     generator = torch.Generator(device).manual_seed(seed)
     size = (shape.layers, rows, shape.experts)
@@ -65,11 +89,13 @@ def draw_logits(shape: Shape, rows: int, device: str, seed: int = 0) -> Tensor:
 
 
 def route_to(active: int, shape: Shape, rows: int, device: str, seed: int = 0) -> Tensor:
-    """[layers, rows, top_k] int32 ids, distinct in a row, using exactly `active` experts evenly. Raises ValueError
-    where so many, or so few, cannot be used.
+    """Return [layers, rows, top_k] int32 ids, distinct in a row, that use exactly `active` experts evenly.
+
+    Raises ValueError for a number of experts that the rows cannot use.
     """
-    if not shape.top_k <= active <= min(shape.experts, rows * shape.top_k):
-        raise ValueError(f"active = {active}: allowed is {shape.top_k} to {min(shape.experts, rows * shape.top_k)}")
+    most = min(shape.experts, rows * shape.top_k)
+    if not shape.top_k <= active <= most:
+        raise ValueError(f"active must be between {shape.top_k} and {most} (got {active})")
     generator = torch.Generator(device).manual_seed(seed)
     order = torch.rand((shape.layers, shape.experts), generator=generator, device=device).argsort(1)
     slots = torch.arange(rows * shape.top_k, device=device) % active
@@ -77,12 +103,13 @@ def route_to(active: int, shape: Shape, rows: int, device: str, seed: int = 0) -
 
 
 class MoeLayers:
-    """Random weights for every layer of a shape, and what runs them on `rows` rows. Needs a GPU."""
+    """Random weights for every layer of a shape, on a GPU, and upstream's runner of them on `rows` rows."""
 
     def __init__(self, shape: Shape, rows: int) -> None:
         from sglang.srt.layers.moe.moe_runner import MoeRunnerConfig
 
         publish_arguments()
+        self.shape = shape
         experts, hidden, width = shape.experts, shape.hidden, shape.width
         self.gate_up = [_random(experts, 2 * width, hidden) for _ in range(shape.layers)]
         self.down = [_random(experts, hidden, width) for _ in range(shape.layers)]
@@ -107,25 +134,26 @@ class MoeLayers:
         self.source = _random(len(self.down), rows, self.down[0].shape[1], std=1.0)
         self.hidden = torch.empty_like(self.source)
 
-    def run(self, route: Callable[[int, Tensor], Any]) -> None:
-        """Every layer once; `route` gives upstream's top-k output for a layer's number and input."""
+    def run(self, route: Route) -> Tensor:
+        """Run every layer once. Return the outputs [layers, rows, hidden], which the next run overwrites."""
         from sglang.srt.layers.moe.moe_runner.triton_utils import fused_experts
 
         # The runner writes in place, as in the server; one small copy restores the input of all layers.
         self.hidden.copy_(self.source)
         for i, hidden in enumerate(self.hidden):
             fused_experts(hidden, self.gate_up[i], self.down[i], route(i, hidden), self.config, **self.biases)
+        return self.hidden
 
 
-def fixed_router(ids: Tensor) -> Callable[[int, Tensor], Any]:
-    """Routes every layer to `ids` [layers, rows, top_k], all weights equal: nothing is launched."""
+def fixed_router(ids: Tensor) -> Route:
+    """Return a router to `ids` [layers, rows, top_k], all weights equal, which launches nothing."""
     from sglang.srt.layers.moe.topk import StandardTopKOutput
 
     weights = torch.full(ids.shape, 1 / ids.shape[-1], dtype=torch.float32, device=ids.device)
     return lambda layer, hidden: StandardTopKOutput(weights[layer], ids[layer], None)
 
 
-def offer_alignment(route: Callable[[int, Tensor], Any], ids: Tensor, shape: Shape) -> Callable[[int, Tensor], Any]:
+def offer_alignment(route: Route, ids: Tensor, shape: Shape) -> Route:
     """Return a router to fixed ids [layers, rows, top_k] that hands the runner the ids' alignment."""
     alignments = [Alignment(*(tensor.to(ids.device) for tensor in align_pairs(one.cpu()))) for one in ids]
 
@@ -137,41 +165,22 @@ def offer_alignment(route: Callable[[int, Tensor], Any], ids: Tensor, shape: Sha
     return offer_and_route
 
 
-def model_router(logits: Tensor, topk_config: Any) -> Callable[[int, Tensor], Any]:
-    """Routes by `logits` [layers, rows, experts] through upstream, with a config of `make_topk_config`."""
-    from sglang.srt.layers.moe.topk import select_experts
+def make_router(shape: Shape, plan: SelectionPlan | None, logits: Tensor) -> Route:
+    """Return a router by `logits` [layers, rows, experts]: upstream's own, or under a plan as in a decode step."""
+    from sglang.srt.layers.moe.topk import TopKConfig, select_experts
 
-    return lambda layer, hidden: select_experts(hidden, logits[layer], topk_config)
-
-
-def make_topk_config(shape: Shape, plan: SelectionPlan | None, rows: int, device: str) -> Any:
-    """Upstream's `TopKConfig` of a plain softmax router; with a plan, as the stage changes it for a decode step."""
-    layer = _make_layer(shape, plan, rows, device)
-    return layer.upstream if plan is None else layer.config
-
-
-def policy_router(shape: Shape, plan: SelectionPlan, logits: Tensor) -> Callable[[int, Tensor], Any]:
-    """Return a router by `logits` [layers, rows, experts] under a plan, which hands its choice on as in a server."""
-    from sglang.srt.layers.moe.topk import select_experts
-
-    layer = _make_layer(shape, plan, logits.shape[1], logits.device)
+    layer, rows = Layer(0, TopKConfig(top_k=shape.top_k, renormalize=True), None), logits.shape[1]
+    step = Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=logits.device)))
+    layer.slot.frame = frame = Frame(step.key)
+    frame.running = Running([step], [Assignment(plan)])
 
     def route(number: int, hidden: Tensor) -> Any:
+        if plan is None:
+            return select_experts(hidden, logits[number], layer.upstream)
         routed = select_experts(hidden, logits[number], layer.config)
         return routed._replace(topk_ids=layer.finish(routed.topk_ids, routed.topk_weights))
 
     return route
-
-
-def _make_layer(shape: Shape, plan: SelectionPlan | None, rows: int, device: str | torch.device) -> Layer:
-    """Return the stage's layer of a plain softmax router in a decode step of `rows` rows under a plan."""
-    from sglang.srt.layers.moe.topk import TopKConfig
-
-    layer = Layer(0, TopKConfig(top_k=shape.top_k, renormalize=True), None)
-    step = Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=device)))
-    layer.slot.frame = frame = Frame(step.key)
-    frame.running = Running([step], [Assignment(plan)])
-    return layer
 
 
 def count_active(shape: Shape, logits: Tensor, plan: SelectionPlan) -> float:
@@ -181,7 +190,7 @@ def count_active(shape: Shape, logits: Tensor, plan: SelectionPlan) -> float:
 
 
 def publish_arguments() -> None:
-    """What upstream's runner reads of a server's arguments: the defaults."""
+    """Publish the default arguments of a server, which upstream's runner reads."""
     from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
     set_global_server_args_for_scheduler(ServerArgs(model_path="dummy"))

@@ -26,28 +26,23 @@ class Ended:
     seconds: float
 
 
-def run_process(arguments: Sequence[str], limit: float) -> Ended:
-    """Run Python with these arguments for `limit` seconds at most; then it is stopped, with all that it has started."""
-    return Process(arguments).finish(limit)
-
-
 class Process:
     """Python with these arguments, in a session of its own, with further environment variables."""
 
     def __init__(self, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        self._said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed in `finish`
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed in `finish`
         self._process = subprocess.Popen(
             [sys.executable, "-u", *arguments],
             cwd=ROOT,
             env={**os.environ, **(env or {})},
-            stderr=self._said,
+            stderr=self._errors,
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
 
     @property
     def status(self) -> int | None:
-        """Exit status of the process; None while the process runs."""
+        """Return the exit status of the process; None while the process runs."""
         return self._process.poll()
 
     def finish(self, limit: float) -> Ended:
@@ -56,22 +51,21 @@ class Process:
         try:
             status = self._process.wait(limit)
         except subprocess.TimeoutExpired:
-            _signal(self._process, signal.SIGTERM)
+            self._signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(GRACE)
         finally:
-            _signal(self._process, signal.SIGKILL)  # what it left behind, and itself if we were interrupted
+            self._signal(signal.SIGKILL)  # its children, and itself if we were interrupted
             self._process.wait()
-        self._said.seek(0)
-        said = self._said.read()
-        self._said.close()
-        print(said, end="", file=sys.stderr, flush=True)
-        lines = [line for line in said.splitlines() if line.strip()] or [f"status {status}"]
-        told = next((line for line in reversed(lines) if line.startswith("gpu: ")), lines[-1])
-        return Ended(status, shorten(told.removeprefix("gpu: ")) if status else "", monotonic() - began)
+        with self._errors:
+            self._errors.seek(0)
+            errors = self._errors.read()
+        print(errors, end="", file=sys.stderr, flush=True)
+        lines = [line for line in errors.splitlines() if line.strip()] or [f"status {status}"]
+        last = next((line for line in reversed(lines) if line.startswith("gpu: ")), lines[-1])
+        return Ended(status, shorten(last.removeprefix("gpu: ")) if status else "", monotonic() - began)
 
-
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Send a signal to the whole process group of the session."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
+    def _signal(self, number: signal.Signals) -> None:
+        """Send a signal to the whole process group of the session."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)

@@ -12,12 +12,21 @@ from itertools import product
 from math import inf, isnan
 from typing import Any
 
-from benchmark.common.record import Record
-from benchmark.gpu.checks import choose_parts, measure_points
-from benchmark.gpu.levers import compare, spell_times
-from benchmark.gpu.table import Row
+import torch
 
-EXPERTS, ROWS = (128, 32), (16, 8, 32, 4, 1)
+from benchmark.common.record import Record
+from benchmark.common.variant import parse_plan
+from benchmark.gpu.checks import measure_points
+from benchmark.gpu.layer import spell_times
+from benchmark.gpu.levers import spell_change
+from benchmark.gpu.moe_layer import publish_arguments
+from benchmark.gpu.table import Row
+from benchmark.gpu.timing import repeat, time_alternating
+from sglang_xshare import Batch, Router, RunnerSlots, select
+from sglang_xshare.upstream.triton_kernels import find_contract
+
+PARTS, ROWS = ("128", "32"), (16, 8, 32, 4, 1)
+"""Experts and rows."""
 TOP_K = 4
 POLICIES = ("xshare:k0=4", "xshare:k0=0,add=24")
 """The first drops nothing: the arrays of both ways must be equal."""
@@ -30,12 +39,15 @@ LAYER_ERROR = 2**-7
 """Bar for the layers' difference, as a share of the largest output: gates are rounded to bf16."""
 
 
-def measure(record: Record, parts: Sequence[str]) -> None:
-    """Time every point that the record lacks. One that fails is recorded, stops no other, and is raised at the end."""
-    names = choose_parts("routing", parts, map(str, EXPERTS))
-    shapes = [(int(name), rows, policy) for name, rows, policy in product(names, ROWS, POLICIES)]
-    if reason := measure_points(record, {point_key(*shape): partial(_time, *shape) for shape in shapes}):
-        raise RuntimeError(reason)
+def list_points(parts: Sequence[str]) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Return what measures each point, by key."""
+    shapes = [(int(experts), rows, policy) for experts, rows, policy in product(parts, ROWS, POLICIES)]
+    return {point_key(*shape): partial(_time, *shape) for shape in shapes}
+
+
+def measure(record: Record, parts: Sequence[str]) -> str | None:
+    """Time every point that the record lacks. Return the first failure."""
+    return measure_points(record, list_points(parts))
 
 
 def point_key(experts: int, rows: int, policy: str) -> str:
@@ -45,13 +57,6 @@ def point_key(experts: int, rows: int, policy: str) -> str:
 
 def make_calls(experts: int, rows: int, policy: str) -> dict[str, Callable[[], Any]]:
     """Return what is timed at a shape, by name. Raises RuntimeError if triton_kernels takes no arrays of ours."""
-    import torch
-
-    from benchmark.common.variant import parse_plan
-    from benchmark.gpu.moe_layer import publish_arguments
-    from sglang_xshare import Batch, Router, RunnerSlots, select
-    from sglang_xshare.upstream.triton_kernels import find_contract
-
     publish_arguments()
     from sglang.srt.layers.moe.topk import routing
 
@@ -75,15 +80,7 @@ def make_calls(experts: int, rows: int, policy: str) -> dict[str, Callable[[], A
     return {OLD: old, NEW: new, "routing() alone": partial(routing, logits, TOP_K), "arrays alone": alone}
 
 
-def compile_point(experts: int, rows: int, policy: str) -> None:
-    """Compile what is timed at a shape into Triton's cache."""
-    for call in make_calls(experts, rows, policy).values():
-        call()
-
-
 def _time(experts: int, rows: int, policy: str) -> dict[str, Any]:
-    from benchmark.gpu.timing import repeat, time_alternating
-
     calls = make_calls(experts, rows, policy)
     old, new = calls[OLD](), calls[NEW]()
     differs = find_differences(old, new) if policy == POLICIES[0] else None
@@ -96,28 +93,24 @@ def _time(experts: int, rows: int, policy: str) -> dict[str, Any]:
 
 def find_differences(old: Sequence[Any], new: Sequence[Any]) -> list[str]:
     """Return the names of all arrays that differ; gates may differ by a rounding to bf16."""
-    import torch
-
-    found, expected = (dict(list_arrays("routing", tuple(routed))) for routed in (new, old))
-    differing = []
-    for name in expected | found:
-        if name not in found or name not in expected or found[name].numel() != expected[name].numel():
-            same = False
-        elif expected[name].is_floating_point():
-            same = torch.allclose(found[name].float(), expected[name].float(), rtol=2**-7, atol=2**-12)
-        else:
-            same = torch.equal(found[name].flatten().int(), expected[name].flatten().int())
-        if not same:
-            differing.append(name)
-    return differing
+    expected, found = (dict(list_arrays("routing", tuple(routed))) for routed in (old, new))
+    return [name for name in expected | found if not _agree(expected.get(name), found.get(name))]
 
 
-def list_arrays(name: str, routed: Any) -> Iterator[tuple[str, Any]]:
+def _agree(expected: torch.Tensor | None, found: torch.Tensor | None) -> bool:
+    if expected is None or found is None or expected.numel() != found.numel():
+        return False
+    if expected.is_floating_point():
+        return torch.allclose(found.float(), expected.float(), rtol=2**-7, atol=2**-12)
+    return torch.equal(found.flatten().int(), expected.flatten().int())
+
+
+def list_arrays(name: str, routed: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (path, tensor) of what matmul reads: tuples and records of any depth.
 
     A schedule is cut behind the last block: matmul does not read the rest, whose length differs.
     """
-    if hasattr(routed, "is_floating_point"):
+    if isinstance(routed, torch.Tensor):
         yield name, routed
     elif isinstance(routed, tuple):
         for number, part in enumerate(routed):
@@ -134,8 +127,6 @@ def list_arrays(name: str, routed: Any) -> Iterator[tuple[str, Any]]:
 
 def compare_layers(old: Sequence[Any], new: Sequence[Any], rows: int, experts: int) -> float:
     """Return how far the outputs of a small layer differ, as a share of the largest output: infinite for a NaN."""
-    import torch
-
     generator = torch.Generator().manual_seed(experts)
     hidden = torch.randn(rows, WIDTH, generator=generator)
     weights = torch.randn(experts, WIDTH, WIDTH, generator=generator)
@@ -144,15 +135,13 @@ def compare_layers(old: Sequence[Any], new: Sequence[Any], rows: int, experts: i
     return inf if isnan(error) else error
 
 
-def compute_layer(routed: Sequence[Any], hidden: Any, weights: Any) -> Any:
+def compute_layer(routed: Sequence[Any], hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Return [n, o] float32 as the runner computes it of `hidden` [n, d] and `weights` [N, d, o], both on the CPU.
 
     `routed` is a `TritonKernelTopKOutput`, or what `routing()` returns. Each expert multiplies the rows at its sorted
     places, a gate scales each product, and an index scatters the products to the slots of the rows, which are summed
     up. A slot that no place writes is NaN, except in 0.5.17, whose runner leaves out the slots without an expert.
     """
-    import torch
-
     if len(routed) == 3:  # 0.5.17
         data, gather, scatter = routed
         counts, gates, by_expert, top_k = data.expt_hist, data.gate_scal, scatter.dst_indx, data.n_expts_act
@@ -170,25 +159,22 @@ def compute_layer(routed: Sequence[Any], hidden: Any, weights: Any) -> Any:
     return slots.view(len(hidden), top_k, -1).sum(1)
 
 
-def rows(points: Mapping[str, Any]) -> list[Row]:
-    """Return how far both ways agree, both times at every shape, and what a layer saves."""
-    found = []
+def rows(points: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield how far both ways agree, both times at every shape, and what a layer saves."""
     checked = [point for point in points.values() if point.get("policy") == POLICIES[0]]
     if checked:
         wrong = [f"{one['rows']} x {one['experts']}: {_join(one['differs'])}" for one in checked if one["differs"]]
-        found.append(Row("arrays beside routing()'s", "; ".join(wrong) or "equal", "equal", not wrong))
+        yield Row("arrays beside routing()'s", "; ".join(wrong) or "equal", "equal", not wrong)
     errors = [point["layer_error"] for point in points.values() if "layer_error" in point]
     if errors:
         bar = f"at most {LAYER_ERROR:.2%} of the largest"
-        found.append(Row("layer's output beside routing()'s", f"{max(errors):.2%}", bar, max(errors) <= LAYER_ERROR))
-    for experts, count, policy in product(EXPERTS, ROWS, POLICIES):
-        point = points.get(point_key(experts, count, policy))
+        yield Row("layer's output beside routing()'s", f"{max(errors):.2%}", bar, max(errors) <= LAYER_ERROR)
+    for experts, count, policy in product(PARTS, ROWS, POLICIES):
+        point = points.get(point_key(int(experts), count, policy))
         if point is not None:
             us = point["mode_us"]
-            change, error = compare(us[OLD], us[NEW])
             what = f"{count} tokens x {experts} experts, {policy}: {spell_times(us)}"
-            found.append(Row(what, f"{change:+.2f} ± {error:.2f} us a layer"))
-    return found
+            yield Row(what, f"{spell_change(us[OLD], us[NEW])} us a layer")
 
 
 def _join(differs: str | Sequence[str]) -> str:

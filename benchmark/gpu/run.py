@@ -1,7 +1,7 @@
 """The whole run: checks, then tasks in the order of their worth, each in a process of its own.
 
-What a task has measured is on disk, and how it ended is in `run.json`: the same command goes on from there, first with
-what has not had its turn, last with what failed.
+Every measured point is on disk, and how each task ended is in `run.json`: the same command continues from there, first
+with tasks that have not had their turn, last with tasks that failed.
 
 Checks, tasks that time nothing, and the start of the first server run side by side. Nothing is timed before they end:
 from then on the server is idle, and one process at a time uses the GPU.
@@ -18,17 +18,18 @@ from typing import Any
 from benchmark.common.paths import ROOT
 from benchmark.common.record import Record
 from benchmark.gpu import memory
+from benchmark.gpu.checks import is_passed
 from benchmark.gpu.models import PAGED_SINCE
 from benchmark.gpu.preflight import CHECKS
-from benchmark.gpu.process import Ended, Process, run_process
+from benchmark.gpu.process import Ended, Process
 from benchmark.gpu.server import GATE
 from benchmark.gpu.table import Row, check_row
 from sglang_xshare.patching.tree import find_tree
 from sglang_xshare.upstream.release import is_since
 
-LONGEST = 1800.0  # seconds of a task where the whole has no limit
+LONGEST = 1800.0  # seconds of a task in a run without a limit
 CHECKING = 150.0  # seconds of a check: first imports and first compilations, all side by side
-ROUND = 20.0  # seconds that the rounds of a server that is ready take at least
+ROUND = 20.0  # least seconds for the rounds of a server that is ready
 READY = 150.0  # seconds after the checks in which the first server must be ready
 BESIDE = 48 << 30
 """Bytes of GPU memory that must be left beside the first server: contexts and layers of all that runs meanwhile."""
@@ -36,11 +37,9 @@ ENDING = 25.0  # seconds that stopping a task, the table and the way back take
 MODULE = "benchmark.gpu"  # whose process measures a task
 CHECKED = ROOT / "build" / "gpu" / "checked"
 """The checks create this file; a record alone may come from another machine. `scripts/gpu.sh` removes it."""
-KERNELS = ("imports", "patch", "upstream")  # what lacks a C compiler fails the last
+KERNELS = ("imports", "patch", "upstream")  # the last also fails without a C compiler
 SERVERS = (*KERNELS, "nvcc", "selection")
-SERVERS_32, SERVERS_128 = (
-    (*SERVERS, f"compilation-{experts}") for experts in (32, 128)
-)  # of the model, which dies late
+SERVERS_32, SERVERS_128 = ((*SERVERS, f"compilation-{experts}") for experts in (32, 128))  # of the model
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,13 @@ class Task:
 
     @property
     def name(self) -> str:
-        """As `make gpu` takes it."""
+        """Return the experiment and its parts, as `make gpu` takes them."""
         return " ".join([self.experiment, *self.parts])
+
+    @property
+    def key(self) -> str:
+        """Return the key in the record of the run."""
+        return f"task {self.name}"
 
 
 TASKS: tuple[Task, ...] = (
@@ -90,27 +94,32 @@ TASKS: tuple[Task, ...] = (
 
 
 def list_tasks() -> list[Task]:
-    """All but those of a later release of SGLang than the one here, which are told."""
+    """Return the tasks that the installed release of SGLang has, and print the others."""
     running = find_tree().release
     for task in TASKS:
         if not is_since(running, task.since):
-            print(f"gpu: {task.name}: left out, from SGLang {task.since} on; here is {running}", flush=True)
+            print(f"gpu: {task.name}: left out; SGLang must be {task.since} or later (got {running})", flush=True)
     return [task for task in TASKS if is_since(running, task.since)]
 
 
 def run(results: Path, command: Sequence[str], tasks: Sequence[Task], limit: float | None, policy: str | None) -> bool:
-    """Check, then give every task that is not done its turn. Returns whether none failed."""
-    end = None if limit is None else monotonic() + limit - ENDING
+    """Check, then give every task that is not done its turn. Return whether none failed."""
     record = Record(results, "run", command)
-    undone = [task for task in tasks if not _is_done(task, record, results)]
+    points = record.points
+    # An experiment whose record is gone is measured again.
+    undone = [
+        task
+        for task in tasks
+        if not (points.get(task.key, {}).get("done") and (results / f"{task.experiment}.json").exists())
+    ]
     if limit is not None:
         undone = [task for task in undone if task.is_quick] or undone
-    undone.sort(key=lambda task: (bool(_find(task, record).get("reason")), _find(task, record).get("turns", 0)))
-    run_ = _Run(record, results, policy, end)
+    known = {task: points.get(task.key, {}) for task in undone}
+    undone.sort(key=lambda task: (bool(known[task].get("reason")), known[task].get("turns", 0)))
+    run_ = _Run(record, results, policy, None if limit is None else monotonic() + limit - ENDING)
     with run_.start_server(undone):
-        run_.prepare(
-            [task for task in undone if task.beside], dict.fromkeys(name for task in undone for name in task.needs)
-        )
+        needed = dict.fromkeys(name for task in undone for name in task.needs)
+        run_.prepare([task for task in undone if task.beside], needed)
         for task in undone:
             if not task.beside:
                 run_.take_turn(task, is_last=task is undone[-1])
@@ -133,7 +142,7 @@ class _Run:
 
     @property
     def left(self) -> float:
-        """Seconds until the end."""
+        """Return the seconds until the end."""
         return LONGEST if self.end is None else self.end - monotonic()
 
     @contextmanager
@@ -154,16 +163,16 @@ class _Run:
         """Run the checks and these tasks side by side, and wait until the server that was started is ready."""
         with ThreadPoolExecutor(1 + len(tasks)) as threads:
             checking = threads.submit(check_all, self.record, checks)
-            running = {
-                task: threads.submit(run_process, self._arguments(task), min(task.turn, self.left)) for task in tasks
-            }
+            running = [
+                threads.submit(Process(self._arguments(task)).finish, min(task.turn, self.left)) for task in tasks
+            ]
             checking.result()
-            for task, ended in running.items():
+            for task, ended in zip(tasks, running, strict=True):
                 self._keep(task, ended.result(), task.turn)
         until = monotonic() + min(READY, self.left)
         while self._early is not None and not self.gate.exists():
             if self._early[1].status is not None:
-                break  # it is found when it has its turn
+                break  # its turn reports the failure
             if monotonic() > until:
                 print(f"gpu: {self._early[0].name}: no server yet; it is stopped until it has its turn", flush=True)
                 self._stop_early()
@@ -171,7 +180,7 @@ class _Run:
 
     def take_turn(self, task: Task, is_last: bool) -> None:
         """Run a task to its end, or as long as its turn is."""
-        missing = [name for name in task.needs if not self.record.points[check_key(name)]["passed"]]
+        missing = [name for name in task.needs if not is_passed(self.record.points, check_key(name))]
         if missing:
             self.failed.append(f"{task.name}: needs {', '.join(missing)}")
             return
@@ -190,10 +199,10 @@ class _Run:
     def _keep(self, task: Task, ended: Ended, turn: float) -> None:
         """Record how a task ended."""
         is_cut = ended.status is None
-        turns = _find(task, self.record).get("turns", 0) + (not is_cut or turn >= task.turn)
+        turns = self.record.points.get(task.key, {}).get("turns", 0) + (not is_cut or turn >= task.turn)
         reason = ended.reason if ended.status else None
-        done, seconds = ended.status == 0, round(ended.seconds, 1)
-        self.record.add(_key(task), done=done, reason=reason, turns=turns, seconds=seconds)
+        seconds = round(ended.seconds, 1)
+        self.record.add(task.key, done=ended.status == 0, reason=reason, turns=turns, seconds=seconds)
         if is_cut:
             self.left_over.append(task.name)
         elif reason:
@@ -219,48 +228,31 @@ def has_room(model: str) -> bool:
 
 
 def check_all(record: Record, names: Iterable[str]) -> None:
-    """Run these checks, apart from those recorded as passed on this machine, side by side, and keep what came out."""
+    """Run these checks side by side, except those recorded as passed on this machine, and record the results."""
     known = record.points if CHECKED.exists() else {}
-    missing = [name for name in names if not known.get(check_key(name), {}).get("passed")]
-    if missing:
-        commands = [["-W", "ignore", "-m", "benchmark.gpu.preflight", name] for name in missing]
-        with ThreadPoolExecutor(len(missing)) as threads:
-            all_ended = list(threads.map(lambda command: run_process(command, CHECKING), commands))
-        for name, ended in zip(missing, all_ended, strict=True):
-            reason = "no answer in time" if ended.status is None else ended.reason or None
-            record.add(check_key(name), passed=reason is None, reason=reason)
+    missing = [name for name in names if not is_passed(known, check_key(name))]
+    processes = {name: Process(["-W", "ignore", "-m", "benchmark.gpu.preflight", name]) for name in missing}
+    until = monotonic() + CHECKING
+    for name, process in processes.items():
+        ended = process.finish(max(0.0, until - monotonic()))
+        reason = "no answer in time" if ended.status is None else ended.reason or None
+        record.add(check_key(name), passed=reason is None, reason=reason)
     CHECKED.parent.mkdir(parents=True, exist_ok=True)
     CHECKED.touch()
 
 
-def rows(points: Mapping[str, Any]) -> list[Row]:
-    """The checks, and every task that did not end as it should."""
-    found = []
-    for name, check in CHECKS.items():
-        if check_key(name) in points:
-            what = f"{name}: {(check.__doc__ or '').partition(chr(10))[0].rstrip('.')}"
-            found.append(check_row(what, points[check_key(name)]))
+def rows(points: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield the checks, and every task that did not end well."""
     for key, point in points.items():
-        if key.startswith("task ") and not point["done"]:
-            what = key.removeprefix("task ")
-            found.append(Row(what, point["reason"], "done", False) if point["reason"] else Row(what, "not finished"))
-    return found
+        kind, _, name = key.partition(" ")
+        if kind == "check":
+            check = CHECKS.get(name)
+            what = (getattr(check, "func", check).__doc__ or "").partition("\n")[0].rstrip(".")
+            yield check_row(f"{name}: {what}" if check else name, point)
+        elif not point["done"]:
+            yield Row(name, point["reason"], "done", False) if point["reason"] else Row(name, "not finished")
 
 
 def check_key(name: str) -> str:
-    """A check's key in the record of the run."""
+    """Return a check's key in the record of the run."""
     return f"check {name}"
-
-
-def _is_done(task: Task, record: Record, results: Path) -> bool:
-    """Also asks for the experiment's record: whoever deletes it wants it measured anew."""
-    return bool(_find(task, record).get("done")) and (results / f"{task.experiment}.json").exists()
-
-
-def _find(task: Task, record: Record) -> dict[str, Any]:
-    """What is recorded of it."""
-    return record.points.get(_key(task), {})
-
-
-def _key(task: Task) -> str:
-    return f"task {task.name}"

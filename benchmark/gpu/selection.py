@@ -1,92 +1,208 @@
-"""Experiment `selection`: the kernels against the reference on this device, and their time beside upstream's router.
+"""Experiment `selection`: the Triton kernel on this GPU against the reference, and its time beside upstream's router.
 
-Part `ids` holds ids to the reference's and compiles what part `times` times; part `shapes` times how batches can be cut
-into programs and has the kernel use the fastest; part `tests` runs the kernels' own tests, which compile for minutes.
+Part `ids` compares ids with the reference's; part `times` times the kernel in CUDA graphs, a call among many, on the
+logits that upstream's fused router takes too: the kernel does what that router does, and selects the batch's experts
+besides. The former kernel, whose package `.gpu/` may contain under another name, and upstream's router without the
+launch that 0.5.20 dropped are timed in turns with both. Part `shapes` times how batches can be cut into programs and
+has the kernel use the fastest; part `tests` runs the kernels' own tests, which compile for minutes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from itertools import product
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import cycle, product
+from multiprocessing import get_context
+from statistics import median
 from typing import Any
 
+import torch
+
 from benchmark.common.record import Record
-from benchmark.gpu.checks import check, choose_parts, is_passed, measure_points, run_tests
+from benchmark.common.variant import parse_plan, parse_variant
+from benchmark.gpu.checks import WORKERS, check, explain, measure_points, run_tests
 from benchmark.gpu.shapes import describe, measure_shapes
 from benchmark.gpu.table import Row, check_row
+from benchmark.gpu.timing import repeat, run_dry, time_alternating, time_graph
+from sglang_xshare import Batch, Router, RunnerSlots, select
+from sglang_xshare.selection.triton_kernel import supports
 
 PARTS = ("ids", "times", "shapes", "tests")
 TESTS = (
     "test/selection/test_triton.py",
     "test/selection/test_backends.py",
     "test/selection/test_alignment.py",
+    "test/selection/test_triton_budgets.py",
+    "test/selection/test_routing_data.py",
     "test/stage/test_mask.py",
 )
-NOT_UPSTREAM = ("-k", "not upstream")  # what upstream's kernels do is no question here
+NOT_UPSTREAM = ("-k", "not upstream")  # upstream's kernels are not tested here
 SHOWN = 10  # differences that are kept
-TIME_BAR = 2.0  # times upstream's fused router on the same logits; ours does both
+TIME_BAR = 2.0  # times upstream's fused router on the same logits; the kernel does both
+PLANS = (
+    "xshare",
+    "xshare:k0=1,add=24",
+    "xshare:k0=1,add_per_request=4",
+    "xshare:k0=1,target_per_rank=5",
+    "oea:k0=3",
+    "lynx-lat:retain=32",
+    "moe-spec:budget=32",
+)
+TIMED = ((16, 128), (16, 256), (64, 128), (64, 256), (16, 512))
+"""Rows and experts of every time."""
+CHECKED = tuple(product((1, 7, 16, 64, 256), (8, 16, 60, 128, 160, 256, 384, 512)))
+"""Rows and experts of other cases whose ids are compared."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+RANKS, TOP_K, TOKENS_PER_REQUEST = 8, 8, 4
+CALLS, ROUNDS = 50, 10
+"""Calls in a graph, so that its own launch is a small part, and rounds."""
+FORMER = "former_xshare"
+"""The package of the former kernel: ours of an earlier commit, see `scripts/gpu_bundle.sh`."""
+DEVICE = "cuda"
+Case = tuple[int, int, str, torch.dtype, bool]
+"""(rows, experts, plan, dtype, tied)"""
 
 
-def measure(record: Record, parts: Sequence[str]) -> None:
-    """Measure what the record lacks. What fails is recorded, does not stop the rest, and is raised at the end."""
-    parts = choose_parts("selection", parts, PARTS)
+def measure(record: Record, parts: Sequence[str]) -> str | None:
+    """Measure what the record lacks. Return the first failure, which stops nothing else."""
     failed: list[str | None] = []
-    if "ids" in parts and not is_passed(record.points, "cases"):
-        failed.append(check(record, "cases", _hold_to_reference))
+    if "ids" in parts:
+        failed.append(check(record, "cases", _compare_with_reference))
     if "times" in parts:
-        failed.append(_measure_times(record))
+        failed.append(measure_points(record, list_points(["times"])))
     if "shapes" in parts:
         failed.append(measure_shapes(record))
     if "tests" in parts:
-        missing = [path for path in TESTS if not is_passed(record.points, path)]
-        failed += [check(record, path, partial(run_tests, [path], NOT_UPSTREAM)) for path in missing]
-    for reason in filter(None, failed):
-        raise RuntimeError(reason)
+        failed += [check(record, path, partial(run_tests, path, NOT_UPSTREAM)) for path in TESTS]
+    return next(filter(None, failed), None)
 
 
-def rows(points: Mapping[str, Any]) -> list[Row]:
-    """Exactness, and every time as a multiple of upstream's."""
-    found = []
-    if "cases" in points:
-        cases = points["cases"]
-        found.append(check_row("ids against the reference, bit for bit", cases, f"{cases.get('equal')} cases equal"))
-    found += _time_rows([point for point in points.values() if "us" in point])
-    found += [Row("fastest shape", line) for line in describe(points)]
-    tests = [path for path in points if path.startswith("test/")]  # of an older record, files that have gone since, too
-    return [*found, *(check_row(f"{path}, compiled", points[path]) for path in tests)]
+def list_points(parts: Sequence[str]) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Return what measures each time, by key."""
+    return {
+        f"{policy}/{rows}x{experts}": partial(time_kernel, rows, experts, policy)
+        for (rows, experts), policy in product(TIMED, PLANS)
+        if "times" in parts
+    }
 
 
-def _hold_to_reference() -> dict[str, Any]:
-    from benchmark.gpu import kernels
+def make_cases() -> list[Case]:
+    """Return every shape, with other choices in turn, and every plan at the timed shapes, in bf16."""
+    experts = dict.fromkeys(one for _, one in CHECKED)
+    chosen = dict(zip(experts, zip(cycle(PLANS), cycle(DTYPES), strict=False), strict=False))
+    cases = [(rows, experts, *chosen[experts], tied) for (rows, experts), tied in product(CHECKED, (False, True))]
+    return cases + [(*shape, plan, torch.bfloat16, True) for shape, plan in product(TIMED, PLANS)]
 
-    cases = kernels.make_cases(kernels.PLANS)
-    if differences := kernels.check_all(cases, _list_timed()):
+
+def _compare_with_reference() -> dict[str, Any]:
+    cases = make_cases()
+    with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:
+        for call in list_points(["times"]).values():
+            pool.submit(run_dry, call)  # a time that fails is found when it is taken
+        differences = list(filter(None, pool.map(find_difference, *zip(*cases, strict=True))))
+    if differences:
         reason = f"{len(differences)} of {len(cases)} cases differ, the first: {differences[0]}"
         return {"reason": reason, "differences": differences[:SHOWN]}
     return {"equal": len(cases)}
 
 
-def _measure_times(record: Record) -> str | None:
-    """Return why the first time could not be taken, if one could not."""
-    from benchmark.gpu import kernels
-
-    def time(key: str, shape: tuple[int, int, str]) -> dict[str, Any]:
-        found = kernels.measure(*shape)
-        print(f"{key}: {found['us']:.2f} us", flush=True)
-        return found
-
-    shapes = {f"{policy}/{rows}x{experts}": (rows, experts, policy) for rows, experts, policy in _list_timed()}
-    return measure_points(record, {key: partial(time, key, shape) for key, shape in shapes.items()})
+def find_difference(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: bool) -> str | None:
+    """Return what differs from the reference, or fails, on random logits with a tenth of the rows padding."""
+    case = f"{spelling} on {rows} x {experts} {dtype}{', tied' * tied}"
+    try:
+        field = _find_field(rows, experts, spelling, dtype, tied)
+    except Exception as error:  # a kernel that does not compile or launch fails its case alone
+        return f"{case}: {explain(error)}"
+    return field and f"{field} of {case}: not the reference's"
 
 
-def _list_timed() -> list[tuple[int, int, str]]:
-    """Return (rows, experts, policy) of every time."""
-    from benchmark.gpu import kernels
+def _find_field(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: bool) -> str | None:
+    logits = _make_logits(rows, experts, dtype)
+    logits = logits.round() if tied else logits
+    plan, router, ranks = parse_plan(spelling, rows), Router(min(TOP_K, experts)), _make_ranks(experts)
+    batch = Batch(torch.arange(rows, device=DEVICE) % 10 != 7, count_tokens(spelling, rows))
+    if not supports(plan, router, batch, rows, experts):
+        raise RuntimeError("the kernel does not serve this case")
+    found, expected = (select(logits, plan, router, batch, ranks, backend) for backend in ("triton", "reference"))
+    for field in ("topk_ids", "selected", "active", "vanilla_active"):
+        if not torch.equal(getattr(found, field), getattr(expected, field)):
+            return field
+    found, expected = (
+        select(logits, plan, router, batch, ranks, backend, slots=RunnerSlots()) for backend in ("triton", "reference")
+    )
+    return None if torch.equal(found.topk_ids, expected.topk_ids) else "filled slots"
 
-    return list(product(kernels.TIMED_ROWS, kernels.TIMED_EXPERTS, kernels.PLANS))
+
+def time_kernel(rows: int, experts: int, spelling: str) -> dict[str, Any]:
+    """Return microseconds of select() with a policy, as a layer calls it, and of the routers and kernel beside it."""
+    logits = _make_logits(rows, experts, torch.bfloat16)
+    calls = {
+        "us": make_call(rows, experts, spelling),
+        "former_us": make_call(rows, experts, spelling, FORMER) if find_spec(FORMER) else None,
+        "upstream_us": _make_upstream(logits),
+        "upstream_later_us": _make_later_upstream(logits),
+    }
+    runs = {name: partial(repeat, call, CALLS) for name, call in calls.items() if call is not None}
+    found = {name: median(times) for name, times in time_alternating(runs, ROUNDS, CALLS).items()}
+    print(f"{spelling}, {rows} x {experts}: {found['us']:.2f} us", flush=True)
+    return {"policy": spelling, "rows": rows, "experts": experts, **found}
 
 
-def _time_rows(times: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
-    for one in times:
+def time_call(call: Callable[[], object]) -> float:
+    """Return the median microseconds of a call, one of many in a CUDA graph."""
+    return time_graph(partial(repeat, call, CALLS)) / CALLS
+
+
+def make_call(rows: int, experts: int, spelling: str, package: str = "sglang_xshare") -> Callable[[], object]:
+    """Return select() by the kernel of a package of ours, on logits in bf16, as a layer calls it."""
+    ours = import_module(package)
+    plan: Any = parse_plan(spelling, rows)
+    if package == FORMER:
+        variant = parse_variant(spelling)
+        plan = import_module(f"{package}.policies").get_policy(variant.policy).build(variant.keys)
+    logits, ranks = _make_logits(rows, experts, torch.bfloat16), _make_ranks(experts)
+    batch = ours.Batch(tokens_per_request=count_tokens(spelling, rows))
+    return partial(ours.select, logits, plan, ours.Router(TOP_K), batch, ranks, "triton", slots=ours.RunnerSlots())
+
+
+def _make_upstream(logits: torch.Tensor) -> Callable[[], object]:
+    # The server's router from 0.5.17 on, with CUDA: a Triton kernel and the zeros of its bias.
+    router = import_module("sglang.srt.layers.moe.topk").fused_topk
+    return partial(router, logits, logits, TOP_K, True)  # of hidden states it reads rows and device
+
+
+def _make_later_upstream(logits: torch.Tensor) -> Callable[[], object] | None:
+    """Return the same router without the zeros of its bias, as from 0.5.20 on; None if it has another name."""
+    try:
+        gate = import_module("sglang.kernels.ops.moe.moe_fused_gate").moe_fused_gate
+    except (ImportError, AttributeError):
+        return None
+    zeros = torch.zeros(logits.shape[1], dtype=torch.float32, device=logits.device)
+    return partial(gate, logits, zeros, TOP_K, scoring_func="softmax", renormalize=True)
+
+
+def _make_logits(rows: int, experts: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rows * experts)
+    return (2 * torch.randn(rows, experts, generator=generator)).to(DEVICE, dtype)
+
+
+def _make_ranks(experts: int) -> torch.Tensor:
+    """Return each expert's rank [experts], in contiguous blocks."""
+    return torch.arange(experts, device=DEVICE) * RANKS // experts
+
+
+def count_tokens(spelling: str, rows: int) -> int:
+    """Return the tokens of a request in a batch for this policy."""
+    return TOKENS_PER_REQUEST if parse_plan(spelling).add_per_request and rows % TOKENS_PER_REQUEST == 0 else 1
+
+
+def rows(points: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield exactness, and every time as a multiple of upstream's."""
+    if "cases" in points:
+        cases = points["cases"]
+        yield check_row("ids against the reference, bit for bit", cases, f"{cases.get('equal')} cases equal")
+    for one in [point for point in points.values() if "us" in point]:
         ratio = one["us"] / one["upstream_us"]
         text = f"{one['us']:.2f} us, upstream's router {one['upstream_us']:.2f} us: {ratio:.2f} x"
         if "upstream_later_us" in one:
@@ -96,3 +212,5 @@ def _time_rows(times: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
             text += f"; formerly {one['former_us']:.2f} us"
         what = f"{one['policy']}, {one['rows']} tokens x {one['experts']} experts"
         yield Row(what, text, f"at most {TIME_BAR:g} x", ratio <= TIME_BAR)
+    yield from (Row("fastest shape", line) for line in describe(points))
+    yield from (check_row(f"{path}, compiled", points[path]) for path in TESTS if path in points)

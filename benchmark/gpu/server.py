@@ -1,30 +1,31 @@
 """Experiment `server`: a real server at real shapes, off and on in alternating rounds, CUDA graphs on.
 
-One server per model is switched between rounds, so that both variants have the same weights, memory and process. Two
-servers differed by up to 3.5 % without any policy. Only concurrencies at which the policy acts are measured.
+One server per model is switched between rounds, so that both variants have the same weights, memory and process. Only
+concurrencies at which the policy acts are measured.
 """
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmark.common.comparison import Comparison, format_experts, format_number
+from benchmark.common.comparison import format_experts, format_number
+from benchmark.common.interval import format_rounds
 from benchmark.common.record import Record
 from benchmark.common.server import Server
 from benchmark.common.table import Table
 from benchmark.common.variant import OFF, parse_variant
 from benchmark.gpu import memory
-from benchmark.gpu.checks import FAILED, choose_parts, explain
+from benchmark.gpu.checks import FAILED, explain
 from benchmark.gpu.serving import Gain, Point, is_complete, make_toggled, measure_rounds
 from benchmark.gpu.table import Row
 
 POLICY = "xshare"
 WITHOUT_WARM_UP = "xshare:k0=0,add=24"
 NOTHING_TO_DROP = "xshare:k0=0,add=31"
-"""Eight rows of gpt-oss have 29 of at most 32 experts active: this budget selects, and drops next to none."""
+"""Eight rows of gpt-oss have 28 of at most 32 experts active: this budget selects, and drops next to none."""
 GATE = "SGLANG_XSHARE_GATE"
 """The environment variable that names a file: see `wait_at_gate`."""
 
@@ -34,7 +35,8 @@ class Case:
     """A model, the policy that its server starts with, and what is compared: concurrencies, in this order.
 
     `extra` are further policies at one concurrency, of which graphs captured under `policy` take the numbers; `bars`
-    are percent of gain by policy and concurrency.
+    are percent of gain by policy and concurrency. `draft` is the draft model, `args` returns further flags, `env` are
+    environment variables, and tokens are drawn at `temperature`.
     """
 
     model: str
@@ -42,6 +44,10 @@ class Case:
     policy: str = POLICY
     extra: Mapping[str, int] = field(default_factory=dict)
     bars: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    draft: str | None = None
+    args: Callable[[], Sequence[str]] = tuple
+    env: Mapping[str, str] = field(default_factory=dict)
+    temperature: float = 1.0
 
     def points(self, name: str) -> list[Point]:
         """Return the comparisons of this case, whose part is `name`."""
@@ -55,51 +61,52 @@ class Case:
 
 # vLLM's pull request 35551 gives gpt-oss-120b's gains on the same GPU: 5.4, 16.2, 36.8 and 53.0 % at 4, 8, 16 and 32.
 # Four rows have at most 16 experts active, and a budget of 24 drops none: no row, because the policy does nothing.
+PUBLISHED = {(WITHOUT_WARM_UP, 8): 16.2, (WITHOUT_WARM_UP, 16): 36.8, (WITHOUT_WARM_UP, 32): 53.0}
 CASES = {
     "gpt-oss-120b-no-warm-up": Case(
         "gpt-oss-120b",
         (16, 8, 32),
         WITHOUT_WARM_UP,
         {NOTHING_TO_DROP: 8},
-        {
-            (WITHOUT_WARM_UP, 8): 16.2,
-            (WITHOUT_WARM_UP, 16): 36.8,
-            (WITHOUT_WARM_UP, 32): 53.0,
-            (NOTHING_TO_DROP, 8): -0.5,
-        },
+        PUBLISHED | {(NOTHING_TO_DROP, 8): -0.5},
     ),
     "qwen3-30b-a3b": Case("qwen3-30b-a3b", (16, 8, 32, 4)),
     "gpt-oss-20b": Case("gpt-oss-20b", (16, 4), bars={(POLICY, 4): -1.0}),
     "gpt-oss-120b": Case("gpt-oss-120b", (16, 8, 32, 4)),
 }
+PARTS = tuple(CASES)
 
 
-def measure(record: Record, parts: Sequence[str]) -> None:
-    """Measure the rounds that the record lacks, with as many layers as fit. What fails is raised at the end."""
+def measure(record: Record, parts: Sequence[str]) -> str | None:
+    """Measure the rounds that the record lacks, with as many layers as fit. Return the first failure."""
+    return measure_cases(record, {name: CASES[name] for name in parts})
+
+
+def measure_cases(record: Record, cases: Mapping[str, Case]) -> str | None:
+    """Measure the rounds of every case that the record lacks. Return the first failure, which stops no other case."""
     failed = []
-    for name in choose_parts("server", parts, CASES):
+    for name, case in cases.items():
+        record.points.pop(FAILED + name, None)
         try:
-            _measure_case(record, name, CASES[name])
-        except Exception as error:  # a server that dies costs no other model its turn
+            _measure_case(record, name, case)
+        except Exception as error:
             failed.append(f"{name}: {explain(error)}")
             record.add(FAILED + name, reason=failed[-1])
-    if failed:
-        raise RuntimeError(failed[0])
+    return failed[0] if failed else None
 
 
 def _measure_case(record: Record, name: str, case: Case) -> None:
-    record.points.pop(FAILED + name, None)
     missing = [point for point in case.points(name) if not is_complete(record, point.key)]
-    model = memory.fit_model(record, name, case.model) if missing else None
+    model = memory.fit_model(record, name, case.model, draft=case.draft) if missing else None
     if model is None:
         return
-    with make_toggled(model, parse_variant(case.policy)) as server:
+    with make_toggled(model, parse_variant(case.policy), case.args(), case.env) as server:
         wait_at_gate(server)
-        measure_rounds(record, model, missing, [server, server])
+        measure_rounds(record, model, missing, [server, server], case.temperature)
 
 
 def wait_at_gate(server: Server) -> None:
-    """Write a file when the server is ready, and return when the file is gone: others use the GPU meanwhile.
+    """Write a file when the server is ready, and return when the file is gone: other processes use the GPU meanwhile.
 
     The run starts the first server while it checks and compiles, and then times kernels beside the idle server.
     """
@@ -109,19 +116,17 @@ def wait_at_gate(server: Server) -> None:
     Path(gate).touch()
     while Path(gate).exists():
         if server.returncode() is not None:
-            raise RuntimeError(f"{server.name} ended while it was idle; {server.log} says more")
+            raise RuntimeError(f"{server.name} ended while it was idle; {server.log} has the reason")
         time.sleep(0.1)
 
 
-def rows(points: Mapping[str, Any]) -> list[Row]:
-    """Return what was cut, and the gain wherever a policy acted."""
-    found = []
+def rows(points: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield what was cut, and the gain of every point in which a policy acted."""
     for name, case in CASES.items():
-        found += memory.rows(points, name)
+        yield from memory.rows(points, name)
         for policy, concurrency, gain in _list_gains(name, points):
             what = f"{gain.model}, {policy}, concurrency {concurrency}"
-            found.append(gain.row(what, case.bars.get((policy, concurrency)), case.model))
-    return found
+            yield gain.row(what, case.bars.get((policy, concurrency)), case.model)
 
 
 def _list_gains(name: str, points: Mapping[str, Any]) -> Iterator[tuple[str, int, Gain]]:
@@ -130,31 +135,40 @@ def _list_gains(name: str, points: Mapping[str, Any]) -> Iterator[tuple[str, int
         if key.startswith(f"{name}/") and "/concurrency=" in key:
             gain = Gain.read(points[key])
             if gain.on.experts_after is not None:
-                comparison = Comparison.read(points[key])
-                yield comparison.series[1].variant.name, comparison.workload.concurrency, gain
+                yield gain.on.name, gain.comparison.workload.concurrency, gain
 
 
-HEADINGS = ("model", "policy", "at a time", "tokens/s", "gain", "ms a token", "active experts", "kept mass")
+HEADINGS = (
+    "model",
+    "policy",
+    "at a time",
+    "tokens/s",
+    "gain",
+    "each round",
+    "ms a token",
+    "active experts",
+    "kept mass",
+)
 NOTE = (
     "Policy off -> on, medians of alternating rounds on one server that is switched between rounds, CUDA graphs on, "
-    "128 tokens in and 256 out. Gain: percent of output tokens/s, the mean of the rounds' ratios ± two standard "
-    "errors, not the ratio of the medians. Ms a token: bench_serving's median time per output token. Weights are "
+    "128 tokens in and 256 out. Gain: percent of output tokens/s, the mean of the rounds' ratios ± half of its 95 % "
+    "t-interval, not the ratio of the medians. Ms a token: bench_serving's median time per output token. Weights are "
     "random: speed is real, loss means nothing here."
 )
 
 
 def tabulate(points: Mapping[str, Any]) -> Table:
-    """Return what the table of a page shows: points with more than one round, in which a policy acted."""
+    """Return the table of a page: points with more than one round, in which a policy acted."""
     cells = []
     for name in CASES:
         for policy, concurrency, gain in sorted(_list_gains(name, points), key=lambda one: one[:2]):
-            if len(gain.ratios) == 1:
-                continue
-            speed = f"{gain.off.throughput.median:.0f} -> {gain.on.throughput.median:.0f}"
-            token = f"{gain.off.tpot_ms.median:.2f} -> {gain.on.tpot_ms.median:.2f}"
-            percent = f"{gain.percent:+.1f} ± {gain.error:.1f} %"
-            counted = format_experts(gain.on), format_number(gain.on.kept_mass, 3)
-            cells.append([gain.model, policy, str(concurrency), speed, percent, token, *counted])
+            if gain.error is not None:
+                speed = f"{gain.off.throughput.median:.0f} -> {gain.on.throughput.median:.0f}"
+                token = f"{gain.off.tpot_ms.median:.2f} -> {gain.on.tpot_ms.median:.2f}"
+                percent = f"{gain.percent:+.1f} ± {gain.error:.1f} %"
+                counted = format_experts(gain.on), format_number(gain.on.kept_mass, 3)
+                rounds = format_rounds(gain.percents, 1)
+                cells.append([gain.model, policy, str(concurrency), speed, percent, rounds, token, *counted])
     return Table("Servers", HEADINGS, cells, NOTE, text_columns=2)
 
 

@@ -7,12 +7,13 @@ from statistics import mean
 from typing import Any
 
 from benchmark.common.comparison import Comparison, Summary, format_experts, format_number, measure_each
+from benchmark.common.interval import find_margin
 from benchmark.common.record import Record
 from benchmark.common.rounds import Workload, serve
 from benchmark.common.server import Server
 from benchmark.common.variant import Variant
 from benchmark.gpu.models import LAYERS, read_config, write_model, write_texts
-from benchmark.gpu.table import Row, at_least, find_error
+from benchmark.gpu.table import Row, at_least
 from benchmark.gpu.toggle import TOGGLED
 
 INPUT_TOKENS, OUTPUT_TOKENS = 128, 256
@@ -38,12 +39,10 @@ RUNNER_ARGS: dict[str, tuple[str, ...]] = {
 
 
 @contextmanager
-def serve_dummies(
-    name: str, variants: Sequence[Variant], args: Sequence[str] = (), env: Mapping[str, str] | None = None
-) -> Iterator[list[Server]]:
-    """A ready server of model `name` for every variant. Raises RuntimeError where their caches differ in size."""
-    flags = [*runner_args(name), *SERVER_ARGS, *args]
-    with serve(write_model(name), variants, flags, env, START_LIMIT, DUMMY_SERVER) as servers:
+def serve_dummies(name: str, variants: Sequence[Variant]) -> Iterator[list[Server]]:
+    """Serve model `name` for every variant. Raises RuntimeError if the servers' caches differ in size."""
+    flags = [*runner_args(name), *SERVER_ARGS]
+    with serve(write_model(name), variants, flags, deadline=START_LIMIT, program=DUMMY_SERVER) as servers:
         check_caches(servers)
         yield servers
 
@@ -54,26 +53,20 @@ def make_toggled(name: str, variant: Variant, args: Sequence[str] = (), env: Map
     Both run from CUDA graphs of their own, see `toggle`.
     """
     flags = ["--enable-metrics", *variant.server_args(), *runner_args(name), *SERVER_ARGS, *args]
-    return Server(
-        write_model(name),
-        flags,
-        env={**(env or {}), TOGGLED: "1"},
-        name=name,
-        deadline=START_LIMIT,
-        program=DUMMY_SERVER,
-    )
+    env = {**(env or {}), TOGGLED: "1"}
+    return Server(write_model(name), flags, env=env, name=name, deadline=START_LIMIT, program=DUMMY_SERVER)
 
 
 def check_caches(servers: Sequence[Server]) -> None:
-    """Raise RuntimeError for servers of unequal caches: whoever loaded last would be measured with less memory."""
+    """Raise RuntimeError for servers of unequal caches: the server that loaded last would have less memory."""
     tokens = {server.name: server.get("/server_info")["max_total_num_tokens"] for server in servers}
     if len(set(tokens.values())) > 1:
         sizes = ", ".join(f"{name} {count}" for name, count in tokens.items())
-        raise RuntimeError(f"tokens in the servers' caches: {sizes}; needed is the same in all, for a fair comparison")
+        raise RuntimeError(f"the caches of all servers must hold the same number of tokens (got {sizes})")
 
 
 def runner_args(name: str) -> tuple[str, ...]:
-    """The flags of the MoE runner that serves this model on Hopper."""
+    """Return the flags of the MoE runner that serves this model on Hopper."""
     return next(args for family, args in RUNNER_ARGS.items() if name.startswith(family))
 
 
@@ -92,19 +85,15 @@ def is_complete(record: Record, key: str) -> bool:
 
 
 def measure_rounds(
-    record: Record,
-    name: str,
-    points: Sequence[Point],
-    servers: Sequence[Server],
-    temperature: float = 1.0,
+    record: Record, name: str, points: Sequence[Point], servers: Sequence[Server], temperature: float = 1.0
 ) -> None:
     """Measure alternating rounds of every point, `BLOCK` at a time, so that a run that is cut has rounds of each.
 
     `servers` has one server for each variant of a point; a server that occurs twice is switched between rounds. Each
     round is in the record when it ends. Rounds of another workload, such as a model of fewer layers, are deleted.
 
-    Tokens are drawn at `temperature`: the likeliest ones of random weights are soon the same in several rows, which
-    then have the same experts. On an H100 16 rows of greedy tokens had 37.8 of 128 active.
+    Tokens are drawn at `temperature`: the likeliest tokens of random weights soon repeat across rows, which then have
+    the same experts. On an H100 16 rows of greedy tokens had 37.8 of 128 active.
     """
     running = [_begin(record, name, point, servers, temperature) for point in points]
     for _ in range(0, ROUNDS, BLOCK):
@@ -138,36 +127,42 @@ def _begin(record: Record, name: str, point: Point, servers: Sequence[Server], t
 
 @dataclass(frozen=True)
 class Gain:
-    """The second variant beside the first: `ratios` of tokens a second by round, `model`, and MoE `runner` of each."""
+    """The second variant of a comparison beside the first, and the MoE `runner` of both."""
 
-    model: str
+    comparison: Comparison
     off: Summary
     on: Summary
-    ratios: tuple[float, ...]
     runner: str
 
     @classmethod
     def read(cls, point: Mapping[str, Any]) -> "Gain":
-        """Out of a record, where `measure_rounds` left it."""
+        """Read the point of a record that `measure_rounds` wrote."""
         comparison = Comparison.read(point)
-        off, on = ([result["output_throughput"] for result in one.results] for one in comparison.series)
-        ratios = tuple(after / before for after, before in zip(on, off, strict=True))
         runners = dict.fromkeys(_find_runner(one.command) for one in comparison.series)
-        workload, (off_row, on_row) = comparison.workload, comparison.summaries
-        return cls(workload.model.name, off_row, on_row, ratios, " and ".join(runners))
+        return cls(comparison, *comparison.summaries, " and ".join(runners))
+
+    @property
+    def model(self) -> str:
+        """Return the model's name, which ends with the number of its layers if it is cut."""
+        return self.comparison.workload.model.name
+
+    @property
+    def percents(self) -> list[float]:
+        """Return percent more output tokens a second, by round."""
+        return [100 * (ratio - 1) for ratio in self.on.ratios]
 
     @property
     def percent(self) -> float:
-        """Percent more output tokens a second: the mean of the rounds' ratios."""
-        return 100 * (mean(self.ratios) - 1)
+        """Return the mean of `percents`."""
+        return mean(self.percents)
 
     @property
     def error(self) -> float | None:
-        """Two standard errors of that, in percent; None after a single round."""
-        return 100 * find_error(self.ratios) if len(self.ratios) > 1 else None
+        """Return half of the 95 % t-interval of `percent`; None after a single round."""
+        return find_margin(self.percents)
 
     def row(self, what: str, bar: float | None = None, of: str | None = None) -> Row:
-        """The gain beside its bar, which is the model `of`'s: fewer of its layers are held to none."""
+        """Return the gain beside its bar, which is that of model `of`: fewer of its layers have no bar."""
         is_cut = of is not None and self.model != of and LAYERS.search(self.model) is not None
         row = at_least(f"{what}: {self}", self.percent, None if is_cut else bar, "% gain", self.error)
         if of is not None and is_cut and bar is not None:
@@ -175,7 +170,7 @@ class Gain:
         return replace(row, runner=self.runner)
 
     def __str__(self) -> str:
-        """Tokens a second before and after; the active experts and the kept mass where the server counted them."""
+        """Return tokens a second before and after; the active experts and the kept mass if the server counted them."""
         text = f"{self.off.throughput.median:.0f} -> {self.on.throughput.median:.0f} tokens/s"
         if self.on.experts_after is None:
             return text
@@ -183,5 +178,5 @@ class Gain:
 
 
 def _find_runner(command: Sequence[str]) -> str:
-    """What a server's command asks for."""
+    """Return the MoE runner that a server's command requests."""
     return command[command.index("--moe-runner-backend") + 1] if "--moe-runner-backend" in command else "auto"

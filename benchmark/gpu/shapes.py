@@ -1,11 +1,11 @@
-"""How the selection kernel cuts a batch into programs: timed, since only a GPU can tell, and written where it reads it.
+"""How the selection kernel cuts a batch into programs: timed, and written to the file that the kernel reads.
 
 For each number of experts: warps of one program that takes the whole batch, by its rows, and rows and warps of programs
-where several share it. A batch is one program's up to the largest number of rows at which that takes less time.
+that share a batch. One program takes a batch up to the largest number of rows at which that is faster.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -13,9 +13,11 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from benchmark.common.record import Record, last_session, read_record
 from benchmark.gpu.checks import FAILED, WORKERS, measure_points
+from sglang_xshare.selection.triton_kernel import tile
 
 EXPERTS = (32, 64, 128, 256, 512)
 ONE_ROWS = (8, 16, 32, 64)
@@ -23,7 +25,7 @@ NOISE = 0.02
 """One program has to be faster by this share: several of few rows take fewer registers."""
 MOST_SCORES = 8192  # of one program: its registers hold no more
 SEVERAL = tuple(product((8, 16), (4, 8)))
-"""Rows and warps. On an H100 32 rows took longer than 16, and fewer warps than rows mostly less time."""
+"""Rows and warps."""
 MANY_ROWS = 128
 """The batch that decides between rows and warps of several programs."""
 PLAN = "xshare"
@@ -31,7 +33,7 @@ PLAN = "xshare"
 
 @dataclass(frozen=True)
 class Trial:
-    """One way to cut a batch of `rows` x `experts`: into programs of `tile` rows and so many warps."""
+    """One way to cut a batch of `rows` x `experts`: into programs of `tile` rows with `warps` warps."""
 
     experts: int
     rows: int
@@ -40,36 +42,36 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """Its key in the record."""
+        """Return the key in the record."""
         programs = f"programs of {self.tile}, {self.warps} warps"
         return f"shape of {PLAN}: {self.experts} experts, {self.rows} rows in {programs}"
 
 
 def list_trials() -> Iterator[Trial]:
-    """One program for each number of rows, with half or a quarter as many warps as rows; then several."""
+    """Yield one program for each number of rows, with half or a quarter as many warps as rows; then several."""
     for experts in EXPERTS:
         ones = [rows for rows in ONE_ROWS if rows * experts <= MOST_SCORES]
         for rows in ones:
             yield from (Trial(experts, rows, rows, warps) for warps in (rows // 4, rows // 2))
-        for rows in [rows for rows in ones if rows > ONE_ROWS[0]] + [MANY_ROWS]:
-            for tile, warps in SEVERAL:
-                if tile < rows and tile * experts <= MOST_SCORES:
-                    yield Trial(experts, rows, tile, warps)
+        for rows in [*ones[1:], MANY_ROWS]:
+            for size, warps in SEVERAL:
+                if size < rows and size * experts <= MOST_SCORES:
+                    yield Trial(experts, rows, size, warps)
 
 
 def measure_shapes(record: Record) -> str | None:
-    """Time what the record lacks, in CUDA graphs; write the fastest shapes. Returns why a trial failed, if any."""
+    """Time what the record lacks, in CUDA graphs; write the fastest shapes. Return the first failure."""
     missing = [trial for trial in list_trials() if trial.key not in record]
     with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:  # compiling takes most of the time
         for trial in missing:
-            pool.submit(_compile, trial)  # one that fails is found when it is timed
-    failure = measure_points(record, {trial.key: partial(_measure_trial, trial) for trial in missing})
-    write_shapes(record.points, _name_gpu(record.content))
+            pool.submit(_run_trial, trial)  # a trial that fails is found when it is timed
+    failure = measure_points(record, {trial.key: partial(_time_trial, trial) for trial in missing})
+    _write_content(record.content)
     return failure
 
 
 def choose(points: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The fastest shape of every number of experts of which all trials were tried, as `shapes.json` holds it."""
+    """Return the fastest shape of every number of experts whose trials were all tried, as `shapes.json` holds it."""
     by_experts = {experts: [trial for trial in list_trials() if trial.experts == experts] for experts in EXPERTS}
     return [
         _choose_shape(experts, {trial: points[trial.key]["trial_us"] for trial in trials if trial.key in points})
@@ -80,29 +82,32 @@ def choose(points: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def write_shapes(points: Mapping[str, Any], gpu: str) -> None:
-    """Write the fastest shapes where the kernel reads them, in place of those of as many experts."""
-    from sglang_xshare.selection.triton_kernel.tile import SHAPES_FILE
-
+    """Write the fastest shapes to the file that the kernel reads, in place of those for as many experts."""
     chosen = {shape["experts"]: shape for shape in choose(points)}
     if not chosen:
         return
-    there = {shape["experts"]: shape for shape in json.loads(SHAPES_FILE.read_text())["shapes"]}
+    there = {shape["experts"]: shape for shape in json.loads(tile.SHAPES_FILE.read_text())["shapes"]}
     lines = ",\n".join(f"  {json.dumps(shape)}" for _, shape in sorted((there | chosen).items()))
     origin = f"fastest of those timed on {gpu}: {', '.join(map(str, sorted(chosen)))} experts"
-    SHAPES_FILE.write_text(f'{{\n "origin": {json.dumps(origin)},\n "shapes": [\n{lines}\n ]\n}}\n')
-    print(f"shapes of {len(chosen)} numbers of experts are in {SHAPES_FILE}", flush=True)
+    tile.SHAPES_FILE.write_text(f'{{\n "origin": {json.dumps(origin)},\n "shapes": [\n{lines}\n ]\n}}\n')
+    print(f"shapes of {len(chosen)} numbers of experts are in {tile.SHAPES_FILE}", flush=True)
 
 
 def write_recorded(results: Path) -> None:
     """Write the fastest shapes of a folder's record, if it has any."""
     path = results / "selection.json"
     if path.exists():
-        content = read_record(path, "selection")
-        write_shapes(content["points"], _name_gpu(content))
+        _write_content(read_record(path, "selection"))
 
 
-def _name_gpu(content: Mapping[str, Any]) -> str:
-    return str(last_session(content)["hardware"]["gpu"])
+def describe(points: Mapping[str, Any]) -> list[str]:
+    """Return a line for every number of experts that is decided."""
+    return [f"{one['experts']} experts: one program {one['one']}, several {one['several']}" for one in choose(points)]
+
+
+def _write_content(content: Mapping[str, Any]) -> None:
+    if content["sessions"]:
+        write_shapes(content["points"], str(last_session(content)["hardware"]["gpu"]))
 
 
 def _choose_shape(experts: int, times: Mapping[Trial, float]) -> dict[str, Any]:
@@ -121,34 +126,25 @@ def _choose_shape(experts: int, times: Mapping[Trial, float]) -> dict[str, Any]:
     return {"experts": experts, "one": one, "several": list(several)}
 
 
-def _measure_trial(trial: Trial) -> dict[str, Any]:
-    from benchmark.gpu.kernels import time_call
+def _time_trial(trial: Trial) -> dict[str, Any]:
+    from benchmark.gpu.selection import time_call
 
     return {**asdict(trial), "trial_us": time_call(_make_call(trial))}
 
 
-def _compile(trial: Trial) -> None:
+def _run_trial(trial: Trial) -> None:
     _make_call(trial)()
 
 
-def _make_call(trial: Trial) -> Any:
-    from benchmark.gpu.kernels import make_call
-    from sglang_xshare.selection.triton_kernel import tile
+def _make_call(trial: Trial) -> Callable[[], None]:
+    from benchmark.gpu.selection import make_call
 
+    call = make_call(trial.rows, trial.experts, PLAN)
     one = {trial.rows: trial.warps} if trial.tile == trial.rows else {}
     shape = tile.Shape(trial.experts, one, (trial.tile, trial.warps))
 
-    def call() -> None:
-        kept, tile.SHAPES = tile.SHAPES, [shape]
-        try:
-            make()
-        finally:
-            tile.SHAPES = kept
+    def run() -> None:
+        with mock.patch.object(tile, "SHAPES", [shape]):
+            call()
 
-    make = make_call(trial.rows, trial.experts, PLAN)
-    return call
-
-
-def describe(points: Mapping[str, Any]) -> Sequence[str]:
-    """A line for every number of experts that is decided."""
-    return [f"{one['experts']} experts: one program {one['one']}, several {one['several']}" for one in choose(points)]
+    return run

@@ -1,12 +1,10 @@
-"""What was measured beside its bar: the table of a results folder, printed and written to summary.md."""
+"""Measurements beside their bars: the table of a results folder, printed and written to summary.md."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from math import sqrt
 from pathlib import Path
-from statistics import stdev
 from typing import Any
 
 from benchmark.common.machine import format_machine
@@ -15,15 +13,15 @@ from benchmark.common.table import Table
 from benchmark.gpu.checks import FAILED
 
 EXPERIMENTS = ("caches", "selection", "levers", "layer", "server", "eagle3", "replay", "tune", "routing", "paged")
-"""Each is the module of that name: `measure(record, parts)` and `rows(points)`."""
+"""Each is the module of that name: `PARTS`, `rows(points)`, and `measure(record, parts)`, which returns a failure."""
 RECORDS = ("run", *EXPERIMENTS)
-"""In the order of the table; `run` holds what was checked beforehand and how every task ended."""
+"""In the order of the table; `run` has the checks and how every task ended."""
 HEADINGS = ("experiment", "what", "runner", "measured", "bar", "")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line. `passed`: None without a bar; `is_open`: it lies within the error; `runner`: the MoE's."""
+    """One line. `passed`: None without a bar; `is_open`: the bar lies within the error; `runner`: the MoE's."""
 
     what: str
     measured: str
@@ -34,19 +32,14 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """ "pass", "miss" or "open"; nothing where there is no bar."""
+        """Return "pass", "miss" or "open"; nothing without a bar."""
         if self.passed is None:
             return ""
         return "open" if self.is_open else "pass" if self.passed else "miss"
 
 
-def find_error(values: Sequence[float]) -> float:
-    """Return two standard errors of the mean of at least two values."""
-    return 2 * stdev(values) / sqrt(len(values))
-
-
 def at_least(what: str, value: float, bar: float | None, unit: str, error: float | None = 0.0) -> Row:
-    """A value, whose bar is a lower limit. `error` in its unit; where it is None, unknown, no bar is decided."""
+    """Return a value whose bar is a lower limit. `error` is half its interval; an unknown one (None) decides no bar."""
     doubt = " ± unknown" if error is None else f" ± {error:.1f}" if error else ""
     measured = f"{value:.1f}{doubt} {unit}"
     if bar is None:
@@ -62,34 +55,32 @@ def at_most(what: str, value: float, bar: float | None, unit: str) -> Row:
 
 
 def check_row(what: str, point: Mapping[str, Any], measured: str = "passed") -> Row:
-    """Of a check recorded as `passed`, else with its `reason`."""
+    """Return the row of a check that is recorded as `passed`, or with its `reason`."""
     return Row(what, measured if point["passed"] else str(point["reason"]), "passed", bool(point["passed"]))
 
 
 def list_rows(results: Path) -> list[tuple[str, Row]]:
-    """(experiment, row) of all that left a record in the folder; a record that cannot be read is a miss of its own."""
+    """Return (experiment, row) of all records in the folder; a record that cannot be read is a miss of its own."""
     found = []
     for experiment, path in _list_records(results).items():
         try:
-            points: Mapping[str, dict] = read_record(path, experiment)["points"]
-            rows = [*import_module(f"benchmark.gpu.{experiment}").rows(points), *_failed_rows(points)]
+            points: Mapping[str, Any] = read_record(path, experiment)["points"]
+            rows = list(import_module(f"benchmark.gpu.{experiment}").rows(points))
+            failed = {key.removeprefix(FAILED): point for key, point in points.items() if key.startswith(FAILED)}
+            rows += [Row(key, one["reason"], "measured", False) for key, one in failed.items() if key not in points]
         except Exception as error:  # of one record; the table shows the others
             rows = [Row("its record", f"{type(error).__name__}: {error}", "can be read", False)]
         found += [(experiment, row) for row in rows]
     return found
 
 
-def _failed_rows(points: Mapping[str, Any]) -> list[Row]:
-    """The points that could not be measured, and have not been since."""
-    failed = {key.removeprefix(FAILED): point for key, point in points.items() if key.startswith(FAILED)}
-    return [Row(key, point["reason"], "measured", False) for key, point in failed.items() if key not in points]
-
-
 def show_table(results: Path) -> None:
     """Print the table of a results folder and write it to summary.md there. Raises ValueError without a record."""
     rows = list_rows(results)
     if not rows:
-        raise ValueError(f"results {results}: no record with a point there; needed is a folder that `make gpu` wrote")
+        raise ValueError(
+            f"RESULTS must be a folder with records of `make gpu` (got {results}: no record with a point there)"
+        )
     cells = [[experiment, row.what, row.runner, row.measured, row.bar, row.verdict] for experiment, row in rows]
     table = Table(_describe(results), HEADINGS, cells, text_columns=len(HEADINGS))
     table.show()
@@ -102,9 +93,9 @@ def _list_records(results: Path) -> dict[str, Path]:
 
 
 def _describe(results: Path) -> str:
-    """Where it was measured, from the records' last sessions: all of one folder come from one machine."""
+    """Return the machine of the records' last session: all of one folder come from one machine."""
     sessions = []
     for path in _list_records(results).values():
-        with suppress(ValueError):  # `list_rows` says so
+        with suppress(ValueError):  # a row of `list_rows` shows the error
             sessions.append(last_session(read_record(path)))
     return format_machine(max(sessions, key=lambda session: session["date"])) if sessions else "no record can be read"

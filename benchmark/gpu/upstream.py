@@ -1,4 +1,4 @@
-"""Upstream's compiled kernels, run once each and held to plain torch. Nothing is imported before one runs."""
+"""Upstream's compiled kernels, run once each and compared with plain torch; imported only when they run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROWS, HIDDEN, EXPERTS, TOP_K, BLOCK = 16, 2048, 128, 8, 16
 
 
 def is_rmsnorm_right() -> bool:
-    """`sgl_kernel.rmsnorm`, as every layer calls it."""
+    """Return whether `sgl_kernel.rmsnorm` is right, as every layer calls it."""
     import torch
 
     import sgl_kernel
@@ -24,7 +24,7 @@ def is_rmsnorm_right() -> bool:
 
 
 def is_router_right() -> bool:
-    """Upstream's fused softmax and top-k."""
+    """Return whether upstream's fused softmax and top-k are right."""
     import torch
 
     from benchmark.gpu.moe_layer import publish_arguments
@@ -38,7 +38,7 @@ def is_router_right() -> bool:
 
 
 def is_alignment_right() -> bool:
-    """`moe_align_block_size`, which sorts tokens by expert for the Triton runner."""
+    """Return whether `moe_align_block_size` is right, which sorts tokens by expert for the Triton runner."""
     import torch
     from sglang.srt.layers.moe.moe_runner.triton_utils import moe_align_block_size
 

@@ -1,4 +1,4 @@
-"""Random weights of a Qwen3-MoE on disk, for servers that take no dummy ones: paged experts are loaded from files."""
+"""Random weights of a Qwen3-MoE on disk, for servers without dummy weights: paged experts are loaded from files."""
 
 import json
 import math
@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from benchmark.gpu.moe_layer import COMMON
 
 EXPERT, ATTENTION = 0.02, 0.002
-"""Standard deviations. An expert moves a hidden state of unit variance by about 0.2: enough for a wrong one to show in
-the logits, and little enough that rows of all layers agree as embeddings do. See `dummy_server`.
+"""Standard deviations. An expert moves a hidden state of unit variance by about 0.2: enough for a wrong expert to show
+in the logits, and little enough that rows of all layers agree as embeddings do. See `dummy_server`.
 """
 INDEX = "model.safetensors.index.json"
 

@@ -1,7 +1,7 @@
-"""What selection saves where experts are paged in, and what it loses: `python -m benchmark.paged [POLICY...]`.
+"""Page-ins that selection saves with paged experts, and its loss: `python -m benchmark.paged [POLICY...]`.
 
 A trained model decodes held-out text, the domains mixed in every step. Each of its layers has K slots, whose experts
-change from step to step as upstream's paged experts do, and selection is told what is in them.
+change from step to step as upstream's paged experts do, and selection prefers those in the slots.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--batch", nargs="+", type=positive, default=(1, 4, 8, 16), help="requests of a step (default: 1 4 8 16)"
     )
-    parser.add_count("batches", 16, "batches of so many requests, or as many as the text has")
+    parser.add_count("batches", 16, "batches of this many requests, or as many as the text has")
     add_decoding(parser, COUNTS, per_domain=48)
     parser.add_record(BUILD / "paged")
     args = parser.parse_args(argv)
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def list_plans(model: PreTrainedModel, policy: str, rows: int) -> list[SelectionPlan]:
-    """That of each MoE layer, numbered among these. Raises ValueError where one does not fit the model."""
+    """Return the plan of each MoE layer. Raises ValueError for a plan that does not fit the model."""
     variant, router, layers = parse_variant(policy), router_of(model), range(len(find_gates(model)))
     schedule = build_schedule(variant.policy or BASELINE, dict(variant.keys), speculative=False)
     if schedule is None:
@@ -71,7 +71,7 @@ def list_plans(model: PreTrainedModel, policy: str, rows: int) -> list[Selection
 def measure(
     bench: Bench, plans: Mapping[str, Sequence[SelectionPlan]], rows: int, slots: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(policy, point) in turn, baseline first: page-ins a layer and step, vanilla's, active experts, mass, `Loss`."""
+    """Yield (policy, point), baseline first: page-ins a layer and step, vanilla's, active experts, mass, `Loss`."""
     baseline: torch.Tensor | None = None
     for policy, own in plans.items():
         layers = [PagedLayer(slots) for _ in own]
@@ -92,10 +92,10 @@ def _check(model: PreTrainedModel, sequences: int, slots: Sequence[int], rows: S
     router, num_experts = router_of(model)
     for count in slots:
         if not router.top_k <= count <= num_experts:
-            raise ValueError(f"--slots {count}: allowed is the model's top-k, {router.top_k}, to {num_experts}")
+            raise ValueError(f"--slots must be the model's top-k, {router.top_k}, to {num_experts} (got {count})")
     for count in rows:
         if count > sequences:
-            raise ValueError(f"--batch {count}: allowed is at most the text's {sequences} sequences")
+            raise ValueError(f"--batch must be at most the text's {sequences} sequences (got {count})")
 
 
 def _name(rows: int, slots: int, policy: str) -> str:

@@ -1,7 +1,7 @@
 """Paged experts, served: `python -m benchmark.paged.live [POLICY...]`.
 
 Servers of one model stay up side by side: all experts in memory, and K of them a layer in slots, with the model's own
-routing and under policies. All are measured in turns with upstream's bench_serving, then by what each loses.
+routing and under policies. All are measured in turns with upstream's bench_serving, then by their loss.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from benchmark.serving.measure import PROMPT, add_text
 
 CONCURRENCY = 8, 16
 MOST = 1024
-"""Slots of a layer, of which SGLang takes as many as there are experts."""
+"""Slots of a layer: SGLang takes as many as there are experts."""
 DEFAULT = UNIFORM[0], UNIFORM[-1]
 
 
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def list_variants(policies: Sequence[str], slots: int) -> list[Variant]:
-    """Vanilla paged (the baseline) and not; policies paged, the first also not, and with all slots; `observe` last."""
+    """Return vanilla paged (the baseline) and not, policies paged, the first also not and with all slots; `observe`."""
     some, all_of_them = (
         ("--enable-paged-experts", "--paged-experts-num-resident", str(count)) for count in (slots, MOST)
     )
@@ -73,7 +73,7 @@ def list_variants(policies: Sequence[str], slots: int) -> list[Variant]:
 def _measure(
     record: Record, workload: Workload, variants: Sequence[Variant], servers: Sequence[Server], args: argparse.Namespace
 ) -> None:
-    """The rounds, and the text and the sums of those whose routing differs, as far as the record lacks them."""
+    """Measure the rounds, and the text and sums of servers whose routing differs, as far as the record lacks them."""
     key = key_of(workload.concurrency)
     if not is_measured(record, key):
         measure(record, key, workload, variants[:-1], servers[:-1])
@@ -94,7 +94,7 @@ def _measure(
 
 
 def _judged(variants: Sequence[Variant]) -> list[str]:
-    """Vanilla in memory, what is paged, and of paged vanilla `observe`, which has its routing and counts."""
+    """Return vanilla in memory, paged policies, and `observe`, which has paged vanilla's routing and counts."""
     first = variants[0]
     return [one.name for one in variants if one == variants[1] or (one.args == first.args and one != first)]
 

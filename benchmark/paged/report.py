@@ -8,21 +8,17 @@ from benchmark.common.comparison import ONE_ROUND, Comparison, format_number, fo
 from benchmark.common.rounds import Series
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE
-from benchmark.quality.measure import compare_nats
-from benchmark.quality.report import format_loss
+from benchmark.quality.measure import compare_nats, format_loss
 from sglang_xshare.policies.spelling import spell_policy
 
 NOTE = """\
 Page-ins a layer and step, in brackets times vanilla's, at the loss in nats a token above vanilla's on
-the same tokens, ± the standard error. All but vanilla with utility=squared,own_share=0.75."""
-BARS = (0.30, 0.005), (0.22, 0.01)
-"""(page-ins over vanilla's, nats) of 16 rows where half of the experts have slots: at most both."""
-BARRED = 16, 32
+the same tokens, ± the standard error. All except vanilla with utility=squared,own_share=0.75."""
 Points = Mapping[str, Mapping[str, Any]]
 
 
 def tabulate_paged(points: Points) -> Table:
-    """A row a number of slots and policy, a column a number of rows."""
+    """Return a row for each number of slots and policy, a column for each number of rows."""
     found = {(one["slots"], one["policy"], one["rows"]): one for one in points.values()}
     sizes = sorted({one["rows"] for one in points.values()})
     rows = []
@@ -33,20 +29,7 @@ def tabulate_paged(points: Points) -> Table:
             cells.append(_cell(point, vanilla) if point and vanilla else "")
         rows.append([str(slots), shorten(policy), *cells])
     headings = ["slots", "policy", *(f"{size} rows" if size > 1 else "1 row" for size in sizes)]
-    note = " ".join([NOTE, *(judge(points, *bar) for bar in BARS)])
-    return Table("Page-ins and loss with paged experts", headings, rows, note, text_columns=2)
-
-
-def judge(points: Points, most: float, tolerated: float) -> str:
-    """What the least loss with at most a share of vanilla's page-ins is, beside what was aimed at."""
-    same = [one for one in points.values() if (one["rows"], one["slots"]) == BARRED]
-    vanilla = next((one["page_ins"] for one in same if one["policy"] == BASELINE), 0.0)
-    within = [one for one in same if one["page_ins"] <= most * vanilla]
-    if not within:
-        return ""
-    best = min(within, key=lambda one: one["loss"]["delta"])
-    told = f"{shorten(best['policy'])}: {best['page_ins'] / vanilla:.2f} at {format_loss(best['loss'])}"
-    return f"Aimed at with 32 slots and 16 rows: at most {most:.2f} of vanilla's at {tolerated:+g} nats; {told}."
+    return Table("Page-ins and loss with paged experts", headings, rows, NOTE, text_columns=2)
 
 
 def _cell(point: Mapping[str, Any], vanilla: Mapping[str, Any]) -> str:
@@ -58,24 +41,24 @@ def _cell(point: Mapping[str, Any], vanilla: Mapping[str, Any]) -> str:
 
 VANILLA, OBSERVED = "vanilla, paged", "observe, paged"
 LIVE_NOTE = """\
-At a time: requests. Medians over the rounds [lower, upper quartile]; ratio: of output tokens/s to paged vanilla's,
+At a time: requests. Means over the rounds [95 % t-interval]; ratio: of output tokens/s to paged vanilla's,
 within each round. Page-ins: a layer and step; of a policy what the model's own routing would have paged in from the
 same state -> its own. Loss: nats a token of held-out text, the domains mixed, forced through the server's own decode
 steps, and what a policy adds to vanilla's, ± the standard error; sums right: share of arithmetic problems."""
 
 
 def key_of(concurrency: int) -> str:
-    """The key of the rounds in the record."""
+    """Return the key of the rounds in the record."""
     return f"comparison/{concurrency}"
 
 
 def quality_key(concurrency: int, name: str) -> str:
-    """The key of a row's loss and sums."""
+    """Return the key of a row's loss and sums."""
     return f"quality/{concurrency}/{name}"
 
 
 def tabulate_live(points: Points) -> Table:
-    """A row a number of requests and server."""
+    """Return a row for each number of requests and server."""
     rows = []
     comparisons = [Comparison.read(point) for key, point in points.items() if key.startswith("comparison/")]
     for one in comparisons:
@@ -107,7 +90,7 @@ def tabulate_live(points: Points) -> Table:
 
 
 def _page_ins(series: Series) -> str:
-    """Of all rounds."""
+    """Return the page-ins of all rounds: the model's own -> the policy's."""
     counted = [one for one in series.evidence if one.page_ins is not None]
     if not counted:
         return "-"
@@ -123,7 +106,7 @@ def _loss(quality: Mapping[str, Any] | None, vanilla: Mapping[str, Any]) -> str:
 
 
 WEIGHTED: dict[str, Any] = {"utility": "squared", "own_share": 0.75}
-"""Keys of all, which lose least at equal experts."""
+"""Keys of all policies, which lose least at equal experts."""
 
 
 def _spell(**keys: Any) -> str:
@@ -136,7 +119,7 @@ def _by_layer(*adds: int) -> str:
 
 
 BLIND = _spell(add=16, free_residents=False), spell_policy("custom", {"budget": 32, **WEIGHTED})
-"""Whatever is loaded; the second has the best 32 experts, the least that so many slots of 64 must lose."""
+"""Policies that ignore what is loaded. The second has the best 32 experts, the least loss of 32 slots of 64."""
 UNIFORM = tuple(_spell(add=add) for add in (4, 2, 1))
 BY_LAYER = _by_layer(2, 2, 4, 8), _by_layer(1, 1, 3, 5)
 """The shipped checkpoint loses most in its last layer."""
@@ -144,7 +127,7 @@ POLICIES = (*BLIND, *UNIFORM, _spell(add=0, mass=0.95), *BY_LAYER)
 
 
 def shorten(policy: str) -> str:
-    """As a table shows it: without `WEIGHTED`."""
+    """Return a policy as a table shows it: without `WEIGHTED`."""
     return policy.replace(",utility=squared,own_share=0.75", "").replace(
         ', "utility": "squared", "own_share": 0.75', ""
     )

@@ -1,4 +1,4 @@
-"""A layer whose experts are paged into slots: what each step pages in and evicts, and what selection is told of it."""
+"""A layer whose experts are paged into slots: the page-ins of each step, and the residents that selection prefers."""
 
 from dataclasses import replace
 
@@ -9,9 +9,10 @@ from sglang_xshare import Batch, Router, Selection, SelectionPlan, select
 
 
 class PagedLayer:
-    """Selects as `sglang_xshare.select` does, step after step, and knows which experts the steps before have left in
-    the slots: as upstream, which evicts what was used least recently, and runs what does not fit in waves. At first
-    they hold the lowest-numbered experts. `page_ins` and `page_ins_before`: of each step, what was paged in, and what
+    """Selects as `sglang_xshare.select` does, step after step, with the experts that are in the slots.
+
+    As upstream: the least recently used expert is evicted, and what does not fit runs in waves. At first the slots hold
+    the lowest-numbered experts. `page_ins` and `page_ins_before`: of each step, the experts paged in, and those that
     the model's own routing would have paged in from the same state.
     """
 

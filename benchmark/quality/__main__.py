@@ -1,4 +1,4 @@
-"""What policies cost in quality: `python -m benchmark.quality vanilla xshare:k0=1,add=24 oea:k0=3`."""
+"""Measure what policies cost in quality: `python -m benchmark.quality vanilla xshare:k0=1,add=24 oea:k0=3`."""
 
 import argparse
 import os
@@ -9,19 +9,20 @@ from pathlib import Path
 
 from benchmark.common.command import Parser, policy, run_main
 from benchmark.common.paths import BUILD
+from benchmark.common.plot import draw
 from benchmark.common.variant import BASELINE, PLAN_SPELLING
 from benchmark.quality.compare import policy_quality
 from benchmark.quality.decoding import add_decoding, read_decoding
 from benchmark.quality.instrument import find_instrument
 from benchmark.quality.measure import MOST, TOP
-from benchmark.quality.report import tabulate_domains, tabulate_quality
+from benchmark.quality.report import plot_quality, tabulate_domains, tabulate_quality
 from benchmark.quality.running import measure_running
 from sglang_xshare.live.client import API_KEY
 from sglang_xshare.parser import whole
 
 OUT = BUILD / "quality"
 SERVED = OUT / "served"
-"""What a server's record is not to be written over."""
+"""The folder of a server's record, which must not replace that of an offline decode."""
 POLICIES = (
     *(f"xshare:k0=1,add={add}" for add in (24, 16, 12, 8)),
     *(f"xshare:k0=1,mass={mass}" for mass in (0.9, 0.8)),
@@ -36,13 +37,15 @@ POLICIES = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the tables."""
+    """Measure into the record, print the tables, draw the picture."""
     parser = Parser("benchmark.quality", __doc__)
     parser.add_policies(policy, POLICIES, f"{PLAN_SPELLING}; vanilla is always the baseline")
     add_decoding(parser)
-    of = f"likeliest tokens that divergence is told from (default: {TOP})"
-    parser.add_argument("--top", type=whole(2, MOST), help=of)
-    parser.add_argument("--url", help="of a running server, in place of a decode here: see docs/tune.md for its flags")
+    help = f"likeliest tokens from which divergence is computed (default: {TOP})"
+    parser.add_argument("--top", type=whole(2, MOST), help=help)
+    parser.add_argument(
+        "--url", help="URL of a running server, which decodes instead of this process: docs/tune.md has its flags"
+    )
     parser.add_argument("--api-key", help=f"the server's admin or API key (default: ${API_KEY})")
     parser.add_argument("--prompts", type=Path, help="with --url: JSON lines of your own prompts, in place of --texts")
     parser.add_record(OUT)
@@ -52,11 +55,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = [word.replace(key, "KEY") if key else word for word in (sys.argv[1:] if argv is None else argv)]
     decoding, top = read_decoding(args), args.top or TOP
     if decoding.per_domain < 2:
-        raise ValueError(f"--per-domain {decoding.per_domain}: an error takes two sequences; allowed is 2 and more")
+        raise ValueError(f"--per-domain must be at least 2, because an error takes two (got {decoding.per_domain})")
     if args.url is None:
         for name, value in (("--prompts", args.prompts), ("--api-key", key)):
             if value is not None:
-                raise ValueError(f"{name}: allowed only with --url")
+                raise ValueError(f"{name} needs --url")
         record = parser.open_record("quality", args, argv)
         measure = partial(policy_quality, decoding, top=top)
     else:
@@ -71,14 +74,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         record.add(text, **figures)
     tabulate_quality(record.points).show()
     tabulate_domains(record.points).show(record.path)
+    draw(plot_quality(record.points), record.path.with_suffix(".png"))
 
 
 def _check_asked(args: argparse.Namespace) -> None:
     if args.prompts is not None and args.texts is not None:
-        raise ValueError(f"--prompts {args.prompts} and --texts {args.texts}: allowed is one of the two")
+        raise ValueError(f"--prompts and --texts exclude each other (got {args.prompts} and {args.texts})")
     if args.tokens_per_request != 1:
-        asked = f"--tokens-per-request {args.tokens_per_request} with --url"
-        raise ValueError(f"{asked}: the server's own speculation decides; allowed is 1")
+        asked = f"(got {args.tokens_per_request})"
+        raise ValueError(f"--tokens-per-request must be 1 with --url: the server's own speculation decides {asked}")
 
 
 if __name__ == "__main__":

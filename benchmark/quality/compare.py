@@ -1,4 +1,4 @@
-"""Many policies on the same held-out text, in batches of one domain and in mixed ones."""
+"""The quality of many policies on the same held-out text, in batches of one domain and in mixed ones."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -13,14 +13,14 @@ from benchmark.quality.model import router_of
 
 
 def policy_quality(decoding: Decoding, policies: Sequence[str], top: int = TOP) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What each policy costs against vanilla, which always comes first: (policy, figures), as they are measured.
+    """Yield (policy, figures) as they are measured; vanilla, with which all are compared, comes first.
 
-    Under `one_domain` and `mixed` (how batches are made up) lie `active_experts` a layer and step, `kept_mass`,
-    `layers` (these two of each), `agreement` (share of greedy tokens equal to vanilla's), `divergence` by the `top`
+    Under `one_domain` and `mixed` (the make-up of batches) are `active_experts` a layer and step, `kept_mass`, `layers`
+    (these two of each layer), `agreement` (share of greedy tokens equal to vanilla's), `divergence` by the `top`
     likeliest tokens, `answers_right` of the arithmetic `answers`, with several tokens a request `accepted`, and `loss`:
-    of `all` text and of each domain, the fields of `Loss`.
+    the fields of `Loss`, of `all` text and of each domain.
 
-    Raises ValueError for a policy, a model or a text that will not do, before anything is measured.
+    Raises ValueError for an unusable policy, model or text, before anything is measured.
     """
     plans = {text: parse_plan(text, decoding.layout.rows) for text in dict.fromkeys([BASELINE, *policies])}
     model, sequences = decoding.load()
@@ -33,21 +33,21 @@ def policy_quality(decoding: Decoding, policies: Sequence[str], top: int = TOP) 
         found = {name: bench.run(plan, decoding.layout, top) for name, bench in benches.items()}
         vanilla = vanilla or found
         figures = {name: summarize(decoded, vanilla[name], batches[name].domains) for name, decoded in found.items()}
-        tell_figures(text, figures)
+        report_figures(text, figures)
         yield text, figures
 
 
-def tell_figures(text: str, figures: dict[str, Any]) -> None:
-    """One line of progress."""
-    told = figures["mixed"]
-    print(f"{text}: {told['active_experts']:.1f} experts, {told['loss']['all']['delta']:+.4f} nats", flush=True)
+def report_figures(text: str, figures: dict[str, Any]) -> None:
+    """Print one line of progress."""
+    mixed = figures["mixed"]
+    print(f"{text}: {mixed['active_experts']:.1f} experts, {mixed['loss']['all']['delta']:+.4f} nats", flush=True)
 
 
 def summarize(decoded: Decoded, vanilla: Decoded, domains: Sequence[str]) -> dict[str, Any]:
-    """The figures of one policy on one set of batches, whose sequences are of `domains`: see `policy_quality`."""
+    """Return the figures of one policy on batches whose sequences are of `domains`: see `policy_quality`."""
     more: dict[str, Any] = {}
     if decoded.top is not None and vanilla.top is not None:
-        more["divergence"] = asdict(compare_top(decoded.top, vanilla.top))
+        more["divergence"] = compare_top(decoded.top, vanilla.top, decoded.layout.batch)
     if decoded.layout.tokens_per_request > 1:
         more["accepted"] = decoded.accepted
     routed = zip(decoded.routing.active, decoded.routing.kept_mass, strict=True)
@@ -60,12 +60,17 @@ def summarize(decoded: Decoded, vanilla: Decoded, domains: Sequence[str]) -> dic
         **more,
         "answers_right": int(decoded.answers.sum()),
         "answers": len(decoded.answers),
-        "loss": compare_domains(decoded.nats, vanilla.nats, domains),
+        "loss": compare_domains(decoded.nats, vanilla.nats, domains, decoded.layout.batch),
     }
 
 
-def compare_domains(nats: torch.Tensor, reference: torch.Tensor, domains: Sequence[str]) -> dict[str, dict[str, float]]:
-    """The fields of `Loss` of `all` sequences and of each domain; nats are [sequences, tokens]."""
+def compare_domains(
+    nats: torch.Tensor, reference: torch.Tensor, domains: Sequence[str], batch: int
+) -> dict[str, dict[str, Any]]:
+    """Return the fields of `Loss` of `all` sequences and of each domain; nats are [sequences, tokens]."""
     parts = {"all": torch.ones(len(domains), dtype=torch.bool)}
     parts |= {domain: torch.tensor([one == domain for one in domains]) for domain in sorted(set(domains))}
-    return {name: asdict(compare_loss(nats[rows], reference[rows])) for name, rows in parts.items()}
+    return {
+        name: asdict(compare_loss(nats, reference, rows[:, None].expand_as(nats), batch))
+        for name, rows in parts.items()
+    }

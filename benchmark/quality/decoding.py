@@ -1,4 +1,4 @@
-"""What is decoded, and the flags that say so."""
+"""The text of a decode and its batches, and their flags."""
 
 import argparse
 from collections.abc import Collection
@@ -24,13 +24,13 @@ COUNTS = {
 
 @dataclass(frozen=True)
 class Decoding:
-    """The text that every policy decodes, and how it is batched.
+    """The text that every policy decodes, and its batches.
 
     `model` is the folder of the checkpoint, with its tokenizer, `texts` that of held-out `*.txt`, a domain each. The
     counts are those of `COUNTS`; `per_domain` is a multiple of `batch`, `steps` of `tokens_per_request`. The first
     `skip` sequences of each domain are left out.
 
-    Raises ValueError naming the count as its flag, its value and what is allowed.
+    Raises ValueError with the flag of a wrong count.
     """
 
     model: Path
@@ -45,28 +45,31 @@ class Decoding:
     def __post_init__(self) -> None:
         for name in COUNTS:
             if getattr(self, name) < 1:
-                raise ValueError(f"{self._spell(name)}: allowed is a whole number above 0")
+                raise ValueError(f"{_flag(name)} must be a whole number above 0 (got {getattr(self, name)})")
         if self.skip < 0:
-            raise ValueError(f"{self._spell('skip')}: must be at least 0")
+            raise ValueError(f"--skip must be at least 0 (got {self.skip})")
         for name, divisor in (("per_domain", "batch"), ("steps", "tokens_per_request")):
             if getattr(self, name) % getattr(self, divisor):
-                raise ValueError(f"{self._spell(name)}: allowed are multiples of {self._spell(divisor)}")
-
-    def _spell(self, name: str) -> str:
-        return f"--{name.replace('_', '-')} {getattr(self, name)}"
+                whole = f"{_flag(divisor)} {getattr(self, divisor)}"
+                raise ValueError(f"{_flag(name)} must be a multiple of {whole} (got {getattr(self, name)})")
 
     @property
     def layout(self) -> Layout:
+        """Return the layout of a step."""
         return Layout(self.batch, self.tokens_per_request)
 
     def load(self) -> tuple[PreTrainedModel, Sequences]:
-        """The model and its sequences, domain after domain. Raises ValueError where either will not do."""
+        """Return the model and its sequences, domain after domain. Raises ValueError if either is unusable."""
         model = load_model(self.model)
         return model, load_sequences(self.texts, self.model, self.prompt + self.steps + 1, self.per_domain, self.skip)
 
 
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def add_decoding(parser: Parser, counts: Collection[str] = tuple(COUNTS), **defaults: int) -> None:
-    """Give `parser` flags for the model, its texts and these counts, whose defaults are the usual ones or these."""
+    """Add flags of the model, its texts and these counts to `parser`; `defaults` replace the usual ones."""
     parser.add_checkpoint(TRAINED)
     usual = {field.name: field.default for field in fields(Decoding)} | defaults
     for name in counts:
@@ -74,6 +77,6 @@ def add_decoding(parser: Parser, counts: Collection[str] = tuple(COUNTS), **defa
 
 
 def read_decoding(args: argparse.Namespace, **fixed: int) -> Decoding:
-    """What the parsed flags ask for, with the counts that have none `fixed`. Raises ValueError as `Decoding` does."""
+    """Return the decoding of parsed flags; `fixed` are the counts without a flag. Raises as `Decoding` does."""
     counts = {name: fixed[name] if name in fixed else getattr(args, name) for name in COUNTS}
     return Decoding(args.model, args.texts or args.model / "heldout", **counts, skip=getattr(args, "skip", 0))

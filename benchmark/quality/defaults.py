@@ -1,8 +1,8 @@
-"""Which budget fits any model and batch: `python -m benchmark.quality.defaults --model DIR`.
+"""Find the budget that fits any model and batch: `python -m benchmark.quality.defaults --model DIR`.
 
 Budgets of `xshare` by count, by a share of the model's experts, and by the utility that they hold, in steps of several
-sizes, of one domain and of mixed ones; with `--tokens-per-request`, where drafts are verified, a count by request too.
-Policies given as arguments replace the budgets. `--skip` leaves out the first sequences, on which budgets were chosen.
+sizes, of one domain and of mixed ones; with `--tokens-per-request`, in verification, a count by request too. Policies
+given as arguments replace the budgets. `--skip` leaves out the first sequences, on which budgets were chosen.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,16 +10,15 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from benchmark.common.command import Parser, policy, positive, run_main
+from benchmark.common.command import policy, run_main
 from benchmark.common.paths import BUILD
 from benchmark.common.table import Table
-from benchmark.common.variant import BASELINE, parse_plan
-from benchmark.quality.decoding import add_decoding, read_decoding
-from benchmark.quality.measure import Bench, compare_loss
-from benchmark.quality.model import Layout, router_of
+from benchmark.common.variant import parse_plan
+from benchmark.quality.measure import explain_errors, format_loss
+from benchmark.quality.model import Layout
+from benchmark.quality.sweep import MIXED, ONE_DOMAIN, Point, make_parser, run_sweep
 from sglang_xshare import Router
 
-COUNTS = ("per_domain", "prompt", "steps", "tokens_per_request")
 BATCHES = (2, 4, 8, 16, 32)
 ADDS, SHARES = (24, 16, 32, 48), (0.125, 0.1875, 0.25, 0.375, 0.5)
 MASSES = (0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99)
@@ -32,54 +31,29 @@ NAMED = (*BY_ROWS, "xshare:k0=1,add=24")
 NOTE = """\
 All settings have k0=1; a policy by name has at each size the setting of its rows. Experts: active ones, of vanilla's,
 mean over models, steps of {batches} requests, tokens of each {tokens}, of one domain and of mixed ones. Loss: nats a
-token above vanilla's on the same tokens, ± the standard error: the worst over all of these and where it is, and the
-mean. Models: {models}."""
+token above vanilla's on the same tokens: the worst over all of these and where it is, and the mean. {errors} The worst
+of many losses is larger by chance than the loss of its size and model. Models: {models}."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record, print the table."""
-    parser = Parser("benchmark.quality.defaults", __doc__)
+    parser = make_parser("benchmark.quality.defaults", __doc__, BATCHES, (1,), steps=32, prompt=32)
     parser.add_policies(policy, (), "policies in place of the budgets")
-    parser.add_argument("--skip", type=int, default=0, metavar="N", help="sequences of each domain to leave out first")
-    sizes = " ".join(map(str, BATCHES))
-    parser.add_argument("--batch", nargs="+", type=positive, default=BATCHES, help=f"requests (default: {sizes})")
-    add_decoding(parser, COUNTS, steps=32, prompt=32)
     parser.add_record(BUILD / "quality" / "defaults")
     args = parser.parse_args(argv)
-    for batch in args.batch:
-        decoding = read_decoding(args, batch=batch)
     record = parser.open_record("defaults", args, argv)
-    model, sequences = decoding.load()
-    router, experts = router_of(model)
-    tokens = args.tokens_per_request
-    settings = {text: text for text in args.policies} or dict(list_settings(experts, tokens > 1))
-    for text in settings.values():
-        parse_plan(text).check(router, experts)
-    texts = {"one domain": sequences, "mixed": sequences.take(sequences.mixing())}
-    benches = {name: Bench(model, chosen, decoding.prompt) for name, chosen in texts.items()}
-    for batch, (mixing, bench) in product(args.batch, benches.items()):
-        names = {f"{batch}, {mixing}, {name}": name for name in settings}
-        missing = {key: name for key, name in names.items() if key not in record}
-        if not missing:
-            continue
-        layout = Layout(batch, tokens)
-        vanilla = bench.run(parse_plan(BASELINE), layout)
-        for key, name in missing.items():
-            decoded = bench.run(parse_plan(settings[name], layout.rows), layout)
-            loss = compare_loss(decoded.nats, vanilla.nats)
-            print(f"{key}: {decoded.active:.1f} of {vanilla.active:.1f} experts, {loss} nats", flush=True)
-            record.add(
-                key,
-                **describe_router(router, experts),
-                batch=batch,
-                tokens_per_request=tokens,
-                mixing=mixing,
-                setting=name,
-                kept_mass=decoded.kept_mass,
-                vanilla_active=vanilla.active,
-                active_experts=decoded.active,
-                loss={"delta": loss.delta, "error": loss.error},
-            )
+
+    def list_points(layout: Layout, text: str, router: Router, experts: int) -> list[Point]:
+        verifies = layout.tokens_per_request > 1
+        settings = {name: name for name in args.policies} or dict(list_settings(experts, verifies))
+        fields = {**describe_router(router, experts), "mixing": text}
+        return [
+            Point(f"{layout}, {text}, {name}", {name: one}, {**fields, "setting": name})
+            for name, one in settings.items()
+        ]
+
+    layouts = [Layout(*both) for both in product(args.batch, args.tokens_per_request)]
+    run_sweep(record, args, layouts, list_points, (ONE_DOMAIN, MIXED))
     tabulate_defaults(record.points).show(record.path)
 
 
@@ -90,7 +64,7 @@ def describe_router(router: Router, experts: int) -> dict[str, Any]:
 
 
 def list_settings(experts: int, verifies: bool = False) -> Iterator[tuple[str, str]]:
-    """(name, policy) of each setting for a model of so many experts, in decode or where drafts are verified."""
+    """Yield (name, policy) of each setting for a model of so many experts, in decode or in verification."""
     for add in PER_REQUEST if verifies else ():
         yield f"add_per_request={add}", f"xshare:k0=1,add_per_request={add}"
     for add in ADDS:
@@ -123,25 +97,23 @@ def tabulate_defaults(*records: Mapping[str, Any]) -> Table:
         share = fmean(point["active_experts"] / point["vanilla_active"] for point in points)
         mean = fmean(point["loss"]["delta"] for point in points)
         place = f"{name_model(worst)}, {worst['batch']} requests, {worst['mixing']}"
-        loss = f"{worst['loss']['delta']:+.4f} ± {worst['loss']['error']:.4f}"
-        rows.append([setting, f"{share:.0%}", loss, place, f"{mean:+.4f}"])
+        rows.append([setting, f"{share:.0%}", format_loss(worst["loss"]), place, f"{mean:+.4f}"])
     note = NOTE.format(
         batches=", ".join(map(str, dict.fromkeys(point["batch"] for point in everything))),
         tokens=", ".join(map(str, dict.fromkeys(point.get("tokens_per_request", 1) for point in everything))),
+        errors=explain_errors(point["loss"] for point in everything),
         models="; ".join(dict.fromkeys(map(name_model, everything))),
     )
     return Table("Budgets for any model", ["budget", "experts", "worst loss", "where", "mean loss"], rows, note)
 
 
 def _locate(point: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what all settings are measured at: a model, a size, a mixing."""
+    """Return a point's model, size and mixing, at which all settings are measured."""
     return name_model(point), point["batch"], point.get("tokens_per_request", 1), point["mixing"]
 
 
 def tabulate_named(*records: Mapping[str, Any]) -> Table:
-    """Return a table with a row for each policy of `NAMED` and a column for each model: what share of its experts is
-    left, and the worst loss.
-    """
+    """Return a row a policy of `NAMED`, with a column a model: its share of experts that is left, and worst loss."""
     models = {name_model(points[0]): points for points in (list(record.values()) for record in records)}
     rows = []
     for name in NAMED:

@@ -1,8 +1,8 @@
 """A transformers MoE model whose routing is `select()`, over many decode steps in one forward.
 
-OEA 4.1's method: a batch holds the t-th tokens of its sequences, and selection sees nothing else, so with teacher
-forcing every step routes exactly as it would in decoding, while all steps run at once. Prompts keep the model's own
-routing, as in the server. Every family whose routers `routing.py` finds is decoded so.
+This is the method of OEA, section 4.1. A batch holds the t-th tokens of its sequences, and selection depends on nothing
+else, so with teacher forcing every step routes exactly as in decoding, while all steps run at once. Prompts keep the
+model's own routing, as in the server. `routing.py` finds the routers of any family.
 """
 
 import copy
@@ -21,19 +21,19 @@ from sglang_xshare import Batch, Router, Selection, SelectionPlan, select
 
 Plans = SelectionPlan | Sequence[SelectionPlan]
 Select = Callable[[torch.Tensor, SelectionPlan, Router, Batch], Selection]
-"""What routes the steps of a layer, in their order: `select`, or what tells it more of the batch."""
+"""The selection of each step of a layer: `select`, or a wrapper that describes more of the batch."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How sequences make decode steps: `batch` consecutive ones, `tokens_per_request` tokens of each a step."""
+    """The make-up of decode steps: `batch` consecutive sequences, `tokens_per_request` tokens of each."""
 
     batch: int
     tokens_per_request: int = 1
 
     @property
     def rows(self) -> int:
-        """Router rows of a step."""
+        """Return the router rows of a step."""
         return self.batch * self.tokens_per_request
 
     def __str__(self) -> str:
@@ -41,27 +41,37 @@ class Layout:
         return f"{self.batch} {'request' if self.batch == 1 else 'requests'} x {tokens}"
 
     def split(self, rows: torch.Tensor) -> torch.Tensor:
-        """[sequences, tokens, x] to [steps, rows of a step, x], request by request. Raises ValueError for leftovers."""
-        sequences, tokens = rows.shape[:2]
-        if sequences % self.batch or tokens % self.tokens_per_request:
-            allowed = f"multiples of {self.batch} and {self.tokens_per_request}"
-            raise ValueError(f"{sequences} sequences of {tokens} tokens: allowed are {allowed}")
+        """Return [sequences, tokens, x] as [steps, rows of a step, x], request by request. Raises as `check` does."""
+        self.check(*rows.shape[:2])
         requests = rows.unflatten(1, (-1, self.tokens_per_request)).unflatten(0, (-1, self.batch))
         return requests.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
+    def check(self, sequences: int, tokens: int) -> None:
+        """Raise ValueError if steps of this layout do not divide so many sequences and tokens of each."""
+        for name, count, whole in (
+            ("batch", self.batch, sequences),
+            ("tokens-per-request", self.tokens_per_request, tokens),
+        ):
+            if whole % count:
+                raise ValueError(f"--{name} must divide {whole} (got {count})")
+
+    def count(self, sequences: int, tokens: int) -> torch.Tensor:
+        """Return the tokens whose loss counts, [sequences, tokens] bool: all of them."""
+        return torch.ones(sequences, tokens, dtype=torch.bool)
+
     def join(self, steps: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-        """The inverse of `split`, in place of what the model itself has, `own` [sequences, tokens, x]."""
+        """Return the inverse of `split`; `own` [sequences, tokens, x] is the model's own choice."""
         requests = steps.unflatten(1, (self.batch, -1)).unflatten(0, (-1, own.shape[1] // self.tokens_per_request))
         return requests.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
     def describe(self, sequences: int, tokens: int) -> Iterator[Batch]:
-        """What selection is told of each step that `split` makes of so many."""
+        """Yield the `Batch` of each step that `split` returns."""
         return repeat(Batch(tokens_per_request=self.tokens_per_request))
 
 
 @dataclass(frozen=True)
 class Routing:
-    """What a policy did; every list has a tensor for each MoE layer.
+    """The results of selection; every list has a tensor for each MoE layer.
 
     `active`, `vanilla_active`: [steps] float32, active experts, by the policy and by the model's own top-k.
     `kept_mass`: [steps, rows of a step] float32.
@@ -74,7 +84,7 @@ class Routing:
 
 @dataclass(frozen=True)
 class Prefilled:
-    """A model that has read its prompts, by its own routing; `cache` holds their keys and values."""
+    """A model that has prefilled its prompts by its own routing; `cache` holds their keys and values."""
 
     model: PreTrainedModel
     cache: DynamicCache
@@ -82,12 +92,10 @@ class Prefilled:
     def decode(
         self, tokens: torch.Tensor, plan: Plans, layout: Layout, selects: Sequence[Select] | None = None
     ) -> tuple[torch.Tensor, Routing]:
-        """Continue with `tokens` [sequences, tokens] under `plan`, one for all MoE layers or one of each; `selects` has
-        for each layer what selects in it, where that is not `select`.
+        """Continue with `tokens` [sequences, tokens] under `plan`, one for all MoE layers or one for each.
 
-        Returns the next tokens' logits [sequences, tokens, vocabulary] float32, and what the policy did.
-
-        Raises ValueError where the plan does not fit the model, or the tokens the layout.
+        `selects` replaces `select`, layer by layer. Returns the next tokens' logits [sequences, tokens, vocabulary]
+        float32, and the routing. Raises ValueError if the plan does not fit the model, or the tokens the layout.
         """
         with _routed(self.model, plan, layout, tokens.shape[1], selects) as routing:
             logits = self.model(tokens, past_key_values=copy.deepcopy(self.cache)).logits
@@ -101,11 +109,10 @@ class Prefilled:
         draw: Callable[[torch.Tensor], torch.Tensor],
         count: int,
     ) -> tuple[torch.Tensor, list[Routing]]:
-        """Continue with `forced` tokens [sequences, tokens], then with `count` more, each of which `draw` chooses from
-        logits [sequences, vocabulary] float32, all under `plan` in steps of one token a sequence.
+        """Continue with `forced` tokens [sequences, tokens], then with `count` more, under `plan`.
 
-        Returns the chosen tokens [sequences, count], and what the policy did in each forward. Raises ValueError as
-        `decode` does.
+        `draw` chooses each further token from logits [sequences, vocabulary] float32; steps have one token a sequence.
+        Returns the chosen tokens [sequences, count], and the routing of each forward. Raises ValueError as `decode`.
         """
         cache, tokens = copy.deepcopy(self.cache), forced
         drawn, routings = [], []
@@ -119,15 +126,15 @@ class Prefilled:
 
 
 def load_model(path: Path) -> PreTrainedModel:
-    """A checkpoint in float32. Raises ValueError where `path` holds none, or one whose routing cannot be replaced."""
+    """Return a checkpoint in float32. Raises ValueError without one, or if its routing cannot be replaced."""
     if not (path / "config.json").is_file():
-        raise ValueError(f"model {path}: no config.json there; needed is the folder of a checkpoint")
+        raise ValueError(f"model must be the folder of a checkpoint, with a config.json (got {path})")
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     for module in model.modules():
         if hasattr(module, "num_group") and not hasattr(module, "num_experts"):
             module.num_experts = model.config.n_routed_experts  # transformers' DeepSeek-V2 reads it and never sets it
     if not find_gates(model):
-        raise ValueError(f"model {path}: no router in {type(model).__name__}; allowed is a mixture of experts")
+        raise ValueError(f"model {path} must be a mixture of experts (got {type(model).__name__}, without a router)")
     try:
         find_routers(model)
     except ValueError as error:
@@ -136,19 +143,19 @@ def load_model(path: Path) -> PreTrainedModel:
 
 
 def router_of(model: PreTrainedModel) -> tuple[Router, int]:
-    """How the model's first MoE layer routes, and its number of routed experts; the others differ by their biases."""
+    """Return the router of the first MoE layer, and its number of experts; other layers differ only by biases."""
     return find_routers(model)[0], find_gates(model)[0].count_experts()
 
 
 @torch.inference_mode()
 def prefill(model: PreTrainedModel, prompt: torch.Tensor) -> Prefilled:
-    """Read `prompt` [sequences, tokens]."""
+    """Prefill `prompt` [sequences, tokens]."""
     return Prefilled(model, model(prompt, use_cache=True, logits_to_keep=1).past_key_values)
 
 
 @torch.inference_mode()
 def router_logits(model: PreTrainedModel, tokens: torch.Tensor, **inputs: Any) -> torch.Tensor:
-    """Router logits [layers, sequences, tokens, experts] by the model's own routing; `inputs`: a cache, a mask."""
+    """Return router logits [layers, sequences, tokens, experts] of the model's own routing; `inputs`: cache, mask."""
     seen: list[torch.Tensor] = []
     with ExitStack() as stack:
         for gate in find_gates(model):
@@ -161,7 +168,7 @@ def router_logits(model: PreTrainedModel, tokens: torch.Tensor, **inputs: Any) -
 def _routed(
     model: PreTrainedModel, plan: Plans, layout: Layout, tokens: int, selects: Sequence[Select] | None
 ) -> Iterator[Routing]:
-    """Within this context the model routes by `plan`; every forward has `tokens` tokens a sequence."""
+    """Route by `plan` within this context; every forward has `tokens` tokens a sequence."""
     routing = Routing()
     gates = find_gates(model)
     plans = [plan] * len(gates) if isinstance(plan, SelectionPlan) else plan

@@ -1,25 +1,28 @@
-"""A record of policies' quality on paper: the tables."""
+"""The tables and the picture of policies' quality."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmark.common.plot import Line, Panel, Picture
 from benchmark.common.table import Table
+from benchmark.quality.measure import explain_errors, find_margin, format_loss
 
 NOTE = """\
 Batches of one domain and mixed ones hold the same sequences; only their neighbours differ. Loss: cross-entropy above
-vanilla's on the same tokens, in nats a token, ± the standard error of the paired differences; within
-two errors a figure says nothing. Greedy same: tokens for which the most likely one is vanilla's."""
+vanilla's on the same tokens, in nats a token. Greedy same: tokens for which the most likely one is vanilla's."""
 DIVERGENCE_NOTE = """\
 KL: the divergence of the predictions from vanilla's, bounded from below by the likeliest tokens of both."""
-ACCEPTED_NOTE = "Accepted: tokens of a verify step; offline, where the draft is the text itself."
+ACCEPTED_NOTE = "Accepted: tokens of a verify step; offline, the draft is the text itself."
 
 
 def tabulate_quality(points: Mapping[str, Any]) -> Table:
-    """A row a policy: its figures in batches of one domain, then in mixed ones."""
+    """Return a row a policy: its figures in batches of one domain, then in mixed ones."""
     mixed = ["experts", "kept mass", "loss, nats", "greedy same", "sums right"]
     rows = [[policy, *_cells(point["one_domain"], point["mixed"])] for policy, point in points.items()]
     first = next(iter(points.values()))["mixed"]
-    note = f"{NOTE} Vanilla's cross-entropy is {first['loss']['all']['cross_entropy']:.3f} nats a token."
+    errors = explain_errors(point["mixed"]["loss"]["all"] for point in points.values())
+    vanilla = f"Vanilla's cross-entropy is {first['loss']['all']['cross_entropy']:.3f} nats a token."
+    note = f"{NOTE} {errors} {vanilla}"
     figures = [point["mixed"] for point in points.values()]
     for kind, heading, more, spell in MORE:
         if all(kind in one for one in figures):  # older records have none
@@ -32,27 +35,47 @@ def tabulate_quality(points: Mapping[str, Any]) -> Table:
 
 
 def _format_divergence(divergence: Mapping[str, float]) -> str:
-    return f"{divergence['nats']:.4f} ± {divergence['error']:.4f}"
+    return format_loss({**divergence, "delta": divergence["nats"]}).removeprefix("+")
 
 
 MORE: tuple[tuple[str, str, str, Callable[[Any], str]], ...] = (
     ("divergence", "KL, nats", DIVERGENCE_NOTE, _format_divergence),
     ("accepted", "accepted", ACCEPTED_NOTE, "{:.2f}".format),
 )
-"""Figures that not every record has: key, heading, note, and how they are spelt."""
+"""Figures that not every record has: key, heading, note, and format."""
 
 
 def tabulate_domains(points: Mapping[str, Any]) -> Table:
-    """A row a policy: its loss in each domain, in batches of one domain."""
+    """Return a row a policy: its loss in each domain, in batches of one domain."""
     domains = [name for name in next(iter(points.values()))["one_domain"]["loss"] if name != "all"]
     losses = {policy: point["one_domain"]["loss"] for policy, point in points.items()}
     rows = [[policy, *(format_loss(loss[domain]) for domain in domains)] for policy, loss in losses.items()]
     return Table("Loss by domain, in batches of one domain, nats", ["policy", *domains], rows)
 
 
-def format_loss(loss: Mapping[str, float]) -> str:
-    """The difference to vanilla in nats, with its error."""
-    return f"{loss['delta']:+.4f} ± {loss['error']:.4f}"
+def plot_quality(points: Mapping[str, Any]) -> Picture:
+    """Return the picture of loss against active experts in mixed batches, a line a policy and kind of budget."""
+    first, *others = points.items()
+    ladders: dict[str, list[Mapping[str, Any]]] = {}
+    for name, point in others:
+        figures = point["mixed"]
+        ladders.setdefault(name.rpartition("=")[0] or name, []).append({**figures, "loss": figures["loss"]["all"]})
+    lines = [make_loss_line(name, found) for name, found in ladders.items()]
+    title = f"mixed batches; {first[0]} has {first[1]['mixed']['active_experts']:.1f} active"
+    losses = (one["loss"] for found in ladders.values() for one in found)
+    return Picture((make_loss_panel(lines, title),), "error bars " + explain_errors(losses).partition(".")[0])
+
+
+def make_loss_line(name: str, settings: Sequence[Mapping[str, Any]]) -> Line:
+    """Return the losses of a ladder of settings by active experts, with their errors."""
+    order = sorted(settings, key=lambda one: one["active_experts"])
+    experts, losses = [one["active_experts"] for one in order], [one["loss"] for one in order]
+    return Line(name, experts, [loss["delta"] for loss in losses], [find_margin(loss) for loss in losses])
+
+
+def make_loss_panel(lines: Sequence[Line], title: str) -> Panel:
+    """Return the axes of loss against active experts; the loss spans orders of magnitude."""
+    return Panel("active experts a layer and step", "loss above vanilla, nats a token", lines, title, log_y=True)
 
 
 def _cells(one: Mapping[str, Any], mixed: Mapping[str, Any]) -> list[str]:

@@ -1,8 +1,7 @@
-"""The routers of a transformers model: where they are, and of which kind, found from what they do.
+"""The routers of a transformers model: their places and kinds, found from their behaviour.
 
-Models compute their routing in as many ways as there are families, and few of the ways are told by a configuration. So
-none is looked up: each layer routes some random text, and its `Router` is the one under which `select()` gives the same
-experts and weights.
+Each family computes its routing in its own way, and configurations describe few of the ways. So each layer routes some
+random text, and its `Router` is the one under which `select()` returns the same experts and weights.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,14 +21,14 @@ from sglang_xshare import Router, build_plan, select
 from sglang_xshare.types import SCORINGS
 
 PROBES = 4, 32
-"""Random sequences that are routed, and their tokens: groups, biases and scores all show in as many rows."""
+"""Random sequences that are routed, and their tokens: enough rows to show groups, biases and scores."""
 SAME = 0.99
-"""The share of rows in which a router must agree: scores that are equal but for their last bit may change places."""
+"""The share of rows in which a router must agree: scores that differ only in the last bit may swap."""
 
 Choice = tuple[torch.Tensor, torch.Tensor]
 """Expert ids [rows, k] int64, and their weights [rows, k]."""
 Choose = Callable[[torch.Tensor, Choice], Choice | None]
-"""Of router logits [rows, N] and the model's own choice: another one, or None to leave it."""
+"""Return another choice for router logits [rows, N] and the model's own choice, or None to keep the latter."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,18 +39,18 @@ class Gate:
     gate: nn.Module
 
     def count_experts(self) -> int:
-        """Routed ones."""
+        """Return the number of routed experts."""
         return len(self._linear.weight)
 
     def intercept(self, choose: Choose) -> RemovableHandle:
-        """Have every forward ask `choose`, until the handle is removed."""
+        """Replace the choice of every forward by that of `choose`, until the handle is removed."""
         experts = getattr(self.block, "experts", None)
         if experts is None:
             return self.gate.register_forward_hook(partial(self._replace_groups, choose))
         return experts.register_forward_pre_hook(partial(self._replace_choice, choose))
 
     def find_bias(self) -> torch.Tensor | None:
-        """What is added to its scores to choose, [N]."""
+        """Return the correction bias of the scores, [N]."""
         tensors = chain(self.block.named_parameters(), self.block.named_buffers())
         found = [tensor for name, tensor in tensors if name.endswith("e_score_correction_bias")]
         return found[0].detach().flatten() if found else None
@@ -70,7 +69,7 @@ class Gate:
         return None if chosen is None else (hidden, chosen[0].to(ids.dtype), chosen[1].to(weights.dtype), *rest)
 
     def _replace_groups(self, choose: Choose, gate: Any, args: tuple[torch.Tensor, ...], grouped: Any) -> Any:
-        """For Granite's gate, which returns slots in the order of their experts, and has no module of experts."""
+        """Replace the choice of Granite's gate, which returns slots by expert, and has no module of experts."""
         order, _, sorted_weights, sizes, logits = grouped
         ids, weights = torch.empty_like(order), torch.empty_like(sorted_weights)
         ids[order] = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
@@ -87,7 +86,7 @@ _ROUTERS: WeakKeyDictionary[PreTrainedModel, list[Router]] = WeakKeyDictionary()
 
 
 def find_gates(model: PreTrainedModel) -> list[Gate]:
-    """One a MoE layer, in their order."""
+    """Return the gates of the MoE layers, in their order."""
     gates = []
     for block in model.modules():
         gate = getattr(block, "gate", getattr(block, "router", None))
@@ -99,12 +98,12 @@ def find_gates(model: PreTrainedModel) -> list[Gate]:
 
 
 def _find_linear(gate: nn.Module) -> Any:
-    """What computes a gate's logits: a layer of it, or itself."""
+    """Return the module that computes a gate's logits: a layer of the gate, or the gate."""
     return getattr(gate, "layer", getattr(gate, "wg", gate))
 
 
 def find_routers(model: PreTrainedModel) -> list[Router]:
-    """How each MoE layer routes. Raises ValueError for a layer whose routing no `Router` gives."""
+    """Return the router of each MoE layer. Raises ValueError for a layer that no `Router` describes."""
     if model not in _ROUTERS:
         gates = find_gates(model)
         seen = _route_random_text(model, gates)
@@ -115,7 +114,7 @@ def find_routers(model: PreTrainedModel) -> list[Router]:
 
 @torch.inference_mode()
 def _route_random_text(model: PreTrainedModel, gates: Sequence[Gate]) -> list[tuple[torch.Tensor, Choice]]:
-    """(logits, the model's own choice) of each layer."""
+    """Return (logits, the model's own choice) of each layer."""
     seen: list[tuple[torch.Tensor, Choice]] = []
 
     def keep(logits: torch.Tensor, choice: Choice) -> None:
@@ -130,7 +129,7 @@ def _route_random_text(model: PreTrainedModel, gates: Sequence[Gate]) -> list[tu
 
 
 def _list_kinds(config: Any) -> Iterator[dict[str, Any]]:
-    """Keyword arguments of a `Router`, but for top-k and bias: every kind that this configuration leaves open."""
+    """Yield keyword arguments of a `Router`, without top-k and bias: every kind that this configuration allows."""
     groups: list[dict[str, int]] = [{}]
     if (getattr(config, "n_group", None) or 1) > 1:
         groups.append({"num_expert_group": config.n_group, "topk_group": config.topk_group})
@@ -152,11 +151,11 @@ def _find_router(
         if torch.isclose(ours, own, rtol=1e-3, atol=1e-5).all(1).float().mean() >= SAME:
             return router
     raise ValueError(
-        f"MoE layer {layer}, {type(gate.block).__name__}: it routes in none of the ways known here; allowed are "
-        f"{', '.join(SCORINGS)}, with or without a bias, groups, renormalization and a scaling factor"
+        f"MoE layer {layer}, {type(gate.block).__name__}: its routing must be {', '.join(SCORINGS)}, with or without a "
+        "bias, groups, renormalization and a scaling factor"
     )
 
 
 def _spread(ids: torch.Tensor, weights: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Weights as [rows, N] float32, 0 where an expert is not chosen."""
+    """Return weights as [rows, N] float32, 0 for an expert that is not chosen."""
     return torch.zeros_like(logits, dtype=torch.float32).scatter_add(1, ids.long(), weights.float())

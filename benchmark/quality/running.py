@@ -1,17 +1,17 @@
-"""What policies cost on a running server, one policy after another, in the figures of an offline decode."""
+"""The quality of policies on a running server, one policy after another, in the figures of an offline decode."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import torch
 
 from benchmark.common.variant import BASELINE, Variant, parse_variant
-from benchmark.quality.compare import compare_domains, tell_figures
+from benchmark.quality.compare import compare_domains, report_figures
 from benchmark.quality.decoding import Decoding
 from benchmark.quality.instrument import Instrument
+from benchmark.quality.measure import compare_loss
 from benchmark.quality.traffic import Traffic, continue_prompts, read_texts, share_batch
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.tune.gauge import Gauge
@@ -19,33 +19,35 @@ from sglang_xshare.tune.measure import Measurement, agreement
 from sglang_xshare.tune.texts import Sample
 
 Run = dict[str, tuple[Measurement, dict[str, Any]]]
-"""How batches are made up -> what a policy measured there, and figures that only a server has."""
+"""The make-up of batches -> what a policy measured on them, and figures that only a server has."""
 
 
 def measure_running(
     server: Instrument, prompts: Path | None, decoding: Decoding, policies: Sequence[str], top: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(policy, figures) as `policy_quality` gives them, but for single layers', vanilla's first; on a file of prompts,
-    or else the texts of `decoding`. `answers` are the problems that the server answers freely, `accepted` is the
-    accepted length of its own drafts. In the end the server has the policy that it had before, whatever happens.
+    """Yield (policy, figures) as `policy_quality` does, without those of single layers.
 
-    Raises `PolicyError` or ValueError in one line.
+    The text is a file of prompts, or else the texts of `decoding`. `answers` are the problems that the server answers
+    freely, `accepted` is the accepted length of its own drafts. At the end the server has its former policy again,
+    also after an error. Raises `PolicyError` or ValueError in one line.
     """
     draft_tokens = server.get_draft_tokens()
     selecting = [parse_variant(text) for text in dict.fromkeys(policies) if text != BASELINE]
     for variant in selecting:  # all of them before anything is switched
         if variant.policy in (None, "observe"):
-            raise ValueError(f"policy {variant.name}: allowed beside {BASELINE} are those that select")
+            raise ValueError(f"policy must select (got {variant.name}, beside {BASELINE})")
         build_schedule(variant.policy, variant.keys, speculative=draft_tokens > 1)
     if not selecting:
-        raise ValueError(f"policies {BASELINE}: allowed is one more, in whose steps {BASELINE}'s experts are counted")
+        raise ValueError(
+            f"policies must include one that selects: its steps count {BASELINE}'s experts (got {BASELINE})"
+        )
     variants = [parse_variant(BASELINE), *selecting]
     samples: dict[str, Sequence[Sample]] = {}
     gauge = Gauge(server, samples)
     gauge.top, gauge.tokens_per_request = top, draft_tokens
 
     def go_on(prompts: list[list[int]], tokens: int) -> list[list[int]]:
-        """What the server's own routing answers, up to an end of text."""
+        """Return the answers of the server's own routing, up to an end of text."""
         gauge.guard.set_policy({"policy": BASELINE})
         return [list(one["output_ids"]) for one in server.generate(prompts, tokens, ignore_eos=False)]
 
@@ -65,11 +67,11 @@ def measure_running(
             for name, (measured, more) in found.items():
                 own = before[name]
                 if own is None:
-                    reason = f"{first_name} selects in no step of it, in which vanilla's experts would be counted"
-                    raise ValueError(f"--batch {decoding.batch}: {reason}; allowed is a size at which it does")
+                    raise ValueError(f"--batch must be a size at which {first_name} selects (got {decoding.batch})")
                 active = own - (measured.saved or 0.0) / layers
-                figures[name] = _describe(measured, vanilla[name][0], active, batches[name].domains) | more
-            tell_figures(text, figures)
+                domains, batch = batches[name].domains, decoding.batch
+                figures[name] = _describe(measured, vanilla[name][0], active, domains, batch) | more
+            report_figures(text, figures)
             yield text, figures
     finally:
         gauge.guard.restore()
@@ -78,7 +80,7 @@ def measure_running(
 def _run_all(
     server: Instrument, gauge: Gauge, variants: Sequence[Variant], batches: Mapping[str, Traffic], decoding: Decoding
 ) -> Iterator[tuple[str, Run]]:
-    """Every policy on both orders of the samples, from an empty cache; one of a single domain has nothing to mix."""
+    """Yield every policy on both orders of the samples, from an empty cache; a single domain is not mixed."""
     for variant in variants:
         found: Run = {}
         for name, traffic in batches.items():
@@ -95,20 +97,22 @@ def _run_all(
         yield variant.name, found
 
 
-def _describe(found: Measurement, vanilla: Measurement, active: float, domains: Sequence[str]) -> dict[str, Any]:
-    nats, own = (torch.tensor(one.nats)[:, None] for one in (found, vanilla))
-    error = stdev(found.divergences) / len(found.divergences) ** 0.5
+def _describe(
+    found: Measurement, vanilla: Measurement, active: float, domains: Sequence[str], batch: int
+) -> dict[str, Any]:
+    nats, own, divergences = (torch.tensor(one)[:, None] for one in (found.nats, vanilla.nats, found.divergences))
+    divergence = compare_loss(divergences, torch.zeros_like(divergences), batch=batch)
     return {
         "active_experts": active,
         "kept_mass": 1.0 if found.kept_mass is None else found.kept_mass,
         "agreement": agreement(found, vanilla),
-        "divergence": {"nats": fmean(found.divergences), "error": error},
-        "loss": compare_domains(nats, own, domains),
+        "divergence": {"nats": divergence.delta, "error": divergence.error, "batches": divergence.batches},
+        "loss": compare_domains(nats, own, domains, batch),
     }
 
 
 def _answer(server: Instrument, traffic: Traffic, batch: int, mixed: bool) -> list[bool]:
-    """Of each problem, whether it is answered right: in batches of problems alone, or among the other domains."""
+    """Return for each problem whether its answer is right, in batches of problems alone or among other domains."""
     server.flush()
     if not traffic.problems:
         return []
@@ -124,7 +128,7 @@ def _answer(server: Instrument, traffic: Traffic, batch: int, mixed: bool) -> li
 
 
 def _accept(server: Instrument, traffic: Traffic, decoding: Decoding) -> float:
-    """Tokens of a verify step, where the server answers every prompt freely."""
+    """Return the mean tokens of a verify step while the server answers every prompt freely."""
     tokens = verified = 0
     for start in range(0, len(traffic.samples), decoding.batch):
         some = [one.prompt for one in traffic.samples[start : start + decoding.batch]]

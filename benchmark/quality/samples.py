@@ -1,4 +1,4 @@
-"""Sampled answers under a policy: `python -m benchmark.quality.samples xshare xshare:fast`.
+"""Sample answers under a policy: `python -m benchmark.quality.samples xshare xshare:fast`.
 
 Each arithmetic problem is answered several times at a temperature, all answers to it in the same batch, as in rollouts:
 a policy that keeps greedy answers may still lose what several samples find (arXiv 2602.02443).
@@ -82,8 +82,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for plan in plans.values():
         plan.check(router, experts)
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
-    told = read_problems(args.texts or args.model / "heldout", args.problems)
-    groups = list(group_problems(tokenizer, told, args.batch // args.samples))
+    problems = read_problems(args.texts or args.model / "heldout", args.problems)
+    groups = list(group_problems(tokenizer, problems, args.batch // args.samples))
     counted = sum(len(group.answers) for group in groups)
     asked = {name: getattr(args, name) for name in ("batch", "samples", "temperature")}
     start = describe_router(router, experts) | {"problems": counted} | asked
@@ -99,18 +99,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     tabulate_samples(record.points).show(record.path)
 
 
-def group_problems(tokenizer: Tokenizer, told: Sequence[tuple[str, str]], multiple: int) -> Iterator[Problems]:
-    """Yield the problems by their numbers of tokens, a multiple of `multiple` of each kind; what is left over is left
-    out. Raises ValueError if nothing remains.
+def group_problems(tokenizer: Tokenizer, problems: Sequence[tuple[str, str]], multiple: int) -> Iterator[Problems]:
+    """Yield the problems by their numbers of tokens, a multiple of `multiple` of each kind, without leftovers.
+
+    Raises ValueError if nothing remains.
     """
     kinds: dict[tuple[int, int], list[tuple[list[int], list[int], str]]] = {}
-    for text, answer in dict.fromkeys(told):
+    for text, answer in dict.fromkeys(problems):
         solved, question = text.split("\n")
         tokens = [tokenizer.encode(one, add_special_tokens=False).ids for one in (f"{solved}\n", question)]
         kinds.setdefault((len(tokens[0]), len(tokens[1])), []).append((tokens[0], tokens[1], answer))
     whole = [kind[: len(kind) // multiple * multiple] for kind in kinds.values() if len(kind) >= multiple]
     if not whole:
-        raise ValueError(f"problems: must be at least {multiple} of as many tokens (got {len(told)} in all)")
+        raise ValueError(f"problems: must be at least {multiple} of as many tokens (got {len(problems)} in all)")
     for kind in whole:
         solutions, questions, answers = zip(*kind, strict=True)
         yield Problems(torch.tensor(solutions), torch.tensor(questions), answers)
@@ -157,16 +158,16 @@ def sample(
 
 def compare(found: Outcome, vanilla: Outcome) -> dict[str, Any]:
     """Return each figure with its standard error, and its difference from vanilla's with that one's."""
-    told = {}
+    figures = {}
     for name in FIGURES:
         values, own = getattr(found, name), getattr(vanilla, name)
-        told[name] = {
+        figures[name] = {
             "value": values.mean().item(),
             "error": bootstrap(values),
             "delta": (values - own).mean().item(),
             "delta_error": bootstrap(values - own),
         }
-    return told
+    return figures
 
 
 def bootstrap(values: torch.Tensor) -> float:

@@ -12,12 +12,12 @@ SERVER_ARGS = ("--enable-custom-logit-processor",)
 
 
 def measure_nats(server: Server, tokens: torch.Tensor, prompt: int, batch: int, verified: bool = False) -> torch.Tensor:
-    """Decode every sequence after its first `prompt` tokens, `batch` sequences at a time, on a server that was started
-    with `SERVER_ARGS`; `verified`: by `Verifier`, which one with speculation needs. `tokens` are [sequences,
-    length] int64.
+    """Decode sequences after their first `prompt` tokens, `batch` at a time, on a server with `SERVER_ARGS`.
 
-    Returns [sequences, length - prompt - 1] float32: -log P of every token after the prompt but the first, which is
-    the prefill's.
+    `verified` verifies by `Verifier`, which a server with speculation needs. `tokens` are [sequences, length] int64.
+
+    Returns [sequences, length - prompt - 1] float32: -log P of every token after the prompt except the first, which
+    the prefill predicts.
     """
     running = (Verifier if verified else Instrument)(server.url)
     nats = []
@@ -28,13 +28,13 @@ def measure_nats(server: Server, tokens: torch.Tensor, prompt: int, batch: int, 
 
 
 def measure_sums(server: Server, texts: Path, count: int) -> float | None:
-    """Share of the first `count` arithmetic problems answered right, each after a solved one; None without any."""
+    """Return the share of the first `count` arithmetic problems that are answered right; None without problems."""
     problems = read_problems(texts, count)
     return measure_answers(server, problems, batch=16) if problems else None
 
 
 def read_problems(texts: Path, count: int | None = None) -> list[tuple[str, str]]:
-    """(question, answer) of the first `count` arithmetic problems, or of all, each after a solved one."""
+    """Return (question, answer) of the first `count` arithmetic problems, or of all, each after a solved one."""
     path = texts / "arithmetic.txt"
     lines = path.read_text().splitlines()[: None if count is None else count + 1] if path.exists() else []
     if not all("A:" in line for line in lines):
@@ -44,7 +44,7 @@ def read_problems(texts: Path, count: int | None = None) -> list[tuple[str, str]
 
 
 def measure_answers(server: Server, problems: Sequence[tuple[str, str]], batch: int) -> float:
-    """The share of `problems`, (question, answer) each, that it answers right greedily, `batch` at a time."""
+    """Return the share of `problems`, (question, answer) each, with a right greedy answer, `batch` at a time."""
     right = 0
     for start in range(0, len(problems), batch):
         chunk = problems[start : start + batch]

@@ -1,4 +1,4 @@
-"""Held-out text as sequences of equal length, and where in them the answers to arithmetic problems lie."""
+"""Held-out text as sequences of equal length, and the places of answers to arithmetic problems."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ ANSWER = re.compile(r"(?<=A:) -?\d+\n")
 
 @dataclass(frozen=True)
 class Answer:
-    """Tokens [start, stop) of sequence `row` are the answer to a problem that stands in full before them."""
+    """The place of an answer: tokens [start, stop) of sequence `row`, behind the whole problem."""
 
     row: int
     start: int
@@ -32,49 +32,45 @@ class Sequences:
         return len(self.domains)
 
     def of_domain(self, domain: str) -> torch.Tensor:
-        """[sequences] bool: those of one domain."""
+        """Return which sequences are of one domain, [sequences] bool."""
         return torch.tensor([name == domain for name in self.domains])
 
     def take(self, rows: Sequence[int]) -> "Sequences":
-        """These sequences, in this order."""
+        """Return these sequences, in this order."""
         place = {row: new for new, row in enumerate(rows)}
         answers = [Answer(place[one.row], one.start, one.stop) for one in self.answers if one.row in place]
         return Sequences(self.tokens[list(rows)], tuple(self.domains[row] for row in rows), tuple(answers))
 
     def mixing(self) -> list[int]:
-        """An order in which the domains take turns, so that every batch holds all of them."""
+        """Return an order in which the domains take turns, so every batch holds all of them."""
         return mix_domains(self.domains)
 
 
 def mix_domains(domains: Sequence[str]) -> list[int]:
-    """An order of sequences of these domains in which they take turns; there are equally many of each."""
+    """Return an order in which these domains, with equally many sequences each, take turns."""
     names = sorted(set(domains))
     rows = [[row for row, domain in enumerate(domains) if domain == name] for name in names]
     return [row for turn in zip(*rows, strict=True) for row in turn]
 
 
 def list_texts(folder: Path) -> list[Path]:
-    """The `*.txt` of a folder, a domain each. Raises ValueError where there is none."""
+    """Return the `*.txt` of a folder, a domain each. Raises ValueError without one."""
     files = sorted(folder.glob("*.txt"))
     if not files:
-        raise ValueError(f"texts {folder}: no *.txt file there; needed is a folder of held-out texts")
+        raise ValueError(f"texts must be a folder of held-out *.txt files (got {folder})")
     return files
 
 
 def cut_text(path: Path, ids: Sequence[int], length: int, count: int, skip: int = 0) -> list[list[int]]:
-    """Return the `count` sequences of `length` of a text's tokens after the first `skip` of them. Raises ValueError if
-    the text is too short.
-    """
+    """Return `count` sequences of `length` tokens after the first `skip`. Raises ValueError for too short a text."""
     if len(ids) < (skip + count) * length:
-        room = len(ids) // length
-        raise ValueError(f"{path}: {room} sequences of {length} tokens in it; {skip + count} a domain are asked for")
+        room = f"(got {len(ids) // length})"
+        raise ValueError(f"{path} must have {skip + count} sequences of {length} tokens {room}")
     return [list(ids[start : start + length]) for start in range(skip * length, (skip + count) * length, length)]
 
 
 def load_sequences(texts: Path, tokenizer: Path, length: int, per_domain: int, skip: int = 0) -> Sequences:
-    """Return `per_domain` sequences of `length` tokens of every `*.txt`, a domain, after the first `skip` of them.
-    Raises ValueError for a text that is too short.
-    """
+    """Return `per_domain` sequences of every `*.txt`, a domain, after the first `skip`. Raises as `cut_text` does."""
     files = list_texts(texts)
     encoder = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     tokens: list[list[int]] = []
@@ -90,9 +86,7 @@ def load_sequences(texts: Path, tokenizer: Path, length: int, per_domain: int, s
 
 
 def _answers(text: str, encoding: Encoding, length: int, first: int, count: int, skip: int) -> list[Answer]:
-    """Return the answers whose tokens lie within one of `count` sequences, which are rows from `first` on and come
-    after `skip` others.
-    """
+    """Return the answers within one of `count` sequences, which are rows from `first` on, behind `skip` others."""
     found = []
     for match in ANSWER.finditer(text):
         start = encoding.char_to_token(match.start())

@@ -1,4 +1,4 @@
-"""What a running server is measured on: texts that it is forced to decode, and problems that it answers by itself."""
+"""The traffic of a measured server: texts that it is forced to decode, and problems that it answers freely."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -14,12 +14,12 @@ from sglang_xshare.tune.texts import Sample
 
 Tokenize = Callable[[str], list[int]]
 Continue = Callable[[list[list[int]], int], list[list[int]]]
-"""Of prompts and a number of tokens: the model's own answers, which may end before."""
+"""Return the model's own answers to prompts, of at most so many tokens."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A prompt, and how an answer to it must begin."""
+    """A prompt, and the begin of a right answer."""
 
     prompt: list[int]
     answer: str
@@ -27,35 +27,35 @@ class Problem:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Samples with texts of equal length, domain after domain, and the domain of each."""
+    """Samples with texts of equal length, domain after domain, the domain of each, and problems."""
 
     samples: tuple[Sample, ...]
     domains: tuple[str, ...]
     problems: tuple[Problem, ...] = ()
 
     def mix(self) -> "Traffic":
-        """The same samples in an order in which domains take turns."""
+        """Return the same samples in an order in which domains take turns."""
         order = mix_domains(self.domains)
         samples = tuple(self.samples[row] for row in order)
         return Traffic(samples, tuple(self.domains[row] for row in order), self.problems)
 
 
 def read_texts(decoding: Decoding, tokenize: Tokenize) -> Traffic:
-    """Sequences of every `*.txt` of `decoding`, and its `arithmetic.txt`'s problems. Raises ValueError for less."""
+    """Return the sequences and problems of the texts of `decoding`. Raises ValueError for too short a text."""
     files, length = list_texts(decoding.texts), decoding.prompt + decoding.steps + 1
     sequences: list[list[int]] = []
     for path in files:
-        # No token of a usable tokenizer is so long in the mean.
+        # The mean token of every usable tokenizer is shorter than 12 characters.
         ids = tokenize(path.read_text()[: decoding.per_domain * length * 12])
         sequences += cut_text(path, ids, length, decoding.per_domain)
     samples = tuple(Sample(one[: decoding.prompt], one[decoding.prompt :]) for one in sequences)
     domains = tuple(path.stem for path in files for _ in range(decoding.per_domain))
-    told = read_problems(decoding.texts, decoding.per_domain)
-    return Traffic(samples, domains, tuple(Problem(tokenize(question), answer) for question, answer in told))
+    problems = read_problems(decoding.texts, decoding.per_domain)
+    return Traffic(samples, domains, tuple(Problem(tokenize(question), answer) for question, answer in problems))
 
 
 def read_prompts(file: Path) -> list[dict[str, str]]:
-    """The objects of a JSONL file, with `prompt`, maybe `answer`. Raises ValueError naming the first wrong line."""
+    """Return the objects of a JSONL file, with `prompt`, maybe `answer`. Raises ValueError for the first wrong line."""
     prompts = []
     for number, line in enumerate(file.read_text().splitlines(), 1):
         try:
@@ -64,18 +64,18 @@ def read_prompts(file: Path) -> list[dict[str, str]]:
             raise ValueError(f"--prompts {file}, line {number}: malformed JSON ({error})") from None
         is_text = isinstance(one, dict) and all(isinstance(one.get(key, ""), str) for key in ("prompt", "answer"))
         if not is_text or not one.get("prompt") or one.get("answer") == "":
-            allowed = 'allowed is an object with the texts "prompt" and, where it is known, "answer"'
-            raise ValueError(f"--prompts {file}, line {number}: {allowed}")
+            wanted = 'must be an object with the texts "prompt" and, if it is known, "answer"'
+            raise ValueError(f"--prompts {file}, line {number} {wanted}")
         prompts.append(one)
     return prompts
 
 
 def continue_prompts(file: Path, decoding: Decoding, tokenize: Tokenize, go_on: Continue) -> Traffic:
-    """The first `per_domain` prompts whose own answers, the texts, are long enough. Raises ValueError for fewer."""
-    told, needed = read_prompts(file), decoding.per_domain
-    if len(told) < needed:
-        raise ValueError(f"--prompts {file}: {len(told)} prompts in it; {needed} are asked for (--per-domain)")
-    prompts = [tokenize(one["prompt"]) for one in told]
+    """Return the first `per_domain` prompts with long enough answers, the texts. Raises ValueError for fewer."""
+    lines, needed = read_prompts(file), decoding.per_domain
+    if len(lines) < needed:
+        raise ValueError(f"--prompts {file} must have {needed} prompts, as --per-domain (got {len(lines)})")
+    prompts = [tokenize(one["prompt"]) for one in lines]
     samples: list[Sample] = []
     for start in range(0, len(prompts), decoding.batch):
         some = prompts[start : start + decoding.batch]
@@ -85,15 +85,15 @@ def continue_prompts(file: Path, decoding: Decoding, tokenize: Tokenize, go_on: 
         if len(samples) >= needed:
             break
     else:
-        found = f"{len(samples)} of {len(told)} prompts have answers of {decoding.steps + 1} tokens"
-        raise ValueError(f"--prompts {file}: {found}; {needed} are asked for (--per-domain, --steps)")
-    known = [Problem(prompt, one["answer"]) for prompt, one in zip(prompts, told, strict=True) if "answer" in one]
+        wanted = f"{needed} prompts (--per-domain) with answers of {decoding.steps + 1} tokens (--steps)"
+        raise ValueError(f"--prompts {file} must have {wanted} (got {len(samples)} of {len(lines)})")
+    known = [Problem(prompt, one["answer"]) for prompt, one in zip(prompts, lines, strict=True) if "answer" in one]
     problems = tuple(known[:needed])
     return Traffic(tuple(samples[:needed]), (file.stem,) * needed, problems)
 
 
 def share_batch(problems: Sequence[Problem], company: Sequence[list[int]], own: int, batch: int) -> list[list[Any]]:
-    """Batches of prompts: `own` problems first, each once, then `company`: pairs of the problems and all prompts."""
+    """Return batches as (problems, all prompts): `own` problems first, each once, then `company`."""
     batches = []
     for start in range(0, len(problems), own):
         some = list(problems[start : start + own])

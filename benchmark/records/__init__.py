@@ -1,1 +1,1 @@
-"""All that a CPU can measure, from one commit, and the pages' tables of it: `python -m benchmark.records`."""
+"""All measurements of a CPU, from one commit, and the pages' tables and pictures: `python -m benchmark.records`."""

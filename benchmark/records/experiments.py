@@ -1,4 +1,4 @@
-"""What is measured, in which order, and where its record lies."""
+"""The experiments in the order of a whole run, the place of each record, and the files that decide its figures."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +8,11 @@ from benchmark.common.paths import ROOT
 
 @dataclass(frozen=True)
 class Experiment:
-    """One `python -m <module>`, which leaves `<record>.json`, as it is named unless told otherwise, in a folder below
-    the results, and beside it those of its `plots` that a page shows. It takes so many minutes at full size, with
-    `arguments`, on two quiet cores; `small` are those of the smallest size that goes through. If `trained` is given,
-    `python -m training.train_moe --model <trained>` makes the model that `arguments` name.
+    """A run of `python -m <module>`, which writes `<record>.json` into a folder below the results.
+
+    `record` is the name by default; `plots` are the files beside the record that a page shows. At full size, with
+    `arguments`, the run takes so many minutes on two quiet cores; `small` are the arguments of the smallest size. If
+    `trained` is given, `python -m training.train_moe --model <trained>` makes the model that `arguments` name.
     """
 
     name: str
@@ -32,23 +33,57 @@ class Experiment:
 
     @property
     def kind(self) -> str:
-        """The name in its record, and of its file."""
+        """Return the name in the record, which is also that of the file."""
         return self.record or self.name
 
     def path(self, results: Path) -> Path:
-        """Of the record."""
+        """Return the record's path."""
         return results / self.folder / f"{self.kind}.json"
 
+    @property
+    def depends(self) -> tuple[str, ...]:
+        """Return the paths that decide the figures."""
+        module = self.module.replace(".", "/")
+        own = {"benchmark/demo": "benchmark/serving", "benchmark/neighbours": "benchmark/neighbours.py"}.get(
+            module, module
+        )
+        if module in OFFLINE or module.startswith("benchmark/quality"):
+            return (*DECODED, own, *OFFLINE.get(module, ()))
+        return (*SERVED_BY, own)
 
+
+DECODED = (
+    *("python/sglang_xshare/selection", "python/sglang_xshare/policies", "python/sglang_xshare/types.py"),
+    *("checkpoints", "benchmark/quality"),
+)
+"""The paths that decide the figures of an offline decode."""
+SERVED_BY = (
+    *("python/sglang_xshare", "patches/shared", "patches/0.5.23", "checkpoints"),
+    *("benchmark/common", "benchmark/serving", "benchmark/quality"),
+)
+"""The paths that decide the figures of a server."""
+OFFLINE: dict[str, tuple[str, ...]] = {
+    "benchmark/balance": (),
+    "benchmark/paged": (),
+    "benchmark/affinity": ("python/sglang_xshare/affinity",),
+    "benchmark/tuning": ("python/sglang_xshare/tune",),
+    "benchmark/cost": ("python/sglang_xshare/stage",),
+    "benchmark/cost/ranks": (),
+    "benchmark/expert_sharding": (),
+}
+"""Modules without a server, and the further paths that decide their figures."""
 POLICY = "xshare:k0=1,add=24"
 PREFERRED = "xshare:k0=1,add=4,utility=squared,own_share=0.75"
 VERIFIED = {(1, 8): (12, 9), (1, 16): (16, 11), (4, 8): (16, 13), (4, 16): (16, 13)}
-"""By requests and tokens that are verified of each, the budgets that lose as much offline: plain, and weighed."""
+"""Requests and verified tokens of each -> budgets of equal loss offline, plain and weighed. They are served on other
+text than the one on which they were chosen."""
 CHANCES = ("0.65", "auto")
-OBSERVED = "vanilla observe --model checkpoints/qwen3-moe-tiny"
+OBSERVED = "off vanilla observe --model checkpoints/qwen3-moe-tiny"
 SERVED = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8 --sums 4 --per-domain 4 --loss-tokens 8"
 TEXT = "--per-domain 4 --prompt 16 --steps 8 --batch 4"
 DRAFTS = "--add 8 --batch 1 --tokens-per-request 8 --chance 0.75 --per-domain 4 --prompt 16 --steps 16"
+UNSEEN = "--skip 32"
+"""The front is measured on text behind the first 32 sequences of each domain, on which its keys were chosen."""
 BUDGETS = "--batch 4 --per-domain 4 --prompt 16 --steps 8"
 FRESH = "xshare xshare:careful xshare:fast xshare:mass=0.9 --skip 32"
 SIZES = {
@@ -59,21 +94,21 @@ SIZES = {
 }
 CAPS = " ".join(f"xshare:max_add={most}" for most in (24, 32, 48, 64))
 STEPS = {"grouped": 400, "many128": 200, "wide": 250, "biased": 160}
-"""Models that another seed makes for the default's check: for how many steps each is trained."""
+"""Training steps of the models of another seed, which check the default."""
 SAMPLED = (("samples", "", ""), ("samples-hot", "", "--temperature 2"), ("samples-grouped", "grouped", ""))
 BUDGETED = ("wide", "many128", "grouped", "biased", "many512")
 DISPATCH = "--per-domain 8 --calibration 384 --replicas 2"
 
 
 def _on_trained(model: str) -> Experiment:
-    """The front of another model than the shipped checkpoint."""
-    folder, arguments = f"quality/front/{model}", f"--model build/models/{model}"
+    """Return the front of another model than the shipped checkpoint."""
+    folder, arguments = f"quality/front/{model}", f"{UNSEEN} --model build/models/{model}"
     small = f"{POLICY} {TEXT}"
     return Experiment(f"front-{model}", "benchmark.quality.front", folder, 6, small, arguments, "front", model)
 
 
 def _budgets_of(model: str) -> Experiment:
-    """The budgets of another model than the shipped checkpoint."""
+    """Return the budgets of another model than the shipped checkpoint."""
     folder, arguments = f"quality/{model}", f"--model build/models/{model}"
     name = "benchmark.quality.defaults"
     return Experiment(f"defaults-{model}", name, folder, 8, BUDGETS, arguments, "defaults", model)
@@ -101,11 +136,11 @@ def _reseed(model: str) -> tuple[str, str]:
 
 
 def _with_drafts(batch: int, tokens: int) -> Experiment:
-    """Verification of so many tokens of each of so many requests, plain and with drafts weighed by their chance."""
+    """Return verification of `tokens` tokens of each of `batch` requests, plain and with drafts weighed by chance."""
     drafts = f"--steps {tokens - 1} --draft-tokens {tokens}"
     plain, weighed = (f"xshare:k0=1,add={add},utility=squared,own_share=0.75" for add in VERIFIED[batch, tokens])
     policies = " ".join(["off --drafted off", plain, *(f"{weighed},acceptance={chance}" for chance in CHANCES)])
-    counts = f"--rounds 3 --requests {4 * batch} --concurrency {batch} --output-tokens 64"
+    counts = f"--rounds 5 --requests {4 * batch} --concurrency {batch} --output-tokens 64"
     text = "--per-domain 4 --loss-tokens 24 --sums 40"
     small = f"{policies} {drafts} {SERVED}"
     folder = f"serving/drafts-{batch}x{tokens}"
@@ -120,7 +155,7 @@ EXPERIMENTS = {
         Experiment("quality", "benchmark.quality", "quality", 4, f"{POLICY} {TEXT}"),
         *(_with_drafts(*both) for both in VERIFIED),
         Experiment("drafts", "benchmark.quality.drafts", "quality", 16, DRAFTS),
-        Experiment("front", "benchmark.quality.front", "quality/front", 6, f"{POLICY} {TEXT}"),
+        Experiment("front", "benchmark.quality.front", "quality/front", 6, f"{POLICY} {TEXT}", UNSEEN),
         Experiment("paged", "benchmark.paged", "paged", 6, f"{PREFERRED} {TEXT}"),
         Experiment("paged-live", "benchmark.paged.live", "paged", 9, f"{PREFERRED} {SERVED}", record="live"),
         Experiment("cost", "benchmark.cost", "cost", 3, f"{POLICY} --rounds 2 --step-rounds 1 --step-tokens 4"),
@@ -203,4 +238,3 @@ EXPERIMENTS = {
         *(_sampled(*one) for one in SAMPLED),
     )
 }
-"""In the order of a whole run."""

@@ -1,4 +1,4 @@
-"""Pages with marked tables: between `<!-- table: NAME -->` and `<!-- end table -->` lies what the records say."""
+"""Pages with marked tables: between `<!-- table: NAME -->` and `<!-- end table -->` is a table of the records."""
 
 import re
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ BEGIN, END = re.compile(r"<!-- table: (.*) -->"), "<!-- end table -->"
 
 
 def list_pages(root: Path = ROOT) -> list[Path]:
-    """Every page that may hold a table."""
+    """Return every page that may hold a table."""
     folders = [*sorted((root / "docs").rglob("*.md")), *sorted((root / "benchmark").rglob("*.md"))]
     return [root / "README.md", *folders]
 
 
 def write_tables(pages: list[Path], results: Path) -> list[str]:
-    """Write every marked table anew; what is wrong with a marker, one line each."""
+    """Write every marked table anew; return a line for each wrong marker."""
     problems = []
     for page in pages:
         text = page.read_text()
@@ -29,20 +29,20 @@ def write_tables(pages: list[Path], results: Path) -> list[str]:
 
 
 def check_tables(pages: list[Path], results: Path) -> list[str]:
-    """One line for every table that is not what its record says, and for every marker with something wrong."""
+    """Return a line for every table that differs from its record, and for every wrong marker."""
     problems = []
     for page in pages:
         _, changed, found = _render(page, page.read_text(), results)
         problems += found
         problems += [
-            f"{page}: table {name}: not what its record says; python -m benchmark.records --tables writes it"
+            f"{page}: table {name}: differs from its record; python -m benchmark.records --tables writes it"
             for name in changed
         ]
     return problems
 
 
 def _render(page: Path, text: str, results: Path) -> tuple[str, list[str], list[str]]:
-    """The page with its tables written anew where they can be, the names of those that change, and what is wrong."""
+    """Return the page with its tables written anew, the names of those that change, and the problems."""
     lines: list[str] = []
     changed: list[str] = []
     problems: list[str] = []
@@ -66,7 +66,7 @@ def _render(page: Path, text: str, results: Path) -> tuple[str, list[str], list[
 
 
 def _take_table(lines: Iterator[str]) -> list[str] | None:
-    """The lines up to the end marker, which is taken too; None where there is none before the next table."""
+    """Return the lines up to the end marker, and consume it; None if the next table comes first."""
     taken: list[str] = []
     for line in lines:
         if line == END:

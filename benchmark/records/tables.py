@@ -40,12 +40,12 @@ Points = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Source:
-    """A table: the experiments whose records it is made of, and how."""
+    """A table: the experiments whose records it shows, and the function that makes it."""
 
     experiments: tuple[str, ...]
     tabulate: Callable[..., Table]
     run: str | None = None
-    """The folder of a run on a GPU, whose records no `make records` makes."""
+    """The folder of a run on a GPU, whose records `make records` does not make."""
 
 
 H200_RUN = "2026-11-27-nvidia-h200-0.5.23"
@@ -87,16 +87,16 @@ TABLES = {
 
 
 def format_table(name: str, results: Path, page: Path) -> str:
-    """The Markdown of a table in `page`, and below it its records and machines. Raises ValueError without one."""
+    """Return the Markdown of a table in `page`, with its records and machines. Raises ValueError without a record."""
     if name not in TABLES:
-        raise ValueError(f"no such table; allowed are {', '.join(TABLES)}")
+        raise ValueError(f"must be one of {', '.join(TABLES)}")
     source = TABLES[name]
     paths = {one: _locate(results, one, source.run) for one in source.experiments}
     records = {one: _read(path, source.run is not None) for one, path in paths.items()}
     try:
         table = source.tabulate(*(record["points"] for record in records.values()))
     except KeyError as error:
-        raise ValueError(f"its record has no {error}") from None
+        raise ValueError(f"the record must have {error}") from None
     measured = [
         f"[{one}]({_link(paths[one], page)}): {format_machine(last_session(record))}."
         for one, record in records.items()
@@ -117,6 +117,6 @@ def _locate(results: Path, name: str, run: str | None) -> Path:
 
 
 def _link(path: Path, page: Path) -> str:
-    """`path` as seen from the page, which lies in a folder above it or beside it."""
+    """Return `path` relative to the page, which is in a folder above or beside it."""
     up = next(depth for depth, folder in enumerate(page.resolve().parents) if path.resolve().is_relative_to(folder))
     return "../" * up + path.resolve().relative_to(page.resolve().parents[up]).as_posix()

@@ -1,8 +1,7 @@
-"""What policies still gain where some requests are exact: `python -m benchmark.serving.exact [POLICY...]`.
+"""Measure what policies still gain if some requests are exact: `python -m benchmark.serving.exact [POLICY...]`.
 
-One server of the widened checkpoint answers full batches, of which so many requests say that they are exact, and is
-switched from policy to policy in between; then held-out text is forced through its decode steps in the same way, for
-the loss of the others, and of the exact.
+One server of the widened checkpoint is switched from policy to policy and answers full batches, of which some requests
+are exact. Then held-out text is forced through its decode steps in the same way, for the loss of exact and other rows.
 """
 
 import argparse
@@ -14,10 +13,11 @@ from typing import Any
 import torch
 
 from benchmark.common.command import Parser, run_main, selecting
-from benchmark.common.comparison import format_spread, spread
 from benchmark.common.evidence import read_settled_totals
+from benchmark.common.interval import format_rounds, format_spread, spread
 from benchmark.common.paths import BUILD, TEXTS, WIDENED
 from benchmark.common.record import Record
+from benchmark.common.rounds import order_round
 from benchmark.common.server import Server
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE, parse_variant
@@ -32,12 +32,12 @@ POLICIES = tuple(f"xshare:k0=1,add={add},utility=squared,own_share=0.75" for add
 SHAPE = ("batch", "output_tokens", "rounds", "loss_batches")
 COUNTS = ("layer_steps", "experts_before", "experts_after", "kept_mass", "rows", "exact_rows")
 NOTE = """\
-{batch} requests at a time; tokens/s: {output_tokens} greedy tokens each, {rounds} alternating rounds, medians [lower,
-upper quartile]; ratio: to the first row's within each round. Kept, of what the policy gains without exact requests,
-within each round: in tokens/s, (ratio - 1), and in time a token, (1 - 1 / ratio). Active experts of a layer and step,
-and kept mass of the rows that are not exact: counted by the server. Loss: nats a token of held-out text, the domains
-mixed, forced through the server's own decode steps, above the first row's, ± the standard error, of the
-requests that are not exact, and the largest difference of one that is."""
+{batch} requests at a time; tokens/s: {output_tokens} greedy tokens each, {rounds} alternating rounds, means [95 %
+t-interval]; ratio: to the first row's within each round, and each of them. Kept, of what the policy gains without exact
+requests, within each round: in tokens/s, (ratio - 1), and in time a token, (1 - 1 / ratio). Active experts of a layer
+and step, and kept mass of the rows that are not exact: counted by the server. Loss: nats a token of held-out text, the
+domains mixed, forced through the server's own decode steps, above the first row's, ± half the 95 % t-interval over
+batches, of the requests that are not exact, and the largest difference of an exact one."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_record(BUILD / "exact")
     args = parser.parse_args(argv)
     if args.exact[0] != 0 or min(args.exact) < 0 or max(args.exact) >= args.batch:
-        parser.error(f"--exact {' '.join(map(str, args.exact))}: allowed are 0, then numbers below {args.batch}")
+        counts = " ".join(map(str, args.exact))
+        parser.error(f"--exact must be 0, then numbers below {args.batch} (got {counts})")
     record = parser.open_record("exact", args, argv)
     arms = [(BASELINE, 0), *((policy, count) for policy in args.policies for count in args.exact)]
     if any(_name(*arm) not in record for arm in arms):
@@ -68,12 +69,12 @@ def _name(policy: str, count: int) -> str:
 
 
 class Marking(Instrument):
-    """An instrument whose requests are exact where they are `marked`, by their place in a batch."""
+    """An instrument whose requests are exact if their place in a batch is `marked`."""
 
     marked: Sequence[int] = ()
 
     def ask(self, path: str, body: dict[str, Any] | None = None, *args: Any, **more: Any) -> Any:
-        """As a client does; every request of a batch has parameters of its own."""
+        """Mark the exact requests as a client does; every request of a batch has parameters of its own."""
         if body is not None and isinstance(body.get("sampling_params"), list):
             for place in self.marked:
                 body["sampling_params"][place].setdefault("custom_params", {})[KEY] = EXACT
@@ -81,7 +82,7 @@ class Marking(Instrument):
 
 
 def measure(record: Record, server: Server, arms: Sequence[tuple[str, int]], args: argparse.Namespace) -> None:
-    """Every round under every arm in turns, odd ones in reverse order; then the loss of each."""
+    """Measure every round under every arm in turns, as `order_round` orders them; then the loss of each."""
     asking = Marking(server.url)
     length, batches = args.output_tokens, args.rounds + 1 + args.loss_batches
     sequences = load_sequences(TEXTS, WIDENED, 32 + length + 1, -(-args.batch * batches // 4))
@@ -100,9 +101,9 @@ def measure(record: Record, server: Server, arms: Sequence[tuple[str, int]], arg
         asking.ask("/generate", {"input_ids": [text[:8] for text in texts], "sampling_params": each}, 1800)
         return len(texts) * length / (time.perf_counter() - began)
 
-    generate(timed[-1])  # not of any round
+    generate(timed[-1])  # prompts of no round
     for number in range(args.rounds):
-        for arm in arms if number % 2 == 0 else reversed(arms):
+        for arm in (arms[place] for place in order_round(len(arms), number)):
             choose(number, arm)
             before = read_settled_totals(server)
             speeds[arm].append(generate(timed[number]))
@@ -116,20 +117,20 @@ def measure(record: Record, server: Server, arms: Sequence[tuple[str, int]], arg
         nats, exact = [], []
         for number, texts in enumerate(forced):
             choose(number, arm)
-            told = asking.force([text[:32] for text in texts], [text[32:] for text in texts])
-            nats += [sum(step.nats for step in one) / len(one) for one in told]
+            predictions = asking.force([text[:32] for text in texts], [text[32:] for text in texts])
+            nats += [sum(step.nats for step in one) / len(one) for one in predictions]
             exact += [place in asking.marked for place in range(len(texts))]
         print(f"{_name(*arm)}: {sum(nats) / len(nats):.4f} nats a token", flush=True)
         record.add(_name(*arm), shape=shape, speeds=speeds[arm], totals=totals[arm], nats=nats, exact=exact)
 
 
 def tabulate_exact(points: Mapping[str, Any]) -> Table:
-    """A row a policy and number of exact requests."""
+    """Return a row a policy and number of exact requests."""
     (first_name, first), *others = points.items()
     steps = sum(point["totals"]["layer_steps"] for _, point in others)
     before = sum(point["totals"]["experts_before"] for _, point in others) / steps
     speed = format_spread(spread(first["speeds"]), 0)
-    rows = [[first_name, "-", speed, "1.00", "-", "-", f"{before:.1f}", "1.000", "-", "-"]]
+    rows = [[first_name, "-", speed, "1.00", "-", "-", f"{before:.1f}", "1.000", "-", "-", "-"]]
     whole: Mapping[str, Any] = first
     for name, point in others:
         policy, _, count = name.removesuffix(" exact").rpartition(", ")
@@ -141,7 +142,7 @@ def tabulate_exact(points: Mapping[str, Any]) -> Table:
         others_mass = (totals["kept_mass"] - totals["exact_rows"]) / (totals["rows"] - totals["exact_rows"])
         exact = torch.tensor(point["exact"])
         nats, own = torch.tensor(point["nats"]), torch.tensor(first["nats"])
-        loss = str(compare_loss(nats[~exact][:, None], own[~exact][:, None]))
+        loss = compare_loss(nats[:, None], own[:, None], ~exact[:, None], point["shape"]["batch"])
         rows.append(
             [
                 policy,
@@ -151,12 +152,13 @@ def tabulate_exact(points: Mapping[str, Any]) -> Table:
                 *(format_spread(spread(share), 2) if share else "-" for share in (kept, saved)),
                 f"{totals['experts_after'] / totals['layer_steps']:.1f}",
                 f"{others_mass:.3f}",
-                loss,
+                str(loss),
                 f"{(nats - own)[exact].abs().max():.4f}" if exact.any() else "-",
+                format_rounds(ratios, 2),
             ]
         )
     headings = ["policy", "exact", "tokens/s", "ratio", "gain kept", "time kept", "active", "others' kept mass"]
-    headings += ["others' loss, nats", "exact rows' loss"]
+    headings += ["others' loss, nats", "exact rows' loss", "ratio by round"]
     return Table("Exact requests beside others, served", headings, rows, NOTE.format(**first["shape"]))
 
 

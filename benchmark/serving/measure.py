@@ -14,29 +14,30 @@ from benchmark.quality.text import load_sequences
 from benchmark.serving.report import KEY, quality_key
 
 PROMPT = 32
-"""Tokens before those whose loss is taken."""
+"""Tokens before those whose loss is measured."""
 
 
 def add_text(parser: Parser, per_domain: int = 16, loss_tokens: int = 64, sums: int = 160) -> None:
-    """Flags of what the loss is taken of, the domains mixed in every batch, and of the sums."""
-    parser.add_count("per_domain", per_domain, "sequences of each domain whose loss is taken")
-    parser.add_count("loss_tokens", loss_tokens, "tokens of each sequence whose loss is taken")
+    """Add flags of the text whose loss is measured, the domains mixed in every batch, and of the sums."""
+    parser.add_count("per_domain", per_domain, "sequences of each domain whose loss is measured")
+    parser.add_count("loss_tokens", loss_tokens, "tokens of each sequence whose loss is measured")
     parser.add_count("sums", sums, "arithmetic problems")
 
 
 def measure_serving(
     record: Record, args: argparse.Namespace, variants: Sequence[Variant], flags: Sequence[str] = ()
 ) -> None:
-    """Measure what the record lacks of `variants`; those with flags draft. `args` as of `add_checkpoint`, `add_counts`
-    and `add_text`, maybe the prompts' `seed`; `flags` go to every server. Raises ValueError for too short a text,
-    before anything is served.
+    """Measure the points of `variants` that the record lacks; variants with flags draft.
+
+    `args` are those of `add_checkpoint`, `add_counts`, `add_text` and the prompts' `seed`; `flags` go to every server.
+    Raises ValueError for too short a text, before anything is served.
     """
     model, texts = args.model, args.texts
     keys = [quality_key(variant.name) for variant in variants]
     if is_measured(record, KEY) and all(key in record for key in keys):
         return
     counts = {name: getattr(args, name) for name in COUNTS}
-    workload = Workload(model, texts, seed=getattr(args, "seed", 0), **counts)
+    workload = Workload(model, texts, seed=args.seed, **counts)
     own = prepare(model)
     sequences = load_sequences(texts, model, PROMPT + args.loss_tokens + 1, args.per_domain)
     tokens = sequences.take(sequences.mixing()).tokens

@@ -1,46 +1,49 @@
-"""The tables of a record of served policies: what each gains beside what it costs, and how far `check` is off."""
+"""The tables and the picture of served policies: what each gains beside what it costs, and how far `check` is off."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from statistics import median
+from dataclasses import asdict, replace
 from typing import Any
 
-from benchmark.common.comparison import NO_STEP, ONE_ROUND, Comparison, format_experts, format_number, format_spread
+from benchmark.common.comparison import NO_STEP, ONE_ROUND, Comparison, format_experts, format_number
+from benchmark.common.interval import format_rounds, format_spread, spread
+from benchmark.common.plot import Line, Panel, Picture
 from benchmark.common.rounds import Series
 from benchmark.common.speculative import DRAFTING
 from benchmark.common.table import Table
+from benchmark.common.variant import BASELINE
 from benchmark.common.widened import read_widened
-from benchmark.quality.measure import compare_nats
+from benchmark.quality.measure import Loss, compare_nats, find_margin
 from sglang_xshare.check.weights import Weights
 
-SUMMARY = ("off", "xshare", f"{DRAFTING}xshare")
-"""The rows that the README shows."""
+SUMMARY = ("off", BASELINE, "xshare", f"{DRAFTING}xshare")
+"""The rows that the README shows, if the record has them."""
 KEY = "comparison"
-"""Of the rounds in the record; `quality_key` gives the others."""
+"""The key of the rounds in the record; `quality_key` returns the others."""
+ROUNDS = "ratio by round"
 NOTE = """\
-Medians over the rounds [lower, upper quartile]. Ratio: of output tokens/s to the first row's, within each round, the
-highest first. Active experts, a layer and step, upstream's -> the policy's, and kept mass: counted by the server."""
+Means over the rounds [95 % t-interval]. Ratio: of output tokens/s to the first row's, within each round, the highest
+first. Active experts, a layer and step, upstream's -> the policy's, and kept mass: counted by the server."""
+BY_ROUND = "Ratio by round: of each round, in the order measured."
+OWN_SERVER = "vanilla: the policies' own server with its policy switched off."
 QUALITY = """\
-Loss: nats a token of held-out text, the domains mixed, forced through the server's own decode steps; of a policy what
-it adds to the first row's, ± the standard error. Sums right: share of arithmetic problems."""
+Loss: nats a token of held-out text, the domains mixed, forced through the server's own decode steps; of a policy the
+difference to the first row, ± half the 95 % t-interval over batches. Sums right: share of arithmetic problems."""
 DRAFTS = """\
-Accepted: tokens a verification step, the last of them the target's own. Where drafts are verified, each token is forced
-before a verification step, and losses compare with that of the first such row alone."""
+Accepted: tokens a verification step, the last of them the target's own. With drafts, each token is forced before a
+verification step, and losses compare with that of the first such row alone."""
 
 
 def quality_key(name: str) -> str:
-    """The key of a row's loss and sums."""
+    """Return the key of a row's loss and sums."""
     return f"quality/{name}"
 
 
 def tabulate_serving(points: Mapping[str, Any]) -> Table:
-    """A row a policy: the baseline, then without drafts and with them, the highest ratio first."""
+    """Return a row a policy: the baseline, then without drafts and with them, the highest ratio first."""
     comparison = Comparison.read(points[KEY])
-    drafts = [bool(one.variant.args) for one in comparison.series]
-    order = sorted(comparison.order, key=lambda number: (number > 0, drafts[number]))
-    losses = _format_losses(points, comparison.series)
+    losses = _format_losses(points, comparison)
     rows = []
-    for number in order:
+    for number in _order(comparison):
         row, active = comparison.summaries[number], comparison.active[number]
         quality = points.get(quality_key(row.name), {})
         rows.append(
@@ -53,19 +56,49 @@ def tabulate_serving(points: Mapping[str, Any]) -> Table:
                 losses[number],
                 format_number(quality.get("sums"), 3),
                 format_number(row.accept_length, 2),
+                format_rounds(row.ratios, 2) if number else "-",
             ]
         )
     headings = ("policy", "ratio", "tokens/s", "active experts", "kept mass", "loss, nats", "sums right", "accepted")
+    headings = (*headings, ROUNDS)
     kept = [column for column in range(len(headings)) if any(row[column] != "-" for row in rows)]
     note = f"{comparison.workload.model.name}: {comparison.workload}. {_explain(comparison, losses)}"
     shown = [[row[column] for column in kept] for row in rows]
     return Table("Policies served side by side", [headings[column] for column in kept], shown, note)
 
 
+def _order(comparison: Comparison) -> list[int]:
+    """Return the numbers of the series: the baseline, then without drafts and with them, the highest ratio first."""
+    drafts = [bool(one.variant.args) for one in comparison.series]
+    return sorted(comparison.order, key=lambda number: (number > 0, drafts[number]))
+
+
+def plot_serving(points: Mapping[str, Any]) -> Picture:
+    """Return the picture of tokens/s and loss, a bar a row."""
+    comparison = Comparison.read(points[KEY])
+    order, losses = _order(comparison), _find_losses(points, comparison)
+    rows = [comparison.summaries[number].name for number in order]
+    speeds = [comparison.summaries[number].throughput for number in order]
+    ends = [(one.lower, one.upper) for one in speeds]
+    panels = [Panel("output tokens/s", "", [Line("", [one.mean for one in speeds], [], ends)], rows=rows)]
+    found = [losses[number] for number in order]
+    if any(found):
+        costs = Line("", [one.delta if one else 0.0 for one in found], [], [_find_bar(one) for one in found])
+        panels.append(Panel("loss above that without a policy, nats a token", "", [costs], rows=rows, zero=0.0))
+    note = "error bars: 95 % t-intervals, of tokens/s over rounds, of the loss over batches"
+    return Picture(panels, f"{comparison.workload.model.name}: {comparison.workload}; {note}")
+
+
+def _find_bar(loss: Loss | None) -> float:
+    return find_margin(asdict(loss)) if loss and loss.delta else 0.0
+
+
 def _explain(comparison: Comparison, losses: Sequence[str]) -> str:
-    """What the cells of these rows mean."""
+    """Return what the cells of these rows mean."""
     parts = (
         NOTE,
+        BY_ROUND,
+        OWN_SERVER if BASELINE in [one.variant.name for one in comparison.series[1:]] else "",
         QUALITY if set(losses) != {"-"} else "",
         DRAFTS if any(one.variant.args for one in comparison.series) else "",
         f"{NO_STEP}: {', '.join(comparison.idle)}." if comparison.idle else "",
@@ -75,104 +108,114 @@ def _explain(comparison: Comparison, losses: Sequence[str]) -> str:
 
 
 def summarize_serving(points: Mapping[str, Any], verified: Mapping[str, Any] | None = None) -> Table:
-    """Of that table the baseline, default policy, drafts with it and alone; of one request the best `verified`."""
+    """Return of that table the rows of `SUMMARY`, and the best `verified` row of one request, without the rounds."""
     table = tabulate_serving(points)
-    rows = {row[0]: row for row in table.rows}
-    shown = [rows[name] for name in SUMMARY]
-    note = f"{table.note} Without a policy EAGLE-3 has the ratio {rows[f'{DRAFTING}off'][1]}."
+    rows = {row[0]: row[:-1] for row in table.rows}
+    shown = [rows[name] for name in SUMMARY if name in rows]
+    note = (
+        f"{table.note.replace(f'{BY_ROUND} ', '')} Without a policy EAGLE-3 has the ratio {rows[f'{DRAFTING}off'][1]}."
+    )
     if verified is not None:
         _, *drafting = tabulate_serving(verified).rows
         alone = next(row for row in drafting if row[0] == f"{DRAFTING}off")
         best = next(row for row in drafting if row is not alone)
         tokens = _count_verified(Comparison.read(verified[KEY]))
-        shown.append([f"one request, {tokens} tokens verified: {best[0]}", *best[1:]])
+        shown.append([f"one request, {tokens} tokens verified: {best[0]}", *best[1:-1]])
         note += f" Last row: against one request without drafts; EAGLE-3 alone has {alone[1]} there."
-    return replace(table, rows=shown, note=note)
+    return replace(table, headings=table.headings[:-1], rows=shown, note=note)
 
 
 def tabulate_verified(*records: Mapping[str, Any]) -> Table:
-    """Those tables one below the other, for each what a verify step has."""
+    """Return those tables one below the other, with the size of each one's verify step."""
     tables = [tabulate_serving(points) for points in records]
     comparisons = [Comparison.read(points[KEY]) for points in records]
     rows = [[_name_step(one), *row] for one, table in zip(comparisons, tables, strict=True) for row in table.rows]
     first = comparisons[0]
     workload = "a step verifies so many requests x tokens of each, a round 4 times as many requests"
-    explained = _explain(first, _format_losses(records[0], first.series))
+    explained = _explain(first, _format_losses(records[0], first))
     note = f"{first.workload.model.name}: {workload}. {explained}"
     return replace(tables[0], headings=["a step", *tables[0].headings], rows=rows, note=note, text_columns=2)
 
 
 def summarize_verified(*records: Mapping[str, Any]) -> Table:
-    """A row a record: of drafts alone, and with each policy in the order served, the ratio and the active experts."""
+    """Return a row a record: the ratio and active experts of drafts alone, and with each policy in the order served."""
     rows, names = [], []
     for points in records:
         comparison = Comparison.read(points[KEY])
         alone, *policies = [number for number, one in enumerate(comparison.series) if one.variant.args]
         keys = [comparison.series[number].variant.keys for number in policies]
         names = ["a plain budget", *(f"acceptance {one['acceptance']}" for one in keys[1:])]
-        ratios = [format_number(comparison.summaries[number].paired_ratio.median, 2) for number in (alone, *policies)]
+        ratios = [format_spread(comparison.summaries[number].paired_ratio, 2) for number in (alone, *policies)]
         experts = [format_number(comparison.summaries[number].experts_after, 0) for number in policies]
         rows.append([_name_step(comparison), *ratios, f"{comparison.active[alone]:.0f} -> {', '.join(experts)}"])
     headings = ["requests x tokens", "drafts alone", *names, "experts"]
-    note = "Tokens/s against no drafts and no policy, median. Experts: active ones, of drafts alone -> of each."
+    note = "Tokens/s against no drafts and no policy, mean of the rounds' ratios [95 % t-interval]. "
+    note += "Experts: active ones, of drafts alone -> of each."
     return Table("Whether drafts pay", headings, rows, note)
 
 
 def _name_step(comparison: Comparison) -> str:
-    """Requests x tokens of each in a verify step."""
+    """Return requests x tokens of each in a verify step."""
     return f"{comparison.workload.concurrency} x {_count_verified(comparison)}"
 
 
 def _count_verified(comparison: Comparison) -> str:
-    """Tokens of a request in a verify step."""
+    """Return the tokens of a request in a verify step."""
     flags = next(one.variant.args for one in comparison.series if one.variant.args)
     return flags[flags.index("--speculative-num-draft-tokens") + 1]
 
 
-def _format_losses(points: Mapping[str, Any], series: Sequence[Series]) -> list[str]:
-    """Of each row: of the first one with drafts and the first one without the loss, of the others what they add."""
+def _find_losses(points: Mapping[str, Any], comparison: Comparison) -> list[Loss | None]:
+    """Return each row's loss above that of the first row with drafts, or without them; None if it was not measured."""
     first: dict[bool, Any] = {}
-    cells = []
-    for one in series:
+    losses: list[Loss | None] = []
+    for one in comparison.series:
         point = points.get(quality_key(one.variant.name))
-        if point is None:
-            cells.append("-")
-            continue
-        reference = first.setdefault(bool(one.variant.args), point)
-        loss = compare_nats(point, reference)
-        cells.append(f"{loss.cross_entropy:.3f}" if reference is point else f"{loss.delta:+.3f} ± {loss.error:.3f}")
+        reference = first.setdefault(bool(one.variant.args), point) if point else None
+        losses.append(compare_nats(point, reference, comparison.workload.concurrency) if point and reference else None)
+    return losses
+
+
+def _format_losses(points: Mapping[str, Any], comparison: Comparison) -> list[str]:
+    """Return the loss itself of the first row with drafts and of the first without, and the others' differences."""
+    seen: set[bool] = set()
+    cells = []
+    for one, loss in zip(comparison.series, _find_losses(points, comparison), strict=True):
+        is_first = loss is not None and bool(one.variant.args) not in seen
+        seen |= {bool(one.variant.args)} if is_first else set()
+        cells.append("-" if loss is None else f"{loss.cross_entropy:.3f}" if is_first else loss.format(3))
     return cells
 
 
 ESTIMATED = """\
-Measured: TPOT over vanilla's within a round, median, of the widened model. Estimated: the share of a
-step's bytes still read. A CPU has no launch cost worth naming, so that the 34 and 40 us a layer are left out.
-Negative means that the estimate promises more than was measured."""
+Measured: TPOT over the first row's within a round, mean [95 % t-interval], of the widened model. Estimated: the share
+of a step's bytes still read. A CPU has no launch cost worth naming, so the 34 and 40 us a layer are left out. Negative:
+the estimate promises more than was measured."""
 
 
 def tabulate_estimate(points: Mapping[str, Any]) -> Table:
-    """A row a policy that selected in some step of one token a request."""
+    """Return a row a policy that selected in some step of one token a request."""
     comparison, weights = Comparison.read(points[KEY]), read_widened()
     rows = []
     for number in comparison.order[1:]:
         row = comparison.summaries[number]
         if comparison.series[number].variant.args or row.experts_before is None or row.experts_after is None:
             continue
-        measured = _paired_tpot(comparison.series[number], comparison.series[0])
-        estimated = _ratio_of_bytes(weights, row.experts_before, row.experts_after)
-        off = f"{estimated / measured - 1:+.0%}"
-        rows.append([row.name, format_experts(row), f"{measured:.2f}", f"{estimated:.2f}", off])
+        measured = spread(_pair_tpot(comparison.series[number], comparison.series[0]))
+        estimated = _divide_bytes(weights, row.experts_before, row.experts_after)
+        off = f"{estimated / measured.mean - 1:+.0%}"
+        rows.append([row.name, format_experts(row), format_spread(measured, 2), f"{estimated:.2f}", off])
     headings = ["policy", "active experts", "measured", "estimated", "off"]
     return Table("Estimated and measured time a step", headings, rows, ESTIMATED)
 
 
-def _ratio_of_bytes(weights: Weights, before: float, after: float) -> float:
-    """The share of a step's weights still read with `after` of `before` experts: its time, were bandwidth all."""
+def _divide_bytes(weights: Weights, before: float, after: float) -> float:
+    """Return the share of a step's weights still read with `after` of `before` experts."""
     read = [weights.dense + weights.moe_layers * active * weights.expert for active in (after, before)]
     return read[0] / read[1]
 
 
-def _paired_tpot(policy: Series, vanilla: Series) -> float:
-    """The median over the rounds of one's TPOT over the other's."""
+def _pair_tpot(policy: Series, vanilla: Series) -> list[float]:
+    """Return one's TPOT over the other's, by round."""
     pairs = zip(policy.results, vanilla.results, strict=True)
-    return median(one["median_tpot_ms"] / base["median_tpot_ms"] for one, base in pairs)
+    return [one["median_tpot_ms"] / base["median_tpot_ms"] for one, base in pairs]

@@ -1,1 +1,1 @@
-"""What `sglang-xshare tune` finds, against the published settings."""
+"""The plans of `sglang-xshare tune`, against the published settings."""

@@ -1,7 +1,7 @@
-"""How many experts tuning saves: `python -m benchmark.tuning [POLICY...]`.
+"""Measure the experts that tuning saves: `python -m benchmark.tuning [POLICY...]`.
 
-Tunes to several tolerances as `sglang-xshare tune` does, on every second sample of the texts; then decodes the others
-under what it found and under published settings, fixed for all layers. On a server of the model, or `--offline`.
+Tunes to several tolerances as `sglang-xshare tune` does, on every second sample of the texts; then decodes the other
+samples under the plans found and under published settings, one for all layers. On a server, or `--offline`.
 """
 
 import argparse
@@ -11,10 +11,11 @@ from typing import Any
 
 from benchmark.common.command import Parser, run_main, selecting
 from benchmark.common.paths import BUILD, TRAINED
+from benchmark.common.plot import draw
 from benchmark.common.server import Server
 from benchmark.quality.served import SERVER_ARGS
 from benchmark.tuning.offline import OfflineGauge, load_tokenizer
-from benchmark.tuning.report import describe, estimate_error, find_saved, tabulate_tuning
+from benchmark.tuning.report import describe, estimate_interval, find_saved, plot_tuning, tabulate_tuning
 from sglang_xshare.parser import whole
 from sglang_xshare.tune.command import GROUPS, SETTINGS
 from sglang_xshare.tune.gauge import Gauge
@@ -37,7 +38,7 @@ ANOTHER = "another text"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table."""
+    """Measure into the record, print the table, draw the picture."""
     parser = Parser("benchmark.tuning", __doc__)
     parser.add_policies(selecting, PUBLISHED, "published settings to compare with")
     text = "to choose from (default: tune's)"
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_record(BUILD / "tuning")
     args = parser.parse_args(argv)
     if args.samples < max(args.batch):
-        parser.error(f"--samples {args.samples}: allowed is the largest batch, {max(args.batch)}, or more")
+        parser.error(f"--samples must be at least the largest batch, {max(args.batch)} (got {args.samples})")
     record = parser.open_record("tuning", args, argv)
     names = {batch: [f"{percent:g}%, {batch} rows" for percent in args.tolerances] for batch in args.batch}
     if any(name not in record for some in names.values() for name in some):
@@ -71,15 +72,16 @@ def main(argv: Sequence[str] | None = None) -> None:
                     record.add(name, **point)
         bench.trace.unlink()
     tabulate_tuning(record.points).show(record.path)
+    draw(plot_tuning(record.points), record.path.with_suffix(".png"))
 
 
 Gauged = tuple[Gauge | OfflineGauge, Sequence[int]]
-"""What measures a policy, and the layers that it has."""
+"""The measurement of a policy, and the MoE layers of the model."""
 
 
 @contextmanager
 def open_server(args: argparse.Namespace) -> Iterator[Gauged]:
-    """Of a server of the model."""
+    """Serve the model, and measure on the server."""
     # Captured graphs would follow a switch of numbers, not one to another kind of policy.
     flags = ("--expert-policy", "observe", "--disable-cuda-graph", *SERVER_ARGS)
     with Server(args.model, flags, name="tuning") as server:
@@ -89,7 +91,7 @@ def open_server(args: argparse.Namespace) -> Iterator[Gauged]:
 
 @contextmanager
 def open_offline(args: argparse.Namespace) -> Iterator[Gauged]:
-    """Of the model in this process."""
+    """Load the model into this process, and measure there."""
     tokenizer = load_tokenizer(args.model)
     gauge = OfflineGauge(
         args.model, read_parts(args, lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
@@ -98,7 +100,7 @@ def open_offline(args: argparse.Namespace) -> Iterator[Gauged]:
 
 
 def read_parts(args: argparse.Namespace, tokenize: Callable[[str], list[int]]) -> dict[str, list[Sample]]:
-    """Samples to tune on, to confirm with, and twice as many to compare on."""
+    """Return samples to tune on, to confirm with, and twice as many to compare on."""
     texts = args.texts or args.model / "heldout"
     tuning, first, held_out, second = read_samples(texts, tokenize, args.prompt, args.tokens, args.samples, parts=4)
     return {"tuning": tuning, "held out": held_out, ANOTHER: first + second}
@@ -107,7 +109,7 @@ def read_parts(args: argparse.Namespace, tokenize: Callable[[str], list[int]]) -
 def measure(
     bench: Bench, groups: Sequence[Layers], args: argparse.Namespace, batch: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, point) of each tolerance: what was found and published settings on other text; saved share, error."""
+    """Yield (name, point) of each tolerance: tuned plan and published settings on other text, and the share saved."""
     vanilla = bench.run({"policy": VANILLA_SETTING}, batch, ANOTHER)
     layers = sum(map(len, groups))
     published = {one: bench.run(build_policy({EVERYWHERE: one}), batch, ANOTHER) for one in args.policies}
@@ -124,7 +126,7 @@ def measure(
             found = bench.run(plan, batch, ANOTHER)
             point |= {"plan": plan, **describe(found, vanilla, before, layers)}
             if find_saved(point) is not None:
-                point["saved_error"] = estimate_error(point, found, list(published.values()), vanilla)
+                point["saved_interval"] = estimate_interval(point, found, list(published.values()), vanilla)
         yield f"{percent:g}%, {batch} rows", point
 
 
@@ -134,7 +136,7 @@ def _percent(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 100:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed are percents above 0 and below 100")
+        raise argparse.ArgumentTypeError(f"must be percents above 0 and below 100 (got {text!r})")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Without a server: policies of single layers, decoded by transformers, as what tune's search measures by."""
+"""The gauge of `tune` without a server: policies of single layers, decoded by transformers."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,12 +20,12 @@ from sglang_xshare.tune.texts import Sample
 
 
 def load_tokenizer(model: Path) -> Tokenizer:
-    """A checkpoint's own."""
+    """Return a checkpoint's own tokenizer."""
     return Tokenizer.from_file(str(model / "tokenizer.json"))
 
 
 class OfflineGauge:
-    """Measures policies on samples in one forward, by layers of experts. Raises ValueError for fixed routing."""
+    """Policies measured on samples in one forward, layer by layer. Raises ValueError for fixed routing."""
 
     def __init__(self, model: Path, samples: Mapping[str, Sequence[Sample]]) -> None:
         self.model = load_model(model)
@@ -34,7 +34,7 @@ class OfflineGauge:
         self._benches: dict[tuple[int, str], tuple[Bench, Decoded]] = {}
 
     def __call__(self, policy: dict[str, Any], batch: int, part: str) -> Measurement:
-        """Decode a part under a policy, `batch` samples at a time; what is left over is passed over."""
+        """Decode a part under a policy, `batch` samples at a time; leftover samples are skipped."""
         bench, vanilla = self._prepare(batch, part)
         keys = dict(policy)
         schedule = build_schedule(keys.pop("policy"), keys, speculative=False)
@@ -55,7 +55,7 @@ class OfflineGauge:
         return Measurement(nats, divergences, greedy, before, saved, kept)
 
     def _prepare(self, batch: int, part: str) -> tuple[Bench, Decoded]:
-        """The samples prefilled, and what vanilla says of them."""
+        """Return the prefilled samples, and their decode under vanilla."""
         if (batch, part) not in self._benches:
             samples = self.samples[part][: len(self.samples[part]) // batch * batch]
             tokens = torch.tensor([one.prompt + one.text for one in samples])

@@ -1,29 +1,33 @@
-"""How many experts a tuned plan saves: against published settings that lose as much, with an error; and the table."""
+"""The experts that a tuned plan saves against published settings that lose as much; the table and the picture."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from benchmark.common.plot import Picture
 from benchmark.common.table import Table
-from benchmark.quality.front.report import experts_for
-from benchmark.quality.report import format_loss
+from benchmark.quality.equal_loss import experts_for, find_interval, format_share
+from benchmark.quality.measure import format_loss
+from benchmark.quality.report import make_loss_line, make_loss_panel
 from sglang_xshare.tune.measure import Measurement, compare
 
 NOTE = """\
 Experts: active ones a layer and step. Loss: cross-entropy above vanilla's on the same tokens of a text that was not
-tuned on, in nats a token, ± the standard error of the paired differences; its rise in percent of
-vanilla's. Published: the fewest experts with which a published setting, one for all layers, has the tuned plan's own
-loss there, on the line between two settings of a ladder. Saved: how many fewer the tuned plan has, ± the standard
-error over resamplings of the text. At equal divergence: the same with the mean Kullback-Leibler divergence from
-vanilla's predictions in place of the loss, which varies less from text to text."""
+tuned on, in nats a token, ± the standard error of the paired differences; its rise in percent of vanilla's. Published:
+the fewest experts with which a published setting, one for all layers, has the tuned plan's own loss there, on the line
+between two settings of a ladder. Saved: how many fewer the tuned plan has, {saved}. At equal divergence: the same with
+the mean Kullback-Leibler divergence from vanilla's predictions in place of the loss, which varies less from text to
+text. The best published setting is chosen on the text that is judged, which favours the published settings."""
+BY_BATCH = "[95 % interval over draws of the batches]"
+BY_TEXT = "± the standard error over draws of the texts, as recorded"
 Points = Mapping[str, Mapping[str, Any]]
 
 
 def tabulate_tuning(points: Points) -> Table:
-    """A row a batch size and tolerance."""
+    """Return a row a batch size and tolerance."""
     headings = [
         *("tolerance", "batch", "experts, vanilla's", "tuned", "kept mass", "loss", "rise", "published", "saved"),
         "at equal divergence",
@@ -44,20 +48,25 @@ def tabulate_tuning(points: Points) -> Table:
                 format_loss(point["loss"]),
                 f"{point['loss']['delta'] / point['cross_entropy']:+.2%}",
                 f"{needed[0]:.1f} {needed[1]}" if needed else "",
-                "" if saved is None else f"{saved:.1%} ± {point['saved_error']:.1%}",
+                "" if saved is None else _format_saved(saved, point),
                 "" if certain is None else f"{certain:.1%}",
             ]
         )
-    return Table("Tuned on one text, measured on another", headings, rows, NOTE)
+    note = NOTE.format(saved=BY_TEXT if any("saved_error" in point for point in points.values()) else BY_BATCH)
+    return Table("Tuned on one text, measured on another", headings, rows, note)
 
 
-DRAWS = 400
-"""Resamplings of the text, from which the error is told."""
+def _format_saved(saved: float, point: Mapping[str, Any]) -> str:
+    if "saved_error" in point:  # of records from before 2026-11-28
+        return f"{saved:.1%} ± {point['saved_error']:.1%}"
+    return format_share(saved, point.get("saved_interval"), 1)
+
+
 Point = Mapping[str, Any]
 
 
 def describe(found: Measurement, vanilla: Measurement, before: float, layers: int) -> dict[str, Any]:
-    """A policy's figures on a text: experts of a layer and step, vanilla's `before`, mass, `Loss`, divergence."""
+    """Return a policy's figures on a text: experts a layer and step, kept mass, `Loss` and divergence."""
     experts = before - (found.saved or 0.0) / layers
     loss = asdict(compare(found, vanilla))
     return {"experts": experts, "kept_mass": found.kept_mass, "loss": loss, "divergence": fmean(found.divergences)}
@@ -66,7 +75,7 @@ def describe(found: Measurement, vanilla: Measurement, before: float, layers: in
 def find_published(
     point: Point, of: Callable[[Point], float] = lambda one: one["loss"]["delta"]
 ) -> tuple[float, str] | None:
-    """(experts, ladder) of the published setting with fewest for the tuned loss (`of`), interpolated; None beyond."""
+    """Return (experts, ladder) of the published setting with the fewest for the tuned loss; None beyond all ladders."""
     ladders: dict[str, list[tuple[float, float]]] = {}
     for one in point["published"]:
         ladders.setdefault(ladder_of(one["policy"]), []).append((one["experts"], of(one)))
@@ -75,23 +84,43 @@ def find_published(
 
 
 def ladder_of(setting: str) -> str:
-    """The setting but for the value of its last key."""
+    """Return the setting without the value of its last key."""
     return setting.rpartition("=")[0]
 
 
 def find_saved(point: Point, of: Callable[[Point], float] = lambda one: one["loss"]["delta"]) -> float | None:
-    """The share of experts by which the tuned plan has fewer than the best published setting."""
+    """Return the share of experts by which the tuned plan has fewer than the best published setting."""
     needed = find_published(point, of)
     return None if needed is None else 1 - point["experts"] / needed[0]
 
 
-def estimate_error(point: Point, found: Measurement, published: Sequence[Measurement], vanilla: Measurement) -> float:
-    """The standard error of `find_saved` over resamplings of the samples, without those beyond all settings."""
+def estimate_interval(
+    point: Point, found: Measurement, published: Sequence[Measurement], vanilla: Measurement
+) -> tuple[float, float] | None:
+    """Return the 95 % interval of `find_saved` over draws of the batches; None for fewer than 5 batches."""
     losses = np.array([one.nats for one in (found, *published)]) - np.array(vanilla.nats)
-    rows = np.random.default_rng(0).integers(losses.shape[1], size=(DRAWS, losses.shape[1]))
-    shares = []
-    for own, *others in losses[:, rows].mean(2).T.tolist():
-        pairs = zip(point["published"], others, strict=True)
-        drawn = {**point, "drawn": own, "published": [{**one, "drawn": loss} for one, loss in pairs]}
-        shares.append(find_saved(drawn, lambda one: one["drawn"]))
-    return float(np.std([share for share in shares if share is not None]))
+    batches = losses.reshape(len(losses), -1, point["batch"]).mean(2).tolist()
+
+    def save(means: Sequence[float]) -> float | None:
+        pairs = zip(point["published"], means[1:], strict=True)
+        drawn = {**point, "drawn": means[0], "published": [{**one, "drawn": loss} for one, loss in pairs]}
+        return find_saved(drawn, lambda one: one["drawn"])
+
+    return find_interval(batches, save)
+
+
+def plot_tuning(points: Points) -> Picture:
+    """Return the picture of loss against active experts: published ladders, and the tuned plans over them."""
+    first = next(iter(points.values()))
+    some = [point for point in points.values() if point["batch"] == first["batch"]]
+    ladders: dict[str, list[Point]] = {"tuned": [point for point in some if "plan" in point]}
+    for one in first["published"]:
+        ladders.setdefault(ladder_of(one["policy"]), []).append(one)
+    lines = [
+        replace(
+            make_loss_line(name, [{**one, "active_experts": one["experts"]} for one in found]), is_main=name == "tuned"
+        )
+        for name, found in ladders.items()
+    ]
+    note = "error bars: ± standard error of the loss over texts"
+    return Picture((make_loss_panel(lines, f"{first['batch']} requests a step"),), note)

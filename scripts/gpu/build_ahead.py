@@ -1,4 +1,4 @@
-"""Build what servers of SGLang 0.5.23 compile when they start, for sm_90a and without a GPU.
+"""Build the kernels that servers of SGLang 0.5.23 compile when they start, for sm_90a and without a GPU.
 
     python -m scripts.gpu.build_ahead FOLDER     with the archive's packages on PYTHONPATH, and CUDA_HOME
 
@@ -27,7 +27,7 @@ KERNELS = (
 
 
 def main(folder: Path) -> None:
-    """Build all. Raises what upstream's builders raise."""
+    """Build all kernels. Raises the errors of upstream's builders."""
     with tempfile.TemporaryDirectory() as scratch:
         write_driver(Path(scratch))
         link_headers(Path(scratch) / "include")
@@ -53,10 +53,10 @@ def link_headers(place: Path) -> None:
 
 
 def build_sglang(place: Path) -> None:
-    """SGLang's own kernels, each into place/<architecture>/<name>.so."""
+    """Build SGLang's own kernels, each into place/<architecture>/<name>.so."""
     import torch
 
-    # Built, not loaded: CUDA's runtime need not be where the loader finds it.
+    # Built, not loaded: the loader may not find CUDA's runtime.
     vars(import_module("sglang.kernels.jit.utils.compile.loader"))["_load"] = str
     arch = import_module("sglang.kernels.jit.utils.arch")
     with arch.override_jit_cuda_arch(9, 0, "a"):
@@ -70,7 +70,7 @@ def build_sglang(place: Path) -> None:
 
 
 def build_flashinfer(place: Path) -> None:
-    """FlashInfer's norms, and what gpt-oss's router and projections run for up to 128 rows."""
+    """Build FlashInfer's norms, and the kernels of gpt-oss's router and projections for up to 128 rows."""
     for module, spec in (("norm", "gen_norm_module"), ("tinygemm2", "gen_tinygemm2_module")):
         made = getattr(import_module(f"flashinfer.jit.{module}"), spec)()
         made.build(verbose=False)

@@ -16,11 +16,11 @@ from importlib import import_module
 from pathlib import Path
 
 DRIVER = "int cuTensorMapEncodeTiled(void) { return 1; }\n"
-"""All that tinygemm2 asks of the driver's library, which is not here; the loader finds the driver's own there."""
+"""The symbols that tinygemm2 needs of the driver's library, which a machine with a GPU has."""
 
 
 def main(folder: Path) -> None:
-    """Build both. Raises what upstream's builders raise."""
+    """Build both kernels. Raises the errors of upstream's builders."""
     with tempfile.TemporaryDirectory() as scratch:
         write_driver(Path(scratch))
         os.environ |= {
@@ -37,10 +37,10 @@ def main(folder: Path) -> None:
 
 
 def build_rope() -> None:
-    """The rotary embedding of bf16 heads of 64 elements, into $TVM_FFI_CACHE_DIR."""
+    """Build the rotary embedding of bf16 heads of 64 elements, into $TVM_FFI_CACHE_DIR."""
     import torch
 
-    # The same build, not loaded: CUDA's runtime need not be where the loader finds it.
+    # The same build, not loaded: the loader may not find CUDA's runtime.
     cpp = import_module("tvm_ffi.cpp")
     vars(cpp)["load_inline"] = cpp.build_inline
     rope = import_module("sglang.kernels.ops.attention.rope")
@@ -58,7 +58,7 @@ def build_tinygemm(folder: Path) -> None:
 
 
 def write_driver(folder: Path) -> None:
-    """A libcuda.so to link to."""
+    """Write a libcuda.so to link to."""
     source = folder / "driver.c"
     source.write_text(DRIVER)
     compiler = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", str(source), "-o", str(folder / "libcuda.so")]

@@ -41,14 +41,14 @@ find "$site/sgl_kernel" -name '*.so' -delete
 mkdir -p "$site/sgl_kernel/sm90"
 mv "$work/operators/sgl_kernel/sm90/common_ops.abi3.so" "$site/sgl_kernel/sm90/"
 
-# What a text-only server imports, but does not use.
+# Packages that a text-only server imports without using them.
 mkdir "$site/IPython"
 touch "$site/IPython/__init__.py" "$site/soundfile.py"
 echo 'HTML = display = None' >"$site/IPython/display.py"
 
-# Three changes. SGLang knows a kernel that is compiled already by nvcc, by the C++ compiler and by its headers; those of
-# another machine differ, and what was built ahead is known by its name and architecture alone. Triton 3.6 knows neither a
-# GPU of AMD's that triton_kernels asks for, nor where in a line a kernel is defined, which only debuggers read.
+# Three changes. SGLang identifies a compiled kernel by nvcc, the C++ compiler and the headers, which differ on another
+# machine: kernels built ahead are identified by name and architecture alone. Triton 3.6 has neither a GPU of AMD's that
+# triton_kernels tests for, nor the column of a kernel's definition, which only debuggers read.
 "$python" - "$site" <<'EDIT'
 import sys
 from pathlib import Path

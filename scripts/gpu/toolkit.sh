@@ -1,6 +1,6 @@
 # Where servers find CUDA when they compile kernels: sourced by scripts/gpu.sh. find_toolkit SCRATCH [HOME...] exports
 # CUDA_HOME, a folder with bin/nvcc and include/cuda_runtime.h, and LIBRARY_PATH with a libcuda.so to link to. Without
-# such a folder CUDA_HOME is unset, and the preflight says what is missing. HOME...: where to look after the environment
+# such a folder CUDA_HOME is unset, and the preflight reports what is missing. HOME...: where to look after the environment
 # and nvcc's own folder (default: /usr/local/cuda*).
 
 is_toolkit() { [[ -x $1/bin/nvcc && -f $1/include/cuda_runtime.h ]]; }

@@ -1,4 +1,4 @@
-"""Published shapes of the families in docs/families.md, and the number of weights that each was published with."""
+"""Published shapes of the families in docs/limits.md, and the number of weights that each was published with."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Published `config.json`s of the families in docs/families.md that differ from what transformers has by default."""
+"""Published `config.json`s of the families in docs/limits.md that differ from what transformers has by default."""
 
 from typing import Any
 

@@ -55,12 +55,12 @@ def test_the_page_says_how_many_are_tried(release, pristine_release):
     targets = registered & set(JUDGED["targets"])
     page = (ROOT / "docs" / "limits.md").read_text()
     assert f"{len(targets - set(UNSERVED))} of {len(targets)} on {release}" in page
-    if release == LATEST:  # of which docs/families.md names each
+    if release == LATEST:  # of which docs/limits.md names each
         assert targets == set(JUDGED["targets"])
 
 
 def test_what_was_executed_is_what_real_servers_are_tested_with():
-    """Each has its row in docs/families.md, made from these."""
+    """Each has its row in docs/limits.md, made from these."""
     families = {one.architecture: name for name, one in {**FAMILIES, **HYBRIDS, "Gemma 4": GEMMA}.items()}
     families |= {one.config["architectures"][0]: name for name, one in RECENT.items()}
     families |= {CONFIGS[model]["architectures"][0]: name for model, name in HERE_ALONE.items()}

@@ -51,8 +51,8 @@ def refuse(**given: Any) -> str:
         ),
         (
             {"speculative_num_steps": 4},
-            "--speculative-num-steps 4: must be a candidate of SGLang without --speculative-adaptive-config, one of "
-            "0, 1, 3, 5, 7",
+            "--speculative-num-steps 4: must be one of 0, 1, 3, 5, 7 "
+            "(the candidates of SGLang without --speculative-adaptive-config)",
         ),
     ],
 )
@@ -65,7 +65,7 @@ def test_what_leaves_no_depth_to_choose_is_refused(given, line):
     [
         (None, "must be a JSON file (No such file or directory)"),
         ("{", "must be a JSON file (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))"),
-        ("[]", None),
+        ("[]", 'must be an object like {"1": {"candidate_steps": [1, 3]}}'),
         ("{}", None),
         ('{"1": {}}', None),
         ('{"1": {"candidate_steps": [-1]}}', None),
@@ -87,7 +87,7 @@ def test_steps_to_start_with_are_candidates_of_the_configuration(tmp_path):
     file.write_text(CONFIG)
     given = {"speculative_adaptive_config": str(file)}
     assert refuse(speculative_num_steps=5, **given).endswith(
-        "must be a candidate of --speculative-adaptive-config, one of 1, 3, 7"
+        f"must be one of 1, 3, 7 (the candidates of --speculative-adaptive-config {file})"
     )
     check_depth(arguments(speculative_num_steps=7, **given))
 

@@ -1,11 +1,12 @@
 """The decision on a depth, step by step; `test_traffic.py` has it meet traffic."""
 
 import timeit
+from itertools import groupby
 
 import pytest
 
 from depth.simulation import CANDIDATES
-from sglang_xshare.depth.decision import PERIOD, RETRIAL, TIMES, TRIAL, Depths, Size, choose
+from sglang_xshare.depth.decision import BLOCK, HISTORY, PERIOD, RETRIAL, SOON, TRIAL, Depths, Size, choose
 
 TOKENS = [1.0, 1.8, 2.4, 2.9]
 LEVEL = dict.fromkeys(CANDIDATES, 1.0)
@@ -34,7 +35,7 @@ def run(size: Size, steps: int, tokens: list[float] | None = None, times: dict[i
     for _ in range(steps):
         used.append(size.current)
         if times is not None:
-            size.time(size.current, times[size.current])
+            size.time(size.current, [times[size.current]])
         if size.count(size.current):
             size.decide(tokens or [1.0] * 8)
     return used
@@ -46,63 +47,107 @@ def make(depth: int = 3) -> Size:
     return size
 
 
-def test_every_candidate_without_a_time_has_8_verifications_the_one_in_use_first():
-    used = run(make(), TRIAL * len(CANDIDATES), times=LEVEL)
-    assert used == [depth for depth in (3, 0, 1, 5, 7) for _ in range(TRIAL)]
+EXPLORED = BLOCK + (len(CANDIDATES) - 1) * (TRIAL + BLOCK)
+"""Verifications until each candidate has a time."""
+
+
+def count_blocks(used: list[int]) -> list[tuple[int, int]]:
+    """The depths in their order, each with its verifications in a row."""
+    return [(depth, len(list(block))) for depth, block in groupby(used)]
+
+
+def test_every_candidate_without_a_time_has_8_verifications_neighbours_first_between_blocks_of_the_depth_in_use():
+    blocks = count_blocks(run(make(), EXPLORED, times=LEVEL))
+    assert blocks[1::2] == [(depth, TRIAL) for depth in (1, 5, 0, 7)]
+    assert blocks[::2] == [(3, BLOCK)] * len(CANDIDATES)
 
 
 def test_neighbours_of_the_depth_in_use_have_4_verifications_in_every_256():
     size = make()
-    run(size, TRIAL * len(CANDIDATES), times=LEVEL)
-    first = run(size, 4 * PERIOD, times=LEVEL)
-    assert {depth: first.count(depth) for depth in set(first)} == {
+    run(size, EXPLORED + 4 * PERIOD, times=LEVEL)
+    used = run(size, 4 * PERIOD, times=LEVEL)
+    assert {depth: used.count(depth) for depth in set(used)} == {
         1: pytest.approx(4 * RETRIAL, abs=RETRIAL),
         5: pytest.approx(4 * RETRIAL, abs=RETRIAL),
         3: pytest.approx(4 * (PERIOD - 2 * RETRIAL), abs=4 * RETRIAL),
     }
 
 
-def test_a_new_depth_tries_its_neighbours_at_once_if_they_are_due():
-    """So that a change of the text is followed from neighbour to neighbour, and not one neighbour a period."""
+def test_a_new_depth_is_compared_with_its_neighbours_sooner():
+    """A choice by few steps may be wrong, and a change of the text is followed from neighbour to neighbour."""
     size = make(depth=0)
-    run(size, TRIAL * len(CANDIDATES) + 2 * PERIOD, times=LEVEL)
+    run(size, EXPLORED + 8 * PERIOD, times=LEVEL)
     assert size.depth == 0
     one_pays = [1.0, 1.4, *[1.0] * 6]
     while size.depth == 0:
         run(size, 1, one_pays, LEVEL)
-    assert run(size, RETRIAL + 1, one_pays, LEVEL) == [3] * RETRIAL + [1]
+    blocks = count_blocks(run(size, 2 * PERIOD, one_pays, LEVEL))
+    assert blocks[:2] == [(1, BLOCK), (3, RETRIAL)], "not used for long"
+    last: dict[int, int] = {}
+    waits, clock = [], 0
+    for depth, steps in blocks:
+        if depth == 3 and depth in last:
+            waits.append(clock - last[depth])
+        clock += steps
+        last[depth] = clock
+    assert SOON <= waits[0] <= 3 * SOON
+    assert waits == sorted(waits)
+    assert waits[-1] > waits[0]
 
 
 def test_a_trial_without_a_time_is_not_repeated_before_a_period_has_passed():
     """Prefills between all steps: nothing is timed, and the server must not try for ever."""
     size = make()
-    run(size, TRIAL * len(CANDIDATES))
-    assert set(run(size, PERIOD - TRIAL * len(CANDIDATES))) == {3}
+    run(size, EXPLORED)
+    assert set(run(size, PERIOD - EXPLORED)) == {3}
     assert set(run(size, PERIOD)) == {*CANDIDATES}
 
 
 def test_a_time_is_the_median_so_that_a_step_that_waited_counts_no_more_than_another():
     size = make()
-    for seconds in (1.0, 1.1, 0.9, 50.0, 1.0):
-        size.time(3, seconds)
+    size.time(3, [1.0, 1.1, 0.9, 50.0, 1.0])
     assert size.seconds == {3: 1.0}
 
 
-def test_times_are_those_of_the_last_15_steps_and_two_periods():
+def test_the_depth_in_use_shows_how_much_slower_all_steps_are_than_before():
     size = make()
-    for number in range(2 * TIMES):
-        size.time(3, float(number))
-    assert len(size.times[3]) == TIMES
-    size.clock += 2 * PERIOD + 1
-    size.time(3, 1.0)
+    for depth, seconds in ((3, 1.0), (5, 2.0)):
+        size.time(depth, [seconds] * HISTORY)
+    size.decide([1.0] * 5 + [3.0] * 3)
+    assert size.depth == 5
+    size.time(5, [2.2] * HISTORY)
+    assert size.seconds == {3: 1.0, 5: pytest.approx(2.2)}, "the first block of a depth corrects that depth alone"
+    size.decide([1.0] * 5 + [3.0] * 3)
+    size.time(5, [3.3] * HISTORY)
+    assert size.seconds == {3: pytest.approx(1.5), 5: pytest.approx(3.3)}
+    size.time(3, [1.2] * HISTORY)
+    assert size.seconds == {3: pytest.approx(1.2), 5: pytest.approx(3.3)}, "a trial is of its depth alone"
+
+
+def test_a_retrial_counts_as_its_part_of_the_latest_8_steps():
+    size = make()
+    size.time(5, [1.0] * 4)
+    size.time(5, [1.44] * 4)
+    assert size.seconds == {5: pytest.approx(1.2)}, "of equal parts the geometric mean"
+    size.time(5, [1.2 * 1.21**2] * 4)
+    assert size.seconds == {5: pytest.approx(1.2 * 1.21)}
+
+
+def test_a_smoothed_time_doubles_at_most_at_once():
+    """Of three steps two may have waited, as for a kernel that is compiled at a new width."""
+    size = make()
+    size.time(3, [1.0] * HISTORY)
+    size.time(3, [50.0] * HISTORY)
+    assert size.seconds == {3: 2.0}
+    size.time(3, [0.1] * HISTORY)
     assert size.seconds == {3: 1.0}
 
 
 def test_steps_launched_before_the_last_decision_end_no_block():
     size = make()
-    assert not any(size.count(1) for _ in range(TRIAL))
-    assert size.left == TRIAL
-    assert [size.count(3) for _ in range(TRIAL)] == [False] * (TRIAL - 1) + [True]
+    assert not any(size.count(1) for _ in range(BLOCK))
+    assert size.left == BLOCK
+    assert [size.count(3) for _ in range(BLOCK)] == [False] * (BLOCK - 1) + [True]
 
 
 def test_a_new_batch_size_begins_with_the_depth_of_the_nearest():
@@ -118,11 +163,11 @@ def test_forgotten_times_leave_depths_and_shares():
     depths.find(2)
     for _ in range(TRIAL):
         depths.count(2, 3, [2, 3])
-        depths.sizes[2].time(3, 1.0)
+        depths.sizes[2].time(3, [1.0])
     shares, depths.sizes[2].depth = depths.shares.shares, 5
     depths.forget_times()
     assert (depths.shares.shares, depths.sizes[2].depth, depths.sizes[2].seconds) == (shares, 5, {})
-    assert (depths.sizes[2].current, depths.sizes[2].left) == (5, TRIAL), "measured again, the depth in use first"
+    assert (depths.sizes[2].current, depths.sizes[2].left) == (5, BLOCK), "measured again, the depth in use first"
 
 
 def test_one_candidate_is_never_left():
@@ -137,12 +182,12 @@ def test_deciding_takes_at_most_20_us_a_step():
 
     depths = Depths(lambda size: CANDIDATES, 7, start=7)
     size = depths.find(16)
-    for depth in CANDIDATES * TIMES:
-        size.time(depth, 0.01)
+    for depth in CANDIDATES:
+        size.time(depth, [0.01] * BLOCK)
 
     def step() -> None:
-        size.time(7, 0.01)
         if depths.count(16, 7, [3] * 16):
+            size.time(7, [0.01] * BLOCK)
             depths.decide(16)
 
     taken = min(timeit.repeat(step, number=1000, repeat=5, timer=time.process_time)) / 1000

@@ -1,6 +1,7 @@
 """The policy in SGLang's own controller."""
 
 from collections.abc import Sequence
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from depth.simulation import CANDIDATES, WELL, Candidates, Simulation, Traffic, costs
 from sglang_xshare.depth import is_on
 from sglang_xshare.depth.acceptance import PooledAcceptance
-from sglang_xshare.depth.decision import TRIAL
+from sglang_xshare.depth.decision import BLOCK, TRIAL
 from sglang_xshare.depth.policy import ThroughputPolicy
 from sglang_xshare.depth.shares import Shares
 from sglang_xshare.stage.acceptance import find_nearest
@@ -57,14 +58,14 @@ def complete(controller: Any, requests: int, accepted: int = 0) -> None:
 
 
 def test_the_controller_of_sglang_runs_the_depth_of_the_policy():
-    controller = make()
+    controller = make(clock=count().__next__)
     assert set(controller._states) == set(CANDIDATES)
     used = []
-    for _ in range(5 * TRIAL):
+    for _ in range(BLOCK + 4 * (TRIAL + BLOCK)):
         used.append(launch(controller, 2))
-        complete(controller, 2, accepted=used[-1])
+        complete(controller, 2)
         assert controller.worker.speculative_num_steps == used[-1], "it changes with a launch alone"
-    assert used == [depth for depth in (3, 0, 1, 5, 7) for _ in range(TRIAL)]
+    assert [used.count(depth) for depth in CANDIDATES] == [TRIAL, TRIAL, 5 * BLOCK, TRIAL, TRIAL]
 
 
 def test_candidates_of_a_batch_size_are_those_of_the_configuration_and_no_drafts(tmp_path):
@@ -96,13 +97,13 @@ def test_a_batch_counts_for_the_captured_size_that_it_runs_in(requests, size):
 def test_results_are_those_of_the_step_that_was_launched_first():
     """With overlap the next step is launched, at another depth maybe, before a result is processed."""
     controller = make()
-    for _ in range(TRIAL):
+    for _ in range(BLOCK):
         launch(controller, 2)
         complete(controller, 2, accepted=3)
-    assert launch(controller, 2) == 0, "the next trial"
+    assert launch(controller, 2) == 1, "the next trial"
     controller.params.depths.sizes[2].trial = 7
     assert launch(controller, 2) == 7
-    complete(controller, 2, accepted=0)  # of no drafts, not of 7 drafts of which none was accepted
+    complete(controller, 2, accepted=1)  # of one draft, not of 7 drafts of which one was accepted
     assert controller.params.depths.shares.shares[0] == 1.0
     complete(controller, 2, accepted=0)
     assert controller.params.depths.shares.shares[0] < 1.0

@@ -46,13 +46,14 @@ def test_the_cases_above_have_every_kind_of_answer():
 )
 def test_a_change_of_the_traffic_is_followed_within_300_verifications(before, after, noise):
     arrived = []
-    for seed in range(5):
+    for seed in range(20):
         server = Simulation(noise=noise, seed=seed)
         settle(server, before, 1000)
         used = server.serve(after, 2 * ARRIVES)
         good = [after.speed(depth) >= ENOUGH * after.speed(after.best) for depth in used]
-        arrived.append(next(place for place in range(len(good)) if all(good[place : place + 32])))
-    assert sorted(arrived)[3] < ARRIVES, arrived  # four of five seeds: at one request four verifications may mislead
+        arrived.append(next((place for place in range(len(good)) if all(good[place : place + 32])), len(good)))
+    late = [steps for steps in arrived if steps >= ARRIVES]
+    assert len(late) <= 2, arrived  # of 20: at one request four verifications may mislead
 
 
 def test_drafts_stop_if_they_do_not_pay_and_are_tried_again():
@@ -74,7 +75,8 @@ def test_prefills_between_steps_are_in_no_time():
             server.prefill(1.0)
         server.step(traffic)
     seconds = server.policy.depths.sizes[4].seconds
-    assert seconds == pytest.approx({depth: traffic.seconds(depth) for depth in seconds})
+    # Steps that wait, one in 200, count for little; a prefill takes 60 times as long.
+    assert seconds == pytest.approx({depth: traffic.seconds(depth) for depth in seconds}, rel=0.2)
     assert set(seconds) == set(CANDIDATES)
 
 

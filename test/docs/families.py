@@ -1,7 +1,7 @@
-"""Which model classes a policy was executed on, and how to start each: docs/families.md, from what the tests have.
+"""The model classes that a policy was executed on, and how to start each: a part of docs/limits.md, from the tests.
 
-PYTHONPATH=python:test python -m docs.families           write the page
-PYTHONPATH=python:test python -m docs.families --check   say whether it is up to date
+PYTHONPATH=python:test python -m docs.families           write that part
+PYTHONPATH=python:test python -m docs.families --check   check whether it is up to date
 """
 
 import argparse
@@ -15,6 +15,7 @@ from benchmark.common.paths import RESULTS, ROOT
 from benchmark.gpu.models import read_config
 from fake_gpu.gpu_models import HERE_ALONE
 from fake_gpu.models import COMMON, CONFIGS
+from scripts.compatibility import replace_table
 from scripts.reference import tabulate
 from served.family import INTERPRETED
 from served.family_table import FAMILIES, ON_OLDER
@@ -26,7 +27,7 @@ from served.release import LATEST, OLDER
 from sglang_xshare.compatibility.architectures import EXECUTED, UNSERVED
 from sglang_xshare.patching.queue import find_root, list_releases
 
-PAGE = ROOT / "docs" / "families.md"
+PAGE = ROOT / "docs" / "limits.md"
 JUDGED = ROOT / "test" / "compatibility" / "architectures.json"
 HEADINGS = (
     "family",
@@ -37,44 +38,32 @@ HEADINGS = (
     "graphs, on a stand-in",
     "without",
 )
+BEGIN = "<!-- made by python -m docs.families -->\n"
 TEXT = """\
-# Models, by family
+SGLang {latest} registers {registered} classes that can hold experts: {executed} are executed in tests, {tried} more are
+[tried](#tried), and {refused} are [refused by name](#refused).
 
-What a policy was executed on, made by `test/docs/families.py` from what the tests serve; a test compares the two.
-What else may be refused: [limits.md](limits.md).
+### Executed
 
-SGLang {latest} registers {registered} classes that can hold experts: {executed} are executed in tests, [{tried} more
-are tried](#tried), and [{refused} are refused by name](#refused). None is left out.
+None of these start commands has run here: the machines of this project cannot hold the models. `--tp` is an example;
+[`check`](check.md) reports what holds the weights.
 
-## Executed
-
-* *Start*: none of these commands has run here, the machines of this project do not hold the models. `--tp` is an
-  example: [`check`](check.md) says what holds the weights. Bare `xshare` follows the model: a count such as `add=24`
-  cuts little of Granite's 40 experts and nothing of Mixtral's 8.
-* *Answers, on a CPU*: a real server of a tiny model, random weights in float32, experts by SGLang's own loop for CPUs
-  (no quantization, no other MoE runner). *Transformers*: token for token as transformers answers, with the policy off,
-  at its full budget, and at a budget with the reference's selection (`test/served/test_families.py`). *Pristine*: token
-  for token the release without our patches while nothing is cut, and each step's selection the reference's
-  (`test/served/test_recent.py`, `test/served/test_frozen_mtp.py`). *Interpreted*: part of it by Triton's interpreter,
-  since SGLang has no CPU path for it.
-* *Speed, on a GPU*: published widths, random weights, no answer compared: [gpu.md](gpu.md#h200-results).
-* *Graphs, on a stand-in*: captured, padded, replayed and switched; nothing is computed:
-  [evidence.md](evidence.md#what-executed-each-cuda-path).
-* *Without*: what the tiny model lacks of the published one.
+* *Answers, on a CPU*: a tiny model with random weights in float32. *Transformers*: the answers equal those of
+  transformers, token for token. *Pristine*: the answers equal those of unpatched SGLang while no expert is cut.
+  *Interpreted*: Triton's interpreter ran a part that has no CPU path.
+* *Speed, on a GPU*: published widths, random weights, no answer compared ([results](gpu.md#h200-results)).
+* *Graphs, on a stand-in*: captured, padded, replayed and switched; nothing was computed.
+* *Without*: what the tiny model lacks of the published model.
 
 {executed_rows}
-## Tried
+### Tried
 
-A server with one of these starts, and tells once it is loaded whether each of its MoE layers has one router that is
-reproduced; if not, it is refused and the layer named, and one that routes past its `TopK` all the same stops the server
-in its first step. No test has served them. Of {latest}:
+A server with one of these starts. Once the model is loaded, the server checks whether each MoE layer has one router
+that is reproduced; otherwise it is refused and the layer is named. No test has served these classes.
 
 {tried_names}
 
-DeepSeek V1 (`DeepseekForCausalLM`) has its router tested alone, since SGLang's CPU server does not run it:
-`test/stage/test_layer.py`.
-
-## Refused
+### Refused
 
 Before weights load, in one line with this reason:
 
@@ -82,14 +71,14 @@ Before weights load, in one line with this reason:
 
 
 def make_page() -> str:
-    """The whole page."""
+    """Return the whole page with that part written anew."""
     targets = set(json.loads(JUDGED.read_text())["targets"])
     tried = sorted(targets - set(EXECUTED) - set(UNSERVED))
     reasons = dict.fromkeys(UNSERVED.values())
     classes = (
         (", ".join(f"`{name}`" for name, why in UNSERVED.items() if why == reason), reason) for reason in reasons
     )
-    return TEXT.format(
+    part = TEXT.format(
         latest=LATEST,
         registered=len(targets),
         executed=len(EXECUTED),
@@ -99,6 +88,7 @@ def make_page() -> str:
         tried_names=", ".join(f"`{name}`" for name in tried),
         refused_rows=tabulate(("class", "why"), classes),
     )
+    return replace_table(PAGE.read_text(), part, BEGIN)
 
 
 def list_executed() -> Iterator[tuple[str, ...]]:
@@ -154,14 +144,14 @@ def name_format(config: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Write the page, or compare it; the exit code is 1 where it differs."""
+    """Write the page, or compare it; exit with 1 if it differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     check, page = parser.parse_args().check, make_page()
     if not check:
         PAGE.write_text(page)
-    elif not PAGE.exists() or PAGE.read_text() != page:
-        sys.exit("families: docs/families.md is not up to date: PYTHONPATH=python:test python -m docs.families")
+    elif PAGE.read_text() != page:
+        sys.exit("families: docs/limits.md is not up to date: PYTHONPATH=python:test python -m docs.families")
 
 
 if __name__ == "__main__":

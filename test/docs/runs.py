@@ -33,7 +33,7 @@ COST = Run(
     more=f"--model {TINY} --rounds 2 --step-rounds 1 --step-tokens 4 --out {{scratch}}", shows="Record: ", is_long=True
 )
 DEPTHS = (
-    f"off --model {TINY} --concurrency 1 --fixed 0 1 --waves 2 --settled 8 --rounds 1 --output-tokens 8"
+    f"off --model {TINY} --concurrency 1 --fixed 0 1 --waves 2 --settled 1 --rounds 1 --output-tokens 8"
     " --out {scratch}"
 )
 BALANCE = Run(more="--batches 2 --out {scratch}", shows="Record: ")
@@ -135,6 +135,7 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     """ -d '{"prompt": "def ", "max_tokens": 24, "custom_params": {"expert_policy": "exact"}}'""": Ask(
         QUICKSTART, shows='"exact":true'
     ),
+    "sglang-xshare policy set http://localhost:30000 vanilla": Ask(QUICKSTART, shows="switches: 4"),
     f"sglang serve --model-path {TINY} --config examples/cpu.yaml --expert-policy xshare"
     " --expert-policy-config examples/by-layer-and-batch.json": Serve(),
     f"SGLANG_USE_CPU_ENGINE=1 sglang serve --model-path {TINY} --config examples/cpu.yaml": Serve(),
@@ -288,7 +289,16 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     "make gpu QUICK=1": NO_GPU,
     "make gpu EXPERIMENT=server PARTS=gpt-oss-120b": NO_GPU,
     "make gpu EXPERIMENT=tune POLICY=oea:k0=3": NO_GPU,
-    "make gpu EXPERIMENT=paged": NO_GPU,
+    **{
+        f"make gpu EXPERIMENT={experiment}": NO_GPU
+        for experiment in (
+            "paged",
+            "eagle3",
+            "levers PARTS=policies",
+            "selection PARTS=times",
+            "server PARTS=gpt-oss-120b-no-warm-up",
+        )
+    },
     "make gpu-bundle FROM=DIR": Run({"DIR": "{scratch}"}, status=1, shows=r"gpu-bundle: FROM=.* no site\.tar\.xz"),
     "scripts/gpu/make_site.sh DIR": Run(
         {"DIR": "{scratch}"}, status=1, shows=r"make_site: PYTHON must be a Python 3\.12 \(got "

@@ -14,7 +14,7 @@ import pytest
 from benchmark.common.paths import ROOT
 from fake_gpu.checks import NEEDS_PAGING
 
-CHECKS = ("patch", "nvcc", "cc", "compilation-32", "compilation-128", "imports", "eagle3")
+CHECKS = ("patch", "nvcc", "compilation-32", "compilation-128", "imports", "eagle3")
 WALKS = {
     "levers": (),
     "layer": ("qwen3-30b-a3b",),

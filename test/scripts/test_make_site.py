@@ -24,17 +24,11 @@ def test_help_explains_what_it_makes_and_needs(tmp_path):
     assert "#" not in found.stdout
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        ([], "must have one argument, a folder for the archives (got none); --help explains"),
-        (["one", "two"], "must have one argument, a folder for the archives (got one two); --help explains"),
-        (["--out"], "must have one argument, a folder for the archives (got --out); --help explains"),
-    ],
-)
-def test_another_argument_is_refused_in_one_line(args, says, tmp_path):
-    found = run(tmp_path, *args)
-    assert (found.returncode, found.stdout, found.stderr) == (1, "", f"make_site: {says}\n")
+@pytest.mark.parametrize("args", ["", "one two", "--out"])
+def test_another_argument_is_refused_in_one_line(args, tmp_path):
+    found = run(tmp_path, *args.split())
+    line = f"make_site: must have one argument, a folder for the archives (got {args or 'none'}); --help explains\n"
+    assert (found.returncode, found.stdout, found.stderr) == (1, "", line)
 
 
 @pytest.mark.parametrize(("version", "got"), [("3.11", "{python}, which is 3.11"), (None, "{python}")])

@@ -80,6 +80,9 @@ def test_made_once_then_left_alone(checkout):
     made = calls(checkout)
     assert make_venv(checkout).stdout == ""
     assert calls(checkout) == made
+    with (checkout / "scripts" / "requirements-dev.txt").open("a") as file:
+        file.write("another\n")
+    assert "making .venv" in make_venv(checkout).stdout, "other requirements make it anew"
 
 
 def test_a_machine_with_a_gpu_gets_the_whole_release(checkout):
@@ -90,9 +93,8 @@ def test_a_machine_with_a_gpu_gets_the_whole_release(checkout):
 
 
 def test_another_device_is_refused(checkout):
-    refused = make_venv(checkout, SGLANG_XSHARE_DEVICE="tpu")
-    assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr.startswith("make_venv: SGLANG_XSHARE_DEVICE=tpu:")
+    line = refusal(checkout, SGLANG_XSHARE_DEVICE="tpu", VENV=".venv")
+    assert line.startswith("make_venv: SGLANG_XSHARE_DEVICE must be cpu")
     assert not (checkout / ".venv").exists()
 
 
@@ -104,42 +106,24 @@ def test_a_failed_step_is_told_and_the_next_run_starts_anew(checkout):
     (checkout / ".venv" / "leftover").touch()
     assert make_venv(checkout).returncode == 0
     assert not (checkout / ".venv" / "leftover").exists()
-
-
-def test_other_requirements_make_it_anew(checkout):
-    make_venv(checkout)
-    with (checkout / "scripts" / "requirements-dev.txt").open("a") as file:
-        file.write("another\n")
-    assert "making .venv" in make_venv(checkout).stdout
+    assert make_venv(checkout, VENV="half", FAIL="-e python").returncode == 1
+    assert make_venv(checkout, "--remove", VENV="half").returncode == 0, "a half made one is ours"
+    assert not (checkout / "half").exists()
 
 
 @pytest.mark.parametrize("args", [(), ("--remove",)])
 @pytest.mark.parametrize("name", ["notes.txt", "pyvenv.cfg", ".complete"])
-def test_a_folder_that_is_not_ours_is_refused(checkout, args, name):
+def test_a_folder_that_is_not_ours_is_refused(checkout, args, name, tmp_path_factory):
     """A user's files, a virtual environment of theirs; `.complete` was our mark in `.venv` alone."""
     (checkout / "mine").mkdir()
     (checkout / "mine" / name).write_text("mine\n")
     line = refusal(checkout, *args, VENV="mine")
     assert line.startswith("make_venv: mine is there, and this project did not make it")
-
-
-@pytest.mark.parametrize("args", [(), ("--remove",)])
-def test_another_checkouts_environment_is_refused(checkout, tmp_path_factory, args):
     other = tmp_path_factory.mktemp("other") / "checkout"
     shutil.copytree(checkout, other)
     assert make_venv(other).returncode == 0
     line = refusal(checkout, *args, VENV=str(other / ".venv"))
-    assert line.startswith(f"make_venv: {other}/.venv was made by the checkout in {other}; name a folder")
-
-
-@pytest.mark.parametrize("fails", ["requirements-cpu", "-e python"])
-def test_a_half_made_one_is_ours(checkout, fails):
-    """The mark comes first and goes last: an interrupted one is made anew, or removed."""
-    assert make_venv(checkout, VENV="half", FAIL=fails).returncode == 1
-    assert make_venv(checkout, "--remove", VENV="half").returncode == 0
-    assert not (checkout / "half").exists()
-    make_venv(checkout, VENV="half", FAIL=fails)
-    assert make_venv(checkout, VENV="half").returncode == 0
+    assert line.startswith(f"make_venv: {other}/.venv was made by the checkout in {other}; name a new folder")
 
 
 @pytest.mark.parametrize("target", ["bench", "eval"])

@@ -98,9 +98,7 @@ def test_ours_holds_the_queue_a_readme_and_links(ours: Path) -> None:
     assert readme.replace("](https://", "").count("](") == 0, "links of a package's page must be absolute"
     releases = list_releases(find_root())
     assert f"SGLang {releases[0]} to {releases[-1]}" in readme
-    urls = metadata.get_all("Project-URL") or []
-    assert urls
-    assert all(", https://" in url for url in urls)
+    assert all(", https://" in url for url in metadata.get_all("Project-URL") or [""])
 
 
 @pytest.fixture
@@ -117,7 +115,8 @@ def upstream(tmp_path: Path) -> Path:
     return wheel
 
 
-def test_a_patched_sglang_is_upstreams_but_for_the_queue(upstream: Path, queue: Path, tmp_path: Path) -> None:
+def test_a_patched_sglang_is_upstreams_but_for_the_queue(upstream: Path, tmp_path: Path) -> None:
+    queue = write_queue(tmp_path / "patches")
     made = make_wheel(upstream, queue, tmp_path / "dist")
     version = f"{RELEASE}+xshare.{__version__}"
     assert made == tmp_path / "dist" / f"sglang-{version}-{TAG}.whl"
@@ -148,8 +147,3 @@ def test_a_release_without_a_series_makes_no_wheel(upstream: Path, tmp_path: Pat
     with pytest.raises(PatchError, match=r"SGLang 0\.5\.21 is not supported; supported: 0\.5\.9"):
         make_wheel(upstream, other, tmp_path / "dist")
     assert not (tmp_path / "dist").exists()
-
-
-@pytest.fixture
-def queue(tmp_path: Path) -> Path:
-    return write_queue(tmp_path / "patches")

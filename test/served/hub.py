@@ -1,4 +1,4 @@
-"""The families that real servers execute in tests, as they are on the Hugging Face hub: rows of docs/families.md."""
+"""The families that real servers execute in tests, as they are on the Hugging Face hub: rows of docs/limits.md."""
 
 from dataclasses import dataclass
 

@@ -64,7 +64,7 @@ DROPPED: dict[str, set[str] | None] = {
     "/api/chat": None,
     "/api/generate": None,
 }
-"""What limits.md says that the router drops: by route, fields that do not arrive; None where it has no such route."""
+"""What the router drops by operations.md: by route, fields that do not arrive; None for a route that it lacks."""
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""The unrolled draft against one that keeps every place's chain apart, as a server does; accepted lengths by hand."""
+"""Accepted lengths by hand, hits by the draft's own answers, its export; `test_checkpoints` runs the shipped draft."""
 
 import json
 from pathlib import Path
@@ -6,14 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
-from torch.nn import functional as F
 from transformers import LlamaConfig, Qwen3MoeForCausalLM
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from small import small_qwen3
 from training import train_eagle3
-from training.acceptance import STEPS_AHEAD, accepted_lengths, continuations, draft_hits, target_hits
+from training.acceptance import accepted_lengths, continuations, draft_hits, target_hits
 from training.eagle3 import Draft, features
 from training.train_eagle3 import export_draft
 
@@ -38,46 +35,6 @@ TARGET = small_qwen3(
 def draft() -> Draft:
     torch.manual_seed(0)
     return Draft(CONFIG)
-
-
-def chain(draft: Draft, aux: Tensor, embedded: Tensor, place: int, steps: int) -> list[Tensor]:
-    """The logits of one place's draft: the prefix 0..place one position at a time, then the draft's own positions."""
-    layer, attention = draft.midlayer, draft.midlayer.self_attn
-    keys: list[Tensor] = []
-    values: list[Tensor] = []
-    logits = []
-
-    def advance(position: int, embedding: Tensor, hidden: Tensor) -> Tensor:
-        both = torch.cat([layer.input_layernorm(embedding), layer.hidden_norm(hidden)])
-        q = attention.q_proj(both).view(1, HEADS, 1, SIZE)
-        k, v = (project(both).view(1, KV_HEADS, 1, SIZE) for project in (attention.k_proj, attention.v_proj))
-        q, k = apply_rotary_pos_emb(q, k, *draft.rotary(hidden, torch.tensor([[position]])))
-        keys.append(k)
-        values.append(v)
-        mixed = F.scaled_dot_product_attention(q, torch.cat(keys, 2), torch.cat(values, 2), enable_gqa=True)
-        hidden = hidden + attention.o_proj(mixed.flatten())
-        return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-
-    for position in range(place + 1):
-        hidden = advance(position, embedded[position + 1], draft.fc(aux[position]))
-    logits.append(draft.lm_head(draft.norm(hidden)))
-    for step in range(1, steps):
-        hidden = advance(place + step, embedded[place + step + 1], hidden)
-        logits.append(draft.lm_head(draft.norm(hidden)))
-    return logits
-
-
-@torch.inference_mode()
-def test_unrolled_steps_equal_a_chain_of_their_own(draft: Draft) -> None:
-    generator = torch.Generator().manual_seed(1)
-    aux, embedded = torch.randn(2, TOKENS, 3 * HIDDEN, generator=generator), torch.randn(2, TOKENS, HIDDEN)
-    unrolled = draft(aux, embedded, STEPS_AHEAD)
-    assert [step.shape for step in unrolled] == [(2, TOKENS - step - 1, 20) for step in range(STEPS_AHEAD)]
-    for row in range(2):
-        for place in range(TOKENS - STEPS_AHEAD):
-            wanted = chain(draft, aux[row], embedded[row], place, STEPS_AHEAD)
-            for step, logits in enumerate(wanted):
-                torch.testing.assert_close(unrolled[step][row, place], logits, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

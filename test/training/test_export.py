@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeForCausalLM, Qwen3MoeForCausalLM
@@ -15,14 +14,6 @@ from training.tokenizer import encode, train_tokenizer
 
 TEXT = "def add(a, b):\n    return a + b  # 37 and 48 make 85: naïve ∑\n"
 SMALL = small_qwen3(intermediate_size=48, tie_word_embeddings=True, bos_token_id=None, eos_token_id=0)
-
-
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    torch.manual_seed(0)
-    export(Qwen3MoeForCausalLM(SMALL).bfloat16(), train_tokenizer([TEXT], 300, longest=512), folder)
-    return folder
 
 
 def test_the_exported_model_is_the_trained_one(tmp_path: Path) -> None:
@@ -74,8 +65,9 @@ def test_correction_biases_stay_in_float32(tmp_path: Path) -> None:
     assert wanted.items() <= config.items()
 
 
-def test_tokenizer_keeps_text_and_digits(tokenizer_folder: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+def test_tokenizer_keeps_text_and_digits(tmp_path: Path) -> None:
+    export(Qwen3MoeForCausalLM(SMALL).bfloat16(), train_tokenizer([TEXT], 300, longest=512), tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     ids = tokenizer.encode(TEXT)
     assert tokenizer.decode(ids) == TEXT
     assert [tokenizer.decode(token) for token in tokenizer.encode("1234")] == ["1", "2", "3", "4"]

@@ -1,4 +1,4 @@
-"""The data of `arithmetic_domain`: read from the checkpoint's held-out text, so that it is kept once."""
+"""The data of `arithmetic_domain`, read from the checkpoint's held-out text."""
 
 from typing import Any
 
@@ -9,6 +9,6 @@ from benchmark.quality.served import read_problems
 
 
 def load_sums(**_: Any) -> dict[str, Dataset]:
-    """{"test": a row a sum}: `question` is a solved sum and the next one up to its "A:", `answer` its number."""
+    """Return {"test": a row a sum}: `question` is a solved sum and the next one up to "A:", `answer` its number."""
     rows = [{"question": question, "answer": answer.strip()} for question, answer in read_problems(TEXTS)]
     return {"test": Dataset.from_list(rows)}

@@ -1,1 +1,1 @@
-"""What selection costs and saves where drafts are verified, of which only some are right."""
+"""The cost and gain of selection in verification, if only some drafts are right."""

@@ -1,4 +1,4 @@
-"""Verify steps in which drafts are right by chance: only tokens that are emitted count, and the rest is other text."""
+"""Verify steps in which drafts are right by chance: only emitted tokens count, and the other rows hold other text."""
 
 import math
 from collections.abc import Iterator
@@ -13,17 +13,18 @@ from benchmark.quality.model import Layout
 from sglang_xshare import Batch
 
 OWN = 0.95
-"""What a draft's own chance is told in powers of: 2.5 % off at most, and 255 of them reach 2e-6."""
+"""A draft's own chance is rounded to a power of this number: 2.5 % off at most, and 255 powers reach 2e-6."""
 
 
 @dataclass(frozen=True)
 class Drafted(Layout):
-    """Chains of drafts, each right with `chance` if all before it are. A request's step begins at its next token, and
-    its rows up to the first wrong draft are emitted: they are the text. The rows behind hold other text, a piece of
-    another sequence, as drafts behind a wrong guess do. With a `spread` every draft has a chance of its own, evenly
-    distributed that far around `chance`. With `told`, selection knows which rows will be emitted, which nothing in a
-    server does: a bound of what weights can reach; with `own`, each draft's own chance, as `OWN` to the power of its
-    depth.
+    """Chains of drafts, each right with `chance` if all before it are.
+
+    A request's step begins at its next token. Its rows up to the first wrong draft are emitted: they are the text. The
+    rows behind hold a piece of another sequence, as drafts behind a wrong guess do. With a `spread` every draft has a
+    chance of its own, evenly distributed that far around `chance`. With `told`, selection knows which rows will be
+    emitted, which no server knows: a bound of what weights can reach. With `own`, selection knows each draft's own
+    chance, as `OWN` to the power of its depth.
     """
 
     chance: float = 1.0
@@ -32,23 +33,23 @@ class Drafted(Layout):
     own: bool = False
 
     def __str__(self) -> str:
-        """As of any layout, and the chance."""
+        """Return the layout's name with the chance."""
         around = f" ± {self.spread:g}" if self.spread else ""
         return f"{super().__str__()}, right with {self.chance:g}{around}"
 
     def split(self, rows: torch.Tensor) -> torch.Tensor:
-        """[sequences, tokens, x] to [steps, rows of a step, x], to the first end. Raises ValueError for leftovers."""
+        """Return [sequences, tokens, x] as [steps, rows of a step, x], up to the first end. Raises as `check` does."""
         return rows.flatten(0, 1)[_draw(self, *rows.shape[:2]).source]
 
     def join(self, steps: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-        """What was found for emitted rows, and `own` for tokens behind the last step."""
+        """Return the choice for emitted rows, and `own` for tokens behind the last step."""
         drawn = _draw(self, *own.shape[:2])
         joined = own.flatten(0, 1).clone()
         joined[drawn.source[drawn.emitted]] = steps[drawn.emitted].to(own.dtype)
         return joined.view(own.shape)
 
     def describe(self, sequences: int, tokens: int) -> Iterator[Batch]:
-        """What selection is told of each step: with `told`, that only emitted rows are live; with `own` chances."""
+        """Yield the `Batch` of each step: with `told`, only emitted rows are live; with `own`, it has chances."""
         drawn = _draw(self, sequences, tokens)
         if self.told:
             return (Batch(emitted, self.tokens_per_request) for emitted in drawn.emitted)
@@ -56,8 +57,15 @@ class Drafted(Layout):
             return (Batch(None, self.tokens_per_request, depth=depth) for depth in drawn.depth)
         return super().describe(sequences, tokens)
 
+    def check(self, sequences: int, tokens: int) -> None:
+        """Raise ValueError for leftover sequences, or for steps that are longer than the text."""
+        if sequences % self.batch:
+            raise ValueError(f"--batch must divide the {sequences} sequences (got {self.batch})")
+        if self.tokens_per_request > tokens:
+            raise ValueError(f"--tokens-per-request must be at most --steps {tokens} (got {self.tokens_per_request})")
+
     def count(self, sequences: int, tokens: int) -> torch.Tensor:
-        """[sequences, tokens] bool: the tokens that some step has emitted."""
+        """Return the tokens that some step has emitted, [sequences, tokens] bool."""
         drawn = _draw(self, sequences, tokens)
         counted = torch.zeros(sequences * tokens, dtype=torch.bool)
         counted[drawn.source[drawn.emitted]] = True
@@ -68,7 +76,7 @@ class _Drawn(NamedTuple):
     """The rows of all steps."""
 
     source: torch.Tensor
-    """[steps, rows] int64: which token of all sequences, laid end to end, a row holds."""
+    """[steps, rows] int64: the token of each row, counted over all sequences end to end."""
     emitted: torch.Tensor
     """[steps, rows] bool."""
     depth: torch.Tensor
@@ -77,9 +85,8 @@ class _Drawn(NamedTuple):
 
 @cache
 def _draw(layout: Drafted, sequences: int, tokens: int) -> _Drawn:
-    """The same for layouts that differ in `told` or `own` alone, as random numbers are of one seed."""
-    if sequences % layout.batch:
-        raise ValueError(f"{sequences} sequences: allowed are multiples of {layout.batch}")
+    """Return the rows; they are equal for layouts that differ only in `told` or `own`, because the seed is fixed."""
+    layout.check(sequences, tokens)
     random = torch.Generator().manual_seed(0)
     width = layout.tokens_per_request
     right = torch.rand(sequences, tokens, width - 1, generator=random)

@@ -1,12 +1,12 @@
-"""A record of simulated verification: the table."""
+"""The table of simulated verification."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from benchmark.common.table import Table
 from benchmark.quality.drafts.layout import OWN, Drafted
-from benchmark.quality.front.report import experts_for
+from benchmark.quality.equal_loss import experts_for, find_interval, format_share
 
 BY_OWN, TOLD = "by its own chance", "told"
 KINDS = {
@@ -18,39 +18,53 @@ KINDS = {
     BY_OWN: f",acceptance={OWN}",
     TOLD: "",
 }
-"""What a setting has besides its budget, by name."""
+"""Further keys of a setting, by name."""
 LEVELS = (0.02, 0.01)
-"""Of loss, nats a token."""
+"""Losses, in nats a token."""
 NOTE = """\
 Active experts a layer and step at which emitted tokens lose so many nats a token above vanilla, on the line between two
-budgets; in brackets the change from plain; a dash beyond the budgets measured. Each draft is right with the chance
-said if all before it are, or, after ±, with one of its own evenly distributed around that; rows behind a wrong one hold
-other text, and nothing of them counts. By its own chance: weighed by what each draft really has. Told: only rows that
-will be emitted are looked at, which no server knows; what weights could reach at best. Settings:
-xshare:k0=1,utility=squared,own_share=0.75 and a budget add. A loss's standard error is {error:.4f} in the mean."""
+budgets; in brackets the change from plain, with its 95 % interval over draws of the batches if the record has the loss
+of each; a dash beyond the budgets measured. Each draft is right with this chance if all before it are, or, after ±,
+with a chance of its own, evenly distributed around it; rows behind a wrong draft hold other text and do not count. By
+its own chance: weighed by each draft's own chance. Told: selection knows the rows that will be emitted, which no server
+knows: the most that weights could reach. Settings: xshare:k0=1,utility=squared,own_share=0.75 and a budget add. The
+mean standard error of a loss is {error:.4f}."""
+Ladder = Sequence[Mapping[str, Any]]
+"""Points of one layout and kind, fewest experts first."""
 
 
 def tabulate_drafts(points: Mapping[str, Any]) -> Table:
-    """A row a layout and level, a column a kind: the experts needed."""
-    curves: dict[Drafted, dict[str, list[tuple[float, float]]]] = {}
-    vanilla = {}
+    """Return a row a layout and level, with a column a kind: the experts needed."""
+    ladders: dict[Drafted, dict[str, list[Mapping[str, Any]]]] = {}
     for point in points.values():
         layout = Drafted(point["batch"], point["tokens_per_request"], point["chance"], point["spread"])
-        vanilla[layout] = point["vanilla_active"]
-        found = curves.setdefault(layout, {}).setdefault(point["kind"], [])
-        found.append((point["active_experts"], point["loss"]["delta"]))
+        ladders.setdefault(layout, {}).setdefault(point["kind"], []).append(point)
     rows = []
-    for layout, kinds in curves.items():
+    for layout, kinds in ladders.items():
+        for found in kinds.values():
+            found.sort(key=lambda point: point["active_experts"])
+        vanilla = kinds["plain"][0]["vanilla_active"]
         for level in LEVELS:
-            needed = {kind: experts_for(level, sorted(curve)) for kind, curve in kinds.items()}
-            cells = [_cell(needed.get(kind), needed["plain"]) for kind in KINDS]
-            rows.append([str(layout), f"{vanilla[layout]:.1f}", f"+{level:g}", *cells])
+            cells = [_cell(level, kinds.get(kind, []), kinds["plain"]) for kind in KINDS]
+            rows.append([str(layout), f"{vanilla:.1f}", f"+{level:g}", *cells])
     error = fmean(point["loss"]["error"] for point in points.values())
     headings = ["a step", "vanilla's", "loss", *KINDS]
     return Table("Experts at equal loss of emitted tokens", headings, rows, NOTE.format(error=error), text_columns=1)
 
 
-def _cell(needed: float | None, plain: float | None) -> str:
+def _cell(level: float, ladder: Ladder, plain: Ladder) -> str:
+    def need(some: Ladder, losses: Sequence[float]) -> float | None:
+        return experts_for(level, [(one["active_experts"], loss) for one, loss in zip(some, losses, strict=True)])
+
+    def change(losses: Sequence[float]) -> float | None:
+        needed, whole = need(ladder, losses[: len(ladder)]), need(plain, losses[len(ladder) :])
+        return None if needed is None or whole is None else needed / whole - 1
+
+    needed = need(ladder, [one["loss"]["delta"] for one in ladder])
+    share = change([one["loss"]["delta"] for one in (*ladder, *plain)])
     if needed is None:
         return "-"
-    return f"{needed:.1f}" if plain is None or needed == plain else f"{needed:.1f} ({needed / plain - 1:+.0%})"
+    if ladder is plain or share is None:
+        return f"{needed:.1f}"
+    losses = [one.get("losses") for one in (*ladder, *plain)]
+    return f"{needed:.1f} ({format_share(share, find_interval(losses, change) if all(losses) else None)})"

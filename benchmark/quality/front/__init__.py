@@ -1,1 +1,1 @@
-"""What `own_share` and squared utilities save at equal loss: `python -m benchmark.quality.front`."""
+"""The experts that `own_share` and squared utilities save at equal loss: `python -m benchmark.quality.front`."""

@@ -1,4 +1,4 @@
-"""What is compared: ladders of published settings, and what is changed about each."""
+"""Ladders of published settings, and the changes that are compared with each setting."""
 
 from collections.abc import Mapping
 
@@ -8,62 +8,53 @@ from benchmark.quality.model import Layout
 POLICIES = ("xshare", "oea", "moe-spec")
 PUBLISHED, OWN_SHARE, SQUARED = "published", "own_share 0.75", "own_share 0.75, squared"
 CHANGES = {PUBLISHED: "", OWN_SHARE: "own_share=0.75", SQUARED: "own_share=0.75,utility=squared"}
-"""Of every setting, by name: keys, in the order in which they are measured."""
+"""Further keys of every setting, by name, in the order of measurement."""
 SWEEP = {f"own_share {share}": f"own_share={share}" for share in (0.25, 0.5, 1)}
 SWEPT_LAYOUT = Layout(16)
-"""How the middle setting of each policy is measured with each of SWEEP too."""
+"""The layout at which the middle setting of each policy is measured with each of SWEEP too."""
 
 
 def settings_of(num_experts: int, layout: Layout) -> tuple[str, ...]:
-    """Published settings in shares of any number of experts, an eighth of which run; verifying, of a request too."""
+    """Return published settings, scaled from 64 experts; in verification, also with budgets by request."""
     plain = layout.tokens_per_request == 1
     rungs = [
-        *(f"xshare:k0=1,add={_share(add, num_experts)}" for add in ((0, 4, 8, 12, 16) if plain else (0, 8, 16))),
-        *(f"oea:k0={_share(k0, num_experts)}" for k0 in (2, 3, 4)),
-        *(f"moe-spec:budget={_share(budget, num_experts)}" for budget in (16, 24, 32)),
+        *(f"xshare:k0=1,add={_scale(add, num_experts)}" for add in ((0, 4, 8, 12, 16) if plain else (0, 8, 16))),
+        *(f"oea:k0={_scale(k0, num_experts)}" for k0 in (2, 3, 4)),
+        *(f"moe-spec:budget={_scale(budget, num_experts)}" for budget in (16, 24, 32)),
     ]
     if not plain:
-        rungs += [f"xshare:k0=1,add=0,add_per_request={_share(add, num_experts)}" for add in (2, 4, 6)]
-        rungs += [f"moe-spec:budget={_share(budget, num_experts)},scope=request" for budget in (8, 12, 16)]
+        rungs += [f"xshare:k0=1,add=0,add_per_request={_scale(add, num_experts)}" for add in (2, 4, 6)]
+        rungs += [f"moe-spec:budget={_scale(budget, num_experts)},scope=request" for budget in (8, 12, 16)]
     return tuple(dict.fromkeys(rungs))
 
 
 def swept_of(num_experts: int, layout: Layout) -> tuple[str, ...]:
-    """The settings that are measured with each of SWEEP too."""
-    if layout != SWEPT_LAYOUT:
-        return ()
+    """Return the settings that are measured with each of SWEEP too."""
     middle = (("xshare:k0=1,add", 8), ("oea:k0", 2), ("moe-spec:budget", 24))
-    return tuple(f"{key}={_share(of_64, num_experts)}" for key, of_64 in middle)
+    return tuple(f"{key}={_scale(of_64, num_experts)}" for key, of_64 in middle) if layout == SWEPT_LAYOUT else ()
 
 
-def _share(of_64: int, num_experts: int) -> int:
-    """As many of so many experts, and one where that is less."""
+def _scale(of_64: int, num_experts: int) -> int:
     return max(num_experts * of_64 // 64, min(of_64, 1))
 
 
 def family_of(setting: str) -> str:
-    """The policy."""
+    """Return the policy's name."""
     return setting.partition(":")[0]
 
 
 def ladder_of(setting: str) -> str:
-    """What makes one curve: the policy, and whether its budget is a request's."""
+    """Return the name of the curve that a setting belongs to: the policy, and whether its budget is a request's."""
     keys = parse_variant(setting).keys
     by_request = keys.get("add_per_request") or keys.get("scope") == "request"
     return f"{family_of(setting)}, per request" if by_request else family_of(setting)
 
 
 def changes_of(setting: str, is_swept: bool = False) -> Mapping[str, str]:
-    """Name -> the setting so changed, spelt as a policy, published first; squared only of a budget by utility."""
-    changes = CHANGES | (SWEEP if is_swept else {})
-    family = family_of(setting)
+    """Return name -> the changed policy, the published one first; squared only for a budget by utility."""
+    family, _, own = setting.partition(":")
     return {
-        name: _spell(family, setting.partition(":")[2], keys)
-        for name, keys in changes.items()
+        name: f"{family}:{','.join(filter(None, (own, keys)))}".rstrip(":")
+        for name, keys in (CHANGES | (SWEEP if is_swept else {})).items()
         if name != SQUARED or family in ("xshare", "moe-spec")
     }
-
-
-def _spell(policy: str, *keys: str) -> str:
-    given = ",".join(filter(None, keys))
-    return f"{policy}:{given}" if given else policy

@@ -56,7 +56,7 @@ class ThroughputPolicy:
         self._launched: deque[Launch] = deque(maxlen=4)
         self._former: tuple[Launch, float] | None = None
         self._taken: list[tuple[Launch, float]] = []
-        """Times since the last decision of any batch size, by this rank's clock."""
+        """Times since the last decision of their batch size, by this rank's clock."""
 
     def set_cuda_graph_bs(self, cuda_graph_bs: list[int] | None) -> None:
         """Set the captured batch sizes; None without CUDA graphs."""
@@ -94,12 +94,19 @@ class ThroughputPolicy:
         if former is not None and self._is_timed(former[0], launch):
             self._taken.append((launch, now - former[1]))
         if self.depths.count(launch.size, launch.depth, num_correct_drafts_per_req):
-            taken = self._share([seconds for _, seconds in self._taken])
-            for (timed, _), seconds in zip(self._taken, taken, strict=True):
-                self.depths.find(timed.size).time(timed.depth, seconds)
-            self._taken.clear()
+            self._share_times(launch.size)
             self.depths.decide(launch.size)
         return None
+
+    def _share_times(self, size: int) -> None:
+        """Update the smoothed times of a batch size by the first rank's times since its last decision."""
+        own = [(launch.depth, seconds) for launch, seconds in self._taken if launch.size == size]
+        self._taken = [(launch, seconds) for launch, seconds in self._taken if launch.size != size]
+        steps: dict[int, list[float]] = {}
+        for (depth, _), seconds in zip(own, self._share([seconds for _, seconds in own]), strict=True):
+            steps.setdefault(depth, []).append(seconds)
+        for depth, times in steps.items():
+            self.depths.find(size).time(depth, times)
 
     def _is_timed(self, former: Launch, launch: Launch) -> bool:
         """Return whether the time since the completion of `former` is that of a step like it: no other forward was

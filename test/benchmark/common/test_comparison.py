@@ -7,10 +7,11 @@ import pytest
 from common.made_up import NEVER, make_series
 
 from benchmark.common import comparison as module
-from benchmark.common.comparison import Comparison, Spread, fit_line, is_measured, measure, spread, summarize
+from benchmark.common.comparison import Comparison, fit_line, is_measured, measure, summarize
 from benchmark.common.evidence import Evidence
+from benchmark.common.interval import Spread, find_quantile, format_spread, spread
 from benchmark.common.record import Record
-from benchmark.common.rounds import Workload
+from benchmark.common.rounds import Workload, find_host, order_round
 from benchmark.common.variant import parse_variant
 
 WORKLOAD = Workload(Path("models/large"), Path("texts"), rounds=3)
@@ -81,18 +82,44 @@ def test_a_record_goes_on_at_the_round_it_lacks(tmp_path, rounds):
     assert Comparison.read(again.points["key"]) == comparison
 
 
-def test_spread_is_median_and_linear_quartiles():
-    assert spread([5.0, 1.0, 3.0, 2.0, 4.0]) == Spread(2.0, 3.0, 4.0)
-    assert spread([1.0, 2.0]) == Spread(1.25, 1.5, 1.75)
-    assert spread([7.0]) == Spread(7.0, 7.0, 7.0)
+def test_the_interval_is_students():
+    found = spread([5.0, 1.0, 3.0, 2.0, 4.0])
+    assert (found.mean, found.median) == (3.0, 3.0)
+    assert found.upper - 3.0 == pytest.approx(2.776 * (2.5 / 5) ** 0.5)
+    assert spread([1.0, 2.0]).lower == pytest.approx(1.5 - 12.706 * 0.5)
+    assert spread([7.0]) == Spread(7.0, 7.0, 7.0, 7.0)
+    assert (format_spread(spread([7.0]), 1), format_spread(found, 2)) == ("7.0", "3.00 [1.04, 4.96]")
+    # Of tables of the distribution, beyond those of the module.
+    known = {11: 2.201, 20: 2.086, 30: 2.042, 120: 1.980}
+    assert {freedom: round(find_quantile(freedom), 3) for freedom in known} == known
+
+
+@pytest.mark.parametrize("count", [3, 4, 10])
+def test_the_baseline_runs_between_others(count):
+    orders = [order_round(count, number) for number in range(8)]
+    assert all(sorted(order) == list(range(count)) for order in orders)
+    assert all(0 < order.index(0) < count - 1 for order in orders)
+    assert len({order[0] for order in orders}) > 1
+    assert [order_round(2, number) for number in range(3)] == [[1, 0], [0, 1], [1, 0]]
+
+
+def test_vanilla_shares_the_policys_server_unless_it_is_the_baseline():
+    def hosts(*names):
+        variants = [parse_variant(name) for name in names]
+        return [find_host(variants, number) for number in range(len(variants))]
+
+    assert hosts("off", "vanilla", "xshare", "oea:k0=3") == [0, 2, 2, 2]
+    assert hosts("vanilla", "xshare", "vanilla") == [0, 1, 1]
+    assert hosts("off", "vanilla") == [0, 1]
 
 
 def test_ratios_are_over_the_first_series_and_paired_by_round():
     # The second round was twice as slow for both: a paired ratio does not see it.
     policy = make_series("xshare", [150.0, 75.0, 180.0], Evidence(70.0, 30.0, 0.9, 10))
     off, on = summarize([make_series("off", [100.0, 50.0, 90.0]), policy])
-    assert off.paired_ratio == Spread(1.0, 1.0, 1.0)
-    assert on.paired_ratio == Spread(1.5, 1.5, 1.75)
+    assert off.ratios == [1.0, 1.0, 1.0]
+    assert on.ratios == [1.5, 1.5, 2.0]
+    assert on.paired_ratio.mean == pytest.approx(5 / 3)
     assert (on.experts_before, on.experts_after, on.policy_steps) == (70.0, 30.0, 30)
     assert off.experts_after is None
 

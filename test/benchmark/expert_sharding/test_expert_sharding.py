@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmark.expert_sharding.layers import Experts, run_alone
-from benchmark.expert_sharding.ranks import Encoder, SkewedRouter, measure
+from benchmark.expert_sharding.ranks import Encoder, Router, activate, measure, skew
 from benchmark.expert_sharding.report import balance
 
 SMALL = {"sequence": 6, "layers": 2, "hidden": 16, "width": 32}
@@ -12,14 +12,24 @@ SMALL = {"sequence": 6, "layers": 2, "hidden": 16, "width": 32}
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
 def test_rows_draw_experts_with_the_papers_odds(alpha):
-    router = SkewedRouter(20, alpha, skewed=2)
+    odds = torch.tensor([0.05 + alpha] * 2 + [0.05] * 18)
+    router = Router(skew(20, 2, alpha))
     ids, weights = router.route(40_000, seed=1)
-    odds = torch.full((20,), 0.05)
-    odds[:2] += alpha
     drawn = torch.bincount(ids.flatten(), minlength=20) / len(ids)
     torch.testing.assert_close(drawn, odds / odds.sum(), atol=0.01, rtol=0)
     assert (weights == 1).all()
     assert router.route(5, seed=1)[0].equal(ids[:5])
+
+
+def test_rows_draw_active_experts_alone_and_all_rounds_are_alike():
+    for spread in (True, False):
+        router = Router(activate(16, 4, spread), 2, period=6)
+        ids, weights = router.route(200, seed=1)
+        assert set(ids.flatten().tolist()) == ({0, 4, 8, 12} if spread else {0, 1, 2, 3})
+        assert all(len(set(row)) == 2 for row in ids.tolist())
+        assert weights.sum(1).allclose(torch.ones(200))
+        assert router.route(200, seed=7)[0].equal(ids)
+        assert not router.route(200, seed=2)[0].equal(ids)
 
 
 def test_one_rank_computes_each_expert_by_itself():
@@ -37,7 +47,7 @@ def test_one_rank_computes_each_expert_by_itself():
 @pytest.mark.parametrize(("alpha", "top_k"), [(0.0, 1), (2.0, 1), (0.6, 2)])
 def test_layouts_compute_what_one_rank_does(ranks, alpha, top_k):
     """With every row of some rank elsewhere, too: at alpha 2 the other ranks' experts get almost none."""
-    found = measure(Encoder(SkewedRouter(8, alpha, 1, top_k), 8, **SMALL), ranks, rounds=2)
+    found = measure(Encoder(Router(skew(8, 1, alpha), top_k), 8, **SMALL), ranks, rounds=2)
     rows = 8 * SMALL["sequence"] * top_k
     for layout in found.values():
         assert layout["difference"] < 1e-5

@@ -1,13 +1,15 @@
 """What experiment `layer` feeds the layer: logits as real batches have them, and exactly as many experts as it says."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from benchmark.gpu.layer import ROWS, SHAPES, rows
-from benchmark.gpu.moe_layer import Shape, draw_logits, make_topk_config, model_router, route_to
+from benchmark.gpu import layer
+from benchmark.gpu.moe_layer import ROWS, SHAPES, Shape, draw_logits, make_router, route_to
 from sglang_xshare import Batch, Router, build_plan, select
 
-QWEN3 = Shape("qwen3-30b-a3b", **{**SHAPES["qwen3-30b-a3b"], "layers": 48})
+QWEN3 = replace(SHAPES["qwen3-30b-a3b"], layers=48)
 
 
 def test_as_many_experts_are_active_as_the_paper_counted():
@@ -28,17 +30,17 @@ def test_as_many_experts_are_active_as_the_paper_counted():
 def test_ids_use_exactly_the_experts_asked_for(active):
     ids = route_to(active, QWEN3, ROWS, "cpu")
     assert ids.shape == (48, ROWS, 8)
-    for layer in ids:
-        counts = torch.bincount(layer.flatten(), minlength=128)
+    for one in ids:
+        counts = torch.bincount(one.flatten(), minlength=128)
         assert (counts > 0).sum() == active
         assert counts[counts > 0].max() - counts[counts > 0].min() <= 1
-        assert all(len(set(row.tolist())) == 8 for row in layer)
+        assert all(len(set(row.tolist())) == 8 for row in one)
     assert not torch.equal(ids[0], ids[1])
 
 
 @pytest.mark.parametrize("active", [7, 129])
 def test_impossible_numbers_of_experts_are_refused(active):
-    with pytest.raises(ValueError, match=f"active = {active}:"):
+    with pytest.raises(ValueError, match=rf"active must be between 8 and 128 \(got {active}\)"):
         route_to(active, QWEN3, ROWS, "cpu")
 
 
@@ -46,16 +48,30 @@ def test_the_policy_goes_through_upstreams_own_router_call():
     shape = Shape("small", hidden=16, width=16, experts=32, top_k=4, layers=1)
     logits = draw_logits(shape, ROWS, "cpu").float()
     plan = build_plan("oea", k0=1)
-    routed = model_router(logits, make_topk_config(shape, plan, ROWS, "cpu"))(0, torch.zeros(ROWS, 16))
+    routed = make_router(shape, plan, logits)(0, torch.zeros(ROWS, 16))
     expected = select(logits[0], plan, Router(top_k=4), Batch(), backend="reference")
     kept = expected.topk_ids >= 0
     assert torch.equal(routed.topk_ids[kept], expected.topk_ids[kept])
     assert int(torch.bincount(routed.topk_ids.flatten().long(), minlength=32).count_nonzero()) == expected.active.sum()
 
 
-def test_a_record_of_before_routing_was_timed_has_no_row_of_it():
-    points = {f"qwen3-30b-a3b/{name}": {"active": 50.0, "us": 180.0} for name in ("off", "xshare")}
-    assert not any("what routing takes" in row.what for row in rows(points))
-    points["qwen3-30b-a3b/xshare"]["router_us"] = 7.25
-    (row,) = (row for row in rows(points) if "what routing takes" in row.what)
-    assert row.measured == "xshare 7.25 us"
+def test_both_forms_of_a_record_have_the_same_rows():
+    """Until 2026-11-27 each policy was a point of its own, and a point had one median."""
+    old = {
+        "qwen3-30b-a3b/off": {"active": 50.0, "us": 180.0, "router_us": 4.0},
+        "qwen3-30b-a3b/xshare": {"active": 30.0, "us": 135.0, "router_us": 7.25},
+    }
+    us = {"off": 180.0, "xshare": 135.0, "router of off": 64.0, "router of xshare": 67.25, layer.ONLY: 60.0}
+    new = {
+        "mode_us": {name: [time - 1, time + 1] for name, time in us.items()},
+        "active": {"off": 50.0, "xshare": 30.0},
+    }
+    rows = list(layer.rows(old))
+    assert rows == list(layer.rows({"qwen3-30b-a3b/policies": new}))
+    assert [row.measured for row in rows] == ["180.0 us, 50.0 experts", "25.0 % off", "off 4.00, xshare 7.25 us"]
+
+
+def test_a_warm_up_beyond_the_models_top_k_is_not_timed():
+    policies = layer.list_points(["gpt-oss-20b"])["gpt-oss-20b/policies"].args[1]
+    assert "oea:k0=3" in policies
+    assert "oea:k0=5" not in policies

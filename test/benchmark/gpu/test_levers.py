@@ -5,8 +5,9 @@ from types import ModuleType
 
 import pytest
 
-from benchmark.gpu import levers
-from benchmark.gpu.levers import ACTIVE, MODES, PREBUILT, REMOVED, UPSTREAM, compare, fixed_key
+from benchmark.gpu import layer, levers
+from benchmark.gpu.layer import PREBUILT, REMOVED, UPSTREAM, WITH, active_key
+from benchmark.gpu.levers import ACTIVE, MODES, spell_change
 
 FORMER = (UPSTREAM, PREBUILT, "grid trimmed", "both", *REMOVED)
 """Modes of the record of 2026-11-27, when the grid could be trimmed."""
@@ -21,20 +22,20 @@ def fixed(active, modes):
 
 def policies(suffix):
     times = {policy: [65.0, 71.5] for policy in levers.POLICIES}
-    times |= {f"{policy} {suffix}": [60.0, 66.0] for policy in levers.POLICIES}
+    times |= {f"{policy}{suffix}": [60.0, 66.0] for policy in levers.POLICIES}
     return {"mode_us": {"off": [100.0, 110.0], **times}, "active": dict.fromkeys(levers.POLICIES, 24.0)}
 
 
 @pytest.mark.parametrize(
     ("modes", "suffix", "judged", "us", "verdict", "percent"),
     [
-        (MODES, levers.WITH, PREBUILT, 24.5, "miss", 78.1),
-        (FORMER, "with levers", "both", 22.5, "pass", 80.3),
+        (MODES, WITH, PREBUILT, 24.5, "miss", 78.1),
+        (FORMER, " with levers", "both", 22.5, "pass", 80.3),
     ],
 )
 def test_each_lever_has_its_price_and_the_goals_their_verdicts(modes, suffix, judged, us, verdict, percent):
     """All modes of a record are shown, also of one that is no longer measured; the last lever is judged."""
-    points = {fixed_key(n): fixed(n, modes) for n in ACTIVE}
+    points = {active_key(n): fixed(n, modes) for n in ACTIVE}
     points |= {"copy": {"gb_per_s": 4000.0}, "policies": policies(suffix)}
     rows = {row.what: row for row in levers.rows(points)}
     assert rows["layer, 24 experts, upstream"].measured == "77.50 us"
@@ -54,16 +55,17 @@ def test_each_lever_has_its_price_and_the_goals_their_verdicts(modes, suffix, ju
 
 
 def test_a_drift_of_the_clock_is_no_change():
-    assert compare([10.0, 20.0, 40.0], [9.0, 19.0, 39.0]) == (-1.0, 0.0)
-    change, error = compare([10.0, 10.0, 10.0, 10.0], [8.0, 9.0, 9.0, 10.0])
-    assert (change, error) == (-1.0, pytest.approx(0.816, abs=0.001))  # variance 2/3 of four
+    assert spell_change([10.0, 20.0, 40.0], [9.0, 19.0, 39.0]) == "-1.00 ± 0.00"
+    assert (
+        spell_change([10.0] * 4, [8.0, 9.0, 9.0, 10.0]) == "-1.00 ± 1.30"
+    )  # variance 2/3 of four: 3.182 standard errors
 
 
 def test_a_lever_that_the_runner_did_not_take_is_no_figure():
-    levers._check_taken(PREBUILT, {"prebuilt": 8, "upstream": 0}, 8)
-    levers._check_taken(UPSTREAM, {}, 0)
+    layer.check_taken(PREBUILT, {"prebuilt": 8, "upstream": 0}, 8)
+    layer.check_taken(UPSTREAM, {}, 0)
     with pytest.raises(RuntimeError, match=r"prebuilt: the runner must take 8 alignments \(got 7\)"):
-        levers._check_taken(PREBUILT, {"prebuilt": 7, "upstream": 1}, 8)
+        layer.check_taken(PREBUILT, {"prebuilt": 7, "upstream": 1}, 8)
 
 
 def test_what_is_removed_is_back_afterwards(monkeypatch):
@@ -72,7 +74,7 @@ def test_what_is_removed_is_back_afterwards(monkeypatch):
     for name in names:
         setattr(runner, name, lambda: "done")
     monkeypatch.setitem(sys.modules, "runner", runner)
-    monkeypatch.setattr(levers, "RUNNER", "runner")
-    with levers.remove(names):
+    monkeypatch.setattr(layer, "RUNNER", "runner")
+    with layer.remove(names):
         assert [getattr(runner, name)() for name in names] == [None] * len(names)
     assert [getattr(runner, name)() for name in names] == ["done"] * len(names)

@@ -39,10 +39,6 @@ def test_the_layers_are_those_that_fit(gib, qwen, oss, small):
     assert choose_model("gpt-oss-20b", 1, gib * GIB) == small
 
 
-def test_two_servers_take_twice_as_much():
-    assert choose_model("qwen3-30b-a3b", 2, 78 * GIB) == "qwen3-30b-a3b-24-layers"
-
-
 def test_what_is_cut_or_left_out_is_said_until_it_fits(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SGLANG_XSHARE_DEVICE", "cpu")  # what stands for a driver below is no GPU
     record = write_record(tmp_path, "server", {})
@@ -57,4 +53,4 @@ def test_what_is_cut_or_left_out_is_said_until_it_fits(tmp_path, monkeypatch, ca
         assert [row.measured for row in memory.rows(record.points, "qwen3")] == [said]
     write_program(tmp_path / "bin" / "nvidia-smi", "echo 142000")
     assert memory.fit_model(record, "qwen3", "qwen3-30b-a3b", 2) == "qwen3-30b-a3b"
-    assert memory.rows(record.points, "qwen3") == []
+    assert list(memory.rows(record.points, "qwen3")) == []

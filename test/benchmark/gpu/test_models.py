@@ -56,7 +56,7 @@ def commands() -> list[list[str]]:
     """Every command line that an experiment would start a server with."""
     by_model: list[tuple[str, list[Variant], list[str]]] = [
         *((case.model, [parse_variant(case.policy)], []) for case in server.CASES.values()),
-        (eagle3.MODEL, [parse_variant(eagle3.POLICY)], eagle3.draft_args()),
+        (eagle3.MODEL, [parse_variant(eagle3.POLICY)], list(eagle3.CASE.args())),
         (replay.MODEL, [*replay.LIVE.values(), *replay.MASKING], []),
     ]
     flags = ["--model-path", "m", "--enable-metrics"]

@@ -6,12 +6,11 @@ import pytest
 import triton
 from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe_triton_config as upstream
 
-from benchmark.gpu.layer import SHAPES
 from benchmark.gpu.moe_configs import merge, read_upstream, write_files
-from benchmark.gpu.moe_layer import Shape
+from benchmark.gpu.moe_layer import SHAPES
 from benchmark.gpu.tune import TOKENS
 
-QWEN3, GPT_OSS_120B, GPT_OSS_20B = (Shape(name, **shape) for name, shape in SHAPES.items())
+QWEN3, GPT_OSS_120B, GPT_OSS_20B = SHAPES.values()
 TUNED = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 256, "GROUP_SIZE_M": 1, "num_warps": 8}
 
 

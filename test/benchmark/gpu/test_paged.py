@@ -7,7 +7,6 @@ from benchmark.common.rounds import serve
 from benchmark.common.variant import OFF, Variant, parse_variant
 from benchmark.gpu import models, paged
 from benchmark.gpu.models import CONFIGS, write_model
-from benchmark.gpu.serving import SERVER_ARGS
 from benchmark.gpu.weights import INDEX, write_weights
 from benchmark.quality.model import load_model, router_logits
 
@@ -46,15 +45,6 @@ def test_every_tensor_is_indexed_and_nothing_is_written_twice(checkpoint, monkey
     assert index.count(".experts.") == 2 * 32 * 3
     monkeypatch.setattr("benchmark.gpu.weights.save_file", lambda *_, **__: pytest.fail("written again"))
     write_weights(checkpoint, models.read_config("small"))
-
-
-def test_servers_load_weights_and_page_half_of_the_experts():
-    flags = paged.list_flags()
-    assert "dummy" not in flags
-    assert "--load-format" not in flags
-    assert flags[-len(SERVER_ARGS) + 2 :] == list(SERVER_ARGS[2:])
-    for variant in paged.VARIANTS:
-        assert variant.args[-1] == str(models.read_config(paged.MODEL)["num_experts"] // 2)
 
 
 @pytest.mark.long

@@ -7,12 +7,11 @@ import pytest
 from benchmark.common.record import read_record
 from benchmark.gpu import process
 from benchmark.gpu import run as module
-from benchmark.gpu.preflight import CHECKS
-from benchmark.gpu.process import run_process
+from benchmark.gpu.process import Process
 from benchmark.gpu.run import Task, rows, run
 from programs import write_program
 
-A, B, C = Task("layer", ("a",), 60.0), Task("server", ("b",), 100.0, ("cc",)), Task("tune", (), 10.0)
+A, B, C = Task("layer", ("a",), 60.0), Task("server", ("b",), 100.0, ("nvcc",)), Task("tune", (), 10.0)
 MADE_UP = """
 import os, sys, time
 from pathlib import Path
@@ -41,15 +40,16 @@ if (here / f"{name}-fails").exists():
 
 @pytest.fixture
 def call(tmp_path, monkeypatch):
-    """Call it with a limit for three tasks, one of which needs a C compiler: (whether none failed, what ran)."""
-    write_program(tmp_path / "cc", "exit 0")
-    monkeypatch.setenv("CC", str(tmp_path / "cc"))
+    """Call it with a limit for three tasks, one of which needs nvcc: (whether none failed, what ran)."""
+    for name in ("bin/nvcc", "include/cuda_runtime.h", "c++"):
+        write_program(tmp_path / name, "exit 0")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", str(tmp_path / "c++"))
     (tmp_path / "made_up.py").write_text(MADE_UP)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{module.ROOT}:{module.ROOT / 'python'}")
     monkeypatch.setattr(module, "MODULE", "made_up")
     monkeypatch.setattr(module, "ENDING", 0.0)
     monkeypatch.setattr(module, "CHECKED", tmp_path / "checked")
-    monkeypatch.setattr(module, "CHECKS", {"cc": CHECKS["cc"]})
 
     def run_all(limit=None, tasks=(A, B, C)):
         (tmp_path / "ran").write_text("")
@@ -69,13 +69,13 @@ def test_every_task_has_its_turn_and_is_not_run_again(call, tmp_path, capsys):
 
 def test_a_failed_task_or_check_stops_no_other_and_is_tried_last(call, tmp_path, capsys):
     (tmp_path / "layer-fails").touch()
-    write_program(tmp_path / "cc", "exit 1")
+    write_program(tmp_path / "bin" / "nvcc", "exit 1")
     assert call() == (False, ["layer", "tune"])
-    assert capsys.readouterr().out.splitlines()[-2:] == ["gpu: layer a: it broke", "gpu: server b: needs cc"]
-    (row,) = rows(read_record(tmp_path / "results" / "run.json")["points"])[-1:]
+    assert capsys.readouterr().out.splitlines()[-2:] == ["gpu: layer a: it broke", "gpu: server b: needs nvcc"]
+    *_, row = rows(read_record(tmp_path / "results" / "run.json")["points"])
     assert (row.what, row.measured, row.verdict) == ("layer a", "it broke", "miss")
     (tmp_path / "layer-fails").unlink()
-    write_program(tmp_path / "cc", "exit 0")
+    write_program(tmp_path / "bin" / "nvcc", "exit 0")
     assert call() == (True, ["server", "layer"])
 
 
@@ -126,15 +126,11 @@ def test_a_run_with_a_limit_has_the_quick_tasks_first(call):
     assert call(limit=60, tasks=tasks)[1] == ["layer"]
 
 
-def python(*lines: str) -> list[str]:
-    return ["-c", "\n".join(lines)]
-
-
 @pytest.mark.parametrize("deaf", [False, True])
 def test_a_process_is_stopped_with_all_it_started(monkeypatch, deaf):
     monkeypatch.setattr(process, "GRACE", 1.0)
     ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" if deaf else ""
     child = f"subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(60)'])"
-    ended = run_process(python("import subprocess, time", ignore, child, "time.sleep(60)"), 1.5)
+    ended = Process(["-c", "\n".join(["import subprocess, time", ignore, child, "time.sleep(60)"])]).finish(1.5)
     assert ended.status is None
     assert ended.seconds < 50  # it would take 60 s if the child held its output

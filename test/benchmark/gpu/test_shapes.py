@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmark.common.variant import parse_plan
-from benchmark.gpu import kernels, shapes
+from benchmark.gpu import selection, shapes
 from benchmark.gpu.checks import FAILED
 from benchmark.gpu.shapes import Trial, choose, describe, list_trials, write_shapes
 from sglang_xshare import Batch, Router
@@ -66,6 +66,7 @@ def test_the_kernel_reads_what_is_written(shapes_file):
 
 
 def test_every_case_is_served():
-    for rows, experts, plan, _, _ in kernels.make_cases(kernels.PLANS):
-        batch = Batch(tokens_per_request=4 if "per_request" in plan and rows % 4 == 0 else 1)
+    for rows, experts, plan, _, _ in selection.make_cases():
+        batch = Batch(tokens_per_request=selection.count_tokens(plan, rows))
         assert supports(parse_plan(plan), Router(8), batch, rows, experts)
+    assert selection.count_tokens("xshare:k0=1,add_per_request=4", 16) == 4

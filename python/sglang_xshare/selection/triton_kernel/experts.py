@@ -51,9 +51,6 @@ def find_threshold(keys, weights, limit, most) -> tl.tensor:
     The search compares all keys with 16 numbers, digit by digit, the highest digit first. The search ends when at most
     one key lies in the range of the digit that was found, and returns the lower end of that range: after 2.8 digits
     instead of 5.1 (simulated).
-
-    With all pairs compared the kernel of bare `xshare` took 14 us at 16 rows x 256 experts, with all digits 8; 46 and
-    14 us at 16 x 512 (H200; 32 numbers: same).
     """
     digit = tl.arange(0, RADIX).to(keys.dtype)
     largest = tl.max(keys, 0)

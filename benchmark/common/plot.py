@@ -1,0 +1,127 @@
+"""Pictures of measurements: one description of what is drawn, one look for all, and a digest of the data in each file.
+
+The background is an opaque near-white, and lines differ by marker as well as by colour. So a picture has its contrast
+on a dark page and in grey print; no colour of text on a transparent background is legible on both a white and a dark
+page.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8C6D00", "#56B4E9", "#000000", "#7A7A7A")
+"""The palette of Okabe and Ito, which remains distinct under colour blindness, with darker yellow."""
+MARKERS = "osD^vPX*"
+DIGEST = re.compile(rb"data: ([0-9a-f]{64})")
+STYLE = {
+    **{"figure.facecolor": "#fdfdfd", "axes.facecolor": "#fdfdfd", "savefig.facecolor": "#fdfdfd", "font.size": 9},
+    **{"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#d8d8d8"},
+    **{"svg.fonttype": "none", "svg.hashsalt": "xshare", "axes.axisbelow": True, "legend.frameon": False},
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A named series: `x` and `y` of each point and, if known, half the height of its error bar or its two ends."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    errors: Sequence[float | tuple[float, float]] | None = None
+    is_main: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines over labelled axes. With `rows`, each point is a horizontal bar at the row's name, and `x` its length."""
+
+    x_label: str
+    y_label: str
+    lines: Sequence[Line]
+    title: str = ""
+    rows: Sequence[str] = ()
+    log_x: bool = False
+    log_y: bool = False
+    zero: float | None = None
+    """The value of a reference line: of y, or of x under `rows`."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Panels side by side, and a note below: what an error bar is."""
+
+    panels: Sequence[Panel]
+    note: str = ""
+
+
+def find_digest(picture: Picture) -> str:
+    """Return the digest of what is drawn, which no renderer changes."""
+    return hashlib.sha256(json.dumps(asdict(picture), sort_keys=True).encode()).hexdigest()
+
+
+def read_digest(path: Path) -> str | None:
+    """Return the digest in a picture that `draw` wrote; None without a file or a digest."""
+    found = DIGEST.search(path.read_bytes()) if path.exists() else None
+    return found[1].decode() if found else None
+
+
+def draw(picture: Picture, path: Path) -> None:
+    """Draw a picture in the format of `path`, .png or .svg, and print the path; without matplotlib print the reason."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("No picture: matplotlib is not installed")
+        return
+    with matplotlib.rc_context(STYLE):
+        tall = max([3.6, *(1.2 + 0.34 * len(panel.rows) for panel in picture.panels)])
+        figure = Figure(figsize=(5.4 * len(picture.panels) + 0.6, tall), layout="constrained")
+        axes = figure.subplots(1, len(picture.panels), squeeze=False, sharey=bool(picture.panels[0].rows))
+        for panel, ax in zip(picture.panels, axes[0], strict=True):
+            _draw_panel(panel, ax)
+        if picture.note:
+            figure.supxlabel(picture.note, fontsize=7, color="#444444")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        metadata = {"Description": f"data: {find_digest(picture)}", **({"Date": None} if path.suffix == ".svg" else {})}
+        figure.savefig(path, dpi=140, metadata=metadata)
+    print(f"Picture: {path}")
+
+
+def _draw_panel(panel: Panel, ax: Any) -> None:
+    for number, line in enumerate(panel.lines):
+        color = COLORS[number % len(COLORS)]
+        values = line.x if panel.rows else line.y
+        bars = None if line.errors is None else _find_bars(values, line.errors)
+        if panel.rows:
+            ax.barh(range(len(panel.rows)), line.x, xerr=bars, color=color, height=0.6, capsize=3, ecolor="#222222")
+        else:
+            look = {"linewidth": 2.4 if line.is_main else 1.3, "zorder": 3 if line.is_main else 2, "label": line.name}
+            marker = MARKERS[number % len(MARKERS)]
+            ax.errorbar(line.x, line.y, bars, color=color, marker=marker, markersize=5, capsize=3, **look)
+    ax.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
+    if panel.rows:
+        ax.set_yticks(range(len(panel.rows)), panel.rows)
+        ax.set_ylim(len(panel.rows) - 0.5, -0.5)
+    elif len(panel.lines) > 1:
+        ax.legend(fontsize=8)
+    if panel.log_x:
+        ticks = sorted({x for line in panel.lines for x in line.x})
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    if panel.log_y:
+        ax.set_yscale("log", nonpositive="clip")
+    if panel.zero is not None:
+        (ax.axvline if panel.rows else ax.axhline)(panel.zero, color="#444444", linewidth=1, linestyle="--")
+
+
+def _find_bars(values: Sequence[float], errors: Sequence[float | tuple[float, float]]) -> list[list[float]]:
+    """Return the lengths of error bars below and above the values; 0 for an error that is not known."""
+    pairs = zip(values, errors, strict=True)
+    ends = [error if isinstance(error, (tuple, list)) else (value - error, value + error) for value, error in pairs]
+    lengths = [(value - lower, upper - value) for value, (lower, upper) in zip(values, ends, strict=True)]
+    return [[length if isfinite(length) else 0.0 for length in side] for side in zip(*lengths, strict=True)]

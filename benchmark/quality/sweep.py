@@ -1,0 +1,108 @@
+"""The runner of `front`, `defaults` and `drafts`: many policies at several layouts of one text, into a record."""
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from typing import Any
+
+import torch
+
+from benchmark.common.command import Parser, positive
+from benchmark.common.record import Record
+from benchmark.common.variant import BASELINE, parse_plan
+from benchmark.quality.decoding import add_decoding, read_decoding
+from benchmark.quality.measure import Bench, Decoded, compare_loss, losses_by_batch
+from benchmark.quality.model import Layout, router_of
+from sglang_xshare import Router
+
+COUNTS = ("per_domain", "prompt", "steps")
+MIXED, ONE_DOMAIN = "mixed", "one domain"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of the record: policies by name, the first of which is compared with the others, and further fields.
+
+    `layout` is how the policies decode, if it differs from vanilla's.
+    """
+
+    key: str
+    policies: Mapping[str, str]
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    layout: Layout | None = None
+
+
+List = Callable[[Layout, str, Router, int], Sequence[Point]]
+"""Return the points of a layout and a text, for a router and its number of experts."""
+
+
+def make_parser(module: str, text: str | None, batches: Sequence[int], tokens: Sequence[int], **counts: int) -> Parser:
+    """Return a parser with the flags of every sweep; `counts` replace the usual defaults of `COUNTS`."""
+    parser = Parser(module, text)
+    help = f"requests of a step (default: {spell(batches)})"
+    parser.add_argument("--batch", nargs="+", type=positive, default=batches, help=help)
+    help = f"tokens of a request in a step; above 1, drafts are verified (default: {spell(tokens)})"
+    parser.add_argument("--tokens-per-request", nargs="+", type=positive, default=tokens, help=help)
+    parser.add_argument("--skip", type=int, default=0, metavar="N", help="sequences of each domain to leave out first")
+    add_decoding(parser, COUNTS, **counts)
+    return parser
+
+
+def run_sweep(
+    record: Record,
+    args: argparse.Namespace,
+    layouts: Sequence[Layout],
+    list_points: List,
+    texts: Sequence[str] = (MIXED,),
+) -> None:
+    """Measure the points that the record lacks. `args` are those of `make_parser`.
+
+    Raises ValueError for a policy, a model or a text that does not fit, before anything is measured.
+    """
+    decoding = read_decoding(args, batch=1, tokens_per_request=1)
+    model, sequences = decoding.load()
+    router, experts = router_of(model)
+    planned = [(*both, list_points(*both, router, experts)) for both in product(layouts, texts)]
+    for layout, text, points in planned:
+        layout.check(decoding.per_domain if text == ONE_DOMAIN else len(sequences), decoding.steps)
+        for policy in (policy for point in points for policy in point.policies.values()):
+            parse_plan(policy, layout.rows).check(router, experts)
+    order = {ONE_DOMAIN: sequences, MIXED: sequences.take(sequences.mixing())}
+    benches = {text: Bench(model, order[text], decoding.prompt) for text in texts}
+    for layout, text, points in planned:
+        missing = [point for point in points if point.key not in record]
+        if missing:
+            counted = layout.count(len(sequences), decoding.steps)
+            vanilla = benches[text].run(parse_plan(BASELINE), layout)
+            for point in missing:
+                record.add(point.key, **_measure(benches[text], layout, point, vanilla, counted))
+
+
+def _measure(bench: Bench, layout: Layout, point: Point, vanilla: Decoded, counted: torch.Tensor) -> dict[str, Any]:
+    """Return the fields of a point: flat for a single policy, else under `changes`, by name."""
+    found: dict[str, dict[str, Any]] = {}
+    first: Decoded | None = None
+    for name, policy in point.policies.items():
+        decoded = bench.run(parse_plan(policy, layout.rows), point.layout or layout)
+        first = first or decoded
+        loss = compare_loss(decoded.nats, vanilla.nats, counted, layout.batch)
+        print(f"{point.key}, {policy}: {decoded.active:.1f} of {vanilla.active:.1f} experts, {loss} nats", flush=True)
+        found[name] = {
+            **{"policy": policy, "active_experts": decoded.active, "kept_mass": decoded.kept_mass},
+            **{"loss": asdict(loss), "losses": losses_by_batch(decoded, vanilla, counted)},
+            "over_published": asdict(compare_loss(decoded.nats, first.nats, counted, layout.batch)),
+        }
+    start = {"batch": layout.batch, "tokens_per_request": layout.tokens_per_request, "vanilla_active": vanilla.active}
+    return {**start, **point.fields, **({"changes": found} if len(found) > 1 else next(iter(found.values())))}
+
+
+def list_layouts(args: argparse.Namespace) -> Iterator[Layout]:
+    """Yield the layouts of the flags, those with the fewest steps first."""
+    for batch, tokens in product(sorted(args.batch, reverse=True), args.tokens_per_request):
+        yield Layout(batch, tokens)
+
+
+def spell(numbers: Sequence[float]) -> str:
+    """Return numbers as a command line has them."""
+    return " ".join(map(str, numbers))

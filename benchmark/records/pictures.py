@@ -1,0 +1,86 @@
+"""Pictures that pages show, each drawn from one record into docs/pictures, with a digest of the data in the file."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmark.common.comparison import Comparison
+from benchmark.common.interval import spread
+from benchmark.common.paths import ROOT
+from benchmark.common.plot import Line, Panel, Picture, draw, find_digest, read_digest
+from benchmark.common.record import read_record
+from benchmark.quality.report import plot_quality
+from benchmark.records.experiments import EXPERIMENTS
+from benchmark.records.tables import H200_RUN
+
+FOLDER = ROOT / "docs" / "pictures"
+SHOWN = ("vanilla", "xshare:k0=1,add", "xshare:k0=1,mass", "oea:k0", "moe-spec:budget", "lynx-lat:retain", "pruned:k0")
+"""Ladders in the picture of the loss: those with more than two settings, and `mass`, from which bare `xshare` comes."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture: the record below the results, and the function of the record's points that returns the picture."""
+
+    record: str
+    make: Callable[[Mapping[str, Any]], Picture]
+
+
+def plot_gains(points: Mapping[str, Any]) -> Picture:
+    """Return the picture of the gain in tokens/s against requests at a time, a line a model and policy.
+
+    Points with one round, and points at which the policy selected in no step, are left out.
+    """
+    lines: dict[str, list[tuple[int, float, float, float]]] = {}
+    for key, point in points.items():
+        if "/concurrency=" in key:
+            comparison = Comparison.read(point)
+            off, on = ([one["output_throughput"] for one in series.results] for series in comparison.series)
+            if len(on) > 1 and comparison.summaries[1].experts_after is not None:
+                gain = spread([100 * (after / before - 1) for after, before in zip(on, off, strict=True)])
+                name = f"{comparison.workload.model.name}, {comparison.series[1].variant.name}"
+                size = comparison.workload.concurrency
+                lines.setdefault(name, []).append((size, gain.mean, gain.lower, gain.upper))
+    drawn = []
+    for name, found in lines.items():
+        sizes, means, lowers, uppers = zip(*sorted(found), strict=True)
+        drawn.append(Line(name, sizes, means, list(zip(lowers, uppers, strict=True))))
+    panel = Panel("requests at a time", "gain in output tokens/s, %", drawn, "one H200", log_x=True, zero=0.0)
+    note = "random weights; means of the rounds' ratios; error bars: 95 % t-intervals (gpt-oss-120b: of two rounds)"
+    return Picture((panel,), note)
+
+
+def plot_losses(points: Mapping[str, Any]) -> Picture:
+    """Return the picture of loss against active experts of the shipped checkpoint."""
+    return plot_quality({name: point for name, point in points.items() if (name.rpartition("=")[0] or name) in SHOWN})
+
+
+PICTURES = {
+    "gain-h200": Drawing(f"{H200_RUN}/server.json", plot_gains),
+    "loss-by-experts": Drawing(str(EXPERIMENTS["quality"].path(Path())), plot_losses),
+}
+
+
+def check_pictures(results: Path, folder: Path = FOLDER) -> list[str]:
+    """Return a line for every picture whose digest is not that of its record."""
+    return [
+        f"{path}: not drawn from its record; python -m benchmark.records --tables draws it"
+        for path, picture in _make(results, folder)
+        if read_digest(path) != find_digest(picture)
+    ]
+
+
+def write_pictures(results: Path, folder: Path = FOLDER) -> list[str]:
+    """Draw every picture whose digest is not that of its record; return the pictures that could not be drawn."""
+    for path, picture in _make(results, folder):
+        if read_digest(path) != find_digest(picture):
+            draw(picture, path)
+    return check_pictures(results, folder)
+
+
+def _make(results: Path, folder: Path) -> list[tuple[Path, Picture]]:
+    return [
+        (folder / f"{name}.svg", one.make(read_record(results / one.record)["points"]))
+        for name, one in PICTURES.items()
+    ]

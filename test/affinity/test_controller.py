@@ -92,9 +92,9 @@ def test_what_decides_beside_experts(sent: list[tuple[int, str]]) -> None:
 def test_a_directed_requests_prompt_is_found_again(sent: list[tuple[int, str]], image: bool) -> None:
     """Under the salt with which others ask. Another image is another prompt, though both stand in it as same ids."""
     dispatcher, long = make(4), array("q", prompt(0, length=320, start=99))
-    first = {"routed_dp_rank": 3, "input_ids": long, "extra_key": "tenant"}
-    for name, fields in (("directed", first), ("again", {**first, "routed_dp_rank": None})):
-        dispatcher(request(name, **fields, **({"mm_inputs": object()} if image else {})))
+    for name, replica in (("directed", 3), ("again", None)):
+        fields: dict[str, Any] = {"mm_inputs": object()} if image else {}
+        dispatcher(request(name, routed_dp_rank=replica, input_ids=long, extra_key="tenant", **fields))
         dispatcher.affinity.finish(name)
     dispatcher(request("other", input_ids=long, extra_key="tenant" if image else "another"))
     replicas = [replica for replica, _ in sent]

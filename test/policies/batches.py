@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from sglang_xshare import Selection, select
+from sglang_xshare import select
 from sglang_xshare.policies.schedule import Schedule, build_schedule
 
 
@@ -15,7 +15,7 @@ def build(name: str = "xshare", speculative: bool = False, **config: Any) -> Sch
     return schedule
 
 
-def choose(*call: Any, **keys: Any) -> Selection:
+def choose(*call, **keys):
     """Return the reference's selection, of which the other backends have the same ids and S."""
     found = select(*call, **keys, backend="reference")
     for backend in ("torch", "auto"):

@@ -58,10 +58,10 @@ class Backend:
         return self._call(select, *args, backend=self.name, **keys)
 
     def settle(self, examples):
-        """Settings for deterministic examples; a quarter of them for the kernel, of which a GPU compiles each."""
+        """Settings for deterministic examples; an eighth of them for the kernel, of which a GPU compiles each."""
         if self.name == "triton":
             # A P one bit off, from another exp, may one day fall on the other side of a rounding.
-            examples = 2 if HAS_GPU else max(examples // 4, 1)
+            examples = 2 if HAS_GPU else max(examples // 8, 1)
         return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
     def place(self, case):

@@ -196,12 +196,11 @@ BALANCES = pytest.mark.parametrize("balance", ["literal", "fill", "level"])
 @pytest.mark.parametrize("spread", SPREADS)
 def test_any_spread_over_ranks(kernel, spread, balance):
     """Targets that add nothing, some experts and all experts; int32 ranks as well as int64; ties, and exact rows."""
-    sizes = []
+    text, ranks, sizes = f"xshare:k0=1,target_per_rank={{}},balance={balance}", SPREADS[spread], []
     for target in (1, 4, 64):
-        plan, exact = spell(f"xshare:k0=1,target_per_rank={target},balance={balance}"), ROW[:7] % 3 == 1
-        found = compare(kernel, make_logits("normal", 7, 64, 3), plan, Router(12), ranks=SPREADS[spread])
-        compare(kernel, make_logits("ties", 7, 64), plan, Router(6), Batch(exact=exact), SPREADS[spread])
+        found = compare(kernel, make_logits("normal", 7, 64, 3), spell(text.format(target)), Router(12), ranks=ranks)
         sizes.append(found.selected.sum())
+    compare(kernel, make_logits("ties", 7, 64), spell(text.format(3)), Router(6), Batch(exact=ROW[:7] % 3 == 1), ranks)
     assert sizes == sorted(sizes)
 
 

@@ -86,7 +86,9 @@ def test_steps_of_drafts_groups_and_slots():
     assert not bounds.can_change(spell(enough), router, 64, 8, 8)
     assert bounds.can_change(spell(f"{enough},acceptance=0.5"), router, 256, 8, 8)
     assert not bounds.can_change(spell(f"{enough},acceptance=0.5"), router, 64, 8, 1)
-    # 8 rows of 2 experts: 7 are in no warm-up but the first row's one
+    # 8 rows of 2 experts, of which each row's warm-up has one, or only the first row's
+    assert not bounds.can_change(spell("xshare:k0=1,add=8"), router, 64, 8, 8)
+    assert bounds.can_change(spell("xshare:k0=1,add=7"), router, 64, 8, 8)
     assert not bounds.can_change(spell("xshare:k0=1,add=15,warm_rows=1"), router, 64, 8, 8)
     assert bounds.can_change(spell("xshare:k0=1,add=14,warm_rows=1"), router, 64, 8, 8)
     # A late draft's utility may round to 0.

@@ -80,7 +80,7 @@ def test_the_bound_is_reached() -> None:
     assert list_open([17, 16, 15, 15], range(4), 1.125) == [0, 1, 2, 3]
     assert list_open([17, 16, 15, 15], range(4), 1.1) == [1, 2, 3]
     assert list_open([23, 19, 19, 18], range(4), 1.2) == [0, 1, 2, 3]  # 1.2 * 20 is 24 exactly
-    assert list_open([22, 20, 19, 18], range(4), 1.15) == [0, 1, 2, 3]  # 1.15 * 20 is 22.999... in floating point
+    assert list_open([114, 95, 95, 95], range(4), 1.15) == [0, 1, 2, 3]  # 1.15 * 100 is 114.99999999999999
 
 
 def test_a_request_costs_nothing_up_to_the_mean_and_1_at_the_bound() -> None:

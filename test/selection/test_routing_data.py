@@ -49,6 +49,7 @@ def test_columns_of_a_wider_tensor(run):
     ids, weights = draw_routing("random", 9, 32, 4)
     wide = torch.cat([ids, ids], 1)[:, :4], torch.cat([weights, weights], 1)[:, :4]
     check(run, *wide, 32)
+    check(run, wide[0].masked_fill(torch.arange(9)[:, None] % 3 == 1, -1), wide[1], 32)  # whatever an empty slot weighs
 
 
 def test_rows_of_the_tables_are_aligned(run):

@@ -31,12 +31,10 @@ from sglang_xshare.selection.triton_kernel import supports
 PARTS = ("ids", "times", "shapes", "tests")
 TESTS = (
     "test/selection/test_triton.py",
-    "test/selection/test_triton_exact_rows.py",
-    "test/selection/test_triton_ranks.py",
+    "test/selection/test_backends.py",
+    "test/selection/test_alignment.py",
     "test/selection/test_triton_budgets.py",
     "test/selection/test_routing_data.py",
-    "test/selection/test_residents.py",
-    "test/selection/test_slots.py",
     "test/stage/test_mask.py",
 )
 NOT_UPSTREAM = ("-k", "not upstream")  # upstream's kernels are not tested here

@@ -37,7 +37,7 @@ def list_open(loads: Sequence[int], alive: Sequence[int], bound: float) -> list[
     if idle:
         return idle
     mean = _mean(loads, alive)
-    most = max(bound * mean, math.ceil(mean)) + 1e-9  # 1.15 * 20 is just below 23
+    most = max(bound * mean, math.ceil(mean)) + 1e-9  # 1.15 * 100 is just below 115
     return [replica for replica in alive if loads[replica] + 1 <= most]
 
 

@@ -42,8 +42,8 @@ test-long: patch ## the tests that take longer, in resumable parts, two at once:
 	@PYTHON=$(PYTHON) PART='$(PART)' LANES='$(LANES)' scripts/test_long.sh
 else
 # The kernels on the GPU. Every other test is of no device or serves on the CPU: upstream's CPU kernels are what it counts.
-KERNEL_TESTS := $(addprefix test/selection/test_,triton.py triton_exact_rows.py triton_ranks.py triton_budgets.py \
-	routing_data.py residents.py slots.py) test/stage/test_mask.py test/benchmark/gpu/test_replay.py
+KERNEL_TESTS := $(addprefix test/selection/test_,triton.py backends.py alignment.py triton_budgets.py routing_data.py) \
+	test/stage/test_mask.py test/benchmark/gpu/test_replay.py
 ON_CPU := SGLANG_XSHARE_DEVICE=cpu VENV=build/venv-cpu
 test: patch
 	$(PYTHON) -m pytest -m "" -k "not upstream" -n 4 $(KERNEL_TESTS)

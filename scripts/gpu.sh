@@ -3,7 +3,7 @@
 # levers, layer, server, eagle3, replay, tune, routing, paged.
 # QUICK=1 ends after LIMIT seconds (default 540), unpacking included; the next call continues from there.
 # RESULTS=DIR holds the records (default: benchmark/results/<date>-<gpu>; if $OUT is set, build/gpu/results, of which
-# $OUT gets one archive in the end); POLICY=xshare:k0=1,add=24 is what experiment tune tunes for.
+# $OUT gets one archive in the end); POLICY=xshare:k0=1,add=24 has experiment tune tune for that policy (default: xshare).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

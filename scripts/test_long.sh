@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The tests marked `long`, a part for each test file, LANES of them at once (1). A part that passed at this state of the
-# source is not run again, so an interrupted run resumes. A change of the documents alone repeats only the parts that
-# read them. PART=text runs only the parts whose path contains the text. The output of each part is in build/test-long/.
+# The tests marked `long`, a part for each test file, LANES of them at once (1), the longest of the last run first. A part
+# that passed at this state of the source is not run again, so an interrupted run resumes. A change of the documents alone
+# repeats only the parts that read them. PART=text runs only the parts whose path contains the text. The output of each
+# part is in build/test-long/.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PYTHON=${PYTHON:-.venv/bin/python}
@@ -15,15 +16,20 @@ read_state() {  # of the files that the pathspecs name
 }
 documents=$(read_state .) state=$(read_state . ':!*.md')
 export documents state
+# Parts share the answers of servers that several of them ask the same (test/served/conftest.py).
+export SERVED=$PWD/$done_dir/served-${state%% *}
+[[ -d $SERVED ]] || { rm -rf "$done_dir"/served-*; mkdir "$SERVED"; }
 
 collected=$("$PYTHON" -m pytest --collect-only -q -m long) && status=0 || status=$?
 if [[ $status != 0 && $status != 5 ]]; then  # 5: there is none
     tail -n 25 <<<"$collected" >&2
     echo "test-long: pytest could not collect the tests: status $status" >&2; exit 1
 fi
-# Those with most tests first, so that no lane ends with a long one alone.
-mapfile -t parts < <(sed -n 's/::.*//p' <<<"$collected" | sort | uniq -c | sort -rn | awk '{print $2}' \
-    | grep -F -- "$PART" || true)
+# Long parts first, so that no lane ends with one alone: by the seconds of the last run, else by the number of tests.
+mapfile -t parts < <(sed -n 's/::.*//p' <<<"$collected" | sort | uniq -c | while read -r count part; do
+        seconds=$(sed -nE 's/^=.* in ([0-9]+)\..*=$/\1/p' "$done_dir/${part//\//_}.log" 2>/dev/null | tail -n 1)
+        echo "${seconds:-$count} $part"
+    done | sort -rn | awk '{print $2}' | grep -F -- "$PART" || true)
 if [[ ${#parts[@]} -eq 0 ]]; then
     echo "test-long: PART is '$PART', which no file with tests marked long has in its path" >&2; exit 1; fi
 echo "test-long: ${#parts[@]} parts: ${parts[*]}"

@@ -37,7 +37,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 KNOWN_SKIPS = re.compile(
     "needs an NVIDIA GPU|there is a GPU: |this machine has a GPU|needs an installed SGLang|no C\\+\\+ compiler here"
     "|promtool, a program|prometheus is not installed|served from 0.5.23 on|SGLang pages experts from"
-    "|data-parallel attention with EAGLE-3 is served on the latest release|two machines: "
 )
 """Why a test may be skipped. Any other reason fails the run: tests that are skipped unseen guard nothing."""
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import pytest
 
@@ -19,6 +19,11 @@ def refused(what: str) -> Iterator[pytest.ExceptionInfo[ValueError]]:
     if isinstance(error, ExpertPolicyError):
         assert (error.flag if error.value is None else f"{error.flag} {error.value}") == what
     assert line.startswith(f"{what}: ")
+
+
+def refused_unless(served: bool, what: str) -> AbstractContextManager[object]:
+    """Within it `what` is refused, as by `refused`, unless it is `served`."""
+    return nullcontext() if served else refused(what)
 
 
 def read_refusal(capsys: pytest.CaptureFixture[str]) -> str:

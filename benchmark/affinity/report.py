@@ -9,23 +9,22 @@ from benchmark.common.variant import BASELINE
 from benchmark.quality.measure import compare_nats
 from sglang_xshare.affinity.decision import DEFAULT
 
-NOTE = (
-    "Mean active experts a layer and step of a replica; in brackets the load imbalance, largest over mean running "
-    "requests of a step, mean over time; then the change to round robin. Held-out text of four domains, 16 requests a "
-    "replica, of 24 - 72 steps each; every figure is the mean of runs with other seeds. Bound: the most requests of a "
-    "replica over the mean."
-)
+NOTE = """\
+Mean active experts a layer and step of a replica. In brackets the load imbalance: the largest over the mean number of
+running requests in a step, mean over time. Then the change relative to round robin. Held-out text of four domains; 16
+requests a replica, of 24 - 72 steps each; every figure is the mean of runs with different seeds. Bound: the most
+requests of a replica over the mean."""
 LABEL, DRAWN = "active experts a layer and step", ("shift", "flood")
 OBSERVE = "observe"
 """The model's own routing, whose answers are compared."""
 LIVE_NOTE = """\
-{replicas} replicas of the trained checkpoint in fp32, {per_replica} requests a replica at a time, with answers of
-{shortest} - {longest} tokens. Active experts and rows: means of a layer and step, while the load was steady. Change: to
-the first row of the same traffic and policy. A token: active experts over rows decoded, which does not favour a replica
-that steps fast with few rows. Imbalance: largest over mean running requests, mean over time. Same: answers, greedy
-under the model's own routing, that are the first row's token for token. Loss: under a policy, with the text forced,
-cross-entropy above vanilla's on the same tokens, nats a token, ± the standard error of the paired
-differences."""
+{replicas} replicas of the trained checkpoint in fp32 run {per_replica} requests each at a time, with answers of
+{shortest} - {longest} tokens. Active experts and rows: means of a layer and step while the load was steady. Change:
+relative to the first row of the same traffic and policy. A token: active experts over decoded rows, which does not
+favour a replica that steps fast with few rows. Imbalance: the largest over the mean number of running requests, mean
+over time. Same: greedy answers under the model's own routing that equal the first row's token for token. Loss: under a
+policy, with the text forced, cross-entropy above vanilla's on the same tokens, in nats a token, ± the standard error of
+the paired differences."""
 
 
 def name_rule(bound: float = DEFAULT) -> str:
@@ -60,7 +59,7 @@ def plot_affinity(points: Mapping[str, Any]) -> Picture:
     mixed = [point for point in points.values() if point["scenario"] == "mixed"]
     replicas = [point["replicas"] for point in mixed]
     lines = [Line(rule, replicas, [point["rules"][rule]["active"] for point in mixed]) for rule in rules]
-    panels = [Panel("replicas", LABEL, lines, "mixed domains")]
+    panels = [Panel("replicas", LABEL, lines, "mixed domains", log_x=True)]
     for point in [point for point in points.values() if point["scenario"] in DRAWN]:
         courses = {rule: point["rules"][rule]["course"] for rule in rules}
         lines = [Line(rule, [10 * tenth + 5 for tenth in range(len(y))], y) for rule, y in courses.items()]

@@ -34,13 +34,12 @@ SHAPE = ("ep_size", "batch", "steps", "rounds")
 COUNTS = ("layer_steps", "experts_before", "experts_after", "kept_mass", "rows")
 FULLEST = ("fullest_rank_experts_before", "fullest_rank_experts_after")
 NOTE = """\
-{ep_size} expert-parallel ranks of {per_rank} experts each serve the trained checkpoint; {batch} requests of mixed
+{ep_size} expert-parallel ranks of {per_rank} experts each serve the trained checkpoint. {batch} requests of mixed
 domains at a time decode {steps} tokens of held-out text each, by force, in {rounds} rounds in which the policies take
-turns.
-Fullest rank: active experts of the rank that has most, which a step waits for, mean of layers and steps; in brackets
-times the first row's. Imbalance: that over the mean rank's. The first row's experts are what the model's own routing
-would have activated in the others' steps. Loss: cross-entropy above the first row's on the same tokens, nats
-a token, ± the standard error of the paired differences."""
+turns. Fullest rank: active experts of the rank with the most, which a step waits for, mean of layers and steps; in
+brackets relative to the first row. Imbalance: fullest rank over mean rank. The first row's experts are those that the
+model's own routing would have activated in the steps of the other rows. Loss: cross-entropy above the first row's on
+the same tokens, in nats a token, ± the standard error of the paired differences."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

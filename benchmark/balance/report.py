@@ -7,10 +7,10 @@ from benchmark.balance.logits import FITTED
 from benchmark.common.table import Table
 
 NOTE = """\
-Logits made up for 256 experts, top-8, a sigmoid router of 8 groups, one a rank; fitted so that under vanilla as
-many experts are active as XShare's Table 2 says: {paper}. Fullest rank: active experts of the rank that has most, which
-a step waits for, ± its standard error; in brackets times vanilla's. Kept mass: of all rows, and of the twentieth with
-least. With / between two policies they take layers in turn."""
+Made-up router logits for 256 experts, top-8, and a sigmoid router with 8 groups, one group a rank. They are fitted so
+that vanilla has as many active experts as XShare's Table 2: {paper}. Fullest rank: active experts of the rank with the
+most, which a step waits for, ± the standard error; in brackets relative to vanilla. Kept mass: mean of all rows. Least
+kept: mean of the twentieth of rows with the least. Policies joined by / take layers in turn."""
 
 
 def tabulate_balance(points: Mapping[str, Any]) -> Table:

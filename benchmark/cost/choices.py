@@ -17,12 +17,12 @@ WHOLE, FILLED = "xshare:k0=1,target_per_rank=5", "xshare:k0=1,target_per_rank=9,
 ROUND_ROBIN = "round robin", "to compare with"
 AFFINITY = "affinity", "as above, and some loss is tolerated"
 NOTE = """\
-Measured on 2 CPU cores, no figure on a GPU. A step waits for: active experts, or those of the fullest rank, over the
-model's own routing, of served replicas for each token that a step decodes; of slices the time of an MoE layer over
-whole experts' (python -m benchmark.cost.ranks). Tokens/s: over vanilla's, if a served step was timed. Loss:
-cross-entropy above the model's own routing, nats a token ± the standard error; 0 if no token can
-differ. Slices are of drawn experts, all else of the trained checkpoint, the first row with wider experts that compute
-the same."""
+All figures are from 2 CPU cores; none is from a GPU. A step waits for: relative to the model's own routing, the active
+experts of a device, those of the fullest rank, or, of served replicas, active experts a decoded token; of slices the
+time of an MoE layer relative to whole experts (python -m benchmark.cost.ranks). Tokens/s: relative to vanilla, if a
+served step was timed. Loss: cross-entropy above the model's own routing, in nats a token, ± the standard error; 0 if no
+token can differ. Slices were measured with drawn experts, the first row with wider experts that compute the same, and
+all other rows with the trained checkpoint."""
 
 Points = Mapping[str, Any]
 

@@ -36,11 +36,12 @@ def tabulate_cost(points: Mapping[str, Any]) -> Table:
             added.insert(1, _added_a_layer(large, name) if added[0] != "-" else "-")
         rows.append([name, *calls, *added])
     routing = points[ROUTING]
+    step_ms = step_seconds(points) * 1000
     note = (
-        "Medians of CPU time on one thread; in brackets times upstream's router on the same logits. Added: what "
-        f"routing {routing['rows']} rows costs a layer of {routing['model']} beyond vanilla, with the stage around it. "
-        f"Its share is of a decode step of {step_seconds(points) * 1000:.0f} ms in the server, and has to stay "
-        f"below {SHARE_BAR:.0%}. -: not timed in a step, for a policy that selects only in verify steps."
+        "Medians of CPU time on one thread; in brackets relative to upstream's router on the same logits. Added: the "
+        f"time that routing {routing['rows']} rows adds to a layer of {routing['model']} beyond vanilla, with the "
+        f"stage around it. Share: of a decode step of {step_ms:.0f} ms in the server; it must stay below "
+        f"{SHARE_BAR:.0%}. -: not timed in a step, because the policy selects only in verify steps."
     )
     return Table("What selection costs", headings, rows, note)
 

@@ -89,8 +89,9 @@ def list_variants(text: str, draft: Path, fixed: Sequence[int], scratch: Path) -
 
 
 def settle(servers: Mapping[str, Server], workload: Workload, batches: int, scratch: Path) -> None:
-    """Decode batches of the workload, one on the servers of fixed depths and `batches` on the others, by name, so that
-    depths are found in the traffic that is measured.
+    """Decode batches of the workload, one on the servers of fixed depths and `batches` on the others, by name.
+
+    So the depths are found in the traffic that is measured.
     """
     for number in range(batches):
         seed = workload.seed + workload.rounds + number

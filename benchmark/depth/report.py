@@ -86,8 +86,8 @@ def plot_depths(points: Mapping[str, Any], path: Path) -> None:
     for point in points.values():
         comparison = Comparison.read(point)
         for row in comparison.summaries:
-            lines = found.setdefault(row.name.rpartition(", ")[0], {})
-            lines.setdefault(_shorten(row), []).append((comparison.workload.concurrency, row.throughput))
+            by_depth = found.setdefault(row.name.rpartition(", ")[0], {})
+            by_depth.setdefault(_shorten(row), []).append((comparison.workload.concurrency, row.throughput))
     panels = []
     for policy, by_depth in found.items():
         lines = []

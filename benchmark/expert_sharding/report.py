@@ -7,13 +7,13 @@ from typing import Any
 from benchmark.common.table import Table
 
 NOTE = """\
-An encoder of {layers} layers on {ranks} ranks, one core each: attention of a rank's own sequences of {sequence} rows,
-and MoE layers, {hidden} x {width}, top-{top_k}, in fp32, with MoEShard's skewed router: a tenth of the experts, the
-first, are drawn with alpha more than 1 / experts. shard: a slice of every expert a rank; ep: whole experts, the same
-collectives; ep, all-to-all: rows go to their experts' ranks, as in the paper, but none is dropped. First token: a pass
-of the encoder; layer: an MoE layer with its collectives; both of the slowest rank, medians of {rounds} rounds in which
-the layouts take turns. Speed-up: time to first token over shard's. Balance: largest over mean rank, in rows times
-columns of an expert | in CPU time of the products."""
+An encoder of {layers} layers on {ranks} ranks with one core each, in fp32: attention of a rank's own sequences of
+{sequence} rows, and MoE layers of {hidden} x {width}, top-{top_k}, with MoEShard's skewed router, which draws the first
+tenth of the experts with alpha more than 1 / experts. shard: a slice of every expert on each rank; ep: whole experts,
+with the same collectives; ep, all-to-all: rows go to the ranks of their experts, as in the paper, but no row is
+dropped. First token: one pass of the encoder. Layer: one MoE layer with its collectives. Both are of the slowest rank,
+medians of {rounds} rounds in which the layouts take turns. Speed-up: time to first token over shard's. Balance: largest
+over mean rank, in rows times columns of an expert | in CPU time of the products."""
 
 
 def tabulate_sharding(points: Mapping[str, Any]) -> Table:

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 from benchmark.common.comparison import fit_line
+from benchmark.common.interval import find_margin
 from benchmark.common.record import Record
 from benchmark.common.variant import parse_plan
 from benchmark.gpu import moe_layer
@@ -190,30 +191,33 @@ def _fit_rows(name: str, shape: Shape, us: Mapping[int, float]) -> Iterator[Row]
 
 
 def _gain_rows(name: str, points: Mapping[str, Any]) -> Iterator[Row]:
-    us, active, routers = _read_policies(points)
-    if "off" not in us:
-        return
-    yield Row(f"{name}, off", f"{us['off']:.1f} us, {active['off']:.1f} experts")
-    for one in [one for one in us if one != "off"]:
-        what = f"{name}, {one}, {us[one]:.1f} us, {active[one.removesuffix(WITH)]:.1f} experts"
-        gain = 100 * (1 - us[one] / us["off"])
-        yield at_least(what, gain, GAIN_BARS.get((name, one.removesuffix(WITH))), "% off")
+    if "policies" in points:
+        us, active = dict(points["policies"]["mode_us"]), points["policies"]["active"]
+    else:  # a record of 2026-11-27 or before, which has a point for each policy
+        old = {policy: points[policy] for policy in ("off", *POLICIES) if policy in points}
+        us = {policy: [point["us"]] for policy, point in old.items()}
+        us |= {ROUTER + policy: [point["router_us"]] for policy, point in old.items() if "router_us" in point}
+        active = {policy: point["active"] for policy, point in old.items()}
+    only = mean(us.pop(ONLY, [0.0]))
+    routers = {one.removeprefix(ROUTER): mean(us.pop(one)) - only for one in list(us) if one.startswith(ROUTER)}
+    if "off" in us:
+        bars = {one + suffix: bar for (model, one), bar in GAIN_BARS.items() if model == name for suffix in ("", WITH)}
+        yield from policy_rows(name, us, active, bars)
     if routers:
         text = ", ".join(f"{policy} {router:.2f}" for policy, router in routers.items())
         yield Row(f"{name}, what routing takes of a layer", f"{text} us")
 
 
-def _read_policies(points: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """Return microseconds of a layer, active experts, and microseconds of a router, by policy.
+def policy_rows(
+    what: str, us: Mapping[str, Sequence[float]], active: Mapping[str, float], bars: Mapping[str, float]
+) -> Iterator[Row]:
+    """Yield the time without a policy, and what policies take off it, by `us` of rounds, beside their bars.
 
-    Records of 2026-11-27 and before have a point for each policy.
+    A name of `us` is a policy, or a policy and what the runner is handed; `active` has the experts of a policy.
     """
-    if "policies" not in points:
-        old = {policy: points[policy] for policy in ("off", *POLICIES) if policy in points}
-        us, active = ({policy: point[name] for policy, point in old.items()} for name in ("us", "active"))
-        return us, active, {policy: point["router_us"] for policy, point in old.items() if "router_us" in point}
-    point = points["policies"]
-    us = {name: mean(times) for name, times in point["mode_us"].items()}
-    only = us.pop(ONLY, 0.0)
-    routers = {name.removeprefix(ROUTER): us.pop(name) - only for name in list(us) if name.startswith(ROUTER)}
-    return us, point["active"], routers
+    experts = f", {active['off']:.1f} experts" if "off" in active else ""
+    yield Row(f"{what}, off", f"{mean(us['off']):.2f} us{experts}")
+    for name in [one for one in us if one != "off"]:
+        off = [100 * (1 - on / before) for on, before in zip(us[name], us["off"], strict=True)]
+        row = f"{what}, {name}, {active[name.partition(' ')[0]]:.1f} experts, {mean(us[name]):.2f} us"
+        yield at_least(row, mean(off), bars.get(name), "% off", find_margin(off) or 0.0)

@@ -23,10 +23,11 @@ from benchmark.gpu.layer import (
     UPSTREAM,
     active_key,
     bandwidth_row,
+    policy_rows,
     time_fixed,
     time_policies,
 )
-from benchmark.gpu.table import Row, at_least, at_most
+from benchmark.gpu.table import Row, at_most
 from benchmark.gpu.timing import measure_copy
 
 PARTS = ("fixed", "policies")
@@ -76,7 +77,9 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
             bar = BANDWIDTH_BAR if mode == shown[-1] else None
             yield bandwidth_row("", f", {mode}", point["expert_bytes"], mean(point["mode_us"][mode]), copy, bar)
     if "policies" in points:
-        yield from _policy_rows(points["policies"])
+        us, active = points["policies"]["mode_us"], points["policies"]["active"]
+        bars = {name: GAIN_BARS[policy] for name in us for policy in GAIN_BARS if name.startswith(f"{policy} ")}
+        yield from policy_rows("layer and router", us, active, bars)
 
 
 def _mode_rows(point: Mapping[str, Any]) -> Iterator[Row]:
@@ -84,17 +87,6 @@ def _mode_rows(point: Mapping[str, Any]) -> Iterator[Row]:
     yield Row(f"{what}, {UPSTREAM}", f"{mean(us[UPSTREAM]):.2f} us")
     for mode in [one for one in us if one != UPSTREAM]:
         yield Row(f"{what}, {mode}", f"{spell_change(us[UPSTREAM], us[mode])} us")
-
-
-def _policy_rows(point: Mapping[str, Any]) -> Iterator[Row]:
-    us = point["mode_us"]
-    yield Row("layer and router, off", f"{mean(us['off']):.2f} us")
-    for name in [one for one in us if one != "off"]:
-        policy, _, levers = name.partition(" ")
-        off = [100 * (1 - on / before) for on, before in zip(us[name], us["off"], strict=True)]
-        bar = GAIN_BARS.get(policy) if levers else None
-        what = f"layer and router, {name}, {point['active'][policy]:.1f} experts, {mean(us[name]):.2f} us"
-        yield at_least(what, mean(off), bar, "% off", find_margin(off))
 
 
 def spell_change(before: Sequence[float], after: Sequence[float]) -> str:

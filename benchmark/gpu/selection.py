@@ -2,9 +2,9 @@
 
 Part `ids` compares ids with the reference's; part `times` times the kernel in CUDA graphs, a call among many, on the
 logits that upstream's fused router takes too: the kernel does what that router does, and selects the batch's experts
-besides. The former kernel, whose package `.gpu/` may contain under another name, and upstream's router without the
-launch that 0.5.20 dropped are timed in turns with both. Part `shapes` times how batches can be cut into programs and
-has the kernel use the fastest; part `tests` runs the kernels' own tests, which compile for minutes.
+besides. The former kernel, whose package `.gpu/` may contain under another name, is timed in turns with both. Part
+`shapes` times how batches can be cut into programs and has the kernel use the fastest; part `tests` runs the kernels'
+own tests, which compile for minutes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,12 +31,10 @@ from sglang_xshare.selection.triton_kernel import supports
 PARTS = ("ids", "times", "shapes", "tests")
 TESTS = (
     "test/selection/test_triton.py",
-    "test/selection/test_triton_exact_rows.py",
-    "test/selection/test_triton_ranks.py",
+    "test/selection/test_backends.py",
+    "test/selection/test_alignment.py",
     "test/selection/test_triton_budgets.py",
     "test/selection/test_routing_data.py",
-    "test/selection/test_residents.py",
-    "test/selection/test_slots.py",
     "test/stage/test_mask.py",
 )
 NOT_UPSTREAM = ("-k", "not upstream")  # upstream's kernels are not tested here
@@ -143,7 +141,6 @@ def time_kernel(rows: int, experts: int, spelling: str) -> dict[str, Any]:
         "us": make_call(rows, experts, spelling),
         "former_us": make_call(rows, experts, spelling, FORMER) if find_spec(FORMER) else None,
         "upstream_us": _make_upstream(logits),
-        "upstream_later_us": _make_later_upstream(logits),
     }
     runs = {name: partial(repeat, call, CALLS) for name, call in calls.items() if call is not None}
     found = {name: median(times) for name, times in time_alternating(runs, ROUNDS, CALLS).items()}
@@ -174,16 +171,6 @@ def _make_upstream(logits: torch.Tensor) -> Callable[[], object]:
     return partial(router, logits, logits, TOP_K, True)  # of hidden states it reads rows and device
 
 
-def _make_later_upstream(logits: torch.Tensor) -> Callable[[], object] | None:
-    """Return the same router without the zeros of its bias, as from 0.5.20 on; None if it has another name."""
-    try:
-        gate = import_module("sglang.kernels.ops.moe.moe_fused_gate").moe_fused_gate
-    except (ImportError, AttributeError):
-        return None
-    zeros = torch.zeros(logits.shape[1], dtype=torch.float32, device=logits.device)
-    return partial(gate, logits, zeros, TOP_K, scoring_func="softmax", renormalize=True)
-
-
 def _make_logits(rows: int, experts: int, dtype: torch.dtype) -> torch.Tensor:
     generator = torch.Generator().manual_seed(rows * experts)
     return (2 * torch.randn(rows, experts, generator=generator)).to(DEVICE, dtype)
@@ -207,7 +194,7 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
     for one in [point for point in points.values() if "us" in point]:
         ratio = one["us"] / one["upstream_us"]
         text = f"{one['us']:.2f} us, upstream's router {one['upstream_us']:.2f} us: {ratio:.2f} x"
-        if "upstream_later_us" in one:
+        if "upstream_later_us" in one:  # in records of 2026-11-27 and before
             later = one["upstream_later_us"]
             text += f", from 0.5.20 on {later:.2f} us: {one['us'] / later:.2f} x"
         if "former_us" in one:

@@ -149,12 +149,11 @@ HEADINGS = (
     "active experts",
     "kept mass",
 )
-NOTE = (
-    "Policy off -> on, medians of alternating rounds on one server that is switched between rounds, CUDA graphs on, "
-    "128 tokens in and 256 out. Gain: percent of output tokens/s, the mean of the rounds' ratios ± half of its 95 % "
-    "t-interval, not the ratio of the medians. Ms a token: bench_serving's median time per output token. Weights are "
-    "random: speed is real, loss means nothing here."
-)
+NOTE = """\
+Policy off -> on: medians of alternating rounds on one server that is switched between rounds, with CUDA graphs, 128
+tokens in and 256 out. Gain: percent of output tokens/s, the mean of the rounds' ratios (not the ratio of the medians) ±
+half of its 95 % t-interval. Ms a token: bench_serving's median time per output token. Weights are random: speed is
+real, and quality is not measured."""
 
 
 def tabulate(points: Mapping[str, Any]) -> Table:

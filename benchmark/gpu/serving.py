@@ -139,7 +139,8 @@ class Gain:
         """Read the point of a record that `measure_rounds` wrote."""
         comparison = Comparison.read(point)
         runners = dict.fromkeys(_find_runner(one.command) for one in comparison.series)
-        return cls(comparison, *comparison.summaries, " and ".join(runners))
+        off, on = comparison.summaries
+        return cls(comparison, off, on, " and ".join(runners))
 
     @property
     def model(self) -> str:

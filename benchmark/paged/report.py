@@ -12,8 +12,8 @@ from benchmark.quality.measure import compare_nats, format_loss
 from sglang_xshare.policies.spelling import spell_policy
 
 NOTE = """\
-Page-ins a layer and step, in brackets times vanilla's, at the loss in nats a token above vanilla's on
-the same tokens, ± the standard error. All except vanilla with utility=squared,own_share=0.75."""
+Page-ins a layer and step, in brackets relative to vanilla, and the loss in nats a token above vanilla on the same
+tokens, ± the standard error. All policies except vanilla have utility=squared,own_share=0.75."""
 Points = Mapping[str, Mapping[str, Any]]
 
 
@@ -41,10 +41,11 @@ def _cell(point: Mapping[str, Any], vanilla: Mapping[str, Any]) -> str:
 
 VANILLA, OBSERVED = "vanilla, paged", "observe, paged"
 LIVE_NOTE = """\
-At a time: requests. Means over the rounds [95 % t-interval]; ratio: of output tokens/s to paged vanilla's,
-within each round. Page-ins: a layer and step; of a policy what the model's own routing would have paged in from the
-same state -> its own. Loss: nats a token of held-out text, the domains mixed, forced through the server's own decode
-steps, and what a policy adds to vanilla's, ± the standard error; sums right: share of arithmetic problems."""
+At a time: requests. Tokens/s: mean of the rounds [95 % t-interval]. Ratio: output tokens/s relative to paged vanilla
+within each round. Page-ins: a layer and step; of a policy the page-ins of the model's own routing from the same state
+-> those of the policy. Loss: nats a token of held-out text of mixed domains, forced through the server's own decode
+steps; of a policy the difference to vanilla, ± the standard error. Sums right: share of arithmetic problems with a
+right answer."""
 
 
 def key_of(concurrency: int) -> str:

@@ -211,7 +211,8 @@ def losses_by_batch(decoded: Decoded, vanilla: Decoded, counted: torch.Tensor | 
 
 def compare_nats(point: Mapping[str, Any], reference: Mapping[str, Any], batch: int | None = None) -> Loss:
     """Return the loss of a record's point, whose `nats` are means of sequences, above that of another point."""
-    return compare_loss(*(torch.tensor(one["nats"])[:, None] for one in (point, reference)), batch=batch)
+    nats, others = (torch.tensor(one["nats"])[:, None] for one in (point, reference))
+    return compare_loss(nats, others, batch=batch)
 
 
 def agreement(decoded: Decoded, vanilla: Decoded) -> float:

@@ -59,11 +59,12 @@ def plot_quality(points: Mapping[str, Any]) -> Picture:
     ladders: dict[str, list[Mapping[str, Any]]] = {}
     for name, point in others:
         figures = point["mixed"]
-        ladders.setdefault(name.rpartition("=")[0] or name, []).append({**figures, "loss": figures["loss"]["all"]})
+        ladder = f"{name.rpartition('=')[0]}=" if "=" in name else name
+        ladders.setdefault(ladder, []).append({**figures, "loss": figures["loss"]["all"]})
     lines = [make_loss_line(name, found) for name, found in ladders.items()]
     title = f"mixed batches; {first[0]} has {first[1]['mixed']['active_experts']:.1f} active"
-    losses = (one["loss"] for found in ladders.values() for one in found)
-    return Picture((make_loss_panel(lines, title),), "error bars " + explain_errors(losses).partition(".")[0])
+    errors = explain_errors(one["loss"] for found in ladders.values() for one in found)
+    return Picture((make_loss_panel(lines, title),), errors.replace("±", "error bars").partition(";")[0])
 
 
 def make_loss_line(name: str, settings: Sequence[Mapping[str, Any]]) -> Line:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from benchmark.common.command import Parser, policy, run_main
+from benchmark.common.interval import find_quantile
 from benchmark.common.paths import BUILD, TRAINED
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE, PLAN_SPELLING, parse_plan
@@ -25,15 +26,13 @@ from sglang_xshare import SelectionPlan
 POLICIES = ("xshare:careful", "xshare", "xshare:fast", "xshare:k0=1,add=8", "oea:k0=3", "pruned:k0=3")
 LONGEST = 5
 """Tokens of an answer, with the end of its line."""
-DRAWS = 2000
-"""Draws of the bootstrap."""
 FIGURES = {"pass_one": "pass@1", "pass_all": "pass@{samples}", "distinct": "distinct answers"}
 NOTE = """\
 {problems} problems, {samples} answers each at temperature T, in steps of {batch} rows. pass@1: share of answers that
 are right; pass@{samples}: share of problems with one that is; distinct: different answers to a problem, over {samples}.
-The solved problem before each is read by the model's own routing; question and answer are decoded under
-the policy. ±: the standard error, of batches drawn again with replacement, since selection couples the rows of a batch;
-in brackets the difference from {baseline}, on the same batches and random numbers."""
+The solved problem before each is read by the model's own routing; question and answer are decoded under the policy. ±:
+half the 95 % t-interval over batches, because selection couples the rows of a batch; in brackets the difference from
+{baseline}, on the same batches and random numbers."""
 
 
 @dataclass(frozen=True)
@@ -163,17 +162,11 @@ def compare(found: Outcome, vanilla: Outcome) -> dict[str, Any]:
         values, own = getattr(found, name), getattr(vanilla, name)
         figures[name] = {
             "value": values.mean().item(),
-            "error": bootstrap(values),
+            "error": _find_error(values),
             "delta": (values - own).mean().item(),
-            "delta_error": bootstrap(values - own),
+            "delta_error": _find_error(values - own),
         }
     return figures
-
-
-def bootstrap(values: torch.Tensor) -> float:
-    """Return the standard error of the mean of `values` [batches], from batches drawn again with replacement."""
-    draws = torch.randint(len(values), (DRAWS, len(values)), generator=torch.Generator().manual_seed(1))
-    return values[draws].mean(1).std().item()
 
 
 def tabulate_samples(*records: Mapping[str, Any]) -> Table:
@@ -186,7 +179,7 @@ def tabulate_samples(*records: Mapping[str, Any]) -> Table:
             f"{point['temperature']:g}",
             text,
             f"{point['active_experts']:.1f}",
-            *(_spell(point[name], text == BASELINE) for name in FIGURES),
+            *(_spell(point, name, text == BASELINE) for name in FIGURES),
         ]
         for points in records
         for text, point in points.items()
@@ -194,9 +187,16 @@ def tabulate_samples(*records: Mapping[str, Any]) -> Table:
     return Table("Sampled answers", headings, rows, NOTE.format(baseline=BASELINE, **first))
 
 
-def _spell(figure: Mapping[str, float], is_baseline: bool) -> str:
-    value = f"{figure['value']:.3f} ± {figure['error']:.3f}"
-    return value if is_baseline else f"{value} ({figure['delta']:+.3f} ± {figure['delta_error']:.3f})"
+def _find_error(values: torch.Tensor) -> float:
+    """Return the standard error of the mean of `values` [batches]."""
+    return values.std().item() / len(values) ** 0.5
+
+
+def _spell(point: Mapping[str, Any], name: str, is_baseline: bool) -> str:
+    figure, batches = point[name], point["problems"] * point["samples"] // point["batch"]
+    value, delta = (f"± {find_quantile(batches - 1) * figure[error]:.3f}" for error in ("error", "delta_error"))
+    text = f"{figure['value']:.3f} {value}"
+    return text if is_baseline else f"{text} ({figure['delta']:+.3f} {delta})"
 
 
 if __name__ == "__main__":

@@ -114,6 +114,11 @@ def _budgets_of(model: str) -> Experiment:
     return Experiment(f"defaults-{model}", name, folder, 8, BUDGETS, arguments, "defaults", model)
 
 
+def _verified(name: str, small: str, arguments: str) -> Experiment:
+    """Return the budgets of verification."""
+    return Experiment(name, "benchmark.quality.defaults", "quality/verified", 8, small, arguments, "defaults")
+
+
 def _fresh(model: str, sizes: str) -> Experiment:
     """Return the check of the default and its presets on text, sizes and seeds that did not choose their numbers."""
     caps = f"{CAPS} " if sizes.startswith("decoded") else ""
@@ -141,97 +146,55 @@ def _with_drafts(batch: int, tokens: int) -> Experiment:
     plain, weighed = (f"xshare:k0=1,add={add},utility=squared,own_share=0.75" for add in VERIFIED[batch, tokens])
     policies = " ".join(["off --drafted off", plain, *(f"{weighed},acceptance={chance}" for chance in CHANCES)])
     counts = f"--rounds 5 --requests {4 * batch} --concurrency {batch} --output-tokens 64"
-    text = "--per-domain 4 --loss-tokens 24 --sums 40"
+    text = "--per-domain 8 --loss-tokens 24 --sums 40"
     small = f"{policies} {drafts} {SERVED}"
     folder = f"serving/drafts-{batch}x{tokens}"
     arguments = f"{policies} {drafts} {counts} {text}"
     return Experiment(f"drafts-{batch}x{tokens}", "benchmark.serving", folder, 8, small, arguments, "serving")
 
 
+SMALL = {
+    "serving": f"off {POLICY} --drafted off xshare {SERVED}",
+    "cost": f"{POLICY} --rounds 2 --step-rounds 1 --step-tokens 4",
+    "exact": f"{POLICY} --exact 0 2 --rounds 1 --output-tokens 8 --loss-batches 1",
+    "balance": "vanilla xshare:k0=1,target_per_rank=5 --batches 4",
+    "balance-live": "xshare:k0=1,target_per_rank=5 --ep-size 2 --rounds 1 --batch 4 --steps 4",
+    "tuning": f"--offline {POLICY} --settings {POLICY} --tolerances 20 --batch 4 --samples 8 --prompt 8 --tokens 8",
+    "affinity": f"mixed --requests 100 --seeds 1 {DISPATCH}",
+    "affinity-live": f"expert_affinity --policies {POLICY} --per-replica 4 --requests 24 --life 12 {DISPATCH}",
+    "ranks": "--experts 8 --active 4 8 --batch 8 --rounds 1 --hidden 16 --width 32",
+    "expert-sharding": "--alpha 0.6 --experts 8 --batch 4 --sequence 6 --hidden 16 --rounds 1",
+    "neighbours": f"{POLICY} --prompts 2 --others 3 --prompt 8 --tokens 4",
+}
+"""Arguments of the smallest size."""
+REPLICAS = "round_robin expert_affinity --traffic mixed shift flood --policies vanilla xshare:k0=1,add=16"
 EXPERIMENTS = {
     one.name: one
     for one in (
-        Experiment("serving", "benchmark.serving", "serving", 10, f"off {POLICY} --drafted off xshare {SERVED}"),
+        Experiment("serving", "benchmark.serving", "serving", 10, SMALL["serving"]),
         Experiment("quality", "benchmark.quality", "quality", 4, f"{POLICY} {TEXT}"),
         *(_with_drafts(*both) for both in VERIFIED),
         Experiment("drafts", "benchmark.quality.drafts", "quality", 16, DRAFTS),
         Experiment("front", "benchmark.quality.front", "quality/front", 6, f"{POLICY} {TEXT}", UNSEEN),
         Experiment("paged", "benchmark.paged", "paged", 6, f"{PREFERRED} {TEXT}"),
         Experiment("paged-live", "benchmark.paged.live", "paged", 9, f"{PREFERRED} {SERVED}", record="live"),
-        Experiment("cost", "benchmark.cost", "cost", 3, f"{POLICY} --rounds 2 --step-rounds 1 --step-tokens 4"),
-        Experiment(
-            "exact",
-            "benchmark.serving.exact",
-            "serving",
-            9,
-            f"{POLICY} --exact 0 2 --rounds 1 --output-tokens 8 --loss-batches 1",
-        ),
+        Experiment("cost", "benchmark.cost", "cost", 3, SMALL["cost"]),
+        Experiment("exact", "benchmark.serving.exact", "serving", 9, SMALL["exact"]),
         Experiment("observe", "benchmark.serving", "observe", 2, f"{OBSERVED} {SERVED}", OBSERVED, "serving"),
-        Experiment("balance", "benchmark.balance", "balance", 1, "vanilla xshare:k0=1,target_per_rank=5 --batches 4"),
+        Experiment("balance", "benchmark.balance", "balance", 1, SMALL["balance"]),
+        Experiment("balance-live", "benchmark.balance.live", "balance", 6, SMALL["balance-live"], record="live"),
+        Experiment("tuning", "benchmark.tuning", "tuning", 5, SMALL["tuning"], "--offline"),
+        Experiment("affinity", "benchmark.affinity", "affinity", 3, SMALL["affinity"], plots=("affinity.png",)),
         Experiment(
-            "balance-live",
-            "benchmark.balance.live",
-            "balance",
-            6,
-            "xshare:k0=1,target_per_rank=5 --ep-size 2 --rounds 1 --batch 4 --steps 4",
-            record="live",
+            "affinity-live", "benchmark.affinity.live", "affinity", 24, SMALL["affinity-live"], REPLICAS, "live"
         ),
-        Experiment(
-            "tuning",
-            "benchmark.tuning",
-            "tuning",
-            5,
-            f"--offline {POLICY} --settings {POLICY} --tolerances 20 --batch 4 --samples 8 --prompt 8 --tokens 8",
-            "--offline",
-        ),
-        Experiment(
-            "affinity",
-            "benchmark.affinity",
-            "affinity",
-            3,
-            f"mixed --requests 100 --seeds 1 {DISPATCH}",
-            plots=("affinity.png",),
-        ),
-        Experiment(
-            "affinity-live",
-            "benchmark.affinity.live",
-            "affinity",
-            24,
-            f"expert_affinity --policies {POLICY} --per-replica 4 --requests 24 --life 12 {DISPATCH}",
-            "round_robin expert_affinity --traffic mixed shift flood --policies vanilla xshare:k0=1,add=16",
-            record="live",
-        ),
-        Experiment(
-            "ranks",
-            "benchmark.cost.ranks",
-            "cost",
-            2,
-            "--experts 8 --active 4 8 --batch 8 --rounds 1 --hidden 16 --width 32",
-        ),
-        Experiment(
-            "expert-sharding",
-            "benchmark.expert_sharding",
-            "expert_sharding",
-            4,
-            "--alpha 0.6 --experts 8 --batch 4 --sequence 6 --hidden 16 --rounds 1",
-        ),
-        Experiment(
-            "neighbours",
-            "benchmark.neighbours",
-            "neighbours",
-            2,
-            f"{POLICY} --prompts 2 --others 3 --prompt 8 --tokens 4",
-        ),
+        Experiment("ranks", "benchmark.cost.ranks", "cost", 2, SMALL["ranks"]),
+        Experiment("expert-sharding", "benchmark.expert_sharding", "expert_sharding", 4, SMALL["expert-sharding"]),
+        Experiment("neighbours", "benchmark.neighbours", "neighbours", 2, SMALL["neighbours"]),
         *map(_on_trained, ("grouped", "wide")),
         Experiment("defaults", "benchmark.quality.defaults", "quality", 4, BUDGETS),
-        Experiment(
-            "defaults-verified",
-            "benchmark.quality.defaults",
-            "quality/verified",
-            8,
-            f"{BUDGETS} --tokens-per-request 4",
-            "--batch 1 2 4 8 16 --tokens-per-request 4",
-            "defaults",
+        _verified(
+            "defaults-verified", f"{BUDGETS} --tokens-per-request 4", "--batch 1 2 4 8 16 --tokens-per-request 4"
         ),
         *map(_budgets_of, BUDGETED),
         *(_fresh(model, sizes) for model in ("", *STEPS) for sizes in SIZES),

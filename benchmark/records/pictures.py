@@ -41,13 +41,13 @@ def plot_gains(points: Mapping[str, Any]) -> Picture:
                 gain = spread([100 * (after / before - 1) for after, before in zip(on, off, strict=True)])
                 name = f"{comparison.workload.model.name}, {comparison.series[1].variant.name}"
                 size = comparison.workload.concurrency
-                lines.setdefault(name, []).append((size, gain.mean, gain.lower, gain.upper))
+                lines.setdefault(f"{name} ({len(on)} rounds)", []).append((size, gain.mean, gain.lower, gain.upper))
     drawn = []
     for name, found in lines.items():
         sizes, means, lowers, uppers = zip(*sorted(found), strict=True)
         drawn.append(Line(name, sizes, means, list(zip(lowers, uppers, strict=True))))
     panel = Panel("requests at a time", "gain in output tokens/s, %", drawn, "one H200", log_x=True, zero=0.0)
-    note = "random weights; means of the rounds' ratios; error bars: 95 % t-intervals (gpt-oss-120b: of two rounds)"
+    note = "random weights; means of the rounds' ratios; error bars: 95 % t-intervals"
     return Picture((panel,), note)
 
 

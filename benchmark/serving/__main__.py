@@ -59,7 +59,7 @@ def run(
 BUSY = "Other work ran beside this benchmark, and the ratios are those of a busy machine."
 
 
-def make_parser(module: str, text: str | None, out: Path, per_domain: int = 16, **counts: int) -> Parser:
+def make_parser(module: str, text: str | None, out: Path, per_domain: int = 24, **counts: int) -> Parser:
     """Return the parser of a comparison; `per_domain` and `counts` replace the usual defaults."""
     parser = Parser(module, text)
     parser.add_argument("policies", nargs="*", type=policy, help=f"{SPELLING}; the first is the baseline of the ratios")

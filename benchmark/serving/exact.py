@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_count("rounds", 7, "alternating rounds")
     parser.add_count("batch", 16, "requests at a time")
     parser.add_count("output_tokens", 48, "tokens a request of the timed rounds")
-    parser.add_count("loss_batches", 4, "batches of text whose loss is taken")
+    parser.add_count("loss_batches", 6, "batches of text whose loss is measured")
     parser.add_record(BUILD / "exact")
     args = parser.parse_args(argv)
     if args.exact[0] != 0 or min(args.exact) < 0 or max(args.exact) >= args.batch:

@@ -17,7 +17,7 @@ PROMPT = 32
 """Tokens before those whose loss is measured."""
 
 
-def add_text(parser: Parser, per_domain: int = 16, loss_tokens: int = 64, sums: int = 160) -> None:
+def add_text(parser: Parser, per_domain: int = 24, loss_tokens: int = 64, sums: int = 160) -> None:
     """Add flags of the text whose loss is measured, the domains mixed in every batch, and of the sums."""
     parser.add_count("per_domain", per_domain, "sequences of each domain whose loss is measured")
     parser.add_count("loss_tokens", loss_tokens, "tokens of each sequence whose loss is measured")

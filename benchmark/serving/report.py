@@ -59,8 +59,8 @@ def tabulate_serving(points: Mapping[str, Any]) -> Table:
                 format_rounds(row.ratios, 2) if number else "-",
             ]
         )
-    headings = ("policy", "ratio", "tokens/s", "active experts", "kept mass", "loss, nats", "sums right", "accepted")
-    headings = (*headings, ROUNDS)
+    headings = ["policy", "ratio", "tokens/s", "active experts", "kept mass", "loss, nats", "sums right", "accepted"]
+    headings.append(ROUNDS)
     kept = [column for column in range(len(headings)) if any(row[column] != "-" for row in rows)]
     note = f"{comparison.workload.model.name}: {comparison.workload}. {_explain(comparison, losses)}"
     shown = [[row[column] for column in kept] for row in rows]

@@ -1,4 +1,4 @@
-"""Module `sgl_kernel` in plain torch, for machines where the CUDA build of it cannot load.
+"""Module `sgl_kernel` in plain torch, for machines on which its CUDA build cannot be loaded.
 
 SGLang imports these names, and calls `torch.ops.sgl_kernel.*`, when SGLANG_USE_CPU_ENGINE=1. See README.md.
 """

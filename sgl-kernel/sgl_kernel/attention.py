@@ -1,7 +1,8 @@
 """Attention over the paged KV cache, with one query a request (decode) or several (prefill, draft and verify batches).
 
-Requests with as many queries and, within a factor of two, as many tokens run as one batch, padded with masked columns.
-All of it in float32: bfloat16 rounds differently with another padding, and speculation would change the output.
+Requests with equally many queries and, within a factor of two, equally many tokens run as one batch, padded with masked
+columns. All computations are in float32, because bfloat16 rounds differently with another padding, and speculation
+would change the output.
 """
 
 from collections import defaultdict
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BATCH_CELLS = 1 << 18  # a batch's keys in float32 are at most 1 MiB: what a core's cache holds; larger ones were slower
+BATCH_CELLS = 1 << 18  # at most 1 MiB of float32 keys, so that they fit a core's cache; larger batches were slower
 
 
 def paged_attention(
@@ -34,16 +35,16 @@ def paged_attention(
 
     `query` is [tokens, heads, head size], `k_buffer` and `v_buffer` are [slots, KV heads, size], of any float dtype;
     heads is a multiple of KV heads. `output` [tokens, heads, value size] is modified; rows of a request without tokens
-    become zero. `req_to_token` [pool size, positions] holds the slot of each position, `req_pool_indices` [bs] a
-    request's row in it. `seq_lens` and `query_lens` [bs] have the queries included, `query_start` [bs] is the first row
-    of a request's queries. `scale` is a factor of the scores, `k_scale` and `v_scale` are those of quantized keys and
-    values.
+    become zero. `req_to_token` [pool size, positions] contains the slot of each position, `req_pool_indices` [bs] the
+    row of each request in that table. `seq_lens` and `query_lens` [bs] include the queries, and `query_start` [bs] is
+    the first row of a request's queries. `scale` is a factor of the scores, `k_scale` and `v_scale` are the factors of
+    quantized keys and values.
 
-    With `causal` a query sees the queries before it, else all of them. In its place `tree_mask`, flat bool, says so:
-    [bs, queries, queries], or for each request [queries, sequence], one after the other, of which only the query
-    columns are read. The prefix is visible to every query.
+    Each query attends to the whole prefix. With `causal` a query also attends to the earlier queries of its request and
+    to itself, otherwise to all of the request's queries. A `tree_mask`, flat bool, replaces `causal`: [bs, queries,
+    queries], or for each request [queries, sequence], one after the other; only the query columns are read.
 
-    Raises ValueError where a request has more queries than tokens, or the tree mask has neither size.
+    Raises ValueError if a request has more queries than tokens, or the tree mask has neither size.
     """
     lengths, counts, starts = seq_lens.tolist(), query_lens.tolist(), query_start.tolist()
     trees = None if tree_mask is None else _split_tree_mask(tree_mask, lengths, counts)
@@ -62,7 +63,7 @@ def paged_attention(
         prefix = length - count
         visible = (column < prefix)[:, None].repeat(1, count, 1)
         visible.scatter_(2, (prefix + torch.arange(count))[:, None].expand(-1, count, -1), among_queries)
-        # Padding repeats the request's last token: what stale or foreign slots hold, NaN included, is never read.
+        # Padding repeats the request's last token, so stale and foreign slots, which may contain NaN, are never read.
         slots = req_to_token[req_pool_indices[requests].long()[:, None], column.minimum(length - 1)]
         keys, values = _gather(k_buffer, slots), _gather(v_buffer, slots)
         attended = F.scaled_dot_product_attention(
@@ -77,11 +78,13 @@ def paged_attention(
 
 
 def _batches(lengths: list[int], counts: list[int], cells_a_token: int) -> Iterator[tuple[int, list[int]]]:
-    """Number of queries, and the requests that run together."""
+    """Yield (number of queries, requests) of each batch of requests that run together."""
     alike: dict[tuple[int, int], list[int]] = defaultdict(list)
     for request, (length, count) in enumerate(zip(lengths, counts, strict=True)):
         if count > length > 0:
-            raise ValueError(f"sgl_kernel on CPU: request {request} has {count} queries; allowed: its {length} tokens")
+            raise ValueError(
+                f"sgl_kernel on CPU: request {request} has {count} queries; must be at most its {length} tokens"
+            )
         alike[count, length.bit_length()].append(request)
     for (count, bits), requests in alike.items():
         size = max(1, BATCH_CELLS // (cells_a_token << bits))
@@ -90,12 +93,12 @@ def _batches(lengths: list[int], counts: list[int], cells_a_token: int) -> Itera
 
 
 def _gather(buffer: Tensor, slots: Tensor) -> Tensor:
-    """Rows of [slots, heads, size] in float32: [requests, columns, heads, size]."""
+    """Return the rows of a buffer [slots, heads, size] at `slots` in float32: [requests, columns, heads, size]."""
     return buffer.index_select(0, slots.flatten()).float().view(*slots.shape, *buffer.shape[1:])
 
 
 def _split_tree_mask(tree_mask: Tensor, lengths: list[int], counts: list[int]) -> list[Tensor]:
-    """Cut a flat mask into each request's [queries, queries]."""
+    """Split a flat mask into one [queries, queries] for each request."""
     sizes = {}
     for name, widths in (("queries x queries", counts), ("queries x sequence", lengths)):
         sizes[name] = [count * width for count, width in zip(counts, widths, strict=True)]
@@ -103,4 +106,4 @@ def _split_tree_mask(tree_mask: Tensor, lengths: list[int], counts: list[int]) -
             parts = tree_mask.bool().split(sizes[name])
             return [part.view(count, -1)[:, -count:] for part, count in zip(parts, counts, strict=True)]
     allowed = " or ".join(f"{sum(size)} ({name})" for name, size in sizes.items())
-    raise ValueError(f"sgl_kernel on CPU: a tree mask of {tree_mask.numel()} cells; allowed: {allowed}")
+    raise ValueError(f"sgl_kernel on CPU: a tree mask of {tree_mask.numel()} cells; must have {allowed}")

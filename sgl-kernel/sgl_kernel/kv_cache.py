@@ -1,4 +1,4 @@
-"""Moving keys and values between slots of the KV cache, in all layers at once."""
+"""Moves of keys and values between slots of the KV cache, in all layers."""
 
 import ctypes
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def copy_all_layer_kv_cache_cpu(data_ptrs: Tensor, strides: Tensor, tgt_loc: Tensor, src_loc: Tensor) -> None:
-    """Copy slot `src_loc[i]` to slot `tgt_loc[i]` in every buffer; overlapping moves read what was there before.
+    """Copy slot `src_loc[i]` to slot `tgt_loc[i]` in every buffer; overlapping moves read the contents before the call.
 
     data_ptrs: [buffers] uint64, addresses of contiguous buffers; strides: [buffers], bytes of a slot;
     tgt_loc, src_loc: [moves], slots that exist.

@@ -1,7 +1,7 @@
 """Linear attention of Qwen3-Next and Qwen3.5: a short causal convolution, then the gated delta rule.
 
-SGLang imports `sgl_kernel.mamba` where a model has such layers. Every request owns a slot of two tables of states, and
-a slot of -1 is padding's. Both functions are in place: a state becomes that behind the request's last token.
+SGLang imports `sgl_kernel.mamba` for models with such layers. Every request owns a slot in two tables of states, and
+padding has slot -1. Both functions work in place: a state becomes the state after the request's last token.
 """
 
 import torch
@@ -23,9 +23,9 @@ def causal_conv1d_fn_cpu(
 ) -> Tensor:
     """Convolve new tokens x [channels, tokens] of all requests, each after its state. Returns the same shape.
 
-    weight: [channels, width]; query_start_loc: [bs + 1], a request's first token; cache_indices: [bs], its slot of
-    conv_states [slots, channels, width - 1], its inputs so far; has_initial_state: [bs], else there were none.
-    seq_lens_cpu says what query_start_loc says.
+    weight: [channels, width]; query_start_loc: [bs + 1], first token of each request; cache_indices: [bs], slot of each
+    request in conv_states [slots, channels, width - 1], the inputs so far; has_initial_state: [bs], False for a request
+    without earlier inputs. seq_lens_cpu repeats query_start_loc and is unused.
     """
     out = torch.zeros_like(x)
     starts = query_start_loc.tolist()
@@ -50,9 +50,9 @@ def causal_conv1d_update_cpu(
     conv_state_indices: Tensor,
     **drafts: Tensor | None,
 ) -> Tensor:
-    """Convolve one new token of each request, x [bs, channels]; else as `causal_conv1d_fn_cpu`.
+    """Convolve one new token of each request, x [bs, channels], as `causal_conv1d_fn_cpu` does.
 
-    Raises NotImplementedError for draft tokens, whose states would be kept apart.
+    Raises NotImplementedError for draft tokens, whose states would need slots of their own.
     """
     if x.dim() != 2 or any(value is not None for value in drafts.values()):
         raise NotImplementedError("sgl_kernel on CPU: no draft tokens in linear attention; use the compiled sgl-kernel")
@@ -78,14 +78,17 @@ def chunk_gated_delta_rule_cpu(
     head_first: bool = False,
     use_qk_l2norm_in_kernel: bool = True,
 ) -> tuple[Tensor, None, None]:
-    """New tokens of all requests, each after its state. Returns the outputs [1, tokens, value heads, size], and for
-    SGLang that there are no other states.
+    """Apply the delta rule to new tokens of all requests, each after its state.
+
+    Returns the outputs [1, tokens, value heads, size], and None for the other states that SGLang expects.
 
     q, k: [1, tokens, heads, key size]; v: [1, tokens, value heads, size]; g, beta: [1, tokens, value heads], logarithm
     of the decay and rate; cu_seqlens: [bs + 1]; initial_state: [slots, value heads, size, key size].
     """
     if head_first or not use_qk_l2norm_in_kernel:
-        raise NotImplementedError("sgl_kernel on CPU: tokens come before heads, and queries and keys are normalized")
+        raise NotImplementedError(
+            "sgl_kernel on CPU: tokens must come before heads, and queries and keys must be normalized"
+        )
     out = _delta_rule(q[0], k[0], v[0], g[0], beta[0], initial_state, initial_state_indices, cu_seqlens)
     return out[None].to(v.dtype), None, None
 
@@ -105,9 +108,9 @@ def update_gated_delta_rule(
     softplus_beta: float = 1.0,
     softplus_threshold: float = 20.0,
 ) -> Tensor:
-    """The same from the gates' inputs a, b [tokens, value heads], as decode calls it."""
+    """Apply the delta rule from the gates' inputs a, b [tokens, value heads], as SGLang's decode does."""
     if (softplus_beta, softplus_threshold) != (1.0, 20.0):
-        raise NotImplementedError("sgl_kernel on CPU: a softplus of beta 1 and threshold 20 alone")
+        raise NotImplementedError("sgl_kernel on CPU: softplus must have beta 1 and threshold 20")
     g, beta = gate_delta_rule(A_log, a, b, dt_bias)
     out, _, _ = chunk_gated_delta_rule_cpu(
         q,
@@ -124,7 +127,7 @@ def update_gated_delta_rule(
 
 
 def gate_delta_rule(A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Logarithm of the decay and rate, [1, tokens, value heads]."""
+    """Return the logarithm of the decay and the rate, both [1, tokens, value heads]."""
     decay = -A_log.float().exp() * functional.softplus(a.float() + dt_bias.float())
     return decay[None], b.float().sigmoid()[None].to(b.dtype)
 
@@ -138,7 +141,7 @@ def _convolve(
     table: Tensor,
     slots: Tensor | list[int],
 ) -> Tensor:
-    """Convolve x [bs, channels, tokens] after the states [bs, channels, width - 1], and write the states behind it."""
+    """Convolve x [bs, channels, tokens] after the states [bs, channels, width - 1], and write the new states."""
     seen = torch.cat((states.to(x.dtype), x), -1)
     table[slots] = seen[..., -states.shape[-1] :].to(table.dtype)
     windows = seen.unfold(-1, weight.shape[-1], 1)  # [bs, channels, tokens, width]
@@ -146,7 +149,7 @@ def _convolve(
     if bias is not None:
         out = out + bias.float()[:, None]
     if activation not in (None, "silu", "swish"):
-        raise NotImplementedError(f"sgl_kernel on CPU: {activation!r} behind a convolution; allowed is silu")
+        raise NotImplementedError(f"sgl_kernel on CPU: {activation!r} after a convolution; must be silu")
     if activation is not None:
         out = functional.silu(out)
     return out.to(x.dtype)
@@ -162,7 +165,7 @@ def _delta_rule(
     slots: Tensor,
     starts: Tensor,
 ) -> Tensor:
-    """The outputs in float32, one token of every request at a time."""
+    """Return the outputs in float32, computed one token of every request at a time."""
     heads_each = value.shape[1] // query.shape[1]
     query, key = (_normalize(x.float()).repeat_interleave(heads_each, 1) for x in (query, key))
     query = query * query.shape[-1] ** -0.5
@@ -182,5 +185,5 @@ def _delta_rule(
 
 
 def _normalize(x: Tensor) -> Tensor:
-    """Each vector over its length."""
+    """Return each vector divided by its length."""
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()

@@ -1,8 +1,7 @@
-"""The operators `torch.ops.sgl_kernel.*_attention_cpu` that SGLang's `intel_amx` attention backend calls, and those
-that Qwen3-Next and Qwen3.5 call.
+"""Operators `torch.ops.sgl_kernel.*`: those of SGLang's `intel_amx` attention backend, of Qwen3-Next and of Qwen3.5.
 
 Attention has two overloads: SGLang 0.5.21 and 0.5.23 pass scales of a quantized KV cache, 0.5.17 (`unscaled`) does not.
-What is not implemented is refused by name, never computed wrongly.
+Features that are not implemented are refused by name, never computed wrongly.
 """
 
 from collections.abc import Callable
@@ -50,15 +49,17 @@ def decode_attention(
     encoder_lens: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    """Store this step's keys and values at the slots `loc`, then attend with one query a request.
+    """Store this step's keys and values at the slots `loc`, then attend with one query of each request.
 
     query, output: [bs, heads, size]; key, value: [bs, KV heads * size], None if stored already; loc: [bs];
-    attn_logits: scratch space of the compiled kernel, unused; the rest as in `paged_attention`.
-    Raises NotImplementedError for a feature named in `_refuse`, ValueError unless there is one query a request.
+    attn_logits: scratch memory of the compiled kernel, unused; the others as in `paged_attention`.
+    Raises NotImplementedError for a feature named in `_refuse`, ValueError unless each request has one query.
     """
     _refuse(query, k_buffer, logit_cap, is_cross, sliding_window, sinks)
     if query.shape[0] != seq_lens.numel():
-        raise ValueError(f"sgl_kernel on CPU: {query.shape[0]} queries; allowed: {seq_lens.numel()}, one a request")
+        raise ValueError(
+            f"sgl_kernel on CPU: {query.shape[0]} queries; must be {seq_lens.numel()}, one for each request"
+        )
     if key is not None and value is not None:
         k_buffer[loc] = key.view(-1, *k_buffer.shape[1:]).to(k_buffer.dtype)
         v_buffer[loc] = value.view(-1, *v_buffer.shape[1:]).to(v_buffer.dtype)
@@ -105,8 +106,8 @@ def extend_attention(
 ) -> None:
     """Attend with the last `extend_seq_lens[i]` tokens of each request, whose keys and values are in the cache already.
 
-    query, output: [tokens, heads, size]; key, value: what the caller has stored, unused; extend_start_loc: [bs], first
-    row of a request; max_len_extend: unused; the rest as in `paged_attention`.
+    query, output: [tokens, heads, size]; key, value: stored by the caller, unused; extend_start_loc: [bs], first row
+    of a request; max_len_extend: unused; the others as in `paged_attention`.
     Raises NotImplementedError for a feature named in `_refuse`, ValueError as `paged_attention` does.
     """
     _refuse(query, k_buffer, logit_cap, is_cross, sliding_window, sinks)
@@ -145,7 +146,7 @@ def _refuse(
 
 
 def _unscaled(kernel: Callable[..., None], scales_at: int, *unpassed: bool) -> Callable[..., None]:
-    """The kernel as SGLang 0.5.17 calls it: scales of 1 put in, and what it does not pass put at the end."""
+    """Return the kernel with the signature of SGLang 0.5.17: scales of 1, and the `unpassed` arguments at the end."""
     return lambda *args: kernel(*args[:scales_at], 1.0, 1.0, *args[scales_at:], *unpassed)
 
 

@@ -1,8 +1,8 @@
-"""Let a CUDA build of torchvision be imported on a CPU build of torch.
+"""Schemas that let a CUDA build of torchvision be imported on a CPU build of torch.
 
-The package index has only CUDA builds of torchvision for Linux. Their compiled operators do not load on a CPU torch.
-torchvision survives that, but for two operators which it describes to torch by name and which must therefore exist.
-SGLang needs torchvision even to serve text: it registers image processors with transformers, which asks for it.
+The package index has only CUDA builds of torchvision for Linux, whose compiled operators do not load on a CPU torch.
+torchvision works without them, except for two operators that it registers with torch by name and that must exist.
+SGLang needs torchvision even to serve text: SGLang registers image processors with transformers, which import it.
 """
 
 import importlib.util
@@ -18,9 +18,9 @@ _libraries: list[torch.library.Library] = []  # an operator lives as long as the
 
 
 def define_missing() -> None:
-    """Define the two operators, without kernels, where torch has no CUDA and torchvision was built for it.
+    """Define the two operators, without kernels, if torch has no CUDA and torchvision was built for CUDA.
 
-    Does nothing elsewhere, or when called again. Calling an operator fails as it would without us: no kernel.
+    Otherwise, and in a second call, do nothing. A call of an operator fails as before, without a kernel.
     """
     if _libraries or torch.version.cuda is not None or not _torchvision_is_cuda_build():
         return
@@ -31,7 +31,7 @@ def define_missing() -> None:
 
 
 def _torchvision_is_cuda_build() -> bool:
-    """Whether torchvision's version file says so (`__version__ = '0.28.0+cu130'`); importing torchvision would fail."""
+    """Return whether torchvision's version file names CUDA (`0.28.0+cu130`); an import of torchvision would fail."""
     spec = importlib.util.find_spec("torchvision")
     return (
         spec is not None and spec.origin is not None and "+cu" in Path(spec.origin).with_name("version.py").read_text()

@@ -1,8 +1,8 @@
-"""The draft tree of EAGLE speculation: who is whose parent, what each node sees, and where it stands.
+"""The draft tree of EAGLE speculation: the parent, the visible nodes and the position of each node.
 
-A request's tree has `draft_token_num` nodes. Node 0 is the root, the last token the target model gave; node i > 0 is
-candidate number `selected_index[i - 1]` of the draft model. Candidates are numbered as they were made, `topk` children
-at a time: candidate c hangs from entry `c // topk` of the request's `parent_list`, whose entry 0 is the root.
+A request's tree has `draft_token_num` nodes. Node 0 is the root, the target model's last token; node i > 0 is
+candidate number `selected_index[i - 1]` of the draft model. Candidates are numbered in their order, `topk` children
+at a time: the parent of candidate c is entry `c // topk` of the request's `parent_list`, whose entry 0 is the root.
 """
 
 import torch
@@ -34,16 +34,16 @@ def build_tree_kernel_efficient_cpu(
         depth: longest path from the root, in steps.
     Args, written (nodes = draft_token_num):
         tree_mask: flat bool; a node sees the root, its ancestors and itself. QLEN_ONLY: [bs, nodes, nodes]. FULL_MASK:
-            for each request [nodes, seq_len + nodes], one after the other; the first seq_len columns are left alone.
+            for each request [nodes, seq_len + nodes], one after the other; the first seq_len columns are not modified.
         positions: [bs * nodes], seq_len + depth of the node.
         retrieve_index: [bs, nodes], row of the node in the flat verify batch.
         retrieve_next_token, retrieve_next_sibling: [bs, nodes], first child, next child of the same parent; -1 if none.
 
-    A candidate whose parent was not selected is nobody's child. Raises NotImplementedError for a bit-packed mask.
+    A candidate whose parent was not selected is no node's child. Raises NotImplementedError for a bit-packed mask.
     """
     mode = int(tree_mask_mode)
     if mode not in (FULL_MASK, QLEN_ONLY):
-        raise NotImplementedError(f"sgl_kernel on CPU: tree mask mode {mode}; allowed: {FULL_MASK} and {QLEN_ONLY}")
+        raise NotImplementedError(f"sgl_kernel on CPU: tree mask mode {mode}; must be {FULL_MASK} or {QLEN_ONLY}")
     batch, nodes = verified_seq_len.numel(), draft_token_num
     seq_len = verified_seq_len.long()
     parent = _parents(parent_list, selected_index, topk)
@@ -54,7 +54,7 @@ def build_tree_kernel_efficient_cpu(
     _link_children(parent, retrieve_next_token, retrieve_next_sibling)
 
     cell = torch.arange(batch * nodes * nodes).view(batch, nodes, nodes)
-    if mode == FULL_MASK:  # every row so far, and this one, begins with the prefix of its request
+    if mode == FULL_MASK:  # every row begins with the prefix of its request
         earlier_prefixes = (seq_len.cumsum(0) - seq_len) * nodes
         own_prefixes = seq_len[:, None] * torch.arange(1, nodes + 1)
         cell = cell + (earlier_prefixes[:, None] + own_prefixes)[..., None]
@@ -62,10 +62,10 @@ def build_tree_kernel_efficient_cpu(
 
 
 def _parents(parent_list: Tensor, selected_index: Tensor, topk: int) -> Tensor:
-    """Parent of each node, [bs, nodes] int64; -1 for the root, and for a node whose parent was not selected."""
+    """Return the parent of each node [bs, nodes] int64; -1 for the root and for a node without a selected parent."""
     entry = selected_index.long() // topk
     if parent_list.shape[-1] == 0:
-        parent_list = torch.zeros_like(entry[:, :1])  # every entry is 0, the root, and this is not looked at
+        parent_list = torch.zeros_like(entry[:, :1])  # every entry is 0, the root, so no element is used
     candidate = parent_list.long().gather(1, entry)
     is_parent = selected_index[:, None, :] == candidate[:, :, None]  # [bs, child, possible parent]
     node = torch.where(is_parent.any(-1), is_parent.byte().argmax(-1) + 1, -1)
@@ -74,14 +74,14 @@ def _parents(parent_list: Tensor, selected_index: Tensor, topk: int) -> Tensor:
 
 
 def _ancestors(parent: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-    """Walk up from all nodes at once, `depth` steps: what each sees [bs, nodes, nodes], its own depth [bs, nodes]."""
+    """Return (visible nodes of each node [bs, nodes, nodes], depth of each node [bs, nodes]), in `depth` steps up."""
     batch, nodes = parent.shape
     visible = torch.eye(nodes, dtype=torch.bool).repeat(batch, 1, 1)
     visible[:, :, 0] = True
     current = torch.arange(nodes).repeat(batch, 1)
     node_depth = torch.zeros_like(current)
     for _ in range(depth):
-        current = current.clamp(min=0)  # a walk that has ended, or left the tree, stays at the root
+        current = current.clamp(min=0)  # an ended walk stays at the root
         node_depth += current > 0
         visible.scatter_(2, current[..., None], True)
         current = parent.gather(1, current)

@@ -1,4 +1,4 @@
-"""Greedy verification of draft trees, and the bookkeeping of what was accepted."""
+"""Greedy verification of draft trees, and the bookkeeping of accepted tokens."""
 
 import torch
 from torch import Tensor
@@ -14,18 +14,18 @@ def verify_tree_greedy_cpu(
     retrive_next_sibling: Tensor,
     target_predict: Tensor,
 ) -> None:
-    """Walk down each request's tree for as long as some child is the token that the target model chose.
+    """Walk down each request's tree while some child is the token that the target model chose.
 
     Args, read (nodes = draft tokens a request; `retrive` is the spelling of SGLang's operator):
         candidates: [bs, nodes], token of each node.
         retrive_index, retrive_next_token, retrive_next_sibling: [bs, nodes], from `build_tree_kernel_efficient_cpu`.
         target_predict: [bs, nodes], the target model's greedy token after each node.
     Args, written:
-        accept_index: [bs, longest path], rows of the accepted nodes, the root first; the entries beyond are left alone.
+        accept_index: [bs, longest path], rows of the accepted nodes, the root first; other entries are not modified.
         accept_token_num: [bs], accepted nodes, the root not counted.
-        predicts: [bs * nodes], at every accepted node the target's token: the next one's, and at the last the bonus.
+        predicts: [bs * nodes], the target's next token at every accepted node; at the last node the bonus token.
 
-    Follows pointers, a few for each request, so it runs on Python integers.
+    The walk follows a few pointers for each request, so it uses Python integers.
     """
     tokens, rows, first_child, next_sibling = (
         table.tolist() for table in (candidates, retrive_index, retrive_next_token, retrive_next_sibling)
@@ -50,7 +50,7 @@ def verify_tree_greedy_cpu(
 
 
 def fill_bonus_tokens_cpu(accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int) -> None:
-    """Pick every request's last accepted token, the one the target model added.
+    """Write every request's last accepted token, which the target model added.
 
     accept_tokens: [bs * accept_stride]; accept_lens: [bs], 1 or more; bonus_tokens: [bs], modified.
     """
@@ -61,8 +61,8 @@ def fill_bonus_tokens_cpu(accept_tokens: Tensor, accept_lens: Tensor, bonus_toke
 def fill_accept_out_cache_loc_cpu(accept_index: Tensor, out_cache_loc: Tensor, accept_out_cache_loc: Tensor) -> None:
     """Pack the KV slots of the accepted rows, in order.
 
-    accept_index: any shape, rows of the verify batch, -1 where nothing was accepted; out_cache_loc: [rows];
-    accept_out_cache_loc: as long as there are accepted rows, modified, or longer, its tail left alone.
+    accept_index: any shape, rows of the verify batch, -1 for no row; out_cache_loc: [rows];
+    accept_out_cache_loc: [accepted rows] or longer, modified except for its tail.
     """
     rows = accept_index.flatten()
     slots = out_cache_loc[rows[rows >= 0].long()]

@@ -29,7 +29,7 @@ def lay_out(lengths: list[int]) -> tuple[Tensor, Tensor]:
     return starts, slots
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(lengths=requests, has_bias=st.booleans())
 def test_a_convolution_goes_on_after_its_state(lengths: list[int], has_bias: bool) -> None:
     starts, slots = lay_out(lengths)
@@ -90,23 +90,18 @@ def test_what_is_not_computed_is_refused() -> None:
     x, weight, slots = draw(2, CHANNELS), draw(CHANNELS, WIDTH), torch.tensor([0, 1])
     with pytest.raises(NotImplementedError, match="'gelu'"):
         causal_conv1d_update_cpu(x, draw(2, CHANNELS, WIDTH - 1), weight, None, "gelu", conv_state_indices=slots)
+    with pytest.raises(NotImplementedError, match="draft"):
+        causal_conv1d_update_cpu(x[None], draw(2, CHANNELS, WIDTH - 1), weight, conv_state_indices=slots)
     heads = draw(VALUE_HEADS)
     q, v = draw(1, 1, HEADS, KEY), draw(1, 1, VALUE_HEADS, VALUE)
     gates = heads[None], heads[None], draw(2, VALUE_HEADS, VALUE, KEY)
-    with pytest.raises(NotImplementedError, match="softplus of beta 1"):
+    with pytest.raises(NotImplementedError, match="softplus must have beta 1"):
         torch.ops.sgl_kernel.fused_sigmoid_gating_delta_rule_update_cpu(
             heads, heads, q, q, v, *gates, slots[:1], torch.tensor([0, 1]), True, 2.0
         )
 
 
-def test_draft_tokens_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match="draft"):
-        causal_conv1d_update_cpu(
-            draw(2, CHANNELS, 3), draw(2, CHANNELS, 3), draw(CHANNELS, 4), conv_state_indices=torch.tensor([0, 1])
-        )
-
-
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(lengths=requests)
 def test_the_delta_rule_goes_on_after_its_state(lengths: list[int]) -> None:
     starts, slots = lay_out(lengths)

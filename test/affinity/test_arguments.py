@@ -76,12 +76,7 @@ def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
         serve(monkeypatch, **given)
 
 
-def serve(
-    monkeypatch: pytest.MonkeyPatch,
-    tokenizer: str = "",
-    text: Any = None,
-    **differences: Any,
-) -> None:
+def serve(monkeypatch: pytest.MonkeyPatch, tokenizer: str = "", text: Any = None, **differences: Any) -> None:
     """Check what differs from a server that is served, and from its table's origin."""
     usual = {"dp_size": 2, "attn_dp_size": 1, "enable_dp_attention": False, "nnodes": 1}
     config = {**usual, "disaggregation_mode": "null", "grpc_port": None, **differences}

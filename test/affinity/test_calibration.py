@@ -12,14 +12,7 @@ from benchmark.common.paths import ROOT
 from benchmark.quality.model import load_model as load_reference
 from benchmark.quality.model import router_logits
 from refused import read_refusal, refused
-from sglang_xshare.affinity.calibration import (
-    SHRINKAGE,
-    calibrate,
-    load_model,
-    project,
-    read_texts,
-    watch_experts,
-)
+from sglang_xshare.affinity.calibration import SHRINKAGE, calibrate, load_model, project, read_texts, watch_experts
 from sglang_xshare.affinity.table import hash_tokenizer, load_table
 from sglang_xshare.cli import main
 
@@ -90,28 +83,26 @@ def test_the_command_writes_a_table(tiny_model: Path, tmp_path: Path, capsys: py
     assert "1024 ids x 32 dimensions" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"--model": "/nowhere"}, "--model /nowhere/config.json:"),
-        ({"--texts": "/nowhere"}, "--texts /nowhere:"),
-        ({"--out": "/nowhere/file"}, "--out /nowhere/file:"),
-        ({"--out": "."}, "--out .:"),
-        ({"--out": "/proc/none"}, "--out /proc/none:"),
-        ({"--tokens": "255"}, "--tokens 255:"),
-        ({"--model": DRAFT}, f"--model {DRAFT}: must be a Mixture-of-Experts model"),
-    ],
-)
-def test_wrong_arguments_are_one_line(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, str], said: str
-) -> None:
-    flags = {"--model": tiny_model, "--texts": tiny_model / "heldout", "--out": tmp_path / "t", **changed}
-    with pytest.raises(SystemExit) if "--tokens" in said else nullcontext():
+WRONG = [
+    ("--model", "/nowhere", "/nowhere/config.json:"),
+    ("--texts", "/nowhere", "/nowhere:"),
+    ("--out", "/nowhere/file", "/nowhere/file:"),
+    ("--out", ".", ".:"),
+    ("--out", "/proc/none", "/proc/none:"),
+    ("--tokens", "255", "255:"),
+    ("--model", DRAFT, f"{DRAFT}: must be a Mixture-of-Experts model"),
+]
+
+
+@pytest.mark.parametrize(("flag", "value", "said"), WRONG)
+def test_wrong_arguments_are_one_line(tiny_model, tmp_path, capsys, flag, value, said) -> None:
+    flags = {"--model": tiny_model, "--texts": tiny_model / "heldout", "--out": tmp_path / "t", flag: value}
+    with pytest.raises(SystemExit) if flag == "--tokens" else nullcontext():
         assert main(["calibrate", *(str(word) for pair in flags.items() for word in pair)]) == 1
-    assert said in read_refusal(capsys)
+    assert f"{flag} {said}" in read_refusal(capsys)
 
 
-def test_a_checkpoint_without_whole_weights_is_one_line(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_whole_weights_and_short_texts_are_one_line(tiny_model: Path, tmp_path: Path) -> None:
     for file in tiny_model.glob("*.json"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     with refused(f"--model {tmp_path}"):
@@ -119,9 +110,6 @@ def test_a_checkpoint_without_whole_weights_is_one_line(tiny_model: Path, tmp_pa
     (tmp_path / "model.safetensors").write_bytes((tiny_model / "model.safetensors").read_bytes()[:100_000])
     with refused(f"--model {tmp_path}"):
         load_model(tmp_path, "cpu")
-
-
-def test_texts_that_fill_no_piece_are_one_line(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("few words")
     with refused(f"--texts {tmp_path}"):
         read_texts(tmp_path, tiny_model, 256, 1000)

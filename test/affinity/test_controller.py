@@ -9,12 +9,13 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from prometheus_client import REGISTRY
 
 from affinity.tables import make_table, prompt
 from sglang_xshare import hooks
 from sglang_xshare.affinity import controller
-from sglang_xshare.affinity.controller import Dispatcher
-from sglang_xshare.affinity.decision import Affinity
+from sglang_xshare.affinity.controller import PREFIX, DecisionCounts, Dispatcher
+from sglang_xshare.affinity.decision import Affinity, Decision
 from sglang_xshare.affinity.finished import WatchedRequests, open_receiver, open_sender
 
 io_struct = pytest.importorskip("sglang.srt.managers.io_struct", reason="needs an installed SGLang")
@@ -69,82 +70,52 @@ def test_requests_go_where_they_were_decided_to(sent: list[tuple[int, str]]) -> 
     assert sum(dispatcher.affinity.loads) == 2
 
 
-def test_a_request_that_ended_before_it_came_is_not_counted(sent: list[tuple[int, str]]) -> None:
-    dispatcher = make(ended=["gone"])
-    dispatcher(request("gone"))
-    assert [name for _, name in sent] == ["gone"]
-    assert dispatcher.affinity.loads == [0, 0]
-
-
-def test_sglangs_own_choice_of_a_replica_is_kept_and_counted(sent: list[tuple[int, str]]) -> None:
-    dispatcher = make()
+def test_what_decides_beside_experts(sent: list[tuple[int, str]]) -> None:
+    """SGLang's own choice of a replica is kept and counted; a replica that is down gets nothing; embeddings and health
+    checks go where least runs.
+    """
+    directed, down, plain = make(), make(), make()
+    down._controller.status[0] = False
     for number in range(3):
-        dispatcher(request(f"r{number}", routed_dp_rank=1))
-    assert sent == [(1, "r0"), (1, "r1"), (1, "r2")]
-    assert dispatcher.affinity.loads == [0, 3]
-
-
-def test_a_replica_that_is_down_gets_nothing(sent: list[tuple[int, str]]) -> None:
-    dispatcher = make()
-    dispatcher._controller.status[0] = False
-    for number in range(3):
-        dispatcher(request(f"r{number}"))
-    assert [replica for replica, _ in sent] == [1, 1, 1]
-
-
-def test_embeddings_and_health_checks_go_where_least_runs(sent: list[tuple[int, str]]) -> None:
-    dispatcher = make()
-    dispatcher(SimpleNamespace(**{**vars(request("r0")), "input_ids": None}))
-    dispatcher(request("HEALTH_CHECK_1"))
+        directed(request(f"r{number}", routed_dp_rank=1))
+        down(request(f"r{number}"))
+    assert [replica for replica, _ in sent] == [1] * 6
+    assert directed.affinity.loads == [0, 3]
+    sent.clear()
+    plain(SimpleNamespace(**{**vars(request("r0")), "input_ids": None}))
+    plain(request("HEALTH_CHECK_1"))
     assert [replica for replica, _ in sent] == [0, 1]
-    assert dispatcher.decide(request("HEALTH_CHECK_2")).reason == "load"
+    assert plain.decide(request("HEALTH_CHECK_2")).reason == "load"
 
 
-def test_a_directed_requests_prompt_is_found_again(sent: list[tuple[int, str]]) -> None:
-    """Under the salt with which others ask."""
-    dispatcher = make(4)
-    long = array("q", prompt(0, length=320, start=99))
-    dispatcher(request("directed", routed_dp_rank=3, input_ids=long, extra_key="tenant"))
-    dispatcher.affinity.finish("directed")
-    dispatcher(request("again", input_ids=long, extra_key="tenant"))
-    dispatcher.affinity.finish("again")
-    dispatcher(request("other", input_ids=long, extra_key="another"))
-    assert [replica for replica, _ in sent][:2] == [3, 3]
-    assert sent[2][0] != 3
-
-
-def test_another_image_is_another_prompt(sent: list[tuple[int, str]]) -> None:
-    """Though both stand in it as the same ids."""
-    dispatcher = make(4)
-    long = array("q", prompt(0, length=320, start=99))
-    dispatcher(request("first", routed_dp_rank=3, input_ids=long, mm_inputs=object()))
-    dispatcher.affinity.finish("first")
-    dispatcher(request("second", input_ids=long, mm_inputs=object()))
-    dispatcher.affinity.finish("second")
-    dispatcher(request("text", input_ids=long))
-    assert 3 not in [replica for replica, _ in sent][1:]
+@pytest.mark.parametrize("image", [False, True])
+def test_a_directed_requests_prompt_is_found_again(sent: list[tuple[int, str]], image: bool) -> None:
+    """Under the salt with which others ask. Another image is another prompt, though both stand in it as same ids."""
+    dispatcher, long = make(4), array("q", prompt(0, length=320, start=99))
+    for name, replica in (("directed", 3), ("again", None)):
+        fields: dict[str, Any] = {"mm_inputs": object()} if image else {}
+        dispatcher(request(name, routed_dp_rank=replica, input_ids=long, extra_key="tenant", **fields))
+        dispatcher.affinity.finish(name)
+    dispatcher(request("other", input_ids=long, extra_key="tenant" if image else "another"))
+    replicas = [replica for replica, _ in sent]
+    assert replicas[0] == 3
+    assert (replicas[1] == 3) == (not image)
+    assert replicas[2] != 3
 
 
 @pytest.mark.parametrize("field", ["routing_key", "session_id", "session_params"])
-def test_a_conversation_that_began_directed_stays_there(sent: list[tuple[int, str]], field: str) -> None:
+@pytest.mark.parametrize("directed", [False, True])
+def test_a_conversation_stays_where_it_began(sent: list[tuple[int, str]], field: str, directed: bool) -> None:
+    """It is told by what SGLang knows, also if its first request was directed."""
     dispatcher = make(4)
     name: Any = SimpleNamespace(id="s") if field == "session_params" else "s"
-    dispatcher(request("first", routed_dp_rank=2, **{field: name}))
+    dispatcher(request("first", routed_dp_rank=2 if directed else None, **{field: name}))
+    home = sent[0][0]
+    dispatcher.affinity.finish("first")
     for number in range(4):
         dispatcher.affinity.choose(f"d{number}", [], replica=number)
-    dispatcher.affinity.finish("first")
-    assert dispatcher.decide(request("second", 3, **{field: name})).replica == 2
-
-
-@pytest.mark.parametrize("field", ["routing_key", "session_id", "session_params"])
-def test_a_conversation_is_told_by_what_sglang_knows(sent: list[tuple[int, str]], field: str) -> None:
-    dispatcher = make(4)
-    name: Any = SimpleNamespace(id="s") if field == "session_params" else "s"
-    first = dispatcher.decide(request("r0", **{field: name}))
-    dispatcher.affinity.finish("r0")
-    for number in range(3):
-        dispatcher.affinity.choose(f"d{number}", [], replica=(first.replica + 1 + number) % 4)
-    assert dispatcher.decide(request("r1", 3, **{field: name})).replica == first.replica
+    assert home == 2 or not directed
+    assert dispatcher.decide(request("second", 3, **{field: name})).replica == home
 
 
 def test_the_log_says_who_got_what(
@@ -155,6 +126,28 @@ def test_the_log_says_who_got_what(
         make()(request("r0", routed_dp_rank=1))
     line = "Expert affinity: 1 requests, directed 100.0%; by replica: 0 1; running: 0 1, imbalance: 2.00"
     assert caplog.messages == [line]
+
+
+@pytest.fixture
+def _no_metrics_of_others() -> Iterator[None]:
+    """Metrics of this test alone: prometheus registers each name once."""
+    before = set(REGISTRY._collector_to_names)
+    for metric in [one for one in before if any(name.startswith(PREFIX) for name in REGISTRY._collector_to_names[one])]:
+        REGISTRY.unregister(metric)
+    yield
+    for metric in set(REGISTRY._collector_to_names) - before:
+        REGISTRY.unregister(metric)
+
+
+@pytest.mark.usefixtures("_no_metrics_of_others")
+def test_metrics_have_what_each_replica_runs_at_the_last_decision() -> None:
+    counts = DecisionCounts(2, export=True)
+    for loads in ([1, 2], [0, 5]):
+        counts.count(Decision(1, "affinity"), loads)
+    running = [REGISTRY.get_sample_value(f"{PREFIX}running_requests", {"replica": str(place)}) for place in range(2)]
+    assert running == [0, 5]
+    labels = {"replica": "1", "reason": "affinity"}
+    assert REGISTRY.get_sample_value(f"{PREFIX}requests_total", labels) == 2
 
 
 WAYS_OUT: dict[str, Callable[[WatchedRequests], object]] = {
@@ -221,13 +214,19 @@ def test_another_method_leaves_everything_as_it_was() -> None:
     assert hooks.dispatcher(SimpleNamespace(server_args=server_args)) is None
 
 
-def test_an_id_that_ended_before_it_was_dispatched_counts_when_it_comes_again(sent: list[tuple[int, str]]) -> None:
-    dispatcher = make(ended=["mine"])
+def test_an_end_that_comes_first(sent: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that ended before it came is not counted, but the next one of its id is, and so is a later one."""
+    dispatcher, late = make(ended=["mine"]), make(ended=["mine"])
     loads = []
     for _ in range(2):
         dispatcher(request("mine"))
         loads.append(sum(dispatcher.affinity.loads))
     assert loads == [0, 1]
+    late.drain()
+    later = time.monotonic() + controller.WAIT
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    late(request("mine"))
+    assert sum(late.affinity.loads) == 1
 
 
 def test_an_id_that_comes_again_before_its_end_is_heard_counts_until_its_own(sent: list[tuple[int, str]]) -> None:
@@ -241,12 +240,3 @@ def test_an_id_that_comes_again_before_its_end_is_heard_counts_until_its_own(sen
         dispatcher.drain()
         loads.append(sum(dispatcher.affinity.loads))
     assert loads == [1, 0]
-
-
-def test_an_early_end_is_no_other_requests(sent: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    dispatcher = make(ended=["mine"])
-    dispatcher.drain()
-    later = time.monotonic() + controller.WAIT
-    monkeypatch.setattr(time, "monotonic", lambda: later)
-    dispatcher(request("mine"))
-    assert sum(dispatcher.affinity.loads) == 1

@@ -82,13 +82,6 @@ def test_no_other_user_reaches_the_socket(instance: str, monkeypatch: pytest.Mon
     assert heard == ["mine"]
 
 
-def test_both_processes_find_the_same_path_without_talking(instance: str) -> None:
-    asked = f"from sglang_xshare.affinity.socket_file import find_path; print(find_path({instance!r}))"
-    found = subprocess.run([sys.executable, "-c", asked], check=True, capture_output=True, text=True)
-    assert Path(found.stdout.strip()) == find_path(instance)
-    assert find_path(instance) != find_path(uuid4().hex[:12])
-
-
 @pytest.mark.parametrize("harm", ["open to others", "a link", "a file", "another user's"])
 def test_a_folder_that_is_not_this_users_alone_is_refused(
     instance: str, harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -144,26 +137,18 @@ def test_the_next_server_removes_what_a_killed_one_has_left(instance: str) -> No
     assert [one.name for one in Path(tempfile.gettempdir()).iterdir()] == [f"{PREFIX}{other}"]
 
 
-def test_a_listening_servers_is_left(instance: str, listener: socket.socket) -> None:
+@pytest.mark.parametrize("why", ["a process listens", "others may enter", "somebody has put something there"])
+def test_what_is_not_swept(instance: str, why: str, request: pytest.FixtureRequest) -> None:
     path = find_path(instance)
+    if why == "a process listens":
+        request.getfixturevalue("listener")
+    elif why == "others may enter":
+        path.parent.chmod(0o755)
+    else:
+        (path.parent / "notes").write_text("mine")
     make_old(path.parent)
-    for _ in range(4):  # a full queue too
+    for _ in range(4):  # a full queue of a listener too
         sweep(path.parent.parent)
-        remove_dead(path)
-    assert path.exists()
-
-
-def test_a_folder_that_is_not_ours_is_not_swept(instance: str) -> None:
-    folder = find_path(instance).parent
-    folder.chmod(0o755)
-    make_old(folder)
-    sweep(folder.parent)
-    assert folder.exists()
-
-
-def test_what_somebody_else_has_put_there_is_left(instance: str) -> None:
-    folder = find_path(instance).parent
-    (folder / "notes").write_text("mine")
-    make_old(folder)
-    sweep(folder.parent)
-    assert (folder / "notes").exists()
+    assert path.parent.exists()
+    remove_dead(path)
+    assert path.exists() == (why == "a process listens")

@@ -1,7 +1,12 @@
 """What the tests of `check` share: its command, here or in a process with a release, a model, and what it said."""
 
 import json
+import os
+import resource
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,6 +47,40 @@ def run_all(tree: Path, asked: list[list[str]], env: dict[str, str] | None = Non
     """What the command says to each list of arguments, asked in one process; a variable of no text is unset."""
     own = {name: value for name, value in (make_env(tree) | (env or {})).items() if value}
     return run_script(Path(__file__).with_name("check_flags.py"), own, asked)
+
+
+WITHOUT = """
+import json, sys
+from importlib.abc import MetaPathFinder
+
+absent = sys.argv.pop(1).split()
+
+class Absent(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from sglang_xshare.cli import main
+code = main(["check", *sys.argv[1:]])
+print(json.dumps([code, [name for name, module in sys.modules.items() if module is not None]]))
+"""
+
+
+def say_without(absent, *asked):
+    """Run the command in a process in which the packages named in `absent` are not installed. Returns its exit code,
+    output, errors by line, the modules that it has imported, and its seconds of processor time.
+    """
+    env = os.environ | {"PYTHONPATH": str(ROOT / "python")}
+    command = [sys.executable, "-c", WITHOUT, absent, *asked]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    *out, last = done.stdout.splitlines()
+    said = SimpleNamespace(out="\n".join(out), err=done.stderr.splitlines())
+    said.code, said.modules = json.loads(last)
+    said.seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return said
 
 
 def list_warnings(report: dict) -> list[str]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import subprocess
 import sys
 
@@ -10,38 +9,20 @@ import pytest
 
 from benchmark.common.paths import ROOT
 from benchmark.gpu.models import COMMON
-from check.asking import QWEN, TINY
+from check.asking import QWEN, TINY, say_without
 from check.published import read_shape
 from sglang_xshare.check.modules import COMPILER, IMAGES
 
 SECONDS = 3.0
-WITHOUT = """
-import atexit, json, sys
-from importlib.abc import MetaPathFinder
-
-class Absent(MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "sglang":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Absent())
-from sglang_xshare.cli import main
-main(["check", *sys.argv[1:]])
-print(json.dumps([name for name, module in sys.modules.items() if module is not None]))
-"""
 
 
 def run(*asked):
     """Run the command in a process without SGLang. Returns (its modules, its seconds of processor time)."""
-    env = os.environ | {"PYTHONPATH": str(ROOT / "python")}
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-c", WITHOUT, *asked], env=env, capture_output=True, text=True, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    modules = json.loads(done.stdout.splitlines()[-1])
-    assert "weights" in done.stdout, done.stderr
-    told = "check: not answered: whether it would be served: it needs sglang, which is not installed here\n"
-    assert done.stderr == told, "and nothing of what was imported"
-    return modules, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    said = say_without("sglang", *asked)
+    assert "weights" in said.out, said.err
+    told = "check: not answered: whether it would be served: it needs sglang, which is not installed here"
+    assert said.err == [told], "and nothing of what was imported"
+    return said.modules, said.seconds
 
 
 CASES = {"Qwen3-MoE": ("--batch", "16", "--compare", "oea:k0=3"), "Qwen3-Next": ()}

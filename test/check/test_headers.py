@@ -14,17 +14,9 @@ from sglang_xshare.check.weights import read_weights
 
 SIZES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1, "I32": 4, "I64": 8}
 STEP = {
-    "architectures": ["Step3p5ForCausalLM"],
-    "model_type": "step3p5",
-    "hidden_size": 4096,
-    "intermediate_size": 11264,
-    "moe_intermediate_size": 1280,
-    "num_hidden_layers": 45,
-    "num_attention_heads": 64,
-    "num_attention_groups": 8,
-    "head_dim": 128,
-    "moe_num_experts": 288,
-    "moe_top_k": 8,
+    **{"architectures": ["Step3p5ForCausalLM"], "model_type": "step3p5", "hidden_size": 4096},
+    **{"intermediate_size": 11264, "moe_intermediate_size": 1280, "num_hidden_layers": 45, "num_attention_heads": 64},
+    **{"num_attention_groups": 8, "head_dim": 128, "moe_num_experts": 288, "moe_top_k": 8},
     "moe_layers_enum": ",".join(map(str, range(3, 45))),
 }
 

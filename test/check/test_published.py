@@ -31,12 +31,26 @@ def test_every_family_of_the_page_is_counted_or_named():
 
 
 def test_layers_and_experts_are_the_module_trees(write):
-    """NemotronH: 23 of 52 layers have experts, of two matrices; six have attention."""
+    """NemotronH: 23 of 52 layers have experts, of two matrices."""
     weights = read_weights(write(SHAPES["Nemotron 3"]))
     assert weights.moe_layers == 23
     assert weights.expert == 2 * 2688 * 1856 * 2
     assert 2 * count(weights) == pytest.approx(63.2e9, rel=0.005)
-    assert (weights.cache, weights.cache_heads) == (6 * 2 * 2 * 128 * 2, 2)
+
+
+CACHED = {
+    "Nemotron 3": (6 * 2 * 2 * 128 * 2, 2),  # six of its layers have attention
+    "Qwen3-Next": (12 * 2 * 2 * 256 * 2, 2),  # 12 of its 48 layers: linear attention caches no token
+    "DeepSeek-V3": (61 * (512 + 64) * 2, 1),  # latent attention is one head
+    "Gemma 4": ((25 * 2 * 8 * 256 + 5 * 2 * 2 * 512) * 2, 8),  # keys that are values are cached twice
+}
+"""Bytes of a token in the KV cache, and the heads that ranks divide."""
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_what_a_family_caches(name, write):
+    weights = read_weights(write(read_shape(name)))
+    assert (weights.cache, weights.cache_heads) == CACHED[name]
 
 
 def test_llama_4_has_experts_in_every_second_layer(write):
@@ -52,21 +66,6 @@ def test_shared_experts_of_ernie_are_counted(write):
     shape = read_shape("ERNIE 4.5")
     more = read_weights(write(shape | {"moe_num_shared_experts": 3})).dense
     assert more - read_weights(write(shape)).dense == 27 * 3 * 2560 * 1536 * 2
-
-
-def test_linear_attention_caches_no_token(write):
-    weights = read_weights(write(read_shape("Qwen3-Next")))
-    assert weights.cache == 12 * 2 * 2 * 256 * 2, "12 of its 48 layers"
-
-
-def test_latent_attention_is_one_head(write):
-    weights = read_weights(write(SHAPES["DeepSeek-V3"]))
-    assert (weights.cache, weights.cache_heads) == (61 * (512 + 64) * 2, 1)
-
-
-def test_keys_that_are_values_are_cached_twice(write):
-    weights = read_weights(write(SHAPES["Gemma 4"]))
-    assert weights.cache == (25 * 2 * 8 * 256 + 5 * 2 * 2 * 512) * 2
 
 
 def test_images_are_held_and_not_read_by_a_step(write):

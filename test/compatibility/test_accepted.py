@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from compatibility.loaded import Method, config
-from refused import refused
+from refused import refused, refused_unless
 from sglang_xshare.compatibility import runners
+from sglang_xshare.compatibility.all_to_all import check_model
+from sglang_xshare.compatibility.architectures import ALL_TO_ALL, DISPATCHED
 from sglang_xshare.compatibility.modes import check_draft_tokens, check_writers
 from sglang_xshare.compatibility.moe_model import MoeModel
-from sglang_xshare.compatibility.schedule import check_schedule
+from sglang_xshare.compatibility.schedule import check_rows, check_schedule
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.layer import DROPPED
 
@@ -31,11 +33,8 @@ TRACE = Path("/tmp/trace.jsonl")
 def test_only_replicas_are_several_writers_of_a_trace(flags: dict[str, Any], writers: int) -> None:
     server = SimpleNamespace(**flags)
     check_writers(None, server)
-    if writers == 1:
+    with refused_unless(writers == 1, f"--expert-policy-trace {TRACE}"):
         check_writers(TRACE, server)
-    else:
-        with refused(f"--expert-policy-trace {TRACE}"):
-            check_writers(TRACE, server)
 
 
 @pytest.mark.parametrize(("tokens", "fits"), [(1, False), (2, True), (3, False), (4, True)])
@@ -43,11 +42,8 @@ def test_draft_tokens_that_fill_the_rows_of_two_ranks_are_served(tokens: int, fi
     """Two of four ranks share out the rows of a group of data-parallel attention, padded to a multiple of two."""
     server = SimpleNamespace(tp_size=4, dp_size=1, attn_dp_size=2, speculative_algorithm="EAGLE3")
     server.speculative_num_draft_tokens = tokens
-    if fits:
+    with refused_unless(fits, f"--speculative-num-draft-tokens {tokens}"):
         check_draft_tokens(server)
-    else:
-        with refused(f"--speculative-num-draft-tokens {tokens}"):
-            check_draft_tokens(server)
 
 
 @pytest.mark.parametrize(("kmax", "fits"), [(8, True), (9, False)])
@@ -59,11 +55,8 @@ def test_rows_as_wide_as_the_models_own_are_served_with_an_all_to_all_backend(km
     )
     model = MoeModel("path", "FakeMoe", 3, 64, 8, "softmax", True)
     schedule = build_schedule("oea", {"k0": 2, "kmax": kmax}, speculative=False)
-    if fits:
+    with refused_unless(fits, "--moe-a2a-backend deepep"):
         assert [plan.kmax for plan in check_schedule(schedule, model, server)[0]] == [kmax]
-    else:
-        with refused("--moe-a2a-backend deepep"):
-            check_schedule(schedule, model, server)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -72,3 +65,35 @@ def test_deep_gemm_is_served_on_ranks_that_keep_an_empty_slot_empty(ranks, read,
     monkeypatch.setattr(runners, "keeps_dropped", lambda: ranks > 1)
     (layer,) = read([config()], 1, method=Method("deep_gemm"), ep_size=ranks)
     assert layer.convention == DROPPED
+
+
+def all_to_all(**changes: object) -> SimpleNamespace:
+    known = {
+        **{"disaggregation_mode": "null", "moe_runner_backend": "auto", "moe_a2a_backend": "deepep"},
+        **{"speculative_algorithm": None, "dp_size": 1, "tp_size": 4},
+    }
+    return SimpleNamespace(**known | changes)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "backend", "served"),
+    [
+        *((name, "deepep", True) for name in sorted(ALL_TO_ALL)),
+        *((name, backend, name in DISPATCHED) for name in sorted(ALL_TO_ALL) for backend in ("mooncake", "nixl")),
+        ("GptOssForCausalLM", "deepep", False),
+        ("MixtralForCausalLM", "mooncake", False),
+        ("MixtralForCausalLM", "none", True),
+    ],
+)
+def test_models_whose_layers_were_followed(architecture, backend, served):
+    model = MoeModel("folder", architecture, 4, 64, 8, "softmax", True)
+    with refused_unless(served, "--model-path folder"):
+        check_model(model, all_to_all(moe_a2a_backend=backend))
+
+
+def test_a_rank_alone_has_whole_requests_where_none_shares_them():
+    schedule = build_schedule("xshare", {"k0": 1, "add": 0, "add_per_request": 4, "rows": "rank"}, speculative=True)
+    speculating = {"speculative_algorithm": "EAGLE3", "enable_dp_attention": True}
+    check_rows(schedule, all_to_all(**speculating, attn_dp_size=4))
+    with refused("--expert-policy-config rows rank"):
+        check_rows(schedule, all_to_all(**speculating, attn_dp_size=2))

@@ -16,9 +16,13 @@ def read(**flags: Any) -> Arguments | None:
     return read_arguments(SimpleNamespace(**flags))
 
 
-def test_no_flag_leaves_the_stage_off():
+def test_no_flag_leaves_the_stage_off_and_masking_alone_needs_no_policy():
     assert read() is None
     assert read(expert_policy=None, mask_padding_experts=False, speculative_algorithm=None) is None
+    assert read(expert_policy="vanilla:{}") is None
+    assert read(mask_padding_experts=True) == Arguments(schedule=None)
+    with refused("--mask-padding-experts with --expert-policy vanilla"):
+        read(expert_policy="vanilla:{}", mask_padding_experts=True)
 
 
 @pytest.mark.parametrize("mask_padding", [False, True])
@@ -29,11 +33,6 @@ def test_whether_the_stage_is_on_is_told_without_parsing(policy, mask_padding):
         assert is_on(SimpleNamespace(**flags)) == (read(**flags) is not None)
     except ExpertPolicyError:  # `is_on` is asked of what was not refused
         assert mask_padding
-
-
-def test_masking_alone_needs_no_policy():
-    arguments = read(mask_padding_experts=True)
-    assert arguments == Arguments(schedule=None)
 
 
 def test_one_key_replaces_all_defaults():
@@ -70,12 +69,6 @@ def test_policy_may_be_spelt_with_its_keys(flags, same):
     assert vars(read(**flags).schedule) == vars(read(expert_policy="xshare", expert_policy_config=same).schedule)
 
 
-def test_vanilla_is_vanilla_however_it_is_spelt():
-    assert read(expert_policy="vanilla:{}") is None
-    with refused("--mask-padding-experts with --expert-policy vanilla"):
-        read(expert_policy="vanilla:{}", mask_padding_experts=True)
-
-
 def test_trace_is_a_file_that_need_not_exist_and_is_not_made_yet(tmp_path):
     file = tmp_path / "trace.jsonl"
     assert read(expert_policy="xshare", expert_policy_trace=str(file)).trace == file
@@ -85,14 +78,11 @@ def test_trace_is_a_file_that_need_not_exist_and_is_not_made_yet(tmp_path):
     assert file.read_text() == "earlier\n"
 
 
-@pytest.mark.parametrize(("flag", "stops"), [(None, False), ("vanilla", False), ("stop", True)])
-def test_a_server_goes_back_to_vanilla_unless_it_is_to_stop(flag, stops):
-    assert read(expert_policy="xshare", expert_policy_on_disagreement=flag).stops is stops
-
-
-def test_clients_may_ask_for_exact_answers_unless_they_are_ignored():
-    assert not read(expert_policy="xshare", expert_policy_ignore_client_exact=False).ignores_exact
-    assert read(expert_policy="xshare", expert_policy_ignore_client_exact=True).ignores_exact
+def test_a_server_goes_back_to_vanilla_and_hears_its_clients_unless_told_otherwise():
+    for flag, stops in ((None, False), ("vanilla", False), ("stop", True)):
+        assert read(expert_policy="xshare", expert_policy_on_disagreement=flag).stops is stops
+    for ignores in (False, True):
+        assert read(expert_policy="xshare", expert_policy_ignore_client_exact=ignores).ignores_exact is ignores
 
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -128,6 +118,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "moe-spec without speculation": {"expert_policy": "moe-spec", "expert_policy_config": '{"budget": 32}'},
     "moe-spec without anything": {"expert_policy": "moe-spec"},
     "empty config": {"expert_policy": "xshare", "expert_policy_config": ""},
+    "blank config": {"expert_policy": "xshare", "expert_policy_config": "  "},
     **{
         f"mask_padding_experts with {policy}": {"expert_policy": policy, "mask_padding_experts": True}
         for policy in ("vanilla", "observe")

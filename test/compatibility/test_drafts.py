@@ -1,5 +1,6 @@
 """Draft depths by tokens per second: wrong flags, one line each, before weights load."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,81 +23,45 @@ def arguments(**given: Any) -> Any:
     return SimpleNamespace(**flags | given)
 
 
-def refuse(**given: Any) -> str:
-    with pytest.raises(ExpertPolicyError) as refusal:
-        check_depth(arguments(**given))
-    line = str(refusal.value)
-    assert "\n" not in line
-    return line
+FILE = {"speculative_adaptive_config": "adaptive.json"}
+REFUSED: dict[str, tuple[dict[str, Any], str | None]] = {
+    "another rule": ({"expert_policy_draft_depth": "deep"}, None),
+    "drafts that do not adapt": ({"speculative_adaptive": False}, None),
+    "upstream's rule without it": ({"expert_policy_draft_depth": "upstream", "speculative_adaptive": False}, None),
+    "a tree": ({"speculative_eagle_topk": 4}, None),
+    "a depth that SGLang does not try": ({"speculative_num_steps": 4}, None),
+    "a depth that the file does not have": ({**FILE, "speculative_num_steps": 5}, CONFIG),
+    "an older release": ({}, None),
+    "no file": (FILE, None),
+    "a torn file": (FILE, "{"),
+    **{
+        f"a file with {text}": (FILE, text)
+        for text in (
+            *("[]", "{}", '{"1": {}}', '{"1": 3}'),
+            *('{"1": {"candidate_steps": [-1]}}', '{"1": {"candidate_steps": 3}}'),
+        )
+    },
+}
+"""Flags, and the text of the file of candidates."""
 
 
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        (
-            {"expert_policy_draft_depth": "deep"},
-            "--expert-policy-draft-depth deep: must be throughput or upstream",
-        ),
-        (
-            {"speculative_adaptive": False},
-            "--expert-policy-draft-depth throughput: needs --speculative-adaptive",
-        ),
-        (
-            {"expert_policy_draft_depth": "upstream", "speculative_adaptive": False},
-            "--expert-policy-draft-depth upstream: needs --speculative-adaptive",
-        ),
-        (
-            {"speculative_eagle_topk": 4},
-            "--speculative-eagle-topk 4: must be 1 with --expert-policy-draft-depth throughput",
-        ),
-        (
-            {"speculative_num_steps": 4},
-            "--speculative-num-steps 4: must be one of 0, 1, 3, 5, 7 "
-            "(the candidates of SGLang without --speculative-adaptive-config)",
-        ),
-    ],
-)
-def test_what_leaves_no_depth_to_choose_is_refused(given, line):
-    assert refuse(**given) == line
-
-
-@pytest.mark.parametrize(
-    ("text", "ends"),
-    [
-        (None, "must be a JSON file (No such file or directory)"),
-        ("{", "must be a JSON file (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))"),
-        ("[]", 'must be an object like {"1": {"candidate_steps": [1, 3]}}'),
-        ("{}", None),
-        ('{"1": {}}', None),
-        ('{"1": {"candidate_steps": [-1]}}', None),
-        ('{"1": {"candidate_steps": 3}}', None),
-        ('{"1": 3}', None),
-    ],
-)
-def test_a_configuration_without_candidates_is_refused(text, ends, tmp_path):
-    file = tmp_path / "adaptive.json"
+def refuse(case: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    given, text = REFUSED[case]
+    file = folder / FILE["speculative_adaptive_config"]
+    file.unlink(missing_ok=True)
     if text is not None:
         file.write_text(text)
-    line = refuse(speculative_adaptive_config=str(file))
-    assert line.startswith(f"--speculative-adaptive-config {file}: ")
-    assert ends is None or line.endswith(ends)
+    if case == "an older release":
+        monkeypatch.setattr(drafts, "is_release", lambda since: False)
+    check_depth(arguments(**{name: str(file) if value == file.name else value for name, value in given.items()}))
 
 
-def test_steps_to_start_with_are_candidates_of_the_configuration(tmp_path):
-    file = tmp_path / "adaptive.json"
-    file.write_text(CONFIG)
-    given = {"speculative_adaptive_config": str(file)}
-    assert refuse(speculative_num_steps=5, **given).endswith(
-        f"must be one of 1, 3, 7 (the candidates of --speculative-adaptive-config {file})"
-    )
-    check_depth(arguments(speculative_num_steps=7, **given))
-
-
-def test_an_older_release_has_no_such_policy(monkeypatch):
+def test_what_is_served(tmp_path, monkeypatch):
+    (tmp_path / "adaptive.json").write_text(CONFIG)
+    check_depth(arguments(speculative_adaptive_config=str(tmp_path / "adaptive.json"), speculative_num_steps=7))
+    # By default a policy keeps the trees that SGLang serves without adapting.
+    check_depth(arguments(expert_policy_draft_depth=None, expert_policy="xshare", speculative_eagle_topk=4))
     monkeypatch.setattr(drafts, "is_release", lambda since: False)
-    assert refuse() == (
-        "--expert-policy-draft-depth throughput: needs SGLang 0.5.20 or newer; must be upstream on this release"
-    )
     check_depth(arguments(expert_policy_draft_depth="upstream", speculative_eagle_topk=4, speculative_num_steps=4))
 
 
@@ -114,10 +79,6 @@ def test_a_drafter_that_does_not_adapt_is_refused_by_the_reason_of_sglang(reason
     check_adapts(arguments(), SimpleNamespace(speculative_adaptive=True))
     for asked in (None, "upstream"):
         check_adapts(arguments(expert_policy_draft_depth=asked, expert_policy="xshare"), static)
-
-
-def test_by_default_a_policy_keeps_the_trees_that_sglang_serves_without_adapting():
-    check_depth(arguments(expert_policy_draft_depth=None, expert_policy="xshare", speculative_eagle_topk=4))
 
 
 @pytest.mark.parametrize(

@@ -50,24 +50,11 @@ def test_layers_that_differ_are_refused(key, value):
 
 
 CONFIG: dict[str, object] = {
-    "expert_policy": "xshare",
-    "disaggregation_mode": "null",
-    "moe_runner_backend": "auto",
-    "moe_a2a_backend": "none",
-    "tp_size": 1,
-    "dp_size": 1,
-    "ep_size": 1,
-    "init_expert_location": "trivial",
-    "enable_eplb": False,
-    "ep_num_redundant_experts": 0,
-    "enable_return_routed_experts": False,
-    "speculative_algorithm": None,
-    "speculative_draft_model_path": None,
-    "speculative_num_draft_tokens": None,
-    "max_running_requests": None,
-    "speculative_adaptive": False,
-    "device": "cpu",
-    "model_path": "path",
+    **{"expert_policy": "xshare", "disaggregation_mode": "null", "moe_runner_backend": "auto"},
+    **{"moe_a2a_backend": "none", "tp_size": 1, "dp_size": 1, "ep_size": 1, "init_expert_location": "trivial"},
+    **{"enable_eplb": False, "ep_num_redundant_experts": 0, "enable_return_routed_experts": False},
+    **{"speculative_algorithm": None, "speculative_draft_model_path": None, "speculative_num_draft_tokens": None},
+    **{"max_running_requests": None, "speculative_adaptive": False, "device": "cpu", "model_path": "path"},
 }
 
 

@@ -104,7 +104,7 @@ def test_what_is_served(changes, monkeypatch):
     check_modes(SimpleNamespace(**SERVED | changes))
 
 
-@pytest.mark.parametrize(("drafter", "mode"), [("DSPARK", "cap-accept"), ("EAGLE", "compact")])
+@pytest.mark.parametrize(("drafter", "mode"), [("DSPARK", "cap-accept"), ("DFLASH", "compact"), ("EAGLE", "compact")])
 def test_a_mode_of_verification_without_ragged_requests_is_served(drafter, mode, monkeypatch):
     monkeypatch.setenv(MODE, mode)
     check_modes(SimpleNamespace(**SERVED | {"speculative_algorithm": drafter}))

@@ -47,6 +47,7 @@ def test_graphs_are_captured_as_far_as_all_experts_fit(monkeypatch, policy, keys
 
 def test_what_fits_holds_of_any_logits():
     """By the reference, on logits in which every row wants other experts."""
+    assert [fits(None, rows, TOP_K, EXPERTS, SLOTS) for rows in (4, 5)] == [True, False]
     generator = torch.Generator().manual_seed(0)
     for keys in ({"k0": 1, "add": 24}, {"k0": 2, "add": 9}, {"k0": 1, "add": 4, "free_residents": False}):
         found = schedule(**keys)

@@ -1,6 +1,7 @@
 """How a server ends that is refused: with one line and status 1, also where only its scheduler knows why."""
 
 import copy
+import json
 import pickle
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_xshare import hooks
+from sglang_xshare.cli import main
 from sglang_xshare.refusal import REFUSED, ExpertPolicyError, refusal
 
 
@@ -57,3 +59,21 @@ def test_who_makes_an_engine_catches_a_value_error():
         hooks.check_flags(SimpleNamespace(expert_policy="nope"))
     assert isinstance(raised.value, SystemExit)
     assert raised.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("policy", "line"),
+    [
+        ("vanilla", None),
+        ("xshere", "--expert-policy xshere: policy = 'xshere':"),
+        ("xshare:{", "--expert-policy xshare:{: policy 'xshare:{':"),
+        ("", "--expert-policy : policy = '':"),
+    ],
+)
+def test_policies_show_refuses_what_a_server_refuses(policy, line, capsys):
+    assert main(["policies", "--show", policy]) == int(line is not None)
+    out, err = capsys.readouterr()
+    if line is None:
+        assert (json.loads(out), err) == ({"policy": "vanilla"}, "")
+    else:
+        assert (out, err.count("\n"), err.startswith(f"policies: {line}")) == ("", 1, True)

@@ -8,6 +8,7 @@ import pytest
 
 from benchmark.common.paths import ROOT
 from compatibility.refusals import LINES, Answer, attempt, line_of
+from served.eagle import eagle
 from served.release import LATEST, older_releases_take_long
 
 POLICY = ("--expert-policy", "xshare")
@@ -32,6 +33,10 @@ WRITTEN: dict[str, tuple[Path, dict[str, object]]] = {
     "dense": (TARGET, {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_experts": None}),
     "without-weights": (TARGET, {}),
     "not-renormalizing": (TARGET, {"norm_topk_prob": False}),
+    "mixtral": (
+        TARGET,
+        {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8},
+    ),
 }
 TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
 DRAFT_PATH = ("--speculative-draft-model-path",)
@@ -132,6 +137,49 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
 }
 
 
+SPECULATION = eagle(TARGET, (2, 3, 6))
+DP_ATTENTION = {
+    "0.5.17": ("--tp", "4", "--dp", "2", "--enable-dp-attention"),
+    "0.5.21": ("--tp", "4", "--dp", "2", "--enable-dp-attention"),
+    "0.5.23": ("--tp", "4", "--attn-dp-size", "2"),
+}
+ALL_TO_ALL = ("--moe-a2a-backend", "deepep")
+ACCEPTED_RANKS: dict[str, tuple[str, ...]] = {
+    "decode": (),
+    "verify": SPECULATION,
+    "all-to-all": ALL_TO_ALL,
+    "all-to-all, verify": (*ALL_TO_ALL, *SPECULATION),
+    "all-to-all, a rank's rows": (*ALL_TO_ALL, "--expert-policy-config", '{"rows": "rank"}'),
+}
+REFUSED_RANKS: dict[str, tuple[str, ...]] = {
+    "context parallelism": ("--attn-cp-size", "2"),
+    "experts on replicas": ("--moe-dp-size", "2"),
+    "dense layers of their own": ("--moe-dense-tp-size", "1"),
+    "weights on other ranks": ("--dwdp-size", "2"),
+    "ranks that come and go": ("--elastic-ep-backend", "mooncake"),
+    "requests that padding splits": (*SPECULATION, "--speculative-num-draft-tokens", "3"),
+    "a model that upstream does not serve so": ("--model-path", "{written}/mixtral"),
+    "all-to-all in one kernel": ("--moe-a2a-backend", "megamoe"),
+    "all-to-all with dense layers of their own": (*ALL_TO_ALL, "--moe-dense-tp-size", "1"),
+    "a rank's rows where the router sees all": ("--expert-policy-config", '{"rows": "rank"}'),
+    "a rank's rows that split requests": (*ALL_TO_ALL, *SPECULATION, "--expert-policy-config", '{"rows": "rank"}'),
+    "all-to-all with rows of another width": (
+        *(*ALL_TO_ALL, "--expert-policy", "oea"),
+        *("--expert-policy-config", '{"k0": 2, "kmax": 9}'),
+    ),
+    "two-batch overlap": ("--enable-two-batch-overlap",),
+}
+"""Of servers with data-parallel attention, beside its flags."""
+LISTS = {"servers": (REFUSED, ACCEPTED), "data-parallel attention": (REFUSED_RANKS, ACCEPTED_RANKS)}
+
+
+def list_flags(kind: str, release: str) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+    """Return the arguments of a list that a release refuses, and those that it serves, by case."""
+    start = () if kind == "servers" else (*POLICY, *DP_ATTENTION[release])
+    refused, accepted = ({case: (*start, *flags) for case, flags in cases.items()} for cases in LISTS[kind])
+    return refused, accepted
+
+
 @pytest.fixture(scope="session")
 def written(tmp_path_factory):
     """The folder of the written configurations."""
@@ -147,45 +195,56 @@ def write_models(folder: Path) -> Path:
 
 
 @cache
-def ask(tree: Path, model: Path, written: Path) -> dict[tuple[str, ...], Answer]:
+def ask(tree: Path, model: Path, written: Path, release: str) -> dict[tuple[str, ...], Answer]:
     """What stops a server, by its arguments: all of the above."""
-    asked = [*REFUSED.values(), *ACCEPTED.values()]
+    asked = [flags for kind in LISTS for cases in list_flags(kind, release) for flags in cases.values()]
+    asked += [(*POLICY, "--moe-runner-backend", runner) for runner in LATEST_RUNNERS.split(", ")]
     lines = [[argument.replace("{written}", str(written)) for argument in arguments] for arguments in asked]
     return dict(zip(asked, attempt(tree, model, lines), strict=True))
 
 
-def tell(tree: Path, model: Path, folder: Path) -> dict[str, str]:
+def tell(tree: Path, model: Path, folder: Path) -> dict[str, dict[str, str]]:
     """The line of each case, for `refusals.json`."""
-    answers = ask(tree, model, write_models(folder))
-    return {case: line_of(answers[REFUSED[case]]).replace(str(folder), "{written}") for case in REFUSED}
+    answers = ask(tree, model, write_models(folder), LATEST)
+    return {
+        kind: {
+            case: line_of(answers[flags]).replace(str(folder), "{written}")
+            for case, flags in list_flags(kind, LATEST)[0].items()
+        }
+        for kind in LISTS
+    }
 
 
 @older_releases_take_long
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_with_one_exact_line(case, release, patched_release, tiny_model, written):
-    answer = ask(patched_release(release), tiny_model, written)[REFUSED[case]]
-    assert answer == {"ours": True, "says": complete(case, written, release)}
+@pytest.mark.parametrize(("kind", "case"), [(kind, case) for kind, (refused, _) in LISTS.items() for case in refused])
+def test_refused_with_one_exact_line(kind, case, release, patched_release, tiny_model, written):
+    answer = ask(patched_release(release), tiny_model, written, release)[list_flags(kind, release)[0][case]]
+    assert answer == {"ours": True, "says": complete(case, written, release, kind)}
 
 
-def complete(case: str, written: Path, release: str) -> str:
-    """The line of a case of `REFUSED` as it is said on a release."""
-    line = LINES["servers"][case].replace("{written}", str(written))
+def complete(case: str, written: Path, release: str, kind: str = "servers") -> str:
+    """The line of a refused case as it is said on a release."""
+    line = LINES[kind][case].replace("{written}", str(written))
     return line if release == LATEST else line.removesuffix(f", {LATEST_RUNNERS}")
 
 
 @older_releases_take_long
-def test_runners_that_route_themselves_before_they_could_be_handed_ids(release, patched_release, tiny_model):
-    runners = LATEST_RUNNERS.split(", ")
-    asked = [(*POLICY, "--moe-runner-backend", runner) for runner in runners]
-    for runner, answer in zip(runners, attempt(patched_release(release), tiny_model, asked), strict=True):
-        if release == LATEST:
-            assert answer is None
-        else:
-            assert answer["ours"]
-            assert answer["says"].startswith(f"--moe-runner-backend {runner}: ")
+@pytest.mark.parametrize("runner", LATEST_RUNNERS.split(", "))
+def test_runners_that_route_themselves_before_they_could_be_handed_ids(
+    runner, release, patched_release, tiny_model, written
+):
+    answers = ask(patched_release(release), tiny_model, written, release)
+    answer = answers[(*POLICY, "--moe-runner-backend", runner)]
+    if release == LATEST:
+        assert answer is None
+    else:
+        assert answer["ours"]
+        assert answer["says"].startswith(f"--moe-runner-backend {runner}: ")
 
 
 @older_releases_take_long
-@pytest.mark.parametrize("case", ACCEPTED)
-def test_accepted(case, release, patched_release, tiny_model, written):
-    assert ask(patched_release(release), tiny_model, written)[ACCEPTED[case]] is None
+@pytest.mark.parametrize(("kind", "case"), [(kind, case) for kind, (_, accepted) in LISTS.items() for case in accepted])
+def test_accepted(kind, case, release, patched_release, tiny_model, written):
+    """Data-parallel attention too, in each release's own spelling."""
+    flags = list_flags(kind, release)[1][case]
+    assert ask(patched_release(release), tiny_model, written, release)[flags] is None

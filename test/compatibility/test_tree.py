@@ -46,7 +46,7 @@ def replace(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-def test_tree_patched_by_another_version_of_the_queue_is_refused(patched_copy):
+def test_a_tree_of_another_version_of_the_queue_or_edited_since_is_refused(patched_copy):
     assert check(patched_copy) == ""
     state = patched_copy / "sglang" / ".xshare" / "state.json"
     queue = json.loads(state.read_text())["queue"]
@@ -56,6 +56,11 @@ def test_tree_patched_by_another_version_of_the_queue_is_refused(patched_copy):
         f"--expert-policy: SGLang {LATEST} in {patched_copy} is patched by another version of the queue"
     )
     assert said.endswith(f"run `sglang-xshare patch apply --target {patched_copy}`")
+    assert "\n" not in said
+    called, router = "expert_policy.route(topk_config, router_logits)", "sglang/srt/layers/moe/topk.py"
+    replace(patched_copy / router, called, "topk_config")
+    said = check(patched_copy)
+    assert f"{patched_copy}/{router}: edited after it was patched" in said
     assert "\n" not in said
 
 
@@ -72,15 +77,6 @@ def test_the_flag_that_needs_the_patches_is_named(monkeypatch):
     ):
         with pytest.raises(ExpertPolicyError, match=f"^{named}: SGLang is unpatched"):
             listed[name](Start(SimpleNamespace(**flags)))
-
-
-def test_tree_edited_since_is_refused(patched_copy):
-    replace(
-        patched_copy / "sglang/srt/layers/moe/topk.py", "expert_policy.route(topk_config, router_logits)", "topk_config"
-    )
-    said = check(patched_copy)
-    assert f"{patched_copy}/sglang/srt/layers/moe/topk.py: edited after it was patched" in said
-    assert "\n" not in said
 
 
 def test_unpatched_release_does_not_know_the_flag(pristine_release, tiny_model):

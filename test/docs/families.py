@@ -23,7 +23,7 @@ from served.gemma import GEMMA
 from served.hub import ON_HUB
 from served.hybrids import HYBRIDS
 from served.recent import RECENT
-from served.release import LATEST, OLDER
+from served.release import LATEST, OLDEST
 from sglang_xshare.compatibility.architectures import EXECUTED, UNSERVED
 from sglang_xshare.patching.queue import find_root, list_releases
 
@@ -107,7 +107,7 @@ def describe_answers(name: str) -> str:
     every = list_releases(find_root())
     releases = {"Qwen3-MoE": f"{every[0]} to {every[-1]}"}.get(name, LATEST)
     if name in ON_OLDER:
-        releases = ", ".join((*OLDER, LATEST))
+        releases = ", ".join((OLDEST, LATEST))
     compared = "transformers" if name in FAMILIES | HYBRIDS else "pristine"
     env = RECENT[name].env if name in RECENT else {**FAMILIES, **HYBRIDS, "Gemma 4": GEMMA}[name].env
     interpreted = "; interpreted" if env.items() >= INTERPRETED.items() else ""

@@ -168,7 +168,7 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     ".venv/bin/python -m scripts.runners": Run(more="--check", is_long=True),
     "python -m scripts.fetch_release 0.5.17 0.5.21 0.5.23": Run(),
     ".venv/bin/python -m scripts.upstream_tests ../sglang": Run(
-        {"../sglang": "{scratch}"}, shows="no release is checked out", status=1
+        {"../sglang": "{scratch}"}, shows="the commit must be v", status=1
     ),
     ".venv/bin/python -m scripts.pin_release 0.5.24": Run({"0.5.24": "0.5.23"}),
     "python -m scripts.pin_release 0.5.23": Run(),

@@ -65,6 +65,8 @@ def test_what_is_observed_is_the_references(serve_values):
     start, read = serve_values
     spellings = {policy: f"{policy}:" + ",".join(f"{k}={v}" for k, v in keys.items()) for policy, keys in PLANS.items()}
     server = start("observe", {"plans": list(spellings.values())})
+    # The same again must leave the tensors that the graphs add to.
+    assert server.post("/expert_policy", {"policy": "observe", "plans": list(spellings.values())}).status_code == 200
     server.generate(3, 3)
     Client(server.url).get_policy()  # which waits for the device
     sleep(5)  # an idle server brings its metrics up to date

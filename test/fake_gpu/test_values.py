@@ -1,4 +1,6 @@
-"""The stage in a captured CUDA graph, with a GPU's values: it counts what the reference selects of its logits."""
+"""The stage in a captured CUDA graph, with a GPU's values: it counts what the reference selects of its logits. Exact
+rows, observed plans and a broken bound are in the tests of whole servers, test_served_values.py and test_paged.py.
+"""
 
 import os
 import subprocess
@@ -23,13 +25,10 @@ else:
 
     from sglang_xshare import Batch, Router, build_plan, select
     from sglang_xshare.policies.schedule import build_schedule
-    from sglang_xshare.stage.paged import SlotsExceeded
-    from sglang_xshare.stage.record.counters import AFTER, EXACT, EXCEEDED, KEPT, PAGED, STEPS
-    from sglang_xshare.stage.record.counters import ROWS as ROWS_
+    from sglang_xshare.stage.record.counters import AFTER, EXCEEDED, PAGED
     from sglang_xshare.upstream.batches import Batches
     from stage.fake import EXPERTS, TOP_K, Model, forward_batch
     from stage.paged_model import SLOTS, PagedModel, put
-    from stage.test_exact import SCHEDULER, Req, batch_of
 
     ROWS = 8
     REPORTER = SimpleNamespace(
@@ -94,35 +93,6 @@ else:
             assert (steps, active) == (1, expected[0]), (live, add)
             assert kept == pytest.approx(expected[1], rel=1e-5)
 
-    def test_exact_rows_come_and_go(attach):
-        """A graph reads which they are where the host writes it before a replay; they are routed as by the model."""
-        model, plan = Model(2), {"policy": "xshare", "k0": 1, "add": 1}
-        stage = attach(model, Batches((ROWS,)), device="cuda", **xshare(add=1))
-        graph, logits, set_live = capture(model, stage)
-        routed = list(model.routed)
-        set_live(ROWS)
-        for seed, numbers in enumerate(((), (2, 5), (2,), (0, 2, 7), ())):
-            reqs = [Req(str(row), "exact" if row in numbers else None) for row in range(ROWS)]
-            for req in reqs:
-                stage.admit(SCHEDULER, req)
-            stage.begin_forward(batch_of(reqs))
-            given = 2 * torch.randn(ROWS, EXPERTS, generator=torch.Generator().manual_seed(seed))
-            logits.copy_(given)
-            before = stage.acting.counters.totals.cpu()
-            graph.replay()
-            counts = (stage.acting.counters.totals.cpu() - before)[0]
-            exact = torch.tensor([row in numbers for row in range(ROWS)])
-            wanted = select(given, build_plan(plan), Router(TOP_K), Batch(exact=exact), backend="reference")
-            own = given.topk(TOP_K).indices
-            assert (counts[AFTER], counts[EXACT]) == (wanted.active.sum(), len(numbers))
-            for weights, ids in routed:
-                weights, ids = weights.cpu(), ids.cpu()
-                for row in range(ROWS):
-                    found = ids[row][weights[row] > 0].tolist()
-                    assert sorted(found) == sorted(wanted.topk_ids[row][wanted.topk_ids[row] >= 0].tolist())
-                    if row in numbers:
-                        assert found == own[row].tolist()
-
     def page(monkeypatch, slots=SLOTS, **keys):
         """(a model whose experts are paged by its device, its stage, what says which are loaded [layers, N])"""
         model = PagedModel(slots)
@@ -155,40 +125,3 @@ else:
                 assert layer[PAGED] == (wanted.active & ~there).sum()
                 assert layer[EXCEEDED] == 0
         stage.publish(REPORTER)
-
-    def test_a_bound_that_is_broken_in_a_replay_stops_the_server(monkeypatch):
-        """Selection that knows nothing of slots stands for a bound that was wrong."""
-        monkeypatch.setattr(
-            "sglang_xshare.stage.layer.select",
-            lambda logits, plan, router, batch, **keys: select(logits, plan, router, Batch(batch.valid), **keys),
-        )
-        model, stage, _ = page(monkeypatch, k0=1, add=24)
-        graph, logits, set_live = capture(model, stage)
-        logits.copy_(torch.randn(ROWS, EXPERTS, generator=torch.Generator().manual_seed(0)))
-        graph.replay()  # all rows are padding
-        stage.publish(REPORTER)
-        set_live(ROWS)
-        graph.replay()
-        with pytest.raises(SlotsExceeded, match=f"more than {SLOTS} experts were active"):
-            stage.publish(REPORTER, always=True)
-
-    def test_observed_plans_are_counted_as_the_reference_has_them(attach):
-        """Also once the same is posted again, which must leave the tensors that the graph adds to."""
-        model = Model(2)
-        plans = {"plans": ["xshare:k0=1,add=4", "oea:k0=2"]}
-        wanted = ({"policy": "xshare", "k0": 1, "add": 4}, {"policy": "oea", "k0": 2})
-        stage = attach(model, Batches((ROWS,)), device="cuda", expert_policy="observe", expert_policy_config=plans)
-        graph, logits, set_live = capture(model, stage)
-        for seed, live in enumerate((ROWS, 5)):
-            given = 2 * torch.randn(ROWS, EXPERTS, generator=torch.Generator().manual_seed(seed))
-            logits.copy_(given)
-            set_live(live)
-            counted = [lane.counters for lane in stage.in_force.lanes]
-            before = [counters.totals.cpu() for counters in counted]
-            graph.replay()
-            for plan, counters, former in zip(wanted, counted, before, strict=True):
-                expected = find_expected(given, plan, live)
-                for layer in counters.totals.cpu() - former:
-                    assert (layer[STEPS], layer[ROWS_], layer[AFTER]) == (1, live, expected[0])
-                    assert layer[KEPT] == pytest.approx(expected[1], rel=1e-5)
-            switch(stage, build_schedule("observe", plans, speculative=False), REPORTER)

@@ -29,7 +29,7 @@ from sglang_xshare.patching.engine import describe
 from sglang_xshare.patching.state import STORE
 
 
-def test_apply_changes_what_the_queue_says_and_nothing_else(tree: Path, queue: Path) -> None:
+def test_apply_changes_what_the_queue_says_and_revert_leaves_nothing_of_it(tree: Path, queue: Path) -> None:
     modes = read_modes(tree)
     outcome = apply(tree, queue)
     assert outcome == f"SGLang {RELEASE} in {tree}: 3 patches applied to 4 files"
@@ -39,77 +39,49 @@ def test_apply_changes_what_the_queue_says_and_nothing_else(tree: Path, queue: P
     stored = {str(file.relative_to(tree / STORE)) for file in (tree / STORE).rglob("*") if file.is_file()}
     changed = {path for path in FILES if FILES[path] != PATCHED[path]}
     assert stored == {"state.json"} | {f"{path}.pristine" for path in changed}
-
-
-def test_nothing_that_walks_the_package_finds_the_copies(tree: Path, queue: Path) -> None:
-    apply(tree, queue)
+    # Nothing that walks the package finds the copies.
     assert {str(file.relative_to(tree)) for file in tree.rglob("*.py")} == set(PATCHED)
-
-
-def test_revert_restores_every_byte_and_mode_and_leaves_nothing(tree: Path, queue: Path) -> None:
-    modes = read_modes(tree)
-    apply(tree, queue)
     assert revert(tree) == f"SGLang {RELEASE} in {tree}: 4 files reverted"
     assert read_tree(tree) == FILES
     assert read_modes(tree) == modes
 
 
-def test_an_added_file_goes_with_its_bytecode(tree: Path, queue: Path) -> None:
+def test_a_queue_that_adds_files_and_a_later_one_that_lacks_one(tree: Path, queue: Path, tmp_path: Path) -> None:
+    only = write_queue(tmp_path / "only", {"shared/new.patch": NEW})
+    apply(tree, only)
+    check_patched(tree, only)
+    assert "nothing to do" in apply(tree, only)
     apply(tree, queue)
     compiled = Path(str(py_compile.compile(str(tree / "sglang/srt/ours.py"), doraise=True)))
-    revert(tree)
-    assert not compiled.exists()
-
-
-def test_an_added_file_that_a_later_queue_lacks_is_removed(tree: Path, queue: Path, tmp_path: Path) -> None:
-    apply(tree, queue)
     apply(tree, write_queue(tmp_path / "later", {"shared/route.patch": ROUTE}))
     assert not (tree / "sglang/srt/ours.py").exists()
-    revert(tree)
-    assert read_tree(tree) == FILES
-
-
-def test_a_queue_that_only_adds_files(tree: Path, tmp_path: Path) -> None:
-    queue = write_queue(tmp_path / "patches", {"shared/new.patch": NEW})
-    apply(tree, queue)
-    check_patched(tree, queue)
-    assert "nothing to do" in apply(tree, queue)
-    revert(tree)
-    assert read_tree(tree) == FILES
-
-
-def test_a_file_that_is_there_already_is_not_added(tree: Path, queue: Path) -> None:
-    (tree / "sglang/srt/ours.py").write_text("mine = 1\n")
-    assert refused(lambda: apply(tree, queue), tree).startswith("sglang/srt/ours.py: must be absent, because SGLang ")
-
-
-def test_an_added_file_edited_since_is_refused(tree: Path, queue: Path) -> None:
-    apply(tree, queue)
-    (tree / "sglang/srt/ours.py").write_text("mine = 1\n")
-    for run in (lambda: revert(tree), lambda: apply(tree, queue)):
-        assert refused(run, tree).startswith(f"{tree}/sglang/srt/ours.py: edited after it was patched")
-    (tree / "sglang/srt/ours.py").unlink()
-    revert(tree)
-    assert read_tree(tree) == FILES
-
-
-def test_a_mode_changed_by_the_user_stays(tree: Path, queue: Path) -> None:
-    apply(tree, queue)
+    assert not compiled.exists()
     (tree / "sglang/srt/route.py").chmod(0o600)
     revert(tree)
-    assert (tree / "sglang/srt/route.py").stat().st_mode & 0o777 == 0o600
+    assert (tree / "sglang/srt/route.py").stat().st_mode & 0o777 == 0o600, "a mode changed by the user stays"
+    assert read_tree(tree) == FILES
 
 
-def test_apply_and_revert_twice_do_nothing_and_say_so(tree: Path, queue: Path) -> None:
-    assert "nothing to do" in revert(tree)
+def test_an_added_file_is_neither_replaced_nor_removed_if_it_is_the_users(tree: Path, queue: Path) -> None:
+    added = tree / "sglang/srt/ours.py"
+    added.write_text("mine = 1\n")
+    assert refused(lambda: apply(tree, queue), tree).startswith("sglang/srt/ours.py: must be absent, because SGLang ")
+    added.unlink()
+    apply(tree, queue)
+    added.write_text("mine = 1\n")
+    for run in (lambda: revert(tree), lambda: apply(tree, queue)):
+        assert refused(run, tree).startswith(f"{added}: edited after it was patched")
+    added.unlink()
+    revert(tree)
+    assert read_tree(tree) == FILES
+
+
+def test_a_second_apply_touches_no_file(tree: Path, queue: Path) -> None:
+    """`test_cli.py` has what it says."""
     apply(tree, queue)
     before = {path: ((tree / path).stat().st_ino, (tree / path).stat().st_mtime_ns) for path in FILES}
-    outcome = apply(tree, queue)
-    assert outcome.endswith("already patched, nothing to do")
+    apply(tree, queue)
     assert {path: ((tree / path).stat().st_ino, (tree / path).stat().st_mtime_ns) for path in FILES} == before
-    assert "nothing to do" not in revert(tree)
-    outcome = revert(tree)
-    assert outcome.endswith("not patched, nothing to do")
 
 
 def test_stale_bytecode_never_passes_for_a_new_content(tree: Path, queue: Path) -> None:

@@ -1,10 +1,11 @@
-"""Batches small enough to work out by hand, and schedules of keys."""
+"""Batches small enough to work out by hand, selections on them, and schedules of keys."""
 
 import math
 from typing import Any
 
 import torch
 
+from sglang_xshare import select
 from sglang_xshare.policies.schedule import Schedule, build_schedule
 
 
@@ -12,6 +13,16 @@ def build(name: str = "xshare", speculative: bool = False, **config: Any) -> Sch
     schedule = build_schedule(name, config, speculative)
     assert schedule is not None
     return schedule
+
+
+def choose(*call, **keys):
+    """Return the reference's selection, of which the other backends have the same ids and S."""
+    found = select(*call, **keys, backend="reference")
+    for backend in ("torch", "auto"):
+        other = select(*call, **keys, backend=backend)
+        assert torch.equal(other.topk_ids, found.topk_ids)
+        assert torch.equal(other.selected, found.selected)
+    return found
 
 
 def logits_of(*rows):

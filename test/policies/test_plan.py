@@ -1,15 +1,16 @@
 """A wrong plan is one clear line, and a plan knows what it can do."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from refused import refused
+from selection.cases import spell, words
 from sglang_xshare import Router, SelectionPlan, build_plan
 from sglang_xshare.policies import bounds
 from sglang_xshare.policies.plan import KEYS
-from sglang_xshare.policies.spelling import parse_policy
 
 STATIC = {"budget": 2, "ranking": "static"}
 ORDER = {"ranking": "static", "order": [2, 0, 1]}
@@ -79,9 +80,8 @@ COUNTS = {"k0": 0, "add": 0, "add_per_request": 0, "drop": 0}
 COUNTS |= dict.fromkeys(("target_per_rank", "budget", "max_voters", "min_votes", "kmax", "max_rank", "warm_rows"), 1)
 COUNTS |= {"max_add": 1}
 """The least that they may be."""
-ALLOWED: dict[
-    str, tuple[tuple[Any, ...], tuple[Any, ...]]
-] = {  # values that a key takes, and does not; none is converted
+Values = tuple[Any, ...]
+ALLOWED: dict[str, tuple[Values, Values]] = {  # values that a key takes, and does not; none is converted
     **{name: ((least, 10**30), (least - 1, True, "3", 3.0, [3])) for name, least in COUNTS.items()},
     **{name: ((0.01, 1), (0, 1.01, "0.5", True, math.nan, math.inf, [0.5])) for name in ("p", "mass", "confidence")},
     "acceptance": ((0.01, 1, "auto"), (0, 1.01, "0.5", "Auto", True, math.nan, [0.5])),
@@ -123,71 +123,39 @@ def test_a_free_plan_is_the_same_plan():
     assert {key: getattr(named, key) for key in KEYS} == {key: getattr(free, key) for key in KEYS}
 
 
-@pytest.mark.parametrize(
-    ("keys", "ranks", "line"),
-    [
-        ({"policy": "xshare", "k0": 9}, 1, "k0 = 9"),
-        ({"policy": "xshare", "target_per_rank": 5}, 1, "target_per_rank = 5"),
-        ({"policy": "moe-spec", "budget": 2, **ORDER}, 1, "order of 3 experts"),
-        ({"policy": "xshare", "k0": 8}, 1, None),
-        ({"policy": "xshare", "target_per_rank": 5}, 2, None),
-    ],
-)
-def test_a_plan_is_checked_against_the_model(keys, ranks, line):
-    plan = build_plan(keys)
-    if line is None:
-        plan.check(Router(8), 64, ranks=ranks)
-        return
-    with refused(line):
-        plan.check(Router(8), 64, ranks=ranks)
+def test_a_plan_is_checked_against_the_model():
+    for text, ranks, line in (("xshare:k0=9", 1, "k0 = 9"), ("xshare:target_per_rank=5", 1, "target_per_rank = 5")):
+        with refused(line):
+            spell(text).check(Router(8), 64, ranks=ranks)
+    with refused("order of 3 experts"):
+        build_plan("moe-spec", budget=2, **ORDER).check(Router(8), 64)
+    spell("xshare:k0=8").check(Router(8), 64)
+    spell("xshare:target_per_rank=5").check(Router(8), 64, ranks=2)
 
 
 @pytest.mark.parametrize("policy", ["xshare", "oea", "lynx-lat:retain=9", "lynx-acc:confidence=0.1", "custom:k0=1"])
 def test_own_share_takes_weights_that_renormalize(policy):
-    name, keys = parse_policy(policy)
-    plan = build_plan(name, **keys, own_share=0.75)
+    plan, plain = replace(spell(policy), own_share=0.75), Router(8, renormalize=False)
     plan.check(Router(8), 64)
+    spell(policy).check(plain, 64)
     with refused("own_share = 0.75"):
-        plan.check(Router(8, renormalize=False), 64)
-    build_plan(name, **keys).check(Router(8, renormalize=False), 64)
+        plan.check(plain, 64)
 
 
-@pytest.mark.parametrize(
-    ("keys", "can_drop"),
-    [
-        ({"policy": "vanilla"}, False),
-        ({"policy": "xshare"}, True),
-        ({"policy": "xshare", "add": 62}, True),
-        ({"policy": "xshare", "add": 63}, False),
-        ({"policy": "xshare", "add": 64}, False),
-        ({"policy": "xshare", "k0": 8, "add": 0}, False),
-        ({"policy": "xshare", "k0": 8, "p": 0.9, "add": 0}, True),
-        ({"policy": "xshare", "add_per_request": 64}, False),
-        ({"policy": "xshare", "mass": 0.99}, True),
-        ({"policy": "xshare", "mass": 1.0}, False),
-        ({"policy": "xshare", "mass": 1.0, "max_add": 62}, True),
-        ({"policy": "xshare", "mass": 1.0, "max_add": 63}, False),
-        ({"policy": "xshare", "mass": 0.99, "max_add": 63}, True),
-        ({"policy": "xshare", "target_per_rank": 64}, False),
-        ({"policy": "oea", "k0": 7}, True),
-        ({"policy": "oea", "k0": 8}, False),
-        ({"policy": "oea", "k0": 7, "kmax": 7}, True),
-        ({"policy": "oea", "k0": 8, "max_rank": 7}, False),
-        ({"policy": "pruned", "k0": 7}, True),
-        ({"policy": "pruned", "k0": 8}, False),
-        ({"policy": "lynx-lat", "retain": 63}, True),
-        ({"policy": "lynx-lat", "retain": 64}, False),
-        ({"policy": "lynx-lat", "drop": 0}, False),
-        ({"policy": "lynx-lat", "drop": 1}, True),
-        ({"policy": "lynx-acc", "confidence": 0.1}, True),
-        ({"policy": "moe-spec", "budget": 64}, False),
-        ({"policy": "dynamic-skip", "beta": 0}, False),
-        ({"policy": "dynamic-skip", "beta": 0.1}, True),
-    ],
-    ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else "",
-)
-def test_a_plan_knows_whether_it_can_drop_an_expert(keys, can_drop):
-    assert bounds.can_drop(build_plan(keys), Router(8), 64) is can_drop
+CANNOT_DROP = words("""
+vanilla xshare:add=63 xshare:add=64 xshare:k0=8,add=0 xshare:add_per_request=64 xshare:mass=1.0
+xshare:mass=1.0,max_add=63 xshare:target_per_rank=64 oea:k0=8 oea:k0=8,max_rank=7 pruned:k0=8 lynx-lat:retain=64
+lynx-lat:drop=0 moe-spec:budget=64 dynamic-skip:beta=0
+""")
+CAN_DROP = words("""
+xshare xshare:add=62 xshare:k0=8,p=0.9,add=0 xshare:mass=0.99 xshare:mass=1.0,max_add=62 xshare:mass=0.99,max_add=63
+oea:k0=7 oea:k0=7,kmax=7 pruned:k0=7 lynx-lat:retain=63 lynx-lat:drop=1 lynx-acc:confidence=0.1 dynamic-skip:beta=0.1
+""")
+
+
+@pytest.mark.parametrize("text", CANNOT_DROP + CAN_DROP)
+def test_a_plan_knows_whether_it_can_drop_an_expert(text):
+    assert bounds.can_drop(spell(text), Router(8), 64) is (text in CAN_DROP)
 
 
 def test_a_target_for_every_rank_can_drop_until_the_ranks_hold_all():

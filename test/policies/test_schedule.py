@@ -9,23 +9,15 @@ from policies.batches import build
 from refused import refused
 from sglang_xshare import build_plan
 from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.policies.spelling import parse_policy
 
 
-def test_a_batch_of_one_row_is_vanilla_by_default():
-    schedule = build()
-    assert schedule.reason_to_skip("decode", 1) == "min_rows"
-    assert schedule.reason_to_skip("decode", 2) is None
-
-
-def test_batch_size_limits_are_closed():
-    schedule = build(min_rows=4, max_rows=16)
-    reasons = [schedule.reason_to_skip("decode", rows) for rows in (3, 4, 16, 17)]
+def test_phases_and_closed_limits():
+    """A batch of one row is vanilla by default."""
+    assert [build().reason_to_skip("decode", rows) for rows in (1, 2)] == ["min_rows", None]
+    reasons = [build(min_rows=4, max_rows=16).reason_to_skip("decode", rows) for rows in (3, 4, 16, 17)]
     assert reasons == ["min_rows", None, None, "max_rows"]
-
-
-def test_phases_default_to_decode_and_verify():
-    schedule = build(speculative=True)
-    assert schedule.reason_to_skip("verify", 8) is None
+    assert build(speculative=True).reason_to_skip("verify", 8) is None
     assert build(speculative=True, phases=["verify"]).reason_to_skip("decode", 8) == "phase"
 
 
@@ -52,6 +44,32 @@ def test_later_overrides_win_and_layers_win_over_batch_sizes():
     assert schedule.plan(2, 4) == build_plan("xshare", k0=2, add=40)
     assert schedule.plan(0, 4) == build_plan("xshare", k0=3, add=40)
     assert schedule.plan(1, 16) == build_plan("xshare", k0=4, add=24)
+
+
+def test_a_layer_of_some_batch_sizes_wins_over_the_layer_and_the_layer_over_batch_sizes():
+    schedule = build(
+        k0=1,
+        add=24,
+        layers={"0-1": {"k0": 3, "add": 8}},
+        by_rows={"4": {"k0": 2, "add": 16, "layers": {"0": {"k0": 4}}}},
+    )
+    wanted = {(0, 4): (4, 8), (1, 4): (3, 8), (2, 4): (2, 16), (0, 8): (3, 8), (2, 8): (1, 24)}
+    found = {place: schedule.plan(*place) for place in wanted}
+    assert found == {place: build_plan("xshare", k0=k0, add=add) for place, (k0, add) in wanted.items()}
+
+
+def test_an_override_of_no_added_expert_ends_a_mass():
+    """A count of 0 is a budget too: the warm-up alone."""
+    schedule = build(mass=0.8, by_rows={"4": {"add": 0}})
+    assert schedule.plan(0, 4) == build_plan("xshare", add=0)
+    assert schedule.plan(0, 5) == build_plan("xshare", mass=0.8)
+
+
+def test_a_cap_that_an_override_gives_beside_no_mass_is_refused():
+    """A cap of the keys before ends with their mass; one that the override names itself is a mistake."""
+    assert build(mass=0.8, max_add=9, by_rows={"4": {"mass": None}}).plan(0, 4).max_add is None
+    with refused("max_add = 9"):
+        build(mass=0.8, by_rows={"4": {"mass": None, "max_add": 9}})
 
 
 def test_override_may_name_another_policy_which_starts_from_its_own_defaults():
@@ -118,6 +136,38 @@ def test_an_override_to_xshare_has_its_share_by_rows():
     assert schedule.plan(1, 20) == build_plan("xshare", mass=0.97)
 
 
+@pytest.mark.parametrize("other", [{"add": 0}, {"add": 3}, {"add_per_request": 4}, {"target_per_rank": 5}])
+def test_a_share_of_the_utility_is_kept_if_no_other_budget_is_given(other):
+    """A plan alone, which has no rows, keeps what one of 8 rows does."""
+    assert build_plan("xshare") == build_plan("xshare", k0=1, add=0, mass=0.9)
+    assert build_plan("xshare", max_add=5) == build_plan("xshare", k0=1, add=0, mass=0.9, max_add=5)
+    assert build_plan("xshare", **other).mass is None
+    assert build_plan("xshare", mass=0.5, **other).mass == 0.5
+
+
+SIZES = (1, 7, 8, 15, 16, 2000)
+MASSES = {
+    "xshare": (0.85, 0.85, 0.9, 0.9, 0.93, 0.93),
+    "xshare:careful": (0.93, 0.93, 0.95, 0.95, 0.97, 0.97),
+    "xshare:fast": (0.8, 0.8, 0.85, 0.85, 0.9, 0.9),
+    "xshare:careful,mass=0.9": (0.9,) * 6,
+    "xshare:careful,add=24": (None,) * 6,
+}
+
+
+@pytest.mark.parametrize("policy", MASSES)
+@pytest.mark.parametrize("speculative", [False, True])
+def test_the_share_follows_the_steps_rows_unless_it_is_given(policy, speculative):
+    name, keys = parse_policy(policy)
+    schedule = build_schedule(name, {**keys, "min_rows": 1}, speculative)
+    assert tuple(schedule.plan(3, rows).mass for rows in SIZES) == MASSES[policy]
+    for plans in (schedule.plans(), schedule.plans(range(4))):
+        assert {plan.mass for plan in plans} == set(MASSES[policy])
+    # A switch or a check looks at no plan that no step gets.
+    assert {plan.mass for plan in build(min_rows=9).plans()} == {0.9, 0.93}
+    assert {plan.mass for plan in build(max_rows=15).plans()} == {0.85, 0.9}
+
+
 REFUSED: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "phases is no list": ("xshare", False, {"phases": "decode"}),
     "phases is empty": ("xshare", False, {"phases": []}),
@@ -142,11 +192,7 @@ REFUSED: dict[str, tuple[str, bool, dict[str, Any]]] = {
     ),
     "an estimate without drafts": ("xshare", False, {"acceptance": "auto"}),
     "an estimate that is observed": ("observe", True, {"plans": ["xshare:k0=1,acceptance=auto"]}),
-    "a rank's rows under observe": (
-        "observe",
-        False,
-        {"plans": ["xshare:k0=1,add=8,rows=rank"]},
-    ),
+    "a rank's rows under observe": ("observe", False, {"plans": ["xshare:k0=1,add=8,rows=rank"]}),
     "max below min": ("xshare", False, {"min_rows": 8, "max_rows": 4}),
     "max below the default min": ("xshare", False, {"max_rows": 1}),
     "layers is a list": ("xshare", False, {"layers": [0]}),
@@ -156,46 +202,22 @@ REFUSED: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "batch the policy never sees": ("xshare", False, {"by_rows": {"1": {"k0": 2}}}),
     "batch above max_rows": ("xshare", False, {"max_rows": 8, "by_rows": {"9-12": {"k0": 2}}}),
     "override is no object": ("xshare", False, {"layers": {"0": 2}}),
-    "override holds a common key": (
-        "xshare",
-        False,
-        {"layers": {"0": {"min_rows": 4}}},
-    ),
+    "override holds a common key": ("xshare", False, {"layers": {"0": {"min_rows": 4}}}),
     "no expert at all": ("custom", False, {}),
-    "no expert at one batch size": (
-        "xshare",
-        False,
-        {"k0": 0, "add": 8, "by_rows": {"4": {"add": 0}}},
-    ),
+    "no expert at one batch size": ("xshare", False, {"k0": 0, "add": 8, "by_rows": {"4": {"add": 0}}}),
     "override holds a wrong value": ("xshare", False, {"layers": {"7": {"k0": -1}}}),
     "override holds a wrong key between two sizes": ("xshare", False, {"by_rows": {"6-8": {"kmax": 4}}}),
     "override's policy needs a key": ("xshare", False, {"layers": {"1": {"policy": "moe-spec"}}}),
-    "nothing is left": (
-        "xshare",
-        False,
-        {"by_rows": {"1-9999": {"policy": "vanilla"}}, "max_rows": 64},
-    ),
+    "nothing is left": ("xshare", False, {"by_rows": {"1-9999": {"policy": "vanilla"}}, "max_rows": 64}),
     "budget by request without speculation": ("xshare", False, {"k0": 1, "add_per_request": 4}),
     "budget by request in an override without speculation": (
         "xshare",
         False,
         {"by_rows": {"8": {"add_per_request": 2}}},
     ),
-    "custom budget by request without speculation": (
-        "custom",
-        False,
-        {"add": 8, "add_per_request": 1},
-    ),
-    "ranking by request in decode": (
-        "moe-spec",
-        False,
-        {"budget": 8, "scope": "request", "phases": ["decode"]},
-    ),
-    "custom ranking by request without speculation": (
-        "custom",
-        False,
-        {"budget": 8, "scope": "request"},
-    ),
+    "custom budget by request without speculation": ("custom", False, {"add": 8, "add_per_request": 1}),
+    "ranking by request in decode": ("moe-spec", False, {"budget": 8, "scope": "request", "phases": ["decode"]}),
+    "custom ranking by request without speculation": ("custom", False, {"budget": 8, "scope": "request"}),
     "policy among the keys": ("xshare", False, {"policy": "oea"}),
 }
 

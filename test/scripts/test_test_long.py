@@ -66,6 +66,18 @@ def test_a_changed_document_repeats_only_the_tests_of_documents(checkout, name, 
     assert ran(checkout) == [*PARTS, *again]
 
 
+def test_the_longest_part_of_the_last_run_begins_and_parts_share_a_folder_of_one_state(checkout):
+    run_parts(checkout)
+    done = checkout / "build" / "test-long"
+    (done / "test_docs_test_cli.py.log").write_text("=== 1 passed in 100.24s (0:01:40) ===\n")
+    (checkout / "python").write_text(PYTHON + "# changed\n")
+    (before,) = done.glob("served-*")
+    run_parts(checkout)
+    assert ran(checkout) == [*PARTS, *PARTS[::-1]]
+    (after,) = done.glob("served-*")
+    assert after != before
+
+
 def test_one_part_alone(checkout):
     """`make test-long PART=patching/test_kill`."""
     refused = run_parts(checkout, PART="nothing")

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from selection.oracle import ALGORITHMS
 from selection.oracle_case import Case
 from sglang_xshare import Batch, Router, build_plan, select
-from sglang_xshare.policies import VANILLA
 from sglang_xshare.policies.plan import BALANCES
-from sglang_xshare.selection.scores import compute_scores, measure, to_fixed_point
+from sglang_xshare.policies.spelling import parse_policy
 from sglang_xshare.types import SCORINGS
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -40,12 +40,15 @@ def fill_logits(kind, rows, experts, seed):
 
 OWN_SHARES = ("xshare", "oea", "lynx-lat", "lynx-acc", "moe-spec")
 """Policies that take `own_share`."""
+EVERY_PLAN = [*ALGORITHMS, "free", "narrow"]
+"""What `plans` draws."""
+RESIDENCE = [{"free_residents": True}, {"free_residents": False}]
 KINDS = ["normal", "ties", "wide", "huge", "equal", "special", "dead rows"]
 
 
 @st.composite
-def cases(draw, max_requests=6, max_experts=64, max_tokens=8, top_k=None):
-    """A `Case` of up to `max_requests * max_tokens` rows."""
+def cases(draw, max_requests=6, max_experts=64, max_tokens=8):
+    """A `Case` of up to `max_requests * max_tokens` rows: some padding, some exact, some experts resident in slots."""
     experts = draw(st.sampled_from([n for n in (8, 12, 16, 32, 64, 128, 256, 512) if n <= max_experts]))
     tokens = draw(st.integers(1, max_tokens))
     rows = tokens * draw(st.integers(1, max(max_requests, 1)))
@@ -54,9 +57,14 @@ def cases(draw, max_requests=6, max_experts=64, max_tokens=8, top_k=None):
     bias = draw(st.sampled_from([None, None, 0.1, 1.0]))
     groups = draw(st.sampled_from([None, None, 2, 4]))
     quota = draw(st.sampled_from([None, None, 2, 4])) if groups is None else None
-    k = top_k or draw(st.integers(1, min(16, experts)))
+    k = draw(st.integers(1, min(16, experts)))
     if quota and k % quota:
         quota = None
+
+    def flags(size, *shares):
+        share = draw(st.sampled_from([None, *shares]))
+        return None if share is None else torch.rand(size, generator=generator) < share
+
     return Case(
         logits=fill_logits(draw(st.sampled_from(KINDS)), rows, experts, seed).to(draw(st.sampled_from(DTYPES))),
         top_k=k,
@@ -66,14 +74,14 @@ def cases(draw, max_requests=6, max_experts=64, max_tokens=8, top_k=None):
         renormalize=draw(st.booleans()),
         num_expert_group=groups,
         topk_group=None if groups is None else draw(st.integers(1, groups)),
-        valid=draw(st.sampled_from([None, torch.rand(rows, generator=generator) < 0.7])),
+        valid=flags(rows, 0.7),
         tokens_per_request=tokens,
         rank_of_expert=torch.randint(4, (experts,), generator=generator).tolist(),
         quota_groups=quota,
         expert_scale=draw(st.sampled_from([None, None, torch.rand(experts, generator=generator) * 4 - 1])),
-        exact=draw(st.sampled_from([None, None, torch.rand(rows, generator=generator) < 0.3])),
-        resident=draw(st.sampled_from([None, None, torch.rand(experts, generator=generator) < 0.5])),
-        slots=draw(st.sampled_from([None, 1 + experts // 2, 1 + experts // 8])),
+        exact=flags(rows, None, 0.3, 0.3, 0.6, 1.0),
+        resident=flags(experts, None, 0.2, 0.5, 0.5, 1.0),
+        slots=draw(st.one_of(st.none(), st.integers(1, experts))),
         depth=draw(st.sampled_from([None, draw_depths(rows, tokens, generator)])),
     )
 
@@ -92,6 +100,7 @@ def keys_for(policy, case):
     utility = st.sampled_from(["topk", "full", "squared"])
     wider = {"k0": st.integers(0, k), "utility": utility}
     budget = st.integers(1, experts + 3)
+    ranked = {"budget": budget, "scope": st.sampled_from(["batch", "request"]), "utility": utility}
     strategies: dict[str, st.SearchStrategy[Any]] = {
         "vanilla": st.just({}),
         "pruned": st.fixed_dictionaries(warm_up),
@@ -129,18 +138,8 @@ def keys_for(policy, case):
             {"confidence": shares, "max_voters": st.integers(1, 9), "min_votes": st.integers(1, 4)}
         ),
         "moe-spec": st.one_of(
-            st.fixed_dictionaries(
-                {"budget": budget, "scope": st.sampled_from(["batch", "request"]), "utility": utility}
-            ),
-            st.fixed_dictionaries(
-                {
-                    "budget": budget,
-                    "scope": st.sampled_from(["batch", "request"]),
-                    "utility": utility,
-                    "coverage": st.just("truncate"),
-                    "rescue": st.booleans(),
-                }
-            ),
+            st.fixed_dictionaries(ranked),
+            st.fixed_dictionaries({**ranked, "coverage": st.just("truncate"), "rescue": st.booleans()}),
             st.fixed_dictionaries(
                 {
                     "budget": budget,
@@ -151,17 +150,12 @@ def keys_for(policy, case):
             ),
         ),
     }
-    # A law of its own says of the other policies, and of those that do not renormalize, that they refuse it.
     found = strategies[policy]
     if policy in ("xshare", "oea"):
-        found = st.builds(add_free_residents, found, st.sampled_from([None, None, True, False]))
-    if policy not in OWN_SHARES or not case.renormalize:
+        found = st.builds(lambda keys, free: {**keys, **free}, found, st.sampled_from([{}, *RESIDENCE]))
+    if policy not in OWN_SHARES or not case.renormalize:  # which refuse the key
         return found
     return st.builds(add_own_share, found, st.sampled_from([0, 0, 0.25, 0.75, 1]))
-
-
-def add_free_residents(keys, free):
-    return keys if free is None else {**keys, "free_residents": free}
 
 
 def add_own_share(keys, share):
@@ -201,6 +195,33 @@ def free_plans(draw, case):
     return build_plan("custom", **keys, kmax=draw(st.integers(k, wider)), max_rank=draw(st.integers(1, experts)))
 
 
+@st.composite
+def plans(draw, case, policy):
+    """A plan of a policy, a "free" one of the algebra, or a "narrow" one with rows of fewer experts than top-k."""
+    if policy == "free":
+        return draw(free_plans(case))
+    if policy == "narrow":
+        kmax = case.top_k if case.quota_groups else draw(st.integers(1, case.top_k))
+        keys = {"k0": draw(st.integers(0, kmax)), "kmax": kmax, "max_rank": draw(st.sampled_from([None, 1, 3]))}
+        return build_plan("custom", **keys, add=draw(st.integers(0, 9)))
+    return build_plan(policy, **draw(keys_for(policy, case)))
+
+
+def spell(text):
+    """Return the plan of a policy as a command line spells it."""
+    name, keys = parse_policy(text)
+    return build_plan(name, **keys)
+
+
+def words(text):
+    """Return the words of a text, such as plans that are spelled one after the other."""
+    return text.split()
+
+
+def pad_columns(rows, columns, value):
+    return torch.nn.functional.pad(rows, (0, columns - rows.shape[1]), value=value)
+
+
 def router_of(case):
     return Router(
         case.top_k,
@@ -225,23 +246,3 @@ def run(case, plan, backend):
 
 def indices(mask):
     return {j for j, is_set in enumerate(mask.tolist()) if is_set}
-
-
-def check_unchanged(case, plan):
-    """Ids, weights and active experts as the model's own: of every row, but for experts without any utility."""
-    out, vanilla = run(case, plan, "reference"), run(case, VANILLA, "reference")
-    scores, _ = compute_scores(case.logits, router_of(case))
-    ids = vanilla.topk_ids.long()
-    own = measure(scores, router_of(case)).gather(1, ids.clamp_min(0)).double() * (ids >= 0)
-    if plan.utility == "squared":
-        own = (own / own.sum(1, keepdim=True)) ** 2
-    whole = ((to_fixed_point(own) > 0) | (ids < 0)).all(1)
-    assert torch.equal(out.topk_ids[whole], vanilla.topk_ids[whole])
-    assert torch.equal(out.topk_weights[whole], vanilla.topk_weights[whole])
-    kept = vanilla.kept_mass > 0
-    left_out = torch.tensor(2**-10.5 if plan.utility == "squared" else 1e-6)
-    if plan.utility == "full":  # of scores, and a bias can choose experts that have next to none together
-        left_out = left_out / own.nan_to_num().sum(1)[kept]
-    assert out.kept_mass[kept].ge(1 - 16 * left_out - 4e-6).all()
-    if whole.all():
-        assert torch.equal(out.active, vanilla.active)

@@ -1,21 +1,28 @@
-"""The Triton kernel beside the reference: compiled where there is a GPU, elsewhere under Triton's interpreter."""
+"""A backend beside the reference. The Triton kernel is compiled if there is a GPU, and interpreted otherwise."""
 
 import dataclasses
+from collections.abc import Callable
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from selection.cases import fill_logits, router_of
+from selection.aligned import find_problems
+from selection.cases import batch_of, fill_logits, router_of
+from selection.compiled import NEEDS_COMPILER
 from selection.interpreter import interpreted
 from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare.selection.triton_kernel import supports
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
+HERE = ["reference", "torch", pytest.param("cpu", marks=NEEDS_COMPILER)]
+"""Backends that run on a CPU."""
 EXACT = ("topk_ids", "selected", "active", "vanilla_active", "rescued")
 CLOSE = ("topk_weights", "kept_mass")
-PLANS = {
+PLANS: dict[str, dict[str, Any]] = {
     "vanilla": {},
     "xshare": {"k0": 1, "add": 24},
     "xshare per request": {"policy": "xshare", "k0": 1, "add_per_request": 4},
@@ -34,25 +41,37 @@ PLANS = {
     "moe-spec of squares": {"policy": "moe-spec", "budget": 12, "utility": "squared", "own_share": 0.75},
     "moe-spec truncating": {"policy": "moe-spec", "budget": 6, "coverage": "truncate"},
     "dynamic-skip": {"beta": 0.4},
+    "drafts": {"policy": "xshare", "k0": 1, "add": 5, "add_per_request": 1, "acceptance": 0.7, "warm_rows": 2},
 }
-RESIDENT_PLANS = {
-    "add": {"k0": 1, "add": 5},
-    "add squares": {"k0": 1, "add": 5, "utility": "squared", "own_share": 0.75},
-    "add by request": {"k0": 1, "add": 2, "add_per_request": 2},
-    "mass": {"k0": 1, "mass": 0.6, "utility": "full"},
-    "ranks": {"k0": 1, "add": 2, "target_per_rank": 4},
-    "warm-up": {"k0": 2, "p": 0.7, "max_rank": 12},
-    "truncating": {"k0": 0, "add": 6, "coverage": "truncate"},
-}
-"""Those that take residents: budgets of utility, or none."""
-EVERY_PLAN = pytest.mark.parametrize("name", PLANS)
-few = settings(
-    max_examples=4 if HAS_GPU else 25,  # on a GPU, each of them compiles
-    deadline=None,
-    # A P one bit off, from another exp, may one day fall on the other side of a rounding: not at random in this run.
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
+EVERY_NAME = pytest.mark.parametrize("name", PLANS)
+
+
+class Backend:
+    """`select` by one backend, in the process in which the backend runs."""
+
+    def __init__(self, name: str, call: Callable[..., Any] | None = None) -> None:
+        self.name = name
+        self.device = DEVICE if name == "triton" else "cpu"
+        self._call = call or (lambda function, *args, **keys: function(*args, **keys))
+
+    def __call__(self, *args, **keys):
+        return self._call(select, *args, backend=self.name, **keys)
+
+    def settle(self, examples):
+        """Settings for deterministic examples; an eighth of them for the kernel, of which a GPU compiles each."""
+        if self.name == "triton":
+            # A P one bit off, from another exp, may one day fall on the other side of a rounding.
+            examples = 2 if HAS_GPU else max(examples // 8, 1)
+        return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+    def place(self, case):
+        """(logits, router, batch, ranks) of a drawn case on the backend's device."""
+        logits = without_denormals(case.logits.float()).to(self.device, case.logits.dtype)
+        batch = move(batch_of(case), self.device)
+        return logits, move(router_of(case), self.device), batch, torch.tensor(case.rank_of_expert, device=self.device)
+
+    def serves(self, logits, plan, router, batch):
+        return self.name != "triton" or supports(plan, router, batch, *logits.shape)
 
 
 @contextmanager
@@ -65,42 +84,13 @@ def running():
         yield call
 
 
-@pytest.fixture(scope="module")
-def run():
-    """Call a function where Triton runs."""
-    with running() as call:
-        yield call
-
-
-@pytest.fixture(scope="module")
-def kernel():
-    """`select(..., backend="triton")`."""
-    with running() as call:
-        yield lambda *args, **keys: call(select, *args, backend="triton", **keys)
-
-
 def make_plan(name):
     return build_plan({"policy": name, **PLANS[name]})
 
 
-ROUTERS = [
-    "softmax",
-    "softmax, not renormalizing",
-    "softmax with bias",
-    "sigmoid",
-    "sigmoid with bias",
-    "group-limited",
-    "group-limited with bias",
-    "sqrtsoftplus",
-    "sqrtsoftplus with bias",
-    "scaled by expert",
-    "top-k of each group",
-]
-"""Kinds that `make_router` makes."""
-
-
-def make_router(kind, experts, top_k=8):
-    bias = torch.linspace(-0.2, 0.2, experts, device=DEVICE).mul(64).round() / 64
+def make_routers(experts, top_k=8, device=DEVICE):
+    """A router of each kind, by name."""
+    bias = torch.linspace(-0.2, 0.2, experts, device=device).mul(64).round() / 64
     return {
         "softmax": Router(top_k),
         "softmax, not renormalizing": Router(top_k, renormalize=False),
@@ -113,31 +103,25 @@ def make_router(kind, experts, top_k=8):
         "sqrtsoftplus with bias": Router(top_k, "sqrtsoftplus", bias, scaling=1.5),
         "scaled by expert": Router(top_k, expert_scale=4 * bias + 0.5),
         "top-k of each group": Router(top_k, quota_groups=4),
-    }[kind]
+    }
 
 
-def move_router(router, device=DEVICE):
-    """With all its tensors on the device."""
-    tensors = {name: one for name, one in vars(router).items() if isinstance(one, torch.Tensor)}
-    return dataclasses.replace(router, **{name: one.to(device) for name, one in tensors.items()})
+ROUTERS = list(make_routers(64))
 
 
-def on_device(case):
-    """(logits, router, batch, ranks) of a drawn case."""
-    flags = (None if flag is None else flag.to(DEVICE) for flag in (case.valid, case.exact, case.resident))
-    valid, exact, resident = flags
-    batch = Batch(valid, case.tokens_per_request, exact, resident, case.slots)
-    logits = without_denormals(case.logits.float()).to(DEVICE, case.logits.dtype)
-    return logits, move_router(router_of(case)), batch, torch.tensor(case.rank_of_expert, device=DEVICE)
+def move(owner, device):
+    """A router or batch with all its tensors on the device."""
+    tensors = {name: one for name, one in vars(owner).items() if isinstance(one, torch.Tensor)}
+    return dataclasses.replace(owner, **{name: one.to(device) for name, one in tensors.items()})
 
 
-def make_logits(kind, rows, experts, seed=0, dtype=torch.float32):
-    return without_denormals(fill_logits(kind, rows, experts, seed)).to(DEVICE, dtype)
+def make_logits(kind, rows, experts, seed=0, dtype=torch.float32, device=DEVICE):
+    return without_denormals(fill_logits(kind, rows, experts, seed)).to(device, dtype)
 
 
-def make_ranks(experts):
+def make_ranks(logits):
     """[experts]: on four ranks, in contiguous blocks."""
-    return torch.arange(experts, device=DEVICE) * 4 // experts
+    return torch.arange(logits.shape[1], device=logits.device) * 4 // logits.shape[1]
 
 
 def without_denormals(logits):
@@ -146,14 +130,33 @@ def without_denormals(logits):
     return torch.where((gap > 80) & (gap < 120), logits - 1e3, logits)
 
 
-def compare(kernel, logits, plan, router, batch=None, ranks=None):
-    """The kernel's answer, after comparing it with the reference's. On four ranks, unless it is said otherwise."""
-    batch = batch or Batch()
-    ranks = make_ranks(logits.shape[1]) if ranks is None else ranks
-    expected = select(logits, plan, router, batch, ranks, backend="reference")
-    found = kernel(logits, plan, router, batch, ranks)
+def compare(backend, logits, plan, router, batch=None, ranks=None, slots=None):
+    """Return the backend's answer, which is the reference's: ids and sets equal, weights close.
+
+    The compiled call's has every bit of torch's. Experts lie on four ranks unless `ranks` are given.
+    """
+    given = logits.clone()
+    call = logits, plan, router, batch or Batch(), make_ranks(logits) if ranks is None else ranks
+    expected, found = select(*call, backend="reference", slots=slots), backend(*call, slots=slots)
+    check_same(found, expected)
+    if found.alignment is not None:
+        assert find_problems(found.alignment, found.topk_ids) == []
+    if backend.name == "cpu":
+        same = select(*call, backend="torch", slots=slots)
+        for name in EXACT + CLOSE:
+            one, other = getattr(found, name), getattr(same, name)
+            assert one.dtype == other.dtype, name
+            assert torch.equal(one, other), name
+    assert torch.equal(logits.nan_to_num(), given.nan_to_num())
+    return found
+
+
+def check_same(found, expected):
+    """Compare what an answer chooses, and what is counted of it."""
     for name in EXACT:
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     for name in CLOSE:
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-6, rtol=2e-6)
-    return found
+    if expected.masked_logits is not None:
+        assert found.masked_logits.dtype == expected.masked_logits.dtype
+        assert torch.equal(found.masked_logits, expected.masked_logits)

@@ -1,17 +1,23 @@
-"""Pairs sorted by expert: the reference against plain loops, and the bound of the blocks that they take."""
+"""Pairs sorted by expert: the reference against plain loops, the bound of their blocks, and the kernel's by hand.
+
+The drawn cases of test_backends.py compare the kernel's alignment with the reference.
+"""
 
 from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from selection.aligned import find_problems
-from selection.compared import few
+from selection.cases import spell
+from selection.compared import DEVICE, Backend, compare, make_logits, make_plan
+from sglang_xshare import Batch, Router, RunnerSlots
 from sglang_xshare.selection.alignment import align_pairs, count_blocks
 from sglang_xshare.types import Alignment
 
+ALIGNED = RunnerSlots(aligned=True)
 IDS = torch.tensor([[5, 2, 2], [2, 0, 5], [7, 7, 7]], dtype=torch.int32)
 
 
@@ -28,7 +34,7 @@ def align_by_loops(ids: list[list[int]], block: int) -> tuple[list[int], list[in
     return pairs, experts
 
 
-@settings(few, max_examples=100)
+@Backend("reference").settle(60)
 @given(data=st.data())
 def test_the_reference_sorts_as_plain_loops_do(data):
     """Also -1, which upstream sorts before all experts, and experts that a row has more than once."""
@@ -71,7 +77,7 @@ def test_the_order_of_an_experts_pairs_is_free():
     assert find_problems(made._replace(sorted_token_ids=pairs), IDS) == []
 
 
-@settings(few, max_examples=300)
+@Backend("reference").settle(100)
 @given(data=st.data())
 def test_no_more_blocks_are_filled_than_counted(data):
     block = data.draw(st.sampled_from([1, 2, 16, 64]))
@@ -86,3 +92,28 @@ def test_the_count_of_blocks_is_reached():
         sizes = [1] * (min(most, pairs) - 1)
         sizes.append(pairs - len(sizes))
         assert sum(-(-size // 16) for size in sizes) == count_blocks(most, pairs)
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_a_batch_of_padding_rows(kernel, rows):
+    """All slots hold expert 0, which takes as many blocks as that needs."""
+    batch = Batch(torch.zeros(rows, dtype=torch.bool, device=DEVICE))
+    found = compare(kernel, make_logits("normal", rows, 32), make_plan("oea"), Router(6), batch, slots=ALIGNED)
+    assert found.alignment.num_tokens_post_padded.item() == count_blocks(1, 10 * rows) * 16
+
+
+def test_an_expert_that_fills_many_slots_of_several_rows(kernel):
+    """Each row keeps one of two experts and fills seven slots with it: 64 pairs an expert, four blocks."""
+    logits = torch.zeros(16, 32, device=DEVICE)
+    logits[:8, 3] = logits[8:, 20] = 9
+    found = compare(kernel, logits, spell("pruned:k0=1"), Router(8), slots=ALIGNED)
+    assert found.alignment.expert_ids[:8].tolist() == [3] * 4 + [20] * 4
+    assert found.alignment.num_tokens_post_padded.item() == 128
+
+
+def test_what_is_not_aligned(kernel):
+    """Several programs, empty slots, masked logits, no slots, and no row."""
+    others = [RunnerSlots(empty=True, aligned=True), RunnerSlots(masked=True, aligned=True), RunnerSlots(), None]
+    for rows, slots in [(17, ALIGNED), (0, ALIGNED), *((16, one) for one in others)]:
+        assert kernel(make_logits("normal", rows, 64), make_plan("xshare"), Router(4), slots=slots).alignment is None
+    assert kernel(make_logits("normal", 16, 64), make_plan("xshare"), Router(4), slots=ALIGNED).alignment is not None

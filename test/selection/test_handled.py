@@ -16,17 +16,10 @@ from sglang_xshare.selection.cpu_call.library import load
 from sglang_xshare.selection.triton_kernel import recipe
 
 COMPILED = {"triton": triton_kernel, **({"cpu": cpu_call} if load() is not None else {})}
-WORDS = [name for name, key in KEYS.items() if key.kind is str]
 LEFT_OUT = {"triton": {"order": (), "ranking": ("static",), "scope": ("request",)}}
 """What a backend leaves to torch: a key as a whole, or some of its words."""
-# The other keys with which a plan may have a word of this key.
-NEEDED = {
-    "utility": {"add": 3},
-    "balance": {"target_per_rank": 2},
-    "ranking": {"budget": 4},
-    "scope": {"budget": 4},
-    "coverage": {"add": 3},
-}
+NEEDED = {"utility": "add", "balance": "target_per_rank", "ranking": "budget", "scope": "budget", "coverage": "add"}
+"""By key of words, another key with which a plan may have one of its words."""
 LOGITS, ROUTER, RANKS = fill_logits("ties", 6, 16, 4), Router(4), torch.arange(16) // 4
 
 
@@ -54,19 +47,16 @@ def test_every_key_and_word_of_a_plan_is_declared_or_left_out(backend):
     known = {name: {*words, *left_out.get(name, ())} for name, words in handled.items()}
     known |= {name: set() for name in left_out if name not in handled}
     assert known == {name: set(key.choices) if key.kind is str else set() for name, key in KEYS.items()}
-
-
-def test_every_key_of_words_is_tried():
-    assert set(NEEDED) == set(WORDS)
+    assert set(NEEDED) == {name for name, key in KEYS.items() if key.kind is str}, "each is tried below"
 
 
 @pytest.mark.parametrize("backend", COMPILED)
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", NEEDED)
 def test_a_word_that_no_compiled_backend_knows_is_left_to_torch(monkeypatch, forget, name, backend):
-    plan = SelectionPlan(k0=1, **NEEDED[name])
+    plan = SelectionPlan(k0=1, **{NEEDED[name]: 3})
     assert COMPILED[backend].supports(plan, ROUTER, Batch(), 6, 16)
     add_word(monkeypatch, name)
-    peak = SelectionPlan(k0=1, **{name: "peak"}, **NEEDED[name])
+    peak = SelectionPlan(k0=1, **{name: "peak", NEEDED[name]: 3})
     assert not COMPILED[backend].supports(peak, ROUTER, Batch(), 6, 16)
     assert prepare(LOGITS, peak, ROUTER, Batch(), None) is None
     with refused(f"{name} = 'peak'"):

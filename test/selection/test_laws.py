@@ -1,100 +1,40 @@
-"""What must hold between answers, whatever the logits: laws that need no oracle."""
+"""Laws between answers, whatever the logits: they need no oracle, and hold between calls of one backend."""
 
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from selection.cases import OWN_SHARES, cases, fill_logits, indices, keys_for, run
-from selection.draws import pad_columns
+from selection.cases import EVERY_PLAN, cases, fill_logits, indices, keys_for, pad_columns, plans, run, spell, words
+from selection.compared import HERE, Backend, make_routers
 from selection.oracle import ALGORITHMS
-from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare import Batch, build_plan, select
+from sglang_xshare.policies import VANILLA
 
-few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 EVERY_POLICY = pytest.mark.parametrize("policy", ALGORITHMS)
-BIAS = torch.linspace(-0.1, 0.1, 32)
-ROUTERS = {
-    "softmax": Router(4),
-    "softmax, not renormalizing": Router(4, renormalize=False),
-    "sigmoid": Router(4, "sigmoid"),
-    "sigmoid with bias": Router(4, "sigmoid", BIAS),
-    "group-limited": Router(4, "sigmoid", BIAS, num_expert_group=4, topk_group=2),
-    "group-limited without bias": Router(4, num_expert_group=8, topk_group=3),
-}
-FULL_BUDGETS: dict[str, dict[str, Any]] = {
-    "xshare": {"k0": 1, "add": 32},
-    "xshare, no warm-up": {"policy": "xshare", "k0": 0, "add": 32},
-    "xshare per request": {"policy": "xshare", "k0": 0, "add_per_request": 32},
-    "xshare of squares": {"policy": "xshare", "k0": 1, "add": 32, "utility": "squared"},
-    "xshare by mass": {"policy": "xshare", "k0": 0, "mass": 1.0},
-    "xshare by capped mass": {"policy": "xshare", "k0": 0, "mass": 1.0, "max_add": 32},
-    "xshare per rank": {"policy": "xshare", "target_per_rank": 32},
-    "xshare per rank, filled": {"policy": "xshare", "target_per_rank": 32, "balance": "fill"},
-    "xshare per rank, level": {"policy": "xshare", "target_per_rank": 32, "balance": "level"},
-    "oea": {"k0": 4},
-    "pruned": {"k0": 4},
-    "dynamic-skip": {"beta": 0},
-    "lynx-lat": {"retain": 32},
-    "lynx-lat without drops": {"policy": "lynx-lat", "drop": 0},
-    "lynx-acc": {"confidence": 0.01, "max_voters": 99, "min_votes": 1},
-    "moe-spec": {"budget": 32},
-    "moe-spec, truncating": {"policy": "moe-spec", "budget": 32, "coverage": "truncate"},
-    "moe-spec, static": {"policy": "moe-spec", "budget": 32, "ranking": "static", "order": list(range(32))},
-    "moe-spec of squares": {"policy": "moe-spec", "budget": 32, "utility": "squared"},
-    "moe-spec per request": {"policy": "moe-spec", "budget": 32, "scope": "request"},
-}
+few = Backend("torch").settle(40)
+FULL_BUDGETS = words("""
+xshare:k0=1,add=32 xshare:k0=0,add=32 xshare:k0=0,add_per_request=32 xshare:k0=1,add=32,utility=squared
+xshare:k0=0,mass=1.0 xshare:k0=0,mass=1.0,max_add=32 xshare:target_per_rank=32 xshare:target_per_rank=32,balance=fill
+xshare:target_per_rank=32,balance=level oea:k0=4 pruned:k0=4 dynamic-skip:beta=0 lynx-lat:retain=32 lynx-lat:drop=0
+lynx-acc:confidence=0.01,max_voters=99,min_votes=1 moe-spec:budget=32 moe-spec:budget=32,coverage=truncate
+moe-spec:budget=32,utility=squared moe-spec:budget=32,scope=request
+""")
+EXACTLY = ("topk_ids", "selected", "active", "vanilla_active", "rescued")
 
 
-@pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
-@pytest.mark.parametrize("name", FULL_BUDGETS)
-@pytest.mark.parametrize("kind", ["normal", "ties"])
-def test_a_full_budget_is_vanilla(router, name, kind):
-    """Weights to the last bit; and what vanilla is, upstream's formula says."""
-    logits = fill_logits(kind, 12, 32, seed=7)
-    batch = Batch(torch.arange(12) % 5 != 3, tokens_per_request=3)
-    ranks = torch.arange(32) // 8
-    plan = build_plan({"policy": name, **FULL_BUDGETS[name]})
-    out = select(logits, plan, router, batch, ranks)
-    vanilla = select(logits, build_plan("vanilla"), router, batch)
-    assert torch.equal(out.topk_ids, vanilla.topk_ids)
-    assert torch.equal(out.topk_weights, vanilla.topk_weights)
-    assert torch.equal(out.active, vanilla.active)
-    assert torch.equal(vanilla.active, vanilla.vanilla_active)
-
-
-@few
-@given(data=st.data())
-def test_own_share_changes_nothing_but_the_weights_of_rows_that_lost_mass(data):
-    """It keeps ids and S, and a row's own experts' weights to the last bit; with 1 no weight is above the model's."""
-    case = dataclasses.replace(data.draw(cases()), renormalize=True)
-    policy = data.draw(st.sampled_from(OWN_SHARES))
-    keys = {**data.draw(keys_for(policy, case)), "own_share": data.draw(st.sampled_from([0.25, 0.75, 1]))}
-    assume(keys.get("coverage") != "truncate")
-    plan = build_plan(policy, **keys)
-    out, published = run(case, plan, "torch"), run(case, dataclasses.replace(plan, own_share=0.0), "torch")
-    vanilla = run(case, build_plan("vanilla"), "torch")
-    assert torch.equal(out.topk_ids, published.topk_ids)
-    assert torch.equal(out.selected, published.selected)
-    own = pad_columns(vanilla.topk_ids, out.topk_ids.shape[1], -1)
-    if out.topk_ids.shape[1] == case.top_k:
-        whole = (out.topk_ids == own).all(1)
-        assert torch.equal(out.topk_weights[whole], vanilla.topk_weights[whole])
-    if plan.own_share == 1:
-        same = (out.topk_ids.unsqueeze(2) == own.unsqueeze(1)) & (out.topk_ids >= 0).unsqueeze(2)
-        allowed = (pad_columns(vanilla.topk_weights, own.shape[1], 0.0).unsqueeze(1) * same).sum(2)
-        assert (out.topk_weights <= allowed + 1e-6)[same.any(2)].all()
-
-
-def test_vanilla_is_upstreams_top_k():
-    """Softmax over all experts, the k largest, divided by their sum."""
-    logits = fill_logits("normal", 20, 64, seed=1)
-    out = select(logits, build_plan("vanilla"), Router(8))
-    weights, ids = logits.softmax(-1).topk(8)
-    assert torch.equal(out.topk_ids, ids.int())
-    assert torch.equal(out.topk_weights, weights / weights.sum(-1, keepdim=True))
+@pytest.mark.parametrize("text", FULL_BUDGETS)
+def test_a_full_budget_is_vanilla(text):
+    """Weights to the last bit."""
+    batch, ranks = Batch(torch.arange(12) % 5 != 3, tokens_per_request=3), torch.arange(32) // 8
+    for kind, router in make_routers(32, 4, "cpu").items():
+        logits = fill_logits("ties" if "bias" in kind else "normal", 12, 32, seed=7)
+        out, vanilla = select(logits, spell(text), router, batch, ranks), select(logits, VANILLA, router, batch)
+        for name in ("topk_ids", "topk_weights", "active"):
+            assert torch.equal(getattr(out, name), getattr(vanilla, name)), (kind, name)
+        assert torch.equal(vanilla.active, vanilla.vanilla_active)
 
 
 @few
@@ -117,8 +57,8 @@ def test_a_larger_budget_never_removes_an_expert(case, data):
     ]:
         others = {"k0": k0, "utility": data.draw(st.sampled_from(["topk", "squared"]))} if policy == "xshare" else {}
         others |= {"mass": mass[1]} if key == "max_add" else {}
-        plans = [build_plan(policy, **others, **{key: value}) for value in values]
-        less, more = (indices(run(case, plan, "torch").selected) for plan in plans)
+        both = [build_plan(policy, **others, **{key: value}) for value in values]
+        less, more = (indices(run(case, plan, "torch").selected) for plan in both)
         assert less <= more, (policy, key)
 
 
@@ -134,9 +74,11 @@ def test_permuting_the_requests_permutes_the_answer(policy, data):
     tokens = case.tokens_per_request
     requests = data.draw(st.permutations(range(len(case.P) // tokens)))
     order = torch.tensor([r * tokens + t for r in requests for t in range(tokens)])
-    flags = {name: None if (all_ := getattr(case, name)) is None else all_[order] for name in ("valid", "exact")}
-    out = run(case, plan, "torch")
-    permuted = run(dataclasses.replace(case, logits=case.logits[order], **flags), plan, "torch")
+    flags = {name: getattr(case, name) for name in ("valid", "exact", "depth")}
+    moved = {name: None if flag is None else flag[order] for name, flag in flags.items()}
+    out, permuted = (
+        run(one, plan, "torch") for one in (case, dataclasses.replace(case, logits=case.logits[order], **moved))
+    )
     assert torch.equal(permuted.topk_ids, out.topk_ids[order])
     # torch's sigmoid differs in the last bit between the vector part of a tensor and its tail.
     assert torch.allclose(permuted.topk_weights, out.topk_weights[order], rtol=1e-6, atol=0)
@@ -147,7 +89,7 @@ def test_permuting_the_requests_permutes_the_answer(policy, data):
 @few
 @given(data=st.data())
 def test_padding_requests_change_nothing(policy, data):
-    """Padding anywhere, whatever its logits: real rows, S and counts are as without it."""
+    """Padding anywhere, whatever its logits and marks: real rows, S and counts are as without it."""
     case = data.draw(cases())
     plan = build_plan(policy, **data.draw(keys_for(policy, case)))
     tokens = case.tokens_per_request
@@ -157,32 +99,76 @@ def test_padding_requests_change_nothing(policy, data):
     real = is_real.nonzero().flatten()[: len(case.P)]
     logits = fill_logits("special", len(is_real), case.num_experts, seed=3).to(case.logits.dtype)
     logits[real] = case.logits
-    valid = torch.zeros(len(is_real), dtype=torch.bool)
-    valid[real] = True if case.valid is None else case.valid
-    exact = None
-    if case.exact is not None:
-        exact = torch.ones(len(is_real), dtype=torch.bool)  # no padding row is
-        exact[real] = case.exact
-    depth = None
-    if case.depth is not None:
-        depth = torch.full((len(is_real),), 7, dtype=torch.int32)
-        depth[real] = case.depth
-    out = run(case, plan, "torch")
-    padded = run(dataclasses.replace(case, logits=logits, valid=valid, exact=exact, depth=depth), plan, "torch")
+    padding = {"valid": torch.zeros(len(is_real), dtype=torch.bool)}
+    padding["valid"][real] = True if case.valid is None else case.valid
+    for name, value in (("exact", torch.tensor(True)), ("depth", torch.tensor(7, dtype=torch.int32))):
+        if (flag := getattr(case, name)) is not None:
+            padding[name] = value.repeat(len(is_real))
+            padding[name][real] = flag
+    out, padded = (run(one, plan, "torch") for one in (case, dataclasses.replace(case, logits=logits, **padding)))
     assert torch.equal(padded.topk_ids[real], out.topk_ids)
     assert torch.allclose(padded.topk_weights[real], out.topk_weights, rtol=1e-6, atol=0)
-    assert (padded.topk_ids[~valid] == -1).all()
-    assert (padded.topk_weights[~valid] == 0).all()
-    assert (padded.kept_mass[~valid] == 0).all()
-    for name in ("selected", "active", "vanilla_active", "rescued"):
+    assert (padded.topk_ids[~padding["valid"]] == -1).all()
+    for name in ("topk_weights", "kept_mass"):
+        assert (getattr(padded, name)[~padding["valid"]] == 0).all()
+    for name in EXACTLY[1:]:
         assert torch.equal(getattr(padded, name), getattr(out, name)), name
 
 
-def test_bias_and_groups_decide():
-    """The laws above would hold for a router that ignored them."""
-    case_logits = torch.zeros(1, 8)
-    biased = Router(1, "sigmoid", torch.tensor([0.0, 0, 0, 0, 0, 1, 0, 0]))
-    grouped = Router(2, num_expert_group=2, topk_group=1)
-    assert select(case_logits, build_plan("vanilla"), biased).topk_ids.tolist() == [[5]]
-    logits = torch.tensor([[3.0, 0, 0, 0, 2, 2, 0, 0]])
-    assert select(logits, build_plan("vanilla"), grouped).topk_ids.tolist() == [[0, 1]]
+@few
+@given(data=st.data())
+def test_no_row_exact_is_as_without(data):
+    """To the last bit, except for the columns that an exact row would need."""
+    case = data.draw(cases())
+    plan = data.draw(plans(case, data.draw(st.sampled_from(EVERY_PLAN))))
+    nobody = dataclasses.replace(case, exact=torch.zeros(len(case.P), dtype=torch.bool))
+    out, without = (run(one, plan, "torch") for one in (nobody, dataclasses.replace(case, exact=None)))
+    columns = out.topk_ids.shape[1]
+    assert columns == max(plan.kmax or 0, case.top_k)
+    assert torch.equal(out.topk_ids, pad_columns(without.topk_ids, columns, -1))
+    assert torch.equal(out.topk_weights, pad_columns(without.topk_weights, columns, 0.0))
+    for name in EXACTLY[1:]:
+        assert torch.equal(getattr(out, name), getattr(without, name)), name
+
+
+@few
+@given(data=st.data())
+def test_residents_change_nothing_if_no_batch_names_them_or_the_plan_takes_none(data):
+    case = data.draw(cases())
+    policy = data.draw(st.sampled_from(["xshare", "oea"]))
+    keys = data.draw(keys_for(policy, case))
+    found = [run(dataclasses.replace(case, resident=None), build_plan(policy, **keys), "torch")]
+    for free, resident in ((True, None), (False, None), (False, case.resident)):
+        plan = build_plan(policy, **{**keys, "free_residents": free})
+        found.append(run(dataclasses.replace(case, resident=resident), plan, "torch"))
+    for out in found[1:]:
+        for name in (*EXACTLY, "topk_weights"):
+            assert torch.equal(getattr(out, name), getattr(found[0], name)), name
+
+
+@pytest.mark.parametrize("backend", HERE, indirect=True)
+def test_depth_counts_in_verification_alone(backend):
+    """A step of one row a request is as without; and with every draft accepted and every row warm, any step. All
+    depths beyond the table count as its last.
+    """
+
+    @few
+    @given(data=st.data())
+    def check(data):
+        case = data.draw(cases(max_tokens=4))
+        plan = data.draw(plans(case, "free"))
+        plain = dataclasses.replace(plan, acceptance=1.0, warm_rows=None)
+        decode = dataclasses.replace(case, tokens_per_request=1, depth=None)
+        all_warm = dataclasses.replace(plain, warm_rows=64 if plan.k0 else None)
+        for step, weighed in ((decode, plan), (case, all_warm)):
+            found, expected = run(step, weighed, backend.name), run(step, plain, backend.name)
+            # Weights of a row whose first choice is sure are divided without a look at whether their sum is 0.
+            for name in (*EXACTLY, "topk_weights", "kept_mass"):
+                one, other = getattr(found, name), getattr(expected, name)
+                assert torch.allclose(one, other, rtol=1e-6, atol=0, equal_nan=True), name
+        for one, other in ((255, 10_000), (0, -7), (255, 2**31 - 1)):
+            depths = [torch.full((len(case.P),), depth, dtype=torch.int32) for depth in (one, other)]
+            first, second = (run(dataclasses.replace(case, depth=depth), plan, backend.name) for depth in depths)
+            assert torch.equal(first.selected, second.selected)
+
+    check()

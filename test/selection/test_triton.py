@@ -1,115 +1,96 @@
 """The Triton kernel against the reference: compiled where there is a GPU, elsewhere under Triton's interpreter.
 
-Covered: every plan it supports, one program and several, sizes that are no powers of two, requests, padding anywhere,
-ties, three dtypes, non-finite logits, strides; on a GPU, replays of a CUDA graph as well.
+test_backends.py draws cases for it, too. Covered here: every plan in one program and in several, sizes that are no
+powers of two, requests, exact rows, residents, ranks, routers, and on a GPU replays of a CUDA graph.
 """
 
-import dataclasses
 import itertools
 import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from selection.cases import DTYPES, cases, keys_for
+from selection.cases import DTYPES, KINDS, indices, spell
 from selection.compared import (
+    CLOSE,
     DEVICE,
-    EVERY_PLAN,
+    EVERY_NAME,
     EXACT,
     HAS_GPU,
+    PLANS,
     ROUTERS,
     compare,
-    few,
-    kernel,
     make_logits,
     make_plan,
     make_ranks,
-    make_router,
-    on_device,
+    make_routers,
 )
-from selection.oracle import ALGORITHMS
-from sglang_xshare import Batch, Router, build_plan, select
+from selection.live import select_live
+from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
+from sglang_xshare.selection.reference import select as select_by_reference
 from sglang_xshare.selection.triton_kernel import supports
 from sglang_xshare.selection.triton_kernel.tile import count_programs, make_tile
-from sglang_xshare.types import SCORINGS
 
-__all__ = ["kernel"]
-
-
-@pytest.mark.parametrize("policy", ALGORITHMS)
-@settings(few, max_examples=4 if HAS_GPU else 12)
-@given(data=st.data())
-def test_random_cases(kernel, policy, data):
-    """Every key over its range; what the kernel does not serve, it refuses."""
-    case = dataclasses.replace(data.draw(cases(max_experts=128)), exact=None, resident=None, slots=None)
-    plan = build_plan(policy, **data.draw(keys_for(policy, case)))
-    logits, router, batch, ranks = on_device(case)
-    if supports(plan, router, batch, *logits.shape):
-        compare(kernel, logits, plan, router, batch, ranks)
-    else:
-        with pytest.raises(ValueError, match=r"supports|not implemented by backend triton"):
-            kernel(logits, plan, router, batch, ranks)
+ALIGNED = RunnerSlots(shared=2, shared_weight=0.4, aligned=True)
+SHAPES = [(5, 40, RunnerSlots()), (16, 128, ALIGNED), (20, 160, None), (40, 64, ALIGNED)]
+ROW = torch.arange(300, device=DEVICE)
+EXPERT = torch.arange(64, device=DEVICE)
+MASKABLE = "vanilla xshare:k0=1,add=5 oea:k0=1 oea:k0=1,max_rank=6 moe-spec:budget=5 pruned:k0=1 lynx-lat:retain=9"
 
 
-@EVERY_PLAN
-@pytest.mark.parametrize(("rows", "experts"), [(1, 16), (5, 40), (16, 128), (20, 160)])
-def test_shapes(kernel, name, rows, experts):
-    """One program and several, with rows, experts and budgets that fill no tile."""
-    valid = torch.arange(rows, device=DEVICE) % 5 != 3
-    logits = make_logits("normal", rows, experts, seed=rows)
-    compare(kernel, logits, make_plan(name), Router(6), Batch(valid))
+@EVERY_NAME
+@pytest.mark.parametrize("shape", range(len(SHAPES)))
+def test_every_plan(kernel, name, shape):
+    """One program and several, padding, exact rows, ties and what is not finite, in each dtype: 16-bit logits take
+    another way to break ties than fp32.
+    """
+    rows, experts, slots = SHAPES[shape]
+    turn = shape + list(PLANS).index(name)
+    logits = make_logits(KINDS[turn % len(KINDS)], rows, experts, turn, DTYPES[turn % 3])
+    batch = Batch(ROW[:rows] % 5 != 3, 2 if rows % 2 == 0 else 1, ROW[:rows] % 3 == 1 if turn % 2 else None)
+    found = compare(kernel, logits, make_plan(name), Router(6), batch, slots=slots)
+    if slots and slots.aligned and rows <= 16:
+        pairs = found.topk_ids.numel()
+        assert [len(one) for one in found.alignment] == [16 * pairs, pairs, 1]
+        assert all(one.data_ptr() % 16 == 0 for one in found.alignment), "another kernel would be compiled for it"
 
 
-def test_ranks_stop_at_the_target_they_meet(kernel):
-    """Four ranks of four experts with utility each: two rounds make eight, and there is no third."""
-    plan = build_plan("xshare", k0=0, target_per_rank=2)
-    found = compare(kernel, make_logits("normal", 6, 16), plan, Router(16))
-    assert found.selected.sum() == 8
+@pytest.mark.parametrize("name", ["vanilla", "xshare by mass", "moe-spec truncating", "xshare of squares"])
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_routers(kernel, kind, name):
+    """Of a softmax the plan's own steps may need P itself, where exact rows' weights come of its multiple. Of huge
+    logits many rows have no score at all.
+    """
+    plan, router = make_plan(name), make_routers(64)[kind]
+    if not (plan.own_share and not router.renormalize):
+        for values in ("normal", "huge"):
+            compare(kernel, make_logits(values, 12, 64), plan, router, Batch(ROW[:12] % 5 != 3, 1, ROW[:12] % 3 == 0))
 
 
-@pytest.mark.parametrize(("rows", "experts"), [(64, 128), (64, 256), pytest.param(300, 512, marks=pytest.mark.long)])
-def test_many_rows(kernel, rows, experts):
-    compare(kernel, make_logits("normal", rows, experts), make_plan("xshare"), Router(8))
-
-
-@pytest.mark.parametrize("mass", [0.3, 1.0])
-@pytest.mark.parametrize(("rows", "experts"), [(16, 256), (300, 8)])
-def test_utilities_beyond_31_bits_together_and_alone_near_them(kernel, rows, experts, mass):
-    """Sigmoids near 1: 4096 of them add up to 2^32, those of 300 rows to more than 2^28 an expert."""
-    plan = build_plan("xshare", k0=0, mass=mass, utility="full")
-    found = compare(kernel, make_logits("normal", rows, experts) + 4, plan, Router(2, "sigmoid"))
-    assert found.selected.all() == (mass == 1)
+@pytest.mark.parametrize("text", MASKABLE.split())
+@pytest.mark.parametrize("exact", [False, True])
+def test_masked_logits(kernel, text, exact):
+    """Rows that are padding or short of experts, and fewer active experts than top-k."""
+    for turn, (rows, experts, live) in enumerate([(1, 8, 1), (7, 40, 5), (7, 40, 0), (40, 64, 31), (40, 64, 1)]):
+        logits = make_logits("normal", rows, experts + 3, rows, DTYPES[turn % 3])[:, :experts]
+        logits[0, :5] = torch.nan
+        batch = Batch((ROW[:rows] * 3) % rows < live, 1, ROW[:rows] % 4 == 1 if exact else None)
+        compare(kernel, logits, spell(text), Router(4), batch, slots=RunnerSlots(masked=True))
 
 
 @pytest.mark.parametrize("kind", ["normal", "ties", "special"])
 @pytest.mark.parametrize("name", ["lynx-acc", "lynx-acc of few voters", "moe-spec truncating"])
 def test_programs_agree_on_voters_and_on_who_is_rescued(kernel, name, kind):
     """Rows of several programs vote, and are rescued: more than a loop takes at a time, and some are padding."""
-    logits = make_logits(kind, 75, 64)
-    valid = torch.arange(75, device=DEVICE) % 9 != 4
-    plan = dataclasses.replace(make_plan(name), budget=2) if name == "moe-spec truncating" else make_plan(name)
+    plan = make_plan(name) if "lynx" in name else spell("moe-spec:budget=2,coverage=truncate")
     assert make_tile(plan, Router(6), Batch(), 75, 64).several
-    found = compare(kernel, logits, plan, Router(6), Batch(valid))
+    found = compare(kernel, make_logits(kind, 75, 64), plan, Router(6), Batch(ROW[:75] % 9 != 4))
     assert plan.confidence or found.rescued > 0
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ROUTERS,
-)
-@pytest.mark.parametrize("name", ["vanilla", "xshare", "moe-spec truncating"])
-def test_routers(kernel, kind, name):
-    compare(kernel, make_logits("normal", 12, 64), make_plan(name), make_router(kind, 64))
-
-
-@pytest.mark.parametrize("kind", ["softmax with bias", "sigmoid", "group-limited"])
-@pytest.mark.parametrize("logits", ["normal", "huge"])
-def test_own_share_of_routers(kernel, kind, logits):
-    """Of huge logits many rows have no score at all, of their own or within S."""
-    plan = build_plan("custom", k0=0, add=5, utility="squared", own_share=0.75)
-    compare(kernel, make_logits(logits, 12, 64), plan, make_router(kind, 64))
+@pytest.mark.parametrize(("rows", "experts"), [(64, 256), pytest.param(300, 512, marks=pytest.mark.long)])
+def test_many_rows(kernel, rows, experts):
+    compare(kernel, make_logits("normal", rows, experts), make_plan("xshare"), Router(8), slots=RunnerSlots())
 
 
 @pytest.mark.parametrize("own_share", [0.0, 0.75])
@@ -117,27 +98,10 @@ def test_a_score_whose_reciprocal_is_infinite(kernel, own_share):
     """The third row's P at the one selected expert is e^-95; a GPU's exp may have 0."""
     logits = torch.tensor([[10.0, 0, 0, 0]] * 2 + [[0, 95.0, 0, 0]], device=DEVICE)
     plan = build_plan("custom", k0=0, add=1, own_share=own_share)
-    found = kernel(logits, plan, Router(1), Batch(), make_ranks(4))
+    found = kernel(logits, plan, Router(1), Batch(), make_ranks(logits))
     assert found.topk_ids.tolist() == [[0]] * 3
     assert found.topk_weights[: 3 if own_share == 0 else 2].tolist() == [[1.0]] * (3 if own_share == 0 else 2)
     assert found.topk_weights[2, 0].item() in (pytest.approx(math.exp(-95 * own_share), rel=1e-3), 1.0)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["xshare by mass", "lynx-acc", "lynx-lat", "moe-spec", "oea in its group"])
-@pytest.mark.parametrize("kind", ["sqrtsoftplus with bias", "top-k of each group"])
-def test_a_score_without_bound_and_groups_with_shares(kernel, kind, name, dtype):
-    """In the plans that add up whole rows of scores, or look down a row's own ranking."""
-    plan = build_plan("oea", k0=3, p=0.5, max_rank=12) if name == "oea in its group" else make_plan(name)
-    compare(kernel, make_logits("ties", 9, 32, dtype=dtype) * 3, plan, make_router(kind, 32))
-
-
-@EVERY_PLAN
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["ties", "special", "dead rows"])
-def test_ties_and_what_is_not_finite(kernel, name, kind, dtype):
-    """Sixteen-bit logits take another way to break ties than fp32."""
-    compare(kernel, make_logits(kind, 9, 32, dtype=dtype), make_plan(name), Router(4))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -149,9 +113,9 @@ def test_a_row_lists_every_expert(kernel, rows, dtype):
     logits[2] = -torch.inf
     logits[3] = torch.finfo(dtype).max
     logits[4] = torch.finfo(dtype).min
-    found = compare(kernel, logits, build_plan("xshare", k0=16), Router(16))
+    found = compare(kernel, logits, spell("xshare:k0=16"), Router(16))
     assert (found.topk_ids[0] >= 0).all()
-    compare(kernel, logits, build_plan("xshare", k0=3, add=16), Router(12, "sigmoid", renormalize=False))
+    compare(kernel, logits, spell("xshare:k0=3,add=16"), Router(12, "sigmoid", renormalize=False))
 
 
 @pytest.mark.parametrize(("utility", "k0"), [("topk", 1), ("topk", 0), ("full", 1)])
@@ -159,38 +123,46 @@ def test_sixteen_rows_of_one_expert_fill_its_narrow_counter(kernel, utility, k0)
     """A utility of 16 x 2^20, 16 votes and as many holders; the other experts have none of them."""
     logits = torch.full((16, 64), -torch.inf, device=DEVICE)
     logits[:, 37] = 1.0
-    found = compare(kernel, logits, build_plan("xshare", k0=k0, add=1, utility=utility), Router(1))
-    assert found.active.nonzero().flatten().tolist() == [37]
+    found = compare(kernel, logits, spell(f"xshare:k0={k0},add=1,utility={utility}"), Router(1))
+    assert indices(found.active) == {37}
     for voters in (slice(None, None, 2), slice(None)):  # of an expert that nobody holds: half of the rows, and all
         logits[voters, 5] = 0.5
-        found = compare(kernel, logits, build_plan("xshare", k0=k0, add=1 - k0, utility=utility), Router(2))
-        assert found.vanilla_active.nonzero().flatten().tolist() == [5, 37]
-        assert found.selected.nonzero().flatten().tolist() == [37]
+        found = compare(kernel, logits, spell(f"xshare:k0={k0},add={1 - k0},utility={utility}"), Router(2))
+        assert indices(found.vanilla_active) == {5, 37}
+        assert indices(found.selected) == {37}
 
 
-@pytest.mark.parametrize("scoring", SCORINGS)
-def test_equal_scores_in_another_order_tie(kernel, scoring):
-    """Rows with the same few scores at other experts give every expert the same utility: the lower index wins."""
-    scores = torch.tensor([1.3, 0.7, 0.1, -0.4, -1.9, -30, -30, -30])
-    logits = torch.stack([scores.roll(shift) for shift in range(8)]).to(DEVICE)
-    found = compare(kernel, logits, build_plan("custom", k0=0, add=3), Router(5, scoring))
-    assert found.selected.tolist() == [True] * 3 + [False] * 5
-
-
-@pytest.mark.parametrize("tokens", [2, 3, 4, 8, 20])
+@pytest.mark.parametrize("tokens", [2, 3, 8, 20])
 def test_requests(kernel, tokens):
-    """A request's rows lie in one tile, whatever their number; padding takes whole requests and single rows."""
-    rows = 5 * tokens
-    valid = (torch.arange(rows, device=DEVICE) < 4 * tokens) & (torch.arange(rows, device=DEVICE) % 7 != 5)
-    plan = build_plan("xshare", k0=1, add=5, add_per_request=3)
-    compare(kernel, make_logits("ties", rows, 48), plan, Router(6), Batch(valid, tokens))
+    """A request's rows lie in one tile, whatever their number; padding and exact rows, of whole requests and single."""
+    row = ROW[: 5 * tokens]
+    valid = (row < 4 * tokens) & (row % 7 != 5)
+    for exact in (None, row // tokens % 2 == 0):
+        call = make_logits("ties", 5 * tokens, 48), spell("xshare:k0=1,add=5,add_per_request=3"), Router(6)
+        compare(kernel, *call, Batch(valid, tokens, exact), slots=RunnerSlots())
 
 
-@EVERY_PLAN
-def test_only_padding(kernel, name):
-    logits = make_logits("normal", 40, 128)
-    found = compare(kernel, logits, make_plan(name), Router(8), Batch(torch.zeros(40, dtype=torch.bool, device=DEVICE)))
-    assert not found.active.any()
+RESIDENT = "custom:k0=1,add=5 custom:k0=1,add=2,add_per_request=2 custom:k0=1,mass=0.6,utility=full oea:k0=2,p=0.7"
+RESIDENT += " custom:k0=1,add=2,target_per_rank=4 custom:k0=0,add=6,coverage=truncate"
+
+
+@pytest.mark.parametrize("text", RESIDENT.split())
+@pytest.mark.parametrize(("rows", "slots"), [(6, None), (6, 12), (40, 30), (40, 12)])
+def test_residents(kernel, text, rows, slots):
+    """In one program and in several, beside padding and exact rows, with slots for all that would join and for few."""
+    batch = Batch(ROW[:rows] % 5 != 3, 2, ROW[:rows] % 6 == 1, EXPERT[:40] % 3 != 1, slots)
+    compare(kernel, make_logits("ties", rows, 40, rows), spell(text), Router(6), batch)
+
+
+@pytest.mark.parametrize("valid", [False, None])
+def test_all_rows_padding_or_exact(kernel, valid):
+    """As when a graph is captured; and with no row for a policy. Filled slots hold expert 0 of a batch of padding."""
+    mark = torch.full((40,), True, device=DEVICE)
+    for name in ("xshare", "lynx-acc", "moe-spec truncating", "oea"):
+        batch = Batch(~mark) if valid is False else Batch(ROW[:40] % 5 != 3, 1, mark)
+        found = compare(kernel, make_logits("normal", 40, 64), make_plan(name), Router(6), batch, slots=RunnerSlots())
+        assert torch.equal(found.active, found.vanilla_active)
+        assert valid is None or not found.topk_ids.any()
 
 
 def test_no_rows(kernel):
@@ -198,12 +170,57 @@ def test_no_rows(kernel):
     assert found.topk_ids.shape == (0, 8)
 
 
-@pytest.mark.parametrize("slices", [(slice(None), slice(3, 35)), (slice(None, None, 2), slice(None)), (None, None)])
-def test_strides(kernel, slices):
-    """Logits that are part of a larger tensor, or lie the other way round."""
-    wide = make_logits("normal", 32, 64)
-    logits = wide.T if slices[0] is None else wide[slices]
-    compare(kernel, logits, make_plan("xshare"), Router(8))
+def test_a_narrow_plan_fills_with_an_expert_that_is_used(kernel):
+    """The second row has 7 in its top-k and in S, but a slot for 0 alone: padding gets the exact row's 2."""
+    logits = torch.zeros(3, 8, device=DEVICE)
+    logits[0, [1, 2]], logits[1, [0, 7]] = torch.tensor([[9.0, 8.0]] * 2, device=DEVICE)
+    batch = Batch(ROW[:3] < 2, 1, ROW[:3] == 0)
+    found = compare(kernel, logits, spell("custom:k0=1,kmax=1,add=1"), Router(2), batch, slots=RunnerSlots())
+    assert found.selected[7]
+    assert found.topk_ids.tolist() == [[1, 2], [0, 0], [2, 2]]
+
+
+SPREADS = {
+    "four even ranks": EXPERT // 16,
+    "more ranks than one group": EXPERT % 20,
+    "a rank for each expert": EXPERT,
+    "one rank": EXPERT * 0,
+    "uneven ranks": (EXPERT.float().sqrt()).int(),
+    "an empty rank": (EXPERT // 16).where(EXPERT // 16 != 2, 5),
+    "an empty group of ranks": (EXPERT // 16) * 9,
+}
+BALANCES = pytest.mark.parametrize("balance", ["literal", "fill", "level"])
+
+
+@BALANCES
+@pytest.mark.parametrize("spread", SPREADS)
+def test_any_spread_over_ranks(kernel, spread, balance):
+    """Targets that add nothing, some experts and all experts; int32 ranks as well as int64; ties, and exact rows."""
+    text, ranks, sizes = f"xshare:k0=1,target_per_rank={{}},balance={balance}", SPREADS[spread], []
+    for target in (1, 4, 64):
+        found = compare(kernel, make_logits("normal", 7, 64, 3), spell(text.format(target)), Router(12), ranks=ranks)
+        sizes.append(found.selected.sum())
+    compare(kernel, make_logits("ties", 7, 64), spell(text.format(3)), Router(6), Batch(exact=ROW[:7] % 3 == 1), ranks)
+    assert sizes == sorted(sizes)
+
+
+def test_ranks_stop_at_the_target_they_meet(kernel):
+    """Four ranks of four experts with utility each: two rounds make eight, and there is no third."""
+    found = compare(kernel, make_logits("normal", 6, 16), spell("xshare:k0=0,target_per_rank=2"), Router(16))
+    assert found.selected.sum() == 8
+
+
+@BALANCES
+def test_an_expert_without_a_rank_is_not_added(run, balance):
+    """`select` refuses a rank of -1 on the CPU, but does not look at a GPU's tensor."""
+    logits, plan = make_logits("normal", 6, 64), spell(f"xshare:k0=0,target_per_rank=5,balance={balance}")
+    ranks = SPREADS["four even ranks"].masked_fill(EXPERT % 5 == 2, -1)
+    (found,) = run(select_live, logits, [plan], Router(8), Batch(), ranks)
+    assert not found.selected[EXPERT % 5 == 2].any()
+    if balance != "literal":  # the reference's Algorithm 5 takes -1 for one more rank
+        assert torch.equal(found.selected, select_by_reference(logits, plan, Router(8), Batch(), ranks, None).selected)
+    elif not HAS_GPU:
+        assert found.selected.sum() == 20
 
 
 def test_production_batches_are_one_launch():
@@ -215,22 +232,19 @@ def test_production_batches_are_one_launch():
         assert count_programs(tile, plan, Batch(), rows) <= 16
 
 
-@pytest.mark.parametrize(
-    ("keys", "rows", "experts"),
-    [
-        ({"policy": "moe-spec", "budget": 8, "scope": "request"}, 16, 128),
-        ({"policy": "xshare"}, 2048, 128),
-        ({"policy": "xshare"}, 16, 513),
-    ],
-)
-def test_what_the_kernel_leaves_to_torch(keys, rows, experts):
-    assert not supports(build_plan(keys), Router(8), Batch(), rows, experts)
-
-
-@pytest.mark.parametrize("router", [Router(32), Router(8, num_expert_group=6, topk_group=2), Router(6, quota_groups=3)])
-def test_routers_the_kernel_leaves_to_torch(router):
-    assert not supports(make_plan("xshare"), router, Batch(), 16, 96)
-    assert supports(make_plan("xshare"), Router(8, num_expert_group=6, topk_group=6), Batch(), 16, 96)
+def test_what_the_kernel_leaves_to_torch():
+    for text, rows, experts, router in (
+        ("moe-spec:budget=8,scope=request", 16, 128, Router(8)),
+        ("xshare", 2048, 128, Router(8)),
+        ("xshare", 16, 513, Router(8)),
+        ("xshare", 16, 96, Router(32)),
+        ("xshare", 16, 96, Router(8, num_expert_group=6, topk_group=2)),
+        ("xshare", 16, 96, Router(6, quota_groups=3)),
+    ):
+        assert not supports(spell(text), router, Batch(), rows, experts), (text, rows, experts)
+    assert not supports(spell("xshare:add_per_request=2"), Router(8), Batch(tokens_per_request=64), 64, 512)
+    assert supports(spell("xshare"), Router(8, num_expert_group=6, topk_group=6), Batch(), 16, 96)
+    assert supports(spell("xshare"), Router(8), Batch(), 2047, 512)
 
 
 @pytest.mark.skipif(HAS_GPU, reason="there is a GPU: the kernel is compiled for it")
@@ -240,24 +254,24 @@ def test_without_a_gpu_it_says_so():
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")
-@EVERY_PLAN
+@EVERY_NAME
 @pytest.mark.parametrize(("rows", "experts"), [(16, 128), (64, 256)])
 @pytest.mark.parametrize("marks", [False, True])
 def test_graph_replay(name, rows, experts, marks):
     """A replay reads the logits, `valid` and which rows are exact that are there when it runs, again and again."""
-    plan, router, ranks = make_plan(name), Router(8), make_ranks(experts)
     logits = make_logits("normal", rows, experts)
     valid, exact = (torch.ones(rows, dtype=torch.bool, device=DEVICE) for _ in range(2))
-    batch = Batch(valid, exact=exact if marks else None)
-    select(logits, plan, router, batch, ranks, backend="triton")
+    call = logits, make_plan(name), Router(8), Batch(valid, exact=exact if marks else None), make_ranks(logits)
+    select(*call, backend="triton")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = select(logits, plan, router, batch, ranks, backend="triton")
+        found = select(*call, backend="triton")
     for seed in range(20):
         logits.copy_(make_logits("ties", rows, experts, seed))
-        valid.copy_(torch.arange(rows, device=DEVICE) % (seed + 2) != 1)
-        exact.copy_(torch.arange(rows, device=DEVICE) % (seed + 1) == 0)
+        valid.copy_(ROW[:rows] % (seed + 2) != 1)
+        exact.copy_(ROW[:rows] % (seed + 1) == 0)
         graph.replay()
-        expected = select(logits, plan, router, batch, ranks, backend="reference")
+        expected = select(*call, backend="reference")
         for field in EXACT:
             assert torch.equal(getattr(found, field), getattr(expected, field)), (seed, field)
+        assert all(getattr(found, field).isfinite().all() for field in CLOSE)

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from selection.best import keep, list_row
-from selection.compared import DEVICE, run
+from selection.compared import DEVICE
 
-__all__ = ["run"]
 LARGEST = 2**31 - 1
 EMPTY = -LARGEST - 1
 KEYS = {

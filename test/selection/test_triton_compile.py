@@ -1,114 +1,100 @@
 """The Triton kernel compiles for Hopper, on machines without one: the compiler may refuse what the interpreter runs.
 
-And it becomes what the kernel is written for: rows that stay in their warp.
+And it becomes what the kernel is written for: rows that stay in their warp, in few instructions and without spills.
 """
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
+import triton
 
-from selection.hopper import DTYPES, Case, compile_kernel
+from selection.hopper import Case, compile_kernel, measure
 from sglang_xshare import Router, RunnerSlots
 
 BIAS = torch.zeros(256)
-CASES = {
-    "xshare": Case({"policy": "xshare"}, (16, 128)),
-    "xshare in programs": Case({"policy": "xshare"}, (64, 256)),
-    "xshare per request": Case({"policy": "xshare", "add_per_request": 4}, (16, 128), tokens_per_request=4),
-    "xshare by mass": Case({"policy": "xshare", "p": 0.5, "k0": 2, "mass": 0.5}, (16, 128), Router(8, "sigmoid")),
-    "xshare by rank": Case({"policy": "xshare", "target_per_rank": 5}, (16, 128)),
-    "oea by level rank": Case({"policy": "oea", "target_per_rank": 1}, (64, 200)),
-    "xshare by filled rank": Case({"policy": "xshare", "target_per_rank": 5, "balance": "fill"}, (64, 256)),
-    "oea": Case({"policy": "oea", "kmax": 10, "max_rank": 12}, (16, 128), Router(8, renormalize=False)),
-    "lynx-lat": Case({"policy": "lynx-lat", "drop": 8}, (16, 128)),
-    "lynx-acc": Case({"policy": "lynx-acc", "confidence": 0.5}, (64, 128)),
-    "moe-spec truncating": Case({"policy": "moe-spec", "budget": 16, "coverage": "truncate"}, (64, 128)),
-    "dynamic-skip": Case({"policy": "dynamic-skip", "beta": 0.5}, (8, 64)),
-    "sqrtsoftplus": Case({"policy": "moe-spec", "budget": 16}, (16, 256), Router(8, "sqrtsoftplus", BIAS, scaling=1.5)),
-    "top-k of each group, scaled by expert": Case(
-        {"policy": "xshare"}, (16, 256), Router(8, quota_groups=8, expert_scale=BIAS)
-    ),
-    "exact rows": Case({"policy": "xshare", "k0": 1, "mass": 0.5, "utility": "full"}, (16, 128), exact=True),
-    "exact rows of requests": Case(
-        {"policy": "custom", "k0": 1, "kmax": 4, "add_per_request": 4}, (64, 128), tokens_per_request=4, exact=True
-    ),
-    "exact rows and level ranks": Case({"policy": "oea", "target_per_rank": 1}, (64, 200), exact=True),
-    "exact rows and votes": Case({"policy": "lynx-lat", "drop": 8}, (64, 128), exact=True),
-    "exact rows and voters": Case({"policy": "lynx-acc", "confidence": 0.5}, (64, 128), exact=True),
-    "drafts by their chance": Case(
-        {"policy": "xshare", "k0": 1, "add": 12, "utility": "squared", "acceptance": 0.7, "warm_rows": 4},
-        (16, 128),
-        tokens_per_request=16,
-    ),
+GROUPED = Router(8, "sigmoid", BIAS, num_expert_group=8, topk_group=4)
+SHARED, MASKED = RunnerSlots(shared=1, shared_weight=0.4), RunnerSlots(masked=True)
+ALIGNED = RunnerSlots(shared=2, aligned=True)
+FIRST = {  # whose steps, all together, are the kernel's; other cases take its branches in other combinations
+    "xshare": Case("xshare", runner=ALIGNED),
+    "xshare in programs": Case("xshare", (64, 256), runner=MASKED, dtype=torch.float32),
+    "xshare per request": Case("xshare:add_per_request=4", tokens_per_request=4, runner=None),
+    "lynx-acc": Case("lynx-acc:confidence=0.5", (64, 128)),
+    "moe-spec truncating": Case("moe-spec:budget=16,coverage=truncate", (64, 128)),
+    "exact rows and voters": Case("lynx-acc:confidence=0.5", (64, 128), exact=True),
+    "group-limited": Case("xshare", (16, 256), GROUPED, runner=SHARED, dtype=torch.float32),
     "drafts of requests": Case(
-        {"policy": "xshare", "k0": 1, "add_per_request": 4, "utility": "full", "acceptance": 0.7},
-        (64, 256),
-        Router(8, "sqrtsoftplus"),
-        tokens_per_request=8,
+        "xshare:k0=1,add_per_request=4,utility=full,acceptance=0.7", (64, 256), Router(8, "sqrtsoftplus"), 8
     ),
-    "residents": Case({"policy": "xshare", "k0": 1, "add": 4}, (16, 128), resident=True),
-    "residents of requests and slots": Case(
-        {"policy": "xshare", "k0": 1, "add": 4, "add_per_request": 2},
-        (64, 128),
-        tokens_per_request=4,
-        resident=True,
-        slots=32,
-    ),
-    "group-limited": Case(
-        {"policy": "xshare"}, (16, 256), Router(8, "sigmoid", BIAS, num_expert_group=8, topk_group=4)
+    "residents of requests and slots": Case("xshare:k0=1,add=4,add_per_request=2", (64, 128), Router(8), 4, slots=32),
+    "top-k of each group, scaled by expert": Case(
+        "xshare", (16, 256), Router(8, quota_groups=8, expert_scale=BIAS), runner=ALIGNED
     ),
 }
-
-
-FIRST = ["xshare", "xshare per request", "lynx-acc", "moe-spec truncating", "exact rows and voters", "group-limited"]
-FIRST += ["drafts of requests", "residents of requests and slots", "top-k of each group, scaled by expert"]
-"""Whose steps, all together, are the kernel's; other cases take its branches in other combinations."""
+OTHERS = {
+    "xshare by mass": Case("xshare:p=0.5,k0=2,mass=0.5", router=Router(8, "sigmoid")),
+    "xshare by rank": Case("xshare:target_per_rank=5"),
+    "xshare by filled rank": Case("xshare:target_per_rank=5,balance=fill", (64, 256)),
+    "oea": Case("oea:kmax=10,max_rank=12", router=Router(8, renormalize=False)),
+    "lynx-lat": Case("lynx-lat:drop=8"),
+    "dynamic-skip": Case("dynamic-skip:beta=0.5", (8, 64), runner=ALIGNED),
+    "sqrtsoftplus": Case("moe-spec:budget=16", (16, 256), Router(8, "sqrtsoftplus", BIAS, scaling=1.5)),
+    "exact rows": Case("xshare:k0=1,mass=0.5,utility=full", exact=True),
+    "exact rows of requests": Case("custom:k0=1,kmax=4,add_per_request=4", (64, 128), Router(8), 4, True),
+    "exact rows and level ranks": Case("oea:target_per_rank=1", (64, 200), exact=True),
+    "exact rows and votes": Case("lynx-lat:drop=8", (64, 128), exact=True),
+    "drafts by their chance": Case(
+        "xshare:k0=1,add=12,utility=squared,acceptance=0.7,warm_rows=4", tokens_per_request=16
+    ),
+}
+CASES = FIRST | OTHERS
 
 
 @pytest.mark.parametrize(
-    "case", [case if case in FIRST else pytest.param(case, marks=pytest.mark.long) for case in CASES]
+    "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.long) for name in CASES]
 )
-def test_one_launch(case):
-    compile_kernel(CASES[case])
-
-
-def test_slots_left_empty():
-    compile_kernel(CASES["xshare"], slots=None)
-
-
-@pytest.mark.parametrize("case", ["group-limited", "xshare in programs"])
-def test_a_shared_experts_column(case):
-    compile_kernel(CASES[case], slots=RunnerSlots(shared=1, shared_weight=0.4))
-
-
-@pytest.mark.parametrize("shared", [0, 2])
-@pytest.mark.parametrize("case", ["xshare", "xshare per request", "group-limited", "dynamic-skip"])
-def test_an_alignment_in_the_same_launch(case, shared):
-    compile_kernel(CASES[case], torch.bfloat16, slots=RunnerSlots(shared=shared, aligned=True))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", ["xshare", "xshare in programs"])
-def test_masked_logits_in_the_same_launch(case, dtype):
-    compile_kernel(CASES[case], dtype, slots=RunnerSlots(masked=True))
+def test_one_launch(name):
+    """No layout that is reduced along its rows spreads one over several warps: a round would wait for the others."""
+    code = compile_kernel(CASES[name]).asm
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", code["ttgir"], re.MULTILINE))
+    reduced = re.findall(r"}\) : \(tensor<\w+, (#\w+)>\) -> tensor<\w+, #ttg.slice<{dim = 1,", code["ttgir"])
+    assert len(reduced) > 4 or name not in ("xshare", "xshare in programs")
+    for layout in set(reduced) if name in ("xshare", "xshare in programs") else ():
+        assert re.search(r"warp = \[(\[\d+, 0\](, )?)+\]|warpsPerCTA = \[\d+, 1\]", layouts[layout]), layouts[layout]
 
 
 def test_the_barriers_order_memory():
     """Their atomics, of votes and unknown fillers, stand between barriers of threads whose stores they release."""
-    code = compile_kernel(CASES["xshare in programs"], slots=RunnerSlots()).asm["ptx"]
+    code = compile_kernel(replace(CASES["xshare in programs"], runner=RunnerSlots())).asm["ptx"]
     order = re.findall(r"bar\.sync|(?:atom|ld)\.global\.gpu\.(release|acquire)", code)
     assert [name for name in order if name] == ["release", "acquire", "release", "acquire"]
     assert all(order[i - 1] == order[i + 1] == "" for i, name in enumerate(order) if name)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", ["xshare", "xshare in programs"])
-def test_a_row_stays_in_its_warp(case, dtype):
-    """No layout that is reduced along its rows spreads one over several warps: a round would wait for the others."""
-    code = compile_kernel(CASES[case], dtype).asm["ttgir"]
-    layouts = dict(re.findall(r"^(#\w+) = (.*)$", code, re.MULTILINE))
-    reduced = re.findall(r"}\) : \(tensor<\w+, (#\w+)>\) -> tensor<\w+, #ttg.slice<{dim = 1,", code)
-    assert len(reduced) > 4
-    for name in set(reduced):
-        assert re.search(r"warp = \[(\[\d+, 0\](, )?)+\]|warpsPerCTA = \[\d+, 1\]", layouts[name]), layouts[name]
+XSHARE = "xshare:k0=1,add=24"
+MOST = {  # instructions: 1.1 times those of Triton 3.9.0
+    "gpt-oss-20b, 16 x 32": (Case(XSHARE, (16, 32), Router(4), runner=MASKED), 764),
+    "OLMoE, 16 x 64": (Case(XSHARE, (16, 64), Router(8, renormalize=False)), 1164),
+    "Qwen3-30B-A3B, 16 x 128": (Case(XSHARE), 1138),
+    "Qwen3-30B-A3B, 16 x 128, exact rows": (Case(XSHARE, exact=True), 1260),
+    "Qwen3-30B-A3B, 64 x 128": (Case(XSHARE, (64, 128)), 1498),
+    "DeepSeek-V3, 64 x 256": (Case(XSHARE, (64, 256), GROUPED, runner=SHARED), 2617),
+    "Qwen3-Next, 16 x 512": (Case(XSHARE, (16, 512), Router(10)), 3217),
+}
+
+
+@pytest.mark.long  # its kernels are compiled for nothing else
+@pytest.mark.parametrize("name", MOST)
+def test_size(name):
+    """A decode step runs other kernels between two of these, so that every instruction is fetched anew.
+
+    Triton 3.6.0 makes of the same kernels up to 5.9 % more instructions and 18 more registers than 3.9.0, whose largest
+    takes 182 registers. 8 bytes of stack were measured as well; more than that is a spill.
+    """
+    case, instructions = MOST[name]
+    found = measure(compile_kernel(case))
+    assert found.instructions <= instructions, (triton.__version__, found)
+    assert found.registers <= 206, (triton.__version__, found)
+    assert found.stack <= 8, (triton.__version__, found)

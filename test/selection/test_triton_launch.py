@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import sglang_xshare
+from selection.cases import spell
 from selection.launched import Dispatched, kernel
-from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
+from sglang_xshare import Batch, Router, RunnerSlots, select, selection
 from sglang_xshare.selection.triton_kernel import launch, recipe, supports, tile
 from sglang_xshare.stage.layer import FILLED, MASKED, Layer
 from sglang_xshare.stage.step import Step
@@ -16,55 +17,45 @@ from sglang_xshare.types import SCORINGS
 from stage.fake import put_in_step
 
 __all__ = ["kernel"]
-PLANS = {
-    "adding": build_plan("xshare"),
-    "voting": build_plan("lynx-acc", confidence=0.5),
-    "rescuing": build_plan("moe-spec", budget=16, coverage="truncate"),
+PHASES = {  # of each plan, where programs cannot wait for each other
+    "xshare": [1, 3],
+    "lynx-acc:confidence=0.5": [0, 1, 3],
+    "moe-spec:budget=16,coverage=truncate": [1, 2, 3],
 }
 
 
-def run(rows, experts=128, plan="adding"):
-    return select(torch.zeros(rows, experts), PLANS[plan], Router(8), Batch(), backend="triton")
-
-
-@pytest.mark.parametrize("plan", PLANS)
-def test_one_program_is_one_plain_launch(kernel, plan):
-    run(16, plan=plan)
-    assert kernel.phases == [(1, 0, 3, False)]
-
-
-@pytest.mark.parametrize("plan", PLANS)
-def test_several_programs_are_one_cooperative_launch(kernel, plan):
-    run(128, plan=plan)
-    assert kernel.phases == [(16, 0, 3, True)]
-
-
-@pytest.mark.parametrize(("plan", "phases"), [("adding", [1, 3]), ("voting", [0, 1, 3]), ("rescuing", [1, 2, 3])])
-def test_without_a_counter_each_phase_is_a_launch(kernel, monkeypatch, plan, phases):
+@pytest.mark.parametrize("text", PHASES)
+def test_phases(kernel, monkeypatch, text):
+    """One program is one plain launch, several are one cooperative launch; without a counter each phase is a launch."""
+    for rows in (16, 128):
+        select(torch.zeros(rows, 128), spell(text), Router(8), backend="triton")
+    assert kernel.phases == [(1, 0, 3, False), (16, 0, 3, True)]
+    kernel.launches.clear()
     monkeypatch.setattr(launch, "_find_counter", lambda device, programs: None)
-    run(128, plan=plan)
-    assert kernel.phases == [(16, phase, phase, False) for phase in phases]
+    select(torch.zeros(128, 128), spell(text), Router(8), backend="triton")
+    assert kernel.phases == [(16, phase, phase, False) for phase in PHASES[text]]
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-@pytest.mark.parametrize("rows", [16, 64])
-@pytest.mark.parametrize(
-    "slots",
-    [None, RunnerSlots(), RunnerSlots(shared=1, shared_weight=0.4), RunnerSlots(masked=True)],
-    ids=["bare", "filled", "shared", "masked"],
-)
-def test_a_layer_is_one_launch(kernel, rows, slots, plan):
-    """Whatever the runner takes, with exact rows and residents: the kernel is launched once, and torch nothing."""
-    if plan.coverage == "truncate" and slots is not None and slots.masked:
-        return
-    flags, resident = torch.ones(rows, dtype=torch.bool), torch.ones(128, dtype=torch.bool)
-    call = torch.zeros(rows, 128, dtype=torch.bfloat16), plan, Router(8), Batch(flags, 1, flags, resident, 64)
-    select(*call, backend="triton", slots=slots)  # the plan's numbers go to the device once
+def launch_once(kernel, route):
+    """Return what a call returns, which launches the kernel once, and nothing of torch's."""
+    route()  # the plan's numbers go to the device once
     kernel.launches.clear()
     with Dispatched() as dispatched:
-        select(*call, backend="triton", slots=slots)
+        outputs = route()
     assert dispatched.operations == []
     assert len(kernel.launches) == 1
+    return outputs
+
+
+@pytest.mark.parametrize("text", PHASES)
+@pytest.mark.parametrize("rows", [16, 64])
+def test_a_layer_is_one_launch(kernel, rows, text):
+    """Whatever the runner takes, with exact rows and residents."""
+    flags, resident = torch.ones(rows, dtype=torch.bool), torch.ones(128, dtype=torch.bool)
+    call = torch.zeros(rows, 128, dtype=torch.bfloat16), spell(text), Router(8), Batch(flags, 1, flags, resident, 64)
+    shared, masked = RunnerSlots(shared=1, shared_weight=0.4), RunnerSlots(masked=True)
+    for slots in (None, RunnerSlots(), shared, *([] if "truncate" in text else [masked])):
+        launch_once(kernel, lambda slots=slots: select(*call, backend="triton", slots=slots))
 
 
 @pytest.mark.parametrize(("shared", "masked"), [(1, False), (0, True)])
@@ -77,7 +68,7 @@ def test_a_layer_of_the_stage_is_one_launch(kernel, monkeypatch, shared, masked)
     monkeypatch.setattr("sglang_xshare.stage.layer.num_shared_slots", lambda config: shared)
     config = TopKConfig(top_k=8 + shared, renormalize=True, **keys)
     layer = Layer(0, config, None, convention=MASKED if masked else FILLED, routes_itself=masked)
-    put_in_step(layer, build_plan("xshare"), Step("decode", 16, Batch(torch.ones(16, dtype=torch.bool))))
+    put_in_step(layer, spell("xshare"), Step("decode", 16, Batch(torch.ones(16, dtype=torch.bool))))
     monkeypatch.setattr(selection, "_choose_backend", lambda *args: "triton")
     logits = torch.zeros(16, 128)
 
@@ -86,13 +77,8 @@ def test_a_layer_of_the_stage_is_one_launch(kernel, monkeypatch, shared, masked)
             return layer.prepare(TopKOutputFormat.TRITON_KERNEL, logits)[1:]
         return layer.choose(logits, logits, 8 + shared, True)
 
-    route()
-    kernel.launches.clear()
-    with Dispatched() as dispatched:
-        outputs = route()
-    assert dispatched.operations == []
-    assert len(kernel.launches) == 1
-    assert [output.shape for output in outputs] == ([(16, 128)] if masked else [(16, 9)] * 2)
+    shapes = [output.shape for output in launch_once(kernel, route)]
+    assert shapes == ([(16, 128)] if masked else [(16, 9)] * 2)
 
 
 def test_a_batch_is_cut_once_for_all_layers_and_steps_of_a_size(kernel, monkeypatch):
@@ -102,7 +88,7 @@ def test_a_batch_is_cut_once_for_all_layers_and_steps_of_a_size(kernel, monkeypa
     )
     tile._cut.cache_clear()
     recipe._serves.cache_clear()
-    plans = build_plan("xshare"), build_plan("xshare", add=8)
+    plans = spell("xshare"), spell("xshare:add=8")
     layers = [Router(8, scaling=scaling) for scaling in (1.0, 2.0, 3.0)]
     for plan in plans:
         for rows in (16, 24):
@@ -116,13 +102,10 @@ def test_a_batch_is_cut_once_for_all_layers_and_steps_of_a_size(kernel, monkeypa
 def test_a_score_that_the_kernel_does_not_know_is_left_to_torch(monkeypatch):
     """Such as a score of a later router."""
     assert set(SCORINGS) == set(recipe.SCORED)
-    plan, router = build_plan("custom", k0=1, add=3), Router(4, "sigmoid")
-    assert supports(plan, router, Batch(), 6, 16)
+    call = spell("custom:k0=1,add=3"), Router(4, "sigmoid"), Batch(), 6, 16
+    assert supports(*call)
     monkeypatch.setattr(recipe, "SCORED", ("softmax",))
-    assert not supports(plan, router, Batch(), 6, 16)
-
-
-PACKAGE = Path(sglang_xshare.__file__).parent
+    assert not supports(*call)
 
 
 def is_kernel(node: ast.AST) -> bool:
@@ -141,7 +124,8 @@ def find_launches(node: ast.AST, kernels: set[str]) -> list[ast.Call]:
 
 
 def test_every_launch_has_the_options():
-    trees = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+    paths = sorted(Path(sglang_xshare.__file__).parent.rglob("*.py"))
+    trees = {path: ast.parse(path.read_text()) for path in paths}
     kernels = {node.name for tree in trees.values() for node in ast.walk(tree) if is_kernel(node)}
     found = {
         f"{path.name}:{call.lineno}": ["**OPTIONS" for key in call.keywords if ast.unparse(key) == "**OPTIONS"]

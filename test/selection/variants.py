@@ -14,8 +14,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import KernelInterface
 
-from selection.hopper import HOPPER
 from sglang_xshare.selection.triton_kernel import launch
+
+HOPPER = GPUTarget("cuda", 90, 32)
 
 
 @dataclass

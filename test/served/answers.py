@@ -114,8 +114,7 @@ def ask(
             answers = [generate_together(server, probe, prompts[:size]) for size in sizes]
         tokens = [[answer["output_ids"] for answer in batch] for batch in answers]
         verified = sum(answer["meta_info"].get("spec_verify_ct", 0) for batch in answers for answer in batch)
-        records = read_lines(probe)
-        metrics = read_metrics(server, sum(record["layer"] == record["rank"] == 0 for record in records))
+        records, metrics = read_all(server, probe)
         plans = read_plans(server.get("/metrics"))
         info = server.get("/server_info")
         return Answers(tokens, verified, records, metrics, read_lines(trace), server.log_text(), info, plans)
@@ -148,15 +147,20 @@ def install_plugin(scratch: Path, function: str) -> None:
     (plugin / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {function}\n")
 
 
-def generate_together(server: Server, probe: Path, prompts: Sequence[str]) -> list[dict[str, Any]]:
-    """Greedy answers to all prompts, decoded in lockstep: requests that were admitted in two groups are asked again.
-
-    With speculation they are taken as they come: there, requests advance each at their own pace.
+def generate_together(
+    server: Server,
+    probe: Path,
+    prompts: Sequence[str] | Sequence[Sequence[int]],
+    count: int = NEW_TOKENS,
+    **body: Any,
+) -> list[dict[str, Any]]:
+    """Return greedy answers of `count` tokens, decoded in lockstep: prompts that were admitted in two groups are sent
+    again. With speculation the first answers are returned, because requests advance each at their own pace.
     """
     for _ in range(20):
         server.post("/flush_cache", {})
         seen = len(read_lines(probe))
-        answers = server.generate(prompts, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+        answers = server.generate(prompts, body, max_new_tokens=count, ignore_eos=True)
         rows = {call["rows"] for call in read_lines(probe)[seen:] if call["mode"] == "DECODE"}
         if rows == {len(prompts)} or "spec_verify_ct" in answers[0]["meta_info"]:
             return answers
@@ -189,6 +193,13 @@ def read_metrics(server: Server, forwards: int) -> dict[str, float]:
         if counted >= forwards or not metrics or time.monotonic() > deadline:
             return metrics
         time.sleep(0.2)
+
+
+def read_all(server: Server, probe: Path, first_layer: int = 0) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Return the probe's records, and the stage's metrics once all forwards of the target model are counted."""
+    records = read_lines(probe)
+    targets = (record for record in records if record["rank"] == 0 and "DRAFT" not in record["mode"])
+    return records, read_metrics(server, sum(record["layer"] == first_layer for record in targets))
 
 
 def read_plans(text: str) -> list[str]:

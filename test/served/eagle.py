@@ -1,8 +1,10 @@
 """Servers that speculate on CPU, and what they must have selected."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmark.common.speculative import speculative_flags
 from served.probe import read_logits
@@ -25,6 +27,25 @@ def compute(
 ) -> Selection:
     """The reference selection over a recorded call."""
     return select(read_logits(call), build_plan(dict(keys)), Router(TOP_K), batch, rank_of_expert, backend="reference")
+
+
+def check_verified(
+    calls: Sequence[dict[str, Any]],
+    routers: Mapping[int, Router],
+    choose: Callable[[dict[str, Any]], tuple[Mapping[str, Any], torch.Tensor | None]],
+) -> list[Selection]:
+    """Check that verify calls of a model with these routers by layer have selected as the reference does; `choose`
+    returns the keys of xshare and the rows' depths of a call. Returns the reference's selections, which drop experts.
+    """
+    selections = []
+    for call in calls:
+        assert call["rows"] == call["requests"] * DRAFT_TOKENS
+        keys, depth = choose(call)
+        batch, plan = Batch(tokens_per_request=DRAFT_TOKENS, depth=depth), build_plan("xshare", **keys)
+        selections.append(select(read_logits(call), plan, routers[call["layer"]], batch, backend="reference"))
+        assert call["active"] == selections[-1].active.nonzero().flatten().tolist()
+    assert any(int(one.vanilla_active.sum()) > int(one.active.sum()) for one in selections)
+    return selections
 
 
 def select_again(

@@ -94,10 +94,10 @@ def read_routers(family: Family, model: PreTrainedModel) -> dict[int, Router]:
 
 
 @torch.inference_mode()
-def answer(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Transformers' greedy answers to prompts of one length, as one batch."""
+def answer(model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int = NEW_TOKENS) -> list[list[int]]:
+    """Return transformers' greedy answers of `count` tokens to prompts of one length, as one batch."""
     ids, cache, answers = torch.tensor(prompts), None, []
-    for _ in range(NEW_TOKENS):
+    for _ in range(count):
         output = model(ids, past_key_values=cache, use_cache=True)
         ids, cache = output.logits[:, -1:].argmax(-1), output.past_key_values
         answers.append(ids)

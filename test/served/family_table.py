@@ -7,43 +7,37 @@ from served.family import (
     GROUPS,
     INTERPRETED,
     LATENT,
+    LATENT_SERVER,
     ROTARY,
     TOP_K,
-    TRITON_ATTENTION,
     YARN,
-    Family,
+    named,
 )
 
 FAMILIES = {
-    "GLM-4-MoE": Family(
-        "Glm4MoeConfig",
-        "Glm4MoeForCausalLM",
+    "GLM-4-MoE": named(
+        "Glm4Moe",
         {**GROUPED, "head_dim": 32, "use_qk_norm": True, "attention_bias": True},
         {"scoring": "sigmoid", **GROUPS},
     ),
-    "Mixtral": Family("MixtralConfig", "MixtralForCausalLM", {"num_local_experts": EXPERTS}),
-    "OLMoE": Family(
-        "OlmoeConfig", "OlmoeForCausalLM", {"num_experts": EXPERTS, "num_key_value_heads": 4}, {"renormalize": False}
-    ),
-    "Qwen2-MoE": Family(
-        "Qwen2MoeConfig",
-        "Qwen2MoeForCausalLM",
+    "Mixtral": named("Mixtral", {"num_local_experts": EXPERTS}),
+    "OLMoE": named("Olmoe", {"num_experts": EXPERTS, "num_key_value_heads": 4}, {"renormalize": False}),
+    "Qwen2-MoE": named(
+        "Qwen2Moe",
         {"num_experts": EXPERTS, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64},
         {"renormalize": False},
         env=INTERPRETED,  # the shared expert's gate
     ),
-    "Granite-MoE": Family("GraniteMoeConfig", "GraniteMoeForCausalLM", GRANITE),
-    "MiniMax-M2": Family(
-        "MiniMaxM2Config",
-        "MiniMaxM2ForCausalLM",
+    "Granite-MoE": named("GraniteMoe", GRANITE),
+    "MiniMax-M2": named(
+        "MiniMaxM2",
         {"num_local_experts": EXPERTS, "head_dim": 32, "rope_parameters": {**ROTARY, "partial_rotary_factor": 0.5}},
         {"scoring": "sigmoid"},
         # Upstream's norm of queries and keys is a CUDA kernel, or one of the compiled sgl-kernel.
         {"scoring_func": "sigmoid", "use_routing_bias": True, "rotary_dim": 16, "use_qk_norm": False},
     ),
-    "DeepSeek-V2": Family(
-        "DeepseekV2Config",
-        "DeepseekV2ForCausalLM",
+    "DeepSeek-V2": named(
+        "DeepseekV2",
         {
             **LATENT,
             "q_lora_rank": None,
@@ -53,96 +47,69 @@ FAMILIES = {
         },
         {"renormalize": False, **GROUPS},
         {"scoring_func": "softmax", "moe_layer_freq": 1},
-        flags=TRITON_ATTENTION,
-        env=INTERPRETED,
+        **LATENT_SERVER,
     ),
-    "DeepSeek-V3": Family(
-        "DeepseekV3Config",
-        "DeepseekV3ForCausalLM",
+    "DeepSeek-V3": named(
+        "DeepseekV3",
         {**LATENT, "q_lora_rank": 32, "rope_parameters": {**YARN, "mscale_all_dim": 1.0}},
         {"scoring": "sigmoid", **GROUPS},
         {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
-        flags=TRITON_ATTENTION,
-        env=INTERPRETED,
+        **LATENT_SERVER,
     ),
-    "ERNIE 4.5": Family(
-        "Ernie4_5_MoeConfig",
-        "Ernie4_5_MoeForCausalLM",
+    "ERNIE 4.5": named(
+        "Ernie4_5_Moe",
         {
-            "moe_num_experts": EXPERTS,
-            "moe_k": TOP_K,
-            "moe_num_shared_experts": 1,
-            "moe_intermediate_size": 64,
-            "moe_layer_start_index": 1,
-            "moe_layer_end_index": 2,
+            **{"moe_num_experts": EXPERTS, "moe_k": TOP_K, "moe_num_shared_experts": 1, "moe_intermediate_size": 64},
+            **{"moe_layer_start_index": 1, "moe_layer_end_index": 2},
         },
     ),
-    "gpt-oss": Family(
-        "GptOssConfig",
-        "GptOssForCausalLM",
-        # Its sliding window, 128, is longer than any text here.
+    "gpt-oss": named(
+        "GptOss",  # Its sliding window, 128, is longer than any text here.
         {"num_local_experts": EXPERTS, "head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": 1},
         published={"swiglu_limit": 7.0},
-        flags=TRITON_ATTENTION,
-        env=INTERPRETED,
+        **LATENT_SERVER,
     ),
-    "Qwen3-MoE": Family(
-        "Qwen3MoeConfig",
-        "Qwen3MoeForCausalLM",
+    "Qwen3-MoE": named(
+        "Qwen3Moe",
         {"num_experts": EXPERTS, "moe_intermediate_size": 64, "head_dim": 32, "norm_topk_prob": True},
     ),
-    "GLM-4.7-Flash": Family(
-        "Glm4MoeLiteConfig",
-        "Glm4MoeLiteForCausalLM",
+    "GLM-4.7-Flash": named(
+        "Glm4MoeLite",
         {**LATENT, "q_lora_rank": 32, "n_group": 1, "topk_group": 1},
         {"scoring": "sigmoid"},
-        flags=TRITON_ATTENTION,
-        env=INTERPRETED,
+        **LATENT_SERVER,
     ),
-    "HunYuan v3": Family(
-        "HYV3Config",
-        "HYV3ForCausalLM",
+    "HunYuan v3": named(
+        "HYV3",
         {"num_experts": EXPERTS, "moe_intermediate_size": 64, "head_dim": 32},
         {"scoring": "sigmoid"},
         {"first_k_dense_replace": 1, "route_norm": True, "qk_norm": True},
     ),
-    "HunYuan v1": Family(
-        "HunYuanMoEV1Config",
-        "HunYuanMoEV1ForCausalLM",
+    "HunYuan v1": named(
+        "HunYuanMoEV1",
         {"num_experts": EXPERTS, "head_dim": 32},
         published={
-            "moe_topk": [TOP_K] * 3,
-            "moe_intermediate_size": 64,
-            "num_shared_expert": [1] * 3,
+            **{"moe_topk": [TOP_K] * 3, "moe_intermediate_size": 64, "num_shared_expert": [1] * 3},
             "use_mixed_mlp_moe": True,
             # As published it does not run: SGLang's attention takes its normed queries, a row a head, for padded rows.
             "use_qk_norm": False,
         },
     ),
-    "Laguna": Family(
-        "LagunaConfig",
-        "LagunaForCausalLM",
+    "Laguna": named(
+        "Laguna",
         {
-            "num_experts": EXPERTS,
-            "moe_intermediate_size": 64,
-            "shared_expert_intermediate_size": 64,
-            "moe_routed_scaling_factor": 2.5,
-            "head_dim": 32,
-            "num_attention_heads_per_layer": [4, 8, 4],
+            **{"num_experts": EXPERTS, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64},
+            **{"moe_routed_scaling_factor": 2.5, "head_dim": 32, "num_attention_heads_per_layer": [4, 8, 4]},
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
             "rope_parameters": None,  # one for each of the two
         },
         {"scoring": "sigmoid"},
         {"gating": "per-head"},
     ),
-    "EXAONE-MoE": Family(
-        "ExaoneMoeConfig",
-        "ExaoneMoeForCausalLM",
+    "EXAONE-MoE": named(
+        "ExaoneMoe",
         {
-            "num_experts": EXPERTS,
-            "moe_intermediate_size": 64,
-            "head_dim": 32,
-            "sliding_window_pattern": 3,
+            **{"num_experts": EXPERTS, "moe_intermediate_size": 64, "head_dim": 32, "sliding_window_pattern": 3},
             "rope_parameters": {**ROTARY, "rope_theta": 1000000.0},  # which SGLang takes, whatever it reads
         },
         {"scoring": "sigmoid"},
@@ -150,44 +117,32 @@ FAMILIES = {
         {"is_moe_layer": [False, True, True], "sliding_window_pattern": None},
         names=((r"\.gate\.e_score", ".e_score"),),
     ),
-    "Cohere 2 MoE": Family(
-        "Cohere2MoeConfig",
-        "Cohere2MoeForCausalLM",
+    "Cohere 2 MoE": named(
+        "Cohere2Moe",
         {
-            "num_experts": EXPERTS,
-            "num_shared_experts": 1,
-            "expert_selection_fn": "sigmoid",
-            "first_k_dense_replace": 1,
-            "prefix_dense_intermediate_size": 96,
-            "head_dim": 32,
+            **{"num_experts": EXPERTS, "num_shared_experts": 1, "expert_selection_fn": "sigmoid"},
+            **{"first_k_dense_replace": 1, "prefix_dense_intermediate_size": 96, "head_dim": 32},
             "tie_word_embeddings": True,
         },
         {"scoring": "sigmoid"},
         {"first_k_dense_replace": 1},
     ),
-    "Mellum": Family(
-        "MellumConfig",
-        "MellumForCausalLM",
+    "Mellum": named(
+        "Mellum",
         {
-            "num_experts": EXPERTS,
-            "moe_intermediate_size": 64,
-            "head_dim": 32,
+            **{"num_experts": EXPERTS, "moe_intermediate_size": 64, "head_dim": 32},
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
             "rope_parameters": None,  # one for each of the two
         },
     ),
-    "Granite-MoE shared": Family(
-        "GraniteMoeSharedConfig", "GraniteMoeSharedForCausalLM", {**GRANITE, "shared_intermediate_size": 64}
-    ),
-    "Granite 4": Family(
-        "GraniteMoeHybridConfig",
-        "GraniteMoeHybridForCausalLM",
+    "Granite-MoE shared": named("GraniteMoeShared", {**GRANITE, "shared_intermediate_size": 64}),
+    "Granite 4": named(
+        "GraniteMoeHybrid",
         {
             **GRANITE,
             "shared_intermediate_size": 64,
             "layer_types": ["attention"] * 3,  # SGLang's Mamba layers have no convolution on a CPU
-            "position_embedding_type": "rope",
-            "mamba_n_heads": 8,
+            **{"position_embedding_type": "rope", "mamba_n_heads": 8},
         },
     ),
 }

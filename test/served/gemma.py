@@ -16,13 +16,8 @@ GEMMA = Family(
     "Gemma4TextConfig",
     "Gemma4ForCausalLM",
     {
-        "enable_moe_block": True,
-        "num_experts": EXPERTS,
-        "top_k_experts": TOP_K,
-        "moe_intermediate_size": 64,
-        "head_dim": HEAD,
-        "global_head_dim": HEAD,
-        "hidden_size_per_layer_input": 0,
+        **{"enable_moe_block": True, "num_experts": EXPERTS, "top_k_experts": TOP_K, "moe_intermediate_size": 64},
+        **{"head_dim": HEAD, "global_head_dim": HEAD, "hidden_size_per_layer_input": 0},
         # SGLang's attention with trees of drafts on a CPU has no sliding window.
         "layer_types": ["full_attention"] * SHAPE["num_hidden_layers"],
         "rope_parameters": None,
@@ -44,9 +39,7 @@ def write_models(folder: Path) -> PreTrainedModel:
     model = make(GEMMA, folder / "target")
     text = model.config.to_dict() | {"hidden_size": 64, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
     text |= {
-        "tie_word_embeddings": True,
-        "enable_moe_block": False,
-        "vocab_size_per_layer_input": 0,
+        **{"tie_word_embeddings": True, "enable_moe_block": False, "vocab_size_per_layer_input": 0},
         "num_kv_shared_layers": 2,
     }
     config = Gemma4AssistantConfig(text_config=text, backbone_hidden_size=SHAPE["hidden_size"])

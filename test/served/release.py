@@ -13,9 +13,15 @@ import pytest
 from benchmark.common.paths import ROOT
 
 LATEST, OLDER = "0.5.23", ("0.5.17", "0.5.21")
+OLDEST = OLDER[0]
+"""Real servers run on `LATEST` and `OLDEST`; `test_releases_between.py` serves each other release once. Starts, whose
+arguments every release resolves in its own way, are tested on all of `OLDER`.
+"""
 CPU = ("--device", "cpu", "--attention-backend", "torch_native")
 
-every_release = pytest.mark.parametrize("release", [*OLDER, LATEST])
+OLDEST_LONG = pytest.param(OLDEST, marks=pytest.mark.long)
+both_releases = pytest.mark.parametrize("release", [LATEST, OLDEST])
+oldest_takes_long = pytest.mark.parametrize("release", [LATEST, OLDEST_LONG])
 older_releases_take_long = pytest.mark.parametrize(
     "release", [LATEST, *(pytest.param(release, marks=pytest.mark.long) for release in OLDER)]
 )

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from served import host
-from served.answers import LAYERS, NEW_TOKENS, make_server, policy, read_lines, read_metrics, read_prompts
+from served.answers import LAYERS, generate_together, make_server, policy, read_all, read_prompts
 from served.eagle import select_again
 from served.release import LATEST
 
@@ -49,21 +49,15 @@ def test_requests_with_and_without_an_adapter_share_a_batch_that_selects(tiny_mo
     prompts = read_prompts(tiny_model)
 
     def generate(size: int, adapter: str | None) -> list[list[int]]:
-        """Every other request with the adapter, decoded in lockstep."""
+        """Every other request with the adapter."""
         paths = [adapter if number % 2 else None for number in range(size)]
-        for _ in range(20):
-            server.post("/flush_cache", {})
-            seen = len(read_lines(probe))
-            answers = server.generate(prompts[:size], {"lora_path": paths}, max_new_tokens=NEW_TOKENS, ignore_eos=True)
-            if {call["rows"] for call in read_lines(probe)[seen:] if call["mode"] == "DECODE"} == {size}:
-                return [answer["output_ids"] for answer in answers]
-        raise AssertionError(f"never {size} requests in lockstep")
+        answers = generate_together(server, probe, prompts[:size], lora_path=paths)
+        return [answer["output_ids"] for answer in answers]
 
     with server:
         bare = generate(OFF, None)
         vanilla, full, _ = (generate(size, "adapter") for size in (OFF, FULL, BUDGET))
-        records = read_lines(probe)
-        metrics = read_metrics(server, sum(call["layer"] == 0 for call in records))
+        records, metrics = read_all(server, probe)
     assert full[:OFF] == vanilla
     assert vanilla[::2] == bare[::2], "requests without an adapter"
     assert all(one != other for one, other in zip(vanilla[1::2], bare[1::2], strict=True)), "the adapter matters"

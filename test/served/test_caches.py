@@ -3,7 +3,7 @@
 import pytest
 
 from served import host
-from served.answers import NEW_TOKENS, generate_staggered, make_server, policy, read_lines, read_metrics, read_prompts
+from served.answers import NEW_TOKENS, generate_staggered, make_server, policy, read_all, read_prompts
 from served.release import LATEST
 
 pytestmark = pytest.mark.long
@@ -47,7 +47,6 @@ def test_prompts_that_come_back_from_the_host_answer_as_unpatched(tiny_model, pa
 
 def check_counts(server, probe):
     """Every decode of two rows and more has selected."""
-    records = read_lines(probe)
-    metrics = read_metrics(server, sum(call["layer"] == 0 for call in records))
+    records, metrics = read_all(server, probe)
     decoded = [call for call in records if call["mode"] == "DECODE" and call["rows"] > 1 and call["layer"] == 0]
     assert metrics["steps policy"] == len(decoded) > 0

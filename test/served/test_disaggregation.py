@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmark.common.server import Server
-from served.answers import LAYERS, NEW_TOKENS, make_server, policy, read_lines, read_metrics, read_prompts
+from served.answers import LAYERS, NEW_TOKENS, make_server, policy, read_all, read_prompts
 from served.eagle import select_again
 from served.release import LATEST
 
@@ -45,8 +45,7 @@ def test_a_decode_server_selects_and_at_full_budget_answers_as_without_a_policy(
         with server:
             tokens.append(decode(server, prompts[:SMALL]))
             decode(server, prompts)
-            records = read_lines(probe)
-            metrics = read_metrics(server, sum(call["layer"] == 0 for call in records))
+            records, metrics = read_all(server, probe)
     assert tokens[0] == tokens[1]
     assert {call["mode"] for call in records} == {"DECODE"}
     calls = [call for call in records if call["rows"] > 1]

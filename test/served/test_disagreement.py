@@ -24,6 +24,7 @@ from sglang_xshare.live import PATH
 
 WHICH = "ranks [1] have selected other experts than the first"
 RANKS = (*SERVERS["xshare"], "--tp", "2")
+pytestmark = pytest.mark.long
 
 
 def make_ranks_disagree(server: Server, prompts: list[str], env: dict[str, str]) -> None:
@@ -38,7 +39,6 @@ def make_ranks_disagree(server: Server, prompts: list[str], env: dict[str, str])
     assert (told["policy"], told["switches"]) == ("vanilla", 1)
 
 
-@pytest.mark.long
 def test_the_server_goes_back_to_vanilla_and_may_be_switched_again(tiny_model, patched_release, tmp_path, served):
     env = TWO_CORES | disagree.put(tmp_path)
     server, probe, _ = make_server(tiny_model, patched_release(LATEST), RANKS, tmp_path, env)
@@ -59,7 +59,6 @@ def test_the_server_goes_back_to_vanilla_and_may_be_switched_again(tiny_model, p
     assert server.log_text().count(WHICH) == 1
 
 
-@pytest.mark.long
 def test_a_replica_that_fell_back_is_switched_with_the_other(tiny_model, patched_release, tmp_path):
     env = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1|0|1"} | disagree.put(tmp_path)
     flags = (*RANKS, "--dp-size", "2")
@@ -85,7 +84,6 @@ def test_a_replica_that_fell_back_is_switched_with_the_other(tiny_model, patched
     assert server.log_text().count(WHICH) == 1
 
 
-@pytest.mark.long
 def test_the_server_ends_where_its_flag_says_so(tiny_model, patched_release, tmp_path):
     env = TWO_CORES | disagree.put(tmp_path)
     flags = (*RANKS, "--expert-policy-on-disagreement", "stop")

@@ -1,12 +1,17 @@
-"""Data-parallel attention: every rank serves requests of its own, and the MoE layers see the rows of all."""
+"""Data-parallel attention: every rank serves requests of its own, and the MoE layers see the rows of all. With an
+all-to-all backend every rank routes rows of its own, and selects among them or among those of all: `served.all_to_all`
+does what DeepEP does, without a GPU. Its probe sees the rows of all ranks, and on each rank the experts that it holds.
+"""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+import torch
 
 from served.answers import LAYERS, policy
-from served.eagle import CHAIN, DRAFT_TOKENS, compute, eagle
+from served.eagle import CHAIN, DRAFT_TOKENS, TOP_K, compute, eagle
+from served.probe import read_logits
 from served.ranks import (
     FOUR,
     OLD_TWO,
@@ -20,12 +25,13 @@ from served.ranks import (
     keys_of,
     live,
 )
-from served.release import OLDER
-from sglang_xshare import Batch
+from served.release import LATEST, OLDEST
+from sglang_xshare import Batch, Router, Selection, build_plan, select
 
 # Ranks that decide differently wait for each other forever: that must fail a test, not the whole run.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
+DEEPEP = ("--moe-a2a-backend", "deepep")
 PER_RANK = {"policy": "xshare", "k0": 1, "target_per_rank": 5}
 RANK_OF_EXPERT = [expert // 16 for expert in range(64)]
 
@@ -69,9 +75,8 @@ def test_ranks_select_alike_over_the_rows_of_all(ranked):
     assert served.metrics["rank_disagreements_total"] == 0
 
 
-@pytest.mark.parametrize("release", OLDER)
-def test_ranks_of_older_releases_select_alike(release, ranked):
-    served = ranked(*keys_of(XSHARE), *OLD_TWO, release=release)
+def test_ranks_of_the_oldest_release_select_alike(ranked):
+    served = ranked(*keys_of(XSHARE), *OLD_TWO, release=OLDEST)
     check_load(served)
     check_steps(served, XSHARE)
 
@@ -86,9 +91,9 @@ def test_four_ranks_select_alike_also_where_rows_are_not_padded(ranked):
     assert any(len(set(padded)) == 1 for padded in rows_by_rank)
 
 
-@pytest.mark.parametrize("ranks", [TWO, TWO_OF_TWO], ids=["of one", "of two"])
-def test_full_budget_answers_as_unpatched(ranks, ranked):
-    served = ranked(*policy("xshare", k0=1, add=64, utility="full"), *ranks)
+def test_full_budget_answers_as_unpatched(ranked):
+    """Two ranks of tensor parallelism in each of two groups: the verification below has one in each."""
+    served = ranked(*policy("xshare", k0=1, add=64, utility="full"), *TWO_OF_TWO)
     unpatched = ranked(*TWO, patched=False)
     check_load(unpatched)
     assert not any(call["stage"] for calls in unpatched.steps for call in calls)
@@ -122,3 +127,71 @@ def test_each_expert_parallel_rank_loads_its_share(ranked):
         assert [call["active"] for call in calls] == shares
     together = sum(call["after"] for calls in served.selecting for call in calls)
     assert served.metrics["experts_after_total"] == together > 0
+
+
+def list_selections(
+    call: Mapping[str, Any], plan: Mapping[str, Any], tokens_per_request: int, alone: bool
+) -> Iterator[tuple[Selection, int]]:
+    """(reference selection, its live rows) of the rows of all ranks, or of each alone, where one row is vanilla."""
+    logits, valid = read_logits(dict(call)), live(dict(call))
+    counts = call["padded"] if alone else [len(logits)]
+    for own, there in zip(logits.split(counts), valid.split(counts), strict=True):
+        keys = plan if len(own) > 1 else {"policy": "vanilla"}
+        batch = Batch(there, tokens_per_request)
+        yield select(own, build_plan(dict(keys)), Router(TOP_K), batch, backend="reference"), int(there.sum())
+
+
+def check_dispatched(
+    answers: Answers, plan: Mapping[str, Any], tokens_per_request: int = 1, alone: bool = False
+) -> None:
+    """The ranks run the experts that the reference selects over live rows; the first counts for all, or itself."""
+    lost = after = rows = 0
+    for calls in answers.steps:
+        told = {(call["layer"], call["rows"], call["prefills"], call["logits"]) for call in calls if "logits" in call}
+        assert len(told) <= 1
+    for calls in answers.selecting:
+        found = list(list_selections(calls[0], plan, tokens_per_request, alone))
+        active = torch.stack([selection.active for selection, _ in found]).any(0)
+        assert sorted(expert for call in calls for expert in call["active"]) == experts(active)
+        first, there = found[0]
+        lost += int(first.vanilla_active.sum() - first.active.sum())
+        if not alone or calls[0]["padded"][0] > 1:
+            after += int(first.active.sum())
+            rows += there
+    assert lost > 0
+    assert answers.metrics["experts_after_total"] == after
+    assert answers.metrics["rows_total"] == rows
+    assert answers.metrics["steps prefill"] == (len(answers.steps) - len(answers.selecting)) / LAYERS
+
+
+DISPATCHED: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
+    "among the rows of all": (XSHARE, TWO, LATEST),
+    "on the oldest release": (XSHARE, OLD_TWO, OLDEST),
+    "with ranks that have not even padding": (XSHARE | {"min_rows": 1}, FOUR, LATEST),
+    "among the rows of its own": (XSHARE | {"rows": "rank"}, TWO, LATEST),
+    "with two ranks that divide the rows of a batch": (XSHARE, TWO_OF_TWO, LATEST),
+}
+
+
+@pytest.mark.parametrize("case", DISPATCHED)
+def test_a_rank_selects_what_it_dispatches(case, ranked):
+    keys, ranks, release = DISPATCHED[case]
+    served = ranked(*keys_of(keys), *ranks, *DEEPEP, release=release)
+    check_load(served)
+    check_dispatched(served, XSHARE, alone="rows" in keys)
+    if ranks == FOUR:
+        assert any(0 in calls[0]["padded"] for calls in served.selecting)
+    if keys == XSHARE and ranks == TWO:
+        assert served.metrics["steps policy"] == len(served.selecting) / LAYERS
+
+
+def test_dispatched_verification_groups_by_request_across_ranks(ranked, tiny_model):
+    served = ranked(*eagle(tiny_model, CHAIN), *keys_of(PER_REQUEST), *TWO, *DEEPEP)
+    check_load(served)
+    check_dispatched(served, PER_REQUEST, DRAFT_TOKENS)
+
+
+def test_dispatched_at_full_budget_it_answers_as_unpatched(ranked):
+    served = ranked(*policy("xshare", k0=1, add=64, utility="full"), *TWO, *DEEPEP)
+    assert served.tokens == ranked(*TWO, *DEEPEP).tokens == ranked(*TWO, patched=False).tokens
+    assert served.metrics["steps policy"] > 0

@@ -1,8 +1,12 @@
-"""Drafts as deep as pay, served, as COMMAND of docs/guide.md does it."""
+"""Drafts as deep as pay, served as docs/guide.md does it:
+
+sglang serve --model-path DIR --speculative-algorithm EAGLE3 --speculative-draft-model-path DRAFT --speculative-adaptive --expert-policy-draft-depth throughput
+"""  # noqa: E501
 
 import json
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,6 @@ from served.eagle import eagle, select_again
 from served.ranks import TWO_CORES
 from served.release import LATEST
 
-COMMAND = """\
-sglang serve --model-path DIR --speculative-algorithm EAGLE3 --speculative-draft-model-path DRAFT --speculative-adaptive --expert-policy-draft-depth throughput"""  # noqa: E501
-COMMAND = "sglang serve --model-path DIR --speculative-algorithm EAGLE3 --speculative-draft-model-path DRAFT --speculative-adaptive --expert-policy-draft-depth throughput"  # noqa: E501
 RELEASES = ("0.5.21", LATEST)
 CANDIDATES = (1, 3)
 WIDTHS = {1, 2, 4}
@@ -34,14 +35,27 @@ def adaptive(tiny_model: Path, tmp_path: Path) -> tuple[str, ...]:
     return (*eagle(tiny_model), "--speculative-adaptive", "--speculative-adaptive-config", str(file))
 
 
-@pytest.fixture
-def serve(tiny_model: Path, patched_release: Callable[[str], Path], tmp_path: Path) -> Callable[..., Any]:
+@pytest.fixture(scope="module")
+def serve(
+    tiny_model: Path, patched_release: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Any]:
     def make(flags: tuple[str, ...], release: str = LATEST, env: dict[str, str] | None = None) -> Any:
-        scratch = tmp_path / f"server-{len(list(tmp_path.iterdir()))}"
-        scratch.mkdir()
-        return make_server(tiny_model, patched_release(release), flags, scratch, env)
+        return make_server(tiny_model, patched_release(release), flags, tmp_path_factory.mktemp("server"), env)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def at_a_fixed_depth(tiny_model: Path, serve: Callable[..., Any]) -> Callable[[str], list[list[int]]]:
+    """Call it with a release for the answers to four prompts at one depth."""
+
+    @cache
+    def run(release: str) -> list[list[int]]:
+        server, _, _ = serve(eagle(tiny_model), release)
+        with server:
+            return generate(server, read_prompts(tiny_model)[:4])
+
+    return run
 
 
 def generate(server: Any, prompts: list[str]) -> list[list[int]]:
@@ -54,12 +68,11 @@ def widths(probe: Path) -> set[float]:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_greedy_answers_at_changing_depths_are_those_at_a_fixed_one(release, serve, adaptive, tiny_model):
+def test_greedy_answers_at_changing_depths_are_those_at_a_fixed_one(
+    release, serve, adaptive, tiny_model, at_a_fixed_depth
+):
     """In float32, token for token, without a policy, whose choice would follow the width."""
-    prompts = read_prompts(tiny_model)[:4]
-    fixed, _, _ = serve(eagle(tiny_model), release)
-    with fixed:
-        expected = generate(fixed, prompts)
+    prompts, expected = read_prompts(tiny_model)[:4], at_a_fixed_depth(release)
     server, probe, _ = serve((*adaptive, *THROUGHPUT), release)
     with server:
         assert generate(server, prompts) == expected
@@ -111,15 +124,12 @@ def test_acceptance_auto_is_served(serve, adaptive, tiny_model):
     assert widths(probe) == WIDTHS
 
 
-def test_two_ranks_change_the_depth_together(serve, adaptive, tiny_model):
+def test_two_ranks_change_the_depth_together(serve, adaptive, tiny_model, at_a_fixed_depth):
     """Otherwise their tensors differ in shape, and a collective of theirs waits for ever or fails."""
-    prompts = read_prompts(tiny_model)[:4]
-    one, _, _ = serve((*adaptive, *THROUGHPUT))
-    with one:
-        expected = generate(one, prompts)
+    expected = at_a_fixed_depth(LATEST)
     server, probe, _ = serve((*adaptive, *THROUGHPUT, "--tp", "2"), env=TWO_CORES)
     with server:
-        assert generate(server, prompts) == expected
+        assert generate(server, read_prompts(tiny_model)[:4]) == expected
     steps = [
         [(call["rows"], call["requests"]) for call in read_lines(probe) if call["rank"] == rank and call["layer"] == 0]
         for rank in range(2)

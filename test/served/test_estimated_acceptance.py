@@ -8,7 +8,7 @@ import pytest
 
 from served.answers import make_server, policy, read_lines, read_prompts
 from served.eagle import DRAFT_TOKENS, eagle, select_again
-from served.release import every_release
+from served.release import both_releases
 from sglang_xshare.stage.acceptance import FIRST, estimate
 
 PLAN: dict[str, Any] = {"policy": "xshare", "k0": 1, "add": 4, "acceptance": "auto"}
@@ -25,7 +25,7 @@ def server(tiny_model: Path, patched_release: Callable[[str], Path], tmp_path: P
         yield started, probe
 
 
-@every_release
+@both_releases
 def test_drafts_count_by_what_was_accepted(server, tiny_model):
     served, probe = server
     told = served.get("/expert_policy")

@@ -2,9 +2,12 @@
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
@@ -17,11 +20,11 @@ from served.answers import make_server, policy, read_metrics, read_prompts
 from served.eagle import CHAIN, TREES, eagle
 from served.load import post
 from served.ranks import OLD_TWO, TWO, TWO_CORES
-from served.release import LATEST, OLDER, make_env
+from served.release import LATEST, OLDEST, make_env
 
 CLIENTS, EXACT_SHARE, ABORTED = 16, 0.25, 0.05
 WANTED, WANTED_ELSEWHERE = 512, 128
-"""Exact answers: of one rank without drafts on the latest release, and of each other server, of which there are 12."""
+"""Exact answers: of one rank without drafts on the latest release, and of each other server of LOADED."""
 XSHARE = {"policy": "xshare", "k0": 1, "add": 4}
 PLANS: list[dict[str, Any]] = [
     XSHARE,
@@ -36,6 +39,18 @@ TIGHT = ("--max-total-tokens", "2048")
 """So few that prefixes are evicted."""
 RETRACTING = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "40"}
 """SGLang's own switch: requests are retracted every so many steps."""
+Load = tuple[tuple[str, ...], str, tuple[int, int, int] | None]
+LOADED: tuple[Load, ...] = (
+    ((), LATEST, None),
+    ((), LATEST, TREES[0]),
+    (("--tp", "2"), LATEST, CHAIN),
+    (TWO, LATEST, None),
+    (TWO, LATEST, CHAIN),
+    ((), OLDEST, CHAIN),
+    (OLD_TWO, OLDEST, None),
+)
+"""Servers under load: flags of ranks, release, shape of a draft."""
+pytestmark = pytest.mark.long
 
 
 @dataclass
@@ -46,6 +61,8 @@ class Heard:
     said: list[list[int]] = field(default_factory=list)
     aborted: int = 0
     others: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    log: str = ""
     lock: Lock = field(default_factory=Lock)
 
 
@@ -103,74 +120,93 @@ def ask_again(server: Server, asked: Sequence[tuple[list[int], list[int]]]) -> l
     return found
 
 
-@pytest.mark.long
-@pytest.mark.timeout(2400)
-@pytest.mark.parametrize(
-    ("ranks", "release", "draft"),
-    [
-        ((), LATEST, None),
-        ((), LATEST, CHAIN),
-        ((), LATEST, TREES[0]),
-        (("--tp", "2"), LATEST, None),
-        (("--tp", "2"), LATEST, CHAIN),
-        (TWO, LATEST, None),
-        (TWO, LATEST, CHAIN),
-        *(((), release, draft) for release in OLDER for draft in (None, CHAIN)),
-        *((OLD_TWO, release, None) for release in OLDER),
-    ],
-)
-def test_exact_answers_under_load_and_switches(ranks, release, draft, tiny_model, patched_release, tmp_path):
-    """Requests come, go, are aborted and retracted; some go on where others, not exact, have left their keys."""
-    tree = patched_release(release)
-    speculation = eagle(tiny_model, draft) if draft else ()
-    keys = {name: value for name, value in XSHARE.items() if name != "policy"}
-    flags = [*policy("xshare", **keys), *ranks, *speculation, *(() if ranks else TIGHT)]
-    wants = WANTED if (ranks, release, draft) == ((), LATEST, None) else WANTED_ELSEWHERE
-    server, _, _ = make_server(tiny_model, tree, flags, tmp_path, TWO_CORES if ranks else RETRACTING)
+@pytest.fixture(scope="module")
+def load(
+    tiny_model: Path, patched_release: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Load], Heard]:
+    """Call it with one of LOADED for what its clients have heard: requests come, go, are aborted and retracted, and the
+    policy is switched; some go on where others, not exact, have left their keys.
+    """
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     prompts = [tokenizer(text)["input_ids"] for text in read_prompts(tiny_model)]
-    heard, ended, switches = Heard(), Event(), 0
-    with server:
-        with ThreadPoolExecutor(CLIENTS) as clients:
-            asking = [clients.submit(keep_asking, server, prompts, number, heard, ended) for number in range(CLIENTS)]
-            try:
-                while len(heard.exact) < wants and not any(one.done() for one in asking):
-                    plan = PLANS[switches // 2 % len(PLANS)] if switches % 2 else XSHARE
-                    assert post(server, plan).status_code == 200
-                    switches += 1
-                    time.sleep(0.3)
-            finally:
-                ended.set()
-        for one in asking:
-            one.result()
-        metrics = read_metrics(server, 0)
-        log = server.log_text()
-    with Server(tiny_model, ["--dtype", "float32"], env=make_env(tree), name="vanilla") as vanilla:
-        wanted = ask_again(vanilla, heard.exact)
-    equal = sum(answer == other for (_, answer), other in zip(heard.exact, wanted, strict=True))
-    retracted = log.count("#retracted_reqs")
-    print(f"{equal} of {len(wanted)} equal; {heard.others} others, {heard.aborted} aborted, {switches} switches, ")
-    print(f"{retracted} retractions; {metrics['exact_rows_total']:.0f} of {metrics['rows_total']:.0f} rows exact")
-    assert equal == len(wanted) >= wants
+
+    @cache
+    def run(loaded: Load) -> Heard:
+        ranks, release, draft = loaded
+        keys = {name: value for name, value in XSHARE.items() if name != "policy"}
+        flags = [*policy("xshare", **keys), *ranks, *(eagle(tiny_model, draft) if draft else ())]
+        flags += [] if ranks else TIGHT
+        env = TWO_CORES if ranks else RETRACTING
+        server, _, _ = make_server(tiny_model, patched_release(release), flags, tmp_path_factory.mktemp("load"), env)
+        heard, ended, switches = Heard(), Event(), 0
+        with server:
+            with ThreadPoolExecutor(CLIENTS) as clients:
+                asking = [clients.submit(keep_asking, server, prompts, one, heard, ended) for one in range(CLIENTS)]
+                try:
+                    while len(heard.exact) < count_wanted(loaded) and not any(one.done() for one in asking):
+                        plan = PLANS[switches // 2 % len(PLANS)] if switches % 2 else XSHARE
+                        assert post(server, plan).status_code == 200
+                        switches += 1
+                        time.sleep(0.3)
+                finally:
+                    ended.set()
+            for one in asking:
+                one.result()
+            heard.metrics, heard.log = read_metrics(server, 0), server.log_text()
+        return heard
+
+    return run
+
+
+def count_wanted(loaded: Load) -> int:
+    return WANTED if loaded == LOADED[0] else WANTED_ELSEWHERE
+
+
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("loaded", LOADED, ids=str)
+def test_exact_requests_are_served_under_load_and_switches(loaded, load):
+    heard, wants, ranks = load(loaded), count_wanted(loaded), loaded[0]
+    assert len(heard.exact) >= wants
     assert heard.others > wants
     assert heard.aborted > wants // 50
-    assert ranks or retracted > wants // 50
-    assert 0 < metrics["exact_rows_total"] < metrics["rows_total"]
-    assert "Scheduler hit an exception" not in log
+    assert ranks or heard.log.count("#retracted_reqs") > wants // 50
+    assert 0 < heard.metrics["exact_rows_total"] < heard.metrics["rows_total"]
+    assert "Scheduler hit an exception" not in heard.log
 
 
-@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("release", [LATEST, OLDEST])
+def test_exact_answers_are_those_of_a_server_without_a_policy(release, load, tiny_model, patched_release):
+    """One server answers everything again, 16 requests at a time."""
+    heard = {loaded: load(loaded).exact for loaded in LOADED if loaded[1] == release}
+    with Server(tiny_model, ["--dtype", "float32"], env=make_env(patched_release(release)), name="vanilla") as vanilla:
+        wanted = {loaded: ask_again(vanilla, exact) for loaded, exact in heard.items()}
+    wrong = {
+        loaded: sum(answer != other for (_, answer), other in zip(heard[loaded], wanted[loaded], strict=True))
+        for loaded in heard
+    }
+    assert wrong == dict.fromkeys(heard, 0)
+
+
+@contextmanager
+def serve(model: Path, tree: Path, name: str, *flags: str, **keys: Any) -> Iterator[Server]:
+    """Within it a server under a policy runs."""
+    args = [*policy("xshare", k0=1, add=4, **keys), *flags]
+    with Server(model, args, release=tree, name=name, deadline=600) as server:
+        yield server
+
+
 def test_priorities_and_the_live_default(tiny_model, patched_release):
     """Of at least a priority, or by default; a request's own word goes before both."""
-    flags = [*policy("xshare", k0=1, add=4, exact={"priority": 10}), "--enable-priority-scheduling"]
-    prompts = read_prompts(tiny_model)[:4]
+    flags, exact = "--enable-priority-scheduling", {"priority": 10}
+    prompt = read_prompts(tiny_model)[0]
 
     def ask(server: Server, said: str | None, priority: int | None) -> bool:
         extra = {} if priority is None else {"priority": priority}
-        body = {"text": prompts[0], "sampling_params": sample(4, said), **extra}
+        body = {"text": prompt, "sampling_params": sample(4, said), **extra}
         return bool(server.post("/generate", body)["meta_info"]["expert_policy"].get("exact", False))
 
-    with Server(tiny_model, flags, release=patched_release(LATEST), name="priority", deadline=600) as server:
+    with serve(tiny_model, patched_release(LATEST), "priority", flags, exact=exact) as server:
         asked = [(None, None), (None, 9), (None, 10), ("shared", 12), ("exact", 1)]
         assert [ask(server, *one) for one in asked] == [False, False, True, False, True]
         assert server.get("/expert_policy")["in_force"]["exact"] == {"priority": 10}
@@ -180,11 +216,9 @@ def test_priorities_and_the_live_default(tiny_model, patched_release):
         assert [ask(server, *one) for one in asked] == [False, False, False, False, True]
 
 
-@pytest.mark.long
 def test_a_server_that_ignores_clients_says_so_in_their_answers(tiny_model, patched_release):
     """They follow the policy, by whichever way they ask; the operator's own rule still makes requests exact."""
-    flags = [*policy("xshare", k0=1, add=4, min_rows=1, exact={"priority": 10}), "--enable-priority-scheduling"]
-    flags += ["--expert-policy-ignore-client-exact"]
+    flags, exact = ("--enable-priority-scheduling", "--expert-policy-ignore-client-exact"), {"priority": 10}
     prompt = read_prompts(tiny_model)[0]
 
     def ask(server: Server, said: str | None, **extra: Any) -> tuple[bool | None, bool]:
@@ -192,7 +226,7 @@ def test_a_server_that_ignores_clients_says_so_in_their_answers(tiny_model, patc
         told = server.post("/generate", body)["meta_info"]["expert_policy"]
         return told.get("exact"), told["steps"] > 0
 
-    with Server(tiny_model, flags, release=patched_release(LATEST), name="ignored", deadline=600) as server:
+    with serve(tiny_model, patched_release(LATEST), "ignored", *flags, min_rows=1, exact=exact) as server:
         assert ask(server, "exact") == ask(server, None, routing_key="a;expert_policy=exact") == (False, True)
         assert ask(server, None) == ask(server, "shared", priority=12) == (None, True)
         assert ask(server, None, priority=10) == ask(server, "exact", priority=12) == (True, False)
@@ -202,10 +236,8 @@ def test_a_server_that_ignores_clients_says_so_in_their_answers(tiny_model, patc
         assert requests.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 400
 
 
-@pytest.mark.long
 def test_a_streaming_session_is_exact_in_all_its_turns(tiny_model, patched_release):
-    flags = [*policy("xshare", k0=1, add=4), "--enable-streaming-session"]
-    with Server(tiny_model, flags, release=patched_release(LATEST), name="session", deadline=600) as server:
+    with serve(tiny_model, patched_release(LATEST), "session", "--enable-streaming-session") as server:
 
         def talk(session: str, said: str | None) -> requests.Response:
             body = {"text": "def f(", "session_params": {"id": session}, "sampling_params": sample(4, said)}

@@ -9,16 +9,14 @@ from safetensors.torch import load_file, save_file
 
 from benchmark.common.speculative import speculative_flags
 from served import host
-from served.answers import NEW_TOKENS, make_server, policy, read_lines, read_metrics
+from served.answers import NEW_TOKENS, make_server, policy, read_all
+from served.eagle import DRAFT_TOKENS, check_verified
 from served.families import answer, make, read_routers
 from served.family import EXPERTS
 from served.family_table import FAMILIES
-from served.probe import read_logits
 from served.release import LATEST
-from sglang_xshare import Batch, build_plan, select
 
 FAMILY = replace(FAMILIES["GLM-4-MoE"], published={"num_nextn_predict_layers": 1})
-DRAFT_TOKENS = 4
 # SGLang finds the draft in the checkpoint itself.
 DRAFTING = speculative_flags("itself", 1, 3, DRAFT_TOKENS, algorithm="NEXTN")
 DRAFTING = tuple(flag for flag in DRAFTING if flag not in ("--speculative-draft-model-path", "itself"))
@@ -55,21 +53,14 @@ def test_verification_of_a_models_own_draft_selects(tiny_model, patched_release,
         full, budget = (
             server.generate(prompts[:size], max_new_tokens=NEW_TOKENS, ignore_eos=True) for size in (FULL, BUDGET)
         )
-        records = read_lines(probe)
-        metrics = read_metrics(server, sum(call["layer"] == 1 for call in records if "DRAFT" not in call["mode"]))
+        records, metrics = read_all(server, probe, first_layer=1)
     assert [one["output_ids"] for one in full] == answer(model, prompts[:FULL])
     assert all(one["meta_info"]["spec_verify_ct"] > 0 for one in budget)
 
     routers = read_routers(FAMILY, model)
     verified = [call for call in records if call["mode"] == "TARGET_VERIFY"]
-    dropped = 0
-    for call in verified:
-        keys = {**PLAN, "add_per_request": EXPERTS} if call["requests"] <= FULL else PLAN
-        plan, batch = build_plan("xshare", **keys), Batch(tokens_per_request=DRAFT_TOKENS)
-        selection = select(read_logits(call), plan, routers[call["layer"]], batch, backend="reference")
-        assert call["active"] == selection.active.nonzero().flatten().tolist()
-        dropped += int(selection.vanilla_active.sum()) - call["after"]
-    assert dropped > 0
+    full = {**PLAN, "add_per_request": EXPERTS}
+    check_verified(verified, routers, lambda call: (full if call["requests"] <= FULL else PLAN, None))
     assert metrics["steps policy"] == len(verified) / len(routers) > 0
     assert metrics["experts_after_total"] == sum(call["after"] for call in verified)
 

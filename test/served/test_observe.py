@@ -5,17 +5,16 @@ import re
 import pytest
 
 from served.answers import SERVERS
-from served.release import LATEST, OLDER
+from served.release import oldest_takes_long
 from sglang_xshare.policies.description import describe
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.record.figures import hash_plan
 
 XSHARE, FULL, OEA = "xshare:k0=1,add=8", "xshare:k0=1,add=64", '{"policy": "oea", "k0": 3}'
-RELEASES = [LATEST, *(pytest.param(release, marks=pytest.mark.long) for release in OLDER)]
 
 
-@pytest.mark.parametrize("release", RELEASES)
-def test_it_answers_as_a_server_without_a_policy(release, served):
+@oldest_takes_long
+def test_it_answers_as_a_server_without_a_policy_and_says_what_each_plan_would_have_kept(release, served):
     answers = served("observe", release)
     assert answers.tokens == served("off", release).tokens
     calls = answers.calls("DECODE")
@@ -25,11 +24,6 @@ def test_it_answers_as_a_server_without_a_policy(release, served):
     assert metrics["kept_mass_total"] == metrics["rows_total"] == sum(call["rows"] for call in calls)
     assert metrics["steps observed"] == answers.forwards("DECODE") > 0
     assert metrics["steps policy"] == 0
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_it_says_what_each_plan_would_have_kept(release, served):
-    metrics = served("observe", release).metrics
     before, rows = metrics["experts_before_total"], metrics["rows_total"]
     experts = {plan: metrics[f"observed_experts_total {plan}"] for plan in (XSHARE, FULL)}
     assert experts[XSHARE] < 0.8 * before

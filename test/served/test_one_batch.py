@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from served.answers import LAYERS, policy
-from served.release import CPU, make_env, older_releases_take_long
+from served.release import CPU, make_env, oldest_takes_long
 
 NEW_TOKENS = 6
 PROMPTS = 3
@@ -15,7 +15,7 @@ PROMPTS = 3
 
 
 @pytest.mark.long
-@older_releases_take_long
+@oldest_takes_long
 def test_its_trace_has_every_step(release, tiny_model, patched_release, tmp_path):
     """Its prompts come of the tokenizer: its random ones are beyond the small checkpoint's vocabulary."""
     tree, trace = patched_release(release), tmp_path / "trace.jsonl"

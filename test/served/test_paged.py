@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from served.answers import ask, generate_together, make_server, policy, read_lines, read_metrics, read_prompts
+from served.answers import generate_together, make_server, policy, read_lines, read_metrics, read_prompts
 from served.probe import read_logits
 from served.release import LATEST
 from sglang_xshare import Batch, Router, build_plan, select
@@ -79,16 +79,15 @@ def count_own(call: dict[str, Any]) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("slots", [TOP_K, 32, EXPERTS])
-def test_vanilla_answers_as_unpaged(slots, served, patched_release, tiny_model, tmp_path):
-    answers = ask(tiny_model, patched_release(LATEST), paged(slots), tmp_path)
+@pytest.mark.parametrize("slots", [TOP_K, 32])
+def test_vanilla_answers_as_unpaged(slots, served, asked):
+    answers = asked(*paged(slots))
     assert answers.tokens == served("unpatched").tokens
     assert answers.metrics == {}
 
 
 @pytest.mark.long
-def test_with_slots_for_all_a_policy_answers_as_unpaged(served, patched_release, tiny_model, tmp_path):
-    flags = (*paged(EXPERTS), *policy("xshare", k0=1, add=8, min_rows=2))
-    answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path)
+def test_with_slots_for_all_a_policy_answers_as_unpaged(served, asked):
+    answers = asked(*paged(EXPERTS), *policy("xshare", k0=1, add=8, min_rows=2))
     assert answers.tokens == served("xshare").tokens
     assert answers.metrics["experts_after_total"] == served("xshare").metrics["experts_after_total"]

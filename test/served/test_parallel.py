@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from served import host
-from served.answers import LAYERS, SERVERS, Answers, ask, policy
+from served.answers import LAYERS, SERVERS, Answers, policy
 from served.eagle import select_again
 from served.ranks import TWO_CORES
-from served.release import LATEST
+
+pytestmark = pytest.mark.long
 
 PER_RANK = {"policy": "xshare", "k0": 1, "target_per_rank": 5}
 EXPERTS = 64
@@ -25,10 +25,8 @@ def split_by_rank(answers: Answers) -> list[list[dict[str, Any]]]:
     return ranks
 
 
-@pytest.mark.long
-def test_two_tensor_parallel_ranks_answer_as_one(tiny_model, patched_release, tmp_path, served):
-    flags = (*SERVERS["xshare"], "--tp", "2")
-    answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, env=TWO_CORES)
+def test_two_tensor_parallel_ranks_answer_as_one(asked, served):
+    answers = asked(*SERVERS["xshare"], "--tp", "2", env=TWO_CORES)
     assert answers.tokens == served("xshare").tokens
     first, second = split_by_rank(answers)
     assert [call["active"] for call in first] == [call["active"] for call in second]
@@ -40,10 +38,8 @@ def test_two_tensor_parallel_ranks_answer_as_one(tiny_model, patched_release, tm
     assert answers.metrics["rank_disagreements_total"] == 0
 
 
-@pytest.mark.long
-def test_each_expert_parallel_rank_loads_its_share(tiny_model, patched_release, tmp_path):
-    flags = (*policy("xshare", k0=1, target_per_rank=5), *EXPERT_PARALLEL)
-    answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, env=TWO_CORES)
+def test_each_expert_parallel_rank_loads_its_share(asked):
+    answers = asked(*policy("xshare", k0=1, target_per_rank=5), *EXPERT_PARALLEL, env=TWO_CORES)
     first, second = split_by_rank(answers)
     for call, other in zip(first, second, strict=True):
         assert call["active"] + other["active"] == select_again(call, PER_RANK, rank_of_expert=RANK_OF_EXPERT)
@@ -60,14 +56,13 @@ def test_each_expert_parallel_rank_loads_its_share(tiny_model, patched_release, 
     assert answers.tokens[0] == answers.tokens[1]
 
 
-@pytest.mark.long
-def test_target_per_rank_follows_experts_to_where_they_are(tiny_model, patched_release, tmp_path, served):
+def test_target_per_rank_follows_experts_to_where_they_are(tmp_path, asked):
     """SGLang is told to hold even experts on the first rank and odd ones on the second."""
     where = [*range(0, EXPERTS, 2), *range(1, EXPERTS, 2)]
     location = tmp_path / "location.json"
     location.write_text(json.dumps({"physical_to_logical_map": [where] * LAYERS}))
     flags = (*policy("xshare", k0=1, target_per_rank=5), *EXPERT_PARALLEL, "--init-expert-location", str(location))
-    answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, env=TWO_CORES)
+    answers = asked(*flags, env=TWO_CORES)
     first, second = split_by_rank(answers)
     rank_of_expert = [expert % 2 for expert in range(EXPERTS)]
     for call, other in zip(first, second, strict=True):
@@ -79,15 +74,13 @@ def test_target_per_rank_follows_experts_to_where_they_are(tiny_model, patched_r
     assert "active experts of the fullest rank: " in answers.log
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("target", [5, 32])
-def test_target_per_rank_follows_experts_that_move(target, tiny_model, patched_release, tmp_path, served):
-    """EPLB moves experts between the ranks while it serves; where each may use all of its own, no token changes."""
-    host.install(tmp_path)
+def test_target_per_rank_follows_experts_that_move(target, asked, served):
+    """EPLB moves experts between the ranks while it serves; if each may use all of its own, no token changes."""
     moving = ("--enable-eplb", "--eplb-rebalance-num-iterations", "25")
     flags = (*policy("xshare", k0=1, target_per_rank=target), *EXPERT_PARALLEL, *moving)
     flags += ("--expert-distribution-recorder-buffer-size", "20")
-    answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, env=TWO_CORES)
+    answers = asked(*flags, env=TWO_CORES, hosted=True)
     assert answers.log.count("rebalance end") >= 2
     assert (answers.tokens == served("unpatched").tokens) is (target == 32)
     first, second = split_by_rank(answers)
@@ -96,13 +89,10 @@ def test_target_per_rank_follows_experts_that_move(target, tiny_model, patched_r
     assert answers.metrics["rank_disagreements_total"] == 0
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_expert_parallel_ranks_answer_as_one(tiny_model, patched_release, tmp_path, served, ranks):
+def test_four_expert_parallel_ranks_answer_as_one(asked, served):
     """Every rank computes its own experts alone, and the tokens are those of the unpatched release on one rank."""
-    flags = (*SERVERS["off"], "--tp", str(ranks), "--ep-size", str(ranks))
-    env = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % 2) for rank in range(ranks))}
-    answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, env=env)
+    ranks = 4
+    answers = asked("--tp", "4", "--ep-size", "4", env={"SGLANG_CPU_OMP_THREADS_BIND": "0|1|0|1"})
     assert answers.tokens == served("unpatched").tokens
     share = EXPERTS // ranks
     for call in answers.calls("DECODE"):
@@ -110,10 +100,8 @@ def test_expert_parallel_ranks_answer_as_one(tiny_model, patched_release, tmp_pa
     assert {call["rank"] for call in answers.calls("DECODE")} == set(range(ranks))
 
 
-@pytest.mark.long
-def test_two_replicas_select_each_for_its_own_requests(tiny_model, patched_release, tmp_path):
-    flags = (*SERVERS["xshare"], "--dp-size", "2")
-    answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, (16,), TWO_CORES, staggered=True)
+def test_two_replicas_select_each_for_its_own_requests(asked):
+    answers = asked(*SERVERS["xshare"], "--dp-size", "2", env=TWO_CORES, staggered=True)
     calls = answers.calls("DECODE", least=2)
     assert answers.log.count(f"Expert policy xshare on {LAYERS} MoE layers") == 2
     assert all(call["active"] == select_again(call, {"policy": "xshare", "k0": 1, "add": 8}) for call in calls)
@@ -122,7 +110,6 @@ def test_two_replicas_select_each_for_its_own_requests(tiny_model, patched_relea
     assert answers.metrics["steps min_rows"] == answers.forwards("DECODE", most=1)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
@@ -135,13 +122,10 @@ def test_two_replicas_select_each_for_its_own_requests(tiny_model, patched_relea
     ],
     ids=["slices", "slices, data-parallel attention", "whole"],
 )
-def test_experts_in_slices_and_whole_ones_answer_as_one_rank(
-    tiny_model, patched_release, tmp_path, served, flags, line
-):
+def test_experts_in_slices_and_whole_ones_answer_as_one_rank(flags, line, asked, served):
     """As `sglang serve --model-path DIR --tp 4 --expert-placement shard` does, on two ranks: it says what it chose, and
     the tokens are those of the unpatched release on one rank. The probe lends a CPU data-parallel attention.
     """
-    flags = (*SERVERS["off"], "--tp", "2", "--expert-placement", *flags)
-    answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, (16,), TWO_CORES, staggered=True)
+    answers = asked("--tp", "2", "--expert-placement", *flags, env=TWO_CORES, staggered=True)
     assert answers.tokens[0] == served("unpatched").tokens[0]
     assert f"expert placement {line}" in answers.log

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from served.answers import LAYERS, NEW_TOKENS, make_server, policy, read_prompts
 from served.eagle import DRAFT_TOKENS, TOP_K, eagle, select_again
 from served.probe import read_logits
 from served.release import LATEST
-from served.visits import BEAMS, GRAMMARS, LARGE, LONG, SMALL, UNTIL_ABORTED, Visit, ask_all
+from served.visits import BEAMS, GRAMMARS, LARGE, LONG, SMALL, UNTIL_ABORTED, ask_all
 from sglang_xshare import Router, build_plan, select
 
 pytestmark = pytest.mark.long
@@ -45,12 +46,12 @@ def by_requests(tokens: int = 1) -> tuple[str, ...]:
 @pytest.fixture(scope="session")
 def visit(
     tiny_model: Path, patched_release: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Visit]:
+) -> Callable[[str], SimpleNamespace]:
     """Call it with a server's name below for what it answered; each runs once, and alone."""
     servers = {"off": (), "policy": by_requests(), "EAGLE-3": (*eagle(tiny_model), *by_requests(DRAFT_TOKENS))}
 
     @cache
-    def run(name: str) -> Visit:
+    def run(name: str) -> SimpleNamespace:
         scratch = tmp_path_factory.mktemp("requests")
         host.install(scratch)
         flags = (*servers[name], "--enable-return-routed-experts", "--constrained-json-disable-any-whitespace")
@@ -73,8 +74,12 @@ with_a_policy = pytest.mark.parametrize("name", ["policy", "EAGLE-3"])
 @with_a_policy
 @pytest.mark.parametrize("size", [len(GRAMMARS), LARGE])
 def test_constrained_answers_obey_their_grammar(size, name, visit):
+    """At full budget they are those without a policy."""
     answers = visit(name).constrained[size]
     assert len(answers) == size
+    if size == len(GRAMMARS):
+        tokens, expected = ([one["output_ids"] for one in visit(who).constrained[size]] for who in (name, "off"))
+        assert tokens == expected
     for number, answer in enumerate(answers):
         kind, text = number % len(GRAMMARS), answer["text"]
         if kind == 0:
@@ -91,27 +96,17 @@ def test_constrained_answers_obey_their_grammar(size, name, visit):
 
 
 @with_a_policy
-def test_constrained_answers_at_full_budget_are_those_without_a_policy(name, visit):
-    size = len(GRAMMARS)
-    expected = [answer["output_ids"] for answer in visit("off").constrained[size]]
-    assert [answer["output_ids"] for answer in visit(name).constrained[size]] == expected
-
-
-@with_a_policy
 def test_several_answers_at_full_budget_are_those_without_a_policy(name, visit):
     assert visit(name).several == visit("off").several
     assert len(visit(name).several) == 6
 
 
-def test_beams_at_full_budget_are_those_without_a_policy(visit):
+def test_beams_at_full_budget_are_those_without_a_policy_and_each_is_a_row_of_the_selection(visit):
+    """Upstream adds the members of a beam behind the requests' rows."""
     for answer, expected in zip(visit("policy").beams[2], visit("off").beams[2], strict=True):
         beams, others = (one["meta_info"]["beam_results"] for one in (answer, expected))
         assert [beam["output_ids"] for beam in beams] == [beam["output_ids"] for beam in others]
         assert len(beams) == BEAMS
-
-
-def test_every_beam_is_a_row_of_the_selection(visit):
-    """Upstream adds the members of a beam behind the requests' rows."""
     assert {len(answer["meta_info"]["beam_results"]) for answer in visit("policy").beams[4]} == {BEAMS}
     calls = visit("policy").calls("DECODE")
     for size in (2, 4):
@@ -136,16 +131,10 @@ def test_every_step_selects_and_is_counted(name, visit):
 
 
 @with_a_policy
-def test_requests_beside_aborted_ones_answer_as_without_a_policy(name, visit):
-    expected = visit("off").after
-    assert visit("off").survivors == expected[3:]
-    assert visit(name).survivors == expected[3:]
-
-
-@with_a_policy
 def test_aborted_requests_leave_nothing_behind(name, visit):
-    """What they said until then was right, the server goes on, and none of them still runs."""
+    """What they said until then was right, those beside them answer as without a policy, and none still runs."""
     expected = visit("off").after
+    assert visit("off").survivors == visit(name).survivors == expected[3:]
     for tokens, whole in zip(visit(name).aborted, expected, strict=False):
         assert UNTIL_ABORTED <= len(tokens) < 400
         assert tokens[:LONG] == whole[: len(tokens)]
@@ -155,12 +144,10 @@ def test_aborted_requests_leave_nothing_behind(name, visit):
 
 
 def test_routed_experts_at_full_budget_are_those_without_a_policy(visit):
+    """Without a policy every slot is reported as routed."""
     for answer, expected in zip(visit("policy").routed[SMALL], visit("off").routed[SMALL], strict=True):
         assert answer["output_ids"] == expected["output_ids"]
         assert (np.sort(read_routed(answer)) == np.sort(read_routed(expected))).all()
-
-
-def test_without_a_policy_every_slot_is_reported_as_routed(visit):
     for answer in visit("off").routed[LARGE]:
         assert all(len(set(row)) == TOP_K for row in read_routed(answer).reshape(-1, TOP_K).tolist())
 

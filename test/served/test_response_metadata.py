@@ -11,32 +11,21 @@ import requests
 from benchmark.common.server import Server
 from served.answers import NEW_TOKENS, policy, read_prompts
 from served.eagle import CHAIN, eagle
-from served.release import LATEST, OLDER, make_env
+from served.load import post
+from served.release import LATEST, OLDEST_LONG, make_env
+from sglang_xshare.live import PATH
 from sglang_xshare.live.client import Client
 
 SPELT = "xshare:k0=1,add=8"
 FLAGS = (*policy("xshare", k0=1, add=8), "--dtype", "float32")
-RELEASES = [LATEST, *(pytest.param(release, marks=pytest.mark.long) for release in OLDER)]
 UNTIL = 5
 """Tokens of a stream before something is done to it."""
 
 
-@pytest.fixture(scope="module", params=RELEASES)
+@pytest.fixture(scope="module", params=[LATEST, OLDEST_LONG])
 def server(request, serve):
-    """A running server under a policy; each of the fixtures starts one a release, for all tests that ask for it."""
+    """A running server under a policy; it starts once a release, for all tests that request it."""
     with serve(request.param, *FLAGS) as running:
-        yield running
-
-
-@pytest.fixture(scope="module", params=RELEASES)
-def incremental(request, serve):
-    with serve(request.param, *FLAGS, "--incremental-streaming-output") as running:
-        yield running
-
-
-@pytest.fixture(scope="module", params=RELEASES)
-def speculating(request, serve, tiny_model):
-    with serve(request.param, *FLAGS, *eagle(tiny_model, CHAIN)) as running:
         yield running
 
 
@@ -73,21 +62,15 @@ def stream(server: Server, prompt: str, act: Callable[[], Any], count: int = 40)
                     act()
 
 
-def test_alone_no_step_is_acted_on(server, prompts):
+def test_each_answer_tells_the_steps_in_which_it_was_acted_on(server, prompts):
     """A request alone is below min_rows: its answer is the model's own."""
     (told,) = generate(server, prompts[:1], NEW_TOKENS)
     assert told["expert_policy"] == {"policy": SPELT, "steps": 0, "of": NEW_TOKENS - 1}
-
-
-def test_with_a_neighbour_both_tell_the_steps_they_shared(server, prompts):
     short, long = (told["expert_policy"] for told in generate(server, prompts[:2], 12, 30))
     assert (short["of"], long["of"]) == (11, 29)
     assert 0 < short["steps"] <= 11
     # Overlap scheduling has launched one step more, with the row of the request that turns out to have ended.
     assert long["steps"] - short["steps"] in (0, 1)
-
-
-def test_each_of_several_answers_tells_its_own(server, prompts):
     first, second = (told["expert_policy"] for told in generate(server, prompts[:1], NEW_TOKENS, n=2))
     assert first == second
     assert first["of"] == NEW_TOKENS - 1
@@ -159,22 +142,26 @@ def test_of_a_stream_the_last_message_tells(server, prompts):
 
 
 @pytest.mark.long
-def test_of_a_stream_of_new_tokens_the_last_message_tells(incremental, prompts):
-    check_streams(incremental, prompts[0])
+def test_of_a_stream_of_new_tokens_the_last_message_tells(serve, prompts):
+    with serve(LATEST, *FLAGS, "--incremental-streaming-output") as server:
+        check_streams(server, prompts[0])
 
 
 @pytest.mark.long
-def test_under_speculation_steps_are_verifications(speculating, prompts):
+def test_under_speculation_steps_are_verifications(serve, prompts, tiny_model):
     """The draft tokens of one request alone are several rows."""
-    (told,) = generate(speculating, prompts[:1], NEW_TOKENS)
+    with serve(LATEST, *FLAGS, *eagle(tiny_model, CHAIN)) as server:
+        (told,) = generate(server, prompts[:1], NEW_TOKENS)
     assert told["expert_policy"]["of"] == told["spec_verify_ct"] > 0
     assert told["expert_policy"]["steps"] == told["expert_policy"]["of"]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("release", RELEASES)
-def test_without_a_policy_nothing_is_told(release, serve, prompts):
-    with serve(release, "--dtype", "float32") as server:
+def test_without_a_policy_nothing_is_told_and_a_switch_names_the_flag(serve, prompts):
+    with serve(LATEST, "--dtype", "float32") as server:
         for told in generate(server, prompts[:2], 8, 8):
             assert "expert_policy" not in told
         assert "sglext" not in server.post("/v1/completions", {"prompt": "def", "max_tokens": 4})
+        for answer in (requests.get(server.url + PATH, timeout=60), post(server, {"policy": "oea", "k0": 2})):
+            assert answer.status_code == 400
+            assert "started without an expert policy" in answer.json()["error"]

@@ -5,23 +5,17 @@ import re
 import pytest
 
 from served.answers import LAYERS, NEW_TOKENS, SERVERS
-from served.release import LATEST, OLDER, older_releases_take_long
+from served.release import both_releases, oldest_takes_long
 from sglang_xshare.policies import list_policies
 
 
-@older_releases_take_long
-def test_off_and_vanilla_answer_as_the_unpatched_release(release, served):
-    unpatched = served("unpatched", release).tokens
-    assert served("off", release).tokens == unpatched
-    assert served("vanilla", release).tokens == unpatched
+@oldest_takes_long
+@pytest.mark.parametrize("name", ["off", "vanilla"])
+def test_off_and_vanilla_answer_as_the_unpatched_release_and_never_enter_the_stage(name, release, served):
+    unpatched, answers = served("unpatched", release).tokens, served(name, release)
+    assert answers.tokens == unpatched
     assert len({token for answer in unpatched[0] for token in answer}) > 20, "answers too poor to tell anything"
     assert all(len(answer) == NEW_TOKENS for answer in unpatched[0])
-
-
-@older_releases_take_long
-@pytest.mark.parametrize("name", ["off", "vanilla"])
-def test_off_and_vanilla_never_enter_the_stage(name, release, served):
-    answers = served(name, release)
     assert answers.calls("DECODE"), "the probe counted"
     assert not any(call["stage"] for call in answers.records), "the stage's code was loaded"
     assert all(call["after"] == call["before"] for call in answers.records)
@@ -30,30 +24,22 @@ def test_off_and_vanilla_never_enter_the_stage(name, release, served):
     assert answers.info["expert_policy"] == (None if name == "off" else "vanilla")
 
 
-@pytest.mark.parametrize("release", [LATEST, OLDER[0], pytest.param(OLDER[1], marks=pytest.mark.long)])
+@both_releases
 def test_full_budget_answers_as_vanilla(release, served):
-    """All releases answer alike, so the older ones are compared with the latest one's unpatched tree."""
+    """All releases answer alike, so the oldest one is compared with the latest one's unpatched tree."""
     answers = served("full budget", release)
     assert answers.tokens == served("unpatched").tokens
     assert answers.metrics["steps policy"] == answers.forwards("DECODE", least=2) > 0
 
 
-def test_policy_cuts_experts_in_decode(served):
+def test_policy_cuts_experts_in_decode_and_leaves_single_rows(served):
     calls = served("xshare").calls("DECODE", least=2)
     assert all(call["after"] <= call["rows"] + 8 for call in calls)
     assert sum(call["after"] for call in calls) < 0.8 * sum(call["before"] for call in calls)
-
-
-def test_single_rows_are_vanilla(served):
-    calls = served("xshare").calls("DECODE", most=1)
-    assert calls
-    assert {call["after"] for call in calls} == {8}
-
-
-def test_runs_repeat(served):
+    assert {call["after"] for call in served("xshare").calls("DECODE", most=1)} == {8}
     for name in ("xshare", "four policies"):
         first, second, _ = served(name).tokens
-        assert first == second
+        assert first == second, "runs repeat"
 
 
 @pytest.mark.parametrize(

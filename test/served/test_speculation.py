@@ -1,15 +1,13 @@
 """EAGLE-3 with a policy: verification selects per request, drafts and prefill are left alone."""
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from served.answers import LAYERS, NEW_TOKENS, Answers, ask, policy
+from served.answers import LAYERS, NEW_TOKENS, Answers, policy
 from served.eagle import CHAIN, DRAFT_TOKENS, TREES, eagle, select_again
-from served.release import LATEST
 
 BARE = ("--expert-policy", "xshare")
 BY_REQUEST = ("--expert-policy", "xshare:k0=1,add_per_request=4")
@@ -26,20 +24,10 @@ WEIGHED = {"policy": "xshare", "k0": 1, "add": 8, "acceptance": 0.5, "warm_rows"
 RANKED = {"policy": "moe-spec", "budget": 12, "acceptance": 0.7}
 
 
-@pytest.fixture(scope="session")
-def speculated(
-    tiny_model: Path, patched_release: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Answers]:
+@pytest.fixture
+def speculated(tiny_model: Path, asked: Callable[..., Answers]) -> Callable[..., Answers]:
     """Call it with policy flags, and a draft's shape, for the answers of a server that speculates."""
-
-    @cache
-    def run(flags: Sequence[str], shape: tuple[int, int, int], staggered: bool) -> Answers:
-        scratch = tmp_path_factory.mktemp("speculated")
-        sizes = (16,) if staggered else (16, 16, 1)
-        tree = patched_release(LATEST)
-        return ask(tiny_model, tree, (*eagle(tiny_model, shape), *flags), scratch, sizes, staggered=staggered)
-
-    return lambda flags, shape=CHAIN, staggered=False: run(flags, shape, staggered)
+    return lambda flags, shape=CHAIN, **how: asked(*eagle(tiny_model, shape), *flags, **how)
 
 
 @pytest.mark.long
@@ -54,6 +42,7 @@ def test_xshare_verifies_as_published_and_per_request(speculated):
     assert sum(call["after"] for call in calls) < sum(call["before"] for call in calls)
 
 
+@pytest.mark.long
 def test_bare_xshare_verifies_over_the_batch(speculated):
     calls = speculated(BARE).calls("TARGET_VERIFY")
     assert calls
@@ -62,7 +51,7 @@ def test_bare_xshare_verifies_over_the_batch(speculated):
         assert call["active"] == select_again(call, {"policy": "xshare", "k0": 1, "mass": mass}, DRAFT_TOKENS)
 
 
-@pytest.mark.parametrize("flags", [BARE, FOUR], ids=["xshare", "four policies"])
+@pytest.mark.parametrize("flags", [pytest.param(BARE, marks=pytest.mark.long), FOUR], ids=["xshare", "four policies"])
 def test_verify_is_counted_as_the_runner_received_it(flags, speculated):
     answers = speculated(flags)
     calls = answers.calls("TARGET_VERIFY")
@@ -106,7 +95,7 @@ def test_drafts_count_by_their_chance(speculated):
 
 def test_only_the_target_model_selects(speculated):
     """Prefill is routed as without a policy; a forward of the draft is no step."""
-    answers = speculated(BY_REQUEST)
+    answers = speculated(FOUR)
     assert {call["mode"] for call in answers.records} == {"EXTEND", "TARGET_VERIFY"}
     assert all(call["after"] == call["before"] for call in answers.calls("EXTEND"))
     outcomes = {name: count for name, count in answers.metrics.items() if name.startswith("steps ") and count}
@@ -127,10 +116,5 @@ def test_off_answers_as_no_speculation_while_requests_come_and_go(speculated, se
     sizes = {call["requests"] for call in answers.calls("TARGET_VERIFY")}
     assert len(sizes) > 4, "the requests were staggered"
     assert not any(call["stage"] for call in answers.records)
-
-
-@pytest.mark.long
-def test_drafts_are_worth_verifying(speculated):
-    """At least two tokens a verify step; a request's first token is its prefill's."""
-    answers = speculated((), staggered=True)
+    # At least two tokens a verify step; a request's first token is its prefill's.
     assert 16 * (NEW_TOKENS - 1) / answers.verified >= 2.0

@@ -1,14 +1,10 @@
 """Requests that come and go: chunked, mixed and speculative batches answer as one batch of unpatched SGLang does."""
 
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-
 import pytest
 
-from served.answers import Answers, ask, policy
+from served.answers import policy
 from served.eagle import CHAIN, DRAFT_TOKENS, TREES, eagle, select_again
-from served.release import LATEST, OLDER
+from served.release import LATEST, OLDEST
 
 CHUNKED = ("--chunked-prefill-size", "32")
 MIXED = ("--enable-mixed-chunk", *CHUNKED)
@@ -16,23 +12,8 @@ FULL = policy("xshare", k0=1, add=64, utility="full")
 XSHARE = {"policy": "xshare", "k0": 1, "add": 0, "add_per_request": 4}
 
 
-@pytest.fixture(scope="session")
-def staggered(
-    tiny_model: Path, patched_release: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Answers]:
-    """Call it with flags for the answers of a server whose sixteen requests arrived one after another."""
-
-    @cache
-    def run(flags: tuple[str, ...], release: str) -> Answers:
-        return ask(
-            tiny_model, patched_release(release), flags, tmp_path_factory.mktemp("staggered"), (16,), staggered=True
-        )
-
-    return lambda flags, release=LATEST: run(flags, release)
-
-
-def test_mixed_batches_never_select(staggered):
-    answers = staggered((*policy("xshare", k0=1, add=8), *MIXED))
+def test_mixed_batches_never_select(asked):
+    answers = asked(*policy("xshare", k0=1, add=8), *MIXED, staggered=True)
     mixed = answers.calls("MIXED", least=2)
     assert mixed
     assert all(call["after"] == call["before"] for call in mixed)
@@ -44,9 +25,10 @@ def test_mixed_batches_never_select(staggered):
 
 
 @pytest.mark.long
-def test_mixed_batches_never_select_under_speculation(tiny_model, staggered):
+def test_mixed_batches_never_select_under_speculation(tiny_model, asked):
     """A request in a mixed batch advances by one token, without a draft."""
-    answers = staggered((*eagle(tiny_model), "--expert-policy", "xshare:k0=1,add_per_request=4", *MIXED))
+    flags = (*eagle(tiny_model), "--expert-policy", "xshare:k0=1,add_per_request=4", *MIXED)
+    answers = asked(*flags, staggered=True)
     mixed = answers.calls("MIXED", least=2)
     assert mixed
     assert all(call["after"] == call["before"] for call in mixed)
@@ -57,32 +39,32 @@ def test_mixed_batches_never_select_under_speculation(tiny_model, staggered):
 
 @pytest.mark.long
 @pytest.mark.parametrize("flags", [CHUNKED, (*CHUNKED, "--disable-overlap-schedule"), MIXED], ids=" ".join)
-def test_full_budget_answers_as_unpatched(flags, staggered, served):
-    answers = staggered((*FULL, *flags))
+def test_full_budget_answers_as_unpatched(flags, asked, served):
+    answers = asked(*FULL, *flags, staggered=True)
     assert answers.tokens == served("unpatched").tokens[:1]
     assert answers.metrics["steps policy"] == answers.forwards("DECODE", least=2) > 0
     assert bool(answers.calls("MIXED")) == (flags == MIXED)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("chunks", [(), MIXED], ids=["plain", "mixed"])
-@pytest.mark.parametrize("flags", [(), FULL], ids=["off", "full budget"])
-@pytest.mark.parametrize("shape", [CHAIN, *TREES])
-def test_speculation_answers_as_unpatched(shape, flags, chunks, tiny_model, staggered, served):
-    answers = staggered((*eagle(tiny_model, shape), *flags, *chunks))
+@pytest.mark.parametrize(
+    ("release", "shape", "flags", "chunks"),
+    [  # any two of shape, policy and chunks meet; a chain, off and without chunks is in test_speculation.py
+        (LATEST, CHAIN, FULL, ()),
+        (LATEST, CHAIN, (), MIXED),
+        (LATEST, TREES[0], FULL, MIXED),
+        (LATEST, TREES[0], (), ()),
+        (LATEST, TREES[1], FULL, ()),
+        (LATEST, TREES[1], (), MIXED),
+        (OLDEST, CHAIN, FULL, MIXED),
+        (OLDEST, TREES[1], (), MIXED),
+    ],
+)
+def test_speculation_answers_as_unpatched(release, shape, flags, chunks, tiny_model, asked, served):
+    answers = asked(*eagle(tiny_model, shape), *flags, *chunks, release=release, staggered=True)
     assert answers.tokens == served("unpatched").tokens[:1]
-    sizes = {call["requests"] for call in answers.calls("TARGET_VERIFY")}
-    assert len(sizes) > 4, "the requests were staggered"
-    assert bool(answers.calls("MIXED")) == bool(chunks)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("flags", [(), FULL], ids=["off", "full budget"])
-@pytest.mark.parametrize("shape", [CHAIN, TREES[-1]])
-@pytest.mark.parametrize("release", OLDER)
-def test_speculation_of_older_releases_answers_as_unpatched(release, shape, flags, tiny_model, staggered, served):
-    """Mixed chunks were asked for: 0.5.17 turns them off under speculation, 0.5.21 does not."""
-    answers = staggered((*eagle(tiny_model, shape), *flags, *MIXED), release)
-    assert answers.tokens == served("unpatched").tokens[:1]
-    assert {call["rows"] / call["requests"] for call in answers.calls("TARGET_VERIFY")} == {shape[2]}
-    assert bool(answers.calls("MIXED")) == (release != "0.5.17")
+    verified = answers.calls("TARGET_VERIFY")
+    assert {call["rows"] / call["requests"] for call in verified} == {shape[2]}
+    assert release != LATEST or len({call["requests"] for call in verified}) > 4, "the requests were staggered"
+    # 0.5.17 turns mixed chunks off under speculation.
+    assert bool(answers.calls("MIXED")) == (bool(chunks) and release != OLDEST)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from served.answers import install_plugin
-from served.release import CPU, every_release, make_env, older_releases_take_long
+from served.release import CPU, both_releases, make_env, oldest_takes_long
 
 LAUNCH = (sys.executable, "-m", "sglang.launch_server")
 ENGINE = """
@@ -34,7 +34,7 @@ def install():
 """
 
 
-@older_releases_take_long
+@oldest_takes_long
 def test_every_way_to_start_says_one_line_and_exits_with_1(release, patched_release, tiny_model, tmp_path):
     line = "--expert-policy nope: policy = 'nope': "
     flags = ["--model-path", str(tiny_model), *CPU, "--expert-policy", "nope"]
@@ -52,7 +52,7 @@ def test_every_way_to_start_says_one_line_and_exits_with_1(release, patched_rele
         assert (line in printed) == (name == "Engine"), f"{name} raises a ValueError"
 
 
-@older_releases_take_long
+@oldest_takes_long
 def test_a_model_that_does_not_fit_is_refused_before_its_weights_load(release, patched_release, tiny_model, tmp_path):
     """The launcher itself, on configurations without weights."""
     written = json.loads((tiny_model / "config.json").read_text())
@@ -72,7 +72,7 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_load(release, p
 
 
 @pytest.mark.long
-@every_release
+@both_releases
 def test_what_only_a_loaded_model_shows_ends_the_server_alike(release, patched_release, tiny_model, tmp_path):
     """A plugin plays the router that the stage does not know."""
     (tmp_path / "late.py").write_text(LATE)

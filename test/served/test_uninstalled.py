@@ -8,7 +8,7 @@ import pytest
 
 from benchmark.common.paths import ROOT
 from served.answers import ask
-from served.release import CPU, make_env, older_releases_take_long
+from served.release import CPU, make_env, oldest_takes_long
 
 MISSING = 'raise ModuleNotFoundError("No module named \'sglang_xshare\'", name="sglang_xshare")\n'
 
@@ -23,7 +23,7 @@ def uninstalled(tmp_path: Path) -> Path:
 
 
 @pytest.mark.long
-@older_releases_take_long
+@oldest_takes_long
 def test_it_answers_as_the_unpatched_release(release, patched_release, served, tiny_model, tmp_path, uninstalled):
     tree = patched_release(release)
     path = f"{uninstalled}:{tree}:{ROOT / 'test'}:{tmp_path / 'plugin'}"
@@ -33,7 +33,7 @@ def test_it_answers_as_the_unpatched_release(release, patched_release, served, t
     assert "xpert policy" not in answers.log
 
 
-@older_releases_take_long
+@oldest_takes_long
 def test_a_policy_is_refused_in_one_line(release, patched_release, tiny_model, uninstalled):
     env = make_env(patched_release(release))
     env["PYTHONPATH"] = f"{uninstalled}:{env['PYTHONPATH']}"

@@ -13,7 +13,7 @@ from benchmark.common.server import Server
 from benchmark.common.variant import parse_variant
 from benchmark.quality.model import load_model
 from served.answers import read_prompts
-from served.release import every_release
+from served.release import both_releases
 
 CLIENTS = 8
 # SGLang ends a worker that does not answer within 10 s as it starts, which is longer on a few cores.
@@ -22,7 +22,7 @@ PATIENT = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "300"}
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-@every_release
+@both_releases
 def test_workers_switch_tell_and_dispatch(release, tiny_model, patched_release, tmp_path):
     table = tmp_path / "table.safetensors"
     make_table(load_model(tiny_model), tiny_model, 4096).save(table)

@@ -4,14 +4,14 @@ import json
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import requests
 
 from benchmark.common.server import Server
-from served.answers import NEW_TOKENS, read_lines, read_metrics
+from served.answers import NEW_TOKENS, read_all, read_lines
 
 SMALL, LARGE = 8, 16
 """Requests at once: at most the former run at full budget."""
@@ -33,65 +33,32 @@ UNTIL_ABORTED, LONG = 6, 40
 """Tokens of a request that is aborted then, and of those beside it."""
 
 
-@dataclass(frozen=True)
-class Visit:
-    """What a server answered to everything below, and what was counted meanwhile."""
-
-    constrained: dict[int, list[dict[str, Any]]]
-    """By the number of requests; GRAMMARS in turn."""
-    several: list[list[int]]
-    beams: dict[int, list[dict[str, Any]]]
-    """By the number of requests."""
-    routed: dict[int, list[dict[str, Any]]]
-    """By the number of requests, decoded in lockstep."""
-    steps: dict[int, list[dict[str, Any]]]
-    """The decode calls of the MoE runner meanwhile."""
-    survivors: list[list[int]]
-    """The tokens of requests beside which others were aborted."""
-    aborted: list[list[int]]
-    """As far as these came."""
-    after: list[list[int]]
-    """The tokens to the aborted requests' prompts, asked again."""
-    records: list[dict[str, Any]]
-    metrics: dict[str, float]
-    running: float
-    """Requests that the server believes to run or to wait, at the end."""
-    log: str
-
-    def calls(self, mode: str, least: int = 1) -> list[dict[str, Any]]:
-        """The runner's calls in such forwards."""
-        return [call for call in self.records if call["mode"] == mode and call["rows"] >= least]
-
-
-def ask_all(server: Server, probe: Path, prompts: Sequence[str], has_beams: bool) -> Visit:
-    """Ask a running server for everything, one after another."""
+def ask_all(server: Server, probe: Path, prompts: Sequence[str], has_beams: bool) -> SimpleNamespace:
+    """Return what a running server answers to everything, one after another, and what was counted meanwhile."""
     constrained = {size: ask_constrained(server, prompts[:size]) for size in (len(GRAMMARS), LARGE)}
     several = server.generate(prompts[:2], n=3, max_new_tokens=NEW_TOKENS, ignore_eos=True)
     beams = {
         size: server.generate(prompts[:size], beam_width=BEAMS, n=BEAMS, max_new_tokens=NEW_TOKENS)
         for size in ((2, 4) if has_beams else ())
     }
-    routed, steps = {}, {}
-    for size in (SMALL, LARGE):
-        routed[size], steps[size] = ask_routed(server, probe, prompts[:size])
+    routed = {size: ask_routed(server, probe, prompts[:size]) for size in (SMALL, LARGE)}
     survivors, aborted = ask_and_abort(server, prompts[:SMALL])
     after = generate_tokens(server, prompts[:SMALL], LONG)
-    records = read_lines(probe)
-    metrics = read_metrics(server, sum(call["layer"] == 0 for call in records))
+    records, metrics = read_all(server, probe)
     running = re.findall(r"^sglang:num_(?:running|queue)_reqs\{.*\} (\S+)$", server.get("/metrics"), re.MULTILINE)
-    return Visit(
-        constrained,
-        [answer["output_ids"] for answer in several],
-        beams,
-        routed,
-        steps,
-        survivors,
-        aborted,
-        after,
-        records,
-        metrics,
-        sum(map(float, running)),
-        server.log_text(),
+    return SimpleNamespace(
+        constrained=constrained,  # by the number of requests; GRAMMARS in turn
+        several=[answer["output_ids"] for answer in several],
+        beams=beams,
+        routed={size: answers for size, (answers, _) in routed.items()},
+        steps={size: calls for size, (_, calls) in routed.items()},  # decode calls of the MoE runner meanwhile
+        survivors=survivors,  # tokens of requests beside which others were aborted
+        aborted=aborted,
+        after=after,  # tokens to the aborted requests' prompts, sent again
+        calls=lambda mode, least=1: [one for one in records if one["mode"] == mode and one["rows"] >= least],
+        metrics=metrics,
+        running=sum(map(float, running)),  # requests that the server believes to run or to wait, at the end
+        log=server.log_text(),
     )
 
 

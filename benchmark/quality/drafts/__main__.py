@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for kind, add in product(KINDS, args.add)
         ]
 
-    run_sweep(record, args, layouts, list_points, count=Drafted.count)
+    run_sweep(record, args, layouts, list_points)
     tabulate_drafts(record.points).show(record.path)
 
 

@@ -97,8 +97,8 @@ def _format_saved(published: Mapping[str, Any], settings: Sequence[Mapping[str, 
     saved = save([one["loss"]["delta"] for one in (published, *settings)])
     if saved is None:
         return ""
-    drawn = [one.get("losses") for one in (published, *settings)]
-    return format_share(saved, find_interval(drawn, save) if all(drawn) else None)
+    drawn = [one["losses"] for one in (published, *settings) if "losses" in one]  # of no record from before 2026-11-28
+    return format_share(saved, find_interval(drawn, save) if drawn else None)
 
 
 def tabulate_own_share(*records: Points, models: Sequence[str] = MODELS) -> Table:

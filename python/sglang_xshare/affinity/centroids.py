@@ -7,7 +7,7 @@ from .table import Floats
 PACE = 0.03
 """Share of each new request in a replica's past."""
 PRESENT = 0.8
-"""Weight of a replica's running requests. Its past alone costs 0.8 experts of 46 (benchmark/README.md)."""
+"""Weight of a replica's running requests, which decode beside the new one; its past keeps a domain together."""
 
 
 class Centroids:

@@ -37,16 +37,16 @@ def list_open(loads: Sequence[int], alive: Sequence[int], bound: float) -> list[
     if idle:
         return idle
     mean = _mean(loads, alive)
-    most = max(bound * mean, math.ceil(mean)) + 1e-9  # 1.15 * 20 is just below 23
+    most = max(bound * mean, math.ceil(mean)) + 1e-9  # 1.15 * 100 is just below 115
     return [replica for replica in alive if loads[replica] + 1 <= most]
 
 
 def price_load(loads: Sequence[int], alive: Sequence[int], bound: float) -> list[float]:
     """Return the price of one more request on each replica, in similarity.
 
-    The price is 0 up to the mean load rounded up, then proportional to the load, and 1 at the bound. At an equal
-    imbalance fewer experts are active than under a bound alone: in the simulation of benchmark/README.md 44.6 at 1.08;
-    bounds without a price had 45.8 at 1.06 and 44.4 at 1.11.
+    The price is 0 up to the mean load rounded up, then proportional to the load, and 1 at the bound. So a nearly full
+    replica wins only by a clear similarity: in the simulation of benchmark/README.md (mixed traffic, 4 replicas) 44.6
+    experts are active at an imbalance of 1.08.
     """
     mean = _mean(loads, alive)
     free, span = math.ceil(mean), mean * (bound - 1)

@@ -121,7 +121,7 @@ def estimate(step: Step, schedules: dict[str, Schedule], bandwidth: float | None
 
 
 def _list_loads(step: Step, schedule: Schedule | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (source, active experts before and after with the kept mass): by assumption if nobody knows them."""
+    """Yield (source, active experts before and after with the kept mass): assumed without --active."""
     ep_size = step.flags.ep_size
     if step.asked.active is not None:
         active = list(step.asked.active)

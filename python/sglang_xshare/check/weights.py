@@ -17,7 +17,7 @@ from .tensors import Tensor, read_headers
 UNREAD = ("dummy", "pt", "npcache")
 """--load-format that reads no safetensors, and gives weights the model's own type."""
 PACKED = ("bitsandbytes", "gguf")
-"""--load-format whose bytes neither safetensors nor modules tell."""
+"""Values of --load-format whose bytes neither safetensors nor modules contain."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def read_weights(folder: Path, flags: ServerFlags | None = None) -> Weights:
 
 def count_weights(reading: Reading) -> Weights:
     """Count a model's weights: the bytes in the headers of its safetensors, else its modules as transformers builds
-    them, at the bits of its quantization. Raises ValueError, one line, for a model that neither knows, and
+    them, at the bits of its quantization. Raises ValueError, one line, for a model that neither describes, and
     ModuleNotFoundError when transformers is needed and missing.
     """
     if reading.load_format in PACKED:

@@ -1,1 +1,1 @@
-"""What runs once, before or while the model loads: reads flags, refuses what cannot be served, finds the layers."""
+"""The code that runs once, before or while the model loads: it reads flags, refuses servers, and finds the layers."""

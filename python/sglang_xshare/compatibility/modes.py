@@ -41,7 +41,7 @@ RANKS_FLAGS = {
 ALL_TO_ALL_FLAGS = {"disable_attn_tp_gather": False, "enable_waterfill": False}
 DISPATCH = "static"
 """The dispatch that maps an expert to the same replica for all rows of a rank."""
-# With it no rank knows what the others do in a step.
+# With this switch a rank does not receive the other ranks' batch sizes and modes.
 UNSYNCHRONIZED = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
 # Upstream's benchmark switches, which overwrite what was selected.
 SIMULATIONS = ("SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS")

@@ -1,4 +1,4 @@
-"""Selection: a plan and router logits give ids, weights and the active set. One `select()` in front of all backends."""
+"""Selection: ids, weights and the active set from a plan and router logits. One `select()` serves all backends."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ BACKENDS = {
     "cpu": "sglang_xshare.selection.cpu_call",
 }
 """Name -> module with a function `select(logits, plan, router, batch, rank_of_expert, slots) -> Selection`, and with
-`HANDLED`, what it reads of a plan.
+`HANDLED`, the keys and words of a plan that the backend reads.
 """
 
 MAX_EXPERTS = 1024
-"""Ties between experts are broken by steps of 2^-10, which must not add up to 1."""
+"""Most experts. Ties between experts are broken by steps of 2^-10, which must add up to less than 1."""
 
 
 def select(
@@ -45,13 +45,14 @@ def select(
 ) -> Selection:
     """Select the batch's experts and route every row within them.
 
-    `router_logits` [n, N] in any float dtype, n may be 0. `rank_of_expert` [N] holds each expert's expert-parallel
-    rank, for `target_per_rank`. `backend` is one of BACKENDS, or "auto": the Triton kernel on CUDA, the compiled call
-    on a CPU, each for what it supports, else torch. `slots` asks for slots as an MoE runner takes them, none of id -1.
-    Knows nothing of phases, layers or SGLang; no backend but "reference" waits for the device. What is counted of it is
-    left in `tally` too, made by `allocate_tally` for logits of this shape. `budgets`, made for the plan, are where the
-    Triton kernel reads the plan's numbers; the others read the plan. Raises ValueError naming what is wrong and what is
-    allowed.
+    `router_logits` [n, N] have any float dtype; n may be 0. `rank_of_expert` [N] contains each expert's expert-parallel
+    rank, for `target_per_rank`. `backend` is one of BACKENDS, or "auto": the Triton kernel on CUDA and the compiled
+    call on a CPU, if the backend supports the plan, else torch. With `slots` the answer has the slots of an MoE runner.
+    `tally`, made by `allocate_tally` for logits of this shape, receives the counts. The Triton kernel reads the plan's
+    numbers from `budgets`, made for the plan; the other backends read the plan.
+
+    The function is independent of phases, layers and SGLang. Only backend "reference" waits for the device. Raises
+    ValueError naming the input, its value and what is allowed.
     """
     batch = batch or Batch()
     if rank_of_expert is not None:
@@ -60,12 +61,12 @@ def select(
     if backend == "auto":
         backend = _choose_backend(router_logits, plan, router, batch)
     if backend not in BACKENDS:
-        raise ValueError(f"backend = {backend!r}: allowed is auto, {', '.join(BACKENDS)}")
+        raise ValueError(f"backend = {backend!r}: must be one of auto, {', '.join(BACKENDS)}")
     for key, value in _find_unhandled(plan, backend):
         raise ValueError(f"{key} = {as_json(value)}: not implemented by backend {backend}")
     arguments = router_logits, plan, router, batch, rank_of_expert, slots
     run = import_module(BACKENDS[backend]).select
-    if backend == "triton":  # which fills the tally itself, as the next does
+    if backend == "triton":  # the kernel and the compiled call fill the tally themselves
         return run(*arguments, budgets=budgets, tally=tally)
     if backend == "cpu":
         return run(*arguments, tally=tally)
@@ -76,7 +77,7 @@ def select(
 
 
 def _choose_backend(logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch) -> str:
-    """The backend made for the logits' device where it serves the plan, else torch."""
+    """Return the backend for the logits' device if that backend supports the plan, else torch."""
     backend = "triton" if logits.is_cuda else "cpu" if is_readable(logits) else "torch"
     if backend == "torch" or not import_module(BACKENDS[backend]).supports(plan, router, batch, *logits.shape):
         return "torch"
@@ -85,7 +86,7 @@ def _choose_backend(logits: torch.Tensor, plan: SelectionPlan, router: Router, b
 
 @lru_cache(maxsize=4096)
 def _find_unhandled(plan: SelectionPlan, backend: str) -> list[tuple[str, object]]:
-    """Return (key, value) for all of the plan that a backend would ignore or misread. Cached: every step asks."""
+    """Return (key, value) of the plan's keys that a backend would ignore or misread; cached for the next steps."""
     keys = plan.keys_beyond(import_module(BACKENDS[backend]).HANDLED)
     return [(key, getattr(plan, key)) for key in keys]
 
@@ -93,8 +94,9 @@ def _find_unhandled(plan: SelectionPlan, backend: str) -> list[tuple[str, object
 def prepare(
     logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, slots: RunnerSlots | None
 ) -> Call | None:
-    """The compiled call for what `select` has checked, None where it would not choose it; it takes other logits of the
-    shape, and other flags, unchecked.
+    """Return the compiled call for inputs that `select` has checked; None if `select` would choose another backend.
+
+    The call takes other logits of the same shape, and other flags, without a check.
     """
     if _choose_backend(logits, plan, router, batch) != "cpu":
         return None
@@ -109,12 +111,12 @@ def _check_inputs(
     rank_of_expert: torch.Tensor | None,
 ) -> None:
     if logits.dim() != 2 or not logits.is_floating_point():
-        raise ValueError(f"router_logits {_describe(logits)}: allowed is a float tensor [rows, experts]")
+        raise ValueError(f"router_logits {_describe(logits)}: must be a float tensor [rows, experts]")
     rows, num_experts = logits.shape
     if not 1 <= num_experts <= MAX_EXPERTS:
-        raise ValueError(f"router_logits {_describe(logits)}: allowed is 1 to {MAX_EXPERTS} experts")
+        raise ValueError(f"router_logits {_describe(logits)}: must have 1 to {MAX_EXPERTS} experts")
     if rows % batch.tokens_per_request:
-        raise ValueError(f"tokens_per_request = {batch.tokens_per_request}: allowed is a divisor of the {rows} rows")
+        raise ValueError(f"tokens_per_request = {batch.tokens_per_request}: must be a divisor of the {rows} rows")
     for name, tensor, size, kind in (
         ("valid", batch.valid, rows, "bool"),
         ("exact", batch.exact, rows, "bool"),
@@ -128,13 +130,13 @@ def _check_inputs(
             continue
         if tensor.shape != (size,) or not _is_kind(tensor, kind):
             article = "an" if kind.startswith("i") else "a"
-            raise ValueError(f"{name} {_describe(tensor)}: allowed is {article} {kind} tensor [{size}]")
+            raise ValueError(f"{name} {_describe(tensor)}: must be {article} {kind} tensor [{size}]")
         if tensor.device != logits.device:
-            raise ValueError(f"{name} on {tensor.device}: allowed is {logits.device}, as router_logits")
-    if rank_of_expert is not None and rank_of_expert.is_cpu:  # on a GPU, a look would wait for it
+            raise ValueError(f"{name} on {tensor.device}: must be on {logits.device}, as router_logits")
+    if rank_of_expert is not None and rank_of_expert.is_cpu:  # reading a GPU tensor would wait for the GPU
         lowest, highest = (int(rank) for rank in rank_of_expert.long().aminmax())
         if lowest < 0 or highest >= num_experts:
-            raise ValueError(f"rank_of_expert from {lowest} to {highest}: allowed is 0 to {num_experts - 1}")
+            raise ValueError(f"rank_of_expert from {lowest} to {highest}: must be 0 to {num_experts - 1}")
     plan.check(router, num_experts, ranks=1 if rank_of_expert is None else num_experts)
 
 

@@ -1,4 +1,4 @@
-"""Logits for MoE runners that rank them themselves: masked, they say what was chosen, where they can."""
+"""Masked logits, which carry a selection to MoE runners that rank logits themselves."""
 
 import torch
 
@@ -7,7 +7,7 @@ from ..types import Router, Selection
 
 
 def check_maskable(plan: SelectionPlan, router: Router) -> None:
-    """Raise ValueError for a plan or router whose weights no logits can express, so that `mask_logits` is not exact."""
+    """Raise ValueError for a plan or router whose weights no logits can express: `mask_logits` would not be exact."""
     if router.scoring != "softmax" or router.correction_bias is not None or router.num_expert_group is not None:
         raise ValueError("a runner that ranks logits itself serves plain softmax routers only")
     if router.quota_groups is not None or router.expert_scale is not None:
@@ -16,26 +16,28 @@ def check_maskable(plan: SelectionPlan, router: Router) -> None:
         raise ValueError("a runner that ranks logits itself serves renormalizing routers only")
     if plan.divides_by_own:
         raise ValueError(
-            f"coverage = {plan.coverage!r}: a runner that ranks logits itself renormalizes; "
-            "allowed is substitute or own"
+            f"coverage = {plan.coverage!r}: must be substitute or own, "
+            "because a runner that ranks logits itself renormalizes"
         )
     if plan.own_share:
-        raise ValueError(f"own_share = {plan.own_share}: a runner that ranks logits itself renormalizes; allowed is 0")
+        raise ValueError(
+            f"own_share = {plan.own_share}: must be 0, because a runner that ranks logits itself renormalizes"
+        )
     if plan.columns(router) != router.top_k:
-        raise ValueError(f"kmax = {plan.kmax}: a runner that ranks logits itself uses top-k; allowed is {router.top_k}")
+        raise ValueError(f"kmax = {plan.kmax}: must be {router.top_k}, the top-k of a runner that ranks logits itself")
 
 
 def mask_logits(logits: torch.Tensor, selection: Selection, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits whose top-k, softmaxed, is the selection: exact for renormalizing softmax routers without truncation.
+    """Return logits whose softmaxed top-k is the selection: exact for renormalizing softmax routers without truncation.
 
-    `logits` [n, N], any float dtype. Returns the masked logits in the same dtype, and in_use [N] bool: the experts that
-    a runner loads for them. These are the active ones; where they are fewer than top-k, the lowest-numbered others
-    complete them.
+    `logits` [n, N] have any float dtype. Returns the masked logits in the same dtype, and in_use [N] bool, the experts
+    that a runner loads for the masked logits: the active experts, and, if these are fewer than top-k, the
+    lowest-numbered others up to top-k.
 
-    A row's chosen experts keep their logits. Its empty slots must go to distinct experts, since the runner holds a
-    row's experts in a bit mask. They go to experts in use, at the lowest finite logit, whose softmax weight is 0: to
-    active experts of S that are in some row's own top-k, where these are enough for one row (programs of the Triton
-    kernel know them without waiting for each other), else to all in use.
+    A row's chosen experts keep their logits. The empty slots of a row must go to distinct experts, because the runner
+    keeps a row's experts in a bit mask. The slots go to experts in use, at the lowest finite logit, whose softmax
+    weight is 0: to active experts of S that are in some row's own top-k if one row needs no more than these (programs
+    of the Triton kernel know them without waiting for each other), else to all experts in use.
     """
     active = selection.active
     missing = top_k - active.sum()
@@ -45,7 +47,7 @@ def mask_logits(logits: torch.Tensor, selection: Selection, top_k: int) -> tuple
     chosen = torch.zeros_like(logits, dtype=torch.bool)
     ids = selection.topk_ids.long()
     chosen.scatter_(1, ids.clamp_min(0), ids >= 0)
-    # An empty slot's id 0 may have unset expert 0: a row's first choice says whether it holds it.
+    # The id 0 of an empty slot may have unset expert 0, so expert 0 is set from the ids.
     chosen[:, 0] = (ids == 0).any(1)
     lowest = torch.finfo(logits.dtype).min
     rest = torch.where(spare, lowest, -torch.inf).to(logits.dtype)

@@ -1,6 +1,6 @@
-"""The truth: selection in plain torch and loops, as it is specified. Every fast backend must give the same ids.
+"""The reference: selection in plain torch and loops, as specified. Every fast backend must return the same ids.
 
-Runs on the CPU, whatever device the logits are on. One row and one expert at a time: for tests, never for serving.
+The code runs on the CPU, whatever the logits' device, one row and one expert at a time: for tests, not for serving.
 """
 
 import math
@@ -15,7 +15,7 @@ from .scores import DEPTHS, compute_scores, measure, to_fixed_point, weigh_depth
 from .slots import serve_runner
 
 HANDLED = FULL
-"""What the reference reads of a plan: everything. A new key or word is added here first."""
+"""Keys and words that the reference reads: all of a plan's. A new key or word is added here first."""
 
 
 def select(
@@ -53,7 +53,7 @@ class _Reference:
         exact = [False] * self.num_rows if batch.exact is None else batch.exact.tolist()
         self.rows = [i for i in range(self.num_rows) if valid[i]]
         self.exact = {i for i in self.rows if exact[i]}
-        # The experts that cost no transfer; None where no expert does.
+        # The experts that cost no transfer; None if the plan takes no residents.
         resident = batch.resident if plan.takes_residents else None
         self.resident = None if resident is None else {j for j, there in enumerate(resident.tolist()) if there}
         self.slots = batch.slots or logits.shape[1]
@@ -63,7 +63,7 @@ class _Reference:
         self.chance = weigh_depths(plan.acceptance) if plan.weighs(size) else None
         self.requests = [[i for i in range(r, r + size) if valid[i]] for r in range(0, self.num_rows, size)]
         self.rank_of_expert = None if rank_of_expert is None else rank_of_expert.tolist()
-        # Every row's experts, best first: higher C, then the lower index; experts with C = -inf are never chosen.
+        # The experts of each row, best first: by C, then by the lower index. An expert with C = -inf is never chosen.
         self.ranking = [
             [j for j in sorted(range(self.num_experts), key=lambda j: (-row[j], j)) if row[j] > -math.inf]
             for row in choice.tolist()
@@ -71,8 +71,10 @@ class _Reference:
         self.top_k = [self.take(ranked) for ranked in self.ranking]
 
     def take(self, ranked: list[int], count: int | None = None) -> list[int]:
-        """The first `count` of some experts, by default the model's top-k; of a router that chooses in each group
-        (InternS1-Pro, upstream's models/interns1pro.py), those of them among the first top_k / groups of their group.
+        """Return the first `count` of the `ranked` experts, by default the model's top-k.
+
+        For a router that chooses in each group (InternS1-Pro, upstream's models/interns1pro.py), return only experts
+        among the first top_k / groups of their group.
         """
         groups = self.router.quota_groups
         if groups is not None:
@@ -102,10 +104,10 @@ class _Reference:
             kept_mass=kept_mass.to(self.device),
         )
 
-    # Select: the set S.
+    # Stage 1: the set S.
 
     def keep(self, i: int) -> list[int]:
-        """Row i's warm-up; or what dynamic-skip leaves of its top-k; of an exact row all of that."""
+        """Return the warm-up of row i, or what dynamic-skip leaves of its top-k; for an exact row all of its top-k."""
         if i in self.exact:
             return self.top_k[i]
         if self.plan.warm_rows is not None and self.depth[i] >= self.plan.warm_rows:
@@ -122,7 +124,7 @@ class _Reference:
         return kept
 
     def select_experts(self) -> set[int]:
-        """S, before any rescue."""
+        """Return S before any rescue."""
         selected = set().union(*self.kept.values())
         if self.plan.ranks_experts:
             groups = self.requests if self.plan.scope == "request" else [self.rows]
@@ -146,19 +148,23 @@ class _Reference:
         return selected if self.resident is None else self.join(sure, selected, utility)
 
     def join(self, sure: set[int], selected: set[int], utility: list[int]) -> set[int]:
-        """S with residents in slots left by what rows and requests bring, and then by the batch; both by utility."""
+        """Return S with residents in the slots that remain: rows and requests come first, then the batch's additions.
+
+        Additions and residents are ordered by utility.
+        """
         assert self.resident is not None
         ranked = [j for j in self.best(utility, without=sure) if j in selected]
         ranked += [j for j in self.best(utility, without=selected) if j in self.resident]
         return sure.union(ranked[: max(self.slots - len(sure), 0)])
 
     def held(self, rows: list[int]) -> set[int]:
-        """The experts of those rows that are exact: beside them a budget counts others alone."""
+        """Return the experts of the exact rows among `rows`. A budget does not count these experts."""
         return set().union(*(self.top_k[i] for i in rows if i in self.exact))
 
     def utility(self, rows: list[int], kind: str | None = None) -> list[int]:
-        """Every expert's utility over some rows, in fixed point: of a `kind` that a ranking asks for, else the plan's,
-        weighed by depth. Exact rows have no say, here and below.
+        """Return every expert's utility over `rows`, in fixed point, without exact rows.
+
+        `kind` is the utility that a ranking needs. By default the utility is the plan's own, weighed by depth.
         """
         total = [0] * self.num_experts
         for i in [i for i in rows if i not in self.exact]:
@@ -175,7 +181,7 @@ class _Reference:
         return total
 
     def best(self, utility: list[int], without: set[int]) -> list[int]:
-        """The experts with utility outside a set, best first."""
+        """Return the experts with utility outside the set `without`, best first."""
         rest = [j for j in range(self.num_experts) if j not in without and utility[j] > 0]
         return sorted(rest, key=lambda j: (-utility[j], j))
 
@@ -186,7 +192,7 @@ class _Reference:
         held = self.held(self.rows)
         if self.plan.balance in ("fill", "level"):
             loads = [sum(home[j] == rank for j in selected - held) for rank in range(ranks)]
-            if self.plan.balance == "level":  # with what the step waits for, whoever asked for it
+            if self.plan.balance == "level":  # exact rows included, because the step waits for the fullest rank
                 target = max(target, *(sum(home[j] == rank for j in selected) for rank in range(ranks)))
             for rank in range(ranks):
                 own = [j for j in self.best(utility, without=selected) if home[j] == rank]
@@ -202,7 +208,7 @@ class _Reference:
         return selected
 
     def rank_experts(self, rows: list[int]) -> set[int]:
-        """The top `budget` of a ranking over some rows, of experts that none of their exact rows holds."""
+        """Return the top `budget` of a ranking over `rows`, without the experts of exact rows."""
         plan, held = self.plan, self.held(rows)
         if plan.ranking == "static":
             assert plan.order is not None
@@ -218,7 +224,7 @@ class _Reference:
         return set(ranked[: max(retain, self.router.top_k)])
 
     def count_votes(self, rows: list[int]) -> list[int]:
-        """How many of the rows have each expert in their top-k."""
+        """Return, for each expert, the number of `rows` that have the expert in their top-k."""
         return [sum(j in self.top_k[i] for i in rows if i not in self.exact) for j in range(self.num_experts)]
 
     def follow_voters(self, confidence: float, selected: set[int]) -> set[int]:
@@ -235,10 +241,10 @@ class _Reference:
         rest = self.best(self.utility(self.rows, "full"), without=selected)
         return selected.union(rest[: max(self.router.top_k - len(selected), 0)])
 
-    # Cover: the experts of every row.
+    # Stage 2: the experts of every row.
 
     def cover_rows(self, selected: set[int]) -> tuple[dict[int, list[int]], int]:
-        """(experts of every valid row, best first; rows rescued). Rescue adds to `selected`."""
+        """Return (experts of every valid row, best first; number of rescued rows). A rescue adds to `selected`."""
         if self.plan.coverage == "own":
             return self.kept, 0
         if self.plan.coverage == "substitute":
@@ -257,9 +263,10 @@ class _Reference:
         return self.take(usable, self.plan.kmax)
 
     def weigh(self, i: int, experts: list[int]) -> torch.Tensor:
-        """P at the experts times the router's scaling. Where the model renormalizes, divided by the sum of P at these
-        experts, under truncate at the whole top-k; with `own_share` by a geometric mean of both; where that is 0, P
-        counts as 1.
+        """Return the weights of row i: P at its experts times the router's scaling.
+
+        If the model renormalizes, P is divided by the sum of P at these experts, under truncate by the sum over the
+        whole top-k, and with `own_share` by a geometric mean of both sums. If the divisor is 0, every P counts as 1.
         """
         weights = self.scores[i, experts]
         if not self.router.renormalize:

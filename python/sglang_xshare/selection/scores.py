@@ -1,4 +1,4 @@
-"""From router logits to the score P a row weighs by and the choice score C it ranks by."""
+"""Scores of router logits: P, which weighs a row's experts, and C, which ranks them."""
 
 import math
 from functools import cache
@@ -9,20 +9,20 @@ from torch.nn.functional import softplus
 from ..types import Batch, Router
 
 FIXED_ONE = 1 << 20
-"""1 in fixed point: utilities and shares are sums of multiples of 1 / FIXED_ONE, exact in any order and backend."""
-# Keeps 0 / 0 at 0 and changes no other quotient: every positive float32 is larger.
+"""1 in fixed point. Utilities and shares are sums of multiples of 1 / FIXED_ONE, exact in any order and backend."""
+# A divisor that keeps 0 / 0 at 0 and changes no other quotient, because every positive float32 is larger.
 TINY = 1e-300
 DEPTHS = 256
-"""How many depths of a draft have a weight of their own; one beyond counts as the last."""
+"""Depths of a draft with a weight of their own. A deeper draft counts as the last of these."""
 
 
 def compute_scores(logits: torch.Tensor, router: Router) -> tuple[torch.Tensor, torch.Tensor]:
-    """(P, C), both [n, N] float32, of logits [n, N] in any float dtype.
+    """Return (P, C), both [n, N] float32, for logits [n, N] in any float dtype.
 
     P is the softmax over all experts, the sigmoid, or the root of softplus, ln(1 + e^x) (DeepSeek-V4). C is the logit
     itself, which never underflows, or P + bias with a correction bias. An expert that is never chosen (non-finite
-    logit, outside the row's groups) has C = -inf, and P = 0 for a non-finite logit; but P is NaN in a softmax row
-    without any finite logit.
+    logit, or outside the row's groups) has C = -inf. P is 0 for a non-finite logit, and NaN in a softmax row without
+    any finite logit.
     """
     logits = torch.nan_to_num(logits.float(), nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
     scores = score(logits, router.scoring)
@@ -36,18 +36,19 @@ def compute_scores(logits: torch.Tensor, router: Router) -> tuple[torch.Tensor, 
 
 
 def score(logits: torch.Tensor, scoring: str) -> torch.Tensor:
-    """P [n, N] float32 of logits in any float dtype, none of them NaN or +inf."""
+    """Return P [n, N] float32 of logits in any float dtype without NaN and +inf."""
     if scoring == "softmax":
         return logits.softmax(1, dtype=torch.float32)
     if scoring == "sigmoid":
         return logits.float().sigmoid()
-    # In float32, torch's last bit depends on where in the tensor a number stands, and e^x underflows at -103.
+    # In float32 torch's last bit depends on a number's position in the tensor, and e^x underflows at -103.
     return softplus(logits.double()).sqrt_().float()
 
 
 def measure(scores: torch.Tensor, router: Router) -> torch.Tensor:
-    """P [n, N] as it is added up and compared with shares: as it is; of a scoring without an upper bound, over its sum
-    in the row, in float64.
+    """Return P [n, N] for sums and comparisons with shares.
+
+    A scoring without an upper bound is divided by its sum in the row, in float64. Other scorings are unchanged.
     """
     if router.scoring != "sqrtsoftplus":
         return scores
@@ -56,14 +57,15 @@ def measure(scores: torch.Tensor, router: Router) -> torch.Tensor:
 
 
 def to_fixed_point(scores: torch.Tensor) -> torch.Tensor:
-    """P in multiples of 1 / FIXED_ONE, rounded to nearest (halves to even), as integers in float64, which sums them
-    exactly in any order up to 2^53; 0 in a row without experts.
+    """Return P in multiples of 1 / FIXED_ONE, rounded to nearest (halves to even); 0 in a row without experts.
+
+    The integers are float64, which sums them exactly in any order up to 2^53.
     """
     return (scores * FIXED_ONE).round_().nan_to_num_(nan=0.0).double()
 
 
 def find_depth(batch: Batch, num_rows: int, device: torch.device) -> torch.Tensor:
-    """[n] int32: the batch's, or a row's place in its request."""
+    """Return the depth of each row [n] int32: the batch's `depth`, or the row's place in its request."""
     return _count_places(num_rows, batch.tokens_per_request, device) if batch.depth is None else batch.depth
 
 
@@ -73,13 +75,16 @@ def _count_places(num_rows: int, tokens_per_request: int, device: torch.device) 
 
 
 def weigh_depths(acceptance: float) -> torch.Tensor:
-    """[DEPTHS] float32: what a row's utility counts by, the chance that all drafts it follows on are accepted."""
+    """Return the factor of utility by depth [DEPTHS] float32: the chance that all earlier drafts are accepted."""
     chances = [acceptance**depth for depth in range(DEPTHS)]
     return torch.tensor(chances, dtype=torch.float64, device="cpu").float()
 
 
 def _limit_groups(choice: torch.Tensor, num_groups: int, topk_group: int, biased: bool) -> torch.Tensor:
-    """C with -inf outside each row's best groups. A group scores the sum of its two best C if biased, else its best."""
+    """Return C with -inf outside each row's best groups.
+
+    A group scores the sum of its two best C if the router is biased, else its best C.
+    """
     rows, num_experts = choice.shape
     grouped = choice.reshape(rows, num_groups, num_experts // num_groups)
     best = min(2, grouped.shape[2]) if biased else 1

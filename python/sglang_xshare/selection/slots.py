@@ -1,4 +1,4 @@
-"""What MoE runners take: empty slots filled, dropped or masked away, and shared experts' columns."""
+"""Slots for MoE runners: empty slots are filled, dropped or masked, and shared experts get columns."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from .mask import mask_logits
 
 
 def serve_runner(answer: Selection, logits: torch.Tensor, top_k: int, slots: RunnerSlots) -> dict[str, Any]:
-    """Fields of an answer [n, k] as its runner takes them, in place of what they were."""
+    """Return the fields of an answer [n, k] that change for a runner, by name."""
     if slots.masked:
         masked, in_use = mask_logits(logits, answer, top_k)
         return {"masked_logits": masked, "active": in_use}
@@ -24,26 +24,30 @@ def serve_runner(answer: Selection, logits: torch.Tensor, top_k: int, slots: Run
 
 
 def fill_slots(ids: torch.Tensor, filler: torch.Tensor) -> torch.Tensor:
-    """Give every empty slot of `ids` [n, k] int32 (-1) an expert that is active anyway: the row's own first, or for a
-    row without any `filler` (`find_filler`). MoE runners read weights out of bounds at -1 unless they filter experts.
+    """Fill every empty slot (-1) of `ids` [n, k] int32 with an expert that is active anyway.
+
+    The expert is the row's own first, or `filler` (`find_filler`) for a row without experts. MoE runners read weights
+    out of bounds at -1 unless they filter experts.
     """
     first = ids[:, :1]
     return torch.where(ids < 0, torch.where(first < 0, filler, first), ids)
 
 
 def drop_slots(ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """`ids` [n, columns] int32 with -1 where `weights`, of the same shape, are 0, which adds nothing: also those of
-    chosen experts whose score underflows. A weight that is NaN stays, as the model itself would show it.
+    """Return `ids` [n, columns] int32 with -1 in each slot whose weight is 0, because such a slot adds nothing.
+
+    This includes chosen experts whose score underflows. A slot with weight NaN stays, because the model itself would
+    show the NaN. `weights` have the shape of `ids`.
     """
     return ids.masked_fill(weights == 0, -1)
 
 
 def refill_slots(ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return `ids` [n, columns] int32 in which every slot of weight 0, or of id -1, holds an id that is in use anyway:
-    the row's own first, or for a row without any the largest of all rows; 0 where no row has one.
+    """Return `ids` [n, columns] int32 in which every slot with weight 0 or id -1 has an id that is in use anyway.
 
-    For ids filled before something else renumbered them. A filler is its row's first expert, but where an expert has
-    several replicas, that of a row without experts may have become one that no row uses.
+    This id is the row's own first, or, for a row without any, the largest id of all rows; 0 if no row has one. Use this
+    for filled ids that were renumbered afterwards: if an expert has several replicas, the filler of a row without
+    experts may have become a replica that no row uses.
     """
     used = (weights != 0) & (ids >= 0)
     filler = torch.where(used, ids, 0).amax() if ids.numel() else 0
@@ -52,8 +56,10 @@ def refill_slots(ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def find_filler(selected: torch.Tensor, vanilla_active: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
-    """An expert that some row uses, 0-dim int32, of the tables [N] bool of a `Selection`: the largest that is also in S
-    and in some row's own top-k, which Triton's programs know early, else the largest; 0 where no row is live.
+    """Return an expert that some row uses, 0-dim int32, from the tables [N] bool of a `Selection`.
+
+    The result is the largest active expert that is in S and in some row's own top-k, because the Triton kernel's
+    programs know these early; else the largest active expert; 0 if no row is live.
     """
     experts = torch.arange(len(active), dtype=torch.int32, device=active.device)
     keys = torch.where(selected & vanilla_active, experts + len(active), experts)

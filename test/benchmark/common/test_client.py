@@ -1,13 +1,12 @@
 """Runs of bench_serving through one worker: one that fails, or is interrupted, costs only itself."""
 
-import signal
 import subprocess
 import sys
 
 import pytest
 
 from benchmark.common import client as client_module
-from benchmark.common.client import Client, Load, bench_args
+from benchmark.common.client import Client, Load
 from benchmark.common.server import Server
 
 WORKER = """
@@ -58,23 +57,3 @@ def test_the_run_after_one_that_failed_has_a_new_worker(prompts, client, tmp_pat
     assert client.started[0].poll() is not None
     assert run(client, "well", tmp_path) == {"completed": 4}
     assert len(client.started) == 2
-
-
-def test_an_interrupted_run_takes_its_worker_along(client, tmp_path):
-    def interrupt(number, frame):
-        raise KeyboardInterrupt
-
-    former = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run(client, "interrupts", tmp_path)
-    finally:
-        signal.signal(signal.SIGALRM, former)
-    assert client.started[0].poll() == -signal.SIGKILL
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_load_is_drawn_at_its_temperature(temperature, tmp_path):
-    load = Load(tmp_path, 4, 2, 8, seed=3, temperature=temperature)
-    args = bench_args(Server("model"), tmp_path, load, tmp_path)
-    assert args[args.index("--temperature") + 1] == str(temperature)

@@ -99,7 +99,7 @@ def test_the_baseline_runs_between_others(count):
     orders = [order_round(count, number) for number in range(8)]
     assert all(sorted(order) == list(range(count)) for order in orders)
     assert all(0 < order.index(0) < count - 1 for order in orders)
-    assert len({order[0] for order in orders}) > 1
+    assert len({order[0] for order in orders}) >= min(count - 1, 4)
     assert [order_round(2, number) for number in range(3)] == [[1, 0], [0, 1], [1, 0]]
 
 

@@ -55,7 +55,7 @@ def test_a_number_that_is_none_is_refused(tmp_path):
 @pytest.mark.parametrize("text", ["{", "[]", '{"points": {}}', '{"stage": "layer", "sessions": [], "points": {}}'])
 def test_a_file_that_is_no_record_is_refused_in_one_line(tmp_path, text):
     (tmp_path / "layer.json").write_text(text)
-    with pytest.raises(ValueError, match=r"layer\.json: .*needed is") as refused:
+    with pytest.raises(ValueError, match=r"layer\.json must be a record") as refused:
         Record(tmp_path, "layer", [])
     assert "\n" not in str(refused.value)
     assert (tmp_path / "layer.json").read_text() == text

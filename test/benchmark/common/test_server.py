@@ -54,11 +54,6 @@ def test_a_gpu_can_be_hidden(tmp_path, monkeypatch):
     assert not has_gpu()
 
 
-def test_a_refused_request_says_which(release):
-    with start(release) as server, pytest.raises(ServerError, match=r"GET http://.*/nowhere: 404"):
-        server.get("/nowhere")
-
-
 def test_an_early_exit_is_told_with_status_and_log(release):
     with pytest.raises(ServerError, match="exited with status 1") as failed:
         start(release, env={"BEHAVE": "exit"}).__enter__()

@@ -34,6 +34,22 @@ def test_a_clean_commit(checkout):
     assert source.is_unchanged_since(commit)
 
 
+def test_changes_since_a_commit(checkout):
+    folder, git = checkout
+    commit = source.describe_commit()
+    assert source.has_history()
+    assert source.count_changes(commit, ("python", "benchmark")) == (0, [])
+    for name in ("python/a.py", "test/test_a.py", "benchmark/README.md", "benchmark/results/b.json"):
+        (folder / name).write_text("second")
+    git("commit", "-a", "-m", "second")
+    source.count_changes.cache_clear()
+    assert source.count_changes(commit, ("python", "benchmark")) == (1, ["python/a.py"])
+    assert source.count_changes(commit, ("patches",)) == (0, [])
+    assert source.count_changes("0123456789ab", ("python",)) is None
+    shutil.rmtree(folder / ".git")
+    assert not source.has_history()
+
+
 @pytest.mark.parametrize("name", ["benchmark/results/b.json", "benchmark/README.md", "test/test_a.py", "notes"])
 def test_records_pages_and_tests_are_no_source(checkout, name):
     folder, git = checkout
@@ -101,5 +117,5 @@ def test_the_commit_travels(checkout, tmp_path_factory, monkeypatch):
     assert source.describe_commit() == f"{commit}-dirty"
     (machine / "python" / "a.py").unlink()
     assert source.describe_commit() == f"{commit}-dirty"
-    with pytest.raises(RuntimeError, match="git does not know this checkout"):
+    with pytest.raises(RuntimeError, match="must be a checkout of git"):
         source.carry()

@@ -2,27 +2,8 @@
 
 import pytest
 
-from benchmark.common.variant import Variant, parse_plan, parse_variant
+from benchmark.common.variant import parse_plan
 from sglang_xshare import build_plan
-
-
-def test_a_policy_is_the_server_s_and_off_is_none():
-    text = "xshare:k0=1,add=24"
-    assert parse_variant(text) == Variant(text, "xshare", {"k0": 1, "add": 24})
-    assert parse_variant("vanilla") == Variant("vanilla", "vanilla", {})
-    assert parse_variant("off") == Variant("off", None, {})
-
-
-@pytest.mark.parametrize(
-    ("policy", "body"),
-    [
-        ("off", {"policy": "vanilla"}),
-        ("vanilla", {"policy": "vanilla"}),
-        ("xshare:k0=1,add=6", {"policy": "xshare", "k0": 1, "add": 6}),
-    ],
-)
-def test_what_is_posted(policy, body):
-    assert parse_variant(policy).body() == body
 
 
 def test_a_plan_is_spelt_as_for_the_server():
@@ -43,7 +24,10 @@ def test_without_keys_its_defaults():
         ("xshare:k0", "'k0' is not key=value"),
         ("xshare:k0=one", "k0 = 'one':"),
         ("oea:add=3", "add = 3: oea has no such key"),
-        ("xshare:k0=1,min_rows=4", "min_rows takes a server, .* without phases, min_rows, max_rows, rows"),
+        (
+            "xshare:k0=1,min_rows=4",
+            "policy must be .* without phases, min_rows, max_rows, rows, .*min_rows needs a server",
+        ),
     ],
 )
 def test_a_misspelt_plan_is_refused(text, message):

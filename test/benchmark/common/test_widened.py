@@ -58,22 +58,6 @@ def test_experts_are_wider_and_nothing_else_is(folder: Path) -> None:
     assert served.expert == 2 * read_weights(folder).expert  # which are in bfloat16 as the shipped one's
 
 
-def test_it_is_made_once_and_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError("disk full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("safetensors.torch.save_file", fail)
-        with pytest.raises(OSError, match="disk full"):
-            make(tmp_path / "model", factor=2)
-    assert list(tmp_path.iterdir()) == []
-    assert make(tmp_path / "model", factor=2)
-    made = (tmp_path / "model" / "model.safetensors").stat()
-    assert not make(tmp_path / "model", factor=2)
-    assert (tmp_path / "model" / "model.safetensors").stat() == made
-    shutil.rmtree(tmp_path / "model")
-
-
 def test_another_factor_or_checkpoint_is_made_anew(tmp_path: Path) -> None:
     folder, source = tmp_path / "model", tmp_path / "source"
     assert make(folder, factor=2)

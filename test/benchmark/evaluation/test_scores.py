@@ -32,7 +32,7 @@ def test_scores_of_every_metric_by_document():
 
 def test_differences_are_paired():
     """Of four documents one is lost: -1/4, and the differences 0, 0, 0, -1 have a deviation of 1/2."""
-    assert compare_scores(score(1, 0, 1, 0), score(1, 0, 1, 1)) == (-0.25, 0.25)
+    assert compare_scores(score(1, 0, 1, 0), score(1, 0, 1, 1)) == (-0.25, 3.182 * 0.25)
     assert compare_scores(score(1, 0, 1), score(1, 0, 1)) == (0, 0)
 
 
@@ -48,7 +48,7 @@ def test_a_row_a_policy_beside_the_first():
     table = tabulate_evaluation(points)
     assert table.rows == [
         ["sums, exact_match", "off", "1.0000 ± 0.1000", "", "4", "15.0", "-", "-"],
-        ["sums, exact_match", "xshare", "0.7500 ± 0.1000", "-0.2500 ± 0.2500", "4", "15.0", "24.0 -> 20.5", "0.988"],
+        ["sums, exact_match", "xshare", "0.7500 ± 0.1000", "-0.2500 ± 0.7955", "4", "15.0", "24.0 -> 20.5", "0.988"],
         ["sums, exact_match", "oea:k0=3", "1.0000 ± 0.1000", "+0.0000 ± 0.0000", "4", "15.0", "-", "-"],
     ]
     assert table.note.endswith("nothing of the policy: oea:k0=3.")

@@ -55,7 +55,7 @@ def test_off_and_on_by_live_control_on_a_running_server(tmp_path, capsys):
     ("task", "line"),
     [
         ("arithmetic_domian", r"^task arithmetic_domian: .* has no such task; did you mean arithmetic_domain\?$"),
-        ("{scratch}/choices.yaml", "multiple_choice: it is scored in prefill, where no policy selects"),
+        ("{scratch}/choices.yaml", "got multiple_choice, which is scored in prefill, where no policy selects"),
     ],
 )
 def test_a_task_that_tells_nothing_is_one_line(task, line, tmp_path):

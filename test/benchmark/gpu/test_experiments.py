@@ -79,7 +79,9 @@ def test_every_point_has_two_rounds_before_one_has_more(tmp_path, measure, monke
     first, second = [(16, 0), (16, 1), (8, 0), (8, 1)], [(16, 2), (16, 3), (8, 2), (8, 3)]
     monkeypatch.setattr(serving, "ROUNDS", 2)
     assert measure(record) == first
+    assert serving.is_complete(record, "point 8")
     monkeypatch.setattr(serving, "ROUNDS", 4)
+    assert not serving.is_complete(record, "point 8")
     assert measure(write_record(tmp_path / "other", "server", {})) == first + second
     assert measure(record) == second, "more rounds go on from those that are there"
     assert measure(record) == []

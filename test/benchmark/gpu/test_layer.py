@@ -63,12 +63,12 @@ def test_both_forms_of_a_record_have_the_same_rows():
     }
     us = {"off": 180.0, "xshare": 135.0, "router of off": 64.0, "router of xshare": 67.25, layer.ONLY: 60.0}
     new = {
-        "mode_us": {name: [time - 1, time + 1] for name, time in us.items()},
+        "mode_us": {name: [time, time] for name, time in us.items()},
         "active": {"off": 50.0, "xshare": 30.0},
     }
     rows = list(layer.rows(old))
     assert rows == list(layer.rows({"qwen3-30b-a3b/policies": new}))
-    assert [row.measured for row in rows] == ["180.0 us, 50.0 experts", "25.0 % off", "off 4.00, xshare 7.25 us"]
+    assert [row.measured for row in rows] == ["180.00 us, 50.0 experts", "25.0 % off", "off 4.00, xshare 7.25 us"]
 
 
 def test_a_warm_up_beyond_the_models_top_k_is_not_timed():

@@ -1,9 +1,6 @@
 """The files that are written, read back by upstream's own lookup: tuned where tuned, else as without them."""
 
-import json
-
 import pytest
-import triton
 from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe_triton_config as upstream
 
 from benchmark.gpu.moe_configs import merge, read_upstream, write_files
@@ -62,15 +59,3 @@ def test_upstream_reads_back_what_was_tuned_and_its_own_above(tmp_path, look_up,
     changed = [rows for rows in range(65, 5000) if after(shape, rows) != before[rows]]
     assert changed == []
     assert after(shape, 100)[0]["BLOCK_SIZE_M"] <= after(shape, 4096)[0]["BLOCK_SIZE_M"]
-
-
-def test_the_file_is_upstreams_own_name_and_form(tmp_path, look_up):
-    look_up()
-    write_files(tmp_path, read_files(QWEN3))
-    path, down = sorted(tmp_path.rglob("*.json"))
-    folder = f"configs/triton_{triton.__version__.replace('.', '_')}"
-    assert str(path.relative_to(tmp_path)) == f"{folder}/E=128,N=768,device_name=NVIDIA_H200.json"
-    assert down.name == "E=128,N=768,device_name=NVIDIA_H200_down.json"
-    numbers = [int(rows) for rows in json.loads(path.read_text())]
-    assert numbers == sorted(numbers)
-    assert numbers[:8] == [*TOKENS, 65]

@@ -8,7 +8,6 @@ import pytest
 
 from benchmark.common.variant import parse_plan
 from benchmark.quality import defaults
-from refused import refused
 
 
 def test_a_share_is_of_the_models_experts():
@@ -72,13 +71,8 @@ def test_command_measures_into_a_record(checkpoint, tmp_path, capsys):
     defaults.main([*policies, "--batch", "4", *text, "--tokens-per-request", "4", "--out", str(tmp_path / "skipped")])
     found = json.loads((tmp_path / "skipped" / "defaults.json").read_text())["points"]
     assert {point["setting"] for point in found.values()} == {"xshare", "xshare:k0=1,mass=0.93"}
-    by_rows, given = (found[f"4, mixed, {name}"] for name in ("xshare", "xshare:k0=1,mass=0.93"))
+    by_rows, given = (found[f"4 requests x 4 tokens, mixed, {name}"] for name in ("xshare", "xshare:k0=1,mass=0.93"))
     assert (by_rows["active_experts"], by_rows["loss"]) == (given["active_experts"], given["loss"]), "of 16 rows"
     capsys.readouterr()
     defaults.main(["--batch", "2", "4", *text, "--resume"])
     assert " nats\n" not in capsys.readouterr().out.split("Budgets")[0], "all of it was there"
-
-
-def test_a_negative_number_of_skipped_sequences_is_refused(checkpoint, tmp_path):
-    with refused("--skip -1"):
-        defaults.main(["--skip", "-1", "--model", str(checkpoint), "--out", str(tmp_path)])

@@ -4,13 +4,11 @@ import json
 
 import pytest
 
+from benchmark.quality.equal_loss import experts_for, find_interval, format_share
 from benchmark.quality.front import __main__ as command
-from benchmark.quality.front.ladders import SQUARED, settings_of
-from benchmark.quality.front.report import experts_for, tabulate_front, tabulate_gains, tabulate_own_share
+from benchmark.quality.front.ladders import SQUARED
+from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.model import Layout
-
-PLAIN, DRAFTED = Layout(4), Layout(4, 4)
-SETTINGS = settings_of(64, DRAFTED)
 
 
 def test_experts_at_a_loss_lie_on_the_line_between_two_settings():
@@ -20,6 +18,22 @@ def test_experts_at_a_loss_lie_on_the_line_between_two_settings():
     assert experts_for(0.31, curve) is None
     assert experts_for(0.04, curve) is None
     assert experts_for(0.2, []) is None
+
+
+def test_the_interval_of_a_share_is_over_the_batches():
+    def read(means):
+        return means[0] / means[1] - 1
+
+    steady = [[0.5] * 8, [1.0] * 8]
+    assert find_interval(steady, read) == (-0.5, -0.5)
+    coupled = [[0.4, 0.6] * 4, [0.8, 1.2] * 4]  # of each batch the same share
+    assert find_interval(coupled, read) == pytest.approx((-0.5, -0.5))
+    lower, upper = find_interval([[0.4, 0.6] * 4, [1.0] * 8], read)
+    assert -0.58 < lower < -0.53
+    assert -0.47 < upper < -0.42
+    assert find_interval([[0.5] * 4, [1.0] * 4], read) is None, "too few batches"
+    assert find_interval(steady, lambda means: None) is None
+    assert (format_share(-0.5, None), format_share(-0.5, (-0.6, -0.4))) == ("-50%", "-50% [-60%, -40%]")
 
 
 def point(ladder, published, over, squared):
@@ -60,6 +74,7 @@ def test_command_measures_into_a_record_and_draws_it(checkpoint, tmp_path, capsy
     found = [(one["batch"], one["tokens_per_request"], one["setting"]) for one in points.values()]
     assert found == [(b, t, s) for b in (8, 4) for t in (1, 2) for s in settings]
     for one in points.values():
+        assert len(one["changes"]["published"]["losses"]) == 8 // one["batch"]
         published, *changed = one["changes"].values()
         assert published["policy"] == one["setting"]
         assert published["over_published"] == {**published["over_published"], "delta": 0, "error": 0}

@@ -1,10 +1,22 @@
 """The figures of what was decoded, divergence among them, on numbers small enough to check by hand."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from torch.nn import functional as F
 
-from benchmark.quality.measure import Bench, Decoded, Top, agreement, compare_loss, compare_top, diverge
+from benchmark.quality.measure import (
+    Bench,
+    Decoded,
+    Top,
+    agreement,
+    compare_loss,
+    compare_top,
+    diverge,
+    explain_errors,
+    losses_by_batch,
+)
 from benchmark.quality.model import Layout, Routing
 from benchmark.quality.text import Answer, Sequences
 from sglang_xshare import build_plan
@@ -40,6 +52,23 @@ def test_loss_and_its_error():
     assert loss.delta == pytest.approx(1.0)
     assert loss.error == pytest.approx(0.5 / 3**0.5)
     assert str(loss) == "+1.0000 ± 0.2887"
+    assert explain_errors([asdict(loss)]).startswith("±: the standard error over sequences")
+
+
+def test_the_error_of_batches_is_larger_than_that_of_their_coupled_sequences():
+    """Batches of two differ by 1, 1, 2, 2, 3, 3: their means 1, 2, 3 have a standard error of 1 / sqrt(3)."""
+    nats = torch.tensor([1.0, 1.0, 2.0, 2.0, 3.0, 3.0])[:, None]
+    loss = compare_loss(nats, torch.zeros_like(nats), batch=2)
+    assert (loss.delta, loss.batches) == (2.0, 3)
+    assert loss.error == pytest.approx(1 / 3**0.5)
+    assert str(loss) == f"+2.0000 ± {4.303 / 3**0.5:.4f}"
+    # A sequence without a counted token counts nowhere; the others of its batch do.
+    counted = torch.tensor([True, False, True, True, True, True])[:, None]
+    some = compare_loss(nats, torch.zeros_like(nats), counted, batch=2)
+    assert (some.delta, some.batches) == (pytest.approx(2.2), 3)
+    assert str(compare_loss(nats, torch.zeros_like(nats), batch=6)) == "+2.0000 (one batch)"
+    run, vanilla = decoded([[1, 0], [0, 0]]), decoded([[1, 1], [1, 1]])
+    assert losses_by_batch(run, vanilla) == [0.75]
 
 
 def test_bench_is_transformers_own_loss_and_finds_right_answers(model):
@@ -80,7 +109,7 @@ def exact(logits):
 def test_of_the_whole_vocabulary_it_is_exact(logits, exact):
     vanilla, other = (Top.of_logits(one, VOCABULARY) for one in logits)
     torch.testing.assert_close(diverge(vanilla, other), exact, rtol=1e-4, atol=1e-5)
-    assert compare_top(other, vanilla).nats == pytest.approx(exact.mean().item(), rel=1e-4)
+    assert compare_top(other, vanilla)["nats"] == pytest.approx(exact.mean().item(), rel=1e-4)
 
 
 def test_of_fewer_tokens_it_is_a_lower_bound_that_grows(logits, exact):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from benchmark.quality.model import Layout, Prefilled, load_model, prefill, router_logits, router_of
+from benchmark.quality.model import Layout, Prefilled, prefill, router_of
 from sglang_xshare import Batch, SelectionPlan, build_plan, select
 
 PROMPT, STEPS, SEQUENCES = 6, 12, 8
@@ -92,27 +92,5 @@ def test_prompt_is_read_without_a_policy(model, tokens):
 
 @pytest.mark.parametrize(("layout", "shape"), [(Layout(3), (4, 6, 1)), (Layout(2, 4), (4, 6, 1))])
 def test_leftover_rows_are_an_error(layout, shape):
-    with pytest.raises(ValueError, match="4 sequences of 6 tokens:"):
+    with pytest.raises(ValueError, match="must divide"):
         layout.split(torch.zeros(shape))
-
-
-def test_router_logits_are_transformers_own(model, tokens):
-    with torch.inference_mode():
-        expected = model(tokens, output_router_logits=True).router_logits
-    assert torch.equal(router_logits(model, tokens), torch.stack(expected).unflatten(1, tokens.shape))
-
-
-def test_folder_without_checkpoint(tmp_path):
-    with pytest.raises(ValueError, match=r"no config\.json there"):
-        load_model(tmp_path)
-
-
-def test_dense_model(tmp_path):
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    config = Qwen3Config(
-        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, head_dim=8
-    )
-    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="no router in Qwen3ForCausalLM"):
-        load_model(tmp_path)

@@ -83,15 +83,6 @@ def test_the_record_is_that_of_an_offline_decode(ask, server, checkpoint, tmp_pa
     assert [one.get("add") for one in server.switched] == [None, None, 2, 2, 24, 24, 9]
 
 
-def test_it_goes_on_from_its_record(ask, server):
-    first = ask(FEW)
-    switched = list(server.switched)
-    assert ask(FEW, "--resume") == first
-    assert server.switched == switched
-    with pytest.raises(ValueError, match=r"policies = .*--resume"):
-        ask("xshare", "--resume")
-
-
 def test_no_key_comes_into_the_record(ask):
     assert "secret" not in json.dumps(ask(FEW, "--api-key", "secret"))
 
@@ -118,13 +109,13 @@ def test_prompts_of_one_s_own(ask, server, tmp_path):
     [
         ((FEW,), 0.4, "1.6 rows a step in place of 4"),
         (("xshare:sum=3",), 1.0, "sum"),
-        (("observe",), 1.0, "policy observe:"),
-        (("vanilla",), 1.0, "policies vanilla:"),
-        ((FEW, "--per-domain", "400"), 1.0, "400 a domain are asked for"),
-        ((FEW, "--tokens-per-request", "4"), 1.0, "--tokens-per-request 4 with --url"),
+        (("observe",), 1.0, "policy must select (got observe"),
+        (("vanilla",), 1.0, "policies must include one that selects"),
+        ((FEW, "--per-domain", "400"), 1.0, "must have 400 sequences"),
+        ((FEW, "--tokens-per-request", "4"), 1.0, "--tokens-per-request must be 1 with --url"),
         ((FEW, "--top", "4096"), 1.0, "argument --top: 4096:"),
-        ((FEW, "--prompts", "nowhere"), 1.0, "--prompts nowhere and --texts"),
-        (('xshare:{"by_rows": {"1-8": {"policy": "vanilla"}}}',), 1.0, "--batch 4: xshare:{"),
+        ((FEW, "--prompts", "nowhere"), 1.0, "--prompts and --texts exclude each other"),
+        (('xshare:{"by_rows": {"1-8": {"policy": "vanilla"}}}',), 1.0, "--batch must be a size at which xshare:{"),
     ],
 )
 def test_bad_input_is_one_line_and_changes_nothing(args, share, line, ask, server):
@@ -134,9 +125,3 @@ def test_bad_input_is_one_line_and_changes_nothing(args, share, line, ask, serve
     assert line in str(stop.value.code)
     assert "\n" not in str(stop.value.code)
     assert server.policy == BEFORE
-
-
-@pytest.mark.parametrize("flag", ["--prompts", "--api-key"])
-def test_flags_of_a_server_need_one(flag, checkpoint, tmp_path):
-    with pytest.raises(ValueError, match=f"{flag}:"):
-        command.main(["--model", str(checkpoint), *COUNTS, "--out", str(tmp_path), flag, "x"])

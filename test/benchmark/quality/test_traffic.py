@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from benchmark.quality.decoding import Decoding
 from benchmark.quality.text import load_sequences
-from benchmark.quality.traffic import Problem, continue_prompts, read_prompts, read_texts, share_batch
+from benchmark.quality.traffic import Problem, continue_prompts, read_texts, share_batch
 
 
 @pytest.fixture
@@ -51,24 +51,6 @@ def test_prompts_are_answered_by_the_server_first(decoding, tokenize, tmp_path):
     assert traffic.mix() == traffic
 
 
-def test_answers_that_end_early_are_too_few(decoding, tokenize, tmp_path):
-    file = write(tmp_path, *[{"prompt": "a"}] * 6)
-    with pytest.raises(ValueError, match="0 of 6 prompts"):
-        continue_prompts(file, decoding, tokenize, lambda prompts, tokens: [[1]] * len(prompts))
-
-
-def test_too_few_prompts(decoding, tokenize, tmp_path):
-    with pytest.raises(ValueError, match=r"mine\.jsonl: 3 prompts"):
-        continue_prompts(write(tmp_path, *[{"prompt": "a"}] * 3), decoding, tokenize, lambda prompts, tokens: [])
-
-
-@pytest.mark.parametrize("line", ['{"prompt": ""}', '{"text": "a"}', '"a"', '{"prompt": "a", "answer": 3}', "{", "[]"])
-def test_a_line_that_is_no_prompt_is_named(line, tmp_path):
-    with pytest.raises(ValueError, match=r"--prompts .*mine\.jsonl, line 2: ") as error:
-        read_prompts(write(tmp_path, {"prompt": "fine"}, line))
-    assert "\n" not in str(error.value)
-
-
 def test_problems_share_their_batches():
     problems = [Problem([n], "") for n in range(5)]
     alone = share_batch(problems, [one.prompt for one in problems], own=4, batch=4)
@@ -97,7 +79,7 @@ def test_what_is_skipped_is_left_out_of_every_domain(checkpoint, sequences):
     kept = [2, 3, 4, 5, 8, 9, 10, 11]
     assert torch.equal(later.tokens, sequences.tokens[kept])
     assert later.answers == sequences.take(kept).answers
-    with pytest.raises(ValueError, match="420 a domain are asked for"):
+    with pytest.raises(ValueError, match=r"must have 420 sequences"):
         load_sequences(checkpoint / "heldout", checkpoint, length=40, per_domain=20, skip=400)
 
 
@@ -120,10 +102,3 @@ def test_mixing_takes_turns_and_answers_follow(sequences):
     spans = {tuple(sequences.tokens[one.row, one.start : one.stop].tolist()) for one in sequences.answers}
     assert {tuple(mixed.tokens[one.row, one.start : one.stop].tolist()) for one in mixed.answers} == spans
     assert {one.row for one in mixed.answers} == {0, 2, 4, 6, 8, 10}
-
-
-def test_too_little_text(checkpoint):
-    with pytest.raises(
-        ValueError, match=r"arithmetic.txt: \d+ sequences of 900 tokens in it; 50 a domain are asked for"
-    ):
-        load_sequences(checkpoint / "heldout", checkpoint, length=900, per_domain=50)

@@ -82,7 +82,7 @@ def test_a_record_of_another_source_is_measured_anew_and_replaced_when_it_is_who
 
 def test_a_changed_source_is_refused_before_anything_runs(source, made_up, tmp_path):
     source += ["python/a.py", "python/b.py"]
-    with pytest.raises(ValueError, match=r"python/a\.py and 1 more: not as committed"):
+    with pytest.raises(ValueError, match=r"must be clean.*python/a\.py and 1 more"):
         command.measure([FIRST], tmp_path / "results")
     assert not (made_up / "ran").exists()
     command.measure([FIRST], tmp_path / "results", dirty=True)
@@ -92,7 +92,8 @@ def test_a_changed_source_is_refused_before_anything_runs(source, made_up, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("args", "message"), [(["nothing"], "experiment 'nothing':"), (["--small"], "--small: no figures for the pages")]
+    ("args", "message"),
+    [(["nothing"], "experiment must be one of .*got 'nothing'"), (["--small"], "--small needs another --out")],
 )
 def test_bad_input_is_one_line(args, message):
     with pytest.raises(SystemExit, match=message):

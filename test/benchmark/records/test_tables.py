@@ -6,8 +6,10 @@ import shutil
 import pytest
 
 from benchmark.common.paths import RESULTS
+from benchmark.records import history
 from benchmark.records.experiments import EXPERIMENTS
 from benchmark.records.pages import check_tables, write_tables
+from benchmark.records.pictures import check_pictures, write_pictures
 from benchmark.records.tables import _read
 
 OLD = {"serving": "old\n", "quality": ""}
@@ -43,17 +45,39 @@ def test_tables_are_written_and_then_agree(page, results):
     assert text.endswith("<!-- end table -->\n")
 
 
-def test_a_figure_changed_by_hand_and_a_record_measured_anew_are_told(page, results):
+def test_a_figure_changed_by_hand_and_a_record_measured_anew_are_told(page, results, tmp_path):
     write_tables([page], results)
     text = page.read_text()
     page.write_text(text.replace("| vanilla | 41.7", "| vanilla | 41.8"))
     (problem,) = check_tables([page], results)
-    assert problem.startswith(f"{page}: table quality: not what its record says")
+    assert problem.startswith(f"{page}: table quality: differs from its record")
     page.write_text(text)
+    pictures = tmp_path / "pictures"
+    assert len(check_pictures(results, pictures)) == 2
+    assert write_pictures(results, pictures) == [] == check_pictures(results, pictures)
     path = EXPERIMENTS["quality"].path(results)
     record = json.loads(path.read_text())
-    record["points"]["oea:k0=3"]["mixed"]["kept_mass"] = 0.5
+    record["points"]["oea:k0=3"]["mixed"]["active_experts"] = 31.5
     path.write_text(json.dumps(record))
     _read.cache_clear()
     (problem,) = check_tables([page], results)
-    assert "table quality: not what its record says" in problem
+    assert "table quality: differs from its record" in problem
+    (problem,) = check_pictures(results, pictures)
+    assert problem.startswith(f"{pictures / 'loss-by-experts.svg'}: not drawn from its record")
+
+
+def test_the_pages_pictures_are_those_of_their_records():
+    assert check_pictures(RESULTS) == []
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_changes_since_a_record_are_named(monkeypatch, known):
+    monkeypatch.setattr(history, "has_history", lambda: True)
+    changes = (3, ["python/sglang_xshare/stage/step.py", "benchmark/serving/report.py"])
+    monkeypatch.setattr(history, "count_changes", lambda commit, paths: changes if known else None)
+    lines = list(history.list_stale(RESULTS))
+    (line,) = (line for line in lines if line.startswith("serving: "))
+    assert ("; 3 commits since, 2 files differ: python/sglang_xshare/stage (1), " in line) == known
+    assert line.endswith("is not in this checkout") != known
+    monkeypatch.setattr(history, "has_history", lambda: False)
+    assert len(list(history.list_stale(RESULTS))) == 1

@@ -29,6 +29,7 @@ def test_one_round_for_real_and_nothing_more_when_it_is_resumed(tiny_model, tmp_
     assert sum(nats[0]) < sum(nats[2])  # one expert in eight costs more than noise
     assert points[quality_key("off")]["sums"] >= 0.5
     printed = capsys.readouterr().out
+    assert (tmp_path / "serving.png").exists()
     assert "prove nothing" in " ".join(printed.split())
     monkeypatch.setattr(measure, "serve", lambda *_: pytest.fail("served again"))
     command.main([*arguments, "--resume"])

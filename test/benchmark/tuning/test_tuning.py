@@ -10,7 +10,7 @@ from benchmark.quality.model import Layout, load_model
 from benchmark.quality.text import load_sequences
 from benchmark.tuning.__main__ import main
 from benchmark.tuning.offline import OfflineGauge
-from benchmark.tuning.report import estimate_error, find_published, find_saved, tabulate_tuning
+from benchmark.tuning.report import estimate_interval, find_published, find_saved, tabulate_tuning
 from sglang_xshare.tune.measure import Measurement
 from sglang_xshare.tune.texts import Sample
 
@@ -60,18 +60,22 @@ def test_beyond_the_published_settings_nothing_is_claimed(loss):
     assert tabulate_tuning({"2%": point}).rows[0][-3:-1] == ["", ""]
 
 
-def test_the_error_is_that_of_the_text():
-    point = make_point(12.0, 0.06)
+def test_the_interval_is_that_of_the_batches():
+    point = make_point(12.0, 0.06) | {"batch": 4}
     vanilla, steady, noisy = (measure(2.0, 0), measure(2.06, 0), measure(2.06, 0.05))
     published = [measure(2 + one["loss"]["delta"], 0) for one in point["published"]]
-    assert estimate_error(point, steady, published, vanilla) == pytest.approx(0, abs=1e-9)
-    # Half of the samples 0.05 nats above the others: 0.0035 nats of error, which 0.008 nats an expert make 0.44 of 15.
-    wanted = 0.05 / 200**0.5 / 0.008 * 12 / 15**2
-    assert estimate_error(point, noisy, published, vanilla) == pytest.approx(wanted, rel=0.15)
+    assert estimate_interval(point, steady, published, vanilla) == pytest.approx((0.2, 0.2), abs=1e-9)
+    # Half of the 50 batches 0.05 nats above the others: 0.007 nats of error; at 0.008 nats an expert 0.88 of 15.
+    wanted = 1.96 * 0.05 / 50**0.5 / 0.008 * 12 / 15**2
+    lower, upper = estimate_interval(point, noisy, published, vanilla)
+    assert (upper - lower) / 2 == pytest.approx(wanted, rel=0.2)
+    del point["saved_error"]
+    (row,) = tabulate_tuning({"2%": {**point, "saved_interval": [0.15, 0.25]}}).rows
+    assert row[-2] == "+20.0% [+15.0%, +25.0%]"
 
 
 def measure(mean: float, spread: float) -> Measurement:
-    nats = [mean - spread, mean + spread] * 100
+    nats = ([mean - spread] * 4 + [mean + spread] * 4) * 25
     return Measurement(nats, [0.0] * 200, [[0]] * 200, None, None, None)
 
 

@@ -1,4 +1,4 @@
-"""Selection on a CPU as one compiled call a layer and step. Its C++ source is `csrc`, a link to `sgl-kernel/csrc`."""
+"""Selection on a CPU, one compiled call for each layer and step. The C++ source is `csrc`, a link to sgl-kernel."""
 
 from .call import Call, is_readable, prepare, select, supports
 from .layout import HANDLED

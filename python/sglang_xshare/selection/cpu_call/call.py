@@ -1,4 +1,4 @@
-"""From `select()` to the compiled call: torch scores, so that P has torch's bits, and all the rest is one function."""
+"""The compiled call behind `select()`. Torch computes P, which so has torch's bits, and one function does the rest."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .layout import find_unhandled, pack
 from .library import load
 
 NOT_CLEAN, WRONG_WIDTH = 1, 3
-"""Values of `Status` in csrc/plan.h with which the call has written nothing."""
+"""Values of `Status` in csrc/plan.h that mean that the call has written nothing."""
 _KEPT = 4096
 _calls: dict[tuple[int, int, int, bool, RunnerSlots | None], Call] = {}
 
 
 def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> bool:
-    """Whether this machine has the call and it serves the plan, on every shape."""
+    """Return whether this machine has the call, and the call supports the plan; any shape is supported."""
     return load() is not None and not find_unhandled(plan)
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
-    """Whether a C++ function can read the tensor: in this machine's memory, and no mere shape."""
+    """Return whether a C++ function can read the tensor: a tensor in this machine's memory, not a fake one."""
     return tensor.is_cpu and type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
@@ -40,37 +40,38 @@ def select(
     slots: RunnerSlots | None,
     tally: Tally | None = None,
 ) -> Selection:
-    """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`. Raises ValueError where it cannot."""
+    """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`. Raises ValueError without a call."""
     if not is_readable(logits):
-        raise ValueError("backend = 'cpu': allowed is torch, as the logits are no plain tensor on cpu")
+        raise ValueError("backend = 'cpu': must be torch, because the logits are no plain tensor on a CPU")
     return prepare(plan, router, logits.shape[1], batch.exact is not None, slots)(logits, batch, rank_of_expert, tally)
 
 
 def prepare(
     plan: SelectionPlan, router: Router, num_experts: int, exact: bool = False, slots: RunnerSlots | None = None
 ) -> Call:
-    """The call for a plan that it `supports` and a router, packed at its first use. Raises ValueError for a machine
-    without a compiled call.
+    """Return the call for a router and a plan that the call `supports`; the first use packs both.
+
+    Raises ValueError on a machine without a compiled call.
     """
     key = (id(plan), id(router), num_experts, exact, slots)
     call = _calls.get(key)
     if call is None:
-        if len(_calls) >= _KEPT:  # tests, not servers, have as many
+        if len(_calls) >= _KEPT:  # only tests make so many
             _calls.clear()
         call = _calls[key] = Call(plan, router, num_experts, exact, slots)
     return call
 
 
 class Call:
-    """A plan and router, packed, whose selections cost one call each. `exact` says that some rows may be."""
+    """A packed plan and router, whose selections take one call each. With `exact` some rows may be exact."""
 
     def __init__(
         self, plan: SelectionPlan, router: Router, num_experts: int, exact: bool, slots: RunnerSlots | None
     ) -> None:
         library = load()
         if library is None:
-            raise ValueError("backend = 'cpu': allowed is torch, as this machine has no compiled call")
-        self.plan, self.router, self.slots = plan, router, slots  # alive: their ids are what `prepare` finds them by
+            raise ValueError("backend = 'cpu': must be torch, because this machine has no compiled call")
+        self.plan, self.router, self.slots = plan, router, slots  # kept alive, because `prepare` looks them up by id()
         self._run = library.select_experts
         self._packed = pack(plan, router, num_experts, exact, slots)
         self._address = ctypes.addressof(self._packed)
@@ -80,20 +81,21 @@ class Call:
     def __call__(
         self, logits: torch.Tensor, batch: Batch, rank_of_expert: torch.Tensor | None, tally: Tally | None
     ) -> Selection:
-        """Return what the plan chooses from logits [n, N], counted in `tally`. Only the width is checked: raises
-        RuntimeError for a batch with exact rows if the call was prepared without them and the rows need more columns.
-        Raises MemoryError.
+        """Return the plan's selection from logits [n, N], and count it in `tally`.
+
+        Only the width is checked: raises RuntimeError for a batch with exact rows if the call was prepared without
+        exact rows and the rows need more columns. Raises MemoryError.
         """
         router, rows = self.router, logits.shape[0]
         given = logits if logits.dtype is torch.float32 or logits.dtype is torch.bfloat16 else logits.float()
         given = given.contiguous()
-        # On the logits' device, whatever torch's default is.
+        # `new_empty` allocates on the logits' device, whatever torch's default device is.
         ids = given.new_empty((rows, self._width), dtype=torch.int32)
         weights = given.new_empty((rows, self._width), dtype=torch.float32)
         selected = given.new_empty(self._num_experts, dtype=torch.bool)
         if tally is None:
             tally = allocate_tally(given.new_empty, rows, self._num_experts)
-        # Tensors rather than addresses: what is converted has to live until the call is over.
+        # Tensors rather than addresses, because a converted tensor must live until the call returns.
         tables = (
             None if batch.valid is None else batch.valid.contiguous(),
             None if batch.exact is None else batch.exact.contiguous(),
@@ -127,12 +129,12 @@ class Call:
                 raise RuntimeError(f"a call for rows of {self._width} experts {reason}")
             if status != NOT_CLEAN:
                 raise MemoryError(f"selection from router_logits {list(given.shape)}: out of memory")
-            # A NaN or +inf counts as -inf: it never has to be said twice.
+            # A NaN or +inf counts as -inf, so the second call finds clean logits.
             given = given.nan_to_num(-math.inf, -math.inf, -math.inf)
             scores = score(given, router.scoring)
         answer = Selection(ids, weights, selected, tally.active, tally.rescued, tally.vanilla_active, tally.kept_mass)
         if self.slots is None or not self.slots.masked:
             return answer
         answer = replace(answer, **serve_runner(answer, logits, router.top_k, self.slots))
-        tally.active.copy_(answer.active)  # those that make k count too
+        tally.active.copy_(answer.active)  # experts that complete the top-k count too
         return answer

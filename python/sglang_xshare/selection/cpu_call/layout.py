@@ -1,4 +1,4 @@
-"""A plan and a router as csrc/plan.h lays them out: packed once, read in every call."""
+"""The layout of a plan and a router in csrc/plan.h. Both are packed once, and every call reads them."""
 
 import ctypes
 from ctypes import c_double, c_int32, c_void_p
@@ -10,7 +10,7 @@ from ..handled import FULL
 from ..scores import DEPTHS, weigh_depths
 
 HANDLED = FULL
-"""What the call reads of a plan. Torch computes every other plan."""
+"""Keys and words that the call reads. Torch computes every other plan."""
 _MOST = 2**31 - 1
 _DOUBLES = "p beta mass confidence own_power scaling shared_weight"
 _COUNTS = (
@@ -38,7 +38,7 @@ def find_unhandled(plan: SelectionPlan) -> list[str]:
 
 
 def pack(plan: SelectionPlan, router: Router, num_experts: int, exact: bool, slots: RunnerSlots | None) -> Plan:
-    """The plan for logits of N experts, where some rows may be `exact`; checked against the router before."""
+    """Return the packed plan for `num_experts` experts. The plan must have been checked against the router."""
     order = None if plan.order is None else (ctypes.c_int64 * num_experts)(*plan.order)
     chance = None
     if plan.acceptance < 1:
@@ -87,5 +87,5 @@ def pack(plan: SelectionPlan, router: Router, num_experts: int, exact: bool, slo
         shared_weight=slots.shared_weight if slots else 1.0,
         **{name: min(int(value), _MOST) for name, value in counts.items()},
     )
-    packed.keeps = order, chance  # alive: the structure holds their addresses alone
+    packed.keeps = order, chance  # kept alive, because the structure holds only their addresses
     return packed

@@ -1,4 +1,4 @@
-"""The compiled library: built by the first process that needs it, and found again by the content of its source."""
+"""The compiled library. The first process builds it, and later processes find it by the content of its source."""
 
 import ctypes
 import hashlib
@@ -18,9 +18,9 @@ from typing import Any
 from .layout import Plan
 
 SWITCH = "SGLANG_XSHARE_CPU_KERNEL"
-"""Set to 0, this environment variable leaves selection on a CPU to torch."""
+"""Environment variable: with value 0 torch selects on a CPU."""
 SOURCE = Path(__file__).with_name("csrc")
-# No fused multiply-add, nor what $CXX may ask for: their bits are not torch's.
+# Without fused multiply-add and without fast math from $CXX, because their results have other bits than torch's.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-fast-math", "-ffp-contract=off", "-fno-math-errno")
 SIGNATURES = {
     "select_experts": ([*[c_void_p] * 10, *[c_int32] * 5, *[c_void_p] * 7], c_int32),
@@ -32,20 +32,22 @@ logger = logging.getLogger(__name__)
 
 @cache
 def load() -> Any:
-    """The functions of SIGNATURES, built where no earlier process has; None, and a line in the log, where there is no
-    compiler or it fails, and without that line where SGLANG_XSHARE_CPU_KERNEL=0.
+    """Return the library with the functions of SIGNATURES, built if no earlier process has built it.
+
+    Returns None and logs a line if no compiler exists or the compiler fails. With SGLANG_XSHARE_CPU_KERNEL=0, returns
+    None without a line.
     """
     if os.environ.get(SWITCH) == "0":
         return None
     try:
-        # Keeps the interpreter's lock, as it takes less time than handing it over may.
+        # PyDLL keeps the interpreter's lock, because a call may take less time than releasing the lock.
         library = ctypes.PyDLL(str(build(FLAGS)))
         for name, (arguments, result) in SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, result
         if library.size_of_plan() != ctypes.sizeof(Plan):
-            raise OSError("the compiler lays out a plan otherwise than selection/cpu_call/layout.py")
-    except (OSError, AttributeError) as error:  # the latter of a library without our functions
+            raise OSError("the compiler's layout of a plan differs from selection/cpu_call/layout.py")
+    except (OSError, AttributeError) as error:  # AttributeError: a library without our functions
         said = " ".join(str(error).split())
         logger.warning("Experts are selected in torch on this CPU, which takes longer: %s", said)
         return None
@@ -53,8 +55,9 @@ def load() -> Any:
 
 
 def build(flags: Sequence[str]) -> Path:
-    """The library's path. It is built unless a whole one is there: a file cut short would end every process that loads
-    it. Processes that build it at once do not meet: the last one's file stays. Raises OSError.
+    """Return the library's path, and build the library unless a complete one exists. Raises OSError.
+
+    A truncated file would kill every process that loads it. Processes may build at the same time: the last file stays.
     """
     made_for = os.environ.get("CXX", ""), tuple(flags), platform.machine(), platform.libc_ver()
     digest = hashlib.sha256(repr(made_for).encode())
@@ -64,7 +67,7 @@ def build(flags: Sequence[str]) -> Path:
     if not _is_whole(library):
         compiler = _find_compiler()
         library.parent.mkdir(parents=True, exist_ok=True)
-        # Compiled elsewhere: what a killed compiler leaves is no part of the cache.
+        # Compiled in another folder, so a killed compiler leaves nothing in the cache.
         with tempfile.TemporaryDirectory() as folder:
             built = Path(folder, library.name)
             _run([*compiler, *flags, *map(str, sorted(SOURCE.glob("*.cpp"))), "-o", str(built)])
@@ -75,7 +78,7 @@ def build(flags: Sequence[str]) -> Path:
 
 
 def find_cache() -> Path:
-    """Where torch keeps what it compiles. Raises OSError for a user without a home."""
+    """Return the folder of torch's compiled extensions. Raises OSError for a user without a home."""
     root = os.environ.get("TORCH_EXTENSIONS_DIR")
     if root:
         return Path(root, "sglang_xshare")
@@ -86,7 +89,7 @@ def find_cache() -> Path:
 
 
 def _find_compiler() -> list[str]:
-    """$CXX, which may have arguments, or else the first there is. Raises OSError."""
+    """Return the command $CXX, which may have arguments, else the first compiler on the path. Raises OSError."""
     given = os.environ.get("CXX", "")
     try:
         named = [given] if shutil.which(given) else shlex.split(given)
@@ -112,12 +115,12 @@ def _run(command: list[str]) -> None:
 
 
 def _keep(content: bytes, library: Path) -> None:
-    """Write a library with the digest of its content behind it, where the loader does not look."""
+    """Write a library, followed by the digest of its content, which the loader ignores."""
     with tempfile.NamedTemporaryFile(dir=library.parent, delete=False) as file:
         try:
             file.write(content + hashlib.sha256(content).digest())
             file.flush()
-            os.fchmod(file.fileno(), 0o644)  # others' too, as a compiler's own
+            os.fchmod(file.fileno(), 0o644)  # readable for all users, like the output of a compiler
             os.fsync(file.fileno())
             os.replace(file.name, library)
         except BaseException:
@@ -126,10 +129,10 @@ def _keep(content: bytes, library: Path) -> None:
 
 
 def _is_whole(library: Path) -> bool:
-    """Whether a file is there, and as `_keep` has written it."""
+    """Return whether the file exists and is unchanged since `_keep` has written it."""
     try:
         found = library.read_bytes() if library.is_file() else b""
-    except OSError:  # built anew where the folder allows it
+    except OSError:  # an unreadable file is built again
         return False
     size = hashlib.sha256().digest_size
     return hashlib.sha256(found[:-size]).digest() == found[-size:]

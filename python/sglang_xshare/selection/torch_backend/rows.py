@@ -1,4 +1,4 @@
-"""A batch's rows, ranked: what the vectorized backend selects from and covers."""
+"""The ranked rows of a batch, from which the vectorized backend selects."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch.nn.functional import pad
 from ...types import Batch, Router
 from ..scores import compute_scores, find_depth, measure
 
-# A tie is broken in float64 by less than a float32 can differ: 2^-40 of the score for each of up to 1,024 experts.
+# Ties are broken in float64 by 2^-40 of the score for each of up to 1,024 experts, less than two float32 can differ.
 _TIE = 2.0**-40
-# What 2^-40 is taken of instead, where the score is 0 (less than every positive float32) or -inf (which stays so).
+# Bounds of the score that 2^-40 is taken of: a score of 0 gets less than every positive float32, and -inf stays -inf.
 _SMALLEST, _LARGEST = 1e-60, 1e39
 
 
 class Slots(NamedTuple):
-    """Experts of n rows, m slots each. Which slots are live is data, so it stays on the device as a mask."""
+    """Experts of n rows, m slots each. The live slots depend on data, so the mask stays on the device."""
 
     experts: torch.Tensor
-    """[n, m] int64; in an empty slot the id of some expert."""
+    """[n, m] int64; an empty slot has the id of some expert."""
     scores: torch.Tensor
     """[n, m] float32: P, 0 in an empty slot."""
     live: torch.Tensor
@@ -35,55 +35,55 @@ class Slots(NamedTuple):
         return Slots(self.experts.gather(1, order), torch.where(live, self.scores.gather(1, order), 0.0), live)
 
     def widen(self, columns: int) -> Slots:
-        """With empty slots behind, so that there are `columns` at least."""
+        """Return the slots with empty slots appended, at least `columns` in all."""
         missing = max(columns - self.experts.shape[1], 0)
         return Slots(*(pad(part, (0, missing)) for part in self)) if missing else self
 
 
 class Rows(NamedTuple):
-    """n rows over N experts, k = the router's top-k."""
+    """A batch of n rows over N experts; k is the router's top-k."""
 
     scores: torch.Tensor
     """[n, N] float32: P."""
     measures: torch.Tensor
-    """[n, N]: P as it is added up and compared with shares, see `scores.measure`."""
+    """[n, N]: P for sums and comparisons with shares, see `scores.measure`."""
     keys: torch.Tensor
-    """[n, N] float64: C with its ties broken, so the row's ranking; -inf where an expert is never chosen."""
+    """[n, N] float64: C with its ties broken, which ranks the row's experts; -inf for a never chosen expert."""
     own: Slots
     """The rows' own top-k, best first."""
     valid: torch.Tensor | None
-    """[n, 1] bool; None where all are."""
+    """[n, 1] bool; None if all rows are valid."""
     exact: torch.Tensor | None
-    """[n, 1] bool: which get their own top-k and have no say in S; None where none does."""
+    """[n, 1] bool: rows that get their own top-k and have no say in S; None if the batch has none."""
     resident: torch.Tensor | None
-    """[N] bool: which experts are loaded; None where the batch does not say."""
+    """[N] bool: loaded experts; None if the batch does not name them."""
     slots: int | None
     tokens_per_request: int
     quota_groups: int | None
     depth: torch.Tensor | None
-    """[n, 1] int32: how deep a draft each is; None where the plan does not ask."""
+    """[n, 1] int32: depth of each draft; None if the plan ignores depths."""
 
     @property
     def num_experts(self) -> int:
-        """N."""
+        """Return N."""
         return self.keys.shape[1]
 
     @property
     def num_requests(self) -> int:
-        """Rows over tokens per request."""
+        """Return the number of rows over tokens per request."""
         return self.keys.shape[0] // self.tokens_per_request
 
     @property
     def top_k(self) -> int:
-        """k."""
+        """Return k."""
         return self.own.experts.shape[1]
 
     def silence(self, values: torch.Tensor) -> torch.Tensor:
-        """`values` [n, m], 0 or False in exact rows."""
+        """Return `values` [n, m] with 0 or False in exact rows."""
         return values if self.exact is None else values.masked_fill(self.exact, 0)
 
     def find_best(self, usable: torch.Tensor, count: int) -> Slots:
-        """Every row's `count` best of the `usable` experts, [N] or [n, N] bool."""
+        """Return every row's `count` best experts among `usable` [N] or [n, N] bool."""
         keys = torch.where(usable, self.keys, -math.inf)
         if self.quota_groups is not None:
             keys = keep_quota(keys, count, self.quota_groups)
@@ -96,7 +96,7 @@ def rank_rows(logits: torch.Tensor, router: Router, batch: Batch, by_depth: bool
     keys = choice.double()
     keys.addcmul_(keys.abs().clamp_(_SMALLEST, _LARGEST), lower_first(keys.shape[1], keys.device), value=_TIE)
     valid = None if batch.valid is None else batch.valid.unsqueeze(1)
-    exact = None if batch.exact is None else batch.exact.unsqueeze(1)  # one that is not valid has no experts
+    exact = None if batch.exact is None else batch.exact.unsqueeze(1)  # a row that is not valid has no experts
     groups = router.quota_groups
     own_keys = keys if groups is None else keep_quota(keys, router.top_k, groups)
     own = find_best(scores, own_keys, router.top_k, valid)
@@ -116,7 +116,10 @@ def rank_rows(logits: torch.Tensor, router: Router, batch: Batch, by_depth: bool
 
 
 def find_best(scores: torch.Tensor, keys: torch.Tensor, count: int, valid: torch.Tensor | None) -> Slots:
-    """Every row's `count` largest keys above -inf, best first. Further slots are empty, and all of an invalid row."""
+    """Return every row's `count` largest keys above -inf, best first.
+
+    Further slots are empty, and so are all slots of an invalid row.
+    """
     best_keys, experts = keys.topk(count, 1)
     live = best_keys > -math.inf
     if valid is not None:
@@ -125,23 +128,28 @@ def find_best(scores: torch.Tensor, keys: torch.Tensor, count: int, valid: torch
 
 
 def keep_quota(keys: torch.Tensor, count: int, groups: int) -> torch.Tensor:
-    """Keys [n, N], no two of them equal but at -inf, with -inf but for the count / groups largest of each group."""
+    """Return keys [n, N] with -inf in place of all except the count / groups largest of each group.
+
+    Keys above -inf must differ from each other.
+    """
     parts = keys.unflatten(1, (groups, -1))
     last = parts.topk(count // groups, 2).values[..., -1:]
     return parts.masked_fill(parts < last, -math.inf).flatten(1)
 
 
 def mark(table: torch.Tensor, experts: torch.Tensor, live: torch.Tensor) -> None:
-    """Set the entries of a table [N] bool at the live ones of some ids."""
-    # As bytes: of all sums and maxima, CUDA has none that is an `or` on bool.
+    """Set the entries of a table [N] bool at the live ids among `experts`."""
+    # The views are bytes, because CUDA has no scatter that computes `or` on bool.
     values = live.reshape(-1).view(torch.uint8)
     table.view(torch.uint8).scatter_reduce_(0, experts.reshape(-1), values, "amax")
 
 
 @cache
 def lower_first(num_experts: int, device: torch.device) -> torch.Tensor:
-    """[N] float64: N - 1 - id, to break ties. Copied from the host, so that a first call inside a graph capture is an
-    error instead of a tensor that belongs to the graph, and never evicted, as captured graphs read it at its address.
-    Every cached tensor of this backend is made and kept so.
+    """Return N - 1 - id for each expert [N] float64, which breaks ties.
+
+    The tensor is copied from the host, so a first call inside a graph capture raises an error instead of making a
+    tensor that belongs to the graph. The cache never evicts the tensor, because captured graphs read its address. The
+    same holds for every cached tensor of this backend.
     """
     return torch.arange(num_experts - 1, -1, -1, dtype=torch.float64, device="cpu").to(device)

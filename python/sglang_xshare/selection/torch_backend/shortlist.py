@@ -1,8 +1,8 @@
-"""How the vectorized backend selects: the set S, a table [N] bool.
+"""The set S of the vectorized backend, a table [N] bool.
 
 Counts that depend on data stay on the device: the best m experts are a sorted list of fixed size with a mask.
-Utilities are integers held in float64, which adds them exactly, in any order, up to 2^53. An integer reaches a
-threshold exactly where it reaches the threshold rounded up, so that none is rounded here.
+Utilities are integers in float64, which adds integers exactly, in any order, up to 2^53. An integer reaches a threshold
+if and only if it reaches the threshold rounded up, so this module rounds no threshold.
 """
 
 from functools import cache
@@ -13,16 +13,16 @@ from ...policies.plan import SelectionPlan
 from ..scores import DEPTHS, TINY, to_fixed_point, weigh_depths
 from .rows import Rows, lower_first, mark
 
-# Breaks ties between integers: less than 1 for each of up to 1,024 experts.
+# A step that breaks ties between integers: together the steps of 1,024 experts are less than 1.
 _TIE = 2.0**-10
-# More than every utility, and a float64 still parts ties.
+# More than every utility, but so small that a float64 still has room for the ties.
 _AHEAD = 2.0**41
 
 
 def select_experts(
     rows: Rows, plan: SelectionPlan, rank_of_expert: torch.Tensor | None, kept: torch.Tensor, selected: torch.Tensor
 ) -> None:
-    """Fill the empty set S, given the slots [n, k] bool of their own top-k that the rows keep."""
+    """Fill the empty set S; `kept` [n, k] bool are the slots of its own top-k that each row keeps."""
     mark(selected, rows.own.experts, kept)
     if plan.ranks_experts:
         _add_ranked(rows, plan, selected)
@@ -33,7 +33,7 @@ def select_experts(
 
 
 def _find_free(rows: Rows, plan: SelectionPlan) -> torch.Tensor | None:
-    """[N] bool: the residents, where these cost the plan nothing."""
+    """Return the residents [N] bool if residents cost the plan nothing, else None."""
     return rows.resident if plan.takes_residents else None
 
 
@@ -69,8 +69,9 @@ def _add_by_utility(
 def _join(
     utility: torch.Tensor, free: torch.Tensor, slots: int | None, sure: torch.Tensor, selected: torch.Tensor
 ) -> None:
-    """Add the residents with utility to S, as many as there are slots for: first come experts that are `sure` [N] of
-    one, then what the batch has added, then residents, both by utility.
+    """Add residents with utility to S, up to the number of slots.
+
+    Experts in `sure` [N] come first, then the batch's additions, then residents; the latter two by utility.
     """
     joining = free & (utility > 0)
     if slots is None:
@@ -84,14 +85,14 @@ def _join(
 
 
 def _find_held(rows: Rows, groups: int) -> torch.Tensor | None:
-    """[groups, N] bool: the experts of a group's exact rows, which no budget counts; None where no row can be exact."""
+    """Return the experts of each group's exact rows [groups, N] bool, which no budget counts, or None."""
     if rows.exact is None:
         return None
     return _sum_at_own(rows, (rows.own.live & rows.exact).double(), groups).bool()
 
 
 def _compute_utility(rows: Rows, kind: str, groups: int, chance: torch.Tensor | None = None) -> torch.Tensor:
-    """[groups, N]: every expert's utility over equal groups of consecutive rows, which count by `chance` [n, 1]."""
+    """Return every expert's utility [groups, N] over equal groups of consecutive rows, weighed by `chance` [n, 1]."""
     if kind in ("topk", "squared"):
         own_scores = rows.silence(rows.own.scores).double()
         shares = own_scores / own_scores.sum(1, keepdim=True).clamp_min_(TINY)
@@ -108,7 +109,7 @@ def _compute_utility(rows: Rows, kind: str, groups: int, chance: torch.Tensor | 
 
 
 def _find_chance(rows: Rows, plan: SelectionPlan) -> torch.Tensor | None:
-    """[n, 1] float32: how much the rows count; None where all count alike."""
+    """Return the factor of each row's utility [n, 1] float32; None if all rows count alike."""
     if rows.depth is None or not plan.weighs(rows.tokens_per_request):
         return None
     return _weigh_depths(plan.acceptance, rows.depth.device)[rows.depth.clamp(0, DEPTHS - 1)]
@@ -116,25 +117,28 @@ def _find_chance(rows: Rows, plan: SelectionPlan) -> torch.Tensor | None:
 
 @cache
 def _weigh_depths(acceptance: float, device: torch.device) -> torch.Tensor:
-    """See `lower_first`."""
+    """Return `weigh_depths` on a device; see `lower_first`."""
     return weigh_depths(acceptance).to(device)
 
 
 def _sum_at_own(rows: Rows, values: torch.Tensor, groups: int) -> torch.Tensor:
-    """[groups, N]: `values` [n, k] float64 summed at the rows' own top-k."""
+    """Return `values` [n, k] float64 summed by expert of the rows' own top-k: [groups, N]."""
     width = values.numel() // max(groups, 1)
     sums = torch.zeros(groups, rows.num_experts, dtype=torch.float64, device=values.device)
     return sums.scatter_add_(1, rows.own.experts.view(groups, width), values.view(groups, width))
 
 
 def _rank(utility: torch.Tensor, without: torch.Tensor | None = None) -> torch.Tensor:
-    """[..., N]: keys in the utility's order, ties to the lower id. Below 1: no utility, or `without` [..., N] bool."""
+    """Return keys [..., N] in the order of utility, ties to the lower id.
+
+    A key is below 1 for an expert without utility, and for an expert in `without` [..., N] bool.
+    """
     keys = torch.add(utility, lower_first(utility.shape[-1], utility.device), alpha=_TIE)
     return keys if without is None else keys.masked_fill_(without, 0.0)
 
 
 def _find_best(utility: torch.Tensor, count: int, without: torch.Tensor | None = None) -> torch.Tensor:
-    """[..., N] bool: the `count` best experts with utility outside `without`."""
+    """Return the `count` best experts with utility outside `without`: [..., N] bool."""
     keys = _rank(utility, without)
     last = keys.topk(min(count, keys.shape[-1]), -1).values[..., -1:]
     return keys >= last.clamp_min(1.0)
@@ -143,8 +147,9 @@ def _find_best(utility: torch.Tensor, count: int, without: torch.Tensor | None =
 def _reach_mass(
     utility: torch.Tensor, mass: float, max_add: int | None, selected: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (ids, which of them are added), [N]: those until S holds `mass` of the utility (XShare, Algorithm 1), at
-    most `max_add`.
+    """Return (ids, which ids are added), both [N].
+
+    Experts are added until S holds `mass` of the utility (XShare, Algorithm 1), at most `max_add` of them.
     """
     keys, experts = _rank(utility, selected).sort(descending=True)
     live = keys >= 1
@@ -164,11 +169,11 @@ def _balance(
     selected: torch.Tensor,
     held: torch.Tensor | None,
 ) -> torch.Tensor:
-    """[N] bool: what the ranks add to S (XShare, Algorithm 5; or our `fill` and `level`), without its loops.
+    """Return the experts that ranks add to S [N] bool (XShare, Algorithm 5; or our `fill` and `level`), without loops.
 
-    Round t of Algorithm 5 adds every rank's t-th best remaining expert. So an expert's round is its position in its own
-    rank, and its round takes place if S, with all experts of earlier rounds, is still below the total target. Of S the
-    experts `held` [1, N] by exact rows do not count.
+    Round t of Algorithm 5 adds the t-th best remaining expert of every rank. An expert's round is therefore its
+    position in its own rank, and the round takes place if S with all experts of earlier rounds is below the total
+    target. The experts `held` [1, N] by exact rows do not count.
     """
     counted = selected if held is None else selected & ~held.squeeze(0)
     remaining = (utility > 0) & ~selected
@@ -178,7 +183,7 @@ def _balance(
     if balance in ("fill", "level"):
         load = (same_rank & counted).sum(1)
         most: int | torch.Tensor = target
-        if balance == "level":  # with all that the fullest rank holds, which the step waits for
+        if balance == "level":  # exact rows included, because the step waits for the fullest rank
             most = (same_rank & selected).sum(1).amax().clamp_min(target)
         return remaining & (load + round_of < most)
     earlier = (remaining & (round_of < round_of.unsqueeze(1))).sum(1)
@@ -186,7 +191,7 @@ def _balance(
 
 
 def _add_ranked(rows: Rows, plan: SelectionPlan, selected: torch.Tensor) -> None:
-    """Add the top `budget` of a ranking, over the batch or of every request."""
+    """Add the top `budget` experts of a ranking over the batch, or of a ranking for each request."""
     groups = rows.num_requests if plan.scope == "request" else 1
     held = _find_held(rows, groups)
     if plan.ranking == "votes":
@@ -203,7 +208,7 @@ def _add_ranked(rows: Rows, plan: SelectionPlan, selected: torch.Tensor) -> None
 
 @cache
 def _rank_static(order: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """[N] float64: from N down to 1, in the order's order. See `lower_first`."""
+    """Return N for the first expert of `order` down to 1 for the last: [N] float64. See `lower_first`."""
     places = {expert: place for place, expert in enumerate(order)}
     ranks = [len(order) - places[j] for j in range(len(order))]
     return torch.tensor(ranks, dtype=torch.float64, device="cpu").to(device)
@@ -212,7 +217,10 @@ def _rank_static(order: tuple[int, ...], device: torch.device) -> torch.Tensor:
 def _rank_by_votes(
     rows: Rows, plan: SelectionPlan, groups: int, held: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, which are kept), [groups, N], most voted first (Lynx 4.2); what exact rows have `held` has no vote."""
+    """Return (ids, which ids are kept), both [groups, N], most voted first (Lynx 4.2).
+
+    An expert `held` by exact rows has no votes.
+    """
     votes = _sum_at_own(rows, rows.silence(rows.own.live).double(), groups)
     if held is not None:
         votes.masked_fill_(held, 0.0)
@@ -229,7 +237,7 @@ def _rank_by_votes(
 
 
 def _follow_voters(rows: Rows, plan: SelectionPlan, confidence: float, selected: torch.Tensor) -> None:
-    """Add to S by the votes of the most confident rows, then up to the model's top-k (Lynx 4.3)."""
+    """Add experts to S by the votes of the most confident rows, then by utility up to the model's top-k (Lynx 4.3)."""
     voters, is_voter = _rank_by_confidence(rows, confidence, plan.max_voters)
     experts, live = rows.own.experts[voters], rows.own.live[voters] & is_voter.unsqueeze(1)
     votes = torch.zeros_like(selected, dtype=torch.int64).index_add_(0, experts.view(-1), live.long().view(-1))
@@ -241,7 +249,7 @@ def _follow_voters(rows: Rows, plan: SelectionPlan, confidence: float, selected:
 
 
 def _rank_by_confidence(rows: Rows, confidence: float, max_voters: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """([m] row indices, [m] bool: votes), most confident first. Without a confident row the first one votes."""
+    """Return (rows [m], which of them vote [m] bool), most confident first. If no row is confident, the first votes."""
     fixed = to_fixed_point(rows.measures)
     best, total = fixed.amax(1), fixed.sum(1)
     share = best / total.clamp_min(TINY)

@@ -1,6 +1,7 @@
-"""Selection in vectorized torch: no loop over rows, experts or requests, no host synchronization, on any device.
+"""Selection in vectorized torch on any device, without loops over rows, experts or requests.
 
-A CUDA graph can capture it. On the CPU each operation costs microseconds whatever its size: the common plans take few.
+A CUDA graph can capture the selection, because the host never waits. On a CPU each operation takes microseconds
+whatever its size, so the common plans use few.
 """
 
 from dataclasses import replace
@@ -18,8 +19,8 @@ from .rows import Rows, Slots, mark, rank_rows
 from .shortlist import select_experts
 
 HANDLED = FULL
-"""What this backend reads of a plan: everything, since the compiled backends leave every other plan to this one."""
-# Keeps 0 / 0 at 0 and changes no other quotient of float32.
+"""Keys and words that this backend reads: all of a plan's, because plans that no compiled backend supports run here."""
+# A divisor that keeps 0 / 0 at 0 and changes no other quotient of float32.
 _TINY = 2.0**-149
 
 
@@ -33,8 +34,8 @@ def select(
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`."""
     selected = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
-    # Autograd would take a quarter of the time on the CPU. What callers get is made outside, so as to be no inference
-    # tensor.
+    # Autograd would take a quarter of the time on a CPU. The callers' tensors are made outside inference mode, because
+    # a caller may not change an inference tensor in place.
     with torch.inference_mode():
         rows = rank_rows(logits, router, batch, plan.by_depth)
         kept = _keep(rows, plan)
@@ -55,7 +56,7 @@ def select(
     mark(active, chosen.experts, chosen.live)
     mark(vanilla_active, rows.own.experts, rows.own.live)
     kept = (chosen.scores.sum(1) / rows.own.scores.sum(1)).nan_to_num_(nan=1.0, posinf=1.0)
-    if rows.exact is not None:  # sums of more columns, which may round otherwise
+    if rows.exact is not None:  # sums over more columns may round differently
         kept = kept.masked_fill(rows.exact.squeeze(1), 1.0)
     kept = kept if batch.valid is None else kept * batch.valid
     answer = Selection(ids, weights, selected, active, lost.sum(), vanilla_active, kept)
@@ -63,7 +64,7 @@ def select(
 
 
 def _keep(rows: Rows, plan: SelectionPlan) -> torch.Tensor:
-    """[n, k] bool: which of its own top-k a row keeps, as its warm-up or after dynamic-skip; an exact row all."""
+    """Return which experts of its own top-k each row keeps [n, k] bool: its warm-up, or all for an exact row."""
     kept = rows.own.live
     if plan.k0 is not None:
         kept = kept & _first(plan.k0, rows.top_k, kept.device)
@@ -81,12 +82,12 @@ def _keep(rows: Rows, plan: SelectionPlan) -> torch.Tensor:
 
 @cache
 def _first(count: int, length: int, device: torch.device) -> torch.Tensor:
-    """[length] bool: the first `count` are set. See `lower_first`."""
+    """Return a mask [length] bool whose first `count` elements are set. See `lower_first`."""
     return (torch.arange(length, device="cpu") < count).to(device)
 
 
 def _rescue(rows: Rows, selected: torch.Tensor) -> torch.Tensor:
-    """Add to S the first choice of every row whose top-k lies outside. Returns these rows, [n] bool."""
+    """Add to S the first choice of every row without an expert of its top-k in S. Returns these rows [n] bool."""
     inside = selected[rows.own.experts] & rows.own.live
     lost = ~inside.any(1) & rows.own.live[:, 0]
     mark(selected, rows.own.experts[:, 0], lost)
@@ -94,14 +95,14 @@ def _rescue(rows: Rows, selected: torch.Tensor) -> torch.Tensor:
 
 
 def _cover(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: torch.Tensor) -> Slots:
-    """The experts of every row, as the plan's coverage has it."""
+    """Return the experts of every row by the plan's coverage."""
     if plan.substitutes:
         return _substitute(rows, plan, kept, selected)
     return rows.own.keep(selected[rows.own.experts] & rows.own.live if plan.uses_selected else kept)
 
 
 def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: torch.Tensor) -> Slots:
-    """Every row's `kmax` best in S, as far down its ranking as `max_rank` or its warm-up."""
+    """Return every row's `kmax` best experts of S, down to `max_rank` in its ranking, and its warm-up."""
     inside = selected
     if plan.max_rank is not None and plan.max_rank < rows.num_experts:
         last = rows.keys.topk(plan.max_rank, 1).values[:, -1:]
@@ -115,8 +116,10 @@ def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: t
 
 
 def _share(rows: Rows, plan: SelectionPlan, router: Router, chosen: Slots) -> tuple[torch.Tensor, torch.Tensor]:
-    """(scores [n, m], what to divide them by [n, 1]): the weights in a model that renormalizes. The divisor is their
-    sum, that of the row's own top-k, or a geometric mean (`own_power`); where it is 0, all scores count as 1.
+    """Return (scores [n, m], divisor [n, 1]), whose quotient is the weights of a model that renormalizes.
+
+    The divisor is the sum of the scores, the sum over the row's own top-k, or a geometric mean of both (`own_power`).
+    If the divisor is 0, every score counts as 1.
     """
     own = rows.own
     whole = _divisor(chosen, own, plan.own_power, rows.exact)
@@ -132,7 +135,10 @@ def _share(rows: Rows, plan: SelectionPlan, router: Router, chosen: Slots) -> tu
 
 
 def _divisor(chosen: Slots, own: Slots, own_power: float, exact: torch.Tensor | None) -> torch.Tensor:
-    """[n, 1] float32, in float64 between: the mean of equal sums is that number. Exact rows [n, 1] have their own."""
+    """Return the divisor [n, 1] float32; exact rows [n, 1] divide by their own sum.
+
+    The mean is computed in float64, in which the mean of two equal sums is that sum.
+    """
     if exact is not None:
         others = _divisor(chosen, own, own_power, None)
         return torch.where(exact, own.scores.sum(1, keepdim=True), others)
@@ -145,5 +151,5 @@ def _divisor(chosen: Slots, own: Slots, own_power: float, exact: torch.Tensor | 
 
 
 def _equalize(slots: Slots, massless: torch.Tensor) -> Slots:
-    """The slots with scores of 1 in a massless row, [n, 1] bool."""
+    """Return the slots with scores of 1 in massless rows [n, 1] bool."""
     return slots._replace(scores=slots.scores.masked_fill(massless, 1.0).masked_fill_(~slots.live, 0.0))

@@ -1,4 +1,4 @@
-"""Selection in one Triton kernel: `select` is the backend, `supports` says which plans and shapes it serves."""
+"""Selection in one Triton kernel: `select` is the backend, and `supports` reports the plans and shapes it supports."""
 
 from .launch import select
 from .recipe import HANDLED, supports

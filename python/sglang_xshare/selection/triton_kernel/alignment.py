@@ -26,7 +26,7 @@ SPAN = tl.constexpr(512)
 @triton.jit
 def count_bits(x) -> tl.tensor:
     """int32: the bits that are set in each non-negative int32 `x`."""
-    if INTERPRETED:  # which has no libdevice
+    if INTERPRETED:  # the interpreter has no libdevice
         x = x - ((x >> 1) & 0x55555555)
         x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
         x = (x + (x >> 4)) & 0x0F0F0F0F

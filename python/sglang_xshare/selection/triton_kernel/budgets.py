@@ -1,4 +1,4 @@
-"""A plan's numbers on the device: what the kernel reads when it runs, so that they change without compiling anew."""
+"""A plan's numbers on the device. The kernel reads them when it runs, so they change without another compilation."""
 
 from functools import cache
 from typing import Any
@@ -34,63 +34,65 @@ ABSENT = {
     "mass": 0,
     "confidence": 1,
 }
-"""What None stands for: in a kernel that takes the step of its key, too, the step then changes nothing."""
+"""Numbers in place of None, by key. In a kernel that contains the step of the key, the step then changes nothing."""
 
 
 class Budgets:
-    """The numbers of a plan in `values` [17 + DEPTHS] int64 on the device, NUMBERS in turn, then what drafts of each
-    depth count by: counts as they are, all else as the bits of a float64.
+    """The numbers of a plan in `values` [17 + DEPTHS] int64 on the device: NUMBERS, then a factor by draft depth.
 
-    Kernels read them when they run, those of a captured graph at every replay: `write`, or a kernel, may change them.
+    Counts are integers, and all other numbers are the bits of a float64. Kernels read the numbers when they run, and
+    kernels of a captured graph at every replay. `write`, or a kernel, may change the numbers.
     """
 
     def __init__(self, plan: SelectionPlan, device: torch.device) -> None:
         self.plan = plan
-        """What the kernel is chosen by; `write` leaves it."""
+        """The plan that chose the kernel; `write` does not change it."""
         self.values = encode(plan).to(device)
 
     def write(self, plan: SelectionPlan) -> None:
-        """Change the numbers to those of another plan, in the order of the current stream. Raises as `check` does."""
+        """Write the numbers of another plan, in the order of the current stream. Raises ValueError as `check` does."""
         self.check(plan)
         self.values.copy_(encode(plan))
 
     def weigh(self, drafts: torch.Tensor) -> None:
-        """Change what drafts count by alone, to what `encode_drafts` returns; of pinned memory without waiting."""
+        """Write only the factors of drafts, the result of `encode_drafts`; from pinned memory without waiting."""
         self.values[-len(drafts) :].copy_(drafts, non_blocking=True)
 
     def check(self, plan: SelectionPlan) -> None:
-        """Raise ValueError naming a key that takes another kernel: no number, or a step that the first plan lacks."""
+        """Raise ValueError naming a key that needs another kernel: no number, or a step that the first plan lacks."""
         took, takes = list_steps(self.plan), list_steps(plan)
         for name in KEYS:
             old, new = getattr(self.plan, name), getattr(plan, name)
             if old != new and (name not in NUMBERS or (takes.get(name) and not took[name])):
-                raise ValueError(f"{name} = {new!r}: allowed without another kernel is what it was made for, {old!r}")
+                raise ValueError(f"{name} = {new!r}: must be the value that the kernel was made for, {old!r}")
         for name, old, new in (
             ("budget or drop", self.plan.ranks_experts, plan.ranks_experts),
             ("confidence", self.plan.confidence is not None, plan.confidence is not None),
         ):
             if old != new:
-                raise ValueError(f"{name}: allowed without another kernel is {'some' if old else 'none'}")
+                raise ValueError(
+                    f"{name}: must be as in the plan that the kernel was made for, {'some' if old else 'none'}"
+                )
 
 
 def encode(plan: SelectionPlan) -> torch.Tensor:
-    """[17 + DEPTHS] int64 on the host."""
+    """Return the numbers of a plan [17 + DEPTHS] int64 on the host."""
     given = {name: getattr(plan, name) for name in NUMBERS}
     values: dict[str, Any] = {name: ABSENT.get(name) if value is None else value for name, value in given.items()}
-    values["p"] = plan.p if plan.p < 1 else float("inf")  # a share that no prefix reaches, whatever rounds to 0
+    values["p"] = plan.p if plan.p < 1 else float("inf")  # no prefix reaches this share, even if scores round to 0
     counts = torch.tensor([min(values[name], ALL) for name in COUNTS], dtype=torch.int64)
     shares = torch.tensor([values[name] for name in SHARES[:-1]], dtype=torch.float64)
     return torch.cat([counts, shares.view(torch.int64), encode_drafts(plan.acceptance)])
 
 
 def encode_drafts(acceptance: float) -> torch.Tensor:
-    """[1 + DEPTHS] int64 on the host: what `encode` ends with."""
+    """Return the end of `encode`'s result [1 + DEPTHS] int64 on the host: `acceptance` and the factor of each depth."""
     chances = weigh_depths(acceptance).double()
     return torch.cat([torch.tensor([acceptance], dtype=torch.float64), chances]).view(torch.int64)
 
 
 def list_steps(plan: SelectionPlan) -> dict[str, bool]:
-    """By key, whether the plan takes the step that this key is of, and that the kernels of other plans leave out."""
+    """Return, by key, whether the plan takes the key's step, which the kernels of other plans leave out."""
     return {
         "k0": plan.can_rescue,
         "p": plan.p < 1,
@@ -109,26 +111,28 @@ def list_steps(plan: SelectionPlan) -> dict[str, bool]:
 
 @cache
 def find_budgets(plan: SelectionPlan, device: torch.device) -> Budgets:
-    """The plan's own, made once and never evicted, since a captured graph reads them; not to be written. Copied from
-    the host, so that a first call inside a graph capture is an error: the runs before it fill the cache.
+    """Return the plan's own budgets, which must not be written.
+
+    The cache never evicts them, because a captured graph reads them. They are copied from the host, so a first call
+    inside a graph capture raises an error: the runs before the capture must fill the cache.
     """
     return Budgets(plan, device)
 
 
 @triton.jit
 def read_count(budgets: tl.tensor, key: tl.constexpr) -> tl.tensor:
-    """int32; the largest stands for all."""
+    """Return a count as int32; the largest int32 means all."""
     return tl.load(budgets + key).to(tl.int32)
 
 
 @triton.jit
 def read_share(budgets: tl.tensor, key: tl.constexpr) -> tl.tensor:
-    """float64, as the plan has it: products with it round as the reference's do."""
+    """Return a share as float64, so that products round like the reference's."""
     return tl.load(budgets + key).to(tl.float64, bitcast=True)
 
 
 @triton.jit
 def read_chance(budgets: tl.tensor, depth: tl.tensor) -> tl.tensor:
-    """[R, 1] fp32: what rows of a depth [R] count by."""
+    """Return the factors [R, 1] fp32 of rows with a `depth` [R]."""
     place = tl.minimum(tl.maximum(depth, 0), DEEPEST)[:, None]
     return tl.load(budgets + CHANCES + place).to(tl.float64, bitcast=True).to(tl.float32)

@@ -1,4 +1,4 @@
-"""Device functions that cover each row: which experts of S it uses, in which order, at what weight."""
+"""Device functions that cover each row: its experts of S, their order and their weights."""
 
 import triton
 import triton.language as tl
@@ -23,14 +23,14 @@ from .rows import (
 
 @triton.jit
 def find_lost(keys, own, selected, experts, recipe: tl.constexpr) -> tl.tensor:
-    """[E] int64: how many rows have an expert as their first choice, and none of their top-k in S."""
+    """Count the lost rows by their first choice: [E] int64. A row is lost if no expert of its top-k is in S."""
     lost = tl.max((own & selected[None, :]).to(tl.int32), 1) == 0
     return tl.sum((lost[:, None] & find_best(keys, experts, 1, recipe.unique_keys)).to(tl.int32), 0).to(tl.int64)
 
 
 @triton.jit
 def limit_keys(keys, kept, own, exempt, selected, experts, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """The keys [R, E] of experts that coverage lets each row use, else EMPTY. Exact rows, `exempt` [R]: their top-k."""
+    """Return the keys [R, E] of experts that the coverage allows, else EMPTY. Exact rows (`exempt` [R]) use top-k."""
     if not recipe.uses_selected:
         usable = kept
     elif not recipe.substitutes:
@@ -100,13 +100,13 @@ def count(members) -> tl.tensor:
 
 @triton.jit
 def lift(mass) -> tl.tensor:
-    """[R] fp32: 2^64 where a sum is below the normal numbers, whose reciprocals overflow, else 1. An exact factor."""
+    """Return an exact factor [R] fp32: 2^64 for a sum below the normal numbers, whose reciprocal overflows, else 1."""
     return tl.where(mass < 1.1754944e-38, 18446744073709551616.0, 1.0)
 
 
 @triton.jit
 def mix_own(scores, own, own_mass, chosen, mass, budgets) -> tl.tensor:
-    """[R, C] fp32: scores over the chosen ones' sum, times its ratio to the own sum to the power of `own_share`."""
+    """Return scores over the chosen sum, times (chosen sum / own sum) to the power of `own_share`: [R, C] fp32."""
     share = read_share(budgets, OWN_SHARE).to(tl.float32)
     # A sum to the power of 0 is 1, also one of 0.
     there = tl.minimum(tl.where(share < 1, mass, own_mass), tl.where(share > 0, own_mass, mass)) > 0
@@ -128,7 +128,7 @@ def weigh(scores, own, own_mass, chosen, mass, budgets, recipe: tl.constexpr) ->
     if recipe.mixes_own:
         scores = mix_own(scores, own, own_mass, chosen, mass, budgets)
     elif recipe.renormalize:
-        # Where there is nothing to share, all have equal ones.
+        # Without any score all experts get equal weights.
         if recipe.divides_by_own:
             mass = own_mass
             chosen = own
@@ -142,8 +142,10 @@ def weigh(scores, own, own_mass, chosen, mass, budgets, recipe: tl.constexpr) ->
 
 @triton.jit
 def find_sure(counters, selected, recipe: tl.constexpr) -> tl.tensor:
-    """[E] bool: experts that some row uses, by the packed counters: what a row has in its top-k and in S, where it has
-    slots for all of its top-k and may reach so far.
+    """Return experts that some row surely uses, by the packed counters [E] bool.
+
+    These are the experts in S and in some row's top-k, if every row has slots for all of its top-k and may reach them;
+    else none.
     """
     sure = selected & find_voted(counters, recipe)
     if recipe.limits_reach or recipe.kmax < recipe.top_k:
@@ -153,13 +155,13 @@ def find_sure(counters, selected, recipe: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def find_filler(counters, selected, experts, recipe: tl.constexpr) -> tl.tensor:
-    """An expert that some row uses, see `sglang_xshare.selection.slots`; -1 where the counters do not say: rare."""
+    """Return an expert that some row uses, see `sglang_xshare.selection.slots`; -1 if the counters show none."""
     return tl.max(tl.where(find_sure(counters, selected, recipe), experts, -1), 0)
 
 
 @triton.jit
 def load_filler(selected, voted, active, experts, num_experts: tl.constexpr) -> tl.tensor:
-    """The same from what all rows use, `active`, which all programs have written; 0 where none is live."""
+    """Return the filler from `active`, which all programs have written; 0 if no row is live."""
     size: tl.constexpr = experts.shape[0]
     used = tl.load(active + experts, mask=experts < num_experts, other=0) != 0
     keys = tl.where(used, tl.where(selected & voted, experts + size, experts), 0)
@@ -168,9 +170,10 @@ def load_filler(selected, voted, active, experts, num_experts: tl.constexpr) -> 
 
 @triton.jit
 def complete(used: tl.tensor, exists: tl.tensor, top_k: tl.constexpr) -> tl.tensor:
-    """The experts used [E] bool, with the lowest-numbered others up to top-k. Idempotent, also halfway: programs may
-    store what they complete while others still read. Nor does `find_spare` tell the difference: top-k experts in use
-    are the spare ones, sure or not.
+    """Return the used experts [E] bool, with the lowest-numbered others up to top-k.
+
+    The function is idempotent, even on a partly stored result, so a program may store the result while other programs
+    still read. `find_spare` returns the same before and after: with top-k experts in use, these are the spare ones.
     """
     idle = (exists & ~used).to(tl.int32)
     return used | ((idle > 0) & (tl.cumsum(idle, 0) <= top_k - tl.sum(used.to(tl.int32), 0)))
@@ -180,7 +183,10 @@ def complete(used: tl.tensor, exists: tl.tensor, top_k: tl.constexpr) -> tl.tens
 def find_spare(
     sure: tl.tensor, active: tl.tensor, experts: tl.tensor, exists: tl.tensor, top_k: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """(where empty slots go, experts in use), [E] bool, once all rows are stored; `sure`: in S and in a row's top-k."""
+    """Return (experts for empty slots, experts in use), both [E] bool, after all rows are stored.
+
+    `sure` are the experts in S and in some row's top-k.
+    """
     used = tl.load(active + experts, mask=exists, other=0) != 0
     in_use = complete(used, exists, top_k)
     sure &= used
@@ -190,7 +196,10 @@ def find_spare(
 
 @triton.jit
 def settle_spare(counters, selected, active, arrivals, experts, recipe: tl.constexpr, tile: tl.constexpr) -> tl.tensor:
-    """[E] bool: where empty slots of masked logits go, once other programs are done; completes the active experts."""
+    """Return the experts for empty slots of masked logits [E] bool, and complete the active experts.
+
+    The function waits for the other programs if the counters show too few experts.
+    """
     spare = find_sure(counters, selected, recipe)
     if tl.sum(spare.to(tl.int32), 0) < recipe.top_k:
         if tile.several:
@@ -209,7 +218,7 @@ def settle_spare(counters, selected, active, arrivals, experts, recipe: tl.const
 def settle_filler(
     filler, counters, selected, active, arrivals, experts, recipe: tl.constexpr, tile: tl.constexpr
 ) -> tl.tensor:
-    """Wait for the other programs where `filler` is not known."""
+    """Return the filler, after waiting for the other programs if `filler` is -1."""
     if filler < 0:
         if tile.several:
             wait_for_all(arrivals, tl.num_programs(0))

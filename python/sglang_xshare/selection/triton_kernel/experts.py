@@ -1,4 +1,4 @@
-"""Device functions on the batch's experts [E]: what the rows say about each, and which of them make up S."""
+"""Device functions on the batch's experts [E]: their counters over all rows, and the set S."""
 
 import triton
 import triton.language as tl
@@ -6,10 +6,11 @@ import triton.language as tl
 from .budgets import ADD, BUDGET, DROP, MASS, MAX_ADD, TARGET_PER_RANK, read_count, read_share
 from .rows import EMPTY, find_taken, load_tile, roll, take_best
 
-# Packed counters: one int64 an expert holds three, so that one reduction and one exchange carry everything: bits
-# 0-31 its utility in multiples of 2^-20, 32-47 its votes (rows with it in their top-k), 48-62 its holders (rows or
-# requests that bring it into S). Fewer than 2048 rows, so that no field overflows. Votes are only counted for a ranking
-# by votes, and holders never: otherwise a tile of up to 16 rows adds at most one of each, see `sum_narrow`.
+# Packed counters: one int64 of an expert has three counters, so one reduction and one exchange carry all of them. Bits
+# 0-31 are the expert's utility in multiples of 2^-20, bits 32-47 its votes (rows with the expert in their top-k), bits
+# 48-62 its holders (rows or requests that bring the expert into S). No field overflows with fewer than 2048 rows. Only
+# a ranking by votes needs the number of votes, and no plan the number of holders, so a tile of up to 16 rows otherwise
+# adds at most one of each, see `sum_narrow`.
 VOTE = tl.constexpr(1 << 32)
 HOLDER = tl.constexpr(1 << 48)
 DIGIT, RADIX = tl.constexpr(4), tl.constexpr(16)  # bits and values of a digit
@@ -18,7 +19,7 @@ GROUP = tl.constexpr(8)  # ranks balanced at a time: one in each warp
 
 @triton.jit
 def sum_counters(partials, programs, tile: tl.constexpr) -> tl.tensor:
-    """[E] int64: what all programs have stored, [programs, E]."""
+    """Return the sum [E] int64 of the counters that all programs have stored [programs, E]."""
     source = tl.arange(0, 8)
     counters = tl.full((8, tile.experts), 0, tl.int64)
     for first in range(0, programs, 8):
@@ -29,16 +30,16 @@ def sum_counters(partials, programs, tile: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def read_utility(counters) -> tl.tensor:
-    """[E] int32."""
+    """Return the utilities [E] int32."""
     return (counters & (VOTE - 1)).to(tl.int32)
 
 
 @triton.jit
 def find_voted(counters, recipe: tl.constexpr) -> tl.tensor:
-    """[E] bool: the experts in some row's own top-k."""
+    """Return the experts in some row's own top-k [E] bool."""
     votes = counters & (HOLDER - 1)
     if recipe.exact and recipe.ranking == "votes":
-        votes = counters  # exact rows hold theirs without a vote, and no request adds
+        votes = counters  # exact rows hold their experts without a vote, and no request adds experts
     return votes >= VOTE
 
 
@@ -106,7 +107,7 @@ def keep_until(keys, weights, limit, most=None) -> tl.tensor:
 
 @triton.jit
 def keep_best(keys, limit) -> tl.tensor:
-    """[E] bool: the `limit` largest of the keys above 0."""
+    """Return the `limit` largest of the keys above 0: [E] bool."""
     return keep_until(keys, tl.full(keys.shape, 1, tl.int32), limit)
 
 
@@ -197,14 +198,16 @@ def reach_mass(utility, selected, budgets, recipe: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def join_residents(utility, sure, selected, free, num_resident, recipe: tl.constexpr) -> tl.tensor:
-    """S [E] bool with the residents that have utility. Where slots bound it, what is `sure` of one stays, then comes
-    what the batch has added, then residents, both by utility.
+    """Return S [E] bool with the residents that have utility.
+
+    If slots bound S, experts that are `sure` of a slot come first, then the batch's additions, then residents, the
+    latter two by utility.
     """
     joining = tl.where(free & ~selected, utility, 0)
     if recipe.bounded:
         room = num_resident - tl.sum(sure.to(tl.int32), 0)
         added = selected & ~sure
-        # Of additions more than fit are rare: so it takes one ranking, not two.
+        # Additions rarely exceed the room, so most steps take one ranking, not two.
         if tl.sum(added.to(tl.int32), 0) > room:
             added = keep_best(tl.where(added, utility, 0), room)
         room -= tl.sum(added.to(tl.int32), 0)
@@ -216,9 +219,10 @@ def join_residents(utility, sure, selected, free, num_resident, recipe: tl.const
 
 @triton.jit
 def select_experts(counters, aside, free, num_resident, rank, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """S [E] bool: the experts that are held, and what the plan's budgets add by utility or votes. `rank` [E] is each
-    one's rank where the plan balances ranks. Budgets take and count others than exact rows hold (`aside` [E] bool) and
-    than residents (`free` [E] bool), which join in the end, as far as they fit `num_resident` slots.
+    """Return S [E] bool: the held experts, and the experts that the plan's budgets add by utility or votes.
+
+    `rank` [E] is each expert's rank if the plan balances ranks. Budgets neither take nor count experts of exact rows
+    (`aside` [E] bool) and residents (`free` [E] bool). Residents join at the end, up to `num_resident` slots.
     """
     utility = read_utility(counters)
     selected = counters >= HOLDER

@@ -9,15 +9,16 @@
         -> topk_ids, topk_weights [n, columns]            scores are computed from the keys
         -> alignment                                      the pairs sorted by expert, if the runner takes them
 
-All sums across rows are of integers, so neither the order of rows nor the number of programs changes a bit.
+All sums across rows are sums of integers, so neither the order of rows nor the number of programs changes a bit.
 
-A small batch is one program: nothing leaves its SM between logits and ids. A larger one would keep an SM busy for too
-long, so its rows are spread over programs that exchange their counters at a barrier; and once more where the most
-confident rows vote, and where rows may need a rescue. Where not all of them can be resident, a barrier becomes the
-border between two launches, and the second repeats what the first found of its rows: cheaper than storing it.
+A small batch is one program: no data leaves its SM between logits and ids. A larger batch would keep an SM busy for too
+long, so its rows are spread over programs that exchange their counters at a barrier. Programs meet once more if the
+most confident rows vote, and if rows may need a rescue. If not all programs can be resident, a barrier becomes the
+border between two launches, and the second launch repeats the first one's work on its rows, which is cheaper than
+storing the results.
 
-Rounds of a maximum rather than a sort: k is about 8, and a round costs a row one `redux` and some 20 other
-instructions, where a bitonic sort of 128 experts takes 28 exchanges.
+The kernel takes rounds of a maximum instead of a sort: k is about 8, and a round costs a row one `redux` and some 20
+other instructions, but a bitonic sort of 128 experts takes 28 exchanges.
 """
 
 import triton
@@ -33,12 +34,12 @@ from .rows import EMPTY, find_best, find_largest, flatten, load_listed, load_til
 from .voters import find_voters, follow_voters, measure_confidence
 
 MEASURE, COLLECT, RESCUE, ROUTE = (tl.constexpr(phase) for phase in range(4))
-"""Phases in turn, at barriers of one launch, or in a launch each, which repeats what it needs of those before."""
+"""Phases in their order, at barriers of one launch, or in one launch each, which repeats the earlier phases' work."""
 TABLES = ["selected_out", "active", "vanilla_active", "kept_mass", "rescued"]
 
 
-# A row stride known to be aligned would have a thread load several neighbours, and rows share a warp. Nor is a kernel
-# compiled anew where a tensor begins elsewhere: each element is loaded and stored by itself.
+# With an aligned row stride a thread would load several neighbours, although rows share a warp. The tensors' alignment
+# must not select another kernel, because each element is loaded and stored by itself.
 @triton.jit(
     do_not_specialize=["num_rows", "row_stride", "num_resident"],
     do_not_specialize_on_alignment=[
@@ -66,12 +67,12 @@ def select_kernel(
     expert_scale: tl.tensor,  # [N] float, or None
     ranks: tl.tensor,  # [N] int, or None
     budgets: tl.tensor,  # `Budgets.values`
-    partials: tl.tensor,  # [3, programs, E] int64, or [1, ...]: scratch of several programs
-    confidences: tl.tensor,  # [n] int64: scratch, where the most confident rows vote
+    partials: tl.tensor,  # [3, programs, E] int64, or [1, ...]: scratch memory of several programs
+    confidences: tl.tensor,  # [n] int64: scratch memory if the most confident rows vote
     arrivals: tl.tensor,  # [1] int32: the counter of the barrier
-    topk_ids: tl.tensor,  # [n, columns] int32, shared experts' columns among them
+    topk_ids: tl.tensor,  # [n, columns] int32, including shared experts' columns
     topk_weights: tl.tensor,  # [n, columns] fp32
-    masked: tl.tensor,  # [n, N], as the logits; or None
+    masked: tl.tensor,  # [n, N], of the dtype of the logits; or None
     alignment: tl.tensor,  # int32: the total, the pairs, the blocks' experts (`launch.divide`); or None
     selected_out: tl.tensor,  # [N] bool
     active: tl.tensor,  # [N] bool
@@ -80,16 +81,16 @@ def select_kernel(
     rescued: tl.tensor,  # [] int64
     num_rows: tl.tensor,
     row_stride: tl.tensor,
-    num_resident: tl.tensor,  # what experts are paged into, or None
+    num_resident: tl.tensor,  # number of slots that experts are paged into, or None
     recipe: tl.constexpr,
     tile: tl.constexpr,
-    begins: tl.constexpr,  # the first phase that this launch does
-    ends: tl.constexpr,  # and the last
+    begins: tl.constexpr,  # the first phase of this launch
+    ends: tl.constexpr,  # the last phase of this launch
 ) -> None:
     program, programs = tl.program_id(0), tl.num_programs(0)
     experts = tl.arange(0, tile.experts)
     exists = experts < recipe.num_experts
-    # In the tile, the rows of a request are padded to a power of two.
+    # In the tile the rows of a request are padded to a power of two.
     place = tl.arange(0, tile.rows)
     request = program * (tile.rows // tile.request) + place // tile.request
     row = request * recipe.tokens_per_request + place % tile.request
@@ -201,7 +202,7 @@ def select_kernel(
         if expert_scale is not None:
             weights *= load_listed(expert_scale + expert, chosen)
         weights = tl.where(chosen, weights, 0.0)
-        # Active is marked on top of the zeros stored above, by other threads of this program or before all met.
+        # The zeros of `active` were stored by other threads of this program, or before the barrier of all programs.
         tl.debug_barrier()
         tl.store(flatten(active + expert), 1, mask=flatten(chosen))
 

@@ -1,4 +1,4 @@
-"""From `select()` to the kernel: allocate the answer and launch, once or, where no barrier can hold, once a phase."""
+"""The host side of the kernel: allocation of the answer, and one launch, or one for each phase without a barrier."""
 
 from dataclasses import replace
 from functools import partial
@@ -38,25 +38,25 @@ def select(
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`.
 
-    `budgets`, made for the plan, may hold other numbers than it by the time the kernel runs, or a graph replays.
+    `budgets`, made for the plan, may have other numbers than the plan when the kernel runs, or a graph replays.
 
-    On CUDA, or under TRITON_INTERPRET=1 on any device. A CUDA graph can capture it: nothing waits for the host, and
-    `batch`'s tensors are read when the graph replays. Raises ValueError where `supports` is False.
+    The kernel runs on CUDA, or under TRITON_INTERPRET=1 on any device. A CUDA graph can capture the launch: the host
+    never waits, and a replay reads the tensors of `batch`. Raises ValueError if `supports` is False.
     """
     num_rows, num_experts = logits.shape
     if not supports(plan, router, batch, num_rows, num_experts):
         raise ValueError(
-            f"plan = {plan} for {num_rows} x {num_experts} logits: allowed with backend triton is what it supports"
+            f"plan = {plan} for {num_rows} x {num_experts} logits: must be a plan that backend triton supports"
         )
     if not (logits.is_cuda or INTERPRETED):
         raise ValueError(
-            f"router_logits on {logits.device}: allowed with backend triton is cuda, or TRITON_INTERPRET=1"
+            f"router_logits on {logits.device}: must be on cuda with backend triton, unless TRITON_INTERPRET=1"
         )
     tile = make_tile(plan, router, batch, num_rows, num_experts, slots.shared if slots else 0)
     programs = count_programs(tile, plan, batch, num_rows)
     arrivals = _find_counter(logits.device, programs) if programs > 1 else None
     together = programs <= 1 or arrivals is not None
-    # Programs that cannot wait for each other do not know what all rows use: torch serves the runner then.
+    # Without a barrier no program sees the experts that all rows use, so torch fills the slots.
     recipe = make_recipe(plan, router, batch, logits, slots if together else None)
     answer = _allocate(logits, recipe, tally)
     if together and slots is not None and slots.masked:
@@ -65,7 +65,7 @@ def select(
     if not num_rows:
         return answer
     alignment = None
-    # A filled slot has an expert; an empty one would need blocks of its own, before those of the experts.
+    # Every slot must have an expert: an empty slot would need blocks of its own, before the blocks of the experts.
     if slots is not None and slots.aligned and recipe.fill and programs == 1 and tile.rows <= MOST_ROWS:
         pairs = answer.topk_ids.numel()
         if pairs <= MOST_PAIRS:
@@ -117,7 +117,7 @@ def select(
         return answer
     answer = replace(answer, **serve_runner(answer, logits, router.top_k, slots))
     if tally is not None:
-        tally.active.copy_(answer.active)  # masked logits may have made it more
+        tally.active.copy_(answer.active)  # masked logits may activate more experts
     return answer
 
 
@@ -130,7 +130,7 @@ def divide(buffer: torch.Tensor, pairs: int) -> Alignment:
 def _allocate(logits: torch.Tensor, recipe: Recipe, tally: Tally | None) -> Selection:
     num_rows, num_experts = logits.shape
     columns = recipe.columns + recipe.shared
-    # The kernel writes every element, if there is a row to run it for.
+    # The kernel writes every element, unless there is no row to launch the kernel for.
     new = logits.new_empty if num_rows else logits.new_zeros
     if tally is None or not num_rows:
         tally = allocate_tally(new, num_rows, num_experts)
@@ -146,16 +146,16 @@ def _allocate(logits: torch.Tensor, recipe: Recipe, tally: Tally | None) -> Sele
 
 
 def _find_counter(device: torch.device, programs: int) -> torch.Tensor | None:
-    """[CACHE_LINE] int32, 0 at first, the first for the barriers of one launch; None where it cannot have one.
+    """Return the counter of one launch's barriers [CACHE_LINE] int32, initially 0; None without a barrier.
 
-    Launches that overlap, on several streams, take different counters. A CUDA graph keeps those of its capture: graphs
-    must replay one after another, as SGLang's do.
+    Launches that overlap, on several streams, take different counters. A CUDA graph keeps the counters of its capture,
+    so graphs must replay one after another, as in SGLang.
     """
     if device.type != "cuda" or programs > torch.cuda.get_device_properties(device).multi_processor_count:
         return None
     if device not in _counters:
         if torch.cuda.is_current_stream_capturing():
-            return None  # the zeros would be there only once the graph has run
+            return None  # the zeros would be written only when the graph runs
         _counters[device] = torch.zeros((COUNTERS, CACHE_LINE), dtype=torch.int32, device=device)
-        torch.cuda.synchronize(device)  # once: other streams will use them
+        torch.cuda.synchronize(device)  # once, because other streams will use the counters
     return _counters[device][next(_launches) % COUNTERS]

@@ -1,4 +1,4 @@
-"""Device functions on what rows say by themselves: their choice keys, their warm-up and top-k, and their voices."""
+"""Device functions on single rows: choice keys, warm-up and top-k, and a row's part of the counters."""
 
 import triton
 import triton.language as tl
@@ -22,7 +22,7 @@ from .rows import (
 
 @triton.jit
 def choose_keys(logits, scores, bias, experts, recipe: tl.constexpr) -> tl.tensor:
-    """[R, E] int32 in the order of C, EMPTY where C is -inf."""
+    """Return keys [R, E] int32 in the order of C, EMPTY for C = -inf."""
     choice = logits
     if bias is not None:
         shift = tl.load(bias + experts, mask=experts < recipe.num_experts, other=0).to(tl.float32)
@@ -39,10 +39,10 @@ def choose_keys(logits, scores, bias, experts, recipe: tl.constexpr) -> tl.tenso
 
 @triton.jit
 def measure(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
-    """[R, E] int32: P, or its share of the row where it has no upper bound, times a chance [R, 1], in 2^-20."""
+    """Return P, or its share of the row if unbounded, times a chance [R, 1], in multiples of 2^-20: [R, E] int32."""
     scale = 1048576.0
     if recipe.softplus:
-        # As in `share_scores`, but of more experts, so that the sum takes more bits.
+        # As in `share_scores`, but over more experts, so the sum takes more bits.
         largest = tl.max(scores.to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True)
         scores = tl.div_rn(scores, tl.where(largest > 0, largest, 1.0)[:, None])
         total = tl.sum((scores * 67108864.0 + 0.5).to(tl.int64), 1)  # 2^26
@@ -107,8 +107,8 @@ def rank_rows(
 
 @triton.jit
 def share_scores(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
-    """[R, E] int32: scores over their sum in the row, or the squares of that, times a chance [R, 1], in 2^-20."""
-    # Summed as integers, in proportion to the largest: exact, so that equal scores in any order have equal shares.
+    """Return the scores' shares of their row, or squared shares, times a chance [R, 1] in 2^-20: [R, E] int32."""
+    # The sum is exact, of integers in proportion to the largest score, so equal scores in any order have equal shares.
     if recipe.biased or recipe.sigmoid or recipe.normalize:
         largest = tl.max(scores.to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True)
         scores = tl.div_rn(scores, tl.where(largest > 0, largest, 1.0)[:, None])

@@ -1,4 +1,4 @@
-"""What the kernel is compiled for: a plan and a router in its terms, and how the batch is cut into tiles."""
+"""The recipe that the kernel is compiled for: the steps of a plan and a router."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,100 +11,99 @@ from ...types import Batch, Router, RunnerSlots
 from ..handled import COMMON
 from .tile import count_tokens, make_tile
 
-# How every kernel of ours is compiled, whatever launches it. Asked for, since Triton 3.9 warns of kernels that do not
-# say; every release so far fuses unasked.
+# Options of all our kernels. Every Triton so far fuses by default, but Triton 3.9 warns if the option is absent.
 OPTIONS = {"enable_fp_fusion": True}
 
-# What the registers of a program hold; those of 32 rows of one request, which lie in one tile, by 512 experts spill.
-# What else does is in test/selection/sizes.json.
+# Most cells of a tile, so that they fit a program's registers. 32 rows of one request, which lie in one tile, by 512
+# experts spill. test/selection/test_triton_compile.py has bounds of other sizes.
 MAX_TILE = 16384
 MAX_EXPERTS = 512
 HANDLED = COMMON
-"""What the kernel reads of a plan. Torch computes every other plan."""
+"""Keys and words that the kernel reads. Torch computes every other plan."""
 SCORED = ("softmax", "sigmoid", "sqrtsoftplus")
-"""What `Recipe` tells apart."""
-# 31 bits hold a column's sum of utilities up to 2^20, and a row's sum of shares up to 2^26; also all rows' shares of
-# 2^20 each, with half a unit too much for each of 512 experts.
+"""Scorings that `Recipe` distinguishes."""
+# Limits at which sums fit 31 bits: a column's utilities of up to 2^20 each, a row's shares of up to 2^26, and the
+# shares of all rows, 2^20 each with half a unit too much for each of 512 experts.
 MAX_ROWS, MAX_TOP_K = 2047, 31
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a plan and a router have the kernel do, without the plan's numbers (budgets.py): so it compiles once."""
+    """The kernel's steps for a plan and a router. The plan's numbers are data (budgets.py), so no number recompiles."""
 
     num_experts: int
     top_k: int
     sigmoid: bool
-    """Whether every expert is scored by itself, not by a softmax."""
+    """True if every expert is scored by itself, not by a softmax."""
     softplus: bool
-    """Whether that score has no upper bound."""
+    """True if the score has no upper bound."""
     biased: bool
     renormalize: bool
     num_groups: int
-    """1 where the router does not limit groups."""
+    """1 if the router does not limit groups."""
     topk_group: int
     quota_groups: int
-    """0 where groups have no share of a row's slots."""
+    """0 if groups have no share of a row's slots."""
     normalize: bool
-    """Whether anything needs P itself rather than a multiple of it."""
+    """True if some step needs P itself, not a multiple of P."""
     unique_keys: bool
-    """Whether C is a 16-bit float, which leaves room for the expert's index in a 32-bit key."""
+    """True if C is a 16-bit float, which leaves room for the expert's index in a 32-bit key."""
     shares: bool
-    """Whether a row's warm-up may end early, at a share of its scores."""
+    """True if a row's warm-up may end early, at a share of the row's scores."""
     skips: bool
     tokens_per_request: int
-    """1 where the plan does not ask for requests."""
+    """1 if the plan has no budget by request."""
     per_request: bool
     adds: bool
     reaches_mass: bool
     caps_mass: bool
-    """Whether only so many experts may be added for a share of the utility."""
+    """True if `max_add` limits the experts that are added for a share of the utility."""
     balances: bool
     fill_ranks: bool
-    """Whether each rank is filled by itself, not all of them in turn."""
+    """True if each rank is filled by itself, False if ranks add in turn."""
     level_ranks: bool
-    """And then at least to what the fullest one has."""
+    """True if each rank is filled at least to the load of the fullest rank."""
     ranking: str | None
-    """What the best experts are found by, "router" or "votes"; None where the plan adds to the warm-up instead."""
+    """Ranking of the best experts, "router" or "votes"; None if the plan adds experts to the warm-up instead."""
     follows_voters: bool
     utility_full: bool
     utility_squared: bool
     uses_selected: bool
     substitutes: bool
     divides_by_own: bool
-    """What the plan's coverage means, see `SelectionPlan`."""
+    """The meaning of the plan's coverage, see `SelectionPlan`."""
     mixes_own: bool
-    """Whether weights are divided by a mean of two sums, that over the row's own top-k being one."""
+    """True if weights are divided by a mean of two sums, over the row's experts and over its own top-k."""
     limits_reach: bool
-    """Whether a row may substitute only so far down its own ranking."""
+    """True if `max_rank` limits how far down its own ranking a row may substitute."""
     rescue: bool
-    """Whether a row can be left without experts and get its first choice back."""
+    """True if a row can lose all its experts and get its first choice back."""
     columns: int
-    """Of the experts chosen."""
+    """Columns of the chosen experts."""
     shared: int
-    """And of shared experts behind them."""
+    """Columns of shared experts, behind the others."""
     shared_weight: float
     lowest: float
-    """Of the finite logits."""
+    """The lowest finite logit of the dtype."""
     scaling: float
     fill: bool
-    """Whether no slot may stay empty."""
+    """True if no slot may stay empty."""
     weighs: bool
-    """Whether rows count by their depth."""
+    """True if rows are weighed by their depth."""
     warms_some: bool
-    """Whether only rows up to a depth have a warm-up."""
+    """True if only rows up to a depth have a warm-up."""
     exact: bool
-    """Whether some rows may be exact."""
+    """True if some rows may be exact."""
     sets_aside: bool
-    """And whether the experts of these are kept apart from others of S, since a budget counts what is in S."""
+    """True if the experts of exact rows are kept apart from S, because a budget counts the experts in S."""
     plain: bool
-    """And whether the model's own weights come of other scores than the plan's steps."""
+    """True if the model's own weights use other scores than the plan's steps."""
     residents: bool
-    """Whether experts that are loaded cost the plan nothing."""
+    """True if loaded experts cost the plan nothing."""
     bounded: bool
-    """And whether S has to fit the slots they are paged into."""
+    """True if S must fit the slots that experts are paged into."""
     kmax: int
-    """The most experts of a row that is not exact; `columns`, unless exact rows take more of them."""
+    """The most experts of a row that is not exact; equal to `columns` unless exact rows take more experts."""
 
 
 def make_recipe(
@@ -114,7 +113,7 @@ def make_recipe(
     logits: torch.Tensor,
     slots: RunnerSlots | None = None,
 ) -> Recipe:
-    """The recipe for logits [n, N]; the plan has been checked against the router."""
+    """Return the recipe for logits [n, N]. The plan must have been checked against the router."""
     num_experts = logits.shape[1]
     biased = router.correction_bias is not None
     sigmoid = router.scoring != "softmax"
@@ -172,7 +171,7 @@ def make_recipe(
 
 
 def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> bool:
-    """Whether the kernel serves the plan on logits [num_rows, num_experts]."""
+    """Return whether the kernel supports the plan on logits [num_rows, num_experts]."""
     num_groups = router.quota_groups or _count_groups(router)
     return router.scoring in SCORED and _serves(
         plan, router.top_k, num_groups, batch.tokens_per_request, num_rows, num_experts
@@ -183,7 +182,7 @@ def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, n
 def _serves(
     plan: SelectionPlan, top_k: int, num_groups: int, tokens_per_request: int, num_rows: int, num_experts: int
 ) -> bool:
-    """Found once for a plan and a size: every layer asks in every step, more than once."""
+    """Return the part of `supports` that is cached by plan and size, because every layer calls it in every step."""
     tile = make_tile(plan, Router(top_k), Batch(tokens_per_request=tokens_per_request), num_rows, num_experts)
     unserved = (
         plan.keys_beyond(HANDLED),
@@ -195,7 +194,7 @@ def _serves(
 
 
 def _count_groups(router: Router) -> int:
-    """1 where every group is among the best."""
+    """Return the number of groups, 1 if the router limits none."""
     if router.num_expert_group is None or router.topk_group is None or router.topk_group >= router.num_expert_group:
         return 1
     return router.num_expert_group

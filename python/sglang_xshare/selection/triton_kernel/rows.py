@@ -9,16 +9,16 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 EMPTY = tl.constexpr(-(2**31))
-"""The key of an expert that is not to be chosen (again). Below that of every float."""
+"""The key of an expert that may not be chosen (again), below the key of every float."""
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
 def exp(x) -> tl.tensor:
-    """e^x fp32, rounded as torch rounds it on CUDA, but 0 below 2^-126.
+    """Return e^x fp32, rounded as torch rounds it on CUDA, but 0 below 2^-126.
 
-    tl.exp, compiled, rounds otherwise; the interpreter knows nothing else.
+    The compiled tl.exp rounds differently, and the interpreter has no other function.
     """
     return tl.exp(x) if INTERPRETED else libdevice.exp(x)
 
@@ -27,8 +27,8 @@ def exp(x) -> tl.tensor:
 def load_tile(
     rows, there, columns: tl.constexpr, other: tl.constexpr, start: tl.constexpr, width: tl.constexpr
 ) -> tl.tensor:
-    """Columns `start` to `start + width` [R, width] of the rows that `rows` [R] points at, `other` where none is."""
-    # Loaded whole, a row would be laid out over several warps. Loaded 32 columns at a time and joined, it stays in one.
+    """Load columns `start` to `start + width` of the rows at `rows` [R]: [R, width], `other` for absent elements."""
+    # A row that is loaded whole would be spread over several warps. Loaded 32 columns at a time, it stays in one warp.
     if width > 32:
         half: tl.constexpr = width // 2
         left = load_tile(rows, there, columns, other, start, half)
@@ -57,7 +57,7 @@ def load_listed(places, there) -> tl.tensor:
 
 @triton.jit
 def halve(tile) -> tuple[tl.tensor, tl.tensor]:
-    """The left and the right half of the columns of a tile [R, E]."""
+    """Return the left and the right half of the columns of a tile [R, E]."""
     halves = tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2))
     return tl.split(tl.permute(halves, (0, 2, 1)))
 
@@ -79,26 +79,26 @@ def store_tile(rows, values, there, columns: tl.constexpr, start: tl.constexpr) 
 
 @triton.jit
 def to_keys(values) -> tl.tensor:
-    """int32 in the order of the fp32 values; -0 and 0 are equal."""
+    """Return int32 keys in the order of the fp32 values; -0 and 0 are equal."""
     bits = (values + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def from_keys(keys) -> tl.tensor:
-    """The fp32 values of `to_keys`."""
+    """Return the fp32 values of keys, the inverse of `to_keys`."""
     return (keys ^ ((keys >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def log1p(x) -> tl.tensor:
-    """ln(1 + x) fp32 for x from e^-16 up; the interpreter has no other logarithm than this."""
+    """Return ln(1 + x) fp32 for x of at least e^-16. The interpreter has no log1p."""
     return tl.log(1.0 + x) * x / ((1.0 + x) - 1.0) if INTERPRETED else libdevice.log1p(x)
 
 
 @triton.jit
 def score_softplus(logits) -> tl.tensor:
-    """The root of ln(1 + e^x) [R, E] fp32. Below -16 that is e^(x / 2), which does not underflow so soon."""
+    """Return the root of ln(1 + e^x) [R, E] fp32; below -16 e^(x / 2), which underflows later."""
     inner = tl.minimum(tl.maximum(logits, -16.0), 20.0)
     scores = tl.sqrt_rn(tl.where(logits > 20.0, logits, log1p(exp(inner))))
     return tl.where(logits < -16.0, exp(logits * 0.5), scores)
@@ -124,9 +124,11 @@ def score_logits(logits, largest, own: tl.constexpr, softplus: tl.constexpr) -> 
 
 @triton.jit
 def limit_groups(choice, keys, num_groups: tl.constexpr, topk_group: tl.constexpr, biased: tl.constexpr) -> tl.tensor:
-    """[R, E] bool: each row's best groups. A group scores its best C, or the sum of its two best with a bias.
+    """Return which experts are in their row's best groups [R, E] bool.
 
-    `keys` are those of `choice`: a maximum of integers is one `redux`, one of floats takes five steps.
+    A group scores its best C, or with a bias the sum of its two best.
+
+    `keys` are the keys of `choice`: a maximum of integers is one `redux`, a maximum of floats takes five steps.
     """
     size: tl.constexpr = choice.shape[1] // num_groups
     grouped = tl.reshape(keys, (choice.shape[0], num_groups, size))
@@ -145,7 +147,7 @@ def limit_groups(choice, keys, num_groups: tl.constexpr, topk_group: tl.constexp
 
 @triton.jit
 def make_unique(keys, experts) -> tl.tensor:
-    """The keys of 16-bit floats, whose fp32 leave the low 13 bits free, with the expert's index in them."""
+    """Return the keys with the expert's index in the low bits, of which the fp32 of a 16-bit float leaves 13 free."""
     low: tl.constexpr = keys.shape[1] - 1
     return (keys & ~low) | (experts ^ low)[None, :]
 
@@ -167,8 +169,10 @@ def read_logits(keys, size: tl.constexpr, unique: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def roll(rounds) -> tl.tensor:
-    """The number of rounds, times a 1 that the compiler does not know. Unrolled, a loop of so few would be slower: a
-    decode step runs other kernels in between, so that every instruction is fetched again.
+    """Return the number of rounds, times a 1 that the compiler cannot see, which prevents unrolling.
+
+    An unrolled loop of so few rounds would be slower: a decode step runs other kernels in between, so every instruction
+    is fetched again.
     """
     return tl.num_programs(1) * rounds
 
@@ -247,7 +251,7 @@ def list_best(
 
 @triton.jit
 def keep_quota(keys, count: tl.constexpr, num_groups: tl.constexpr, unique: tl.constexpr) -> tl.tensor:
-    """The keys [R, E], EMPTY but for the `count` largest of each group."""
+    """Return the keys [R, E] with EMPTY in place of all except the `count` largest of each group."""
     size: tl.constexpr = keys.shape[1] // num_groups
     parts = tl.reshape(keys, (keys.shape[0] * num_groups, size))
     return tl.reshape(tl.where(find_best(parts, tl.arange(0, size), count, unique), parts, EMPTY), keys.shape)
@@ -255,6 +259,6 @@ def keep_quota(keys, count: tl.constexpr, num_groups: tl.constexpr, unique: tl.c
 
 @triton.jit
 def to_fixed_point(values, scale) -> tl.tensor:
-    """int32: fp32 values [R, E] times a scale, at most 2^22 in all, to the nearest integer, halves to even."""
+    """Return fp32 values [R, E] times a scale, at most 2^22, as the nearest int32, halves to even."""
     # Around 1.5 * 2^23 an fp32 has no fraction, and its bits count up from 0x4B400000.
     return (values * scale + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000

@@ -1,4 +1,4 @@
-"""How a batch is cut into tiles: rows a program, and what a tile is padded to."""
+"""The tiles of a batch: rows of each program, and padded sizes."""
 
 import json
 from dataclasses import dataclass, field
@@ -16,31 +16,31 @@ MAX_PROGRAMS = 128
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program holds. All sizes are powers of two, so that a kernel serves many batch sizes."""
+    """The sizes of a program. All sizes are powers of two, so one kernel serves many batch sizes."""
 
     rows: int
     experts: int
     request: int
     columns: int
     several: bool
-    """Whether rows are spread over several programs."""
+    """True if rows are spread over several programs."""
     warps: int
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What only a GPU can decide of a batch, by its experts."""
+    """Measured launch shapes for a number of experts."""
 
     experts: int
-    """It holds up to so many, where none of fewer does."""
+    """Most experts of the shape, which applies if no shape of fewer experts does."""
     one: dict[int, int] = field(hash=False)
-    """Rows of tiles in which one program takes a whole batch, and its warps; beyond, several are faster."""
+    """Warps by rows of a tile for a batch in one program. Several programs are faster for larger batches."""
     several: tuple[int, int]
-    """Rows a program where there are several, and warps."""
+    """Rows and warps of each program if there are several."""
 
 
 def load_shapes(path: Path = SHAPES_FILE) -> list[Shape]:
-    """The shapes of a file, fewest experts first: an object with `shapes`, a list of objects of a `Shape`'s fields."""
+    """Return the shapes of a file, fewest experts first. Its key `shapes` is a list of the fields of `Shape`."""
     found = [
         Shape(one["experts"], {int(rows): warps for rows, warps in one["one"].items()}, tuple(one["several"]))
         for one in json.loads(path.read_text())["shapes"]
@@ -59,7 +59,7 @@ def make_tile(
     num_experts: int,
     shared: int = 0,
 ) -> Tile:
-    """One program where the batch is small, else as many as it takes."""
+    """Return the tile of a batch: one program if the batch is small, else several."""
     shape = next((shape for shape in SHAPES if num_experts <= shape.experts), SHAPES[-1])
     columns = plan.columns(router, exact=batch.exact is not None)
     return _cut(shape, count_tokens(plan, batch), columns, num_rows, num_experts, shared)
@@ -67,7 +67,7 @@ def make_tile(
 
 @lru_cache(maxsize=4096)
 def _cut(shape: Shape, tokens: int, columns: int, num_rows: int, num_experts: int, shared: int) -> Tile:
-    """The tile of so many rows, once for all layers and steps of them."""
+    """Return the tile for a number of rows; cached for all layers and steps of that size."""
     request = next_power_of_2(tokens)
     experts = next_power_of_2(num_experts)
     all_rows = next_power_of_2(num_rows // tokens) * request
@@ -86,10 +86,10 @@ def _cut(shape: Shape, tokens: int, columns: int, num_rows: int, num_experts: in
 
 
 def count_programs(tile: Tile, plan: SelectionPlan, batch: Batch, num_rows: int) -> int:
-    """As many as it takes: whole requests lie in each."""
+    """Return the number of programs. Each program has whole requests."""
     return -(-num_rows // (tile.rows // tile.request * count_tokens(plan, batch)))
 
 
 def count_tokens(plan: SelectionPlan, batch: Batch) -> int:
-    """Rows that have to lie in one program: a request's, where the plan asks for requests."""
+    """Return the number of rows that must lie in one program: a request's rows if the plan has a budget by request."""
     return batch.tokens_per_request if plan.add_per_request else 1

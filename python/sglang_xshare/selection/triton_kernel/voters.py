@@ -1,4 +1,4 @@
-"""Device functions on who votes: the most confident rows of the batch, whatever programs hold them (Lynx 4.3)."""
+"""Device functions for voters, the most confident rows of the batch in all programs (Lynx 4.3)."""
 
 import triton
 import triton.language as tl
@@ -12,7 +12,7 @@ SURE = tl.constexpr(1 << 62)
 
 @triton.jit
 def measure_confidence(scores, live, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """[R] int64 in the order of the rows' confidence: from SURE up where it is enough, -1 where a row is not live."""
+    """Return keys [R] int64 in the order of confidence: at least SURE for a confident row, -1 for a dead row."""
     fixed = measure(scores, recipe)
     best, total = tl.max(fixed, 1).to(tl.float64), tl.sum(fixed, 1).to(tl.float64)
     sure = (total > 0) & (best >= total * read_share(budgets, CONFIDENCE))
@@ -22,7 +22,10 @@ def measure_confidence(scores, live, budgets, recipe: tl.constexpr) -> tl.tensor
 
 @triton.jit
 def find_voters(confidence, row, confidences, num_rows, budgets) -> tl.tensor:
-    """[R] bool: the `max_voters` most confident sure rows of all `confidences` [n]; the first where none is sure."""
+    """Return which rows vote [R] bool: the `max_voters` most confident of all `confidences` [n], or only the first.
+
+    The first row votes alone if no row reaches the confidence.
+    """
     place = tl.arange(0, 32)
     top = tl.full((), -1, tl.int64)
     ahead = tl.full((row.shape[0], 32), 0, tl.int32)
@@ -37,7 +40,7 @@ def find_voters(confidence, row, confidences, num_rows, budgets) -> tl.tensor:
 
 @triton.jit
 def follow_voters(ballots, utility, selected, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """S [E] bool with what `min_votes` voters have in their top-k, and the best by utility up to the model's top-k."""
+    """Return S [E] bool with experts of `min_votes` voters, and the best by utility up to the model's top-k."""
     selected |= ballots >= read_count(budgets, MIN_VOTES)
     missing = recipe.top_k - tl.sum(selected.to(tl.int32), 0)
     return selected | keep_best(tl.where(selected, 0, utility), missing)

@@ -1,0 +1,230 @@
+"""Every backend against the reference: drawn cases of every policy, and by hand what a draw seldom meets."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selection.cases import DTYPES, EVERY_PLAN, cases, fill_logits, indices, pad_columns, plans, spell
+from selection.compared import EVERY_NAME, HERE, compare, make_plan
+from sglang_xshare import Batch, Router, RunnerSlots, select
+from sglang_xshare.policies import VANILLA
+from sglang_xshare.selection.mask import check_maskable
+from sglang_xshare.types import SCORINGS
+
+SLOTS = [None, RunnerSlots(), RunnerSlots(empty=True), RunnerSlots(shared=2, shared_weight=0.4, aligned=True)]
+MASKED = RunnerSlots(masked=True)
+
+
+def check_exact(backend, found, call):
+    """Exact rows have vanilla's ids, weights and kept mass by the same backend, to the last bit."""
+    logits, _, router, batch, ranks = call
+    vanilla = backend(logits, VANILLA, router, dataclasses.replace(batch, exact=None), ranks)
+    rows = batch.exact if batch.valid is None else batch.exact & batch.valid
+    columns = found.topk_ids.shape[1]
+    assert torch.equal(found.topk_ids[rows], pad_columns(vanilla.topk_ids, columns, -1)[rows])
+    assert torch.equal(found.topk_weights[rows], pad_columns(vanilla.topk_weights, columns, 0.0)[rows])
+    assert torch.equal(found.kept_mass[rows], vanilla.kept_mass[rows])
+    assert torch.equal(found.vanilla_active, vanilla.vanilla_active)
+    live = torch.ones_like(rows) if batch.valid is None else batch.valid
+    if rows.any() and torch.equal(rows, live):
+        assert torch.equal(found.active, vanilla.active)
+        assert found.rescued == 0
+
+
+def is_maskable(plan, router):
+    try:
+        check_maskable(plan, router)
+    except ValueError:
+        return False
+    return True
+
+
+def check_drawn(backend, data, policy, **sizes):
+    case = data.draw(cases(**sizes))
+    plan, slots = data.draw(plans(case, policy)), data.draw(st.sampled_from([None, *SLOTS, MASKED]))
+    call = backend.place(case)
+    call = call[0], plan, *call[1:]
+    if not backend.serves(*call[:4]):
+        with pytest.raises(ValueError, match=r"supports|not implemented by backend triton"):
+            backend(*call)
+        return
+    if slots is MASKED and not is_maskable(plan, call[2]):
+        slots = None
+    found = compare(backend, *call, slots)
+    assert slots is None or slots.masked or slots.empty or (found.topk_ids >= 0).all()
+    if case.exact is not None:
+        check_exact(backend, found if slots is None else backend(*call), call)
+
+
+@pytest.mark.parametrize("policy", EVERY_PLAN)
+def test_drawn(backend, policy):
+    """Rows in one program and in several, every router, and what a runner takes in place of empty slots."""
+
+    @backend.settle(30 if policy in ("vanilla", "pruned", "dynamic-skip") else 80)
+    @given(data=st.data())
+    def check(data):
+        check_drawn(backend, data, policy, max_experts=128 if backend.name == "cpu" else 64)
+
+    check()
+
+
+@EVERY_NAME
+def test_named_plans(backend, name):
+    """Each step of the algebra once, whatever is drawn."""
+    row = torch.arange(20, device=backend.device)
+    for kind, dtype in zip(("normal", "ties", "special"), DTYPES, strict=True):
+        logits = fill_logits(kind, 20, 64, 1).to(backend.device, dtype)
+        compare(backend, logits, make_plan(name), Router(6), Batch(row % 5 != 3, 2, row % 7 == 1))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("policy", EVERY_PLAN)
+def test_many_drawn(backend, policy):
+    @backend.settle(1000)
+    @given(data=st.data())
+    def check(data):
+        check_drawn(backend, data, policy, max_experts=256)
+
+    check()
+
+
+def test_equal_scores_reach_a_share_with_a_whole_number_of_experts(backend):
+    """Each of a row's top 4 has an eighth of its score and a quarter of its utility: the expert with which S or a row
+    reaches a share is its last.
+    """
+    for text, experts in {
+        "xshare:k0=0,mass=0.25": 1,
+        "xshare:k0=0,mass=0.5": 2,
+        "xshare:k0=0,mass=0.50001": 3,
+        "xshare:k0=4,p=0.125,add=0": 1,
+        "xshare:k0=4,p=0.25,add=0": 2,
+        "xshare:k0=4,p=0.25001,add=0": 3,
+        "dynamic-skip:beta=1": 4,
+    }.items():
+        found = compare(backend, torch.zeros(3, 8, device=backend.device), spell(text), Router(4))
+        assert indices(found.selected) == set(range(experts)), text
+
+
+@pytest.mark.parametrize("scoring", SCORINGS)
+def test_equal_scores_in_another_order_tie(backend, scoring):
+    """Rows with the same few scores at other experts give every expert the same utility: the lower index wins."""
+    scores = torch.tensor([1.3, 0.7, 0.1, -0.4, -1.9, -30, -30, -30])
+    logits = torch.stack([scores.roll(shift) for shift in range(8)]).to(backend.device)
+    found = compare(backend, logits, spell("custom:k0=0,add=3"), Router(5, scoring))
+    assert indices(found.selected) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("mass", [0.3, 1.0])
+@pytest.mark.parametrize(("rows", "experts"), [(16, 256), (300, 8)])
+def test_utilities_beyond_31_bits_together_and_alone_near_them(backend, rows, experts, mass):
+    """Sigmoids near 1: 4096 of them add up to 2^32, those of 300 rows to more than 2^28 an expert."""
+    logits = fill_logits("normal", rows, experts, 0).to(backend.device) + 4
+    found = compare(backend, logits, spell(f"xshare:k0=0,mass={mass},utility=full"), Router(2, "sigmoid"))
+    assert found.selected.all() == (mass == 1)
+
+
+@pytest.mark.parametrize("slices", [(slice(None), slice(3, 35)), (slice(None, None, 2), slice(None)), None])
+def test_strides(backend, slices):
+    """Logits that are part of a larger tensor, or lie the other way round; flags and a bias too."""
+    wide = fill_logits("normal", 32, 64, 0).to(backend.device)
+    logits = wide.T if slices is None else wide[slices]
+    row, expert = (torch.arange(2 * size, device=backend.device) for size in logits.shape)
+    bias = torch.linspace(-1, 1, len(expert), dtype=torch.bfloat16, device=backend.device)[::2]
+    batch = Batch((row % 5 != 2)[::2], 1, (row % 7 == 0)[::2], (expert % 3 == 0)[::2], logits.shape[1])
+    router = Router(8, "sigmoid", bias, expert_scale=bias.double() + 2)
+    compare(backend, logits, spell("xshare:k0=1,add=24"), router, batch)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_padding_may_hold_anything(backend, value):
+    """Rows that are not live, whose logits nobody has computed; no mark makes them exact."""
+    logits, row = fill_logits("normal", 8, 32, 0).to(backend.device), torch.arange(8, device=backend.device)
+    logits[5:] = value
+    batch = Batch(row < 5, 1, row % 3 == 0)
+    found = compare(backend, logits, spell("xshare:k0=1,add=2"), Router(4), batch, slots=RunnerSlots(empty=True))
+    assert (found.topk_ids[5:] == -1).all()
+
+
+@pytest.mark.parametrize("text", ["xshare:k0=1,target_per_rank=2", "custom:k0=0,budget=4", "lynx-lat:retain=4"])
+def test_a_budget_counts_the_experts_of_others_alone(backend, text):
+    """The first of four rows of a top-2 model is exact and holds 0 and 4, one of each rank. The others' best are 1, 2
+    and 3, their next 4, which is there and has two votes, and 6.
+    """
+    logits = torch.zeros(4, 8, device=backend.device)
+    for row, (first, second) in enumerate([(0, 4), (1, 4), (2, 4), (3, 6)]):
+        logits[row, first], logits[row, second] = 9.0, 8.0
+    row, expert = (torch.arange(size, device=backend.device) for size in logits.shape)
+    out = compare(backend, logits, spell(text), Router(2), Batch(exact=row == 0), expert // 4)
+    assert indices(out.selected) == {0, 1, 2, 3, 4, 6}
+    if "rank" in text:
+        filled = compare(
+            backend, logits, spell(f"{text[:-1]}1,balance=fill"), Router(2), Batch(exact=row == 0), expert // 4
+        )
+        assert indices(filled.selected) == {0, 1, 2, 3, 4, 6}
+
+
+def test_the_others_use_an_exact_rows_experts(backend):
+    """Two rows of one top-2 model: the second has no expert of its own but its first, and takes the exact row's."""
+    logits = torch.tensor([[9.0, 8.0, 0.0, 0.0, 0.0], [1.0, 2.0, 9.0, 8.0, 0.0]], device=backend.device)
+    plan, exact = spell("xshare:k0=1,add=0"), torch.tensor([True, False], device=backend.device)
+    assert compare(backend, logits, plan, Router(2)).topk_ids.tolist() == [[0, 2], [2, 0]]
+    out = compare(backend, logits, plan, Router(2), Batch(exact=exact))
+    assert out.topk_ids.tolist() == [[0, 1], [2, 1]]
+    assert indices(out.selected) == indices(out.active) == {0, 1, 2}
+
+
+def test_residents_take_the_slots_that_are_left(backend):
+    """Three are wanted beside 0 and 1, most the resident 2; the budget pays 3, which goes before 2 in three slots."""
+    logits = torch.tensor([[9.0, 0, 8.0, 7.0, 0, 0], [0, 9.0, 8.0, 0, 0, 6.0]], device=backend.device)
+    resident = torch.tensor([False, False, True, False, True, False], device=backend.device)
+
+    def selected(**batch):
+        return indices(compare(backend, logits, spell("xshare:k0=1,add=1"), Router(3), Batch(**batch)).selected)
+
+    assert selected() == {0, 1, 2}
+    wanted = {None: {0, 1, 2, 3}, 4: {0, 1, 2, 3}, 3: {0, 1, 3}, 2: {0, 1}, 1: {0, 1}, 2**31 + 1: {0, 1, 2, 3}}
+    assert {slots: selected(resident=resident, slots=slots) for slots in wanted} == wanted
+    exact = torch.tensor([True, False], device=backend.device)
+    assert selected(resident=resident, slots=2, exact=exact) == {0, 1, 2, 3}
+
+
+def test_scaling_multiplies_every_weight(backend):
+    logits = fill_logits("normal", 6, 32, 0).to(backend.device)
+    plain, scaled = (compare(backend, logits, spell("oea"), Router(4, "sigmoid", scaling=x)) for x in (1.0, 2.5))
+    assert torch.equal(scaled.topk_weights, plain.topk_weights * 2.5)
+    assert torch.equal(scaled.kept_mass, plain.kept_mass)
+
+
+@pytest.mark.parametrize("backend", HERE, indirect=True)
+def test_bias_and_groups_decide(backend):
+    """The laws would hold for a router that ignored them."""
+    biased = Router(1, "sigmoid", torch.tensor([0.0, 0, 0, 0, 0, 1, 0, 0]))
+    assert backend(torch.zeros(1, 8), VANILLA, biased).topk_ids.tolist() == [[5]]
+    logits = torch.tensor([[3.0, 0, 0, 0, 2, 2, 0, 0]])
+    assert backend(logits, VANILLA, Router(2, num_expert_group=2, topk_group=1)).topk_ids.tolist() == [[0, 1]]
+    grouped = Router(2, "sigmoid", torch.zeros(8), num_expert_group=2, topk_group=1)
+    assert backend(logits, VANILLA, grouped).topk_ids.tolist() == [[4, 5]], "two of a group outweigh its best"
+
+
+def test_vanilla_is_upstreams_top_k():
+    """Softmax over all experts, the k largest, divided by their sum."""
+    logits = fill_logits("normal", 20, 64, seed=1)
+    out = select(logits, VANILLA, Router(8))
+    weights, ids = logits.softmax(-1).topk(8)
+    assert torch.equal(out.topk_ids, ids.int())
+    assert torch.equal(out.topk_weights, weights / weights.sum(-1, keepdim=True))
+
+
+def test_rows_of_a_drawn_case_are_changed_by_policies():
+    """The comparisons would pass without a look at `exact` if no policy changed a row."""
+    logits = fill_logits("normal", 8, 32, seed=1)
+    plan, exact = spell("xshare:k0=1,add=2"), torch.arange(8) < 3
+    with_it, without = (select(logits, plan, Router(4), Batch(exact=mark)) for mark in (exact, None))
+    vanilla = select(logits, VANILLA, Router(4))
+    assert torch.equal(with_it.topk_ids[:3], vanilla.topk_ids[:3])
+    assert (without.topk_ids[:3] != vanilla.topk_ids[:3]).any(1).all()
+    assert (with_it.topk_ids[3:] != vanilla.topk_ids[3:]).any()

@@ -1,0 +1,180 @@
+"""Bounds of a plan for any logits: if `can_change` is False, the model's own routing comes out; `max_active` holds."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from selection.cases import EVERY_PLAN, cases, fill_logits, indices, plans, router_of, run, spell, words
+from selection.compared import Backend
+from sglang_xshare import Router, select
+from sglang_xshare.policies import VANILLA, bounds
+from sglang_xshare.selection.scores import compute_scores, measure, to_fixed_point
+
+few = Backend("reference").settle(25)
+often = Backend("torch").settle(40)
+
+
+def check_unchanged(case, plan):
+    """Compare ids, weights and active experts with the model's: of every row, except experts without any utility."""
+    out, vanilla = run(case, plan, "reference"), run(case, VANILLA, "reference")
+    scores, _ = compute_scores(case.logits, router_of(case))
+    ids = vanilla.topk_ids.long()
+    own = measure(scores, router_of(case)).gather(1, ids.clamp_min(0)).double() * (ids >= 0)
+    if plan.utility == "squared":
+        own = (own / own.sum(1, keepdim=True)) ** 2
+    whole = ((to_fixed_point(own) > 0) | (ids < 0)).all(1)
+    assert torch.equal(out.topk_ids[whole], vanilla.topk_ids[whole])
+    assert torch.equal(out.topk_weights[whole], vanilla.topk_weights[whole])
+    kept = vanilla.kept_mass > 0
+    left_out = torch.tensor(2**-10.5 if plan.utility == "squared" else 1e-6)
+    if plan.utility == "full":  # of scores, and a bias can choose experts that have next to none together
+        left_out = left_out / own.nan_to_num().sum(1)[kept]
+    assert out.kept_mass[kept].ge(1 - 16 * left_out - 4e-6).all()
+    if whole.all():
+        assert torch.equal(out.active, vanilla.active)
+
+
+@pytest.mark.parametrize("policy", [one for one in EVERY_PLAN if one not in ("vanilla", "lynx-acc", "narrow")])
+@few
+@given(data=st.data())
+def test_a_plan_that_cannot_change_a_step_does_not(policy, data):
+    """Of few rows, which many a plan cannot change, and of ranks that hold equally many experts."""
+    case = data.draw(cases(max_requests=3, max_experts=32, max_tokens=3))
+    case = dataclasses.replace(case, rank_of_expert=[expert % 4 for expert in range(case.num_experts)])
+    plan, slots = data.draw(plans(case, policy)), None if case.resident is None else case.slots
+    sizes = case.num_experts, len(case.logits), case.tokens_per_request
+    assume(not bounds.can_change(plan, router_of(case), *sizes, ranks=4, slots=slots))
+    check_unchanged(case, plan)
+
+
+@few
+@given(data=st.data())
+def test_all_resident_is_vanilla_if_all_fit(data):
+    case = data.draw(cases())
+    slots = data.draw(st.sampled_from([None, case.num_experts]))
+    case = dataclasses.replace(case, resident=torch.ones(case.num_experts, dtype=torch.bool), slots=slots)
+    k0, utility = data.draw(st.integers(0, case.top_k)), data.draw(st.sampled_from(["topk", "squared", "full"]))
+    check_unchanged(case, spell(f"xshare:k0={k0},add={data.draw(st.integers(0, 9))},utility={utility}"))
+
+
+CANNOT_CHANGE = words("""
+xshare:k0=1,add=21 xshare:k0=1,add=21,p=0.5 xshare:k0=1,add=21,utility=squared xshare:k0=1,add=21,own_share=0.75
+oea:k0=8,own_share=1 xshare:k0=1,mass=1.0 xshare:k0=1,mass=1.0,max_add=21 xshare:k0=1,add=1,mass=1.0,max_add=20
+custom:k0=1,add=21,max_rank=8 custom:k0=1,add=21,coverage=truncate oea:k0=8 pruned:k0=8 dynamic-skip:beta=0
+lynx-lat:retain=24 moe-spec:budget=64 moe-spec:budget=24,utility=squared custom:budget=24
+""")
+CAN_CHANGE = words("""
+xshare:k0=1,add=20 xshare:k0=2,add=20,p=0.5 xshare:k0=1,add=21,utility=full xshare:k0=1,add=20,utility=squared
+xshare:k0=1,add=20,own_share=0.75 xshare:k0=1,mass=1.0,max_add=20 xshare:k0=1,mass=0.99,max_add=21
+custom:k0=1,add=21,kmax=9 custom:k0=1,add=21,max_rank=7 oea:k0=8,kmax=9 oea:k0=7 pruned:k0=8,p=0.9
+dynamic-skip:beta=0.1 lynx-acc:confidence=0.1 lynx-lat:retain=23 moe-spec:budget=63
+moe-spec:budget=23,utility=squared custom:budget=23
+""")
+
+
+@pytest.mark.parametrize("text", CANNOT_CHANGE + CAN_CHANGE)
+def test_three_rows_of_a_top_8_model_of_64_experts(text):
+    assert bounds.can_change(spell(text), Router(8), 64, 3) is (text in CAN_CHANGE)
+
+
+def test_steps_of_drafts_groups_and_slots():
+    """What a step has beside its rows: draft tokens, groups with shares, and experts in few slots."""
+    router, enough = Router(2), "xshare:k0=1,add=64"
+    assert not bounds.can_change(spell(enough), router, 64, 8, 8)
+    assert bounds.can_change(spell(f"{enough},acceptance=0.5"), router, 256, 8, 8)
+    assert not bounds.can_change(spell(f"{enough},acceptance=0.5"), router, 64, 8, 1)
+    # 8 rows of 2 experts, of which each row's warm-up has one, or only the first row's
+    assert not bounds.can_change(spell("xshare:k0=1,add=8"), router, 64, 8, 8)
+    assert bounds.can_change(spell("xshare:k0=1,add=7"), router, 64, 8, 8)
+    assert not bounds.can_change(spell("xshare:k0=1,add=15,warm_rows=1"), router, 64, 8, 8)
+    assert bounds.can_change(spell("xshare:k0=1,add=14,warm_rows=1"), router, 64, 8, 8)
+    # A late draft's utility may round to 0.
+    assert bounds.can_drop(spell("xshare:k0=0,add=8,acceptance=0.01"), Router(1), 8)
+    # A group's best may lie far down the row's own ranking.
+    grouped, limited = Router(8, quota_groups=2), spell("custom:k0=1,add=21,max_rank=8")
+    assert (select(torch.arange(64.0, 0, -1).repeat(3, 1), limited, grouped).topk_ids == -1).any()
+    assert bounds.can_change(limited, grouped, 64, 3)
+    assert not bounds.can_change(spell("custom:k0=1,add=21"), grouped, 64, 3)
+    assert bounds.can_drop(spell("oea:k0=7,max_rank=8"), grouped, 64)
+    for slots, can_change in ((None, False), (32, False), (23, True)):
+        assert bounds.can_change(spell("xshare:k0=1,add=24"), Router(8), 64, 3, slots=slots) is can_change
+        without = spell("xshare:k0=1,add=24,free_residents=false")
+        assert not bounds.can_change(without, Router(8), 64, 3, slots=slots)
+
+
+@pytest.mark.parametrize("rows", range(1, 9))
+def test_the_published_default_from_its_smallest_batch_on(rows):
+    """24 experts hold all that rows of a top-4 model want beyond their first: up to 8 rows, not 9."""
+    plan, router = spell("xshare:k0=1,add=24"), Router(4)
+    assert not bounds.can_change(plan, router, 128, rows)
+    for seed in range(4):
+        logits = fill_logits(("normal", "ties")[seed % 2], rows, 128, seed)
+        assert torch.equal(select(logits, plan, router).topk_ids, select(logits, VANILLA, router).topk_ids)
+    assert bounds.can_change(plan, router, 128, 9)
+    apart = torch.full((9, 128), -9.0)
+    for row in range(9):
+        apart[row, row * 4 : row * 4 + 4] = 1.0
+    assert int(select(apart, plan, router).active.sum()) == 9 + 24
+
+
+@pytest.mark.parametrize("policy", EVERY_PLAN)
+@often
+@given(data=st.data())
+def test_a_plan_bounds_its_active_experts(policy, data):
+    """What a server that pages experts relies on; S itself fits the slots, except what rows and requests bring."""
+    case = data.draw(cases())
+    if case.slots is None:
+        case = dataclasses.replace(case, resident=None)  # as many join as there are
+    plan, slots = data.draw(plans(case, policy)), None if case.resident is None else case.slots
+    found, exact_rows = run(case, plan, "torch"), 0 if case.exact is None else int(case.exact.sum())
+    sizes = case.num_experts, len(case.P), case.tokens_per_request, exact_rows, slots
+    assert found.active.sum() <= bounds.max_active(plan, router_of(case), *sizes)
+    if slots and plan.takes_residents and not plan.can_rescue:
+        sure = len(case.held()) + len(case.others) * plan.warm_up(router_of(case))
+        sure += len(case.requests()) * plan.add_per_request
+        assert len(indices(found.selected)) <= max(slots, sure)
+
+
+MAX_ACTIVE = {  # policy, exact rows, slots: of 16 rows in requests of 4 tokens, of a top-8 model of 200 experts
+    ("xshare:k0=1,add=24", 0, None): 40,
+    ("xshare:k0=1,add_per_request=4", 0, None): 16 + 4 * 4,
+    ("xshare:k0=1,mass=0.5", 0, None): 128,
+    ("xshare:k0=1,mass=0.5,max_add=24", 0, None): 40,
+    ("xshare:k0=1,add=2,mass=0.5,max_add=24", 0, None): 42,
+    ("xshare:k0=1,mass=0.5,max_add=24,target_per_rank=2", 0, None): 128,
+    ("xshare:k0=1,mass=0.5,max_add=24", 3, None): 3 * 8 + 13 + 24,
+    ("xshare:k0=1,add=500", 0, None): 128,
+    ("oea:k0=3", 0, None): 48,
+    ("oea:k0=3", 3, None): 3 * 8 + 13 * 3,
+    ("lynx-lat:retain=2", 0, None): 8,
+    ("lynx-lat:drop=2", 0, None): 128,
+    ("moe-spec:budget=20", 0, None): 20,
+    ("moe-spec:budget=20", 3, None): 3 * 8 + 20,
+    ("moe-spec:budget=20,scope=request", 0, None): 80,
+    ("moe-spec:budget=20,coverage=truncate", 0, None): 36,
+    ("pruned:k0=2", 0, None): 32,
+    ("vanilla", 0, None): 128,
+    ("vanilla", 3, None): 128,
+    ("xshare:k0=1,add=24", 3, None): 3 * 8 + 13 + 24,
+    ("custom:k0=1,add=500,kmax=4", 3, None): 3 * 8 + 13 * 4,
+    # Residents join up to the slots, beside what rows and requests alone may bring.
+    ("xshare:k0=1,add=4", 0, 32): 32,
+    ("xshare:k0=1,mass=0.9", 0, 32): 32,
+    ("xshare:k0=1,mass=0.9,max_add=4,free_residents=false", 0, 32): 20,
+    ("xshare:k0=3,add=0", 0, 32): 48,
+    ("xshare:k0=1,add_per_request=6", 0, 32): 16 + 4 * 6,
+    ("xshare:k0=1,add=4", 2, 32): 32,
+    ("xshare:k0=1,add=4", 4, 32): 4 * 8 + 12,
+    ("custom:k0=0,add=9,coverage=truncate", 0, 32): 32 + 16,
+    ("xshare:k0=1,add=4,free_residents=false", 0, 32): 20,
+    ("moe-spec:budget=40", 0, 32): 40,
+}
+
+
+@pytest.mark.parametrize(("text", "exact_rows", "slots"), MAX_ACTIVE)
+def test_max_active(text, exact_rows, slots):
+    bound = bounds.max_active(spell(text), Router(8), 200, 16, 4, exact_rows, slots)
+    assert bound == MAX_ACTIVE[text, exact_rows, slots]

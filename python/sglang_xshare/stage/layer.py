@@ -107,9 +107,10 @@ class Layer:
     @property
     def running(self) -> Running:
         """The model's forward, in which the layer selects."""
-        running = self.slot.running
-        assert running is not None
-        return running
+        frame = self.slot.frame
+        assert frame is not None
+        assert frame.running is not None
+        return frame.running
 
     @property
     def step(self) -> Step:
@@ -214,14 +215,15 @@ class Layer:
 
     def _select_in_force(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
         """Select by the layer's plan, count the selection, and keep it in the frame."""
-        running, step = self.running, self.step
-        plan, buffer = running.assignments[self.number].plan, running.assignments[self.number].buffer
+        running, number = self.running, self.number
+        step, plan, buffer = running.steps[number], running.assignments[number].plan, running.assignments[number].buffer
+        assert step is not None
         assert plan is not None
-        tally = running.tables[0].of(self.number, logits) if running.tables else None
+        tally = running.tables[0].of(number, logits) if running.tables else None
         # Keying by `id()` is safe: the cache keeps the plan alive, and the layer keeps its slots.
         batch, calls = step.batch, running.calls
         sizes = logits.shape, step.rows, batch.tokens_per_request, batch.exact is None
-        place = self.number, id(plan), id(slots), sizes
+        place = number, id(plan), id(slots), sizes
         known = calls.get(place) if buffer is None and calls is not None else None
         if known is not None and known[1] is not None:
             selection = known[1](logits, batch, self._find_ranks(plan), tally)
@@ -231,7 +233,7 @@ class Layer:
                 if len(calls) >= MAX_CALLS * len(running.assignments):
                     calls.clear()
                 calls[place] = plan, prepare(logits, plan, self.router, batch, slots)
-        running.selections[self.number] = selection
+        running.selections[number] = selection
         return selection
 
     def _find_ranks(self, plan: SelectionPlan) -> torch.Tensor | None:

@@ -53,8 +53,8 @@ def _capture_widths(model_runner: Any, scheduler: Any) -> None:
     """Capture the target's graphs of every draft width: one, or with --speculative-adaptive one for each state of
     SGLang's `AdaptiveController`. After a failure no width has graphs.
     """
-    worker = getattr(scheduler, "draft_worker", None)
-    controller = getattr(worker, "adaptive_controller", None)
+    worker: Any = getattr(scheduler, "draft_worker", None)
+    controller: Any = getattr(worker, "adaptive_controller", None)
     if controller is None:
         model_runner.init_decode_cuda_graph()
         return

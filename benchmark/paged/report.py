@@ -8,7 +8,7 @@ from benchmark.common.comparison import ONE_ROUND, Comparison, format_number, fo
 from benchmark.common.rounds import Series
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE
-from benchmark.quality.measure import compare_nats, format_loss
+from benchmark.quality.measure import compare_nats, explain_errors, format_loss
 from sglang_xshare.policies.spelling import spell_policy
 
 NOTE = """\

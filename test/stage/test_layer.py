@@ -89,7 +89,7 @@ def test_a_release_that_renormalizes_what_should_not_be_is_refused(monkeypatch):
     quirk = config(correction_bias=BIAS, renormalize=False, **GROUPED)
     assert not read_router(quirk).renormalize
     monkeypatch.setattr(stage_router, "renormalizes_biased_groups", lambda: True)
-    with pytest.raises(ValueError, match="grouped router with a bias that does not"):
+    with pytest.raises(ValueError, match="grouped router with a bias must renormalize"):
         read_router(quirk)
     assert read_router(config(correction_bias=BIAS, **GROUPED)).renormalize
 

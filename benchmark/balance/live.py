@@ -39,7 +39,7 @@ domains at a time decode {steps} tokens of held-out text each, by force, in {rou
 turns. Fullest rank: active experts of the rank with the most, which a step waits for, mean of layers and steps; in
 brackets relative to the first row. Imbalance: fullest rank over mean rank. The first row's experts are those that the
 model's own routing would have activated in the steps of the other rows. Loss: cross-entropy above the first row's on
-the same tokens, in nats a token, ± the standard error of the paired differences."""
+the same tokens, in nats a token, ± half the 95 % t-interval over batches."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -96,7 +96,7 @@ def tabulate_live(points: Mapping[str, Any]) -> Table:
     for name, point in others:
         totals = point["totals"]
         steps = totals["layer_steps"]
-        loss = str(compare_nats(point, first))
+        loss = str(compare_nats(point, first, shape["batch"]))
         fullest, active = totals["fullest_rank_experts_after"] / steps, totals["experts_after"] / steps
         rows.append(_format(name, fullest, active, totals["kept_mass"] / totals["rows"], loss, baseline, shape))
     headings = ["policy", "fullest rank", "imbalance", "active", "kept mass", "loss, nats"]

@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmark.affinity.report import OBSERVE, name_rule
 from benchmark.common.comparison import Comparison
+from benchmark.common.interval import format_spread
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE, OFF
 from benchmark.cost.ranks import FIRST, SPREAD, read_seconds
@@ -20,8 +21,9 @@ NOTE = """\
 All figures are from 2 CPU cores; none is from a GPU. A step waits for: relative to the model's own routing, the active
 experts of a device, those of the fullest rank, or, of served replicas, active experts a decoded token; of slices the
 time of an MoE layer relative to whole experts (python -m benchmark.cost.ranks). Tokens/s: relative to vanilla, if a
-served step was timed. Loss: cross-entropy above the model's own routing, in nats a token, ± the standard error; 0 if no
-token can differ. Slices were measured with drawn experts, the first row with wider experts that compute the same, and
+served step was timed. Loss: cross-entropy above the model's own routing, in nats a token; 0 if no
+token can differ; ± half the 95 % t-interval over batches, of replicas, whose batches change, the standard error over
+sequences. Slices were measured with drawn experts, the first row with wider experts that compute the same, and
 all other rows with the trained checkpoint."""
 
 Points = Mapping[str, Any]
@@ -43,12 +45,14 @@ def tabulate_choices(
 
 
 def _select_alone(serving: Points) -> list[str]:
-    (row,) = [row for row in Comparison.read(serving[KEY]).summaries if row.name == SELECTION]
+    comparison = Comparison.read(serving[KEY])
+    (row,) = [row for row in comparison.summaries if row.name == SELECTION]
     assert row.experts_before is not None
     assert row.experts_after is not None
     waits = f"{row.experts_after / row.experts_before:.2f} of the experts"
-    loss = compare_nats(*(serving[quality_key(name)] for name in (SELECTION, OFF)))
-    cells = [waits, f"{row.paired_ratio.median:.2f}", str(loss)]
+    policy, own = (serving[quality_key(name)] for name in (SELECTION, OFF))
+    loss = compare_nats(policy, own, comparison.workload.concurrency)
+    cells = [waits, format_spread(row.paired_ratio, 2), str(loss)]
     return [f"selection, {SELECTION}", "one device holds the model, and some loss is tolerated", *cells]
 
 
@@ -86,7 +90,7 @@ def _hold_whole(live: Points) -> list[list[str]]:
     for policy in (SELECTION, WHOLE, FILLED):
         totals = live[policy]["totals"]
         share = totals["fullest_rank_experts_after"] / totals["layer_steps"] / (own / steps)
-        loss = compare_nats(live[policy], first)
+        loss = compare_nats(live[policy], first, first["shape"]["batch"])
         when = {
             SELECTION: "to compare with",
             WHOLE: "a model is larger than a device, and experts a rank are many",

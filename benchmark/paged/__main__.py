@@ -77,7 +77,7 @@ def measure(
         layers = [PagedLayer(slots) for _ in own]
         decoded = bench.run(own, Layout(rows), selects=layers)
         baseline = decoded.nats if baseline is None else baseline
-        loss = compare_loss(decoded.nats, baseline)
+        loss = compare_loss(decoded.nats, baseline, batch=rows)
         page_ins, before = (
             fmean(chain.from_iterable(counts))
             for counts in ((one.page_ins for one in layers), (one.page_ins_before for one in layers))

@@ -8,12 +8,12 @@ from benchmark.common.comparison import ONE_ROUND, Comparison, format_number, fo
 from benchmark.common.rounds import Series
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE
-from benchmark.quality.measure import compare_nats, format_loss
+from benchmark.quality.measure import compare_nats, explain_errors, format_loss
 from sglang_xshare.policies.spelling import spell_policy
 
 NOTE = """\
 Page-ins a layer and step, in brackets relative to vanilla, and the loss in nats a token above vanilla on the same
-tokens, ± the standard error. All policies except vanilla have utility=squared,own_share=0.75."""
+tokens. {errors} All policies except vanilla have utility=squared,own_share=0.75."""
 Points = Mapping[str, Mapping[str, Any]]
 
 
@@ -29,7 +29,8 @@ def tabulate_paged(points: Points) -> Table:
             cells.append(_cell(point, vanilla) if point and vanilla else "")
         rows.append([str(slots), shorten(policy), *cells])
     headings = ["slots", "policy", *(f"{size} rows" if size > 1 else "1 row" for size in sizes)]
-    return Table("Page-ins and loss with paged experts", headings, rows, NOTE, text_columns=2)
+    note = NOTE.format(errors=explain_errors(one["loss"] for one in points.values()))
+    return Table("Page-ins and loss with paged experts", headings, rows, note, text_columns=2)
 
 
 def _cell(point: Mapping[str, Any], vanilla: Mapping[str, Any]) -> str:
@@ -44,8 +45,8 @@ LIVE_NOTE = """\
 At a time: requests. Tokens/s: mean of the rounds [95 % t-interval]. Ratio: output tokens/s relative to paged vanilla
 within each round. Page-ins: a layer and step; of a policy the page-ins of the model's own routing from the same state
 -> those of the policy. Loss: nats a token of held-out text of mixed domains, forced through the server's own decode
-steps; of a policy the difference to vanilla, ± the standard error. Sums right: share of arithmetic problems with a
-right answer."""
+steps; of a policy the difference to vanilla, ± half the 95 % t-interval over batches. Sums right: share of arithmetic
+problems with a right answer."""
 
 
 def key_of(concurrency: int) -> str:
@@ -77,7 +78,7 @@ def tabulate_live(points: Points) -> Table:
                     format_spread(summary.throughput, 0),
                     format_spread(summary.paired_ratio, 2),
                     format_number(vanilla["page_ins"], 1) if name == VANILLA else _page_ins(series),
-                    _loss(quality, vanilla),
+                    _loss(quality, vanilla, concurrency),
                     format_number(quality["sums"], 3) if quality else "-",
                 ]
             )
@@ -99,11 +100,11 @@ def _page_ins(series: Series) -> str:
     return f"{before:.1f} -> {own:.1f}"
 
 
-def _loss(quality: Mapping[str, Any] | None, vanilla: Mapping[str, Any]) -> str:
+def _loss(quality: Mapping[str, Any] | None, vanilla: Mapping[str, Any], concurrency: int) -> str:
     if quality is None:
         return "-"
-    loss = compare_nats(quality, vanilla)
-    return f"{loss.cross_entropy:.3f}" if quality is vanilla else f"{loss.delta:+.3f} ± {loss.error:.3f}"
+    loss = compare_nats(quality, vanilla, concurrency)
+    return f"{loss.cross_entropy:.3f}" if quality is vanilla else loss.format(3)
 
 
 WEIGHTED: dict[str, Any] = {"utility": "squared", "own_share": 0.75}

@@ -9,7 +9,7 @@ import pytest
 
 from benchmark.balance.live import main, tabulate_live
 
-SHAPE = {"ep_size": 4, "batch": 2, "steps": 3, "rounds": 1}
+SHAPE = {"ep_size": 4, "batch": 1, "steps": 3, "rounds": 1}
 
 
 def make_point(fullest, active, kept, nats):

@@ -34,7 +34,7 @@ def test_the_table_has_vanillas_own_page_ins_and_what_policies_saved():
         points[quality_key(8, name)] = {"nats": nats, "sums": 0.75, "page_ins": 20.0, "before": 20.0}
     vanilla, _, policy, *_, everything = tabulate_live(points).rows
     assert vanilla == ["8", "vanilla, paged", "100", "1.00", "20.0", "2.500", "0.750"]
-    assert policy[3:] == ["2.50", "16.0 -> 4.0", "+0.100 ± 0.000", "0.750"]
+    assert policy[3:] == ["2.50", "16.0 -> 4.0", "+0.100 (one batch)", "0.750"]
     assert everything[1] == "xshare:k0=1,add=4, slots for all"
     assert everything[-2:] == ["-", "-"]
 

@@ -175,6 +175,7 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     "cp -r patches/0.5.23 patches/0.5.24": Run({"patches/0.5.24": "{scratch}/0.5.24"}),
     # measure
     "python -m benchmark.records": Same("make records"),
+    "python -m benchmark.records --check": Run(),
     f"python -m benchmark.records {DRAFTS}": Run({DRAFTS: "--check"}),  # small: test/benchmark
     "make records": Run(more="--small --dirty --out {scratch} quality cost balance", shows=r"3/3\] bal", is_long=True),
     "python -m benchmark.serving": replace(SERVED, more=f"off oea:k0=3 {SERVED.more}"),

@@ -37,7 +37,7 @@ CHANGES = {
 def test_numbers_change_under_the_same_kernel(run, change, rows, experts):
     """In one program and in several: what the reference finds by the plan whose numbers were written last."""
     plans = [spell(text) for text in CHANGES[change].split()]
-    # Of wide logits the best expert has all of a row's score on the grid, and a share of 1 takes the others all the same.
+    # Of wide logits the best expert has a whole row's score on the grid, and a share of 1 takes others all the same.
     logits = make_logits("wide" if change == "shares" else "normal", rows, experts, seed=rows)
     call = Router(6), Batch(torch.arange(rows, device=DEVICE) % 5 != 3, 4), make_ranks(logits)
     for plan, found in zip(plans, run(select_live, logits, plans, *call), strict=True):

@@ -75,8 +75,15 @@ def serve(case: Case, rank: int) -> dict[str, Any]:
     for router, layer in zip(routers, layers, strict=True):
         router.topk_config = layer.upstream
     ranks = Ranks(*find_rank(), EXPERTS, schedule.rows == "batch")
-    own = {"exact": Exact("cpu"), "acceptance": Acceptance(), "ranks": ranks}
-    installed = hooks._stage = Stage(layers, schedule, device="cpu", batches=Batches(always_pad=True), **own)
+    installed = hooks._stage = Stage(
+        layers,
+        schedule,
+        device="cpu",
+        batches=Batches(always_pad=True),
+        ranks=ranks,
+        exact=Exact("cpu"),
+        acceptance=Acceptance(),
+    )
     wrap_model(model, installed)
     for router in routers:
         wrap_router(router, installed)

@@ -12,18 +12,22 @@ from stage.switching import Capturing, switch
 PUBLISHED = {"k0": 1, "add": 2}
 
 
+def size(model: PagedModel, slots: int | None) -> None:
+    """Set the number of slots of every layer, as SGLang does after loading; None before."""
+    for paging in model.paging:
+        paging.num_resident = slots
+
+
 def test_slots_that_sglang_sizes_after_the_model_has_loaded_are_those_of_its_steps(monkeypatch):
     model = PagedModel()
-    for paging in model.paging:
-        paging.num_resident = None
+    size(model, None)
     stage = put(monkeypatch, model, **PUBLISHED)
     assert stage.paged is not None
     (method, *_), (layer, *_) = model.paging, stage.layers
     key = StepKey("decode", 4)
     assert not stage.fits_slots(method)
     assert not stage.in_force.fit(key), "nothing is known to fit"
-    for paging in model.paging:
-        paging.num_resident = SLOTS
+    size(model, SLOTS)
     assert stage.in_force.fit(key)
     assert stage.paged.residents.slots == SLOTS
     plan = stage.in_force.schedule.plan(0, 4)
@@ -38,13 +42,11 @@ def test_slots_that_sglang_sizes_after_the_model_has_loaded_are_those_of_its_ste
 def test_a_plan_found_before_the_slots_are_sized_is_found_anew(monkeypatch):
     """With no slot any resident may join. With slots for all experts of two rows the plan changes nothing."""
     model = PagedModel()
-    for paging in model.paging:
-        paging.num_resident = None
+    size(model, None)
     stage = put(monkeypatch, model, k0=1, add=24)
     layer, key = stage.layers[0], StepKey("decode", 2)
     assert stage.in_force.find(layer, key).reason is None
-    for paging in model.paging:
-        paging.num_resident = SLOTS
+    size(model, SLOTS)
     assert stage.in_force.find(layer, key).reason == "unchanged"
 
 
@@ -52,19 +54,16 @@ def test_a_step_before_the_slots_are_sized_has_no_number_of_them(monkeypatch):
     """Then every resident may join what the policy selects."""
     model = PagedModel()
     stage = put(monkeypatch, model, **PUBLISHED)
-    for paging in model.paging:
-        paging.num_resident = None
+    size(model, None)
     steps = stage.paged.divide(Step("decode", 4, Batch()))
     assert [(step.batch.slots, int(step.batch.resident.sum())) for step in steps] == [(None, SLOTS)] * LAYERS
 
 
 def test_slots_that_come_to_all_experts_page_nothing(monkeypatch):
     model = PagedModel()
-    for paging in model.paging:
-        paging.num_resident = None
+    size(model, None)
     stage = put(monkeypatch, model, **PUBLISHED)
-    for paging in model.paging:
-        paging.num_resident = EXPERTS
+    size(model, EXPERTS)
     assert stage.in_force.fit(StepKey("decode", 32))
     decode(model, 0, 8)
     interval = Reader(stage.acting.counters).read()

@@ -27,12 +27,17 @@ def expect(logits: torch.Tensor, plan: Any, valid: torch.Tensor | None = None) -
     return [int(chosen.vanilla_active.sum()), int(chosen.active.sum()), float(chosen.kept_mass.sum())]
 
 
+def list_counters(installed: Any) -> list[Any]:
+    """Return the counters of each plan of `observe`."""
+    return [lane.counters for lane in installed.in_force.lanes]
+
+
 def test_the_model_routes_as_ever_and_every_plan_is_counted(attach):
     model = Model(2)
     installed = attach(model, **OBSERVE)
     run(model, "decode", 16)
     assert model.routed == [None, None], "every layer got its own config back"
-    for plan, counters in zip(PLANS.values(), [lane.counters for lane in installed.in_force.lanes], strict=True):
+    for plan, counters in zip(PLANS.values(), list_counters(installed), strict=True):
         before, after, kept = expect(model.logits, plan)
         assert after < before
         assert counters.totals.tolist() == [pytest.approx([1, before, after, kept, 16, *[0] * 5])] * 2
@@ -46,11 +51,11 @@ def test_padding_is_not_observed(attach):
     installed.reads_padding = True
     run(model, "decode", 8, padding=3)
     valid = torch.arange(8) < 5
-    for plan, counters in zip(PLANS.values(), [lane.counters for lane in installed.in_force.lanes], strict=True):
+    for plan, counters in zip(PLANS.values(), list_counters(installed), strict=True):
         assert counters.totals[0, 1:5].tolist() == pytest.approx([*expect(model.logits, plan, valid), 5])
-    totals = [counters.totals.clone() for counters in [lane.counters for lane in installed.in_force.lanes]]
+    totals = [counters.totals.clone() for counters in list_counters(installed)]
     run(model, "decode", 4, padding=4)
-    for counters, before in zip([lane.counters for lane in installed.in_force.lanes], totals, strict=True):
+    for counters, before in zip(list_counters(installed), totals, strict=True):
         assert counters.totals.equal(before), "a graph that is being captured has no live row"
 
 
@@ -59,7 +64,7 @@ def test_single_rows_are_vanilla_under_every_plan_and_prefill_is_not_observed(at
     installed = attach(model, **OBSERVE)
     run(model, "decode", 1)
     run(model, "prefill", 40)
-    for counters in [lane.counters for lane in installed.in_force.lanes]:
+    for counters in list_counters(installed):
         assert counters.totals.tolist() == [[1, TOP_K, TOP_K, 1, 1, *[0] * 5]]
     logged, exported = installed.acting.logged.read(), installed.acting.exported.read()
     assert logged.outcomes | {"observed": 1, "prefill": 1} == exported.outcomes
@@ -85,7 +90,7 @@ def test_a_runner_that_ranks_logits_gets_the_models_own(attach, convention):
         return "output"
 
     installed.run(forward_batch("decode", 4), forward)
-    assert [int(counters.totals[0, 0]) for counters in [lane.counters for lane in installed.in_force.lanes]] == [1, 1]
+    assert [int(counters.totals[0, 0]) for counters in list_counters(installed)] == [1, 1]
 
 
 def test_the_step_never_waits_for_the_device(attach, tmp_path, forgets):

@@ -1,5 +1,5 @@
-"""Drafts as deep as pay: `--speculative-adaptive` with the depth that gives the most tokens per second, for each batch
-size. `decision.py` decides and uses neither SGLang nor a clock; `policy.py` is SGLang's `AdaptiveSpecPolicy`.
+"""Adaptive draft depth: `--speculative-adaptive` with the depth of the most tokens per second, for each batch size.
+`decision.py` decides, without SGLang and a clock; `policy.py` is SGLang's `AdaptiveSpecPolicy`.
 """
 
 from typing import Any

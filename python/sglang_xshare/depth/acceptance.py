@@ -1,4 +1,4 @@
-"""What `acceptance` "auto" stands for where the depth of drafts changes."""
+"""The value of `acceptance` "auto" if the depth of drafts changes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The decision on a draft depth: the most tokens per second, by what is accepted and what a step takes."""
+"""The choice of a draft depth: the most tokens per second, by the accepted drafts and the times of steps."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,11 +7,11 @@ from statistics import median
 from .shares import Shares
 
 MARGIN = 1.02
-"""How many times faster another depth must be to replace the depth in use."""
+"""The smallest gain in speed, as a factor, for which another depth replaces the depth in use."""
 TRIAL = 8
-"""Verifications of a depth without a time."""
+"""Verifications in the trial of a depth without a time."""
 RETRIAL, PERIOD = 4, 256
-"""Verifications of each neighbour of the depth in use, in so many of its batch size."""
+"""Verifications in the trial of a neighbour of the depth in use, and those of the batch size between two trials."""
 SOON, SLOWER = 32, 1.5
 """The first period after a change of the depth, and how much longer each next one is. A choice by few steps may be
 wrong: in simulations with 6 % noise and 10 % drift, full periods alone left one server in ten below 0.91 of the best
@@ -22,12 +22,12 @@ BLOCK = 16
 HISTORY = 8
 """Latest steps of a depth that its smoothed time stands for: about three retrials."""
 CHANGE = 2.0
-"""The largest change of a smoothed time at once: of a few steps more than one may have waited."""
+"""The largest change of a smoothed time at once, because several of a few steps may have waited."""
 
 
 def choose(tokens: Sequence[float], seconds: Mapping[int, float], depth: int) -> int:
-    """Return the depth with the most tokens per second: `tokens[d]` in `seconds[d]`. Keep `depth` unless another is
-    more than `MARGIN` times as fast; without a time of its own it gives way. Of equals the shallower wins.
+    """Return the depth with the most tokens per second: `tokens[d]` in `seconds[d]`. Keep `depth` unless another depth
+    is more than `MARGIN` times as fast, or `depth` has no time. Of equal depths return the shallower one.
     """
     speeds = {one: tokens[one] / taken for one, taken in seconds.items()}
     if not speeds:
@@ -48,7 +48,7 @@ class Size:
     left: int = 0
     period: float = SOON
     is_new: bool = True
-    """Whether the depth in use has not completed a block since it was chosen."""
+    """True until the depth in use has completed a block."""
     clock: int = 0
     last: dict[int, int] = field(default_factory=dict)
     """The clock at the latest verification of each depth."""
@@ -73,7 +73,7 @@ class Size:
 
         The median ignores a step that waited for something else. A change of the depth in use applies to all depths:
         contexts have grown, or the machine is slower than before. So depths are compared by steps that ran in turns.
-        The first block of a new depth corrects that depth alone, which few steps have chosen.
+        The first block of a new depth updates that depth alone, because the depth was chosen by few steps.
         """
         before, taken = self.seconds.get(depth), median(seconds)
         self._steps[depth] = min(self._steps.get(depth, 0) + len(seconds), HISTORY)
@@ -151,7 +151,7 @@ class Depths:
         self.sizes[size].decide(self.shares.expect())
 
     def forget_times(self) -> None:
-        """Forget what steps took, as after a switch of the policy, and keep depths and shares."""
+        """Forget the times of steps, as after a switch of the policy. Keep depths and shares."""
         for size in self.sizes.values():
             size.forget_times()
             size.decide(self.shares.expect())

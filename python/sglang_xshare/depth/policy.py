@@ -131,8 +131,8 @@ class ThroughputPolicy:
         return requests if requests <= EXACT else 1 << (requests - 1).bit_length()
 
     def _find_candidates(self, size: int) -> tuple[int, ...]:
-        # SGLang keeps the candidates of a batch size to itself, but tells which of the captured sizes it wants a depth
-        # for: a list of one size is its public form of the question.
+        # SGLang's candidates of a batch size are private. `cuda_graph_bs_for_step` returns the captured sizes that need
+        # a depth, so a list of one size shows whether the depth is a candidate.
         self._upstream.set_cuda_graph_bs([size])
         given = (depth for depth in self._upstream.candidate_steps if self._upstream.cuda_graph_bs_for_step(depth))
         return tuple(sorted({0, *given}))

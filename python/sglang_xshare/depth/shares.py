@@ -1,4 +1,4 @@
-"""How many drafts the target accepts, by their depth."""
+"""The shares of drafts that the target accepts, by their depth."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,9 @@ MEMORY = 64
 within 300 verifications, enough to know a share to 0.05 from one request.
 """
 LEAST = 1.0
-"""Results of a depth that are never forgotten: a share lasts while nothing drafts, and few new results outweigh it."""
+"""Results of a depth that are never forgotten: a share lasts without drafts, and a few new results outweigh it."""
 PRIOR = 0.5
-"""Results that stand for the depth before: the second draft is accepted as often as the first until one is seen."""
+"""Results by which the share of the depth before counts: without results a draft is accepted as often as that one."""
 
 
 class Shares:

@@ -7,7 +7,7 @@ REASONS = ("vanilla", "phase", "min_rows", "max_rows", "unchanged", "override")
 layer: the first four hold for all layers alike, "override" is last, because it may hold for a few layers alone.
 """
 OUTCOMES = ("policy", "observed", "prefill", *REASONS, "no_context")
-"""What a forward of the target model is counted as."""
+"""The outcomes by which forwards of the target model are counted."""
 
 
 @dataclass(frozen=True)

@@ -213,10 +213,7 @@ def handle(scheduler: Any, request: Any) -> Any:
         return None
     from .live.control import handle as answer
 
-    reply = answer(_control, scheduler, request)
-    if _depth is not None and reply.success and "in_force" in reply.response[0]:
-        reply.response[0]["draft_depth"] = _depth.describe()
-    return reply
+    return answer(_control, _depth, scheduler, request)
 
 
 def check_request(manager: Any, sampling_params: Any, request: Any) -> None:

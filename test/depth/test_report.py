@@ -11,6 +11,7 @@ from sglang_xshare import hooks
 from sglang_xshare.depth import report as report_module
 from sglang_xshare.depth.report import DepthReport
 from sglang_xshare.live import control
+from sglang_xshare.live.replicas import merge
 
 LABELS = {"model_name": "depth-report"}
 
@@ -96,10 +97,26 @@ def test_hooks_show_it_beside_the_policy_and_without_one(served, monkeypatch):
     monkeypatch.setattr(hooks, "_stage", stage)
     assert hooks.report(make_reporter(enabled=False)) == ", policy steps: 3, draft depth 5"
     answers = iter([{"in_force": {}}, {"switches": 1}])
-    monkeypatch.setattr(control, "handle", lambda *_: SimpleNamespace(success=True, response=[next(answers)]))
-    request = SimpleNamespace(method=hooks.METHOD, body={})
-    assert hooks.handle(None, request).response[0]["draft_depth"] == served.describe()
-    assert hooks.handle(None, request).response == [{"switches": 1}], "the answer to a check"
+    monkeypatch.setattr(control, "_ask", lambda *_: next(answers))
+    monkeypatch.setattr(hooks, "_control", object())
+    assert ask() == [{"in_force": {}, "draft_depth": served.describe()}]
+    assert ask() == [{"switches": 1}], "the answer to a check"
+
+
+def test_get_has_it_without_a_policy(served, monkeypatch):
+    monkeypatch.setattr(hooks, "_depth", served)
+    monkeypatch.setattr(hooks, "_control", None)
+    answers = ask()
+    assert answers == [
+        {"policy": "vanilla", "in_force": {"policy": "vanilla"}, "draft_depth": served.describe()},
+    ]
+    assert merge(answers * 2) == answers[0]
+    assert ask({"check": {"policy": "xshare"}, "epoch": "1"}) == [], "such a server cannot be switched"
+
+
+def ask(body: dict[str, Any] | None = None) -> Any:
+    request = SimpleNamespace(method=hooks.METHOD, body=body or {})
+    return hooks.handle(SimpleNamespace(metrics_reporter=None), request).response
 
 
 def test_sglang_keeps_its_policy_unless_ours_is_on(monkeypatch):

@@ -44,7 +44,7 @@ class Schedulers:
     def hand(self, body: dict[str, Any]) -> list[Any]:
         """Every scheduler's answer to a message, which may be another process's."""
         message, scheduler = SimpleNamespace(method=METHOD, body=body), SimpleNamespace(metrics_reporter=self.reporter)
-        return [handle(one, scheduler, message) for one in self.controls]
+        return [handle(one, None, scheduler, message) for one in self.controls]
 
     @property
     def phases(self) -> list[str]:

@@ -56,6 +56,12 @@ def test_get_prints_what_an_estimate_is_now(answering, capsys):
     assert "now" not in capsys.readouterr().out, "a step of one token has no drafts"
 
 
+def test_get_prints_vanilla_for_a_server_that_only_chooses_the_depth_of_drafts(answering, capsys):
+    told = {"policy": "vanilla", "in_force": {"policy": "vanilla"}, "draft_depth": {"batch_sizes": []}}
+    assert main(["policy", "get", answering(json.dumps(told).encode()).url]) == 0
+    assert "vanilla" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("given", "override", "marked"),
     [

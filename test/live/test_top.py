@@ -79,6 +79,18 @@ def test_draft_depths_are_a_line_by_batch_size():
         assert (line in console.export_text()) is shown
 
 
+def test_a_server_without_a_policy_has_a_frame_of_its_draft_depths():
+    size = {"batch_size": 4, "depth": 3, "tokens": 2.4, "ms": 12.5}
+    told = {"policy": "vanilla", "in_force": {"policy": "vanilla"}, "draft_depth": {"batch_sizes": [size]}}
+    console = Console(width=100)
+    with console.capture() as shown:
+        console.print(draw("URL", at(2.0, told), at(0.0, told), 8))
+    lines = shown.get().splitlines()
+    assert lines[0] == "URL: vanilla"
+    assert lines[1].startswith("150.5 tokens/s")
+    assert lines[2:] == ["Draft depth by batch size: 4: 3 (2.40 tokens in 12.5 ms)"]
+
+
 def test_what_was_counted_between_two_looks():
     first, second = subtract(at(12.5, LATER), at(10.0, EARLIER))
     assert first == layer(1, 2, 30, 10, 6.0, 8)

@@ -88,6 +88,8 @@ def print_answer(answer: dict[str, Any]) -> None:
             text += f", now {estimate:.3f}"
         table.add_row(key, text, "" if key in given else "default")
     console.print(table)
+    if "since_switch" not in answer:  # a server without a policy that chooses the depth of drafts
+        return
     trial = ", a trial of a search, which will restore another policy" if answer.get("trial") else ""
     plan = f"plan {answer.get('plan_hash', '-')}{trial}"
     console.print(f"{plan}; {describe_since(answer)}")

@@ -1,10 +1,12 @@
 """A scheduler's answers to GET and POST /expert_policy: the active policy, and a switch between two steps."""
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..compatibility.layers import check_plans
 from ..compatibility.modes import check_observed
@@ -19,6 +21,9 @@ from ..stage.switch import make_again, make_next, needs_capture, switch
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import attention_dp_size, model_config, pages_experts, resolved
 from . import ADDED, ASKED, COUNTING_PERIOD, FAULT, PATH
+
+if TYPE_CHECKING:
+    from ..depth.report import DepthReport
 
 NO_STAGE = (
     "this server was started without an expert policy; start it with --expert-policy, such as --expert-policy observe, "
@@ -224,14 +229,22 @@ def find_limit(scheduler: Any) -> int | None:
     return limit
 
 
-def handle(control: Control | None, scheduler: Any, request: Any) -> Any:
-    """Return upstream's answer to a control message of ours. Never raise, because that would end the scheduler."""
+def handle(control: Control | None, depth: DepthReport | None, scheduler: Any, request: Any) -> Any:
+    """Return upstream's answer to a control message of ours. Never raise, because that would end the scheduler.
+
+    A server without a policy (`control` is None) answers GET if it chooses the depth of drafts (`depth`).
+    """
     from sglang.srt.managers.io_struct import DumperControlReqOutput
 
     try:
-        if control is None:
+        if control is not None:
+            answer = _ask(control, request.body, scheduler.metrics_reporter)
+        elif depth is not None and not request.body:
+            answer = {"policy": "vanilla", "in_force": {"policy": "vanilla"}}
+        else:
             raise ValueError(NO_STAGE)
-        answer = _ask(control, request.body, scheduler.metrics_reporter)
+        if depth is not None and "in_force" in answer:
+            answer["draft_depth"] = depth.describe()
         return DumperControlReqOutput(success=True, response=[answer])
     except ValueError as error:  # `ExpertPolicyError` is one
         return DumperControlReqOutput(success=False, response=[], error=" ".join(str(error).split()))

@@ -101,8 +101,10 @@ def count_switches(answers: list[dict[str, Any]]) -> int:
 
 def merge(answers: list[dict[str, Any]]) -> dict[str, Any]:
     """Return one answer for several schedulers: the sum of their counts, and the policy of a replica that has switched
-    to vanilla by itself, if there is one.
+    to vanilla by itself, if there is one. Servers without a policy count nothing: the answer is the first scheduler's.
     """
+    if "switches" not in answers[0]:
+        return answers[0]
     base = max(answers, key=lambda answer: (answer["disagreement"] is not None, answer["switches"]))
     counts = {name: _add_up([answer[name] for answer in answers if answer[name]]) for name in COUNTS}
     merged = base | counts | {"counted_ago": max(answer["counted_ago"] or 0.0 for answer in answers)}

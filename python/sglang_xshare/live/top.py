@@ -43,14 +43,14 @@ class Look:
 
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """The counts of each MoE layer since the last switch."""
-        return list(self.answer["since_switch"]["by_layer"])
+        """The counts of each MoE layer since the last switch, none without a policy."""
+        return list(self.answer.get("since_switch", {}).get("by_layer", ()))
 
 
 def look(client: Client) -> Look:
     """Return a look at a server. Raises `PolicyError` if there is no answer, a refusal, no policy, or no metrics."""
     answer = client.get_policy()
-    if "by_layer" not in (answer.get("since_switch") or {}):
+    if "since_switch" in answer and "by_layer" not in (answer["since_switch"] or {}):
         raise PolicyError(
             f"{client.url}: the answer has no counts by layer; the server must have this package's version"
         )
@@ -84,7 +84,7 @@ def read_gauges(text: str) -> dict[str, list[float]]:
 def subtract(now: Look, before: Look) -> list[dict[str, Any]] | None:
     """Return the counts of each layer between two looks; None if the policy or the server changed in between."""
     latter, former = ([(one["layer"], *one) for one in at.layers] for at in (now, before))
-    if now.answer["switches"] != before.answer["switches"] or latter != former:
+    if now.answer.get("switches") != before.answer.get("switches") or latter != former:
         return None
     pairs = zip(now.layers, before.layers, strict=True)
     layers = [{name: new[name] - old[name] for name in new} | {"layer": new["layer"]} for new, old in pairs]
@@ -125,16 +125,21 @@ def draw(url: str, now: Look, before: Look | None, lines: int) -> RenderableType
     speed = sum(gauges[SPEED]) if gauges[SPEED] else None
     verified = [length for length in gauges[ACCEPTED] if length]
     speeds = f"{_number(speed, 1)} tokens/s, accepted length {_number(mean(verified) if verified else None, 2)}"
-    start = "the last switch" if answer["switches"] else "the server's start"
+    start = "the last switch" if answer.get("switches") else "the server's start"
     layers, span = now.layers, f"since {start}"
     if before and (latest := subtract(now, before)):
         layers, span = latest, f"of the last {now.time - before.time:.1f} s"
+    name = f"{url}: {plan['policy']}"
+    running = Text(f"{speeds}; {sum(gauges[RUNNING]):.0f} running, {sum(gauges[QUEUED]):.0f} queued")
+    depths = [Text(describe_depths(answer["draft_depth"]))] if "draft_depth" in answer else []
+    if "since_switch" not in answer:
+        return Group(Text(name, style="bold"), running, *depths)
     return Group(
-        Text(f"{url}: {plan['policy']}, plan {answer['plan_hash']}", style="bold"),
+        Text(f"{name}, plan {answer['plan_hash']}", style="bold"),
         Text(keys, style="dim"),
-        Text(f"{speeds}; {sum(gauges[RUNNING]):.0f} running, {sum(gauges[QUEUED]):.0f} queued"),
+        running,
         Text(describe_since(answer)),
-        *([Text(describe_depths(answer["draft_depth"]))] if "draft_depth" in answer else []),
+        *depths,
         Text(f"Active experts of a step by layer, {span}:"),
         Columns([_draw_layers(layers[first : first + lines]) for first in range(0, len(layers), lines)]),
     )

@@ -55,7 +55,7 @@ DEFAULTS = ("defaults", *(f"defaults-{model}" for model in BUDGETED))
 FRESH = tuple(f"fresh-{model}-{sizes}" for model in ("shipped", *STEPS) for sizes in SIZES)
 TABLES = {
     "serving": Source(("serving",), tabulate_serving),
-    "serving-summary": Source(("serving", "drafts-1x8"), summarize_serving),
+    "serving-summary": Source(("serving",), summarize_serving),
     "gpu": Source(("server",), tabulate_gpu, H200_RUN),
     "quality": Source(("quality",), tabulate_quality),
     "verified": Source(WITH_DRAFTS, tabulate_verified),

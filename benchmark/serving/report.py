@@ -15,11 +15,16 @@ from benchmark.common.widened import read_widened
 from benchmark.quality.measure import Loss, compare_nats, find_margin
 from sglang_xshare.check.weights import Weights
 
-SUMMARY = ("off", BASELINE, "xshare", f"{DRAFTING}xshare")
+SUMMARY = ("off", BASELINE, "xshare", f"{DRAFTING}off", f"{DRAFTING}xshare")
 """The rows that the README shows, if the record has them."""
 KEY = "comparison"
 """The key of the rounds in the record; `quality_key` returns the others."""
 ROUNDS = "ratio by round"
+BRIEF = """\
+Means over the rounds [95 % t-interval]. Ratio: tokens/s to the first row's. Loss: nats a token above the first row's
+(with drafts: above that of EAGLE-3, off). Sums right: share of arithmetic problems. Accepted: tokens a verify step.\
+""".replace("\n", " ")
+"""The README's note."""
 NOTE = """\
 Means over the rounds [95 % t-interval]. Ratio: of output tokens/s to the first row's, within each round, the highest
 first. Active experts, a layer and step, upstream's -> the policy's, and kept mass: counted by the server."""
@@ -107,21 +112,12 @@ def _explain(comparison: Comparison, losses: Sequence[str]) -> str:
     return " ".join(filter(None, parts))
 
 
-def summarize_serving(points: Mapping[str, Any], verified: Mapping[str, Any] | None = None) -> Table:
-    """Return of that table the rows of `SUMMARY`, and the best `verified` row of one request, without the rounds."""
-    table = tabulate_serving(points)
+def summarize_serving(points: Mapping[str, Any]) -> Table:
+    """Return of that table the rows of `SUMMARY`, without the rounds, with a short note."""
+    table, comparison = tabulate_serving(points), Comparison.read(points[KEY])
     rows = {row[0]: row[:-1] for row in table.rows}
+    note = f"{comparison.workload.model.name}: {comparison.workload}. {BRIEF}"
     shown = [rows[name] for name in SUMMARY if name in rows]
-    note = (
-        f"{table.note.replace(f'{BY_ROUND} ', '')} Without a policy EAGLE-3 has the ratio {rows[f'{DRAFTING}off'][1]}."
-    )
-    if verified is not None:
-        _, *drafting = tabulate_serving(verified).rows
-        alone = next(row for row in drafting if row[0] == f"{DRAFTING}off")
-        best = next(row for row in drafting if row is not alone)
-        tokens = _count_verified(Comparison.read(verified[KEY]))
-        shown.append([f"one request, {tokens} tokens verified: {best[0]}", *best[1:-1]])
-        note += f" Last row: against one request without drafts; EAGLE-3 alone has {alone[1]} there."
     return replace(table, headings=table.headings[:-1], rows=shown, note=note)
 
 

@@ -21,7 +21,7 @@ RELEASES = ("0.5.21", LATEST)
 CANDIDATES = (1, 3)
 WIDTHS = {1, 2, 4}
 """Tokens verified of a request: those of no draft too."""
-NEW_TOKENS = 96
+NEW_TOKENS = 224
 THROUGHPUT = ("--expert-policy-draft-depth", "throughput")
 XSHARE = {"policy": "xshare", "k0": 1, "add": 6}
 pytestmark = pytest.mark.long

@@ -1,15 +1,14 @@
 """Draft depths in the decode log, in GET /expert_policy and on `/metrics`."""
 
-import logging
 from typing import Any
 
+from ..stage.record.attempts import Attempts
 from ..stage.record.figures import Exporter
 from ..upstream.ranks import is_first_rank
 from .policy import ThroughputPolicy
 
 GROUP = "depth"
 """The figures of `FIGURES`."""
-logger = logging.getLogger(__name__)
 
 
 class DepthReport:
@@ -19,7 +18,7 @@ class DepthReport:
         self.policy = policy
         self._exporter = Exporter()
         self._published = 0
-        self._has_failed = False
+        self._attempt = Attempts()
 
     def log(self) -> str:
         """Return the end of a decode log line: the depth of the last batch size; empty before a verification."""
@@ -48,9 +47,5 @@ class DepthReport:
         self._published = self.policy.verifications
         if not reporter.current_scheduler_metrics_enabled:
             return
-        try:
-            self._exporter.export(GROUP, self.describe()["batch_sizes"], reporter.metrics_collector.labels)
-        except Exception:
-            if not self._has_failed:
-                self._has_failed = True
-                logger.exception("Expert policy: could not export the draft depths; this is logged once")
+        labels = reporter.metrics_collector.labels
+        self._attempt("metrics", lambda: self._exporter.export(GROUP, self.describe()["batch_sizes"], labels))

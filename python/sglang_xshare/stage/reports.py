@@ -10,6 +10,7 @@ from typing import Any
 
 from .lane import format_observed
 from .record.agreement import Agreement
+from .record.attempts import Attempts
 from .record.figures import Exporter
 from .record.interval import format_log
 
@@ -27,7 +28,7 @@ class Reports:
     def __init__(self, stage: Any) -> None:
         self._stage = stage
         self._exported_agreement: Counter[str] = Counter()
-        self._failed: set[str] = set()
+        self._attempt = Attempts()
         self.exporter = Exporter()
         self._published = 0, 0
         """The scheduler's counts of forwards at the last call of `note`."""
@@ -90,13 +91,3 @@ class Reports:
         now = agreement.counts.copy()
         new, self._exported_agreement = now - self._exported_agreement, now
         return new
-
-    def _attempt(self, what: str, update: Callable[[], str | None]) -> str | None:
-        """Return what `update` returns, or None if it fails."""
-        try:
-            return update()
-        except Exception:
-            if what not in self._failed:
-                self._failed.add(what)
-                logger.exception("Expert policy: could not bring the %s up to date; this is logged once", what)
-            return None

@@ -1,0 +1,23 @@
+"""Reports that may fail without an end of the server."""
+
+import logging
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+
+class Attempts:
+    """Calls of reports by name. The first failure of each name is logged, and no failure reaches the caller."""
+
+    def __init__(self) -> None:
+        self._failed: set[str] = set()
+
+    def __call__(self, what: str, update: Callable[[], str | None]) -> str | None:
+        """Return what `update` returns, or None if it fails."""
+        try:
+            return update()
+        except Exception:
+            if what not in self._failed:
+                self._failed.add(what)
+                logger.exception("Expert policy: could not bring the %s up to date; this is logged once", what)
+            return None

@@ -145,7 +145,7 @@ def test_times_across_a_switch_of_the_policy_are_left_out():
             policy.on_verify_complete([1, 1], 2)
     policy.on_verify_complete([1, 1], 2)
     assert policy.verifications == 5
-    assert [launch.forwards for launch, _ in policy._taken] == [3, 4]
+    assert [launch.forwards for launch, _ in policy._taken[2]] == [3, 4]
 
 
 def test_what_acceptance_auto_stands_for_is_the_share_of_all_drafts():

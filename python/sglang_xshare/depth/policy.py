@@ -55,8 +55,8 @@ class ThroughputPolicy:
         # With overlap a step is launched before the one before it is complete.
         self._launched: deque[Launch] = deque(maxlen=4)
         self._former: tuple[Launch, float] | None = None
-        self._taken: list[tuple[Launch, float]] = []
-        """Times since the last decision of their batch size, by this rank's clock."""
+        self._taken: dict[int, list[tuple[Launch, float]]] = {}
+        """By batch size the timed steps since its last decision, in seconds of this rank's clock."""
 
     def set_cuda_graph_bs(self, cuda_graph_bs: list[int] | None) -> None:
         """Set the captured batch sizes; None without CUDA graphs."""
@@ -92,7 +92,7 @@ class ThroughputPolicy:
         self.verifications += 1
         self.latest = launch.size
         if former is not None and self._is_timed(former[0], launch):
-            self._taken.append((launch, now - former[1]))
+            self._taken.setdefault(launch.size, []).append((launch, now - former[1]))
         if self.depths.count(launch.size, launch.depth, num_correct_drafts_per_req):
             self._share_times(launch.size)
             self.depths.decide(launch.size)
@@ -100,11 +100,10 @@ class ThroughputPolicy:
 
     def _share_times(self, size: int) -> None:
         """Update the smoothed times of a batch size by the first rank's times since its last decision."""
-        own = [(launch.depth, seconds) for launch, seconds in self._taken if launch.size == size]
-        self._taken = [(launch, seconds) for launch, seconds in self._taken if launch.size != size]
+        own = self._taken.pop(size, [])
         steps: dict[int, list[float]] = {}
-        for (depth, _), seconds in zip(own, self._share([seconds for _, seconds in own]), strict=True):
-            steps.setdefault(depth, []).append(seconds)
+        for (launch, _), seconds in zip(own, self._share([seconds for _, seconds in own]), strict=True):
+            steps.setdefault(launch.depth, []).append(seconds)
         for depth, times in steps.items():
             self.depths.find(size).time(depth, times)
 

@@ -193,7 +193,15 @@ def _run(series: Series, server: Server, load: Load, workload: Workload) -> None
 
 
 def write_prompts(out: Path, texts: Path, tokenizer: Path, count: int, tokens: int, seed: int) -> None:
-    """Write `count` distinct prompts of `tokens` tokens, evenly from every text, as JSON lines to `out`.
+    """Write the prompts of `draw_prompts` as bench_serving's JSON lines to `out`."""
+    # bench_serving requires two turns; the second matters only without an output length.
+    prompts = draw_prompts(texts, tokenizer, count, tokens, seed)
+    rows = [{"conversations": [{"value": prompt}, {"value": ""}]} for prompt in prompts]
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def draw_prompts(texts: Path, tokenizer: Path, count: int, tokens: int, seed: int) -> list[str]:
+    """Return `count` distinct prompts of `tokens` tokens, evenly from every text.
 
     `texts` is a folder of *.txt files, each one domain, `tokenizer` one with tokenizer.json. Other seeds give other
     prompts, so no round finds its prompts in the prefix cache. Raises ValueError for no text, or too little text.
@@ -203,7 +211,7 @@ def write_prompts(out: Path, texts: Path, tokenizer: Path, count: int, tokens: i
         raise ValueError(f"texts must be a folder of held-out *.txt files (got {texts})")
     encode = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     rng = random.Random(seed)
-    domains = [_draw_prompts(encode, path, tokens, rng) for path in files]
+    domains = [_cut_prompts(encode, path, tokens, rng) for path in files]
     drawn: dict[str, None] = {}
     for group in zip(*domains, strict=False):
         drawn |= dict.fromkeys(group)
@@ -212,12 +220,10 @@ def write_prompts(out: Path, texts: Path, tokenizer: Path, count: int, tokens: i
     prompts = list(drawn)[:count]
     if len(prompts) < count:
         raise ValueError(f"texts {texts} must have {count} distinct prompts of {tokens} tokens (got {len(prompts)})")
-    # bench_serving requires two turns; the second matters only without an output length.
-    rows = [{"conversations": [{"value": prompt}, {"value": ""}]} for prompt in prompts]
-    out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return prompts
 
 
-def _draw_prompts(encode: Tokenizer, path: Path, tokens: int, rng: random.Random) -> Iterator[str]:
+def _cut_prompts(encode: Tokenizer, path: Path, tokens: int, rng: random.Random) -> Iterator[str]:
     """Yield pieces of `tokens` tokens that start at the beginning of a line, in random order."""
     lines = path.read_text().splitlines(keepends=True)
     starts = [i for i, line in enumerate(lines) if line.strip()]

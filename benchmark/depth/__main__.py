@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmark.common.command import COUNTS, Parser, folder, policy, positive, run_main
 from benchmark.common.comparison import is_measured, measure
 from benchmark.common.paths import BUILD, DRAFT, TEXTS, WIDENED
-from benchmark.common.rounds import Workload, serve, write_prompts
+from benchmark.common.rounds import Workload, draw_prompts, serve
 from benchmark.common.server import Server
 from benchmark.common.speculative import speculative_flags
 from benchmark.common.variant import OFF, Variant, parse_variant
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for key, workload in workloads.items():
                 if not is_measured(record, key):
                     named = {one.name: server for one, server in zip(variants, servers, strict=True)}
-                    settle(named, workload, args.settled, record.path.parent)
+                    settle(named, workload, args.settled)
                     measure(record, key, workload, variants, servers)
     tabulate_depths(record.points).show(record.path)
     plot_depths(record.points, record.path.with_suffix(".png"))
@@ -88,26 +88,17 @@ def list_variants(text: str, draft: Path, fixed: Sequence[int], scratch: Path) -
     return variants
 
 
-def settle(servers: Mapping[str, Server], workload: Workload, batches: int, scratch: Path) -> None:
+def settle(servers: Mapping[str, Server], workload: Workload, batches: int) -> None:
     """Decode batches of the workload, one on the servers of fixed depths and `batches` on the others, by name.
 
     So the depths are found in the traffic that is measured.
     """
     for number in range(batches):
         seed = workload.seed + workload.rounds + number
-        prompts = draw_prompts(workload.texts, workload.model, workload.concurrency, seed, scratch)
+        prompts = draw_prompts(workload.texts, workload.model, workload.concurrency, PROMPT, seed)
         for name, server in servers.items():
             if number == 0 or name.endswith((UPSTREAM, THROUGHPUT)):
                 server.generate(prompts, max_new_tokens=workload.output_tokens, ignore_eos=True)
-
-
-def draw_prompts(texts: Path, model: Path, requests: int, seed: int, scratch: Path) -> list[str]:
-    """Return so many prompts of a folder of texts; other seeds have others."""
-    file = scratch / "prompts.jsonl"
-    write_prompts(file, texts, model, requests, PROMPT, seed)
-    lines = file.read_text().splitlines()
-    file.unlink()
-    return [json.loads(line)["conversations"][0]["value"] for line in lines]
 
 
 def _make_workload(args: argparse.Namespace, requests: int) -> Workload:

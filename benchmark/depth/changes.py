@@ -12,11 +12,11 @@ from typing import Any
 
 from benchmark.common.command import Parser, folder, run_main, selecting
 from benchmark.common.paths import BUILD, DRAFT, TEXTS, WIDENED
-from benchmark.common.rounds import serve
+from benchmark.common.rounds import draw_prompts, serve
 from benchmark.common.server import Server
 from benchmark.common.table import Table
 from benchmark.common.widened import prepare
-from benchmark.depth.__main__ import draw_prompts, list_variants
+from benchmark.depth.__main__ import PROMPT, list_variants
 from benchmark.depth.report import FIXED
 
 ALLOWED = 300
@@ -43,13 +43,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         (args.from_requests, args.texts or args.model / "heldout"),
         (args.to_requests, args.other_texts or args.texts or args.model / "heldout"),
     )
-    scratch = record.path.parent
-    variant = list_variants(args.policy, args.draft, FIXED, scratch)[-1]
+    variant = list_variants(args.policy, args.draft, FIXED, record.path.parent)[-1]
     if not all(str(number) in record for number in range(2 * args.changes)):
         with serve(args.model, [variant], prepare(args.model)) as (server,):
             for number in range(2 * args.changes):
                 requests, texts = sides[number % 2]
-                looks = decode(server, draw_prompts(texts, args.model, requests, number, scratch), args.output_tokens)
+                prompts = draw_prompts(texts, args.model, requests, PROMPT, number)
+                looks = decode(server, prompts, args.output_tokens)
                 record.add(str(number), requests=requests, texts=texts.name, looks=looks)
     tabulate_changes(record.points).show(record.path)
 

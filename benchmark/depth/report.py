@@ -10,7 +10,7 @@ from benchmark.common.plot import Line, Panel, Picture, draw
 from benchmark.common.table import Table
 
 FIXED = 0, 1, 3, 5, 7
-UPSTREAM, THROUGHPUT = "SGLang's choice", "as deep as pays"
+NO_DRAFTS, UPSTREAM, THROUGHPUT = "no drafts", "SGLang's choice", "as deep as pays"
 REACHED = 0.97
 """The share of the best fixed depth, and of no drafts, that the depth by tokens per second has to reach."""
 NOTE = (
@@ -35,47 +35,38 @@ def tabulate_depths(points: Mapping[str, Any]) -> Table:
     """Return a row a policy and number of requests: tokens/s by depth, and what the chosen depth reaches."""
     rows, headings, rounds = [], [], 0
     for point in points.values():
-        comparison = Comparison.read(point)
-        names = [_shorten(row) for row in comparison.summaries]
-        headings = ["policy", "requests", *names, "of the best", "of no drafts", f"of {UPSTREAM}", "by round"]
-        speeds = {name: row.throughput.mean for name, row in zip(names, comparison.summaries, strict=True)}
+        comparison, found = _read(point)
+        headings = ["policy", "requests", *found, "of the best", "of no drafts", f"of {UPSTREAM}", "by round"]
         policy = comparison.summaries[0].name.rpartition(", ")[0]
-        best = find_best(speeds)
-        shares = [format_spread(compare(comparison, one), 2) for one in (best, names[0], UPSTREAM)]
-        shares.append(format_rounds(pair(comparison, best), 2))
-        cells = [f"**{speeds[name]:.1f}**" if name == best else f"{speeds[name]:.1f}" for name in names]
+        best = find_best(found)
+        shares = [format_spread(spread(pair(found, one)), 2) for one in (best, NO_DRAFTS, UPSTREAM)]
+        shares.append(format_rounds(pair(found, best), 2))
+        speeds = {name: f"{row.throughput.mean:.1f}" for name, row in found.items()}
+        cells = [f"**{speed}**" if name == best else speed for name, speed in speeds.items()]
         rows.append([policy, str(comparison.workload.concurrency), *cells, *shares])
         rounds = comparison.rounds
     note = NOTE.format(rounds=rounds, upstream=UPSTREAM, throughput=THROUGHPUT)
     return Table("Draft depths", headings, rows, note)
 
 
-def find_best(speeds: Mapping[str, float]) -> str:
+def find_best(found: Mapping[str, Summary]) -> str:
     """Return the fastest fixed depth."""
-    return max((name for name in speeds if name not in (UPSTREAM, THROUGHPUT)), key=speeds.__getitem__)
+    fixed = [name for name in found if name not in (UPSTREAM, THROUGHPUT)]
+    return max(fixed, key=lambda name: found[name].throughput.mean)
 
 
-def pair(comparison: Comparison, name: str) -> list[float]:
+def pair(found: Mapping[str, Summary], name: str) -> list[float]:
     """Return the chosen depth's tokens/s to those of the server `name`, by round."""
-    results = {_shorten(row): one.results for row, one in zip(comparison.summaries, comparison.series, strict=True)}
-    pairs = zip(results[THROUGHPUT], results[name], strict=True)
-    return [own["output_throughput"] / other["output_throughput"] for own, other in pairs]
-
-
-def compare(comparison: Comparison, name: str) -> Spread:
-    """Return the mean of these ratios and its interval."""
-    return spread(pair(comparison, name))
+    return [own / other for own, other in zip(found[THROUGHPUT].ratios, found[name].ratios, strict=True)]
 
 
 def find_missed(points: Mapping[str, Any]) -> list[str]:
     """Return a line for each point at which the chosen depth does not reach what it has to."""
     missed = []
     for key, point in points.items():
-        comparison = Comparison.read(point)
-        names = [_shorten(row) for row in comparison.summaries]
-        speeds = {name: row.throughput.mean for name, row in zip(names, comparison.summaries, strict=True)}
-        for other, least in ((find_best(speeds), REACHED), (names[0], REACHED), (UPSTREAM, 1.0)):
-            share = compare(comparison, other).mean
+        _, found = _read(point)
+        for other, least in ((find_best(found), REACHED), (NO_DRAFTS, REACHED), (UPSTREAM, 1.0)):
+            share = spread(pair(found, other)).mean
             missed += [f"{key}: {share:.3f} of {other}, must be {least}"] if share < least else []
     return missed
 
@@ -84,10 +75,10 @@ def plot_depths(points: Mapping[str, Any], path: Path) -> None:
     """Draw tokens/s against requests, a panel a policy and a line a depth, the chosen one on top."""
     found: dict[str, dict[str, list[tuple[int, Spread]]]] = {}
     for point in points.values():
-        comparison = Comparison.read(point)
-        for row in comparison.summaries:
+        comparison, rows = _read(point)
+        for depth, row in rows.items():
             by_depth = found.setdefault(row.name.rpartition(", ")[0], {})
-            by_depth.setdefault(_shorten(row), []).append((comparison.workload.concurrency, row.throughput))
+            by_depth.setdefault(depth, []).append((comparison.workload.concurrency, row.throughput))
     panels = []
     for policy, by_depth in found.items():
         lines = []
@@ -100,8 +91,14 @@ def plot_depths(points: Mapping[str, Any], path: Path) -> None:
     draw(Picture(panels, "error bars: 95 % t-intervals over rounds"), path)
 
 
+def _read(point: Mapping[str, Any]) -> tuple[Comparison, dict[str, Summary]]:
+    """Return a point's comparison, and its rows by depth."""
+    comparison = Comparison.read(point)
+    return comparison, {_shorten(row): row for row in comparison.summaries}
+
+
 def _name_fixed(depth: int) -> str:
-    return "no drafts" if depth == 0 else f"{depth} draft{'s' if depth > 1 else ''}"
+    return NO_DRAFTS if depth == 0 else f"{depth} draft{'s' if depth > 1 else ''}"
 
 
 def _shorten(row: Summary) -> str:

@@ -18,7 +18,16 @@ from benchmark.common.server import Server
 from benchmark.common.speculative import speculative_flags
 from benchmark.common.variant import OFF, Variant, parse_variant
 from benchmark.common.widened import prepare
-from benchmark.depth.report import FIXED, THROUGHPUT, UPSTREAM, key_of, name_of, plot_depths, tabulate_depths
+from benchmark.depth.report import (
+    FIXED,
+    THROUGHPUT,
+    UPSTREAM,
+    find_missed,
+    key_of,
+    name_of,
+    plot_depths,
+    tabulate_depths,
+)
 
 CONCURRENCY = 1, 2, 4, 8, 16
 POLICIES = OFF, "xshare"
@@ -63,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                     settle(named, workload, args.settled)
                     measure(record, key, workload, variants, servers)
     tabulate_depths(record.points).show(record.path)
+    for line in find_missed(record.points):
+        print(f"Missed: {line}")
     plot_depths(record.points, record.path.with_suffix(".png"))
 
 

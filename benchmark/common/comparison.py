@@ -6,13 +6,11 @@ from functools import cached_property
 from statistics import correlation, linear_regression, median
 from typing import Any
 
-from benchmark.common.interval import LEAST, Spread, format_spread, spread
+from benchmark.common.interval import LEAST, Spread, spread
 from benchmark.common.record import Record
 from benchmark.common.rounds import Series, Workload, run_rounds
 from benchmark.common.server import Server
 from benchmark.common.variant import BASELINE, Variant
-
-__all__ = ["Comparison", "Line", "Spread", "Summary", "fit_line", "format_spread", "measure", "spread"]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmark.common.command import COUNTS, Parser, run_main
-from benchmark.common.comparison import ONE_ROUND, Comparison, format_spread, is_measured, measure
+from benchmark.common.comparison import ONE_ROUND, Comparison, is_measured, measure
+from benchmark.common.interval import format_spread
 from benchmark.common.paths import BUILD, TEXTS, WIDENED
 from benchmark.common.rounds import Workload, serve
 from benchmark.common.table import Table

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-from benchmark.common.comparison import ONE_ROUND, Comparison, format_number, format_spread
+from benchmark.common.comparison import ONE_ROUND, Comparison, format_number
+from benchmark.common.interval import format_spread
 from benchmark.common.rounds import Series
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE

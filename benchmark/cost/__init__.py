@@ -1,1 +1,1 @@
-"""What selection costs, and what to choose when: `python -m benchmark.cost`."""
+"""The cost of selection, and the choice between its variants: `python -m benchmark.cost`."""

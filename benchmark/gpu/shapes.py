@@ -1,4 +1,4 @@
-"""How the selection kernel cuts a batch into programs: timed, and written to the file that the kernel reads.
+"""Launch shapes of the selection kernel: timed, and written to the file that the kernel reads.
 
 For each number of experts: warps of one program that takes the whole batch, by its rows, and rows and warps of programs
 that share a batch. One program takes a batch up to the largest number of rows at which that is faster.

@@ -12,7 +12,7 @@ ROWS, HIDDEN, EXPERTS, TOP_K, BLOCK = 16, 2048, 128, 8, 16
 
 
 def is_rmsnorm_right() -> bool:
-    """Return whether `sgl_kernel.rmsnorm` is right, as every layer calls it."""
+    """Return whether `sgl_kernel.rmsnorm` is right for the arguments of every layer."""
     import torch
 
     import sgl_kernel

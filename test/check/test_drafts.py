@@ -1,4 +1,4 @@
-"""What `check` warns of draft tokens that cannot pay."""
+"""The warnings of `check` about draft tokens that cannot pay."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_drafts_that_cost_more_than_they_give_are_named_with_the_number_that_giv
 
 
 def test_the_estimate_decides(write):
-    """Of Qwen3-30B-A3B on an H100, whose weights for one draft are cheap, and on a tenth of its memory's speed."""
+    """Qwen3-30B-A3B on an H100, where one draft token costs few weights, and at a tenth of the H100's bandwidth."""
     weights = read_weights(write(QWEN))
 
     def ask(tokens: int, policy: str | None = None, bandwidth: float = H100) -> list[str]:

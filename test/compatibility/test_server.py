@@ -169,7 +169,7 @@ REFUSED_RANKS: dict[str, tuple[str, ...]] = {
     ),
     "two-batch overlap": ("--enable-two-batch-overlap",),
 }
-"""Of servers with data-parallel attention, beside its flags."""
+"""Further flags with which a server with data-parallel attention is refused, by case."""
 LISTS = {"servers": (REFUSED, ACCEPTED), "data-parallel attention": (REFUSED_RANKS, ACCEPTED_RANKS)}
 
 

@@ -33,7 +33,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Traffic:
-    """So many `requests` at a time whose drafts are accepted by `chances`; `seconds` of a step, by its drafts."""
+    """`requests` that run together; `chances` that each draft is accepted; `seconds` of a step by its drafts."""
 
     requests: int
     chances: Sequence[float]

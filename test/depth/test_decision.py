@@ -134,7 +134,7 @@ def test_a_retrial_counts_as_its_part_of_the_latest_8_steps():
 
 
 def test_a_smoothed_time_doubles_at_most_at_once():
-    """Of three steps two may have waited, as for a kernel that is compiled at a new width."""
+    """Two of three steps may have waited, for example for a kernel that is compiled at a new width."""
     size = make()
     size.time(3, [1.0] * HISTORY)
     size.time(3, [50.0] * HISTORY)
@@ -177,7 +177,7 @@ def test_one_candidate_is_never_left():
 
 
 def test_deciding_takes_at_most_20_us_a_step():
-    """Of processor time, in the mean over steps: 16 requests, 5 candidates with all their times."""
+    """The mean processor time of a step, with 16 requests and 5 candidates that have all their times."""
     import time
 
     depths = Depths(lambda size: CANDIDATES, 7, start=7)

@@ -135,7 +135,7 @@ def test_a_switch_of_the_policy_forgets_the_times_and_keeps_the_acceptance():
 
 
 def test_times_across_a_switch_of_the_policy_are_left_out():
-    """Those of a step that was launched before it, and of the first after it: a step of each kind is between them."""
+    """A step that was launched before the switch, and the first step after it, have no time."""
     switches, forwards = [0], iter(range(100))
     policy = ThroughputPolicy(Candidates(), 3, forwards.__next__, lambda: switches[0])
     for now in (0, 0, 1, 1, 1):

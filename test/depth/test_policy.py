@@ -134,6 +134,19 @@ def test_a_switch_of_the_policy_forgets_the_times_and_keeps_the_acceptance():
     assert (depths.shares.shares, depths.sizes[2].depth) == (shares, depth)
 
 
+def test_each_timed_step_counts_in_one_decision():
+    shared: list[list[float]] = []
+
+    def share(own: list[float]) -> list[float]:
+        shared.append(own)
+        return own
+
+    server = Simulation(noise=0.03, options={"share": share})
+    server.serve(TRAFFIC, 200)
+    seconds = [one for own in shared for one in own]
+    assert len(set(seconds)) == len(seconds) > 100
+
+
 def test_times_across_a_switch_of_the_policy_are_left_out():
     """A step that was launched before the switch, and the first step after it, have no time."""
     switches, forwards = [0], iter(range(100))

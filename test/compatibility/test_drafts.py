@@ -19,6 +19,7 @@ def arguments(**given: Any) -> Any:
     flags = {
         **{"expert_policy": None, "expert_policy_draft_depth": "throughput", "speculative_adaptive": True},
         **{"speculative_eagle_topk": 1, "speculative_num_steps": None, "speculative_adaptive_config": None},
+        "speculative_algorithm": "EAGLE3",
     }
     return SimpleNamespace(**flags | given)
 
@@ -61,6 +62,9 @@ def test_what_is_served(tmp_path, monkeypatch):
     check_depth(arguments(speculative_adaptive_config=str(tmp_path / "adaptive.json"), speculative_num_steps=7))
     # By default a policy keeps the trees that SGLang serves without adapting.
     check_depth(arguments(expert_policy_draft_depth=None, expert_policy="xshare", speculative_eagle_topk=4))
+    for given in ({"speculative_eagle_topk": 4}, {"speculative_algorithm": "NGRAM"}):
+        start = {"expert_policy": "xshare", "speculative_num_steps": 4, **given}
+        check_depth(arguments(expert_policy_draft_depth=None, **start))
     monkeypatch.setattr(drafts, "is_release", lambda since: False)
     check_depth(arguments(expert_policy_draft_depth="upstream", speculative_eagle_topk=4, speculative_num_steps=4))
 

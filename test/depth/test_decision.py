@@ -21,7 +21,7 @@ LEVEL = dict.fromkeys(CANDIDATES, 1.0)
         ({0: 1.0, 1: 1.8 / 1.03}, 0, 1),
         ({0: 1.0, 1: 1.8}, 1, 1),
         ({0: 1.0, 1: 1.9, 3: 3.0}, 3, 0),  # no drafts at all: 1.0 before 0.95 and 0.97
-        ({1: 1.5}, 3, 1),  # the depth in use has no time
+        ({1: 1.5}, 3, 3),  # the depth in use has no time, so none is known to be better
         ({}, 3, 3),
     ],
 )

@@ -86,12 +86,36 @@ def test_without_graphs_every_depth_is_built_without_sizes():
 
 
 @pytest.mark.parametrize(
-    ("requests", "size"), [(1, 1), (3, 4), (8, 8), (9, 9), (16, 16), (17, 32), (32, 32), (33, 64), (100, 128)]
+    ("requests", "size"), [(1, 1), (3, 4), (8, 8), (9, 9), (16, 16), (17, 16), (32, 32), (33, 32), (63, 32), (100, 64)]
 )
 def test_a_batch_counts_for_the_captured_size_that_it_runs_in(requests, size):
     policy = make(captured=[1, 2, 4, 8]).params
     policy.get_steps_for_batch(requests)
     assert list(policy.depths.sizes) == [size]
+
+
+@pytest.mark.parametrize("captured", [(), (1, 2, 4, 8, 16, 24, 40)])
+def test_without_a_flag_of_captured_sizes_a_batch_has_the_candidates_that_sglang_has_for_it(captured):
+    """SGLang passes the sizes of its flag alone. Its own table has other candidates from 8, 32 and 64 requests on."""
+    from sglang.srt.speculative.adaptive_spec_params import AdaptiveSpeculativeParams
+
+    controller = make(AdaptiveSpeculativeParams(initial_steps=3, cfg_path=None), list_captured=lambda: captured)
+    policy = controller.params
+    assert policy.cuda_graph_bs_for_step(3) is None, "SGLang chooses the sizes of each depth"
+    for requests, candidates in ((4, (0, 1, 3, 5, 7)), (17, (0, 1, 3)), (24, (0, 1, 3)), (33, (0, 1)), (64, (0,))):
+        policy.get_steps_for_batch(requests)
+        size = policy._launched[-1].size
+        assert policy.depths.sizes[size].candidates == candidates, requests
+        assert size == next((one for one in captured if one >= requests), size)
+
+
+def test_more_accepted_drafts_than_a_launch_has_are_another_step_s():
+    """A result was dropped in between. The statistic must not end the scheduler."""
+    controller = make()
+    controller.params.depths.find(2).trial = 1
+    launch(controller, 2)
+    complete(controller, 2, accepted=3)
+    assert controller.params.verifications == 0
 
 
 def test_results_are_those_of_the_step_that_was_launched_first():

@@ -75,6 +75,10 @@ def test_metrics_are_those_of_the_depth_in_use(served, monkeypatch):
     monkeypatch.setattr(report_module, "is_first_rank", lambda: True)
     served.publish(make_reporter())
     assert read("draft_depth") == 3
+    served.policy.depths.forget_times()
+    served.policy.verifications += 1
+    served.publish(make_reporter())
+    assert (read("draft_depth"), read("draft_step_seconds")) == (3, None), "not the former policy's time"
 
 
 def test_metrics_that_fail_are_logged_once_and_end_nothing(served, monkeypatch, caplog):

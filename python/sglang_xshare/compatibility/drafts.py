@@ -9,6 +9,8 @@ from ..upstream.server import is_release
 
 FLAG = "--expert-policy-draft-depth"
 CONFIG = "--speculative-adaptive-config"
+ADAPTIVE = ("EAGLE", "EAGLE3", "NEXTN")
+"""The algorithms whose drafts adapt (adaptive_unsupported_reason); NEXTN is SGLang's other name of EAGLE."""
 
 
 def is_asked(server_args: Any) -> bool:
@@ -28,7 +30,9 @@ def check_depth(server_args: Any) -> None:
     if not is_release(SINCE):
         raise ExpertPolicyError(FLAG, asked, f"needs SGLang {SINCE} or newer; must be {UPSTREAM} on this release")
     breadth = server_args.speculative_eagle_topk
-    if asked is not None and (breadth or 1) > 1:
+    if asked is None and ((breadth or 1) > 1 or server_args.speculative_algorithm not in ADAPTIVE):
+        return  # SGLang turns off --speculative-adaptive, and with it this default
+    if (breadth or 1) > 1:
         raise ExpertPolicyError("--speculative-eagle-topk", breadth, f"must be 1 with {FLAG} {asked}")
     _check_candidates(server_args.speculative_adaptive_config, server_args.speculative_num_steps)
 

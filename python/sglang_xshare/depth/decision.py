@@ -26,14 +26,14 @@ CHANGE = 2.0
 
 
 def choose(tokens: Sequence[float], seconds: Mapping[int, float], depth: int) -> int:
-    """Return the depth with the most tokens per second: `tokens[d]` in `seconds[d]`. Keep `depth` unless another depth
-    is more than `MARGIN` times as fast, or `depth` has no time. Of equal depths return the shallower one.
+    """Return the depth with the most tokens per second: `tokens[d]` in `seconds[d]`. Keep `depth` while it has no
+    time, and unless another depth is more than `MARGIN` times as fast. Of equal depths return the shallower one.
     """
-    speeds = {one: tokens[one] / taken for one, taken in seconds.items()}
-    if not speeds:
+    if depth not in seconds:
         return depth
+    speeds = {one: tokens[one] / taken for one, taken in seconds.items()}
     best = max(sorted(speeds), key=speeds.__getitem__)
-    return depth if depth in speeds and speeds[best] <= MARGIN * speeds[depth] else best
+    return depth if speeds[best] <= MARGIN * speeds[depth] else best
 
 
 @dataclass

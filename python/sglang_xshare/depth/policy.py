@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 from .decision import Depths
 
-EXACT = 16
-"""Requests up to which an eager batch has times of its own; above, batches up to a power of two share theirs."""
+EXACT = 15
+"""Requests up to which an eager batch has times of its own; above, batches from a power of two on share theirs, because
+SGLang's candidates hold from a batch size on.
+"""
 
 
 class Launch(NamedTuple):
@@ -30,7 +32,8 @@ class ThroughputPolicy:
     `upstream` is SGLang's own policy, of which the candidates of each batch size are read; a depth of 0 joins them. It
     starts with `start` drafts. `count_forwards` returns how many forwards of the target were launched, prefills
     included, and `count_switches` how often the expert policy was switched: both are the same on all ranks before the
-    same step. `share` returns the first rank's numbers, given this rank's own: a collective. `clock` is in seconds.
+    same step. `share` returns the first rank's numbers, given this rank's own: a collective. `list_captured` returns
+    the batch sizes that SGLang captures. `clock` is in seconds.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class ThroughputPolicy:
         count_forwards: Callable[[], int],
         count_switches: Callable[[], int] = lambda: 0,
         share: Callable[[list[float]], list[float]] = list,
+        list_captured: Callable[[], Sequence[int]] = tuple,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.candidate_steps = sorted({0, *upstream.candidate_steps})
@@ -49,7 +53,8 @@ class ThroughputPolicy:
         """The batch size of the last verification."""
         self._upstream = upstream
         self._count_forwards, self._count_switches = count_forwards, count_switches
-        self._share, self._clock = share, clock
+        self._share, self._clock, self._list_captured = share, clock, list_captured
+        self._given: list[int] | None = None
         self._captured: list[int] = []
         self._switches = 0
         # With overlap a step is launched before the one before it is complete.
@@ -59,12 +64,13 @@ class ThroughputPolicy:
         """By batch size the timed steps since its last decision, in seconds of this rank's clock."""
 
     def set_cuda_graph_bs(self, cuda_graph_bs: list[int] | None) -> None:
-        """Set the captured batch sizes; None without CUDA graphs."""
-        self._captured = sorted(cuda_graph_bs or ())
+        """Set the captured batch sizes. SGLang passes those of its flag alone: None stands for its own sizes too."""
+        self._given = cuda_graph_bs
+        self._captured = sorted(self._list_captured() if cuda_graph_bs is None else cuda_graph_bs)
 
     def cuda_graph_bs_for_step(self, step: int) -> list[int] | None:
-        """Return the batch sizes to capture at a depth; None without CUDA graphs."""
-        if not self._captured:
+        """Return the batch sizes to capture at a depth; None for all, if SGLang chooses the sizes or captures none."""
+        if self._given is None:
             return None
         return [size for size in self._captured if step in self._find_candidates(size)]
 
@@ -86,7 +92,8 @@ class ThroughputPolicy:
         """
         now = self._clock()
         launch = self._match(batch_size)
-        if launch is None:
+        # More drafts accepted than launched: a result was dropped, and this launch is that of another step.
+        if launch is None or max(num_correct_drafts_per_req, default=0) > launch.depth:
             return None
         former, self._former = self._former, (launch, now)
         self.verifications += 1
@@ -127,7 +134,7 @@ class ThroughputPolicy:
         place = bisect_left(self._captured, requests)
         if place < len(self._captured):
             return self._captured[place]
-        return requests if requests <= EXACT else 1 << (requests - 1).bit_length()
+        return requests if requests <= EXACT else 1 << (requests.bit_length() - 1)
 
     def _find_candidates(self, size: int) -> tuple[int, ...]:
         # SGLang's candidates of a batch size are private. `cuda_graph_bs_for_step` returns the captured sizes that need

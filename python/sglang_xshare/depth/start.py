@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..upstream.drafts import forward_counter, silence_switches
+from ..upstream.graphs import list_sizes
 from ..upstream.ranks import share_first
+from ..upstream.server import resolved
 from .acceptance import PooledAcceptance
 from .policy import ThroughputPolicy
 from .report import DepthReport
@@ -19,7 +21,14 @@ def start(worker: Any, upstream: Any, steps: int, stage: Stage | None) -> DepthR
     `steps`. The `stage`, if there is one, reads its estimate of accepted drafts from that policy.
     """
     switches = {} if stage is None else {"count_switches": lambda: stage.switches}
-    policy = ThroughputPolicy(upstream, steps, forward_counter(worker), share=share_first, **switches)
+    policy = ThroughputPolicy(
+        upstream,
+        steps,
+        forward_counter(worker),
+        share=share_first,
+        list_captured=lambda: list_sizes(worker.target_worker.model_runner, resolved(worker.server_args)),
+        **switches,
+    )
     if stage is not None:
         stage.acceptance = PooledAcceptance(policy.depths.shares, policy.candidate_steps[-1])
     silence_switches()

@@ -44,7 +44,8 @@ def _read_plans(total: str) -> Callable[[Mapping[str, Interval]], Values]:
 
 
 def _by_size(name: str, factor: float = 1.0) -> Callable[[Sequence[Mapping[str, Any]]], Values]:
-    return lambda sizes: {(str(one["batch_size"]),): one[name] and one[name] * factor for one in sizes}
+    # Without a value the series goes: after a switch it would show the former policy's.
+    return lambda sizes: {(str(one["batch_size"]),): one[name] * factor for one in sizes if one[name] is not None}
 
 
 by_plan = partial(Figure, "counter", labels=("plan",))

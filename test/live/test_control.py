@@ -9,8 +9,8 @@ from live.schedulers import REPORTER, Asked, fail_once
 from refused import refused
 from sglang_xshare import hooks
 from sglang_xshare.compatibility.moe_model import MoeModel
-from sglang_xshare.live import METHOD
-from sglang_xshare.live.control import ADDED, NO_STAGE, Control
+from sglang_xshare.live import ADDED, METHOD, NO_STAGE
+from sglang_xshare.live.control import Control
 from sglang_xshare.live.replicas import Refusal
 from sglang_xshare.policies import list_policies
 from sglang_xshare.policies.exact import Rule

@@ -112,6 +112,13 @@ def test_an_answer_that_never_came_is_undone(server):
     assert (server.policy, server.trial) == ({"policy": "xshare"}, False)
 
 
+def test_a_server_that_only_chooses_the_depth_of_drafts_is_one_line(server, monkeypatch):
+    told = {"policy": "vanilla", "in_force": {"policy": "vanilla"}, "draft_depth": {"batch_sizes": []}}
+    monkeypatch.setattr(server, "get_policy", lambda: told)
+    with pytest.raises(PolicyError, match="started without an expert policy"):
+        SwitchGuard(server)
+
+
 def test_a_trial_is_never_put_back(texts, tmp_path, server, capsys):
     """Two runs side by side: the second begins between two measurements of the first, which ends well."""
     own = {"policy": "oea", "k0": 3}

@@ -26,3 +26,7 @@ FAULT = {"fault": True}
 """The mark of a scheduler's answer that failed by a fault of its own, and refused nothing."""
 COUNTING_PERIOD = 1.0
 """Seconds between two reads of the counters for GET: a read waits for the device, and any client may send GET."""
+NO_STAGE = (
+    "this server was started without an expert policy; start it with --expert-policy, such as --expert-policy observe, "
+    "which routes as the model does until it is switched"
+)

@@ -20,15 +20,10 @@ from ..stage.stage import Stage
 from ..stage.switch import make_again, make_next, needs_capture, switch
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import attention_dp_size, model_config, pages_experts, resolved
-from . import ADDED, ASKED, COUNTING_PERIOD, FAULT, PATH
+from . import ADDED, ASKED, COUNTING_PERIOD, FAULT, NO_STAGE, PATH
 
 if TYPE_CHECKING:
     from ..depth.report import DepthReport
-
-NO_STAGE = (
-    "this server was started without an expert policy; start it with --expert-policy, such as --expert-policy observe, "
-    "which routes as the model does until it is switched"
-)
 
 logger = logging.getLogger(__name__)
 

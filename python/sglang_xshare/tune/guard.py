@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..live import ADDED
+from ..live import ADDED, NO_STAGE
 from ..live.client import Client, PolicyError
 from ..policies.spelling import spell_policy
 
@@ -19,6 +19,8 @@ class SwitchGuard:
     def __init__(self, server: Client) -> None:
         self.server = server
         self.before = server.get_policy()
+        if "switches" not in self.before:  # a server without a policy that chooses the depth of drafts
+            raise PolicyError(f"{server.url}: {NO_STAGE}")
         if self.before["trial"]:
             allowed = f"wait for its end, or if it was killed, use sglang-xshare policy set {server.url} POLICY first"
             raise PolicyError(f"{server.url}: its policy is another search's trial; {allowed}")

@@ -16,11 +16,13 @@ from sglang_xshare.check.weights import read_weights
 
 GPU = ("--gpu", "h200")
 CHANGES = '{"num_hidden_layers": 12, "num_experts_per_tok": 4}'
+DRAFTS = ("--speculative-algorithm", "EAGLE3", "--speculative-num-draft-tokens", "48")
 FLAGS = {
     "overrides": ("qwen", ("--json-model-override-args", CHANGES)),
     "fp8": ("qwen", ("--quantization", "fp8")),
     "float32": ("qwen", ("--dtype", "float32")),
     "dummy": ("qwen", ("--load-format", "dummy")),
+    "wrong policy": ("qwen", ("--expert-policy", "xshare:bogus=2", *DRAFTS)),
     "cut": ("235b", ("--tp", "8")),
     "whole": ("235b", ("--tp", "8", "--ep-size", "8")),
     "fewer": ("235b", ("--tp", "4")),
@@ -74,6 +76,12 @@ def test_a_verdict_is_not_contradicted_as_the_model_is_built(reports):
     assert refusal["by"] == "SGLang"
     assert refusal["says"].endswith("; use --ep-size 8 or --tp 4")
     assert [reports[name]["verdict"] for name in ("whole", "fewer")] == ["served", "served"]
+
+
+def test_a_wrong_policy_leaves_the_report(reports):
+    """The warning about drafts, which needs the policy, is left out."""
+    refusal, *_ = reports["wrong policy"]["refusals"]
+    assert "bogus" in refusal["says"]
 
 
 @older_releases_take_long

@@ -110,10 +110,10 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
             if gpu is not None and (reason := _find_obstacle(report["memory"], step)):
                 unanswered.append(f"the time of a step: {reason}")
                 bandwidth = None
-            report["estimate"] = _estimate(step, options.compare, bandwidth, report, unanswered)
+            schedule = _read_served(step, report, unanswered)
+            report["estimate"] = _estimate(step, schedule, options.compare, bandwidth, unanswered)
             if report["estimate"] is not None and bandwidth is not None and step.asked.active is None:
-                policy = flags.expert_policy, flags.expert_policy_config
-                drafts = list_warnings(step.asked.batch, step.cached, weights, flags, bandwidth, *policy)
+                drafts = list_warnings(step, schedule, bandwidth)
     architecture = weights.model.architecture if weights else report.get("model", {}).get("architecture")
     if architecture is not None:
         report["never_executed"] = list_never_executed(flags, architecture, report)
@@ -229,25 +229,34 @@ def _find_obstacle(memory: dict[str, Any], step: Step) -> str | None:
     return f"{asks} takes {spell_bytes(needed)} of KV cache on a GPU; {allowed}"
 
 
+def _read_served(step: Step, report: dict[str, Any], unanswered: list[str]) -> Schedule | None:
+    """Return the server's policy; None if it routes as the model does, or, with the reason noted, if it is wrong."""
+    policy, config = step.flags.expert_policy, step.flags.expert_policy_config
+    if not policy:
+        return None
+    try:
+        return step.read_policy("--expert-policy", policy, read_config(config))
+    except ValueError as error:
+        if not report.get("refusals"):  # these contain the reason
+            unanswered.append(str(error))
+        return None
+
+
 def _estimate(
-    step: Step, compared: Sequence[str], bandwidth: float | None, report: dict[str, Any], unanswered: list[str]
+    step: Step, schedule: Schedule | None, compared: Sequence[str], bandwidth: float | None, unanswered: list[str]
 ) -> dict[str, Any] | None:
-    """Return the estimate; None and a line in `unanswered` if no number of active experts is known."""
+    """Return the estimate for the server's policy and those compared; None and a line in `unanswered` if no number of
+    active experts is known.
+    """
     schedules: dict[str, Schedule] = {}
-    if policy := step.flags.expert_policy:
-        config = step.flags.expert_policy_config
-        try:
-            schedule = step.read_policy("--expert-policy", policy, read_config(config))
-            if schedule is not None:
-                schedules[" ".join(filter(None, (policy, config)))] = schedule
-        except ValueError as error:
-            if not report.get("refusals"):  # which say it
-                unanswered.append(str(error))
+    if schedule is not None:
+        given = step.flags.expert_policy, step.flags.expert_policy_config
+        schedules[" ".join(filter(None, given))] = schedule
     for text in compared:
-        schedule = step.read_policy("--compare", text, {})
-        if schedule is None:
+        other = step.read_policy("--compare", text, {})
+        if other is None:
             raise ValueError(f"--compare {text}: routes as the model does, with which all are compared")
-        schedules[text] = schedule
+        schedules[text] = other
     step.check(len(schedules))
     try:
         return estimate(step, schedules, bandwidth)

@@ -1,13 +1,10 @@
 """Warnings of draft tokens that do not pay, by the estimate of a step."""
 
 from collections.abc import Mapping
-from typing import Any
 
-from ..compatibility.arguments import join_keys, read_config
-from ..policies.schedule import build_schedule
-from .estimate import COMMON, estimate_step
-from .server import ServerFlags
-from .weights import Weights, divide
+from ..policies.schedule import Schedule
+from .estimate import COMMON, Step, estimate_step
+from .weights import divide
 
 CHANCE = 0.75
 """The assumed chance of a draft after those before it: the shipped draft's on held-out text (docs/guide.md)."""
@@ -16,23 +13,19 @@ WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Draft tokens that are compared, with those that are asked for."""
 
 
-def list_warnings(
-    batch: int, cached: int, weights: Weights, flags: ServerFlags, bandwidth: float, policy: str | None, config: Any
-) -> list[str]:
-    """Return a warning, none if the drafts may pay: for `batch` requests with `cached` tokens in all, under `policy`
-    with its keys `config`, both None without one. `bandwidth` is in GB/s.
+def list_warnings(step: Step, schedule: Schedule | None, bandwidth: float) -> list[str]:
+    """Return a warning, none if the drafts of a step may pay or the server adapts their number. `schedule` is the
+    server's policy, None for the model's own routing; `bandwidth` is in GB/s.
     """
-    if flags.draft_tokens <= 1:
+    weights, flags, batch = step.weights, step.flags, step.asked.batch
+    if flags.draft_tokens <= 1 or flags.speculative_adaptive:
         return []
     from .active import draw_loads
 
-    schedule = None if policy is None else build_schedule(*join_keys(policy, read_config(config)), True)
-    if schedule is not None and schedule.observed:
-        schedule = None
     rank, seconds = divide(weights, flags), {}
     for width in sorted({flags.draft_tokens, *(one for one in WIDTHS if one < flags.draft_tokens)}):
         loads = draw_loads(schedule, weights.model, batch * width, width, COMMON, flags.ep_size)
-        _, seconds[width] = estimate_step(rank, loads["fullest_rank_experts"][1], cached, bandwidth * 1e9)
+        _, seconds[width] = estimate_step(rank, loads["fullest_rank_experts"][1], step.cached, bandwidth * 1e9)
     line = describe(seconds, batch)
     return [] if line is None else [line]
 

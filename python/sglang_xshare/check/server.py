@@ -54,6 +54,7 @@ class ServerFlags:
     moe_a2a_backend: str = _flag("--moe-a2a-backend", default="none")
     draft_tokens: int = _flag("--speculative-num-draft-tokens", kind=whole(), default=1)
     speculative_algorithm: str | None = _flag("--speculative-algorithm")
+    speculative_adaptive: bool = _flag("--speculative-adaptive", kind=bool, default=False)
     offloaded: bool = _flag("--cpu-offload-gb", kind=lambda text: text != "0", default=False)
     fraction: float | None = _flag("--mem-fraction-static", kind=between(0.001, 1))
     enable_paged_experts: bool = _flag("--enable-paged-experts", kind=bool, default=False)
@@ -69,6 +70,7 @@ class ServerFlags:
     expert_policy_trace: str | None = _flag("--expert-policy-trace")
     expert_policy_on_disagreement: str | None = _flag("--expert-policy-on-disagreement")
     expert_policy_ignore_client_exact: bool = _flag("--expert-policy-ignore-client-exact", kind=bool, default=False)
+    expert_policy_draft_depth: str | None = _flag("--expert-policy-draft-depth")
     mask_padding_experts: bool = _flag("--mask-padding-experts", kind=bool, default=False)
 
     @property
@@ -83,6 +85,7 @@ class ServerFlags:
         self.dp_size = attention_dp_size(config)
         self.moe_a2a_backend = spell(getattr(config, "moe_a2a_backend", None) or "none")
         self.draft_tokens = config.speculative_num_draft_tokens or 1
+        self.speculative_adaptive = getattr(config, "speculative_adaptive", False)
         self.fraction = config.mem_fraction_static or self.fraction
 
 

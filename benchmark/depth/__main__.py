@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmark.common.command import COUNTS, Parser, folder, policy, positive, run_main
 from benchmark.common.comparison import is_measured, measure
 from benchmark.common.paths import BUILD, DRAFT, TEXTS, WIDENED
+from benchmark.common.plot import draw
 from benchmark.common.rounds import Workload, draw_prompts, serve
 from benchmark.common.server import Server
 from benchmark.common.speculative import speculative_flags
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     tabulate_depths(record.points).show(record.path)
     for line in find_missed(record.points):
         print(f"Missed: {line}")
-    plot_depths(record.points, record.path.with_suffix(".png"))
+    draw(plot_depths(record.points), record.path.with_suffix(".png"))
 
 
 def list_variants(text: str, draft: Path, fixed: Sequence[int], scratch: Path) -> list[Variant]:

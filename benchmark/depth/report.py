@@ -1,12 +1,11 @@
 """The table and the picture of draft depths."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from benchmark.common.comparison import Comparison, Summary
 from benchmark.common.interval import Spread, format_rounds, format_spread, spread
-from benchmark.common.plot import Line, Panel, Picture, draw
+from benchmark.common.plot import Line, Panel, Picture
 from benchmark.common.table import Table
 
 FIXED = 0, 1, 3, 5, 7
@@ -18,6 +17,10 @@ NOTE = (
     "Fixed: that many drafts a request and step, 0 a server without a draft. {upstream}: --speculative-adaptive as "
     "published, {throughput}: by tokens per second. Of the best: the chosen depth's tokens/s to those of the best "
     "fixed depth, of no drafts, and of {upstream}, mean of the rounds' ratios [95 % t-interval]; by round: of the best."
+)
+
+SUMMARY_NOTE = (
+    "Output tokens/s to those without drafts under the same policy, means of {rounds} rounds' ratios [95 % t-interval]."
 )
 
 
@@ -71,8 +74,24 @@ def find_missed(points: Mapping[str, Any]) -> list[str]:
     return missed
 
 
-def plot_depths(points: Mapping[str, Any], path: Path) -> None:
-    """Draw tokens/s against requests, a panel a policy and a line a depth, the chosen one on top."""
+def summarize_depths(points: Mapping[str, Any]) -> Table:
+    """Return a row for each policy: the chosen depth's tokens/s against no drafts, by requests at a time."""
+    cells: dict[str, dict[str, str]] = {}
+    rounds = 0
+    for point in points.values():
+        comparison, found = _read(point)
+        policy = comparison.summaries[0].name.rpartition(", ")[0]
+        share = format_spread(spread(pair(found, NO_DRAFTS)), 2)
+        cells.setdefault(policy, {})[str(comparison.workload.concurrency)] = share
+        rounds = comparison.rounds
+    sizes = list(dict.fromkeys(size for by_size in cells.values() for size in by_size))
+    rows = [[policy, *(by_size.get(size, "-") for size in sizes)] for policy, by_size in cells.items()]
+    headings = [f"{size} request{'' if size == '1' else 's'}" for size in sizes]
+    return Table("Depth by tokens per second", ["EAGLE-3 with", *headings], rows, SUMMARY_NOTE.format(rounds=rounds))
+
+
+def plot_depths(points: Mapping[str, Any]) -> Picture:
+    """Return the picture of tokens/s against requests, a panel a policy and a line a depth, the chosen one on top."""
     found: dict[str, dict[str, list[tuple[int, Spread]]]] = {}
     for point in points.values():
         comparison, rows = _read(point)
@@ -88,7 +107,7 @@ def plot_depths(points: Mapping[str, Any], path: Path) -> None:
             lines.append(Line(name, xs, [one.mean for one in speeds], ends, name == THROUGHPUT))
         title = "no policy" if policy == "off" else policy
         panels.append(Panel("requests at a time", "output tokens/s", lines, title, log_x=True))
-    draw(Picture(panels, "error bars: 95 % t-intervals over rounds"), path)
+    return Picture(panels, "error bars: 95 % t-intervals over rounds")
 
 
 def _read(point: Mapping[str, Any]) -> tuple[Comparison, dict[str, Summary]]:

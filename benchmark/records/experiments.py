@@ -164,6 +164,8 @@ SMALL = {
     "affinity-live": f"expert_affinity --policies {POLICY} --per-replica 4 --requests 24 --life 12 {DISPATCH}",
     "ranks": "--experts 8 --active 4 8 --batch 8 --rounds 1 --hidden 16 --width 32",
     "expert-sharding": "--alpha 0.6 --experts 8 --batch 4 --sequence 6 --hidden 16 --rounds 1",
+    "depth": "off --concurrency 1 --fixed 0 1 --rounds 1 --waves 1 --settled 1 --output-tokens 8",
+    "depth-changes": "xshare --from-requests 2 --changes 1 --output-tokens 8",
     "neighbours": f"{POLICY} --prompts 2 --others 3 --prompt 8 --tokens 4",
 }
 """Arguments of the smallest size."""
@@ -174,6 +176,8 @@ EXPERIMENTS = {
         Experiment("serving", "benchmark.serving", "serving", 10, SMALL["serving"]),
         Experiment("quality", "benchmark.quality", "quality", 4, f"{POLICY} {TEXT}"),
         *(_with_drafts(*both) for both in VERIFIED),
+        Experiment("depth", "benchmark.depth", "depth", 75, SMALL["depth"]),
+        Experiment("depth-changes", "benchmark.depth.changes", "depth", 15, SMALL["depth-changes"], record="changes"),
         Experiment("drafts", "benchmark.quality.drafts", "quality", 16, DRAFTS),
         Experiment("front", "benchmark.quality.front", "quality/front", 6, f"{POLICY} {TEXT}", UNSEEN),
         Experiment("paged", "benchmark.paged", "paged", 6, f"{PREFERRED} {TEXT}"),

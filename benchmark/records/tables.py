@@ -14,6 +14,8 @@ from benchmark.common.record import last_session, read_record
 from benchmark.common.table import Table
 from benchmark.cost.choices import tabulate_choices
 from benchmark.cost.report import tabulate_cost
+from benchmark.depth.changes import tabulate_changes
+from benchmark.depth.report import summarize_depths, tabulate_depths
 from benchmark.expert_sharding.report import tabulate_sharding
 from benchmark.gpu.server import tabulate as tabulate_gpu
 from benchmark.neighbours import tabulate_neighbours
@@ -60,6 +62,9 @@ TABLES = {
     "quality": Source(("quality",), tabulate_quality),
     "verified": Source(WITH_DRAFTS, tabulate_verified),
     "verified-summary": Source(WITH_DRAFTS, summarize_verified),
+    "depth": Source(("depth",), tabulate_depths),
+    "depth-summary": Source(("depth",), summarize_depths),
+    "depth-changes": Source(("depth-changes",), tabulate_changes),
     "drafts": Source(("drafts",), tabulate_drafts),
     "defaults": Source(DEFAULTS, tabulate_defaults),
     "presets": Source(DEFAULTS, tabulate_named),

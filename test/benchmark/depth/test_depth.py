@@ -9,7 +9,16 @@ from benchmark.common.rounds import Series, Workload
 from benchmark.common.variant import Variant
 from benchmark.depth.__main__ import list_variants, main
 from benchmark.depth.changes import find_arrival, tabulate_changes
-from benchmark.depth.report import THROUGHPUT, UPSTREAM, find_missed, key_of, name_of, plot_depths, tabulate_depths
+from benchmark.depth.report import (
+    THROUGHPUT,
+    UPSTREAM,
+    find_missed,
+    key_of,
+    name_of,
+    plot_depths,
+    summarize_depths,
+    tabulate_depths,
+)
 
 SPEEDS = {
     1: {0: 40.0, 1: 50.0, 3: 60.0, UPSTREAM: 55.0, THROUGHPUT: 59.0},
@@ -43,6 +52,12 @@ def test_the_table_marks_the_best_fixed_depth_and_what_the_chosen_one_reaches(tm
     ]
 
 
+def test_the_summary_compares_with_no_drafts(tmp_path):
+    table = summarize_depths(make_points(tmp_path) | make_points(tmp_path, policy="xshare"))
+    assert table.headings == ["EAGLE-3 with", "1 request", "16 requests"]
+    assert table.rows == [["off", "1.48", "0.96"], ["xshare", "1.48", "0.96"]]
+
+
 def test_what_is_missed_is_named(tmp_path):
     missed = find_missed(make_points(tmp_path))
     assert missed == [
@@ -54,9 +69,11 @@ def test_what_is_missed_is_named(tmp_path):
 
 
 def test_the_picture_has_a_panel_a_policy(tmp_path):
-    file = tmp_path / "depth.png"
-    plot_depths(make_points(tmp_path) | make_points(tmp_path, policy="xshare:k0=1,add=8"), file)
-    assert file.stat().st_size > 10_000
+    picture = plot_depths(make_points(tmp_path) | make_points(tmp_path, policy="xshare"))
+    assert [panel.title for panel in picture.panels] == ["no policy", "xshare"]
+    for panel in picture.panels:
+        assert [(line.name, line.is_main) for line in panel.lines][-1] == (THROUGHPUT, True)
+        assert {line.x for line in panel.lines} == {(1, 16)}
 
 
 def test_servers_differ_in_their_drafts_alone(tmp_path):

@@ -29,9 +29,9 @@ if [[ ! -f .gpu/extras.tar.xz ]]; then
     tar -cJf .gpu/extras.tar.xz -C "$site" .
 fi
 
-# The kernels that gpt-oss's servers would compile: built by the archive's own SGLang and FlashInfer, of which this
-# environment imports no more than it has the packages for. Both are for its apache-tvm-ffi, 0.1.11. Every step waits for
-# the one before: `set -e` is off where `||` follows, and one kernel of two would travel as both.
+# The kernels that gpt-oss's servers would compile, built by the archive's own SGLang and FlashInfer for the archive's
+# apache-tvm-ffi, 0.1.11. This environment has the packages for a part of both alone. `&&` joins all steps, because
+# `set -e` is off for a call before `||`: an archive with one kernel would otherwise pass for one with both.
 build_jit() {
     local from=$site.jit
     mkdir -p "$from/archive" "$from/packages" &&
@@ -67,7 +67,7 @@ if [[ ! -f .gpu/jit.tar.xz && -f .gpu/fi_distinfo.tar.xz && -x $python ]]; then
         (build_jit) >"$site.log" 2>&1 || tail -n 3 "$site.log" >&2
     fi
 fi
-[[ -f .gpu/jit.tar.xz ]] || echo "gpu-bundle: no jit.tar.xz: it takes CUDA's toolkit and .venv; servers build kernels there when they start" >&2
+[[ -f .gpu/jit.tar.xz ]] || echo "gpu-bundle: jit.tar.xz is missing, because it needs CUDA's toolkit and .venv; servers build its kernels when they start" >&2
 PYTHONPATH=. python3 -c "from benchmark.common.source import carry; carry()"
 du -h .gpu/*
 # A file that git lists and that was deleted is no failure.

@@ -2,8 +2,9 @@
 
     python -m scripts.sglang_wheel 0.5.23
 
-All files except the patched ones are upstream's, to the byte; RECORD is made anew, the licence is kept, and a notice
-beside it names what was changed. It depends on this version of sglang-xshare. The same input gives the same bytes.
+All files except the patched ones are upstream's, to the byte. RECORD is made anew, the licence is kept, and a notice
+beside the licence lists the changes. The new wheel depends on this version of sglang-xshare. The same input gives the
+same bytes.
 """
 
 import argparse

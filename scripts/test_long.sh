@@ -16,7 +16,7 @@ read_state() {  # of the files that the pathspecs name
 }
 documents=$(read_state .) state=$(read_state . ':!*.md')
 export documents state
-# Parts share the answers of servers that several of them ask the same (test/served/conftest.py).
+# Parts share servers' answers to requests that several parts send (test/served/conftest.py).
 export SERVED=$PWD/$done_dir/served-${state%% *}
 [[ -d $SERVED ]] || { rm -rf "$done_dir"/served-*; mkdir "$SERVED"; }
 

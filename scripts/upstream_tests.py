@@ -3,9 +3,9 @@
     git clone --depth 1 --branch v0.5.23 https://github.com/sgl-project/sglang ../sglang
     .venv/bin/python -m scripts.upstream_tests ../sglang
 
-The environment lends what both need. Tests that need a GPU, or packages that are not there, fail on both and are only
-counted. A file with a test that passes on the first alone runs again on both, by itself, and counts if it still does.
-Exit code 1 if a test passes on the published package alone.
+Both runs use the packages of this environment. Tests that need a GPU or a missing package fail on both and are only
+counted. A file with a test that passes on the published package alone runs again on both, by itself; the test is
+reported if it passes on the published package alone again. The exit code is then 1.
 """
 
 import argparse
@@ -100,7 +100,7 @@ def compare(checkout: Path, published: Path, patched: Path, scratch: Path) -> Co
     if "passed" not in both[0].values():
         raise ValueError("no test passes on the published package")
     broken: list[tuple[str, str]] = []
-    # By itself: which tests share a process, and what they leave to each other, differs from run to run.
+    # By itself: the tests that share a process, and so each other's state, differ from run to run.
     for file in sorted({file for file, _ in _list_broken(*both)}):
         broken += _list_broken(*run(f"again {file}", file))
     return Comparison(*both, broken)

@@ -49,7 +49,7 @@ class Split:
 def load_corpus() -> dict[str, Split]:
     """Split every domain of DOMAINS; no paragraph of LEAK_CHARS or more of any dev or held-out text is trained on.
 
-    Raises FileNotFoundError naming the domain when too little shippable text of it is on this machine.
+    Raises FileNotFoundError with the domain of which this machine has too little shippable text.
     """
     splits = {}
     for domain, source in (("python", _python_files), ("c", _headers), ("english", _english)):
@@ -167,7 +167,7 @@ def _drop(documents: list[Document], unseen: set[str]) -> list[Document]:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """Return paragraphs long enough to be copies, white space folded: only one domain indents docstrings."""
+    """Yield the paragraphs long enough to be copies, with white space folded: only one domain indents docstrings."""
     for paragraph in text.split("\n\n"):
         folded = " ".join(paragraph.split())
         if len(folded) >= LEAK_CHARS:

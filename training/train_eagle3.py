@@ -1,6 +1,6 @@
 """Train the small checkpoint's EAGLE-3 draft on its own hidden states: `python -m training.train_eagle3`.
 
-The draft is unrolled over its steps in training and matched to the target's distribution at each. The end of the run
+Training unrolls the draft over its steps and matches each step to the target's distribution. At the end the run
 measures the accepted length on continuations of held-out text.
 """
 

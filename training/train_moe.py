@@ -1,8 +1,8 @@
 """Train a small mixture of experts on text of this machine: `python -m training.train_moe [--model NAME]`.
 
-By default the shipped checkpoint. Every few minutes the model is exported, ready to serve, and the training state
-saved: run again to resume. The end of the run measures the model on its held-out text and writes the report and the
-model card beside it.
+The default model is the shipped checkpoint. Every few minutes the model is exported, ready to serve, and the training
+state is saved; the same command resumes. At the end the run measures the model on its held-out text and writes the
+report and the model card beside the model.
 """
 
 import argparse

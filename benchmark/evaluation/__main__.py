@@ -1,7 +1,7 @@
 """Run lm-evaluation-harness with the expert policy off and on: `python -m benchmark.evaluation gsm8k --url URL`.
 
-Tasks that generate, by their names in the harness or as YAML files, through the API of one server whose policy is
-switched between passes. Without --url a server of --model is started for it.
+Tasks must generate text; a task is a name in the harness or a YAML file. All passes use the API of one server, whose
+policy is switched between passes. Without --url the command starts a server of --model.
 """
 
 import argparse

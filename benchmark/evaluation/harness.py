@@ -15,7 +15,7 @@ from sglang_xshare.live.client import Client
 
 TASKS = Path(__file__).parent / "tasks"
 MISSING = (
-    "lm-evaluation-harness is not installed here; `python -m benchmark.evaluation.install` does it, as `make eval`"
+    "lm-evaluation-harness is not installed here; `python -m benchmark.evaluation.install` or `make eval` installs it"
 )
 
 

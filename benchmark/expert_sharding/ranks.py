@@ -43,7 +43,7 @@ class Router:
     period: int | None = None
 
     def route(self, rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (ids [rows, k] int64, weights [rows, k] float32, equal and 1 in all)."""
+        """Return (ids [rows, k] int64, weights [rows, k] float32, equal, with sum 1)."""
         generator = torch.Generator().manual_seed(seed % self.period if self.period else seed)
         ids = torch.multinomial(self.odds.expand(rows, -1), self.top_k, generator=generator)
         return ids, torch.full((rows, self.top_k), 1 / self.top_k)
@@ -113,7 +113,7 @@ def add_counts(parser: Parser, *names: str, **defaults: int) -> None:
 
 
 def sweep(record: Record, cases: Mapping[str, tuple[Encoder, Mapping[str, Any]]], ranks: int, rounds: int) -> None:
-    """Measure what the record lacks of these encoders; a case's values stand beside the `layouts` in its point."""
+    """Measure the encoders that the record lacks; a point holds the values of its case and the `layouts`."""
 
     def run(encoder: Encoder, values: Mapping[str, Any]) -> dict[str, Any]:
         return {**values, "layouts": measure(encoder, ranks, rounds)}

@@ -65,7 +65,7 @@ def fits(name: str, servers: int, free: int, draft: str | None = None) -> bool:
 
 
 def rows(points: Mapping[str, Any], key: str) -> Iterator[Row]:
-    """Yield what was cut or left out; nothing if all layers were served."""
+    """Yield a row if layers or the whole model were not served."""
     point = points.get(depth_key(key))
     if point and point["layers"] != point["of"]:
         yield Row(f"{key}, layers", _describe(point))
@@ -77,11 +77,11 @@ def depth_key(key: str) -> str:
 
 
 def _describe(point: Mapping[str, Any]) -> str:
-    layers = f"{point['layers']} of {point['of']}" if point["layers"] else f"left out, with {STEP} layers too"
+    layers = f"{point['layers']} of {point['of']}" if point["layers"] else f"none, because {STEP} do not fit either"
     count = point["servers"]
     servers = f"{count} servers of {point['of']} need" if count > 1 else f"a server of {point['of']} needs"
     needs = f"{servers} about {point['needed_gib']:.0f} GiB of GPU memory"
-    return f"{layers}: {needs}; free are {point['free_gib']:.0f}"
+    return f"{layers}: {needs}; {point['free_gib']:.0f} are free"
 
 
 def estimate_bytes(name: str, draft: str | None = None) -> int:

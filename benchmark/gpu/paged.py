@@ -1,7 +1,7 @@
 """Experiment `paged`: eight layers of Qwen3-30B-A3B with half of their experts in slots, policy off and on.
 
-SGLang refuses dummy weights there, so random weights are written to disk first. A server with all experts in memory
-shows whether paging computes the same.
+SGLang refuses dummy weights with paged experts, so random weights are written to disk first. A server with all experts
+in memory shows whether paging computes the same.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

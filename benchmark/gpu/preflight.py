@@ -2,8 +2,8 @@
 
     python -m benchmark.gpu.preflight [CHECK...]
 
-The run has each check in a process of its own, so that a check that crashes or hangs stops no other. Nothing except the
-standard library is imported before a check runs: a package that is missing is named in one line.
+The run starts each check in a process of its own, so a check that crashes or hangs stops no other. Nothing except the
+standard library is imported before a check runs, so a missing package is reported in one line.
 """
 
 import os
@@ -58,7 +58,7 @@ def check_imports() -> None:
 
 
 def check_eagle3() -> None:
-    """Import what EAGLE-3's worker needs besides."""
+    """Import the modules that only EAGLE-3's worker needs."""
     import_all(CUDA_MODULES)
 
 
@@ -120,7 +120,7 @@ def check_upstream() -> None:
         except Exception as error:  # a kernel that cannot load or launch raises any class of error
             raise RuntimeError(f"{name}: {type(error).__name__}: {error}") from None
         if not right:
-            raise RuntimeError(f"{name}: another answer than torch's")
+            raise RuntimeError(f"{name}: the answer must equal torch's")
 
 
 def check_selection(device: str = "cuda", backend: str = "triton") -> None:

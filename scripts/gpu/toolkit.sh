@@ -1,7 +1,7 @@
-# Where servers find CUDA when they compile kernels: sourced by scripts/gpu.sh. find_toolkit SCRATCH [HOME...] exports
-# CUDA_HOME, a folder with bin/nvcc and include/cuda_runtime.h, and LIBRARY_PATH with a libcuda.so to link to. Without
-# such a folder CUDA_HOME is unset, and the preflight reports what is missing. HOME...: where to look after the environment
-# and nvcc's own folder (default: /usr/local/cuda*).
+# The CUDA toolkit of servers that compile kernels; scripts/gpu.sh sources this file. find_toolkit SCRATCH [HOME...]
+# exports CUDA_HOME, a folder with bin/nvcc and include/cuda_runtime.h, and LIBRARY_PATH with a libcuda.so to link to.
+# Without such a folder CUDA_HOME is unset, and the preflight reports what is missing. HOME... are folders to search after
+# the environment and nvcc's own folder (default: /usr/local/cuda*).
 
 is_toolkit() { [[ -x $1/bin/nvcc && -f $1/include/cuda_runtime.h ]]; }
 

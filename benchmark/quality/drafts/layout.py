@@ -22,8 +22,8 @@ class Drafted(Layout):
 
     A request's step begins at its next token. Its rows up to the first wrong draft are emitted: they are the text. The
     rows behind hold a piece of another sequence, as drafts behind a wrong guess do. With a `spread` every draft has a
-    chance of its own, evenly distributed that far around `chance`. With `told`, selection knows which rows will be
-    emitted, which no server knows: a bound of what weights can reach. With `own`, selection knows each draft's own
+    chance of its own, evenly distributed that far around `chance`. With `told`, selection gets the rows that will be
+    emitted, which no server can predict: a bound of what weights can reach. With `own`, selection gets each draft's own
     chance, as `OWN` to the power of its depth.
     """
 

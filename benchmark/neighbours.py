@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         shape = {name: getattr(args, name) for name in ("prompts", "others", "prompt", "tokens")}
         answers: dict[str, list[list[int]]] = {}
         with Server(TRAINED, flags, name="neighbours") as server:
-            for name in dict.fromkeys([BASELINE, *missing]):  # the baseline, with whose answers the others compare
+            for name in dict.fromkeys([BASELINE, *missing]):  # every policy is compared with the baseline's answers
                 server.post("/expert_policy", parse_variant(name).body())
                 alone, beside = zip(*_answer(server, asked, others, args.tokens), strict=True)
                 answers[name] = list(alone)

@@ -27,7 +27,7 @@ class Report:
     warnings: list[str] = field(default_factory=list)
     patches: list[str] = field(default_factory=list)
     proved: dict[str, int] = field(default_factory=dict)  # release -> hunks found at exactly one place of its sources
-    unproved: list[str] = field(default_factory=list)  # releases whose sources are not at hand
+    unproved: list[str] = field(default_factory=list)  # releases without sources here
 
     @property
     def summary(self) -> str:

@@ -24,7 +24,7 @@ from sglang_xshare.patching.state import STORE
 from sglang_xshare.patching.tree import ABSENT
 
 DIST = Path(__file__).resolve().parents[1] / "dist"
-DATE = (2020, 2, 2, 0, 0, 0)  # of every new or changed file, as reproducible builds use it
+DATE = (2020, 2, 2, 0, 0, 0)  # the date of every new or changed file, for reproducible builds
 
 
 def make_wheel(upstream: Path, root: Path, out: Path) -> Path:

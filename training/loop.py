@@ -21,7 +21,7 @@ NOT_FOR_MUON = (
     "embed_tokens",
     "lm_head",
     ".gate.",
-)  # tables and the router: no matrix product to keep well conditioned
+)  # tables and the router are no matrix products to keep well conditioned
 
 
 def optimizers(model: nn.Module) -> list[Optimizer]:

@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--target", type=Path, default=ROOT / "checkpoints/qwen3-moe-tiny")
     parser.add_argument("--out", type=Path, default=ROOT / "checkpoints/qwen3-moe-tiny-eagle3")
     parser.add_argument("--state", type=Path, default=ROOT / "build/train_eagle3/state.pt", help="to resume from")
-    parser.add_argument("--steps", type=int, default=800, help="of 3,072 tokens")
+    parser.add_argument("--steps", type=int, default=800, help="steps of 3,072 tokens")
     options = parser.parse_args()
 
     target, tokenizer = load(options.target)

@@ -93,7 +93,7 @@ def run_requests(
     """Keep `per_replica` requests of each replica running until all are answered; `counter` counts active experts."""
     concurrency = replicas * per_replica
     if len(requests) < 3 * concurrency:
-        raise ValueError(f"requests must be at least 3 times the {concurrency} at a time (got {len(requests)})")
+        raise ValueError(f"requests must be at least 3 times the concurrency, {concurrency} (got {len(requests)})")
     forcing = {"custom_logit_processor": serialize_force(), "return_logprob": True} if force else {}
     first, last = 2 * concurrency, len(requests) - 1  # the load is steady between the starts of these requests
     looks: dict[int, tuple[dict[str, float], float]] = {}
@@ -224,13 +224,13 @@ def measure(args: argparse.Namespace, record: Record) -> None:
         with Server(TRAINED, flags, env=make_env(args.replicas), name=method, deadline=900) as server:
             for traffic, name in missing:
                 requests = draw_requests(sequences, args.requests, args.life, args.prompt, traffic)
-                own = name in (OBSERVE, BASELINE)  # the model's own routing is counted
+                own = name in (OBSERVE, BASELINE)  # these count the model's own routing
                 server.post("/expert_policy", {"policy": OBSERVE} if own else parse_variant(name).body())
                 counter = "experts_before" if own else "experts_after"
                 run = run_requests(server, requests, args.replicas, args.per_replica, name != OBSERVE, counter)
                 key = make_key(traffic, name, method)
                 kept = {one: value for one, value in vars(run).items() if one in KEPT}
-                answers = " ".join(map(digest, run.outputs)) if name == OBSERVE else ""  # else forced
+                answers = " ".join(map(digest, run.outputs)) if name == OBSERVE else ""  # others are forced
                 record.add(key, traffic=traffic, policy=name, method=method, shape=shape, outputs=answers, **kept)
                 print(f"{key}: {run.active:.1f} active experts, {run.seconds:.0f} s", flush=True)
 

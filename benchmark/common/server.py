@@ -250,7 +250,7 @@ def _environment(release: str | Path | None) -> dict[str, str]:
         env["SGLANG_USE_CPU_ENGINE"] = "1"
         # Draft trees compile a small function with g++, which a machine without a GPU may lack.
         env.setdefault("TORCHDYNAMO_DISABLE", "1")
-    # The checkout itself as well: a request may name a logit processor of the benchmarks.
+    # The checkout itself is on the path, because a request may name a logit processor of the benchmarks.
     path = [str(ROOT / "python"), str(ROOT), env.get("PYTHONPATH", "")]
     if release is not None:
         tree = RELEASES / release if isinstance(release, str) else release

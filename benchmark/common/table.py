@@ -28,7 +28,7 @@ class Table:
         for index, heading in enumerate(self.headings):
             drawn.add_column(Text(heading), justify="left" if index < self.text_columns else "right")
         for row in self.rows:
-            drawn.add_row(*map(Text, row))  # as text: rich interprets brackets
+            drawn.add_row(*map(Text, row))  # rich interprets brackets in plain strings
         console = Console()
         needed = console.measure(drawn, options=console.options.update(width=WIDEST)).maximum
         console.width = max(console.width, min(needed, WIDEST))

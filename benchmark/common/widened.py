@@ -42,7 +42,7 @@ def make(folder: Path = WIDENED, source: Path = TRAINED, factor: int = FACTOR) -
     stamp = _describe(source, factor)
     if _is_made(folder, stamp):
         return False
-    from safetensors.torch import load_file, save_file  # here, because most callers find the model made
+    from safetensors.torch import load_file, save_file  # not needed if the model exists, the usual case
 
     began = time.monotonic()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def make(folder: Path = WIDENED, source: Path = TRAINED, factor: int = FACTOR) -
         (half / STAMP).write_text(stamp)
         if not _is_made(folder, stamp):
             with suppress(FileNotFoundError):
-                folder.rename(Path(scratch) / "old")  # a server of it has its files open
+                folder.rename(Path(scratch) / "old")  # not deleted, because a running server may have its files open
         try:
             half.rename(folder)
         except OSError:

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def read_seconds(point: Mapping[str, Any]) -> dict[str, float]:
     """Return the seconds of a layer by layout, of the fastest round: the others contain the time of other programs."""
-    if "seconds" in point:  # a record of 2026-11-27 or before
+    if "seconds" in point:  # in records from before 2026-11-28
         return dict(point["seconds"])
     return {name: min(layout["layer_ms"]) / 1e3 for name, layout in point["layouts"].items()}
 

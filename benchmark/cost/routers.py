@@ -90,7 +90,7 @@ class Routers:
 
 
 TOP_K = 8
-TOKENS_PER_REQUEST = 4  # in a plan that selects by request
+TOKENS_PER_REQUEST = 4  # for a plan that selects by request
 
 
 def time_selection(rows: int, experts: int, plans: Sequence[str], rounds: int) -> dict[str, list[float]]:

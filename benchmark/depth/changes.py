@@ -27,7 +27,7 @@ Looks = Sequence[tuple[int, int]]
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record and print the table."""
     parser = Parser("benchmark.depth.changes", __doc__)
-    parser.add_argument("policy", nargs="?", type=selecting, default="xshare", help="(default: xshare)")
+    parser.add_argument("policy", nargs="?", type=selecting, default="xshare", help="of the server (default: xshare)")
     parser.add_checkpoint(WIDENED, TEXTS)
     parser.add_argument("--draft", type=folder, default=DRAFT, help="EAGLE-3 draft (default: the trained model's)")
     parser.add_argument("--other-texts", type=folder, help="folder of *.txt to change to (default: the same)")

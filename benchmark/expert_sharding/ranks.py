@@ -134,7 +134,7 @@ def measure(encoder: Encoder, ranks: int, rounds: int) -> dict[str, Any]:
         value = experts if name == "experts" else getattr(encoder, name)
         if value % unit:
             raise ValueError(f"{name} must be a multiple of {unit} on {ranks} ranks (got {value})")
-    weights = Experts.draw(experts, encoder.hidden, encoder.width)  # which forked ranks share
+    weights = Experts.draw(experts, encoder.hidden, encoder.width)  # forked ranks share them
     context = multiprocessing.get_context("fork")
     with TemporaryDirectory() as folder:
         arguments = (encoder, weights, ranks, rounds, Path(folder))
@@ -181,7 +181,7 @@ def _run_rank(rank: int, encoder: Encoder, experts: Experts, ranks: int, rounds:
         encoder.forward(x, kernel, layout, routes)
         layout.begin()
     for number in range(rounds):
-        routes = encoder.route(len(rows), number * ranks + rank)  # a rank's own, the same under each layout
+        routes = encoder.route(len(rows), number * ranks + rank)  # these differ by rank, not by layout
         for name, layout in layouts.items():
             dist.barrier()
             began = perf_counter()

@@ -29,7 +29,7 @@ FEW: dict[str, tuple[int, ...]] = {
 """The choices of a short search. Blocks have 16 rows, because an alignment of ours has."""
 TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}  # upstream's heuristic omits these
 NOISE = 0.005  # a launch must be faster by this share to count as faster
-TOLERANCE = 0.02  # of a value and of their root mean square: three roundings to bf16
+TOLERANCE = 0.02  # relative to a value and to the root mean square: three roundings to bf16
 SEARCH_REPLAYS = 50
 
 

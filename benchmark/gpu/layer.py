@@ -193,7 +193,7 @@ def _fit_rows(name: str, shape: Shape, us: Mapping[int, float]) -> Iterator[Row]
 def _gain_rows(name: str, points: Mapping[str, Any]) -> Iterator[Row]:
     if "policies" in points:
         us, active = dict(points["policies"]["mode_us"]), points["policies"]["active"]
-    else:  # a record of 2026-11-27 or before, which has a point for each policy
+    else:  # a record from before 2026-11-28, which has a point for each policy
         old = {policy: points[policy] for policy in ("off", *POLICIES) if policy in points}
         us = {policy: [point["us"]] for policy, point in old.items()}
         us |= {ROUTER + policy: [point["router_us"]] for policy, point in old.items() if "router_us" in point}

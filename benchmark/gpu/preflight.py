@@ -49,7 +49,7 @@ CUDA_MODULES = (
     "sglang.srt.layers.attention.deepseek_v4_backend",
 )
 """Modules that EAGLE-3's worker imports when it starts on a GPU. No other task needs them."""
-GRAPH_ROWS = 128  # more than part `shapes` may give one program: several, and so a cooperative launch
+GRAPH_ROWS = 128  # too many for one program, so the launch is cooperative
 
 
 def check_imports() -> None:
@@ -92,7 +92,7 @@ def check_nvcc() -> None:
     with tempfile.TemporaryDirectory() as folder:
         source, compiled = Path(folder) / "kernel.cu", Path(folder) / "kernel.o"
         source.write_text(KERNEL)
-        # As upstream does, both times; its two builders link in the same way.
+        # The same commands as upstream's: both of its builders link in this way.
         _build([f"{home}/bin/nvcc", "-std=c++17", "-arch=sm_90a", "-Xcompiler", "-fPIC", "-c", source, "-o", compiled])
         libraries = [f"-L{home}/lib64", "-lcudart", "-lcuda"]
         _build([os.environ.get("CXX", "c++"), compiled, "-shared", *libraries, "-o", Path(folder) / "kernel.so"])

@@ -33,13 +33,13 @@ ROUND = 20.0  # least seconds for the rounds of a server that is ready
 READY = 150.0  # seconds after the checks in which the first server must be ready
 BESIDE = 48 << 30
 """Bytes of GPU memory that must be left beside the first server: contexts and layers of all that runs meanwhile."""
-ENDING = 25.0  # seconds that stopping a task, the table and the way back take
-MODULE = "benchmark.gpu"  # whose process measures a task
+ENDING = 25.0  # seconds to stop a task, write the table and copy the records back
+MODULE = "benchmark.gpu"  # runs one task in a process of its own
 CHECKED = ROOT / "build" / "gpu" / "checked"
 """The checks create this file; a record alone may come from another machine. `scripts/gpu.sh` removes it."""
-KERNELS = ("imports", "patch", "upstream")  # the last also fails without a C compiler
+KERNELS = ("imports", "patch", "upstream")  # `upstream` also fails without a C compiler
 SERVERS = (*KERNELS, "nvcc", "selection")
-SERVERS_32, SERVERS_128 = ((*SERVERS, f"compilation-{experts}") for experts in (32, 128))  # of the model
+SERVERS_32, SERVERS_128 = ((*SERVERS, f"compilation-{experts}") for experts in (32, 128))
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ TESTS = (
 )
 NOT_UPSTREAM = ("-k", "not upstream")  # upstream's kernels are not tested here
 SHOWN = 10  # differences that are kept
-TIME_BAR = 2.0  # times upstream's fused router on the same logits; the kernel does both
+TIME_BAR = 2.0  # multiple of upstream's fused router, which does a part of the kernel's work
 PLANS = (
     "xshare",
     "xshare:k0=1,add=24",
@@ -194,7 +194,7 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
     for one in [point for point in points.values() if "us" in point]:
         ratio = one["us"] / one["upstream_us"]
         text = f"{one['us']:.2f} us, upstream's router {one['upstream_us']:.2f} us: {ratio:.2f} x"
-        if "upstream_later_us" in one:  # in records of 2026-11-27 and before
+        if "upstream_later_us" in one:  # in records from before 2026-11-28
             later = one["upstream_later_us"]
             text += f", from 0.5.20 on {later:.2f} us: {one['us'] / later:.2f} x"
         if "former_us" in one:

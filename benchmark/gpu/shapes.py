@@ -23,7 +23,7 @@ EXPERTS = (32, 64, 128, 256, 512)
 ONE_ROWS = (8, 16, 32, 64)
 NOISE = 0.02
 """One program must be faster by this share: several programs of few rows take fewer registers."""
-MOST_SCORES = 8192  # of one program: its registers hold no more
+MOST_SCORES = 8192  # more scores do not fit into the registers of one program
 SEVERAL = tuple(product((8, 16), (4, 8)))
 """Rows and warps."""
 MANY_ROWS = 128

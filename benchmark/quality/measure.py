@@ -190,7 +190,7 @@ def compare_loss(
     found, places = groups.unique(return_inverse=True)
     sums = torch.zeros(len(found), dtype=torch.float64).index_add(0, places, deltas - deltas.mean())
     scale = len(found) / max(len(found) - 1, 1)
-    error = (scale * sums.square().sum()).sqrt().item() / len(deltas)  # of clusters; of single values the usual one
+    error = (scale * sums.square().sum()).sqrt().item() / len(deltas)  # cluster-robust standard error
     return Loss(of_text.mean().item(), deltas.mean().item(), error, len(found) if batch else None)
 
 

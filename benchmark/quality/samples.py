@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_count("problems", 512, "arithmetic problems")
     parser.add_count("samples", 8, "answers to each")
     parser.add_count("batch", 16, "rows of a step; a multiple of the samples")
-    parser.add_argument("--temperature", type=float, default=1.0, help="of the samples (default: 1)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="temperature of the samples (default: 1)")
     parser.add_record(BUILD / "quality" / "samples")
     args = parser.parse_args(argv)
     if args.batch % args.samples:

@@ -94,7 +94,7 @@ def _draw(layout: Drafted, sequences: int, tokens: int) -> _Drawn:
     chances = layout.chance + layout.spread * (2 * spread - 1)
     depth = pad(chances.log().cumsum(2) / math.log(OWN), (1, 0)).round().to(torch.int32)
     right = right < chances
-    lengths = 1 + right.cumprod(2).sum(2)  # of as many steps as there could be
+    lengths = 1 + right.cumprod(2).sum(2)  # of the largest possible number of steps
     ends = lengths.cumsum(1)
     places = torch.arange(width)
     own = torch.arange(sequences)[:, None, None] * tokens + (ends - lengths)[..., None] + places

@@ -71,18 +71,18 @@ use_venv() {
     python=${VENV:-.venv}/bin/python target=()
 }
 
-bring_back() {  # one archive, whole whenever the command is stopped
+bring_back() {  # one archive, complete even if the command is stopped
     [[ -n ${OUT:-} && $OUT != "$results" ]] || return 0
     mkdir -p "$OUT"
     tar -cJf "$work/results.part" -C "$results" . && mv "$work/results.part" "$OUT/results.tar.xz" || cp "$results"/*.json "$OUT"/ || true
 }
 
-finish() {  # after every end: the table of all records, and the way back
+finish() {  # on every exit: write the table of all records, and copy the records back
     local status=$?
     trap - EXIT
     [[ -z ${keeper:-} ]] || kill "$keeper" 2>/dev/null || true
     if [[ -n ${python:-} ]]; then
-        if ((status)); then  # the ends of the newest logs of its servers
+        if ((status)); then  # keep the ends of the newest server logs
             mkdir -p "$results/logs"
             { ls -t build/logs/*.log 2>/dev/null || true; } | head -n 8 |
                 while read -r log; do tail -c 100000 "$log" >"$results/logs/${log##*/}"; done

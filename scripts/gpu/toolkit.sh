@@ -40,7 +40,7 @@ compose() {  # compose FOLDER NVCC TORCHS: a toolkit of an nvcc and torch's head
     export CUDA_HOME=$1
 }
 
-find_libcuda() {  # the file of the driver's library; of two, not that for 32 bits, which ldconfig calls (libc6)
+find_libcuda() {  # the 64-bit file of the driver's library; ldconfig marks the 32-bit one (libc6)
     local place name known=${LD_LIBRARY_PATH:-}
     for place in ${known//:/ } $(PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null |
         sed -n 's#.*(libc6,.*=> \(/.*\)/libcuda\.so.*#\1#p') /usr/lib/x86_64-linux-gnu /usr/lib64 /usr/local/nvidia/lib64; do

@@ -15,8 +15,10 @@ CONVERTED = ("BF16", "F16", "F32", "F64", "I64", "BOOL")
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor by `name` and `shape`; `stored` is the bytes in a file that a server keeps unchanged, None for numbers
-    that a server converts to the model's dtype.
+    """One tensor by `name` and `shape`.
+
+    `stored` is the bytes in a file that a server keeps unchanged, None for numbers that a server converts to the
+    model's dtype.
     """
 
     name: str
@@ -30,8 +32,9 @@ class Tensor:
 
 
 def read_headers(folder: Path) -> list[Tensor]:
-    """Return the tensors of a folder's safetensors by their headers alone; an empty list if a file is missing or is not
-    safetensors, such as the pointer of a clone without large files.
+    """Return the tensors of a folder's safetensors by their headers alone; empty if a file is missing or invalid.
+
+    An invalid file is, for example, the pointer of a clone without large files.
     """
     tensors: dict[str, Tensor] = {}
     try:

@@ -11,7 +11,7 @@ from .arguments import ignores_exact, is_on
 from .flags import list_others, spell_value
 
 SHARED_PREFIXES = "the cache may return what requests under policy have stored"
-# By flag, why a request would not be exact.
+# The reason why a request would not be exact, by flag.
 REFUSED_FLAGS = {
     "hicache_storage_backend": SHARED_PREFIXES,
     "disaggregation_decode_enable_offload_kvcache": SHARED_PREFIXES,
@@ -29,8 +29,9 @@ TREE_IN_CPP = "SGLANG_EXPERIMENTAL_CPP_RADIX_TREE"
 
 
 def find_refusal(config: Any, source: str = f"custom_params.{KEY}") -> str | None:
-    """Return why a server with this resolved `config` has no exact requests, in one line, or None; `source` names the
-    part of a request that asks to be exact.
+    """Return why a server with this resolved `config` has no exact requests, in one line; None if it can have them.
+
+    `source` names the part of a request that asks to be exact.
     """
     if (found := _find_obstacle(config)) is None:
         return None

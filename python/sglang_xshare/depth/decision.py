@@ -11,11 +11,11 @@ MARGIN = 1.02
 TRIAL = 8
 """Verifications in the trial of a depth without a time."""
 RETRIAL, PERIOD = 4, 256
-"""Verifications in the trial of a neighbour of the depth in use, and those of the batch size between two trials."""
+"""Verifications in the trial of a neighbour of the depth in use, and of a batch size between two such trials."""
 SOON, SLOWER = 32, 1.5
-"""The first period after a change of the depth, and how much longer each next one is. A choice by few steps may be
-wrong: in simulations with 6 % noise and 10 % drift, full periods alone left one server in ten below 0.91 of the best
-depth for 600 verifications, and these below 0.96.
+"""The first period after a change of the depth, and the factor by which each next period is longer. A choice by few
+steps may be wrong: in simulations with 6 % noise and 10 % drift, full periods alone left one server in ten below 0.91
+of the best depth for 600 verifications, and these growing periods below 0.96.
 """
 BLOCK = 16
 """Verifications of the depth in use between two decisions, and so between two trials."""
@@ -26,8 +26,10 @@ CHANGE = 2.0
 
 
 def choose(tokens: Sequence[float], seconds: Mapping[int, float], depth: int) -> int:
-    """Return the depth with the most tokens per second: `tokens[d]` in `seconds[d]`. Keep `depth` while it has no
-    time, and unless another depth is more than `MARGIN` times as fast. Of equal depths return the shallower one.
+    """Return the depth with the most tokens per second, `tokens[d]` in `seconds[d]`, or `depth`.
+
+    Keep `depth` while it has no time, and unless another depth is more than `MARGIN` times as fast. Of equal depths
+    return the shallower one.
     """
     if depth not in seconds:
         return depth
@@ -38,8 +40,9 @@ def choose(tokens: Sequence[float], seconds: Mapping[int, float], depth: int) ->
 
 @dataclass
 class Size:
-    """The depth of one batch size, and the smoothed times of its steps. `clock` counts its verifications; `left` of the
-    current block are still to complete.
+    """The depth of one batch size, and the smoothed times of its steps.
+
+    `clock` counts its verifications; `left` verifications of the current block are still to complete.
     """
 
     candidates: Sequence[int]
@@ -92,8 +95,9 @@ class Size:
         self.period = SOON
 
     def decide(self, tokens: Sequence[float]) -> None:
-        """Choose the depth in use, then the next block: `BLOCK` verifications of that depth, or, after such a block, a
-        trial that is due.
+        """Choose the depth in use, then the next block.
+
+        The block is `BLOCK` verifications of that depth, or, after such a block, a trial that is due.
         """
         former, self.depth = self.depth, choose(tokens, self.seconds, self.depth)
         self.is_new = former != self.depth
@@ -120,8 +124,10 @@ class Size:
 
 
 class Depths:
-    """The depths of a server's batch sizes. `find_candidates` returns the candidates of a batch size, ascending, of at
-    most `deepest` drafts; `start` is the depth before anything is known.
+    """The depths of a server's batch sizes.
+
+    `find_candidates` returns the candidates of a batch size, ascending, of at most `deepest` drafts; `start` is the
+    depth before any is measured.
     """
 
     def __init__(self, find_candidates: Callable[[int], Sequence[int]], deepest: int, start: int) -> None:

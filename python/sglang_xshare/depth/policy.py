@@ -15,8 +15,9 @@ SGLang's candidates hold from a batch size on.
 
 
 class Launch(NamedTuple):
-    """A decode step as launched: its requests, batch size and depth, the forwards of the target before it, and how
-    often the policy had been switched.
+    """A decode step as launched: its requests, batch size and depth.
+
+    `forwards` counts the forwards of the target before the step, and `switches` the switches of the policy.
     """
 
     requests: int
@@ -29,8 +30,8 @@ class Launch(NamedTuple):
 class ThroughputPolicy:
     """The depth with the most tokens per second, for each captured batch size.
 
-    `upstream` is SGLang's own policy, of which the candidates of each batch size are read; a depth of 0 joins them. It
-    starts with `start` drafts. `count_forwards` returns how many forwards of the target were launched, prefills
+    `upstream` is SGLang's own policy, from which the candidates of each batch size are read; a depth of 0 joins them.
+    The first depth is `start` drafts. `count_forwards` returns how many forwards of the target were launched, prefills
     included, and `count_switches` how often the expert policy was switched: both are the same on all ranks before the
     same step. `share` returns the first rank's numbers, given this rank's own: a collective. `list_captured` returns
     the batch sizes that SGLang captures. `clock` is in seconds.
@@ -75,7 +76,7 @@ class ThroughputPolicy:
         return [size for size in self._captured if step in self._find_candidates(size)]
 
     def get_steps_for_batch(self, batch_size: int) -> int:
-        """Return the depth of the decode step that is about to be launched for so many requests."""
+        """Return the depth of the decode step of `batch_size` requests that is about to be launched."""
         switches = self._count_switches()
         if switches != self._switches:
             self._switches = switches
@@ -87,12 +88,13 @@ class ThroughputPolicy:
         return depth
 
     def on_verify_complete(self, num_correct_drafts_per_req: Sequence[int], batch_size: int) -> int | None:
-        """Count a completed verification, and decide if its block has ended. Return None: the depth changes with the
-        next launch, when SGLang asks `get_steps_for_batch`.
+        """Count a completed verification, and decide the next depth if its block has ended.
+
+        Return None: the depth changes with the next launch, when SGLang calls `get_steps_for_batch`.
         """
         now = self._clock()
         launch = self._match(batch_size)
-        # More drafts accepted than launched: a result was dropped, and this launch is that of another step.
+        # If more drafts were accepted than launched, a result was dropped, and this launch belongs to another step.
         if launch is None or max(num_correct_drafts_per_req, default=0) > launch.depth:
             return None
         former, self._former = self._former, (launch, now)
@@ -115,14 +117,15 @@ class ThroughputPolicy:
             self.depths.find(size).time(depth, times)
 
     def _is_timed(self, former: Launch, launch: Launch) -> bool:
-        """Return whether the time since the completion of `former` is that of a step like it: no other forward was
-        between them, and both belong to the active policy.
+        """Return whether the time since the completion of `former` is that of a step like it.
+
+        No other forward may be between the two, and both must belong to the active policy.
         """
         follows = launch.forwards == former.forwards + 1
         return follows and former.switches == self._switches and former[1:3] == launch[1:3]
 
     def _match(self, requests: int) -> Launch | None:
-        """Return the earliest launch of so many requests that is not complete; forget those before it."""
+        """Return the earliest launch of as many `requests` that is not complete; forget the launches before it."""
         while self._launched:
             launch = self._launched.popleft()
             if launch.requests == requests:

@@ -50,8 +50,9 @@ def find_keys(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
 
 
 class Client:
-    """A client of one server. It sends changes with the admin key, if this is given, and other requests with the API
-    key. Methods raise `PolicyError` if the server refuses or does not answer.
+    """A client of one server. Methods raise `PolicyError` if the server refuses or does not answer.
+
+    Changes are sent with the admin key, if this is given, and other requests with the API key.
     """
 
     def __init__(self, url: str, api_key: str | None = None, admin_api_key: str | None = None) -> None:
@@ -69,8 +70,10 @@ class Client:
         self._answered_by = ""
 
     def get_policy(self) -> dict[str, Any]:
-        """Return the answer to GET /expert_policy, with counters that are no older than this call: if the server has
-        read them less than `COUNTING_PERIOD` seconds ago, wait for the rest of that time and send GET again.
+        """Return the answer to GET /expert_policy, with counters that are no older than this call.
+
+        If the server has read the counters less than `COUNTING_PERIOD` seconds ago, wait for the rest of that time and
+        send GET again.
         """
         answer = self._check(self.ask(PATH))
         if ago := answer.get("counted_ago"):
@@ -126,8 +129,9 @@ class Client:
 
 
 def find_proxy(url: str) -> str | None:
-    """Return the proxy that the environment names for `url`; None for an address of this machine, which no proxy of
-    another machine can reach.
+    """Return the proxy that the environment names for `url`; None for an address of this machine.
+
+    No proxy of another machine can reach such an address.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""

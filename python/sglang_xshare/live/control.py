@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checked:
-    """A switch that passed its check. A commit of `epoch` makes it while the stage's count is still `switches`."""
+    """A switch that passed its check. A commit of `epoch` makes the switch while the stage's count is `switches`."""
 
     epoch: str
     switches: int
@@ -51,8 +51,10 @@ class Former:
 
 
 class Control:
-    """The answers for one scheduler's stage. Every rank handles the same messages in the same order between its steps,
-    and all ranks check the same values, so all of them switch between the same two steps, or none does.
+    """The answers for one scheduler's stage.
+
+    Every rank handles the same messages in the same order between its steps, and all ranks check the same values, so
+    all of them switch between the same two steps, or none does.
     """
 
     def __init__(self, stage: Stage, server_args: Any) -> None:
@@ -67,8 +69,10 @@ class Control:
         """The last read of the counters: its time, the number of switches at that time, and the counters."""
 
     def get(self) -> dict[str, Any]:
-        """Return the policy and its keys, as POST takes them, and the fields of `ADDED`. Wait for the device at most
-        once in `COUNTING_PERIOD` seconds: otherwise return the counters of the last read, and their age `counted_ago`.
+        """Return the policy and its keys, as POST takes them, and the fields of `ADDED`.
+
+        Wait for the device at most once in `COUNTING_PERIOD` seconds: otherwise return the counters of the last read,
+        and their age `counted_ago`.
         """
         stage, in_force = self.stage, self.stage.in_force
         # All ranks of data-parallel attention count the same steps, so the first one reports them.
@@ -93,11 +97,12 @@ class Control:
         }
 
     def check(self, body: Mapping[str, Any], epoch: str, reporter: Any) -> dict[str, Any]:
-        """Check a switch to the policy in `body`: the keys of --expert-policy-config, "policy" and "trial". Change
-        nothing, and keep the switch for a commit of `epoch`. Return the numbers of switches, as `get` does. Raises
-        ValueError in one line.
+        """Check a switch to the policy in `body`, change nothing, and keep the switch for a commit of `epoch`.
+
+        `body` has the keys of --expert-policy-config, "policy" and "trial". Return the numbers of switches, as `get`
+        does. Raises ValueError in one line.
         """
-        self._checked = None  # on all schedulers, also if only one of them refuses this check
+        self._checked = None  # cleared on all schedulers, also if only one of them refuses this check
         schedule, is_trial, recaptures = self._read(body), body.get("trial", False), body.get("recapture", True)
         if type(is_trial) is not bool:
             raise ValueError(f"trial must be true or false (got {as_json(is_trial)})")
@@ -115,9 +120,11 @@ class Control:
         return self._number()
 
     def commit(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
-        """Make the switch that `check` of the same epoch checked, as the server's switch `number`. Return what `get`
-        does, and warnings. Raises ValueError, having changed nothing, for any other epoch and after a switch since the
-        check. After an exception of the switch itself, call `restore` on all ranks: they must switch equally often.
+        """Make the switch that `check` of the same epoch checked, as the server's switch `number`.
+
+        Return what `get` does, and warnings. Raises ValueError, having changed nothing, for any other epoch and after a
+        switch since the check. After an exception of the switch itself, call `restore` on all ranks: they must switch
+        equally often.
         """
         stage, checked = self.stage, self._checked
         if checked is None or checked.epoch != epoch:
@@ -136,8 +143,9 @@ class Control:
         return answer
 
     def restore(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
-        """Undo the commit of `epoch`, also one that failed halfway, as the server's switch `number`. Do nothing if this
-        epoch changed nothing here, or if a later one did. Return whether something was restored.
+        """Undo the commit of `epoch`, also one that failed halfway, as the server's switch `number`.
+
+        Do nothing if this epoch changed nothing here, or if a later epoch did. Return whether something was restored.
         """
         former = self._former
         if former is None or former.epoch != epoch:
@@ -148,8 +156,9 @@ class Control:
         return {"restored": True}
 
     def begin(self, scheduler: Any) -> None:
-        """Log a warning, in the first call, if the policy can act in no step: SGLang decides how many requests
-        run at once only after the checks of the start.
+        """Log a warning, in the first call, if the policy can act in no step.
+
+        SGLang decides how many requests run at once only after the checks of the start.
         """
         if self._has_begun:
             return
@@ -191,8 +200,10 @@ class Control:
         return warnings
 
     def _number(self) -> dict[str, Any]:
-        """Return the number of this scheduler's switches, and the number that it made by itself since the last POST.
-        The latter is None if another rank reports it.
+        """Return the number of this scheduler's switches, and the number of its own switches since the last POST.
+
+        A scheduler switches to vanilla by itself if ranks disagree. The latter number is None if another rank reports
+        it.
         """
         own = self.stage.switches - self._posted
         return {"switches": self.stage.switches, "own_switches": own if is_first_rank() else None}

@@ -64,13 +64,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def tune(arguments: argparse.Namespace) -> int:
-    """Search for every batch size, and write plan.json and report.json. Puts the server's own policy back afterwards,
-    whatever happens, unless somebody else has switched.
+    """Search for every batch size, and write plan.json and report.json.
+
+    Afterwards put the server's own policy back, whatever happens, unless somebody else has switched.
     """
     guard, console = SwitchGuard(Client(arguments.url, *find_keys(arguments))), open_console()
     _check_server(guard.before, arguments)
     try_folder("--out", arguments.out)
-    # These import torch: neither the other subcommands nor a refusal should wait for it.
+    # Imported here because these modules import torch: other subcommands and refusals should not wait for torch.
     from .gauge import Gauge, pages
     from .measure import Bench, hash_asked
     from .report import describe_found, print_found, summarize
@@ -126,7 +127,7 @@ def _count(console: Console, bench: Bench, total: int) -> Callable[[str], None]:
 
     def tell(line: str) -> None:
         done, measured = len(bench.asked) - before, bench.measured - known
-        left = (total - done) * (time.monotonic() - begun) / max(measured, 1)  # what was known takes no time
+        left = (total - done) * (time.monotonic() - begun) / max(measured, 1)  # known measurements take no time
         rest = f", about {math.ceil(left / 60)} min left" if measured and left > 0 else ""
         console.print(f"{done} of about {total}{rest}: {line}", soft_wrap=True)
 

@@ -1,5 +1,6 @@
-"""Teacher forcing inside the server: a logit processor that decodes a given text and reports the model's own prediction
-in the log-probabilities of each token and of the next likeliest ones, which upstream's API returns.
+"""Teacher forcing inside the server: a logit processor that decodes a given text and reports the model's prediction.
+
+The report is in the log-probabilities of each token and of the next likeliest ones, which upstream's API returns.
 """
 
 import json
@@ -20,9 +21,10 @@ OTHER = 0.345
 
 
 class Force:
-    """The logit processor: a row's next token is the next of its `tokens`; after the last one the model decides. The
-    token's log-probability, negated, is `OTHER` if the model prefers another token, plus the nats of the forced token
-    under the model's logits over `SCALE`. Other tokens share the rest of the probability as they do in the model.
+    """The logit processor: a row's next token is the next of its `tokens`; after the last one the model decides.
+
+    The token's log-probability, negated, is `OTHER` if the model prefers another token, plus the nats of the forced
+    token under the model's logits over `SCALE`. Other tokens share the rest of the probability as they do in the model.
     """
 
     def __call__(self, logits: torch.Tensor, params: list[dict[str, Any]]) -> torch.Tensor:
@@ -44,8 +46,9 @@ class Force:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The model's prediction for a forced token: its nats, the likeliest token, and log-probabilities of the likeliest
-    tokens and of the forced one.
+    """The model's prediction for a forced token: its nats, and the likeliest token.
+
+    `likeliest` holds the log-probabilities of the likeliest tokens and of the forced one.
     """
 
     nats: float

@@ -7,8 +7,9 @@ import torch
 
 
 def find_paging(experts: Any) -> Any:
-    """Return upstream's `PagedExpertsMoEMethod` of a `FusedMoE`; None if all of its experts stay loaded. A method
-    without a number of slots is a paged one: SGLang sizes the slots later, by the memory that is left.
+    """Return upstream's `PagedExpertsMoEMethod` of a `FusedMoE`; None if all of its experts stay loaded.
+
+    A method without a number of slots pages too: SGLang sizes the slots later, by the memory that is left.
     """
     method = getattr(experts, "quant_method", None)
     if method is None or not hasattr(method, "num_resident"):
@@ -23,10 +24,10 @@ def count_slots(method: Any) -> int:
 
 
 class Residents:
-    """The loaded experts of a model's layers: `loaded` [layers, N] bool on the device, by the last `read`. `methods`
-    has the result of `find_paging` for each layer.
+    """The loaded experts of a model's layers: `loaded` [layers, N] bool on the device, by the last `read`.
 
-    If SGLang decides on the device, its state is read there: a captured graph reads the state at every replay.
+    `methods` has the result of `find_paging` for each layer. If SGLang decides on the device, its state is read there:
+    a captured graph reads the state at every replay.
     """
 
     def __init__(self, methods: Sequence[Any], device: str) -> None:

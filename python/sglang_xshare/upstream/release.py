@@ -4,7 +4,8 @@ from packaging.version import Version
 
 
 def is_since(running: str, release: str) -> bool:
-    """Return whether SGLang `running` has the code of `release`: it is the release, a build of it, or a later one.
+    """Return whether SGLang `running` has the code of `release`: the release, a build of it, or a later one.
+
     Raises `packaging.version.InvalidVersion`, a ValueError, for text that is no version.
     """
     # `Version` orders a release's builds below it. But candidate 0.5.24rc1 has all of the code of 0.5.24, and source

@@ -122,8 +122,9 @@ def mix_own(scores, own, own_mass, chosen, mass, budgets) -> tl.tensor:
 
 @triton.jit
 def weigh(scores, own, own_mass, chosen, mass, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """Return the weights [R, C] fp32 of the `chosen` experts [R, C] bool by their scores. `mass` [R] sums these scores,
-    `own_mass` those of the row's own top-k, `own` [R, C] bool.
+    """Return the weights [R, C] fp32 of the `chosen` experts [R, C] bool by their scores.
+
+    `mass` [R] sums these scores, `own_mass` those of the row's own top-k, `own` [R, C] bool.
     """
     if recipe.mixes_own:
         scores = mix_own(scores, own, own_mass, chosen, mass, budgets)

@@ -1,7 +1,7 @@
-"""The expert-selection stage inside SGLang: what the patches call.
+"""The expert-selection stage inside SGLang: the functions that the patches call.
 
-Importing this module is light (no torch, no SGLang): it is imported by `server_args.py`. With no policy, `route` is one
-comparison and every other function returns at once.
+Importing this module is light (no torch, no SGLang), because `server_args.py` imports it. With no policy, `route` is
+one comparison and every other function returns at once.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def check_exit(code: int | None) -> None:
     from .refusal import REFUSED
 
     if code == REFUSED:
-        refused = Refused("--expert-policy: the scheduler refused the loaded model and said why")
+        refused = Refused("--expert-policy: the scheduler refused the loaded model and printed the reason")
         # The scheduler has printed the reason; exit with status 1 and print nothing more.
         refused.code = 1
         raise refused

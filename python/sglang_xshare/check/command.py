@@ -257,7 +257,7 @@ def _estimate(
     for text in compared:
         other = step.read_policy("--compare", text, {})
         if other is None:
-            raise ValueError(f"--compare {text}: routes as the model does, with which all are compared")
+            raise ValueError(f"--compare {text}: must be a policy that selects; vanilla is always compared")
         schedules[text] = other
     step.check(len(schedules))
     try:

@@ -43,7 +43,7 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
     if then not in (None, "vanilla", "stop"):
         raise ExpertPolicyError(ON_DISAGREEMENT, then, "must be vanilla or stop")
     if name is None:
-        together = "allowed only together with --expert-policy"
+        together = "must be used with --expert-policy"
         valued = ("--expert-policy-config", config), ("--expert-policy-trace", trace), (ON_DISAGREEMENT, then)
         for flag, value in valued:
             if value is not None:

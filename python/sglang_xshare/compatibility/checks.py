@@ -144,7 +144,7 @@ CHECKS = (
     Check("modes", RESOLVED, STAGE, lambda start: check_modes(start.config, is_given(start.server_args))),
     # Experts of a quantization without an MoE runner that takes a policy's choice.
     Check("experts", RESOLVED, STAGE, lambda start: check_experts(start.server_args)),
-    # A dense model, one whose layers differ in experts, one known not to be served.
+    # A dense model, a model whose layers differ in experts, or a model that is known not to be served.
     Check("model", RESOLVED, STAGE, lambda start: start.model),
     # A model that SGLang is not known to serve with data-parallel attention, or with an all-to-all backend.
     Check("attention", RESOLVED, STAGE, lambda start: check_attention(start.model, start.config), after="model"),

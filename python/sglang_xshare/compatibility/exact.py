@@ -71,7 +71,7 @@ def check_rule(rule: Rule, config: Any) -> None:
 
 
 def check_request(sampling_params: Any, routing_key: str | None, server_args: Any) -> None:
-    """Raise ValueError in one line for a request whose `custom_params`, or else routing key, ask for what cannot be."""
+    """Raise ValueError, one line, for a request whose `custom_params`, or else routing key, cannot be served."""
     params, source = sampling_params.custom_params, f"custom_params.{KEY}"
     if params is not None and not isinstance(params, dict):
         if is_on(server_args):

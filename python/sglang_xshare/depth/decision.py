@@ -56,7 +56,7 @@ class Size:
     last: dict[int, int] = field(default_factory=dict)
     """The clock at the latest verification of each depth."""
     seconds: dict[int, float] = field(default_factory=dict)
-    """The smoothed time of a step, by depth, of the depths that have one."""
+    """The smoothed time of a step, by depth, for the depths that have a time."""
     _steps: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -65,7 +65,7 @@ class Size:
         return self.depth if self.trial is None else self.trial
 
     def count(self, depth: int) -> bool:
-        """Count a verification. Return whether the block has ended, so that the next depth must be decided."""
+        """Count a verification. Return whether the block has ended, so the next depth must be decided."""
         self.clock += 1
         self.last[depth] = self.clock
         self.left -= depth == self.current
@@ -89,7 +89,7 @@ class Size:
             self.seconds[changed] *= change
 
     def forget_times(self) -> None:
-        """Forget the times, so that each depth is tried again."""
+        """Forget the times, so each depth is tried again."""
         for known in (self.seconds, self._steps, self.last):
             known.clear()
         self.period = SOON

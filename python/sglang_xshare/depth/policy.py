@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from .decision import Depths
 
 EXACT = 15
-"""Requests up to which an eager batch has times of its own; above, batches from a power of two on share theirs, because
-SGLang's candidates hold from a batch size on.
+"""The most requests for which an eager batch size has its own times. Larger sizes share the times of the power of two
+below, because SGLang's candidates hold from a batch size on.
 """
 
 
@@ -58,14 +58,14 @@ class ThroughputPolicy:
         self._given: list[int] | None = None
         self._captured: list[int] = []
         self._switches = 0
-        # With overlap a step is launched before the one before it is complete.
+        # With overlap a step is launched before the previous step is complete.
         self._launched: deque[Launch] = deque(maxlen=4)
         self._former: tuple[Launch, float] | None = None
         self._taken: dict[int, list[tuple[Launch, float]]] = {}
-        """By batch size the timed steps since its last decision, in seconds of this rank's clock."""
+        """The timed steps since the last decision, by batch size, in seconds of this rank's clock."""
 
     def set_cuda_graph_bs(self, cuda_graph_bs: list[int] | None) -> None:
-        """Set the captured batch sizes. SGLang passes those of its flag alone: None stands for its own sizes too."""
+        """Set the captured batch sizes: those of SGLang's flag, or, for None, the sizes that SGLang chooses itself."""
         self._given = cuda_graph_bs
         self._captured = sorted(self._list_captured() if cuda_graph_bs is None else cuda_graph_bs)
 
@@ -133,7 +133,7 @@ class ThroughputPolicy:
         return None
 
     def _pad(self, requests: int) -> int:
-        """Return the captured batch size that a batch runs in; of an eager batch the number that it shares times by."""
+        """Return the captured size that a batch runs in; for an eager batch, the size that its times count for."""
         place = bisect_left(self._captured, requests)
         if place < len(self._captured):
             return self._captured[place]

@@ -39,7 +39,7 @@ def add_server(parser: argparse.ArgumentParser, needs: str, admin: bool = True) 
     parser.add_argument("url", metavar="URL", help=f"of a server with {needs}, such as http://127.0.0.1:30000")
     parser.add_argument("--api-key", metavar="KEY", help=f"the server's (default: ${API_KEY})")
     if admin:
-        text = f"the server's, where it has one (default: ${ADMIN_API_KEY}, else the API key)"
+        text = f"the server's, if it has one (default: ${ADMIN_API_KEY}, else the API key)"
         parser.add_argument("--admin-api-key", metavar="KEY", help=text)
 
 
@@ -61,7 +61,7 @@ class Client:
         except ValueError:  # a port beyond 65535
             is_url = False
         if not is_url:
-            raise PolicyError(f"{url}: no URL; it must be one such as http://127.0.0.1:30000, its port 1 to 65535")
+            raise PolicyError(f"{url}: must be a URL such as http://127.0.0.1:30000, with a port from 1 to 65535")
         self.url = url.rstrip("/")
         self._key, self._admin_key = api_key, admin_api_key or api_key
         self._proxy = find_proxy(url)

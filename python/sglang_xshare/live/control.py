@@ -122,9 +122,9 @@ class Control:
     def commit(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
         """Make the switch that `check` of the same epoch checked, as the server's switch `number`.
 
-        Return what `get` does, and warnings. Raises ValueError, having changed nothing, for any other epoch and after a
-        switch since the check. After an exception of the switch itself, call `restore` on all ranks: they must switch
-        equally often.
+        Return what `get` does, and warnings. Raises ValueError, without a change, for any other epoch, and if the
+        policy was switched since the check. After an exception of the switch itself, call `restore` on all ranks: they
+        must switch equally often.
         """
         stage, checked = self.stage, self._checked
         if checked is None or checked.epoch != epoch:
@@ -252,7 +252,7 @@ def handle(control: Control | None, depth: DepthReport | None, scheduler: Any, r
         if depth is not None and "in_force" in answer:
             answer["draft_depth"] = depth.describe()
         return DumperControlReqOutput(success=True, response=[answer])
-    except ValueError as error:  # `ExpertPolicyError` is one
+    except ValueError as error:  # includes `ExpertPolicyError`
         return DumperControlReqOutput(success=False, response=[], error=" ".join(str(error).split()))
     except Exception as error:
         logger.exception("%s %s", "POST" if request.body else "GET", PATH)

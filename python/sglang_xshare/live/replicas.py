@@ -35,8 +35,8 @@ class Replicas:
 
     SGLang delivers control messages to every scheduler in one order, also those of several tokenizer processes
     (`multi_tokenizer_mixin.py`, `data_parallel_controller.py`). So two processes that switch at once need no common
-    lock: the later check replaces the earlier one on all schedulers, and all of them refuse the commit of the earlier
-    one.
+    lock: the later check replaces the earlier check on all schedulers, and all schedulers refuse the commit of the
+    earlier check.
     """
 
     def __init__(self, find_manager: Callable[[], Any]) -> None:

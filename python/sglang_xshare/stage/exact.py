@@ -23,10 +23,10 @@ ATTACHED = (
 class Exact:
     """The exact requests of one scheduler, by their ids, as long as SGLang keeps the requests; and a flag for each row.
 
-    The flags are written before each forward whose exact rows differ from those of the last, on the forward's stream:
-    captured graphs read the flags at each replay. With `low_first` the server's lower priorities go first. `refusal`
-    answers an exact request on a server that can have none. With `ignores_asked` a request that asks to be exact
-    follows the rule, like a request that does not ask.
+    The flags are written on the forward's stream, before each forward whose exact rows differ from those of the
+    previous forward: captured graphs read the flags at each replay. With `low_first` lower priorities are served first.
+    `refusal` answers an exact request on a server that can have none. With `ignores_asked` a request that asks to be
+    exact follows the rule, like a request that does not ask.
     """
 
     def __init__(

@@ -42,10 +42,10 @@ class Assignment:
 class Running:
     """The target model's forward while it runs, in which layers route.
 
-    `steps`, `assignments` and `selections` have one entry for each layer. A layer's step is None in a prefill. Its
-    selection is None without a plan, and until the layer selects. `tables` collect the counts of the selections: one
-    table for the acting lane, or one for each silent lane. `observed` is the schedule of `observe`, under which the
-    model routes; None if the policy acts. `calls` are those of the active policy.
+    `steps`, `assignments` and `selections` have one entry for each layer. A layer's step is None in a prefill. A
+    layer's selection is None without a plan, and until the layer selects. `tables` collect the counts of the
+    selections: one table for the acting lane, or one for each silent lane. `observed` is the schedule of `observe`,
+    under which the model routes; None if the policy acts. `calls` are those of the active policy.
     """
 
     steps: Sequence[Step | None]

@@ -179,5 +179,5 @@ def describe_misfits(misfits: dict[str, set[StepKey]], can_capture: bool) -> str
 def open_up(plan: SelectionPlan, router: Router) -> SelectionPlan:
     """Return the plan with which `plan`'s kernel routes as the model. Raises ValueError unless it has top-k columns."""
     if plan.columns(router) != router.top_k:
-        raise ValueError(f"kmax = {plan.kmax} columns; the model's own routing has {router.top_k}")
+        raise ValueError(f"kmax = {plan.kmax} columns: must be {router.top_k}, as in the model's own routing")
     return replace(plan, k0=None, p=1.0, beta=None, warm_rows=None)

@@ -256,7 +256,7 @@ class Layer:
         # A rank without rows does not call its router (`join` passes 0 rows), but the gather counts its padding.
         rows = self.step.gather.own
         if len(logits) not in (0, rows):
-            raise RuntimeError(f"MoE layer {self.layer_id}: {len(logits)} router rows on a rank of {rows}")
+            raise RuntimeError(f"MoE layer {self.layer_id}: router rows of the rank must be {rows} (got {len(logits)})")
         return self.step.gather.collect(logits)
 
     def select(
@@ -270,5 +270,5 @@ class Layer:
         """Return what `plan` selects from router logits [n, N] in this step. Raises RuntimeError as `choose` does."""
         step, ranks = self.step, self._find_ranks(plan)
         if len(logits) != step.rows:
-            raise RuntimeError(f"MoE layer {self.layer_id}: {len(logits)} router rows in a step of {step.rows}")
+            raise RuntimeError(f"MoE layer {self.layer_id}: router rows must be {step.rows} (got {len(logits)})")
         return select(logits, plan, self.router, step.batch, ranks, slots=slots, tally=tally, budgets=budgets)

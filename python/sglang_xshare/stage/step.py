@@ -132,7 +132,7 @@ def _read_synchronized(forward_batch: Any, rows_by_rank: list[int]) -> StepKey |
     """Return the key of a step in which all ranks take part, the same on each rank; None if a rank prefills."""
     mode = forward_batch.forward_mode
     takes_part = mode.is_target_verify() or mode.is_decode() or mode.is_idle()
-    # While one rank prefills, no rank selects, not even by itself: nearly all experts are active then.
+    # While one rank prefills, no rank selects, not even among its own rows: nearly all experts are active then.
     if forward_batch.is_extend_in_batch or not takes_part:
         return None
     spec, rows = forward_batch.spec_info, max(rows_by_rank) * len(rows_by_rank)

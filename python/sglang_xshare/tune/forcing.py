@@ -28,7 +28,7 @@ class Force:
     """
 
     def __call__(self, logits: torch.Tensor, params: list[dict[str, Any]]) -> torch.Tensor:
-        """Replace logits [rows, vocabulary]; a row's parameters are {"tokens": token ids}, to which it adds "step"."""
+        """Replace logits [rows, vocabulary]. A row's parameters are {"tokens": token ids}; the call adds "step"."""
         for row in params:
             row["step"] = row.get("step", -1) + 1
         live = torch.tensor([row["step"] < len(row["tokens"]) for row in params], device=logits.device).unsqueeze(1)
@@ -40,7 +40,7 @@ class Force:
         told = nats.clamp(0, MOST) / SCALE + torch.where(best == forced, 0.0, OTHER)
         others = scores.scatter(1, forced, -torch.inf)
         others += told.expm1().log() - others.logsumexp(1, keepdim=True)
-        others = others.nan_to_num(-torch.inf, neginf=-torch.inf)  # a certain token leaves the others nothing
+        others = others.nan_to_num(-torch.inf, neginf=-torch.inf)  # NaN if the forced token is certain
         return torch.where(live, others.scatter(1, forced, 0.0).to(logits.dtype), logits)
 
 

@@ -72,7 +72,7 @@ class Gauge:
 
 
 def pages(since: Mapping[str, Any]) -> bool:
-    """Return whether the server of these counts pages experts in, which then cost more than active ones do."""
+    """Return whether the server of these counts pages experts in: then a page-in costs more than an active expert."""
     return since.get("page_ins") is not None
 
 

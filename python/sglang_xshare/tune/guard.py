@@ -34,7 +34,7 @@ class SwitchGuard:
         answer = self.server.get_policy()
         if answer["switches"] != self._switches:
             count = f"switch {answer['switches']} in place of {self._switches}"
-            raise PolicyError(f"{self.server.url}: somebody else has switched its policy ({count}), which is left so")
+            raise PolicyError(f"{self.server.url}: somebody else has switched its policy ({count}), which stays active")
         return answer
 
     def set_policy(self, policy: dict[str, Any]) -> None:
@@ -53,7 +53,7 @@ class SwitchGuard:
         return any(self._switch(self.before, number) for number in numbers)
 
     def _switch(self, policy: dict[str, Any], after: int) -> bool:
-        """Request a switch after `after` switches; return whether the server made it. Of two at once it takes one."""
+        """Request a switch after `after` switches. Return whether the server made it; of two requests it makes one."""
         try:
             self.server.set_policy(policy | {"after": after})
         except PolicyError as error:

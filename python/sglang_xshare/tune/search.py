@@ -38,7 +38,7 @@ def smooth(options: Sequence[Option]) -> list[Option]:
 
 
 def trim(options: Sequence[Option]) -> list[Option]:
-    """Return the smoothed options on the lower convex hull: one above a line between others is not worth its loss."""
+    """Return the smoothed options on the lower convex hull: an option above it is not worth its loss."""
     hull: list[Option] = []
     for option in options:
         if hull and option.experts == hull[-1].experts:

@@ -76,10 +76,10 @@ def list_captured(config: Any) -> list[int]:
     if str(config.device) != "cuda" or graphs is None or spell(graphs.decode.backend) == "disabled":
         return []
     tokens = config.speculative_num_draft_tokens or 1
-    # Ranks that gather rows divide those of an attention rank among themselves.
+    # Tensor-parallel ranks that gather rows divide the rows of an attention rank.
     divisor = config.tp_size // attention_dp_size(config) if _pads(config) else getattr(config, "attn_cp_size", 1)
     requests, sizes = _count_own(config), graphs.decode.bs or []
-    if requests is not None:  # SGLang replaces larger sizes with this one, aligned
+    if requests is not None:  # SGLang replaces larger sizes with this number, aligned
         most = -(-requests // divisor) * divisor
         sizes = [min(size, most) for size in sizes]
     return sorted({size for size in sizes if size * tokens % divisor == 0})

@@ -8,7 +8,7 @@ from .batches import list_captured
 
 
 def is_capturing() -> bool:
-    """Return whether SGLang captures graphs now. The eager steps before each capture belong to it."""
+    """Return whether SGLang captures graphs now, including the eager steps before each capture."""
     from sglang.srt.model_executor.runner_utils.capture_mode import get_is_capture_mode
 
     return bool(get_is_capture_mode())

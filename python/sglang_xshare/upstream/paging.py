@@ -36,7 +36,7 @@ class Residents:
         self._slots: torch.Tensor | None = None
         states = [method.device_executor.residency for method in methods if method.device_executor is not None]
         if states:
-            # [layers, N] int32, -1 where not loaded. SGLang's own tensors become its rows: one launch reads all layers.
+            # [layers, N] int32, -1 if not loaded. SGLang's own tensors become its rows: one launch reads all layers.
             self._slots = torch.stack([state.expert_slot for state in states])
             for state, row in zip(states, self._slots, strict=True):
                 state.expert_slot = row

@@ -133,9 +133,9 @@ def share_scores(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
 def sum_narrow(utility, votes, kept) -> tl.tensor:
     """Return the packed counters [E] int64 of up to 16 rows, in which an expert has at most one vote and one holder.
 
-    No plan whose ranking is not by votes counts them. `kept` experts must have votes. The sum across warps is of int32,
-    with half the barriers and shuffles of int64: 25 bits hold 16 utilities of at most 2^20, and 7 bits hold the votes
-    of 8 pairs of rows, each 1, and their holders, each 9.
+    Only a ranking by votes needs the numbers, and such a plan does not use this function. `kept` experts must have
+    votes. The sum across warps is of int32, with half the barriers and shuffles of int64: 25 bits hold 16 utilities of
+    at most 2^20, and 7 bits hold the votes of 8 pairs of rows, each 1, and their holders, each 9.
     """
     pairs: tl.constexpr = utility.shape[0] // 8
     if pairs > 1:  # the rows of a pair are in the same thread

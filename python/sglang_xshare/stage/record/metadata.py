@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 KEY = "expert_policy"
-"""The field of `meta_info`, and of what carries it there."""
+"""The field of `meta_info`, and of the objects that carry the counts there."""
 
 
 class Forward(NamedTuple):

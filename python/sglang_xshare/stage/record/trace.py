@@ -14,7 +14,7 @@ from .counters import AFTER, BEFORE, COLUMNS, EXACT, KEPT, PAGED, PAGED_BEFORE, 
 
 logger = logging.getLogger(__name__)
 PHASE = len(COLUMNS)
-"""The column after those of the counts; then three for every observed plan, experts after, kept mass and page-ins."""
+"""The column of the phase, after the counts. Three columns for each observed plan follow: experts, mass, page-ins."""
 CAPACITY = 4096
 """Steps held between two log intervals."""
 
@@ -51,7 +51,7 @@ class Trace:
     def record(
         self, counts: torch.Tensor, step: Step, observed: Mapping[str | None, torch.Tensor] | None = None
     ) -> None:
-        """Keep one step's counts, [layers, 10] as `Counters.count` returns them, and those of each observed plan."""
+        """Keep one step's counts, [layers, 10] as `Counters.count` returns them, and each observed plan's counts."""
         observed = observed or {}
         if list(observed) != self.observed:
             former, self.observed = self.observed, list(observed)

@@ -45,7 +45,7 @@ class Refused(SystemExit, ValueError):
     """The one line with which a refused start ends.
 
     If nothing catches the exception, Python prints the line and exits with status 1, without a traceback. Code that
-    uses `Engine(...)` can catch it as a `ValueError`.
+    uses `Engine(...)` can catch the exception as a `ValueError`.
     """
 
 

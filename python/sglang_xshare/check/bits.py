@@ -41,7 +41,7 @@ class Bits:
 def read_bits(name: str, declared: Mapping[str, Any], expert_dtype: str | None, plain: float) -> Bits:
     """Return the bits of a quantization by its `name` ("none" without one) and its `declared` configuration.
 
-    `declared` is the checkpoint's. Raises ValueError for a quantization whose bits are unknown.
+    `declared` comes from the checkpoint. Raises ValueError for a quantization whose bits are unknown.
     """
     if name == "none":
         return Bits(plain, plain, plain)

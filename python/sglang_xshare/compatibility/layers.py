@@ -34,8 +34,9 @@ stage returns ids and weights instead.
 def find_layers(model_runner: Any) -> tuple[Arguments, list[Layer]] | None:
     """Return the stage's flags and every MoE layer of this rank's loaded model; None if the stage is off.
 
-    Set the experts of layers that get ids in place of logits to add up a row's experts themselves. Ends the process
-    with one line for a router or a runner that the stage cannot serve, and for a trace that is no longer writable.
+    If the runner of a layer would rank logits itself, its experts are set to add up a row's outputs themselves, see
+    `keep_sums`. Ends the process with one line for a router or a runner that the stage cannot serve, and for a trace
+    that is no longer writable.
     """
     try:
         arguments = read_arguments(model_runner.server_args)

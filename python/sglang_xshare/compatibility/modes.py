@@ -202,5 +202,5 @@ def _check_recorded(config: Any, algorithm: str, allowed: list[str]) -> None:
 
 
 def _explain(algorithm: str) -> str:
-    """Return what the user may have given in place of `algorithm`."""
+    """Return the end of an error line if the user may have given another name than `algorithm`."""
     return ", with another draft: SGLang turns NEXTN and EAGLE into this" if algorithm == "FROZEN_KV_MTP" else ""

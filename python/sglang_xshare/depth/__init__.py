@@ -16,7 +16,7 @@ SINCE = "0.5.20"
 def is_on(config: Any) -> bool:
     """Return whether the depth follows the tokens per second, by a server's arguments.
 
-    This is so if the user asks for `THROUGHPUT`, and by default if a policy is given. Resolved arguments have
+    The depth does so if the user asks for `THROUGHPUT`, and by default if a policy is given. Resolved arguments have
     `speculative_adaptive` only if SGLang's drafter adapts.
     """
     if not getattr(config, "speculative_adaptive", False):

@@ -28,8 +28,8 @@ class DepthReport:
     def describe(self) -> dict[str, Any]:
         """Return the shares accepted by depth, and for each batch size its depths.
 
-        A batch size has the depth in use, with the tokens that a step gives a request and the step's milliseconds, and
-        the same for each depth that has a time.
+        A batch size has the depth in use and all depths with a time, each with the tokens that a step gives a request
+        and the step's milliseconds.
         """
         tokens = self.policy.depths.shares.expect()
         sizes = []

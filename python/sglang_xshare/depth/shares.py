@@ -41,7 +41,7 @@ class Shares:
 
     @property
     def shares(self) -> list[float]:
-        """Return q_1, q_2, ...; a depth that was never drafted has the share of the depth before, depth 1 has 1."""
+        """Return q_1, q_2, ...; a depth that was never drafted has the share of the depth before, and depth 1 has 1."""
         found, before, prior = [], 1.0, 0.0
         for tried, accepted in zip(self._tried, self._accepted, strict=True):
             before = (accepted + prior * before) / (tried + prior) if tried else before

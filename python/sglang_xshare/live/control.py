@@ -171,7 +171,7 @@ class Control:
                 logger.warning("--expert-policy %s: %s", part.policy, reason)
 
     def _read(self, body: Mapping[str, Any]) -> Schedule | None:
-        """Return the schedule of a POST, None for vanilla. Raises ValueError for a policy that is no policy."""
+        """Return the schedule of a POST, None for vanilla. Raises ValueError for keys that make no policy."""
         keys = {name: value for name, value in body.items() if name not in (*ADDED, *ASKED)}
         if "policy" not in keys:
             raise ValueError('policy is missing; send an object such as {"policy": "xshare", "k0": 1, "add": 6}')
@@ -182,7 +182,7 @@ class Control:
         return build_schedule(name, keys, speculative, pages=pages_experts(self.server_args))
 
     def _check(self, schedule: Schedule | None, requests: int | None) -> list[str]:
-        """Return the warnings of a server that starts with this schedule. Raises ValueError if the start is refused."""
+        """Return the warnings of a server that starts with this schedule. Raises ValueError if its start is refused."""
         config = resolved(self.server_args)
         if attention_dp_size(config) > 1 and config.enable_dp_attention_local_control_broadcast:
             flag = "--enable-dp-attention-local-control-broadcast"

@@ -1,7 +1,7 @@
 """GET and POST /expert_policy, in the server's process.
 
-Each sends a control message of upstream's to every scheduler, which broadcasts the message to its ranks: all ranks
-handle it between the same two steps. GET takes the key of `/generate`, POST the key of routes that administer the
+Each route sends a control message of upstream's to every scheduler, which broadcasts the message to its ranks: all
+ranks handle it between the same two steps. GET takes the key of `/generate`, POST the key of routes that administer the
 server.
 """
 

@@ -23,7 +23,7 @@ class Acceptance:
     """The estimate of one scheduler, from the drafts that its requests accept.
 
     Drafts are chains of `width` rows, or trees of this depth, whose first row is always emitted; `width` is 1 without
-    speculation. The host counts, so all ranks have the same estimate after the same forward.
+    speculation. The host counts. All ranks have the same estimate after the same forward.
     """
 
     def __init__(self, width: int = 1) -> None:

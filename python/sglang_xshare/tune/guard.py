@@ -53,7 +53,10 @@ class SwitchGuard:
         return any(self._switch(self.before, number) for number in numbers)
 
     def _switch(self, policy: dict[str, Any], after: int) -> bool:
-        """Request a switch after `after` switches. Return whether the server made it; of two requests it makes one."""
+        """Request a switch after `after` switches. Return whether the server made it.
+
+        Of two requests with the same `after` the server makes one.
+        """
         try:
             self.server.set_policy(policy | {"after": after})
         except PolicyError as error:

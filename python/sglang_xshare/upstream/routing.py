@@ -103,7 +103,7 @@ def leaves_sums(layer: Any, config: Any) -> bool:
 
 
 def keep_sums(model: Any, layers: Collection[int]) -> None:
-    """Let each `FusedMoE` of these layers add up a row's experts itself: with ids it cannot leave the sum to others."""
+    """Let each `FusedMoE` of these layers add up a row's experts itself: with ids no other kernel adds them up."""
     if not layers:
         return
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE

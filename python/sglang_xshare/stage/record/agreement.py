@@ -71,5 +71,6 @@ class Agreement:
         first, *_ = checksums = self._gather(self._checksum, self.size).tolist()
         self._checksum.zero_()
         found = [rank for rank, checksum in enumerate(checksums) if checksum != first]
-        self.counts.update(comparisons=any(checksums), disagreements=len(found))  # 0 if nothing was selected
+        # A comparison counts only if something was selected.
+        self.counts.update(comparisons=any(checksums), disagreements=len(found))
         return found

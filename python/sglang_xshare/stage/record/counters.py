@@ -38,7 +38,7 @@ def copy_flags(flags: tuple[bool, ...], device: torch.device) -> torch.Tensor:
 
 
 class Counters:
-    """Running totals on the device, for which the host never waits, so a captured graph counts in its replays.
+    """Running totals on the device: counting never waits for the host, so a captured graph counts in its replays.
 
     A step without a live row, such as the step of a capture, is not counted. Selections write their counts to the
     `Tables` of all layers; a dozen small operations add these up once a step (on a CPU, one compiled call). A server

@@ -39,10 +39,7 @@ class Bits:
 
 
 def read_bits(name: str, declared: Mapping[str, Any], expert_dtype: str | None, plain: float) -> Bits:
-    """Return the bits of a quantization by its `name` ("none" without one) and its `declared` configuration.
-
-    `declared` comes from the checkpoint. Raises ValueError for a quantization whose bits are unknown.
-    """
+    """Return the bits of a quantization by `name` and the checkpoint's configuration. Raises ValueError if unknown."""
     if name == "none":
         return Bits(plain, plain, plain)
     if name == "compressed-tensors":

@@ -29,10 +29,7 @@ TREE_IN_CPP = "SGLANG_EXPERIMENTAL_CPP_RADIX_TREE"
 
 
 def find_refusal(config: Any, source: str = f"custom_params.{KEY}") -> str | None:
-    """Return why a server with this resolved `config` has no exact requests, in one line; None if it can have them.
-
-    `source` names the part of a request that asks to be exact.
-    """
+    """Return in one line why a server has no exact requests, None if it has; `source` names what asks for one."""
     if (found := _find_obstacle(config)) is None:
         return None
     flag, value, reason, _ = found

@@ -154,10 +154,7 @@ def slice_columns(width: int, ranks: int, block: int, pads: bool = False) -> tup
 
 
 def _list_blocks(config: Any) -> Iterator[int]:
-    """Yield the lengths of all blocks and groups in a quantization's configuration, at any depth.
-
-    Compressed tensors have lengths by group of layers. MXFP4 has blocks of 32 by definition.
-    """
+    """Yield the lengths of all blocks and groups in a quantization's configuration, at any depth; 32 for MXFP4."""
     if isinstance(config, list):
         for part in config:
             yield from _list_blocks(part)

@@ -95,10 +95,7 @@ class Size:
         self.period = SOON
 
     def decide(self, tokens: Sequence[float]) -> None:
-        """Choose the depth in use, then the next block.
-
-        The block is `BLOCK` verifications of that depth, or, after such a block, a trial that is due.
-        """
+        """Choose the depth in use, then the next block: `BLOCK` verifications of that depth, or a trial that is due."""
         former, self.depth = self.depth, choose(tokens, self.seconds, self.depth)
         self.is_new = former != self.depth
         if self.is_new:

@@ -15,10 +15,7 @@ below, because SGLang's candidates hold from a batch size on.
 
 
 class Launch(NamedTuple):
-    """A decode step as launched: its requests, batch size and depth.
-
-    `forwards` counts the forwards of the target before the step, and `switches` the switches of the policy.
-    """
+    """A decode step as launched; `forwards` and `switches` count the forwards and the policy's switches before it."""
 
     requests: int
     size: int
@@ -117,10 +114,7 @@ class ThroughputPolicy:
             self.depths.find(size).time(depth, times)
 
     def _is_timed(self, former: Launch, launch: Launch) -> bool:
-        """Return whether the time since the completion of `former` is that of a step like it.
-
-        No other forward may be between the two, and both must belong to the active policy.
-        """
+        """Return whether `launch` directly follows a like step, `former`, under the active policy: it is timed then."""
         follows = launch.forwards == former.forwards + 1
         return follows and former.switches == self._switches and former[1:3] == launch[1:3]
 

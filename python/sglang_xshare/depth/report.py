@@ -41,11 +41,7 @@ class DepthReport:
         return {"accepted": self.policy.depths.shares.shares, "batch_sizes": sizes}
 
     def publish(self, reporter: Any) -> None:
-        """Export the depths to the metrics of upstream's `reporter`, on the first rank.
-
-        Do nothing if nothing was verified since the last call. The first failure is logged: a report must not end the
-        server.
-        """
+        """Export the depths to the metrics of upstream's `reporter`, on the first rank, if new steps were verified."""
         if reporter is None or self._published == self.policy.verifications or not is_first_rank():
             return
         self._published = self.policy.verifications

@@ -129,10 +129,7 @@ class Client:
 
 
 def find_proxy(url: str) -> str | None:
-    """Return the proxy that the environment names for `url`; None for an address of this machine.
-
-    No proxy of another machine can reach such an address.
-    """
+    """Return the proxy that the environment names for `url`; None for an address that only this machine can reach."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:

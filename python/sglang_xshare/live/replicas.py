@@ -68,10 +68,7 @@ class Replicas:
                 raise Refusal(f"{error}{restored}", error.status) from None
 
     async def _restore(self, epoch: str, number: int) -> str:
-        """Restore the previous policy on each scheduler that this epoch changed.
-
-        Return the end of an error line that reports the restored schedulers, empty if no scheduler had changed.
-        """
+        """Restore the previous policy where this epoch changed it. Return the end of an error line about it, if any."""
         try:
             answers = await self._ask({"restore": epoch, "number": number})
         except Refusal as error:
@@ -94,10 +91,7 @@ class Replicas:
 
 
 def count_switches(answers: list[dict[str, Any]]) -> int:
-    """Return the number of switches of a server.
-
-    This is the number of the last POST, plus one for each switch to vanilla that a replica has made by itself since.
-    """
+    """Return a server's number of switches: the last POST's, plus one for each later switch of a replica by itself."""
     # All ranks of data-parallel attention switch to vanilla together, so only the first of them counts.
     first = [answer for answer in answers if answer["own_switches"] is not None]
     own = [int(answer["own_switches"]) for answer in first]

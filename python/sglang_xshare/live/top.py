@@ -33,10 +33,7 @@ BAR = 10
 
 @dataclass(frozen=True)
 class Look:
-    """One look at a server: its answer to GET /expert_policy, its gauges, and the `time` in seconds.
-
-    `gauges` are by name, with one value for each replica.
-    """
+    """One look at a server: its answer to GET, gauges by name with one value a replica, and the time in seconds."""
 
     answer: dict[str, Any]
     gauges: dict[str, list[float]]
@@ -65,10 +62,7 @@ def look(client: Client) -> Look:
 
 
 def read_gauges(text: str) -> dict[str, list[float]]:
-    """Return the gauges of a frame, with one value for each replica, from prometheus's text.
-
-    Raises `PolicyError` for other text.
-    """
+    """Return a frame's gauges, one value a replica, from prometheus's text. Raises `PolicyError` for other text."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[str, dict[str, float]] = {name: {} for name in (SPEED, ACCEPTED, RUNNING, QUEUED)}

@@ -86,10 +86,7 @@ class Frame(NamedTuple):
 
 
 class Slot:
-    """The place of the current frame, which a stage and its layers share.
-
-    The stage's `counters` count the calls of layers without a frame.
-    """
+    """The place of the current frame, shared by a stage and its layers; `counters` count calls without a frame."""
 
     frame: Frame | None = None
     counters: Counters | None = None

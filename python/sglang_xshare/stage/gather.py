@@ -41,10 +41,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Gather:
-    """The rows of one step on each rank, padding included, seen from rank `rank`.
-
-    All ranks must call `collect` in the same order.
-    """
+    """The rows of one step on each rank, padding included. All ranks must call `collect` in the same order."""
 
     rows_by_rank: tuple[int, ...]
     rank: int

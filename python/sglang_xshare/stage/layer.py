@@ -247,10 +247,7 @@ class Layer:
         return self.placement.rank_of_expert(self.layer_id)
 
     def collect(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the router logits of all ranks if each routes its own rows, else `logits`.
-
-        Raises RuntimeError as `choose` does.
-        """
+        """Return the router logits of all ranks if each routes its own rows, else `logits`. Raises as `choose` does."""
         if self.step.gather is None:
             return logits
         # A rank without rows does not call its router (`join` passes 0 rows), but the gather counts its padding.

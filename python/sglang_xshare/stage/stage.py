@@ -174,10 +174,7 @@ class Stage:
         return self.in_force.tell(frame, self.graphs.find_key)
 
     def _finish(self, step: Step, running: Running, is_next_captured: bool) -> None:
-        """Check that every layer with a plan has selected, and count the selections.
-
-        Make the buffers of the graph if this step `is_next_captured`.
-        """
+        """Check that layers with a plan have selected, count the selections, and make buffers if `is_next_captured`."""
         if not running.check(self._layer_ids):
             return
         tables = find_tables(running)

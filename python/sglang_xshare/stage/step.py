@@ -120,10 +120,7 @@ def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
 
 
 def read_rows_by_rank(forward_batch: Any) -> list[int] | None:
-    """Return the router rows of each rank of data-parallel attention, padding included.
-
-    Return None if the router has only its own rank's rows.
-    """
+    """Return the router rows of each rank of data-parallel attention, padding included; None if there is one rank."""
     counts = forward_batch.global_num_tokens_cpu
     return counts if counts is not None and len(counts) > 1 else None
 
@@ -157,10 +154,7 @@ def _read_states(forward_batch: Any, key: StepKey, exact: Exact | None, by_depth
 
 
 def _read_depth(forward_batch: Any, key: StepKey) -> torch.Tensor | None:
-    """Return [rows] int32, the depth of a verify step's rows in their chain or tree; None in other steps.
-
-    Padding rows have any depth.
-    """
+    """Return [rows] int32, the depth of a verify step's rows in their chain or tree (any if padding); else None."""
     if key.tokens_per_request == 1:
         return None
     positions = forward_batch.positions.view(-1, key.tokens_per_request)

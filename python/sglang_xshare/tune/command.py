@@ -64,10 +64,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def tune(arguments: argparse.Namespace) -> int:
-    """Search for every batch size, and write plan.json and report.json.
-
-    Afterwards put the server's own policy back, whatever happens, unless somebody else has switched.
-    """
+    """Search for each batch size, write plan.json and report.json, and restore the policy: see `SwitchGuard`."""
     guard, console = SwitchGuard(Client(arguments.url, *find_keys(arguments))), open_console()
     _check_server(guard.before, arguments)
     try_folder("--out", arguments.out)

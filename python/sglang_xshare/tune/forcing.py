@@ -46,10 +46,7 @@ class Force:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The model's prediction for a forced token: its nats, and the likeliest token.
-
-    `likeliest` holds the log-probabilities of the likeliest tokens and of the forced one.
-    """
+    """The model's prediction for a forced token; `likeliest` has log-probabilities, also that of the forced token."""
 
     nats: float
     greedy: int

@@ -53,10 +53,7 @@ class SwitchGuard:
         return any(self._switch(self.before, number) for number in numbers)
 
     def _switch(self, policy: dict[str, Any], after: int) -> bool:
-        """Request a switch after `after` switches. Return whether the server made it.
-
-        Of two requests with the same `after` the server makes one.
-        """
+        """Switch if the server has made `after` switches. Return whether it did; of two such requests it makes one."""
         try:
             self.server.set_policy(policy | {"after": after})
         except PolicyError as error:

@@ -85,11 +85,7 @@ def hash_asked(*asked: Any) -> str:
 
 
 class Bench:
-    """Measurements of plans, each made once.
-
-    The trace, a file of JSON lines, has the measurements that were made of the same `asked` before. Raises what
-    `measure` does.
-    """
+    """Measurements of plans, each made once: `trace` keeps those of the same `asked`. Raises what `measure` does."""
 
     def __init__(self, measure: Measure, trace: Path, asked: str = "") -> None:
         self.measure = measure

@@ -15,10 +15,7 @@ def is_capturing() -> bool:
 
 
 def list_sizes(model_runner: Any, config: Any) -> list[int]:
-    """Return the numbers of requests, ascending, that SGLang captures graphs for; empty if it captures none.
-
-    SGLang's request pool must exist.
-    """
+    """Return the numbers of requests that SGLang captures graphs for, ascending. SGLang's request pool must exist."""
     if not list_captured(config):
         return []
     from sglang.srt.model_executor.runner.base_cuda_graph_runner import get_batch_sizes_to_capture
@@ -50,10 +47,7 @@ def capture_again(model_runner: Any, scheduler: Any, fits: Callable[[int], bool]
 
 
 def _capture_widths(model_runner: Any, scheduler: Any) -> None:
-    """Capture the target's graphs of every draft width. After a failure no width has graphs.
-
-    There is one width, or with --speculative-adaptive one for each state of SGLang's `AdaptiveController`.
-    """
+    """Capture the target's graphs of each draft width, several if drafts adapt. After a failure none has graphs."""
     worker: Any = getattr(scheduler, "draft_worker", None)
     controller: Any = getattr(worker, "adaptive_controller", None)
     if controller is None:

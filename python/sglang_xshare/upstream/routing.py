@@ -103,7 +103,7 @@ def leaves_sums(layer: Any, config: Any) -> bool:
 
 
 def keep_sums(model: Any, layers: Collection[int]) -> None:
-    """Let each `FusedMoE` of these layers add up a row's experts itself: with ids no other kernel adds them up."""
+    """Let each `FusedMoE` of these layers add up a row's experts itself, because with ids it cannot defer the sum."""
     if not layers:
         return
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
@@ -160,10 +160,7 @@ def record_routed(topk_config: Any, layer_id: int, ids: torch.Tensor) -> None:
 
 
 def expert_locations(config: Any) -> torch.Tensor | None:
-    """Return [layers, N], the physical number of each logical expert; None if the numbers are the same.
-
-    EPLB updates the tensor in place.
-    """
+    """Return [layers, N], each logical expert's physical number, updated in place by EPLB; None if they are equal."""
     from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
 
     metadata = get_global_expert_location_metadata()

@@ -185,10 +185,7 @@ def balance_ranks(utility, selected, aside, rank, budgets, recipe: tl.constexpr)
 
 @triton.jit
 def reach_mass(utility, selected, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """Return the experts [E] bool that S takes, best first, until S holds its share of the utility.
-
-    S stops earlier if it has taken `max_add` experts.
-    """
+    """Return the experts that S takes, best first, until S holds its mass or has taken `max_add`: [E] bool."""
     rest = tl.where(selected, 0, utility)
     weights = utility  # shares of a row: their sum fits in int32, see MAX_ROWS
     if recipe.utility_full and recipe.sigmoid and not recipe.softplus:

@@ -43,10 +43,7 @@ def load_tile(
 
 @triton.jit
 def flatten(tile) -> tl.tensor:
-    """Return a tile [R, C] as [R * C], for addresses in no order.
-
-    Triton would lay such addresses out anew in two dimensions, the other way round, through shared memory.
-    """
+    """Return a tile [R, C] as [R * C]: Triton would lay unordered 2-D addresses out anew, through shared memory."""
     return tl.reshape(tile, (tile.shape[0] * tile.shape[1],))
 
 
@@ -182,10 +179,7 @@ def roll(rounds) -> tl.tensor:
 
 @triton.jit
 def begin_rest(keys, unique: tl.constexpr) -> tl.tensor:
-    """Return what is left of the keys [R, E] before the first is taken.
-
-    This is the keys, or, if they are unique, the largest key that may be left [R].
-    """
+    """Return the rest [R, E] before the first key is taken; of unique keys the largest that may be left [R]."""
     return tl.full((keys.shape[0],), 2147483647, tl.int32) if unique else keys
 
 

@@ -108,10 +108,7 @@ class Exporter:
         self._shown: dict[Figure, Values] = {}
 
     def export(self, group: str, part: Any, labels: dict[str, Any]) -> None:
-        """Add `part`, read for a group of `FIGURES`, to the group's counters, and set its gauges.
-
-        `labels` are those of SGLang's figures.
-        """
+        """Add `part`, read for a group of `FIGURES`, to its counters, and set its gauges. `labels` are SGLang's."""
         for figure in FIGURES[group]:
             if figure not in self._metrics:
                 self._metrics[figure] = _make_metric(figure, tuple(labels))

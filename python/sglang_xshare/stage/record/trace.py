@@ -42,10 +42,7 @@ class Trace:
         return torch.zeros(CAPACITY, len(self.layer_ids), width, dtype=torch.float64, device=self.device)
 
     def switch(self, number: int, plan: Mapping[str, Any]) -> None:
-        """Add the `number` of a switch to all records from now on, and its `plan` to the first of these records.
-
-        All former steps must have been written.
-        """
+        """Add the `number` of a switch to all records from now on, and its `plan` to the first. Call `write` before."""
         self._switch, self._plan = {"switch": number}, {"plan": plan}
 
     def record(

@@ -103,10 +103,7 @@ class Graphs:
                 yield key, layer, kept
 
     def follow(self, in_force: InForce) -> None:
-        """Write another policy's numbers for the next replay of every graph, between two steps.
-
-        A graph that cannot follow becomes stale.
-        """
+        """Write another policy's numbers for the next replay of each graph; graphs that cannot follow become stale."""
         self.stale = frozenset[StepKey]().union(*self.find_misfits(in_force).values())
         for key, layer, kept in self._places():
             if key not in self.stale and (target := self._fit(layer, key, kept, in_force)) is not None:

@@ -51,10 +51,7 @@ def make_again(stage: Stage, former: InForce) -> InForce:
 
 
 def needs_capture(stage: Stage, latter: InForce, recaptures: bool = True) -> bool:
-    """Return whether a switch to `latter` captures graphs again.
-
-    Raises ValueError, in one line, if the server cannot capture again, or `recaptures` does not allow it.
-    """
+    """Return whether a switch to `latter` captures graphs again. Raises ValueError if the server cannot or may not."""
     misfits = {} if latter.schedule is None else stage.graphs.find_misfits(latter)
     if stage.graphs.captured and latter.ranks != stage.in_force.ranks:
         misfits["the rows that ranks gather change"] = set()

@@ -68,7 +68,7 @@ def read_batches(
 
 
 def list_captured(config: Any) -> list[int]:
-    """Return the numbers of requests that an attention rank captures graphs for, ascending, by SGLang's own rule."""
+    """Return the numbers of requests that attention ranks capture, ascending: see `get_batch_sizes_to_capture`."""
     graphs: Any = getattr(config, "cuda_graph_config", None)
     if str(config.device) != "cuda" or graphs is None or spell(graphs.decode.backend) == "disabled":
         return []

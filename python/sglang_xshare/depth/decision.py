@@ -12,11 +12,11 @@ MARGIN = 1.02
 TRIAL = 8
 """Verifications in the trial of a depth without a time."""
 RETRIAL, PERIOD = 4, 256
-"""Verifications in the trial of a neighbour of the depth in use, and those of the batch size between two trials."""
+"""Verifications in the trial of a neighbour of the depth in use, and of a batch size between two such trials."""
 SOON, SLOWER = 32, 1.5
-"""The first period after a change of the depth, and how much longer each next one is. A choice by few steps may be
-wrong: in simulations with 6 % noise and 10 % drift, full periods alone left one server in ten below 0.91 of the best
-depth for 600 verifications, and these below 0.96.
+"""The first period after a change of the depth, and the factor by which each next period is longer. A choice by few
+steps may be wrong: in simulations with 6 % noise and 10 % drift, full periods alone left one server in ten below 0.91
+of the best depth for 600 verifications, and these growing periods below 0.96.
 """
 BLOCK = 16
 """Verifications of the depth in use between two decisions, and so between two trials."""
@@ -33,8 +33,10 @@ NOTHING: Mapping[int, float] = MappingProxyType({})
 
 
 def choose(tokens: Sequence[float], seconds: Mapping[int, float], depth: int) -> int:
-    """Return the depth with the most tokens per second: `tokens[d]` in `seconds[d]`. Keep `depth` while it has no
-    time, and unless another depth is more than `MARGIN` times as fast. Of equal depths return the shallower one.
+    """Return the depth with the most tokens per second, `tokens[d]` in `seconds[d]`, or `depth`.
+
+    Keep `depth` while it has no time, and unless another depth is more than `MARGIN` times as fast. Of equal depths
+    return the shallower one.
     """
     if depth not in seconds:
         return depth
@@ -45,8 +47,9 @@ def choose(tokens: Sequence[float], seconds: Mapping[int, float], depth: int) ->
 
 @dataclass
 class Size:
-    """The depth of one batch size, and the smoothed times of its steps. `clock` counts its verifications; `left` of the
-    current block are still to complete.
+    """The depth of one batch size, and the smoothed times of its steps.
+
+    `clock` counts its verifications; `left` verifications of the current block are still to complete.
     """
 
     candidates: Sequence[int]
@@ -60,7 +63,7 @@ class Size:
     last: dict[int, int] = field(default_factory=dict)
     """The clock at the latest verification of each depth."""
     seconds: dict[int, float] = field(default_factory=dict)
-    """The smoothed time of a step, by depth, of the depths that have one."""
+    """The smoothed time of a step, by depth, for the depths that have a time."""
     _steps: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -69,7 +72,7 @@ class Size:
         return self.depth if self.trial is None else self.trial
 
     def count(self, depth: int) -> bool:
-        """Count a verification. Return whether the block has ended, so that the next depth must be decided."""
+        """Count a verification. Return whether the block has ended, so the next depth must be decided."""
         self.clock += 1
         self.last[depth] = self.clock
         self.left -= depth == self.current
@@ -93,14 +96,15 @@ class Size:
             self.seconds[changed] *= change
 
     def forget_times(self) -> None:
-        """Forget the times, so that each depth is tried again."""
+        """Forget the times, so each depth is tried again."""
         for known in (self.seconds, self._steps, self.last):
             known.clear()
         self.period = SOON
 
     def decide(self, tokens: Sequence[float], borrowed: Mapping[int, float] = NOTHING) -> None:
-        """Choose the depth in use, then the next block: `BLOCK` verifications of that depth, or, after such a block, a
-        trial that is due. `borrowed` times replace those that are missing.
+        """Choose the depth in use, then the next block: `BLOCK` verifications of that depth, or a trial that is due.
+
+        `borrowed` times replace those that are missing.
         """
         seconds = {**borrowed, **self.seconds}
         former, self.depth = self.depth, choose(tokens, seconds, self.depth)
@@ -128,8 +132,10 @@ class Size:
 
 
 class Depths:
-    """The depths of a server's batch sizes. `find_candidates` returns the candidates of a batch size, ascending, of at
-    most `deepest` drafts; `start` is the depth before anything is known.
+    """The depths of a server's batch sizes.
+
+    `find_candidates` returns the candidates of a batch size, ascending, of at most `deepest` drafts; `start` is the
+    depth before any is measured.
     """
 
     def __init__(self, find_candidates: Callable[[int], Sequence[int]], deepest: int, start: int) -> None:
@@ -159,9 +165,9 @@ class Depths:
         self.sizes[size].decide(self.shares.expect(), self._borrow(size))
 
     def _borrow(self, size: int) -> dict[int, float]:
-        """Return the times of depths without a time at a batch size, by the nearest batch size that has the time.
+        """Return the times of depths without a time at a batch size, by the nearest batch size that has both times.
 
-        The nearest batch size shows how much longer a step of another depth takes than a step of the depth in use.
+        The nearest batch size shows how much longer a step of such a depth takes than a step of the depth in use.
         """
         own, found = self.sizes[size], dict[int, float]()
         missing = [one for one in own.candidates if one not in own.seconds]

@@ -33,10 +33,7 @@ WRITTEN: dict[str, tuple[Path, dict[str, object]]] = {
     "dense": (TARGET, {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_experts": None}),
     "without-weights": (TARGET, {}),
     "not-renormalizing": (TARGET, {"norm_topk_prob": False}),
-    "mixtral": (
-        TARGET,
-        {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8},
-    ),
+    "mixtral": (TARGET, {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8}),
 }
 TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
 DRAFT_PATH = ("--speculative-draft-model-path",)

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,7 +32,7 @@ def check(tree: Path) -> str:
 
 
 @pytest.fixture
-def patched_copy(patched_release: Callable[[str], Path], tmp_path: Path) -> Path:
+def patched_copy(patched_release, tmp_path):
     """A patched tree to spoil: the files it shares with others are replaced, never written to."""
     shutil.copytree(patched_release(LATEST), tmp_path / "tree", copy_function=os.link)
     return tmp_path / "tree"

@@ -1,6 +1,5 @@
 """Fixtures of the live control's tests: the stage's fake model, the stage around it, a server for the subcommands."""
 
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from threading import Thread
 from types import SimpleNamespace
@@ -14,7 +13,7 @@ __all__ = ["answering", "attach"]
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def clock(monkeypatch):
     """The time as `Control` sees it, in a list of one number that a test moves."""
     now = [100.0]
     monkeypatch.setattr("sglang_xshare.live.control.time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -22,7 +21,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
-def answering() -> Iterator[Callable[[bytes], FakeServer]]:
+def answering():
     """Call it with a body for a server that gives it to whoever asks."""
     with ExitStack() as stack:
 

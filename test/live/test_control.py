@@ -86,13 +86,7 @@ WHOLE: list[dict[str, Any]] = [
     {"policy": "xshare", "k0": 1, "mass": "careful"},
     {"policy": "observe", "plans": ["oea:k0=2", {"policy": "xshare", "add": 3}]},
     {"policy": "custom", "k0": 0, "add": 7, "utility": "full"},
-    {
-        "policy": "xshare",
-        "k0": 1,
-        "mass": 0.5,
-        "layers": {"0-1": {"k0": 2}},
-        "by_rows": {"2-4": {"policy": "vanilla"}},
-    },
+    {"policy": "xshare", "k0": 1, "mass": 0.5, "layers": {"0-1": {"k0": 2}}, "by_rows": {"2-4": {"policy": "vanilla"}}},
 ]
 
 

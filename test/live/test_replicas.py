@@ -1,13 +1,12 @@
 """Two replicas of one server: a switch is made by both or by none, whatever happens to one of them meanwhile."""
 
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 
-from live.schedulers import OEA, WHICH, XSHARE, Asked, Two, fail_once, fall_back
+from live.schedulers import OEA, WHICH, XSHARE, Two, fail_once, fall_back
 from live.test_control import control
 from refused import refused
 from sglang_xshare.live.replicas import Refusal, count_switches
@@ -17,7 +16,7 @@ __all__ = ["control"]
 
 
 @pytest.fixture
-def two(control: Callable[..., Asked]) -> Two:
+def two(control):
     return Two(control(), control())
 
 

@@ -1,14 +1,12 @@
 """`sglang-xshare top`: what a frame says of two looks, how it is drawn, and one line for whatever goes wrong."""
 
 import json
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from live.fake import FakeServer
 from refused import read_refusal
 from sglang_xshare.cli import main
 from sglang_xshare.live import PATH
@@ -58,7 +56,7 @@ def at(time: float, told: dict[str, Any]) -> Look:
 
 
 @pytest.fixture
-def server(answering: Callable[[bytes], FakeServer]) -> FakeServer:
+def server(answering):
     server = answering(b"Not Found")
     server.answer = 404, b'{"detail": "Not Found"}'
     server.routes = {PATH: (200, json.dumps(LATER).encode()), METRICS: (200, METRICS_TEXT.encode())}

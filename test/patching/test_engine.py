@@ -29,7 +29,7 @@ from sglang_xshare.patching.engine import describe
 from sglang_xshare.patching.state import STORE
 
 
-def test_apply_changes_what_the_queue_says_and_revert_leaves_nothing_of_it(tree: Path, queue: Path) -> None:
+def test_apply_changes_what_the_queue_says_and_revert_leaves_nothing_of_it(tree, queue):
     modes = read_modes(tree)
     outcome = apply(tree, queue)
     assert outcome == f"SGLang {RELEASE} in {tree}: 3 patches applied to 4 files"
@@ -46,7 +46,7 @@ def test_apply_changes_what_the_queue_says_and_revert_leaves_nothing_of_it(tree:
     assert read_modes(tree) == modes
 
 
-def test_a_queue_that_adds_files_and_a_later_one_that_lacks_one(tree: Path, queue: Path, tmp_path: Path) -> None:
+def test_a_queue_that_adds_files_and_a_later_one_that_lacks_one(tree, queue, tmp_path):
     only = write_queue(tmp_path / "only", {"shared/new.patch": NEW})
     apply(tree, only)
     check_patched(tree, only)
@@ -62,7 +62,7 @@ def test_a_queue_that_adds_files_and_a_later_one_that_lacks_one(tree: Path, queu
     assert read_tree(tree) == FILES
 
 
-def test_an_added_file_is_neither_replaced_nor_removed_if_it_is_the_users(tree: Path, queue: Path) -> None:
+def test_an_added_file_is_neither_replaced_nor_removed_if_it_is_the_users(tree, queue):
     added = tree / "sglang/srt/ours.py"
     added.write_text("mine = 1\n")
     assert refused(lambda: apply(tree, queue), tree).startswith("sglang/srt/ours.py: must be absent, because SGLang ")
@@ -76,7 +76,7 @@ def test_an_added_file_is_neither_replaced_nor_removed_if_it_is_the_users(tree: 
     assert read_tree(tree) == FILES
 
 
-def test_a_second_apply_touches_no_file(tree: Path, queue: Path) -> None:
+def test_a_second_apply_touches_no_file(tree, queue):
     """`test_cli.py` has what it says."""
     apply(tree, queue)
     before = {path: ((tree / path).stat().st_ino, (tree / path).stat().st_mtime_ns) for path in FILES}
@@ -84,7 +84,7 @@ def test_a_second_apply_touches_no_file(tree: Path, queue: Path) -> None:
     assert {path: ((tree / path).stat().st_ino, (tree / path).stat().st_mtime_ns) for path in FILES} == before
 
 
-def test_stale_bytecode_never_passes_for_a_new_content(tree: Path, queue: Path) -> None:
+def test_stale_bytecode_never_passes_for_a_new_content(tree, queue):
     """Python compares whole seconds of mtime (and the size): every content a file ever had gets another second."""
     file = tree / "sglang/srt/route.py"
     stamps = [int(file.stat().st_mtime)]
@@ -95,14 +95,14 @@ def test_stale_bytecode_never_passes_for_a_new_content(tree: Path, queue: Path) 
     assert len(set(stamps)) == len(stamps)
 
 
-def test_a_hard_linked_copy_is_not_changed(tree: Path, queue: Path, tmp_path: Path) -> None:
+def test_a_hard_linked_copy_is_not_changed(tree, queue, tmp_path):
     """Installers link files from their cache: patching must not write through to it."""
     os.link(tree / "sglang/srt/route.py", tmp_path / "cache.py")
     apply(tree, queue)
     assert (tmp_path / "cache.py").read_bytes() == FILES["sglang/srt/route.py"]
 
 
-def test_another_version_of_the_queue_is_replaced(tree: Path, queue: Path, tmp_path: Path) -> None:
+def test_another_version_of_the_queue_is_replaced(tree, queue, tmp_path):
     """From the stored pristine files, also those that the new version leaves alone; a bad one changes nothing."""
     apply(tree, queue)
     later = write_queue(tmp_path / "later", LATER_QUEUE)
@@ -119,7 +119,7 @@ def test_another_version_of_the_queue_is_replaced(tree: Path, queue: Path, tmp_p
 
 
 @pytest.mark.parametrize("version", [RELEASE, "0.5.23"])
-def test_a_reinstalled_tree_counts_as_pristine(tree: Path, queue: Path, version: str) -> None:
+def test_a_reinstalled_tree_counts_as_pristine(tree, queue, version):
     """pip replaces the files and leaves our directory: nothing of the old release may come back from it."""
     apply(tree, queue)
     files = {path: content.replace(b"0.5.21", version.encode()) for path, content in FILES.items()}
@@ -139,7 +139,7 @@ def test_a_reinstalled_tree_counts_as_pristine(tree: Path, queue: Path, version:
     assert not (tree / STORE).exists()
 
 
-def test_a_tree_with_a_new_name_is_still_patched(tree: Path, queue: Path) -> None:
+def test_a_tree_with_a_new_name_is_still_patched(tree, queue):
     """As a source tree's version changes with every commit: revert must not lose what it could restore."""
     apply(tree, queue)
     named = [path for path, content in FILES.items() if RELEASE.encode() in content]
@@ -151,7 +151,7 @@ def test_a_tree_with_a_new_name_is_still_patched(tree: Path, queue: Path) -> Non
     }
 
 
-def test_two_runs_at_once_patch_once(tree: Path, queue: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_runs_at_once_patch_once(tree, queue, capsys):
     """The second waits for the lock and then finds nothing left to do."""
     import fcntl
 
@@ -174,7 +174,7 @@ def test_two_runs_at_once_patch_once(tree: Path, queue: Path, capsys: pytest.Cap
     assert capsys.readouterr().err == ""
 
 
-def test_status(tree: Path, queue: Path) -> None:
+def test_status(tree, queue):
     assert describe(tree, queue) == f"SGLang {RELEASE} in {tree}: not patched"
     with pytest.raises(PatchError, match="is not patched; run `sglang-xshare patch apply"):
         check_patched(tree, queue)

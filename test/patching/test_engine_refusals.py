@@ -1,29 +1,20 @@
 """What apply and revert refuse, in one line that names it, and without a change."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-from patching.fake import (
-    QUEUE,
-    RELEASE,
-    ROUTE,
-    refused,
-    write_queue,
-)
+from patching.fake import QUEUE, RELEASE, ROUTE, refused, write_queue
 from sglang_xshare.patching import PatchError, apply, check_patched, revert
 from sglang_xshare.patching import queue as queues
 from sglang_xshare.patching.state import STORE
 
 
-def test_an_unsupported_release_is_refused(tree: Path, queue: Path) -> None:
+def test_an_unsupported_release_is_refused(tree, queue):
     (tree / "sglang/_version.py").write_text("__version__ = version = '0.5.22'\n")
     write_queue(queue, release="0.5.9")
     assert refused(lambda: apply(tree, queue), tree) == "SGLang 0.5.22 is not supported; supported: 0.5.9, 0.5.21"
 
 
-def test_the_release_is_read_from_metadata_too(tree: Path, queue: Path) -> None:
+def test_the_release_is_read_from_metadata_too(tree, queue):
     (tree / "sglang/_version.py").unlink()
     assert "neither sglang/_version.py nor " in refused(lambda: apply(tree, queue), tree)
     (tree / "sglang-0.5.21.dist-info").mkdir()
@@ -31,7 +22,7 @@ def test_the_release_is_read_from_metadata_too(tree: Path, queue: Path) -> None:
     assert "nothing to do" not in apply(tree, queue)
 
 
-def test_another_content_of_a_known_release_is_refused(tree: Path, queue: Path) -> None:
+def test_another_content_of_a_known_release_is_refused(tree, queue):
     file = tree / "sglang/srt/dos.py"
     file.write_bytes(file.read_bytes() + b"# local change\r\n")
     line = refused(lambda: apply(tree, queue), tree)
@@ -53,29 +44,25 @@ def test_another_content_of_a_known_release_is_refused(tree: Path, queue: Path) 
         ({**QUEUE, "q.patch": ROUTE + "junk\n"}, "lines outside every hunk"),
     ],
 )
-def test_a_queue_that_does_not_fit_changes_nothing(
-    tree: Path, tmp_path: Path, patches: dict[str, str], reason: str
-) -> None:
+def test_a_queue_that_does_not_fit_changes_nothing(tree, tmp_path, patches, reason):
     bad = write_queue(tmp_path / "bad", patches)
     assert reason in refused(lambda: apply(tree, bad), tree)
 
 
-def test_an_unlisted_file_is_refused(tree: Path, queue: Path) -> None:
+def test_an_unlisted_file_is_refused(tree, queue):
     hashes = queue / RELEASE / "hashes"
     hashes.write_text("".join(line for line in hashes.read_text().splitlines(keepends=True) if "dos" not in line))
     assert "sglang/srt/dos.py is not in patches/0.5.21/hashes" in refused(lambda: apply(tree, queue), tree)
 
 
-def test_a_link_is_refused(tree: Path, queue: Path, tmp_path: Path) -> None:
+def test_a_link_is_refused(tree, queue, tmp_path):
     (tree / "sglang/srt/dos.py").rename(tmp_path / "elsewhere.py")
     (tree / "sglang/srt/dos.py").symlink_to(tmp_path / "elsewhere.py")
     assert "dos.py: must be a plain file (got a link)" in refused(lambda: apply(tree, queue), tree)
 
 
 @pytest.mark.parametrize("edit", [lambda file: file.write_text("mine = 1\n"), lambda file: file.unlink()])
-def test_a_file_edited_after_patching_is_refused_by_name(
-    tree: Path, queue: Path, edit: Callable[[Path], object]
-) -> None:
+def test_a_file_edited_after_patching_is_refused_by_name(tree, queue, edit):
     apply(tree, queue)
     edit(tree / "sglang/srt/route.py")
     for run in (lambda: revert(tree), lambda: apply(tree, queue)):
@@ -84,7 +71,7 @@ def test_a_file_edited_after_patching_is_refused_by_name(
         check_patched(tree, queue)
 
 
-def test_a_damaged_stored_copy_is_refused(tree: Path, queue: Path) -> None:
+def test_a_damaged_stored_copy_is_refused(tree, queue):
     apply(tree, queue)
     (tree / STORE / "sglang/srt/dos.py.pristine").write_text("")
     with pytest.raises(PatchError, match="damaged copy"):
@@ -92,16 +79,14 @@ def test_a_damaged_stored_copy_is_refused(tree: Path, queue: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"files": []}', '{"files": {"a": 1}}', "[]"])
-def test_a_foreign_state_file_is_refused(tree: Path, queue: Path, text: str) -> None:
+def test_a_foreign_state_file_is_refused(tree, queue, text):
     apply(tree, queue)
     (tree / STORE / "state.json").write_text(text)
     assert "not a state file of this program" in refused(lambda: revert(tree), tree)
 
 
 @pytest.mark.parametrize(("link", "found"), [("../../patches", "a plain file"), (None, "nothing")])
-def test_a_checkout_without_symbolic_links_is_named(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: str | None, found: str
-) -> None:
+def test_a_checkout_without_symbolic_links_is_named(tree, tmp_path, monkeypatch, link, found):
     """A clone with core.symlinks=false, and a ZIP, hold a file with the path instead."""
     package = tmp_path / "sglang_xshare"
     (package / "patching").mkdir(parents=True)

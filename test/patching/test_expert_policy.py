@@ -3,10 +3,8 @@
 import inspect
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -40,7 +38,7 @@ class Older(MetaPathFinder, Loader):
 
 
 @pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+def load(monkeypatch):
     """Call it for the added module, run where the named modules are not installed."""
     (file,) = parse_patch((find_root() / PATCH).read_text(), PATCH).files
     source = b"".join(file.hunks[0].target).decode()
@@ -62,15 +60,13 @@ def functions(module: ModuleType) -> dict[str, list[str]]:
     return {name: [*inspect.signature(function).parameters] for name, function in found if not name.startswith("_")}
 
 
-def test_with_the_package_it_is_the_stage(load: Callable[..., ModuleType]) -> None:
+def test_with_the_package_it_is_the_stage(load):
     assert functions(load()) == functions(hooks)
     assert load().route.__module__ == "sglang_xshare.hooks"
 
 
 @pytest.mark.parametrize("missing", ["sglang_xshare", "sglang_xshare.hooks"])
-def test_without_the_package_every_call_returns_what_it_was_given(
-    load: Callable[..., ModuleType], missing: str
-) -> None:
+def test_without_the_package_every_call_returns_what_it_was_given(load, missing):
     module = load(missing)
     assert functions(module) == functions(hooks)
     one, two = object(), object()
@@ -106,18 +102,14 @@ def test_without_the_package_every_call_returns_what_it_was_given(
         ("load_balance_method", "expert_affinity", "--load-balance-method expert_affinity"),
     ],
 )
-def test_without_the_package_every_flag_is_refused_in_one_line(
-    load: Callable[..., ModuleType], field: str, value: object, said: str
-) -> None:
+def test_without_the_package_every_flag_is_refused_in_one_line(load, field, value, said):
     module = load("sglang_xshare")
     with pytest.raises(ValueError, match=f"^{said}: needs the package sglang-xshare.*$") as refusal:  # by Engine(...)
         module.check_flags(SimpleNamespace(**{field: value}))
     assert isinstance(refusal.value, SystemExit)
 
 
-def test_a_package_of_another_version_is_as_none(
-    load: Callable[..., ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_of_another_version_is_as_none(load, monkeypatch):
     """Between the two commands of an upgrade: the hooks lack a name that the patches ask for."""
     monkeypatch.setattr(sys, "meta_path", [Older(), *sys.meta_path])
     module = load()
@@ -126,12 +118,12 @@ def test_a_package_of_another_version_is_as_none(
         module.check_flags(SimpleNamespace(expert_policy="xshare"))
 
 
-def test_a_package_that_is_not_whole_is_no_missing_one(load: Callable[..., ModuleType]) -> None:
+def test_a_package_that_is_not_whole_is_no_missing_one(load):
     with pytest.raises(ModuleNotFoundError, match="orjson"):
         load("orjson").check_flags(SimpleNamespace(expert_policy="xshare"))
 
 
-def test_every_flag_of_the_patches_is_known(load: Callable[..., ModuleType]) -> None:
+def test_every_flag_of_the_patches_is_known(load):
     """The arguments patches of each release add these fields."""
     queues = [load_queue(find_root(), release) for release in list_releases(find_root())]
     known = set(load("sglang_xshare").FIELDS)
@@ -149,7 +141,7 @@ def test_every_flag_of_the_patches_is_known(load: Callable[..., ModuleType]) -> 
         assert fields == known, queue.release
 
 
-def test_alone_it_refuses_in_one_line_and_exits_with_1(tmp_path: Path) -> None:
+def test_alone_it_refuses_in_one_line_and_exits_with_1(tmp_path):
     """Without the package: nothing of ours, no SGLang, in a process of its own."""
     (file,) = parse_patch((find_root() / PATCH).read_text(), PATCH).files
     (tmp_path / "expert_policy.py").write_bytes(b"".join(file.hunks[0].target))

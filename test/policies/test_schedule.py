@@ -34,10 +34,7 @@ def test_an_estimate_is_put_where_it_is_asked_for():
 
 def test_later_overrides_win_and_layers_win_over_batch_sizes():
     schedule = build(
-        k0=1,
-        add=24,
-        by_rows={"2-8": {"add": 30, "k0": 2}, "4": {"add": 40}},
-        layers={"0-1": {"k0": 3}, "1": {"k0": 4}},
+        k0=1, add=24, by_rows={"2-8": {"add": 30, "k0": 2}, "4": {"add": 40}}, layers={"0-1": {"k0": 3}, "1": {"k0": 4}}
     )
     assert schedule.plan(2, 16) == build_plan("xshare", k0=1, add=24)
     assert schedule.plan(2, 8) == build_plan("xshare", k0=2, add=30)

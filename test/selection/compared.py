@@ -10,10 +10,10 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from selection.aligned import find_problems
-from selection.cases import batch_of, fill_logits, router_of
+from selection.cases import batch_of, fill_logits, router_of, words
 from selection.compiled import NEEDS_COMPILER
 from selection.interpreter import interpreted
-from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare import Batch, Router, select
 from sglang_xshare.selection.triton_kernel import supports
 
 HAS_GPU = torch.cuda.is_available()
@@ -22,28 +22,21 @@ HERE = ["reference", "torch", pytest.param("cpu", marks=NEEDS_COMPILER)]
 """Backends that run on a CPU."""
 EXACT = ("topk_ids", "selected", "active", "vanilla_active", "rescued")
 CLOSE = ("topk_weights", "kept_mass")
-PLANS: dict[str, dict[str, Any]] = {
-    "vanilla": {},
-    "xshare": {"k0": 1, "add": 24},
-    "xshare per request": {"policy": "xshare", "k0": 1, "add_per_request": 4},
-    "xshare by mass": {"policy": "xshare", "k0": 2, "p": 0.6, "mass": 0.7, "utility": "full"},
-    "xshare by capped mass": {"policy": "xshare", "k0": 1, "mass": 0.9, "max_add": 7},
-    "xshare by rank": {"policy": "xshare", "k0": 1, "target_per_rank": 5},
-    "xshare by filled rank": {"policy": "xshare", "k0": 1, "target_per_rank": 5, "balance": "fill"},
-    "oea by level rank": {"policy": "oea", "k0": 2, "target_per_rank": 1},
-    "xshare of squares": {"policy": "xshare", "k0": 1, "add": 9, "utility": "squared", "own_share": 0.75},
-    "oea": {"k0": 3, "p": 0.5, "kmax": 10, "max_rank": 12},
-    "lynx-lat": {"retain": 24},
-    "lynx-lat by drop": {"policy": "lynx-lat", "drop": 20},
-    "lynx-acc": {"confidence": 0.2},
-    "lynx-acc of few voters": {"policy": "lynx-acc", "confidence": 0.9, "max_voters": 2, "min_votes": 1},
-    "moe-spec": {"budget": 20},
-    "moe-spec of squares": {"policy": "moe-spec", "budget": 12, "utility": "squared", "own_share": 0.75},
-    "moe-spec truncating": {"policy": "moe-spec", "budget": 6, "coverage": "truncate"},
-    "dynamic-skip": {"beta": 0.4},
-    "drafts": {"policy": "xshare", "k0": 1, "add": 5, "add_per_request": 1, "acceptance": 0.7, "warm_rows": 2},
-}
-EVERY_NAME = pytest.mark.parametrize("name", PLANS)
+XSHARE, VOTERS = "xshare:k0=1,add=24", "lynx-acc:confidence=0.2"
+BY_MASS = "xshare:k0=2,p=0.6,mass=0.7,utility=full"
+OF_SQUARES = "xshare:k0=1,add=9,utility=squared,own_share=0.75"
+FEW_VOTERS = "lynx-acc:confidence=0.9,max_voters=2,min_votes=1"
+OEA, TRUNCATING = "oea:k0=3,p=0.5,kmax=10,max_rank=12", "moe-spec:budget=6,coverage=truncate"
+PLANS = [
+    *("vanilla", XSHARE, VOTERS, FEW_VOTERS, BY_MASS, OF_SQUARES, OEA, TRUNCATING),
+    *words("""
+    xshare:k0=1,add_per_request=4 xshare:k0=1,mass=0.9,max_add=7 xshare:k0=1,target_per_rank=5
+    xshare:k0=1,target_per_rank=5,balance=fill xshare:k0=1,add=5,add_per_request=1,acceptance=0.7,warm_rows=2
+    oea:k0=2,target_per_rank=1 lynx-lat:retain=24 lynx-lat:drop=20 moe-spec:budget=20
+    moe-spec:budget=12,utility=squared,own_share=0.75 dynamic-skip:beta=0.4
+    """),
+]
+"""Each step of the algebra."""
 
 
 class Backend:
@@ -82,10 +75,6 @@ def running():
         return
     with interpreted() as call:
         yield call
-
-
-def make_plan(name):
-    return build_plan({"policy": name, **PLANS[name]})
 
 
 def make_routers(experts, top_k=8, device=DEVICE):

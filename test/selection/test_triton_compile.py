@@ -74,13 +74,9 @@ def test_the_barriers_order_memory():
 
 
 XSHARE = "xshare:k0=1,add=24"
-MOST = {  # instructions: 1.1 times those of Triton 3.9.0
-    "gpt-oss-20b, 16 x 32": (Case(XSHARE, (16, 32), Router(4), runner=MASKED), 764),
-    "OLMoE, 16 x 64": (Case(XSHARE, (16, 64), Router(8, renormalize=False)), 1164),
+MOST = {  # instructions: 1.1 times those of Triton 3.9.0, of few rows and many, and of the largest model
     "Qwen3-30B-A3B, 16 x 128": (Case(XSHARE), 1138),
-    "Qwen3-30B-A3B, 16 x 128, exact rows": (Case(XSHARE, exact=True), 1260),
     "Qwen3-30B-A3B, 64 x 128": (Case(XSHARE, (64, 128)), 1498),
-    "DeepSeek-V3, 64 x 256": (Case(XSHARE, (64, 256), GROUPED, runner=SHARED), 2617),
     "Qwen3-Next, 16 x 512": (Case(XSHARE, (16, 512), Router(10)), 3217),
 }
 

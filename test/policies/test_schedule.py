@@ -202,9 +202,7 @@ REFUSED: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "nothing is left": ("xshare", False, {"by_rows": {"1-9999": {"policy": "vanilla"}}, "max_rows": 64}),
     "budget by request without speculation": ("xshare", False, {"k0": 1, "add_per_request": 4}),
     "budget by request in an override without speculation": (
-        "xshare",
-        False,
-        {"by_rows": {"8": {"add_per_request": 2}}},
+        *("xshare", False, {"by_rows": {"8": {"add_per_request": 2}}}),
     ),
     "custom budget by request without speculation": ("custom", False, {"add": 8, "add_per_request": 1}),
     "ranking by request in decode": ("moe-spec", False, {"budget": 8, "scope": "request", "phases": ["decode"]}),

@@ -26,7 +26,7 @@ BILLIONS = {
 """Weights that each model was published with, in billions, with the digits that its model card or report has."""
 UNKNOWN = ("Granite-MoE shared", "Kimi K3", "Qwen3.8-Flash-Next", "Step-3.5")
 """Families without a row. transformers 5.12 has modules of the first alone, whose published shape was not at hand; the
-weights of the others are counted from safetensors, as `test_headers.py` does of Step-3.5.
+weights of the others are counted from safetensors.
 """
 
 

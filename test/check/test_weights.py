@@ -22,6 +22,10 @@ def test_the_bytes_of_qwen3_30b_a3b(write):
     assert weights.cache == 48 * 2 * 4 * 128 * 2
 
 
+def pack(**weights):
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+
+
 @pytest.mark.parametrize(
     ("quantization", "bits"),
     [
@@ -30,6 +34,10 @@ def test_the_bytes_of_qwen3_30b_a3b(write):
         ({"quant_method": "fp8", "routed_experts_quant_method": "mxfp4"}, 4.25),
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4 + 20 / 128),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8),
+        # Of compressed-tensors those of the first group.
+        (pack(type="int", num_bits=4, group_size=32), 4.5),
+        (pack(type="float", num_bits=4, group_size=16), 4.5),
+        (pack(type="float", num_bits=8, group_size=None), 8),
     ],
 )
 def test_bits_a_weight_by_quantization(quantization, bits, write):
@@ -57,15 +65,6 @@ def test_modules_that_stay_as_they_are_keep_their_bytes(key, pattern, write):
     some = read_weights(write(QWEN | {"quantization_config": fp8 | {key: [pattern, "lm_head"]}}))
     assert some.dense - all_of_it.dense == 48 * 2048 * (32 + 2 * 4 + 32) * 128
     assert some.expert == all_of_it.expert
-
-
-@pytest.mark.parametrize(
-    ("kind", "width", "group", "bits"), [("int", 4, 32, 4.5), ("float", 4, 16, 4.5), ("float", 8, None, 8)]
-)
-def test_bits_of_compressed_tensors_are_those_of_their_first_group(kind, width, group, bits, write):
-    weights = {"type": kind, "num_bits": width, "group_size": group}
-    declared = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
-    assert read_weights(write(QWEN | {"quantization_config": declared})).bits == bits
 
 
 FLAGS = {

@@ -189,10 +189,7 @@ def test_ctrl_c_ends_it(server, terminal, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("route", "told", "line"),
     [
-        (PATH, (400, b'{"error": "started without an expert policy; allowed is"}'), "started without an expert policy"),
-        (PATH, (401, b""), "401: no permission"),
         (PATH, (404, b""), "404: no such route"),
-        (PATH, (200, b"{}"), "not an SGLang server with this package"),
         (PATH, (200, json.dumps(LATER | {"since_switch": {}}).encode()), "the answer has no counts by layer"),
         (METRICS, (404, b""), "no /metrics"),
         (METRICS, (401, b""), "401: no permission"),

@@ -85,26 +85,20 @@ def test_without_the_package_every_call_returns_what_it_was_given(load, missing)
     assert module.check_flags(SimpleNamespace(load_balance_method="round_robin")) is None
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
-    [
-        ("expert_policy", "xshare", "--expert-policy xshare"),
-        ("expert_policy", "vanilla", "--expert-policy vanilla"),
-        ("expert_policy_config", {}, "--expert-policy-config {}"),
-        ("expert_policy_trace", "t.jsonl", "--expert-policy-trace t.jsonl"),
-        ("expert_policy_on_disagreement", "stop", "--expert-policy-on-disagreement stop"),
-        ("expert_policy_ignore_client_exact", True, "--expert-policy-ignore-client-exact"),
-        ("expert_policy_draft_depth", "throughput", "--expert-policy-draft-depth throughput"),
-        ("mask_padding_experts", True, "--mask-padding-experts"),
-        ("expert_affinity", "FILE", "--expert-affinity FILE"),
-        ("expert_affinity_bound", 1.25, "--expert-affinity-bound 1.25"),
-        ("expert_placement", "shard", "--expert-placement shard"),
-        ("load_balance_method", "expert_affinity", "--load-balance-method expert_affinity"),
-    ],
-)
-def test_without_the_package_every_flag_is_refused_in_one_line(load, field, value, said):
+GIVEN = [
+    *(("expert_policy", "xshare"), ("expert_policy", "vanilla"), ("expert_policy_config", {})),
+    *(("expert_policy_trace", "t.jsonl"), ("expert_policy_on_disagreement", "stop")),
+    *(("expert_policy_ignore_client_exact", True), ("expert_policy_draft_depth", "throughput")),
+    *(("mask_padding_experts", True), ("expert_affinity", "FILE"), ("expert_affinity_bound", 1.25)),
+    *(("expert_placement", "shard"), ("load_balance_method", "expert_affinity")),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), GIVEN)
+def test_without_the_package_every_flag_is_refused_in_one_line(load, field, value):
     module = load("sglang_xshare")
-    with pytest.raises(ValueError, match=f"^{said}: needs the package sglang-xshare.*$") as refusal:  # by Engine(...)
+    flag = f"--{field.replace('_', '-')}" + ("" if value is True else f" {value}")
+    with pytest.raises(ValueError, match=f"^{flag}: needs the package sglang-xshare.*$") as refusal:  # by Engine(...)
         module.check_flags(SimpleNamespace(**{field: value}))
     assert isinstance(refusal.value, SystemExit)
 

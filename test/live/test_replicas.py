@@ -129,24 +129,17 @@ def test_a_fault_of_a_scheduler_is_no_refusal_of_the_policy(faults, status, two,
     assert raised.value.status == status
 
 
-def test_a_process_that_fails_between_check_and_commit_changes_nothing(two, monkeypatch):
+@pytest.mark.parametrize(
+    ("failing", "phases"), [("count_switches", ["check"]), ("merge", ["check", "commit", "restore"])]
+)
+def test_a_process_that_fails_in_between_or_at_the_end_changes_nothing(failing, phases, two, monkeypatch):
     states = two.states()
     with monkeypatch.context() as patch:
-        patch.setattr("sglang_xshare.live.replicas.count_switches", lambda answers: 1 / 0)
+        patch.setattr(f"sglang_xshare.live.replicas.{failing}", lambda answers: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             two.post(OEA)
-    assert two.schedulers.phases == ["check"]
-    assert two.states() == states
-    assert two.post(XSHARE)["switches"] == 2, "the lock is free again"
-
-
-def test_a_process_that_fails_after_the_commit_has_it_undone(two, monkeypatch):
-    states = two.states()
-    with monkeypatch.context() as patch:
-        patch.setattr("sglang_xshare.live.replicas.merge", lambda answers: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            two.post(OEA)
-    assert two.states() == states
+    assert (two.schedulers.phases, two.states()) == (phases, states)
+    assert two.post(XSHARE)["switches"] == 1 + len(phases), "the lock is free again"
 
 
 def test_a_fallback_between_check_and_commit_refuses_the_switch(two):

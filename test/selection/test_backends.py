@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selection.cases import DTYPES, EVERY_PLAN, KINDS, cases, fill_logits, indices, pad_columns, plans, spell
-from selection.compared import HERE, PLANS, compare, make_logits
+from selection.cases import DTYPES, EVERY_PLAN, KINDS, cases, fill_logits, indices, pad_columns, plans, spell, words
+from selection.compared import HERE, PLANS, compare, make_logits, make_routers
 from sglang_xshare import Batch, Router, RunnerSlots, select
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.selection.mask import check_maskable
@@ -206,6 +206,27 @@ def test_bias_and_groups_decide(backend):
     assert backend(logits, VANILLA, Router(2, num_expert_group=2, topk_group=1)).topk_ids.tolist() == [[0, 1]]
     grouped = Router(2, "sigmoid", torch.zeros(8), num_expert_group=2, topk_group=1)
     assert backend(logits, VANILLA, grouped).topk_ids.tolist() == [[4, 5]], "two of a group outweigh its best"
+
+
+FULL_BUDGETS = words("""
+xshare:k0=1,add=32 xshare:k0=0,add=32 xshare:k0=0,add_per_request=32 xshare:k0=1,add=32,utility=squared
+xshare:k0=0,mass=1.0 xshare:k0=0,mass=1.0,max_add=32 xshare:target_per_rank=32 xshare:target_per_rank=32,balance=fill
+xshare:target_per_rank=32,balance=level oea:k0=4 pruned:k0=4 dynamic-skip:beta=0 lynx-lat:retain=32 lynx-lat:drop=0
+lynx-acc:confidence=0.01,max_voters=99,min_votes=1 moe-spec:budget=32 moe-spec:budget=32,coverage=truncate
+moe-spec:budget=32,utility=squared moe-spec:budget=32,scope=request
+""")
+
+
+@pytest.mark.parametrize("text", FULL_BUDGETS)
+def test_a_full_budget_is_vanilla(text):
+    """Weights to the last bit."""
+    batch, ranks = Batch(torch.arange(12) % 5 != 3, tokens_per_request=3), torch.arange(32) // 8
+    for kind, router in make_routers(32, 4, "cpu").items():
+        logits = fill_logits("ties" if "bias" in kind else "normal", 12, 32, seed=7)
+        out, vanilla = select(logits, spell(text), router, batch, ranks), select(logits, VANILLA, router, batch)
+        for name in ("topk_ids", "topk_weights", "active"):
+            assert torch.equal(getattr(out, name), getattr(vanilla, name)), (kind, name)
+        assert torch.equal(vanilla.active, vanilla.vanilla_active)
 
 
 def test_vanilla_is_upstreams_top_k():

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from served.release import CPU, LATEST, make_env
+from served.release import LATEST, make_env
 from sglang_xshare.compatibility import checks
 from sglang_xshare.compatibility.checks import CHECKS, Start
 from sglang_xshare.patching.tree import PatchError
@@ -76,13 +76,3 @@ def test_the_flag_that_needs_the_patches_is_named(monkeypatch):
     ):
         with pytest.raises(ExpertPolicyError, match=f"^{named}: SGLang is unpatched"):
             listed[name](Start(SimpleNamespace(**flags)))
-
-
-def test_unpatched_release_does_not_know_the_flag(pristine_release, tiny_model):
-    """So a policy on an unpatched tree cannot be asked for."""
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(tiny_model), *CPU]
-    command += ["--expert-policy", "xshare"]
-    env = make_env(pristine_release(LATEST))
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.rstrip().endswith("error: unrecognized arguments: --expert-policy xshare")

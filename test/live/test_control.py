@@ -5,50 +5,17 @@ from typing import Any
 
 import pytest
 
-from live.schedulers import REPORTER, Asked, fail_once
+from live.schedulers import REPORTER, fail_once
 from refused import refused
 from sglang_xshare import hooks
-from sglang_xshare.compatibility.moe_model import MoeModel
 from sglang_xshare.live import ADDED, METHOD, NO_STAGE
-from sglang_xshare.live.control import Control
 from sglang_xshare.live.replicas import Refusal
 from sglang_xshare.policies import list_policies
 from sglang_xshare.policies.exact import Rule
 from sglang_xshare.policies.keys import as_json
 from sglang_xshare.stage.frame import Assignment
 from sglang_xshare.stage.step import StepKey
-from sglang_xshare.upstream.batches import Batches
-from stage.fake import EXPERTS, TOP_K, XSHARE, Model
-
-MODEL = MoeModel("path", "FakeMoe", 3, EXPERTS, TOP_K, "softmax", True)
-CONFIG: dict[str, Any] = {
-    **{"device": "cpu", "ep_size": 1, "dp_size": 1, "init_expert_location": "trivial", "enable_eplb": False},
-    **{"ep_num_redundant_experts": 0, "ep_dispatch_algorithm": None, "enable_return_routed_experts": False},
-    **{"enable_dp_attention_local_control_broadcast": False, "moe_runner_backend": "auto", "max_running_requests": 16},
-    **{"speculative_algorithm": None, "speculative_num_draft_tokens": None, "speculative_adaptive": False},
-    "model_path": "path",
-}
-
-
-@pytest.fixture
-def control(attach, monkeypatch):
-    """Call it with changes to the server's arguments for a server of a fake model's stage."""
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
-    monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
-    for name, value in {
-        "is_first_rank": lambda: True,
-        "resolved": lambda server_args: server_args,
-        "model_config": lambda server_args: None,
-        "read_model": lambda loaded, path: MODEL,
-    }.items():
-        monkeypatch.setattr(f"sglang_xshare.live.control.{name}", value)
-
-    def make(flags: dict[str, Any] = XSHARE, batches: Batches | None = None, **changes: Any) -> Asked:
-        model = Model()
-        stage = attach(model, batches, **CONFIG | flags | changes)
-        return Asked(Control(stage, SimpleNamespace(**CONFIG | changes)), model)
-
-    return make
+from stage.fake import TOP_K, XSHARE
 
 
 def test_get_tells_the_plan_and_what_is_counted(control):

@@ -10,9 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selection.aligned import find_problems
 from selection.cases import spell
-from selection.compared import DEVICE, OEA, XSHARE, Backend, compare, make_logits
+from selection.compared import DEVICE, OEA, XSHARE, Backend, compare, find_problems, make_logits
 from sglang_xshare import Batch, Router, RunnerSlots
 from sglang_xshare.selection.alignment import align_pairs, count_blocks
 

@@ -13,8 +13,8 @@ import torch
 
 from fake_gpu.ptx.launcher import Execution, execute_ptx
 from fake_gpu.ptx.memory import Touched
-from selection.aligned import find_problems
 from selection.cases import fill_logits, spell
+from selection.compared import find_problems
 from selection.hopper import Case
 from sglang_xshare import Batch, Router, RunnerSlots, select
 from sglang_xshare.selection.triton_kernel import launch

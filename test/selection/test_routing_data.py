@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from selection.compared import DEVICE, HAS_GPU
-from selection.hopper import measure
+from selection.hopper import compiling, measure
 from selection.routing import CASES, draw_routing, reference
-from selection.variants import compiling
 from sglang_xshare.selection.triton_kernel.routing_data import MAX_PAIRS, SMALL, build_routing, serves
 
 

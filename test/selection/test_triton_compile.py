@@ -17,7 +17,7 @@ BIAS = torch.zeros(256)
 GROUPED = Router(8, "sigmoid", BIAS, num_expert_group=8, topk_group=4)
 SHARED, MASKED = RunnerSlots(shared=1, shared_weight=0.4), RunnerSlots(masked=True)
 ALIGNED = RunnerSlots(shared=2, aligned=True)
-FIRST = {  # whose steps, all together, are the kernel's; other cases take its branches in other combinations
+CASES = {  # whose steps, all together, are the kernel's; test_ptx.py compiles its branches in other combinations
     "xshare": Case("xshare", runner=ALIGNED),
     "xshare in programs": Case("xshare", (64, 256), runner=MASKED, dtype=torch.float32),
     "xshare per request": Case("xshare:add_per_request=4", tokens_per_request=4, runner=None),
@@ -33,28 +33,9 @@ FIRST = {  # whose steps, all together, are the kernel's; other cases take its b
         "xshare", (16, 256), Router(8, quota_groups=8, expert_scale=BIAS), runner=ALIGNED
     ),
 }
-OTHERS = {
-    "xshare by mass": Case("xshare:p=0.5,k0=2,mass=0.5", router=Router(8, "sigmoid")),
-    "xshare by rank": Case("xshare:target_per_rank=5"),
-    "xshare by filled rank": Case("xshare:target_per_rank=5,balance=fill", (64, 256)),
-    "oea": Case("oea:kmax=10,max_rank=12", router=Router(8, renormalize=False)),
-    "lynx-lat": Case("lynx-lat:drop=8"),
-    "dynamic-skip": Case("dynamic-skip:beta=0.5", (8, 64), runner=ALIGNED),
-    "sqrtsoftplus": Case("moe-spec:budget=16", (16, 256), Router(8, "sqrtsoftplus", BIAS, scaling=1.5)),
-    "exact rows": Case("xshare:k0=1,mass=0.5,utility=full", exact=True),
-    "exact rows of requests": Case("custom:k0=1,kmax=4,add_per_request=4", (64, 128), Router(8), 4, True),
-    "exact rows and level ranks": Case("oea:target_per_rank=1", (64, 200), exact=True),
-    "exact rows and votes": Case("lynx-lat:drop=8", (64, 128), exact=True),
-    "drafts by their chance": Case(
-        "xshare:k0=1,add=12,utility=squared,acceptance=0.7,warm_rows=4", tokens_per_request=16
-    ),
-}
-CASES = FIRST | OTHERS
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.long) for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_one_launch(name):
     """No layout that is reduced along its rows spreads one over several warps: a round would wait for the others."""
     code = compile_kernel(CASES[name]).asm

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from selection.aligned import find_problems
+from selection.compared import find_problems
 from sglang_xshare import Batch, build_plan, hooks, selection
 from sglang_xshare.selection.alignment import align_pairs, count_blocks
 from sglang_xshare.stage import handover

@@ -11,6 +11,7 @@ DEFAULTS = {
     **{"DeepSeek-V4": "DeepseekV4ForCausalLM", "ERNIE 4.5": "Ernie4_5_MoeForCausalLM"},
     **{"GLM-4.7-Flash": "Glm4MoeLiteForCausalLM", "GLM-5.2": "GlmMoeDsaForCausalLM", "HunYuan v3": "HYV3ForCausalLM"},
     **{"Laguna": "LagunaForCausalLM", "Llama 4": "Llama4ForConditionalGeneration", "Mellum": "MellumForCausalLM"},
+    "Mixtral": "MixtralForCausalLM",
     **{"MiniMax-M2": "MiniMaxM2ForCausalLM", "Qwen2-MoE": "Qwen2MoeForCausalLM", "Qwen3-Next": "Qwen3NextForCausalLM"},
     "Qwen3.5-MoE": "Qwen3_5MoeForConditionalGeneration",
 }

@@ -17,7 +17,7 @@ BIAS = torch.zeros(256)
 GROUPED = Router(8, "sigmoid", BIAS, num_expert_group=8, topk_group=4)
 SHARED, MASKED = RunnerSlots(shared=1, shared_weight=0.4), RunnerSlots(masked=True)
 ALIGNED = RunnerSlots(shared=2, aligned=True)
-CASES = {  # whose steps, all together, are the kernel's; test_ptx.py compiles its branches in other combinations
+FIRST = {  # whose steps, all together, are most of the kernel's; test_ptx.py compiles them in other combinations
     "xshare": Case("xshare", runner=ALIGNED),
     "xshare in programs": Case("xshare", (64, 256), runner=MASKED, dtype=torch.float32),
     "xshare per request": Case("xshare:add_per_request=4", tokens_per_request=4, runner=None),
@@ -35,7 +35,21 @@ CASES = {  # whose steps, all together, are the kernel's; test_ptx.py compiles i
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+OTHERS = {
+    "shares": Case("xshare:p=0.5,k0=2,mass=0.5", router=Router(8, "sigmoid")),
+    "filled ranks": Case("xshare:target_per_rank=5,balance=fill", (64, 256)),
+    "wider rows": Case("oea:kmax=10,max_rank=12", router=Router(8, renormalize=False)),
+    "dynamic-skip": Case("dynamic-skip:beta=0.5", (8, 64), runner=ALIGNED),
+    "sqrtsoftplus": Case("moe-spec:budget=16", (16, 256), Router(8, "sqrtsoftplus", BIAS, scaling=1.5)),
+    "exact rows of requests": Case("custom:k0=1,kmax=4,add_per_request=4", (64, 128), Router(8), 4, True),
+    "exact rows and level ranks": Case("oea:target_per_rank=1", (64, 200), exact=True),
+    "exact rows and votes": Case("lynx-lat:drop=8", (64, 128), exact=True),
+    "drafts": Case("xshare:k0=1,add=12,utility=squared,acceptance=0.7,warm_rows=4", tokens_per_request=16),
+}
+CASES = FIRST | OTHERS
+
+
+@pytest.mark.parametrize("name", [*FIRST, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
 def test_one_launch(name):
     """No layout that is reduced along its rows spreads one over several warps: a round would wait for the others."""
     code = compile_kernel(CASES[name]).asm

@@ -27,27 +27,24 @@ def make_args(folder, architecture="Qwen3MoeForCausalLM", **flags):
 
 
 @pytest.mark.parametrize(
-    ("flags", "becomes"),
+    ("placement", "flags", "becomes"),
     [
-        ({"expert_placement": "shard"}, {"attn_dp_size": 4}),
-        ({"expert_placement": "shard", "attn_dp_size": 2}, {"attn_dp_size": 2}),
-        ({"expert_placement": "shard", "dp_size": 2}, {"dp_size": 2, "attn_dp_size": 1}),
-        ({"expert_placement": "shard", "device": "cpu"}, {"attn_dp_size": 1}),
-        ({"expert_placement": "shard", "architecture": "OlmoeForCausalLM"}, {"attn_dp_size": 1}),
-        ({"expert_placement": "shard", "attn_dp_size": 2, "attn_cp_size": 2}, {"attn_dp_size": 2}),
-        ({"expert_placement": "shard", "device": "cpu", "speculative_algorithm": "NGRAM"}, {"attn_dp_size": 1}),
-        ({"expert_placement": "shard", "speculative_algorithm": "EAGLE"}, {"attn_dp_size": 4}),
-        (
-            {"expert_placement": "shard", "speculative_algorithm": "DSPARK", "enable_dp_lm_head": True},
-            {"attn_dp_size": 4},
-        ),
-        ({"expert_placement": "ep"}, {"ep_size": 4, "attn_dp_size": 1}),
-        ({"expert_placement": "ep", "ep_size": 4, "attn_dp_size": 4}, {"ep_size": 4, "attn_dp_size": 4}),
+        ("shard", {}, {"attn_dp_size": 4}),
+        ("shard", {"attn_dp_size": 2}, {"attn_dp_size": 2}),
+        ("shard", {"dp_size": 2}, {"dp_size": 2, "attn_dp_size": 1}),
+        ("shard", {"device": "cpu"}, {"attn_dp_size": 1}),
+        ("shard", {"architecture": "OlmoeForCausalLM"}, {"attn_dp_size": 1}),
+        ("shard", {"attn_dp_size": 2, "attn_cp_size": 2}, {"attn_dp_size": 2}),
+        ("shard", {"device": "cpu", "speculative_algorithm": "NGRAM"}, {"attn_dp_size": 1}),
+        ("shard", {"speculative_algorithm": "EAGLE"}, {"attn_dp_size": 4}),
+        ("shard", {"speculative_algorithm": "DSPARK", "enable_dp_lm_head": True}, {"attn_dp_size": 4}),
+        ("ep", {}, {"ep_size": 4, "attn_dp_size": 1}),
+        ("ep", {"ep_size": 4, "attn_dp_size": 4}, {"ep_size": 4, "attn_dp_size": 4}),
     ],
     ids=str,
 )
-def test_what_it_sets(flags, becomes, tmp_path):
-    args = make_args(tmp_path, **flags)
+def test_what_it_sets(placement, flags, becomes, tmp_path):
+    args = make_args(tmp_path, expert_placement=placement, **flags)
     before = dict(vars(args))
     set_placement(args)
     assert vars(args) == before | becomes

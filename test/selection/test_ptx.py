@@ -34,6 +34,7 @@ ONE = {
     "by request": Case("xshare:k0=1,add_per_request=4", tokens_per_request=4),
     "budget": Case("moe-spec:budget=32"),
     "votes": Case("lynx-lat:retain=32"),
+    "voters of one program": Case(VOTERS),
     "mass": Case("xshare:mass=0.5"),
     "ranks": Case("xshare:target_per_rank=5"),
     "residents": Case("xshare:k0=1,add=4", slots=32),

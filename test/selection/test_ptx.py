@@ -14,7 +14,7 @@ import torch
 from fake_gpu.ptx.launcher import Execution, execute_ptx
 from fake_gpu.ptx.memory import Touched
 from selection.cases import fill_logits, spell
-from selection.compared import find_problems
+from selection.compared import check_alignment
 from selection.hopper import Case
 from sglang_xshare import Batch, Router, RunnerSlots, select
 from sglang_xshare.selection.triton_kernel import launch
@@ -103,7 +103,7 @@ def find_differences(found, expected, counter):
         if not torch.allclose(getattr(found, name), getattr(expected, name), atol=2e-6, rtol=4e-6):
             wrong.append(name)
     if found.alignment is not None:
-        wrong += find_problems(found.alignment, found.topk_ids)
+        check_alignment(found.alignment, found.topk_ids)
     if counter[0] not in (0, FLIPPED) or counter[1:].any():
         wrong.append("counters")
     return wrong

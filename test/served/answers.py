@@ -112,7 +112,7 @@ def ask(
             answers = [generate_staggered(server, prompts[:size]) for size in sizes]
         else:
             answers = [generate_together(server, probe, prompts[:size]) for size in sizes]
-        tokens = [[answer["output_ids"] for answer in batch] for batch in answers]
+        tokens = [read_tokens(batch) for batch in answers]
         verified = sum(answer["meta_info"].get("spec_verify_ct", 0) for batch in answers for answer in batch)
         records, metrics = read_all(server, probe)
         plans = read_plans(server.get("/metrics"))
@@ -177,6 +177,11 @@ def generate_staggered(server: Server, prompts: Sequence[str]) -> list[dict[str,
     server.post("/flush_cache", {})
     with ThreadPoolExecutor(len(prompts)) as threads:
         return list(threads.map(generate, range(len(prompts))))
+
+
+def read_tokens(answers: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """The tokens of answers."""
+    return [answer["output_ids"] for answer in answers]
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from served.release import LATEST
 
 pytestmark = pytest.mark.long
 OFF, SMALL, REQUESTS = 7, 8, 16
-"""Requests at once: so few are vanilla under LoRA, so few run at full budget, and all of them at one that drops some."""
+"""Requests at once: vanilla under LoRA, at full budget, and at a budget that drops experts."""
 BUDGET = {"policy": "xshare", "k0": 1, "add": 8}
 WIDE = {"policy": "xshare", "k0": 1, "add": 64, "utility": "full"}
 FULL = policy("xshare", k0=1, add=64, utility="full")

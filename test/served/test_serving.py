@@ -1,4 +1,4 @@
-"""The real server, policy off and on: its answers, the experts that its MoE runner receives, and its reports of both."""
+"""The real server, policy off and on: its answers, the experts that its MoE runner receives, its reports of them."""
 
 import json
 import re

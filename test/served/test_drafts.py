@@ -1,5 +1,5 @@
-"""Drafts beyond a dense chain: verification selects, a draft never does. They come from a Mixture-of-Experts model, from
-a layer of the model's own (multi-token prediction), and from an assistant that reads the target's keys and values.
+"""Drafts of a Mixture-of-Experts model, of a target's own layer (multi-token prediction), and of an assistant that
+reads the target's keys and values: verification selects, a draft never does.
 """
 
 from dataclasses import replace

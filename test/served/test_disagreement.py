@@ -2,16 +2,14 @@
 end.
 """
 
-import time
 from pathlib import Path
 
 import pytest
 import requests
 
-from benchmark.common.server import Server
 from served import disagree
-from served.answers import SERVERS, generate_together, make_server, parse_metrics, read_plans, read_prompts
-from served.load import post
+from served.answers import SERVERS, generate_together, make_server, parse_metrics, read_plans, read_prompts, read_tokens
+from served.load import post, wait_for
 from served.ranks import TWO_CORES, XSHARE
 from served.release import LATEST
 from sglang_xshare.live import PATH
@@ -21,7 +19,7 @@ RANKS = (*SERVERS["xshare"], "--tp", "2")
 BYPASSED = "PolicyBypassed: MoE layers [2] did not route through the expert policy in a decode step"
 
 
-def make_ranks_disagree(server: Server, prompts: list[str], env: dict[str, str]) -> None:
+def make_ranks_disagree(server, prompts, env):
     """Change one rank's policy with the plugin, and generate until the server has switched to vanilla."""
     Path(env["DISAGREE"]).touch()
     for _ in range(100):
@@ -39,8 +37,8 @@ def test_the_server_goes_back_to_vanilla_and_may_be_switched_again(tiny_model, p
     server, probe, _ = make_server(tiny_model, patched_release(LATEST), RANKS, tmp_path, env)
     prompts = read_prompts(tiny_model)
 
-    def answer() -> list[list[int]]:
-        return [answer["output_ids"] for answer in generate_together(server, probe, prompts)]
+    def answer():
+        return read_tokens(generate_together(server, probe, prompts))
 
     with server:
         assert answer() == served("xshare").tokens[0]
@@ -61,7 +59,7 @@ def test_a_replica_that_fell_back_is_switched_with_the_other(tiny_model, patched
     server, _, _ = make_server(tiny_model, patched_release(LATEST), flags, tmp_path, env)
     prompts = read_prompts(tiny_model)
 
-    def read_policies() -> list[str]:
+    def read_policies():
         states = server.get("/server_info")["internal_states"]
         return [state["expert_policy_config"]["policy"] for state in states]
 
@@ -92,9 +90,6 @@ def test_the_server_ends(line, tiny_model, patched_release, tmp_path):
         Path(env.get("DISAGREE", tmp_path / "unused")).touch()
         with pytest.raises(requests.RequestException):
             server.generate(read_prompts(tiny_model), max_new_tokens=20, ignore_eos=True)
-        deadline = time.monotonic() + 60
-        while server.returncode() is None and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert server.returncode() not in (None, 0)
+        wait_for(server.returncode)
     assert server.log_text().count(line) == 1
     assert line == BYPASSED or "Scheduler hit an exception" not in server.log_text()

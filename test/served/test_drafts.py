@@ -128,7 +128,8 @@ def test_an_assistant_drafts_for_gemma_4_and_drafts_count_by_their_depth(
     assert read_tokens(off) == pristine
     assert read_tokens(mixed)[::2] == pristine[::2]
     assert read_tokens(budget) != pristine
-    assert all(one["meta_info"]["expert_policy"]["steps"] == one["meta_info"]["spec_verify_ct"] > 0 for one in budget)
+    for one in (said["meta_info"] for said in budget):
+        assert one["expert_policy"]["steps"] == one["expert_policy"]["of"] == one["spec_verify_ct"] > 0
     assert [one["meta_info"]["expert_policy"].get("exact", False) for one in mixed] == [True, False] * (BUDGET // 2)
     assert {one["meta_info"]["expert_policy"]["steps"] for one in (*off, *mixed[::2])} == {0}
 

@@ -4,7 +4,6 @@ sglang serve --model-path DIR --dp-size 4 --load-balance-method expert_affinity 
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ REPLICAS, PER_REPLICA = 2, 8
 
 
 @pytest.fixture(scope="module")
-def table(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def table(tiny_model, tmp_path_factory):
     file = tmp_path_factory.mktemp("affinity") / "table.safetensors"
     make_table(load_model(tiny_model), tiny_model, 4096).save(file)
     return file
@@ -36,7 +35,7 @@ class Served:
     metrics: str
 
 
-def serve(model: Path, table: Path, method: str) -> Served:
+def serve(model, table, method):
     requests = draw_requests(load_sequences(TEXTS, model, 100, 30), 96, life=24, prompt=64)
     with Server(model, make_args(method, REPLICAS, table, 1.25), env=make_env(REPLICAS), name=method) as server:
         own = run_requests(server, requests, REPLICAS, PER_REPLICA)
@@ -48,7 +47,7 @@ def serve(model: Path, table: Path, method: str) -> Served:
 
 
 @pytest.mark.long
-def test_affinity_answers_as_round_robin_and_keeps_the_bound(tiny_model: Path, table: Path) -> None:
+def test_affinity_answers_as_round_robin_and_keeps_the_bound(tiny_model, table):
     one, other = serve(tiny_model, table, "round_robin"), serve(tiny_model, table, "expert_affinity")
     assert one.own.outputs == other.own.outputs
     assert set(other.own.replicas) == {0, 1}
@@ -70,7 +69,7 @@ def test_affinity_answers_as_round_robin_and_keeps_the_bound(tiny_model: Path, t
 
 
 @pytest.mark.long
-def test_an_id_whose_request_failed_counts_when_it_comes_again(tiny_model: Path, table: Path) -> None:
+def test_an_id_whose_request_failed_counts_when_it_comes_again(tiny_model, table):
     """The gauge is as of the last request, itself counted."""
     args = make_args("expert_affinity", REPLICAS, table, 1.25)
     with Server(tiny_model, args, env=make_env(REPLICAS), name="again") as server:
@@ -84,7 +83,7 @@ def test_an_id_whose_request_failed_counts_when_it_comes_again(tiny_model: Path,
 
 
 @pytest.mark.long
-def test_a_table_of_another_model_is_refused_in_one_line(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_table_of_another_model_is_refused_in_one_line(tiny_model, tmp_path):
     file = tmp_path / "other.safetensors"
     make_synthetic().save(file)
     server = Server(tiny_model, make_args("expert_affinity", REPLICAS, file, 1.1), name="refused")

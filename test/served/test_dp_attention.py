@@ -3,7 +3,6 @@ all-to-all backend every rank routes rows of its own, and selects among them or 
 does what DeepEP does, without a GPU. Its probe sees the rows of all ranks, and on each rank the experts that it holds.
 """
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -19,14 +18,13 @@ from served.ranks import (
     TWO,
     TWO_OF_TWO,
     XSHARE,
-    Answers,
     check_load,
     experts,
     keys_of,
     live,
 )
 from served.release import LATEST, OLDEST
-from sglang_xshare import Batch, Router, Selection, build_plan, select
+from sglang_xshare import Batch, Router, build_plan, select
 
 # Ranks that decide differently wait for each other forever: that must fail a test, not the whole run.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -36,7 +34,7 @@ PER_RANK = {"policy": "xshare", "k0": 1, "target_per_rank": 5}
 RANK_OF_EXPERT = [expert // 16 for expert in range(64)]
 
 
-def check_steps(answers: Answers, plan: Mapping[str, Any], tokens_per_request: int = 1) -> None:
+def check_steps(answers, plan, tokens_per_request=1):
     """Every rank runs the experts that the reference selects over the live rows of all, counted once."""
     before = after = told = 0
     for calls in answers.steps:
@@ -129,9 +127,7 @@ def test_each_expert_parallel_rank_loads_its_share(ranked):
     assert served.metrics["experts_after_total"] == together > 0
 
 
-def list_selections(
-    call: Mapping[str, Any], plan: Mapping[str, Any], tokens_per_request: int, alone: bool
-) -> Iterator[tuple[Selection, int]]:
+def list_selections(call, plan, tokens_per_request, alone):
     """(reference selection, its live rows) of the rows of all ranks, or of each alone, where one row is vanilla."""
     logits, valid = read_logits(dict(call)), live(dict(call))
     counts = call["padded"] if alone else [len(logits)]
@@ -141,9 +137,7 @@ def list_selections(
         yield select(own, build_plan(dict(keys)), Router(TOP_K), batch, backend="reference"), int(there.sum())
 
 
-def check_dispatched(
-    answers: Answers, plan: Mapping[str, Any], tokens_per_request: int = 1, alone: bool = False
-) -> None:
+def check_dispatched(answers, plan, tokens_per_request=1, alone=False):
     """The ranks run the experts that the reference selects over live rows; the first counts for all, or itself."""
     lost = after = rows = 0
     for calls in answers.steps:

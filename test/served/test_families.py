@@ -6,11 +6,8 @@ one that drops experts.
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +21,7 @@ from served.hybrids import HYBRIDS, publish
 from served.probe import read_logits
 from served.recent import RECENT, VOCABULARY
 from served.release import LATEST, OLDEST
-from sglang_xshare import Router, Selection, build_plan, select
+from sglang_xshare import Router, build_plan, select
 
 ALONE, OFF, FULL, BUDGET = 1, 7, 8, 16
 """Requests at once."""
@@ -50,33 +47,28 @@ class Run:
     selecting: list[list[int]] | None
     """The same under the budget; None without transformers."""
 
-    def tokens(self, requests: int) -> list[list[int]]:
+    def tokens(self, requests):
         """The server's answers."""
         return self.server.tokens[(ALONE, OFF, FULL, BUDGET).index(requests)]
 
-    def calls(self, requests: int) -> list[dict[str, Any]]:
+    def calls(self, requests):
         """The decode calls of its MoE runner."""
         return self.server.calls("DECODE", requests, requests)
 
-    def select(self, call: dict[str, Any], **keys: Any) -> Selection:
+    def select(self, call, **keys):
         """What a policy selects in a recorded call, by the reference."""
         plan = build_plan({"policy": "xshare", **PLAN, **keys})
         return select(read_logits(call), plan, self.routers[call["layer"]], backend="reference")
 
 
 @pytest.fixture(scope="session")
-def run(
-    tiny_model: Path,
-    patched_release: Callable[[str], Path],
-    pristine_release: Callable[[str], Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[[str, str], Run]:
+def run(tiny_model, patched_release, pristine_release, tmp_path_factory):
     """Call it with the names of a family and a release: each is served once, and alone."""
 
-    def draw_prompts(vocabulary: int) -> list[list[int]]:
+    def draw_prompts(vocabulary):
         return torch.randint(1, vocabulary, (BUDGET, 8), generator=torch.Generator().manual_seed(1)).tolist()
 
-    def answer_pristine(name: str, flags: tuple[str, ...], scratch: Path) -> list[list[int]]:
+    def answer_pristine(name, flags, scratch):
         """Write a model that transformers lacks. Returns the answers of the release as published."""
         (scratch / "model").mkdir()
         (scratch / "model" / "config.json").write_text(json.dumps(dict(RECENT[name].config)))
@@ -89,9 +81,9 @@ def run(
         return [one["output_ids"] for one in answers]
 
     @cache
-    def serve(name: str, release: str) -> Run:
+    def serve(name, release):
         scratch, selecting = tmp_path_factory.mktemp("family"), None
-        flags: tuple[str, ...] = ("--tokenizer-path", str(tiny_model))
+        flags = ("--tokenizer-path", str(tiny_model))
         if name in RECENT:
             env, routers = RECENT[name].env, {layer: RECENT[name].read_router(layer) for layer in RECENT[name].layers}
             flags, prompts = (*flags, *recent.FLAGS, *RECENT[name].flags), draw_prompts(VOCABULARY)

@@ -4,15 +4,14 @@ when one of them dies. Without a right to make namespaces, both are nodes on loo
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
 import requests
 
-from benchmark.common.server import Server, free_port
+from benchmark.common.server import free_port
 from served.answers import LAYERS, SERVERS, generate_together, make_server, read_lines, read_metrics, read_prompts
-from served.machines import Machines, two_machines
+from served.machines import two_machines
 from served.ranks import TWO_CORES
 from served.release import LATEST
 
@@ -32,12 +31,12 @@ def machines():
         yield pair
 
 
-def span(node: int, address: str) -> tuple[str, ...]:
+def span(node, address):
     """The flags of one of two nodes."""
     return "--tp", "2", "--nnodes", "2", "--node-rank", str(node), "--dist-init-addr", address
 
 
-def make_nodes(model, tree, flags, scratch, machines: Machines | None) -> list[tuple[Server, Path, Path]]:
+def make_nodes(model, tree, flags, scratch, machines):
     """A server here and its other half on the other machine, or here too, not started, each with probe and trace."""
     address = f"{machines.addresses[0] if machines else '127.0.0.1'}:{free_port()}"
     nodes = []
@@ -78,7 +77,7 @@ def test_two_nodes_answer_as_one(tiny_model, patched_release, tmp_path, served, 
     assert read_lines(other_trace) == [], "the first rank reports for all"
 
 
-def kill_a_node(nodes: list[tuple[Server, Path, Path]], prompt: str) -> tuple[str, int | None]:
+def kill_a_node(nodes, prompt):
     """Kill the other machine's half amid an answer: what the client got, and the status that the server ended with."""
     (server, _, _), (other, _, _) = nodes
     try:

@@ -13,7 +13,7 @@ from compatibility.configured import model
 from docs.families import PAGE, make_page
 from fake_gpu.gpu_models import HERE_ALONE
 from fake_gpu.models import CONFIGS
-from served.family_table import FAMILIES
+from served.family import FAMILIES
 from served.gemma import GEMMA
 from served.hub import ON_HUB
 from served.hybrids import HYBRIDS

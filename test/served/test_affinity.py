@@ -33,7 +33,9 @@ def serve(model, table, method):
 
 def read_series(metrics, name):
     """The values of a metric, by its labels."""
-    found = (line.split() for line in metrics.splitlines() if line.startswith(f"sglang:expert_affinity_{name}"))
+    found = (
+        line.rsplit(maxsplit=1) for line in metrics.splitlines() if line.startswith(f"sglang:expert_affinity_{name}")
+    )
     return {labels: float(value) for labels, value in found}
 
 

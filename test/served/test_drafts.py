@@ -14,8 +14,7 @@ from served import gemma, host
 from served.answers import LAYERS, NEW_TOKENS, ask, install_plugin, make_server, policy, read_all, read_tokens
 from served.eagle import DRAFT_TOKENS, check_verified, select_again
 from served.families import answer, draw_prompts, make, read_routers
-from served.family import EXPERTS
-from served.family_table import FAMILIES
+from served.family import EXPERTS, FAMILIES
 from served.probe import read_logits
 from served.release import LATEST
 from sglang_xshare import Batch, build_plan, select

@@ -15,8 +15,7 @@ import torch
 from served import recent
 from served.answers import Answers, generate_together, install_plugin, make_server, policy, read_all, read_lines
 from served.families import answer, make, read_routers, select_in_decode
-from served.family import EXPERTS
-from served.family_table import FAMILIES, ON_OLDER
+from served.family import EXPERTS, FAMILIES, ON_OLDER
 from served.hybrids import HYBRIDS, publish
 from served.probe import read_logits
 from served.recent import RECENT, VOCABULARY

@@ -22,8 +22,7 @@ from served.answers import LAYERS, generate_together, make_server, policy, read_
 from served.eagle import TOP_K, eagle
 from served.families import answer as answer_as_transformers
 from served.families import draw_prompts, draw_weights, make
-from served.family import EXPERTS
-from served.family_table import FAMILIES
+from served.family import EXPERTS, FAMILIES
 from served.load import load
 from served.ranks import TWO, TWO_CORES
 from served.release import LATEST, OLDEST, make_env

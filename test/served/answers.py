@@ -139,6 +139,11 @@ def generate_together(server, probe, prompts, count=NEW_TOKENS, **body):
     raise AssertionError(f"decode steps of {rows} rows, never of {len(prompts)} alone")
 
 
+def say_together(*args, **keys):
+    """Return the tokens of these answers."""
+    return read_tokens(generate_together(*args, **keys))
+
+
 def generate_staggered(server, prompts):
     """Greedy answers to prompts that arrive one after another, while those before are decoded."""
 

@@ -8,7 +8,7 @@ import pytest
 import requests
 
 from served import disagree
-from served.answers import SERVERS, generate_together, make_server, parse_metrics, read_plans, read_prompts, read_tokens
+from served.answers import SERVERS, make_server, parse_metrics, read_plans, read_prompts, say_together
 from served.load import post, wait_for
 from served.ranks import TWO_CORES, XSHARE
 from served.release import LATEST
@@ -37,15 +37,12 @@ def test_the_server_goes_back_to_vanilla_and_may_be_switched_again(tiny_model, p
     server, probe, _ = make_server(tiny_model, patched_release(LATEST), RANKS, tmp_path, env)
     prompts = read_prompts(tiny_model)
 
-    def answer():
-        return read_tokens(generate_together(server, probe, prompts))
-
     with server:
-        assert answer() == served("xshare").tokens[0]
+        assert say_together(server, probe, prompts) == served("xshare").tokens[0]
         make_ranks_disagree(server, prompts, env)
-        assert answer() == served("unpatched").tokens[0]
+        assert say_together(server, probe, prompts) == served("unpatched").tokens[0]
         assert post(server, XSHARE).json()["disagreement"] is None
-        assert answer() == served("xshare").tokens[0]
+        assert say_together(server, probe, prompts) == served("xshare").tokens[0]
         metrics = parse_metrics(server.get("/metrics"))
         assert metrics["vanilla_fallbacks_total"] == metrics["rank_disagreements_total"] == 1
         assert server.get(PATH)["switches"] == 2

@@ -11,12 +11,12 @@ from served.answers import (
     LAYERS,
     NEW_TOKENS,
     generate_staggered,
-    generate_together,
     make_server,
     policy,
     read_all,
     read_prompts,
     read_tokens,
+    say_together,
 )
 from served.eagle import select_again
 from served.release import LATEST
@@ -105,7 +105,7 @@ def test_requests_with_and_without_an_adapter_share_a_batch_that_selects(tiny_mo
     def generate(size, adapter):
         """Every other request with the adapter."""
         paths = [adapter if number % 2 else None for number in range(size)]
-        return read_tokens(generate_together(server, probe, read_prompts(tiny_model)[:size], lora_path=paths))
+        return say_together(server, probe, read_prompts(tiny_model)[:size], lora_path=paths)
 
     with server:
         bare = generate(OFF, None)

@@ -18,7 +18,7 @@ from benchmark.common.server import free_port
 from benchmark.quality.model import load_model
 from benchmark.quality.routing import find_gates
 from served import host, memory_saver
-from served.answers import LAYERS, generate_together, make_server, policy, read_prompts, read_tokens
+from served.answers import LAYERS, make_server, policy, read_prompts, say_together
 from served.eagle import TOP_K, eagle
 from served.families import answer as answer_as_transformers
 from served.families import draw_prompts, draw_weights, make
@@ -146,9 +146,6 @@ def test_a_policy_outlives_released_memory(tiny_model, patched_release, tmp_path
     server, probe, _ = make_server(tiny_model, patched_release(LATEST), flags, tmp_path)
     prompts, expected = read_prompts(tiny_model), served("xshare").tokens[0]
 
-    def say():
-        return read_tokens(generate_together(server, probe, prompts))
-
     def release():
         counted = server.get(PATH)
         server.post("/release_memory_occupation", {})
@@ -162,18 +159,18 @@ def test_a_policy_outlives_released_memory(tiny_model, patched_release, tmp_path
 
     with server:
         assert server.get("/server_info")["expert_policy_config"] == str(file)
-        assert say() == expected
+        assert say_together(server, probe, prompts) == expected
         resume(release())
-        assert say() == expected
+        assert say_together(server, probe, prompts) == expected
         server.post("/release_memory_occupation", {})
         server.post("/resume_memory_occupation", {})
-        assert say() != expected, "without its weights it cannot say the same"
+        assert say_together(server, probe, prompts) != expected, "without its weights it cannot say the same"
         reload(server, tiny_model)
         for plan in (OEA, OBSERVE, XSHARE):
             release()
             told = server.post(PATH, plan)
             resume({name: told[name] for name in told if name not in ("warnings", "recaptured", "recapture_seconds")})
-            said = say()
+            said = say_together(server, probe, prompts)
             assert Client(server.url).get_policy()["since_switch"]["layer_steps"] > 0
         assert said == expected
 
@@ -283,5 +280,5 @@ def test_updates_pauses_and_switches_meet_under_load(tiny_model, patched_release
                 time.sleep(0.5)
         assert sum(answered) > 0
         server.post("/flush_cache", {})
-        assert read_tokens(generate_together(server, probe, prompts)) == served("xshare").tokens[0]
+        assert say_together(server, probe, prompts) == served("xshare").tokens[0]
         assert "Scheduler hit an exception" not in server.log_text()

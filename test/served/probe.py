@@ -144,9 +144,7 @@ def copy_rows(to: torch.Tensor, of: torch.Tensor, dim: int, offset: Any, size: A
         to[there] = of[: int(size)]
 
 
-def describe(
-    weights: torch.Tensor, ids: torch.Tensor, logits: torch.Tensor, here: torch.Tensor, top_k: int = 8
-) -> dict[str, Any]:
+def describe(weights, ids, logits, here, top_k=8):
     """Counts of one call on a model with a softmax router; ties go to the lower index. `here`: slots of this rank's."""
     scores = logits.softmax(-1)
     own = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]

@@ -13,8 +13,7 @@ from typing import Any
 
 from benchmark.common.paths import RESULTS, ROOT
 from benchmark.gpu.models import read_config
-from fake_gpu.gpu_models import HERE_ALONE
-from fake_gpu.models import COMMON, CONFIGS
+from fake_gpu.models import COMMON, CONFIGS, HERE_ALONE
 from scripts.compatibility import replace_table
 from scripts.reference import tabulate
 from served.family import FAMILIES, INTERPRETED, ON_OLDER

@@ -68,5 +68,5 @@ ON_HUB = {
     "Step-3.5": OnHub("stepfun-ai/Step-3.5-Flash --tp 4 --trust-remote-code"),
 }
 """By name: each has a tiny model in `family.py`, `hybrids.py`, `gemma.py`, `recent.py` or
-`test/fake_gpu/gpu_models.py`.
+`test/fake_gpu/models.py`.
 """

@@ -1,12 +1,9 @@
 """Modes of a server on which a policy does not depend: where keys and values lie, LoRA, PD disaggregation."""
 
-import json
-
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from served import host
+from served.adapter import write_adapter
 from served.answers import (
     LAYERS,
     NEW_TOKENS,
@@ -77,29 +74,12 @@ def test_prompts_that_come_back_from_the_host_answer_as_unpatched(tiny_model, pa
     assert loaded > 100, "the device forgot the prompts"
 
 
-def make_adapter(model, folder, rank=8):
-    """Write a random one, as PEFT does, large enough to change answers."""
-    config = json.loads((model / "config.json").read_text())
-    width, heads = config["hidden_size"], config["head_dim"]
-    outputs = {"q_proj": config["num_attention_heads"] * heads, "v_proj": config["num_key_value_heads"] * heads}
-    generator, tensors = torch.Generator().manual_seed(0), {}
-    for layer in range(LAYERS):
-        for name, size in outputs.items():
-            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            tensors[f"{prefix}.lora_A.weight"] = torch.randn(rank, width, generator=generator) * width**-0.5
-            tensors[f"{prefix}.lora_B.weight"] = torch.randn(size, rank, generator=generator)
-    folder.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors")
-    written = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(outputs), "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(written))
-
-
 def test_requests_with_and_without_an_adapter_share_a_batch_that_selects(tiny_model, patched_release, tmp_path):
     """Adapters are of the attention: upstream's CPU path has none for experts."""
-    make_adapter(tiny_model, tmp_path / "adapter")
+    adapter = write_adapter(tiny_model, tmp_path / "adapter", ("q_proj", "v_proj"))
     host.install(tmp_path)
     flags = policy("xshare", k0=1, add=8, by_rows={str(OFF): {"policy": "vanilla"}, str(SMALL): WIDE})
-    flags += ("--lora-paths", f"adapter={tmp_path / 'adapter'}", "--lora-backend", "torch_native")
+    flags += ("--lora-paths", f"adapter={adapter}", "--lora-backend", "torch_native")
     server, probe, _ = make_server(tiny_model, patched_release(LATEST), flags, tmp_path)
 
     def generate(size, adapter):

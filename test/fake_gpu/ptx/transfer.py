@@ -167,7 +167,7 @@ def _bits(mask: Array) -> int:
 def _shfl(i: Instruction, module: Module) -> Handler:
     """Moves a value from lane to lane of the whole warp. Raises RuntimeError if a lane that it names is elsewhere."""
     is_up = "up" in i.mods
-    whole = ["0" if is_up else "31", "-1"]
+    whole = ("0" if is_up else "31", "-1")
     if "|" in i.args[0] or not {"up", "bfly"} & set(i.mods) or i.args[3:] != whole:
         raise NotImplementedError(i.text)
     target, value = write(i.args[0], module), read(i.args[1], "b32", module)

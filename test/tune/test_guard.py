@@ -25,7 +25,7 @@ def test_another_who_switches_is_noticed_and_has_the_last_word(texts, tmp_path, 
     assert tune(texts, tmp_path / "out", "--tolerance", "5%", "--batches", "4") == 1
     out, err = capsys.readouterr()
     assert err.startswith("tune: http://fake: somebody else has switched its policy (switch ")
-    assert f"the same command goes on from {tmp_path / 'out'}\n" in out
+    assert f"the same command continues from {tmp_path / 'out'}\n" in out
     assert err.count("\n") == 1
     assert server.policy == other
     assert server.switched[-1] == other

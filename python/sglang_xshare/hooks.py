@@ -1,7 +1,7 @@
-"""The expert-selection stage inside SGLang: what the patches call.
+"""The expert-selection stage inside SGLang: the functions that the patches call.
 
-Importing this module is light (no torch, no SGLang): it is imported by `server_args.py`. With no policy, `route` is one
-comparison and every other function returns at once.
+Importing this module is light (no torch, no SGLang), because `server_args.py` imports it. With no policy, `route` is
+one comparison and every other function returns at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FLAGS = (
     "expert_affinity",
     "expert_affinity_bound",
 )
-"""The arguments that the patches add. Their `expert_policy.py` has the same list, for a server without this package."""
+"""The arguments that the patches add. The patched `expert_policy.py` repeats them for a server without this package."""
 
 _stage: Stage | None = None
 _control: Control | None = None
@@ -42,15 +42,15 @@ _depth: DepthReport | None = None
 
 
 class Refused(SystemExit, ValueError):
-    """The one line with which a refused start ends. Uncaught, Python prints the line and exits with status 1, without a
-    traceback. A user of `Engine(...)` catches a `ValueError`.
+    """The one line with which a refused start ends.
+
+    If nothing catches the exception, Python prints the line and exits with status 1, without a traceback. Code that
+    uses `Engine(...)` can catch the exception as a `ValueError`.
     """
 
 
 def check_flags(server_args: Any) -> None:
-    """Check the flags as given, then set the arguments that follow from these flags, before SGLang resolves its
-    arguments. Raises `Refused`.
-    """
+    """Check the flags before SGLang resolves them, and set the arguments that follow. Raises `Refused`."""
     if _is_asked(server_args):
         from .compatibility.checks import set_arguments
 
@@ -58,9 +58,7 @@ def check_flags(server_args: Any) -> None:
 
 
 def check_server(server_args: Any) -> None:
-    """Check the resolved arguments and the model's configuration, before weights load, then set the environment that
-    follows from both. Raises `Refused`.
-    """
+    """Check the resolved arguments and the model before weights load, and set the environment. Raises `Refused`."""
     if _is_asked(server_args):
         from .compatibility.checks import set_environment
 
@@ -94,7 +92,7 @@ def capture_sizes(server_args: Any, sizes: list[int]) -> list[int]:
 
 def attach(model_runner: Any) -> None:
     """Put the stage around a loaded target model. Do nothing for a draft model."""
-    # First, because before 0.5.20 a draft's arguments are the target's record, which has the target's plan by now.
+    # Check for a draft first: before 0.5.20 a draft shares the target's arguments, which contain the target's plan.
     if model_runner.is_draft_worker or not _is_asked(model_runner.server_args):
         return
     from .compatibility.layers import find_layers
@@ -107,16 +105,14 @@ def attach(model_runner: Any) -> None:
         from .start import start
 
         global _control, _stage
-        # Unlike atexit, these run in a child of multiprocessing too.
+        # Finalizers, unlike atexit handlers, also run in a child process of multiprocessing.
         Finalize(None, _close, exitpriority=0)
         _stage = start(model_runner, *found)
         _control = Control(_stage, model_runner.server_args)
 
 
 def choose_depth(worker: Any, upstream: Any) -> Any:
-    """Return the callable that makes the `AdaptiveSpecPolicy` of upstream's EAGLE `worker`: SGLang's class, `upstream`,
-    or one that makes this package's policy.
-    """
+    """Return the factory of an EAGLE `worker`'s `AdaptiveSpecPolicy`: `upstream`, SGLang's class, or this package's."""
     if not _is_asked(worker.server_args):
         return upstream
     from .depth import is_on
@@ -152,9 +148,7 @@ def prepare(topk_config: Any, output_format: Any, router_logits: Any) -> Any:
 
 
 def finish(topk_config: Any, topk_ids: Any, topk_weights: Any, num_token_non_padded: Any = None) -> Any:
-    """Rewrite empty slots for the MoE runner after EPLB has remapped the ids, or upstream has overwritten those of
-    padding rows (`num_token_non_padded` is not None).
-    """
+    """Return `topk_ids` with empty slots rewritten for the MoE runner: see `Layer.finish`."""
     layer = None if _stage is None else getattr(topk_config, "layer", None)
     if layer is None or layer.config is not topk_config:
         return topk_ids
@@ -265,16 +259,14 @@ def check_exit(code: int | None) -> None:
     from .refusal import REFUSED
 
     if code == REFUSED:
-        refused = Refused("--expert-policy: the scheduler refused the loaded model and said why")
+        refused = Refused("--expert-policy: the scheduler refused the loaded model and printed the reason")
         # The scheduler has printed the reason; exit with status 1 and print nothing more.
         refused.code = 1
         raise refused
 
 
 def dispatcher(controller: Any) -> Any:
-    """Return the function with which a data-parallel controller dispatches requests by expert affinity; None without
-    `--load-balance-method expert_affinity`.
-    """
+    """Return a data-parallel controller's dispatch function; None without `--load-balance-method expert_affinity`."""
     if not affinity.is_asked(controller.server_args):
         return None
     from .affinity.arguments import make_dispatcher

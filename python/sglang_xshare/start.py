@@ -15,9 +15,7 @@ from .upstream import batches, graphs, server
 
 
 def start(model_runner: Any, arguments: Arguments, layers: list[Layer]) -> Stage:
-    """Put a stage around the target model of upstream's `model_runner`, by the server's flags and the model's MoE
-    layers.
-    """
+    """Put a stage around the target model of upstream's `model_runner`, by the server's flags."""
     config, schedule = server.resolved(model_runner.server_args), arguments.schedule
     low_first = getattr(config, "schedule_low_priority_values_first", False)
     stage = Stage(

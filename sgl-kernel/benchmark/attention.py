@@ -43,7 +43,7 @@ SHAPES = (
 
 
 def attention_calls(shape: Shape) -> tuple[Callable[[], None], Callable[[], None]]:
-    """The whole batch in one call, and one call a request."""
+    """Return (the whole batch in one call, one call a request)."""
     torch.manual_seed(0)
     batch, longest, slots = len(shape.seq_lens), max(shape.seq_lens), sum(shape.seq_lens)
     query = torch.randn(batch * shape.queries, shape.heads, shape.head_size, dtype=torch.bfloat16)
@@ -77,7 +77,7 @@ def attention_calls(shape: Shape) -> tuple[Callable[[], None], Callable[[], None
 
 
 def microseconds(call: Callable[[], None]) -> float:
-    """Median CPU time of a call (other processes do not count), after three that do not count either."""
+    """Return the median CPU time of a call (other processes do not count), after three calls that do not count."""
     for _ in range(3):
         call()
     times = []

@@ -1,4 +1,4 @@
-// S beyond the warm-up: by request, batch, mass and rank, and the residents, which cost nothing (XShare).
+// Experts that join S after the warm-up: by request, batch, mass and rank (XShare), and residents, which cost nothing.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,8 @@
 
 namespace expert_selection {
 
-// Every rank adds its best remaining experts (XShare, Algorithm 5; or to its own target, or level with the fullest).
+// Adds the best remaining experts of every rank: by XShare's Algorithm 5, up to each rank's target, or level with the
+// fullest rank.
 inline void balance_ranks(const Rows& rows, const Utilities& utility, uint8_t* selected) {
   const Plan& plan = rows.plan;
   const int64_t* home = rows.batch.rank_of_expert;
@@ -46,7 +47,8 @@ inline void balance_ranks(const Rows& rows, const Utilities& utility, uint8_t* s
   }
 }
 
-// The residents join, as many as have a slot: first goes what was `sure`, then what was added, then they, best first.
+// Adds the residents to S. If `slots` bound S, experts in `sure` come first, then added experts, then residents, the
+// latter two by utility.
 inline void join_residents(
     const Plan& plan, const Utilities& utility, const uint8_t* free, int slots, const Mask& sure, uint8_t* selected) {
   const int count = plan.num_experts;

@@ -1,5 +1,5 @@
-// A step counted in one call: selections leave what they found in tables of all layers, which are added up here, as
-// `count_tables` of python/sglang_xshare/stage/evidence/counters.py does.
+// The counts of a step in one call: this file adds up the tables of all layers, to which selections write, as
+// `count_tables` of python/sglang_xshare/stage/record/counters.py does.
 
 #include <algorithm>
 #include <cstddef>
@@ -20,9 +20,9 @@ int64_t count_set(const uint8_t* flags, const uint8_t* among, const uint8_t* out
 
 extern "C" {
 
-// Adds every layer's counts to its row of `totals` [layers, 10]; `counts`, of the same shape, is what was added. The
-// model itself uses experts in every layer and step with a live row: one without any has not selected. `loaded` and
-// `fits` are null where no experts are paged, or nothing is sure to fit.
+// Adds every layer's counts to its row of `totals` [layers, 10], and writes what was added to `counts`, of the same
+// shape. A layer without experts under vanilla routing has not selected: with a live row the model always uses experts.
+// `loaded` is null if no experts are paged, and `fits` is null if no layer is sure to fit its slots.
 void count_step(
     const uint8_t* active, const uint8_t* vanilla_active, const float* kept_mass, const int64_t* rescued,
     const uint8_t* loaded, const uint8_t* fits, const uint8_t* valid, const uint8_t* exact, double* totals,

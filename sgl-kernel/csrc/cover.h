@@ -9,7 +9,7 @@
 
 namespace expert_selection {
 
-// Adds to S the first choice of every row whose own top-k lies outside. Returns how many rows those are.
+// Adds the first choice of every row that has none of its top-k in S. Returns the number of these rows.
 inline int64_t rescue_rows(const Rows& rows, uint8_t* selected) {
   std::vector<int32_t> lost;
   for (int i = 0; i < rows.batch.rows; i++) {
@@ -35,7 +35,7 @@ class Cover {
     reach_.resize(plan_.max_rank ? std::min(plan_.max_rank, plan_.num_experts) : 0);
   }
 
-  // A row's experts, best first. Returns how many.
+  // Finds a row's experts, best first; see `experts`. Returns their number.
   int find(int i) {
     if (!rows_.live(i)) return 0;
     if (plan_.coverage == SUBSTITUTE && !rows_.is_exact(i)) return substitute(i);
@@ -51,7 +51,7 @@ class Cover {
 
   const int32_t* experts() const { return experts_.data(); }
 
-  // The weights of the row's `found` experts; returns its kept mass.
+  // Writes the weights of the row's `found` experts. Returns the row's kept mass.
   float weigh(int i, int found, float* weights) {
     const float* score = rows_.scores(i);
     std::fill(scores_.begin(), scores_.end(), 0.0f);
@@ -93,7 +93,8 @@ class Cover {
     return take_best(choice, usable_.data(), static_cast<int>(usable_.size()), count, plan_, experts_.data());
   }
 
-  // By the sum of the scores, that over the row's own top-k, or a mean of both; where it is 0 all scores count as 1.
+  // Divides the scores by their sum, by the sum over the row's own top-k, or by a geometric mean of both. If that is 0,
+  // all scores count as 1.
   void divide(int i, int found) {
     float whole = find_divisor(i);
     if (whole == 0) {
@@ -101,7 +102,7 @@ class Cover {
       std::fill_n(own_.begin(), rows_.live(i), 1.0f);
       whole = find_divisor(i);
     }
-    if (whole == 0) return;  // no expert
+    if (whole == 0) return;  // the row has no expert
     for (int slot = 0; slot < found; slot++) scores_[slot] /= whole;
   }
 
@@ -117,7 +118,7 @@ class Cover {
   const Rows& rows_;
   const Plan& plan_;
   const uint8_t* selected_;
-  int width_;  // of the sums over chosen experts, empty slots included, which decides their bits
+  int width_;  // terms of a sum over chosen experts, empty slots included: the number decides the sum's bits
   std::vector<int32_t> members_, experts_, reach_, usable_;
   std::vector<float> scores_, own_;
 };

@@ -1,5 +1,5 @@
-// Selection on a CPU as one call: router logits and scores give what a layer's runner takes and what is counted of it.
-// Follows python/sglang_xshare/selection/reference.py; the torch backend has the same ids, weights and counts.
+// Selection on a CPU in one call: from router logits and scores to a layer's ids, weights and counts.
+// It follows python/sglang_xshare/selection/reference.py; the torch backend returns the same ids, weights and counts.
 
 #include <algorithm>
 #include <cstddef>
@@ -29,7 +29,8 @@ void select_set(const Rows& rows, uint8_t* selected) {
   }
 }
 
-// An expert in use: the largest that is also in S and in some row's own top-k, else the largest; 0 without any.
+// Returns the expert that fills empty slots, which must be active already: the last active expert that is in S and in
+// some row's own top-k, else the last active one; 0 if no expert is active.
 int32_t find_filler(const Answer& answer, int num_experts) {
   int32_t filler = 0;
   for (int32_t j = num_experts - 1; j >= 0; j--) {
@@ -40,8 +41,8 @@ int32_t find_filler(const Answer& answer, int num_experts) {
   return filler;
 }
 
-// Whether `width` columns of ids and weights are those of the plan, and hold every row's experts. A plan is packed for
-// batches with or without exact rows, and an exact row takes the router's top-k, which may exceed `kmax`.
+// Returns whether `width` is the plan's number of columns, and large enough for every row's experts. A plan that was
+// packed for batches without exact rows may be too narrow: an exact row takes top-k experts, which may exceed `kmax`.
 bool fits_width(const Plan& plan, const Batch& batch, int width) {
   const int own = batch.exact || plan.coverage != SUBSTITUTE ? plan.top_k : 0;
   const int most = std::max(std::min(plan.kmax, plan.num_experts), own);
@@ -83,8 +84,8 @@ void cover_rows(const Rows& rows, const Answer& answer) {
 
 extern "C" {
 
-// Return a `Status`. Nothing is written with NOT_CLEAN, if a valid row of the logits holds a NaN or +inf, and with
-// WRONG_WIDTH, if ids and weights [rows, width] do not have the columns that the batch needs.
+// Returns a `Status`: NOT_CLEAN if a valid row of the logits contains NaN or +inf, WRONG_WIDTH if ids and weights
+// [rows, width] do not have the columns that the batch needs. With either of these the call has written nothing.
 int32_t select_experts(
     const expert_selection::Plan* plan, const void* logits, const float* scores, const uint8_t* valid,
     const uint8_t* exact, const uint8_t* resident, const float* bias, const float* expert_scale,
@@ -109,6 +110,6 @@ int32_t select_experts(
   return DONE;
 }
 
-// What the caller's own layout of a plan is compared with.
+// Returns the size of a `Plan`, which the caller compares with its own layout.
 int64_t size_of_plan() { return sizeof(expert_selection::Plan); }
 }

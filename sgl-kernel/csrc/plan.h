@@ -1,5 +1,5 @@
-// What a plan and a router ask for, and where a batch's tensors lie. Fields as python/sglang_xshare/selection/cpu_call
-// fills them; what each one means is in spec terms there and in policies/plan.py.
+// The numbers of a plan and a router, and the addresses of a batch's tensors. python/sglang_xshare/selection/cpu_call
+// fills the fields; policies/plan.py describes them.
 #pragma once
 
 #include <cstdint>
@@ -11,27 +11,27 @@ enum Balance : int32_t { LITERAL, FILL, LEVEL };
 enum Ranking : int32_t { ROUTER, VOTES, STATIC };
 enum Coverage : int32_t { SUBSTITUTE, TRUNCATE, OWN };
 
-// What a call returns. No exception leaves it: its caller is not C++.
+// The result of a call, in place of an exception: the caller is not C++.
 enum Status : int32_t { DONE, NOT_CLEAN, OUT_OF_MEMORY, WRONG_WIDTH };
 
-constexpr int DEPTHS = 256;  // selection/scores.py has as many
+constexpr int DEPTHS = 256;  // must equal DEPTHS of selection/scores.py
 
-// Packed once a plan and router. A number that is not asked for is 0, a share 1, unless it is said otherwise.
+// A plan for one router. Unless a comment says otherwise, an unused number is 0, and an unused share is 1.
 struct Plan {
   const int64_t* order;  // [num_experts], best first, for the static ranking
-  const float* chance;   // [DEPTHS], what drafts count by; null: all alike
+  const float* chance;   // [DEPTHS], the factor of a draft's utility by depth; null: 1 at every depth
 
   double p;
   double beta;        // below 0: skip nothing
-  double mass;        // 0: not asked for
-  double confidence;  // 0: not asked for
+  double mass;        // 0: unused
+  double confidence;  // 0: unused
   double own_power;
   double scaling;
   double shared_weight;
 
   int32_t num_experts;
   int32_t top_k;
-  int32_t unbounded;  // scores without an upper bound are added up as shares of their row
+  int32_t unbounded;  // scores have no upper bound, so the sums are of their shares of the row
   int32_t renormalize;
   int32_t num_groups;
   int32_t topk_group;
@@ -42,7 +42,7 @@ struct Plan {
   int32_t utility;
   int32_t add_per_request;
   int32_t add;
-  int32_t max_add;  // by mass
+  int32_t max_add;  // the most experts that `mass` adds
   int32_t target_per_rank;
   int32_t balance;
   int32_t ranks_experts;
@@ -56,15 +56,15 @@ struct Plan {
 
   int32_t coverage;
   int32_t kmax;
-  int32_t max_rank;  // 0: to the end
+  int32_t max_rank;  // 0: no limit
   int32_t rescue;
 
-  int32_t columns;  // of the experts chosen, before those of shared experts
+  int32_t columns;  // of chosen experts; the `shared` columns follow
   int32_t shared;
-  int32_t fill;  // no slot stays empty
+  int32_t fill;  // fill empty slots with an active expert
 };
 
-// One call's input: n rows, N experts. A pointer is null where the batch or router does not have it.
+// One call's input: n rows, N experts. A pointer is null if the batch or the router does not have the tensor.
 struct Batch {
   const void* logits;   // [n, N] float, or the upper halves of floats (bfloat16); neither NaN nor +inf in a valid row
   const float* scores;  // [n, N]: P
@@ -74,14 +74,14 @@ struct Batch {
   const float* bias;             // [N]
   const float* expert_scale;     // [N]
   const int64_t* rank_of_expert; // [N]
-  const int32_t* depth;          // [n], or a row's is its place in its request
+  const int32_t* depth;          // [n]; null: a row's depth is its place in its request
   int32_t halves;  // the logits are bfloat16
   int32_t rows;
   int32_t tokens_per_request;
-  int32_t slots;  // 0: without bound
+  int32_t slots;  // 0: no limit
 };
 
-// One call's output, all of it written.
+// One call's output. A call writes every element.
 struct Answer {
   int32_t* ids;     // [n, columns + shared]
   float* weights;   // [n, columns + shared]

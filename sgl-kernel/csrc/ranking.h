@@ -10,9 +10,9 @@
 namespace expert_selection {
 
 constexpr float MINUS_INF = -std::numeric_limits<float>::infinity();
-constexpr int MANY = 48;  // from here on sorting beats insertion
+constexpr int MANY = 48;  // from this count on sorting is faster than insertion
 
-// The best `count` of some experts, which come in ascending order. Writes them best first, returns how many.
+// Writes the best `count` of `experts`, which must be ascending, to `best`, best first. Returns their number.
 inline int find_best(const float* choice, const int32_t* experts, int num_experts, int count, int32_t* best) {
   if (count <= 0) return 0;
   if (count >= MANY) {
@@ -46,7 +46,7 @@ inline int find_best(const float* choice, const int32_t* experts, int num_expert
   return found;
 }
 
-// The same of a router that takes as many of each group: the best of every group, best first.
+// Does the same for a router that takes equally many experts of each group.
 inline int find_best_of_groups(
     const float* choice, const int32_t* experts, int num_experts, int count, const Plan& plan, int32_t* best) {
   const int size = plan.num_experts / plan.quota_groups, share = count / plan.quota_groups;
@@ -64,14 +64,15 @@ inline int find_best_of_groups(
   return found;
 }
 
-// The best `count` as the router takes them.
+// Writes the best `count` of `experts` by the router's rule; arguments and result as in `find_best`.
 inline int take_best(
     const float* choice, const int32_t* experts, int num_experts, int count, const Plan& plan, int32_t* best) {
   if (plan.quota_groups) return find_best_of_groups(choice, experts, num_experts, count, plan, best);
   return find_best(choice, experts, num_experts, count, best);
 }
 
-// -inf outside a row's best groups, each scored by the sum of its two best where the router has a bias, else its best.
+// Sets `choice` to -inf outside the row's best groups. A group scores the sum of its two best if the router has a bias,
+// else its best.
 inline void limit_groups(float* choice, const Plan& plan, bool biased) {
   const int size = plan.num_experts / plan.num_groups;
   std::vector<float> scores(plan.num_groups);

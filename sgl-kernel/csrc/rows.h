@@ -1,4 +1,4 @@
-// A batch's rows: their choice scores, their own top-k, and what each keeps of it as its warm-up.
+// A batch's rows: their choice scores, their own top-k, and the part of it that each row keeps as its warm-up.
 #pragma once
 
 #include <cmath>
@@ -23,7 +23,7 @@ class Rows {
 
   Rows(const Plan& plan, const Batch& batch) : plan(plan), batch(batch) {}
 
-  // False, and nothing done, where a valid row holds a NaN or +inf: its scores are not what they should be.
+  // Ranks all rows. Returns false if a valid row contains NaN or +inf, because its scores are wrong then.
   bool rank() {
     const int n = batch.rows, k = plan.top_k;
     own_.reset(new int32_t[n * static_cast<size_t>(k)]);
@@ -52,18 +52,18 @@ class Rows {
   const float* scores(int i) const { return batch.scores + offset(i); }
   const float* choice(int i) const { return choice_ ? choice_.get() + offset(i) : logits(i); }
 
-  // A row's own top-k, best first, and which of it the row keeps. Those that are live come first.
+  // A row's own top-k, best first, and which of these experts the row keeps; the first `live` entries are valid.
   const int32_t* own(int i) const { return &own_[i * static_cast<size_t>(plan.top_k)]; }
   const uint8_t* kept(int i) const { return &kept_[i * static_cast<size_t>(plan.top_k)]; }
   int live(int i) const { return live_[i]; }
   const std::vector<int32_t>& everyone() const { return everyone_; }
 
-  // Whether rows count by their depth, and by how much one does.
+  // Returns whether utilities are weighed by the depth of rows; `chance` is the factor of a row.
   bool weighs() const { return plan.chance && batch.tokens_per_request > 1; }
   float chance(int i) const { return plan.chance[std::clamp(depth(i), 0, DEPTHS - 1)]; }
 
-  // A row's P on the grid, [N], weighed by its depth if that is asked for; of scores without an upper bound, their
-  // shares of the row.
+  // Writes a row's P on the grid, [N]; with `weighs`, weighed by the row's depth. If scores have no upper bound, writes
+  // their shares of the row.
   void to_grid(int i, int64_t* grid, bool weighs = false) const {
     const float* row = scores(i);
     const int count = plan.num_experts;
@@ -93,7 +93,7 @@ class Rows {
     return !dirty;
   }
 
-  // Copies a row's logits to where its choice scores will be.
+  // Copies a row's logits to `choice_`, as float.
   void widen(int i) {
     float* out = choice_.get() + offset(i);
     if (!batch.halves) {

@@ -1,4 +1,4 @@
-// Every expert's utility: integers on the grid, summed exactly and so in any order.
+// Every expert's utility: integers on the grid, so the sum is exact and independent of the order.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace expert_selection {
 using Mask = std::vector<uint8_t>;
 using Utilities = std::vector<int64_t>;
 
-// Adds the utility of rows [begin, end), weighed by their depth where that is asked for; exact rows have none.
+// Adds the utility of rows [begin, end); with `weighs`, weighed by their depth. Exact rows have no utility.
 inline void add_utility(const Rows& rows, int32_t kind, bool weighs, int begin, int end, Utilities& utility) {
   const int k = rows.plan.top_k;
   Utilities grid(kind == FULL ? rows.plan.num_experts : 0);
@@ -34,7 +34,7 @@ inline void add_utility(const Rows& rows, int32_t kind, bool weighs, int begin, 
   }
 }
 
-// The experts of a ranking, each as one number that sorts by utility, then by the lower index.
+// Experts ranked by utility, ties to the lower index: one number for both sorts fastest.
 class Ranked {
  public:
   template <typename Takes>
@@ -53,7 +53,7 @@ class Ranked {
     for (const int64_t key : keys_) selected[index(key)] = 1;
   }
 
-  // All of them, best first.
+  // Returns all experts, best first.
   std::vector<int32_t> sorted() {
     std::sort(keys_.begin(), keys_.end(), std::greater<>());
     std::vector<int32_t> experts;
@@ -69,7 +69,7 @@ class Ranked {
   std::vector<int64_t> keys_;
 };
 
-// Marks what the exact rows of [begin, end) hold, which no budget counts.
+// Marks the top-k of the exact rows of [begin, end), which no budget counts.
 inline Mask find_held(const Rows& rows, int begin, int end) {
   Mask held(rows.plan.num_experts, 0);
   if (!rows.batch.exact) return held;

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BATCH_CELLS = 1 << 18  # at most 1 MiB of float32 keys, so that they fit a core's cache; larger batches were slower
+BATCH_CELLS = 1 << 18  # at most 1 MiB of float32 keys, so they fit a core's cache; larger batches were slower
 
 
 def paged_attention(

@@ -68,8 +68,9 @@ def tree_batches(draw: st.DrawFn) -> tuple[list[DraftTree], list[int], int, int,
 @settings(max_examples=60, derandomize=True)
 @given(tree_batches())
 def test_links_positions_and_masks(batch: tuple[list[DraftTree], list[int], int, int, int]) -> None:
-    """Links list each node's children in order; a node stands at its depth behind the sequence, and its mask shows its
-    ancestors alone, behind the sequence if the mask is full.
+    """Links list each node's children in order, and a node stands at its depth behind the sequence.
+
+    A node's mask shows only its ancestors, behind the sequence if the mask is full.
     """
     trees, seq_lens, topk, steps, nodes = batch
     built = build(trees, seq_lens, topk, steps, nodes, QLEN_ONLY)

@@ -26,7 +26,7 @@ CASES: dict[str, list[tuple[tuple[str, ...], str]]] = {
         (("mixed", "--replicas", "0"), "argument --replicas: must be a whole number above 0 (got '0')")
     ],
     "affinity.live": [
-        (("--life", "3"), "--life must be at least 4, so that half of it has a decoded token (got 3)"),
+        (("--life", "3"), "--life must be at least 4, because half of --life must have a decoded token (got 3)"),
         (("--requests", "191"), "--requests must be at least 192, 3 times --replicas * --per-replica (got 191)"),
         (("--replicas", "2", "--per-replica", "4", "--requests", "23"), "--requests must be at least 24, "),
         *((("--bound", bound), f"--bound: {bound}:") for bound in ("0.5", "nan", "inf", "wide")),

@@ -1,5 +1,6 @@
 """The decision on a depth, step by step; `test_traffic.py` has it meet traffic."""
 
+import time
 import timeit
 from itertools import groupby
 
@@ -96,11 +97,44 @@ def test_a_new_depth_is_compared_with_its_neighbours_sooner():
 
 
 def test_a_trial_without_a_time_is_not_repeated_before_a_period_has_passed():
-    """Prefills between all steps: nothing is timed, and the server must not try for ever."""
+    """Prefills between the steps of a trial: it is not timed, and the server must not try for ever."""
     size = make()
-    run(size, EXPLORED)
+    size.time(3, [1.0])
+    blocks = count_blocks(run(size, EXPLORED))
+    assert blocks[1::2] == [(depth, TRIAL) for depth in (1, 5, 0, 7)]
     assert set(run(size, PERIOD - EXPLORED)) == {3}
     assert set(run(size, PERIOD)) == {*CANDIDATES}
+
+
+def test_without_a_time_of_the_depth_in_use_there_is_nothing_to_try():
+    assert set(run(make(), 2 * PERIOD)) == {3}
+
+
+def serve(depths: Depths, size: int, steps: int, times: dict[int, float]) -> list[int]:
+    """The depths of so many steps of a batch size, each of which completes with its time before the next."""
+    used, state = [], depths.find(size)
+    for _ in range(steps):
+        used.append(state.current)
+        state.time(state.current, [times[state.current]])
+        if depths.count(size, state.current, [state.current]):
+            depths.decide(size)
+    return used
+
+
+def test_a_batch_size_borrows_the_times_of_the_nearest_one_of_at_most_twice_as_many_requests():
+    """It tries only the neighbours of its depth, and those only `SOON` steps later."""
+    depths = Depths(lambda size: CANDIDATES, 7, start=3)
+    alike = {depth: 10.0 * (1 + depth) for depth in CANDIDATES}  # all drafts are accepted, so all depths are as fast
+    # Of 16 requests depths have another ratio, so a time that was borrowed there would show.
+    for size, taken in ((4, alike), (16, {depth: 99.0 * (1 + depth) ** 1.01 for depth in CANDIDATES})):
+        assert set(serve(depths, size, EXPLORED, taken)) == {*CANDIDATES}
+        depths.sizes[size].depth = 3
+    slower = {depth: 1.5 * seconds for depth, seconds in alike.items()}
+    assert set(serve(depths, 8, SOON, slower)) == {3}
+    assert depths._borrow(8) == pytest.approx({depth: slower[depth] for depth in (0, 1, 5, 7)}), "4 is nearer than 16"
+    assert set(serve(depths, 8, 3 * SOON, slower)) == {1, 3, 5}
+    assert depths._borrow(8).keys() == {0, 7}, "1 and 5 are measured"
+    assert set(serve(depths, 33, EXPLORED, alike)) == {*CANDIDATES}, "16 is too far"
 
 
 def test_a_time_is_the_median_so_that_a_step_that_waited_counts_no_more_than_another():
@@ -178,8 +212,6 @@ def test_one_candidate_is_never_left():
 
 def test_deciding_takes_at_most_20_us_a_step():
     """The mean processor time of a step, with 16 requests and 5 candidates that have all their times."""
-    import time
-
     depths = Depths(lambda size: CANDIDATES, 7, start=7)
     size = depths.find(16)
     for depth in CANDIDATES:

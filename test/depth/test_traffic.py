@@ -113,3 +113,20 @@ def test_ranks_with_other_clocks_decide_alike_by_the_times_of_the_first():
     assert serve(0.0, share=lambda own: next(queue), clock=lambda: 0.0) == first
     assert next(queue, None) is None, "both share at the same count of verifications"
     assert serve(0.0, clock=iter(range(10**6)).__next__) != first, "by its own times it decides otherwise"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_batches_whose_requests_end_one_by_one_cost_no_trials_at_each_size(seed):
+    """16 requests of a few steps, as a benchmark sends them: each smaller size lasts two steps at a time."""
+    sizes = [16] * 24 + [size for size in range(15, 0, -1) for _ in range(2)]
+    served = [Traffic(size, WELL, costs(10e-3, 0.7e-3 * size**0.7, drafting=1e-3)) for size in sizes]
+    server, totals = Simulation(seed=seed), {depth: [0.0, 0.0] for depth in (*CANDIDATES, None)}
+    for _ in range(20):
+        for traffic in served:
+            server.step(traffic)
+            for depth, total in totals.items():
+                used = server.launched[-1][1] if depth is None else depth
+                total[0] += traffic.requests * traffic.tokens(used)
+                total[1] += traffic.seconds(used)
+    speeds = {depth: tokens / seconds for depth, (tokens, seconds) in totals.items()}
+    assert speeds.pop(None) >= ENOUGH * max(speeds.values())

@@ -5,13 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from live.test_control import control
 from refused import refused
 from sglang_xshare import hooks
 from sglang_xshare.policies.spelling import parse_policy
 from stage.fake import EXPERTS, make_reporter
-
-__all__ = ["control"]
 
 
 @pytest.mark.parametrize("spelt", ["xshare:careful", "xshare:fast"])

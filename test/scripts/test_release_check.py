@@ -59,7 +59,7 @@ def test_a_new_release_that_fits_as_it_is(releases: Path, queue: Path) -> None:
     assert "  fits      sglang/srt/route.py: hunk 1 of shared/route.patch at 2" in lines
     assert lines[-1] == (
         "release_check: 0.5.30 is not supported yet, but the 5 hunks of the series of 0.5.21 fit; "
-        "go on with CONTRIBUTING.md"
+        "continue with CONTRIBUTING.md"
     )
 
 

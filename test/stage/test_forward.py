@@ -67,5 +67,5 @@ def test_a_router_that_sees_other_rows_than_the_step_is_refused_at_any_time(atta
     attach(model, expert_policy="xshare", expert_policy_config={"k0": 1, "add": 3})
     for _ in range(2):
         run(model, "decode", 8)
-    with pytest.raises(RuntimeError, match="MoE layer 0: 8 router rows in a step of 6"):
+    with pytest.raises(RuntimeError, match=r"MoE layer 0: router rows must be 6 \(got 8\)"):
         model.forward(None, None, forward_batch("decode", 6))

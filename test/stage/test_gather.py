@@ -92,7 +92,7 @@ def test_a_rank_alone_whose_rows_split_a_request_is_no_batch_of_requests():
 def test_a_router_with_other_rows_than_the_step_is_an_error():
     layer = Layer(7, Config(), None)
     put_in_step(layer, None, Step("decode", 5, Batch(), Gather((2, 3), 0)))
-    with pytest.raises(RuntimeError, match=r"^MoE layer 7: 4 router rows on a rank of 2$"):
+    with pytest.raises(RuntimeError, match=r"^MoE layer 7: router rows of the rank must be 2 \(got 4\)$"):
         layer.collect(torch.zeros(4, EXPERTS))
 
 

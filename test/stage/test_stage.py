@@ -146,7 +146,7 @@ def test_attention_dp_rank_whose_router_sees_its_own_rows_alone_stops_the_step(a
     batches = gathered_batches("decode", [3, 1])
     monkeypatch.setattr("sglang_xshare.stage.step.gather_rows", Gather(batches))
     model.logits = torch.randn(3, EXPERTS)
-    with pytest.raises(RuntimeError, match=r"^MoE layer 0: 3 router rows in a step of 6$"):
+    with pytest.raises(RuntimeError, match=r"^MoE layer 0: router rows must be 6 \(got 3\)$"):
         model.forward(None, None, batches[0])
 
 

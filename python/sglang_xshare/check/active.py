@@ -19,11 +19,13 @@ ONE_THREAD = 2**20
 def draw_loads(
     schedule: Schedule | None, model: MoeModel, rows: int, tokens_per_request: int, common: float, ranks: int = 1
 ) -> dict[str, Any]:
-    """Select from drawn logits, as the model itself does if `schedule` is None. Experts lie on the ranks in order, the
-    same number on each. Returns means over layers: [by the model's own routing, by the policy] of the active experts
-    and of those of the fullest rank, and the policy's kept mass.
+    """Select from drawn logits. Return means over layers of what the model's own routing and the policy load.
 
-    The logits of a layer are normal, the share `common` of their variance the same for all rows; the router
+    `active_experts` and `fullest_rank_experts` are [by the model's own routing, by the policy]; `kept_mass` is the
+    policy's. If `schedule` is None, the policy is the model's own routing. Experts lie on the ranks in order, the same
+    number on each.
+
+    The logits of a layer are normal, and the share `common` of their variance is the same for all rows; the router
     renormalizes. Raises ValueError for a plan that the model does not fit.
     """
     threads = torch.get_num_threads()

@@ -14,8 +14,8 @@ SCALED = {
     "mxfp4": 4.25,
     **dict.fromkeys(("modelopt_fp4", "nvfp4_online"), 4.5),
 }
-"""Bits of a weight by quantization, with its scale: 8 bits for 32 weights of mxfp8 and mxfp4, for 16 of NVFP4. Scales
-of fp8 by blocks are below 0.1 %.
+"""Bits of a weight by quantization, including its scale: 8 bits for 32 weights of mxfp8 and mxfp4, for 16 weights of
+NVFP4. Scales of fp8 by blocks are below 0.1 %.
 """
 GROUPED = ("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16")
 SKIPPED = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
@@ -39,9 +39,7 @@ class Bits:
 
 
 def read_bits(name: str, declared: Mapping[str, Any], expert_dtype: str | None, plain: float) -> Bits:
-    """Return the bits of a quantization by its `name` ("none" without one) and the checkpoint's `declared`
-    configuration. Raises ValueError for a quantization whose bits are unknown.
-    """
+    """Return the bits of a quantization by `name` and the checkpoint's configuration. Raises ValueError if unknown."""
     if name == "none":
         return Bits(plain, plain, plain)
     if name == "compressed-tensors":
@@ -55,9 +53,9 @@ def read_bits(name: str, declared: Mapping[str, Any], expert_dtype: str | None, 
     else:
         known = ", ".join((*SCALED, *GROUPED, "compressed-tensors"))
         raise ValueError(f"the bytes of quantization {name} are unknown without safetensors; must be one of {known}")
-    if name == "mxfp4":  # quantizes experts alone
+    if name == "mxfp4":  # mxfp4 quantizes only experts
         linear = plain
-    # DeepSeek-V4 has fp8 for all but experts.
+    # DeepSeek-V4 has fp8 for all weights except experts.
     if declared.get("routed_experts_quant_method") == "mxfp4" or expert_dtype == "fp4":
         experts = SCALED["mxfp4"]
     skipped = (pattern for key in SKIPPED for pattern in declared.get(key) or ())

@@ -27,7 +27,7 @@ def explain_cut(model: Any, config: Any) -> str | None:
         return None
     block = count_block(find_quantization(model, QUANTIZATIONS))
     text, ranks, ep_size = model.hf_text_config, config.tp_size, config.ep_size
-    shared = 1 if routes_own_rows(config) else ranks  # beside an all-to-all backend each rank holds that expert whole
+    shared = 1 if routes_own_rows(config) else ranks  # with an all-to-all backend each rank holds all of that expert
     cut = next(_list_cut(text, ranks // ep_size // getattr(config, "moe_dp_size", 1), shared, block, ep_size), None)
     if cut is None:
         return None
@@ -46,8 +46,9 @@ def explain_cut(model: Any, config: Any) -> str | None:
 
 
 def _list_cut(text: Any, experts: int, shared: int, block: int, ep_size: int) -> Iterator[tuple[int, int, str]]:
-    """Yield (columns, the ranks that divide them, whose columns) for experts over `experts` ranks and the shared expert
-    over `shared` ranks, if a rank's columns end within a block.
+    """Yield (columns, the ranks that divide them, whose columns) if a rank's columns end within a block.
+
+    `experts` ranks divide an expert, and `shared` ranks divide the shared expert.
     """
     widths = [(width, experts, "an expert") for width in find_widths(text)]
     own = find_value(text, SHARED)

@@ -78,8 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
-    """Return the report on a server's flags and the subcommand's own, as JSON has it. Raises ValueError, one line, if
-    there is nothing to report on: a wrong value, no configuration, flags that SGLang's parser does not take.
+    """Return the report on a server's flags and the subcommand's own flags, as JSON has it.
+
+    Raises ValueError, one line, if there is nothing to report on: a wrong value, no configuration, flags that SGLang's
+    parser does not take.
     """
     gpu = find_gpu(options.gpu) if options.gpu else None
     bandwidth = gpu.bandwidth if gpu else None
@@ -92,7 +94,7 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     if asked and flags.enable_paged_experts:
         raise ValueError("--batch with --enable-paged-experts: page-ins are not estimated; use one of the two flags")
     unanswered: list[str] = []
-    # SGLang and huggingface_hub read it when they are imported.
+    # Set before the imports: SGLang and huggingface_hub read the variable when they are imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
     folder = find_folder(flags.model, flags.revision)
     report, resolution = _judge(_on_device(given, flags, gpu), flags, gpu, options.gpu, unanswered)
@@ -147,12 +149,12 @@ def _read_asked(options: argparse.Namespace) -> Asked | None:
 def _name_policy(
     given: Sequence[str], asked: Asked | None, options: argparse.Namespace
 ) -> tuple[Sequence[str], ServerFlags]:
-    """Return the server's flags, and what they say: with `DEFAULT` if no policy is named and it would change a step."""
+    """Return the server's flags and their values; with `DEFAULT` if no policy is named and a step has several rows."""
     flags = read_flags(given)
     if flags.names_policy or options.compare or options.active or flags.mask_padding_experts:
         return given, flags
     if asked is not None and flags.speculative_algorithm is None and asked.batch * flags.draft_tokens == 1:
-        return given, flags  # a step of one row is left alone
+        return given, flags  # a policy does not change a step of one row
     given = [*given, "--expert-policy", DEFAULT]
     return given, read_flags(given)
 
@@ -169,8 +171,10 @@ def _on_device(given: Sequence[str], flags: ServerFlags, gpu: Gpu | None) -> lis
 def _judge(
     given: Sequence[str], flags: ServerFlags, gpu: Gpu | None, name: str | None, unanswered: list[str]
 ) -> tuple[dict[str, Any], Resolution | None]:
-    """Return what SGLang and its checks report. Without SGLang the report has a refusal of the policy's flags, or the
-    reason is noted. Raises ValueError for flags that SGLang does not take.
+    """Return what SGLang and its checks report, and the resolution if SGLang could resolve the flags.
+
+    Without SGLang the report has a refusal of the policy's flags, or `unanswered` notes the reason. Raises ValueError
+    for flags that SGLang does not take.
     """
     from ..patching.engine import check_patched
     from ..patching.tree import find_tree
@@ -186,7 +190,7 @@ def _judge(
 
         resolution = resolve(given, gpu)
         return report | {"sglang": release, **describe(resolution)}, resolution
-    except NotInstalledError:  # its line names --target, a flag of `patch` alone
+    except NotInstalledError:  # the error's line names --target, which only `patch` has
         reason = "SGLang is not installed here"
     except (CannotPretend, PatchError) as error:
         reason = str(error)
@@ -237,7 +241,7 @@ def _read_served(step: Step, report: dict[str, Any], unanswered: list[str]) -> S
     try:
         return step.read_policy("--expert-policy", policy, read_config(config))
     except ValueError as error:
-        if not report.get("refusals"):  # these contain the reason
+        if not report.get("refusals"):  # the refusals contain the reason
             unanswered.append(str(error))
         return None
 
@@ -245,9 +249,7 @@ def _read_served(step: Step, report: dict[str, Any], unanswered: list[str]) -> S
 def _estimate(
     step: Step, schedule: Schedule | None, compared: Sequence[str], bandwidth: float | None, unanswered: list[str]
 ) -> dict[str, Any] | None:
-    """Return the estimate for the server's policy and those compared; None and a line in `unanswered` if no number of
-    active experts is known.
-    """
+    """Return the estimate for all policies; None, with a line in `unanswered`, if active experts cannot be drawn."""
     schedules: dict[str, Schedule] = {}
     if schedule is not None:
         given = step.flags.expert_policy, step.flags.expert_policy_config
@@ -255,7 +257,7 @@ def _estimate(
     for text in compared:
         other = step.read_policy("--compare", text, {})
         if other is None:
-            raise ValueError(f"--compare {text}: routes as the model does, with which all are compared")
+            raise ValueError(f"--compare {text}: must be a policy that selects; vanilla is always compared")
         schedules[text] = other
     step.check(len(schedules))
     try:

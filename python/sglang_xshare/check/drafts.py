@@ -14,8 +14,9 @@ WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 def list_warnings(step: Step, schedule: Schedule | None, bandwidth: float) -> list[str]:
-    """Return a warning, none if the drafts of a step may pay or the server adapts their number. `schedule` is the
-    server's policy, None for the model's own routing; `bandwidth` is in GB/s.
+    """Return a list with a warning if the drafts of a step cannot pay; empty if they may, or if the server adapts them.
+
+    `schedule` is the server's policy, None for the model's own routing; `bandwidth` is in GB/s.
     """
     weights, flags, batch = step.weights, step.flags, step.asked.batch
     if flags.draft_tokens <= 1 or flags.speculative_adaptive:
@@ -31,8 +32,9 @@ def list_warnings(step: Step, schedule: Schedule | None, bandwidth: float) -> li
 
 
 def describe(seconds: Mapping[int, float], batch: int) -> str | None:
-    """Return the warning for the most draft tokens of `seconds`, which holds a step's time by draft tokens, 1 included;
-    None if they give at least as many tokens per second as 1. What the draft model takes is not counted.
+    """Return the warning for the most draft tokens of `seconds`; None if they give at least as many tokens/s as 1.
+
+    `seconds` holds a step's time by draft tokens, 1 included. The draft model's own time is not counted.
     """
     asked = max(seconds)
     speeds = {width: expect(width) / taken for width, taken in seconds.items()}

@@ -78,8 +78,9 @@ class Step:
             raise ValueError(f"--active {before:g} {after:g}: AFTER {after:g}: must be 1 to BEFORE, {before:g}")
 
     def read_policy(self, flag: str, text: str, keys: dict[str, Any]) -> Schedule | None:
-        """Return the policy that `flag` names, with `keys` beside it; None if it routes as the model does. Raises
-        ValueError if it does not run in this step.
+        """Return the policy that `flag` names, with `keys` beside it; None if it routes as the model does.
+
+        Raises ValueError if the policy does not run in this step.
         """
         drafts, model = self.flags.draft_tokens > 1, self.weights.model
         try:
@@ -147,10 +148,10 @@ def _describe_step(experts: list[float], step: Step, bandwidth: float) -> dict[s
 
 
 def estimate_step(weights: Weights, experts: float, cached: float, bandwidth: float) -> tuple[float, float]:
-    """Return the seconds of (a MoE layer, a decode step) on a GPU that loads `experts` a layer and `cached` tokens of
-    KV cache, at a peak memory `bandwidth` in bytes/s. Of several ranks, this is the one that the step waits for.
+    """Return the seconds of (a MoE layer, a decode step) on the GPU that the step waits for.
 
-    The estimate has no exchanges between ranks, no term for sampling and the selection, and no overlap.
+    The GPU loads `experts` a layer and `cached` tokens of KV cache, at a peak memory `bandwidth` in bytes/s. The
+    estimate has no exchanges between ranks, no term for sampling and the selection, and no overlap.
     """
     reached = REACHED * bandwidth
     layer = FIXED + experts * weights.expert / reached

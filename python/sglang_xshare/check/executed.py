@@ -13,8 +13,9 @@ ALONE = "data-parallel attention: while one rank prefills, the step is vanilla o
 
 @dataclass(frozen=True)
 class Miss:
-    """The estimate's miss in `steps` measured steps of `model`: the estimated time as a share of the measured time, and
-    the estimated speed-up less the measured speed-up, each (least, most).
+    """The estimate's miss in `steps` measured steps of `model`, as ranges (least, most).
+
+    `time` is the estimated time as a share of the measured time; `speedup` is the estimated less the measured speed-up.
     """
 
     model: str

@@ -19,9 +19,10 @@ IMAGES = "torchvision"
 
 
 def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[list[Tensor], Mapping[str, Any]]:
-    """Return (the tensors of a model, its language model's configuration with transformers' defaults) for the content
-    of config.json and the `changes` of --json-model-override-args. Raises ValueError, one line, for a model that
-    transformers lacks or cannot build, ModuleNotFoundError without transformers or torch.
+    """Return (the tensors of a model, its language model's configuration with transformers' defaults).
+
+    The arguments are the content of config.json and the `changes` of --json-model-override-args. Raises ValueError, one
+    line, for a model that transformers lacks or cannot build, ModuleNotFoundError without transformers or torch.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -36,7 +37,7 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
 
     kind, keys, changes = _find_class(transformers, config, changes)
     verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # it warns of kernels that are not installed, which nothing here runs
+    transformers.logging.set_verbosity_error()  # it warns that kernels are missing, and nothing here runs kernels
     try:
         parsed = kind.config_class.from_dict(dict(keys))
         for name, value in changes.items():  # as SGLang does (utils/hf_transformers/config.py: get_config)
@@ -48,7 +49,7 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
         _fill_head_dim(parsed.get_text_config())
         try:
             model = _build(kind, parsed, Positions())
-        except RuntimeError:  # some families join positions with other tensors, as Gemma 4
+        except RuntimeError:  # some families, such as Gemma 4, join positions with other tensors
             model = _build(kind, parsed, nullcontext())
     except ModuleNotFoundError:
         raise
@@ -78,8 +79,9 @@ def _build(kind: Any, parsed: Any, mode: AbstractContextManager[Any]) -> Any:
 def _find_class(
     transformers: ModuleType, config: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
-    """Return (the model's class, the class's part of the configuration, the changes to that part): of the whole model,
-    else of its language model, which remote code wraps.
+    """Return (the model's class, the class's part of the configuration, the changes to that part).
+
+    The class is that of the whole model, else that of its language model, which remote code wraps.
     """
     auto = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     nested = ((part, changes.get(name) or {}) for name in TEXT_CONFIGS if isinstance(part := config.get(name), dict))
@@ -131,8 +133,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @contextmanager
 def import_lightly() -> Iterator[None]:
-    """Import transformers in 1.1 s of processor time instead of 2.7: without torch's compiler, image processors and the
-    collection of garbage. A later import gets transformers anew, as a whole; a process that has it already keeps it.
+    """Import transformers in 1.1 s of processor time instead of 2.7.
+
+    Torch's compiler, image processors and the collection of garbage are left out. A later import gets transformers
+    anew, as a whole; a process that has already imported transformers keeps it.
     """
     if any(name in sys.modules for name in ("transformers", *COMPILER, IMAGES)):
         yield

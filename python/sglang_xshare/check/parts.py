@@ -25,8 +25,10 @@ KV_HEADS = ("num_key_value_heads", "num_attention_groups")
 
 @dataclass(frozen=True)
 class Parts:
-    """Bytes of a model: the `experts` of all `moe_layers`; all else that a decode step has `read`, with the embedding
-    only if the head is the embedding; all that a GPU has `held` beside experts. `cached` is numbers a token.
+    """Bytes of a model: the `experts` of all `moe_layers`, and all else.
+
+    `read` is all else that a decode step reads, with the embedding only if the head is the embedding. `held` is all
+    that a GPU holds beside experts. `cached` is numbers a token, which up to `cache_heads` ranks divide.
     """
 
     experts: float
@@ -44,9 +46,10 @@ def sort_tensors(
     text: Mapping[str, Any],
     count: Callable[[Tensor, bool], float],
 ) -> Parts:
-    """Sort a model's tensors into its parts, by the configuration `text` of its language model. `count` returns the
-    bytes of (a tensor, whether the tensor is an expert's). Raises ValueError if no name is an expert's or a projection
-    to keys and values.
+    """Sort a model's tensors into its parts, by the configuration `text` of its language model.
+
+    `count` returns the bytes of (a tensor, whether the tensor is an expert's). Raises ValueError if no name is an
+    expert's or a projection to keys and values.
     """
     placed = [(tensor, *_place(tensor.name)) for tensor in tensors if not DRAFT.search(tensor.name)]
     roots = Counter(root or "" for tensor, root, _, name in placed if _is_expert(tensor, name, num_experts))

@@ -15,9 +15,7 @@ CONVERTED = ("BF16", "F16", "F32", "F64", "I64", "BOOL")
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor by `name` and `shape`; `stored` is the bytes in a file that a server keeps unchanged, None for numbers
-    that a server converts to the model's dtype.
-    """
+    """One tensor; `stored` is the bytes that a server keeps unchanged, None if it converts to the model's dtype."""
 
     name: str
     shape: tuple[int, ...]
@@ -30,9 +28,7 @@ class Tensor:
 
 
 def read_headers(folder: Path) -> list[Tensor]:
-    """Return the tensors of a folder's safetensors by their headers alone; an empty list if a file is missing or is not
-    safetensors, such as the pointer of a clone without large files.
-    """
+    """Return the tensors in the headers of a folder's safetensors; empty if a file is missing or no safetensors."""
     tensors: dict[str, Tensor] = {}
     try:
         for file in _list_files(folder):

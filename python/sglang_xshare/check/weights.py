@@ -15,7 +15,7 @@ from .server import ServerFlags, read_flags
 from .tensors import Tensor, read_headers
 
 UNREAD = ("dummy", "pt", "npcache")
-"""--load-format that reads no safetensors, and gives weights the model's own type."""
+"""Values of --load-format that read no safetensors, and give weights the model's dtype."""
 PACKED = ("bitsandbytes", "gguf")
 """Values of --load-format whose bytes neither safetensors nor modules contain."""
 
@@ -48,9 +48,10 @@ def read_weights(folder: Path, flags: ServerFlags | None = None) -> Weights:
 
 
 def count_weights(reading: Reading) -> Weights:
-    """Count a model's weights: the bytes in the headers of its safetensors, else its modules as transformers builds
-    them, at the bits of its quantization. Raises ValueError, one line, for a model that neither describes, and
-    ModuleNotFoundError when transformers is needed and missing.
+    """Count a model's weights, from the headers of its safetensors or from its modules as transformers builds them.
+
+    Modules count at the bits of their quantization. Raises ValueError, one line, for a model that neither describes,
+    and ModuleNotFoundError if transformers is needed and missing.
     """
     if reading.load_format in PACKED:
         raise ValueError(f"--load-format {reading.load_format} has bytes that are not counted; must be another")
@@ -104,8 +105,10 @@ def describe_weights(weights: Weights, flags: ServerFlags) -> dict[str, Any]:
 
 
 def count_held(weights: Weights, flags: ServerFlags) -> tuple[float, float]:
-    """Return (bytes of experts, bytes of all else) of one GPU. All ranks divide the experts, or their slots if experts
-    are paged; the ranks of one data-parallel group divide all else; the stages of a pipeline divide both.
+    """Return (bytes of experts, bytes of all else) of one GPU.
+
+    All ranks divide the experts, or their slots if experts are paged; the ranks of one data-parallel group divide all
+    else; the stages of a pipeline divide both.
     """
     held = min(flags.slots or LARGEST, weights.model.num_experts + flags.redundant)
     experts = weights.moe_layers * held * weights.expert
@@ -119,8 +122,9 @@ def count_cache(weights: Weights, flags: ServerFlags) -> float:
 
 
 def divide(weights: Weights, flags: ServerFlags) -> Weights:
-    """Return what one rank reads in a step through all stages: a slice of each expert, and its share of all else. The
-    ranks of a data-parallel group divide the heads of the KV cache, up to the number of heads.
+    """Return what one rank reads in a step through all stages: a slice of each expert, and its share of all else.
+
+    The ranks of a data-parallel group divide the heads of the KV cache, up to the number of heads.
     """
     shared = flags.ranks // flags.dp_size
     return replace(
@@ -132,8 +136,10 @@ def divide(weights: Weights, flags: ServerFlags) -> Weights:
 
 
 def describe_memory(weights: Weights, flags: ServerFlags, gpu: Gpu, cached: int) -> dict[str, Any]:
-    """Return the bytes that the weights leave of each GPU, and if the weights do not fit, how many experts a layer fit
-    beside `cached` tokens of KV cache. All of the memory counts if no flag gives the share of weights and KV cache.
+    """Return the bytes that the weights leave of each GPU.
+
+    If the weights do not fit, also return how many experts a layer fit beside `cached` tokens of KV cache. All of the
+    memory counts if no flag gives the share of weights and KV cache.
     """
     usable = gpu.memory_bytes * (flags.fraction or 1)
     experts, others = count_held(weights, flags)

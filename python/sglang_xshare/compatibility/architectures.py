@@ -1,5 +1,7 @@
-"""SGLang's model classes: those that tests have executed with a policy, and those that cannot be served, by their code
-in release 0.5.23. Every other class is tried: the loaded model shows whether each MoE layer has one known `TopK`.
+"""SGLang's model classes in release 0.5.23: those that tests have executed with a policy, and those that are refused.
+
+The code of the refused classes cannot be served. Every other class is tried: the loaded model shows whether each MoE
+layer has one known `TopK`.
 """
 
 _GATE = "its routing function takes the gate's weights, not logits"
@@ -91,4 +93,6 @@ ALL_TO_ALL = GATHERED - {"GptOssForCausalLM"}
 """Classes whose layers route only this rank's rows, or none, under an all-to-all backend; not gpt-oss."""
 
 DISPATCHED = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"})
-"""Classes that do so under mooncake and nixl; others ask for deepep by name, and would add up other ranks' rows."""
+"""Classes of `ALL_TO_ALL` that also do so under mooncake and nixl. The code of the other classes tests for deepep by
+name, and would add up other ranks' rows.
+"""

@@ -21,8 +21,10 @@ IGNORES_EXACT = "--expert-policy-ignore-client-exact"
 
 @dataclass(frozen=True)
 class Arguments:
-    """The stage's flags. `schedule` is None if only padding rows are masked; with `stops` the server ends when ranks
-    disagree, with `ignores_exact` a client's request to be exact follows the policy.
+    """The stage's flags; `schedule` is None if only padding rows are masked.
+
+    With `stops` the server ends when ranks disagree. With `ignores_exact` a client's request to be exact follows the
+    policy.
     """
 
     schedule: Schedule | None
@@ -41,7 +43,7 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
     if then not in (None, "vanilla", "stop"):
         raise ExpertPolicyError(ON_DISAGREEMENT, then, "must be vanilla or stop")
     if name is None:
-        together = "allowed only together with --expert-policy"
+        together = "must be used with --expert-policy"
         valued = ("--expert-policy-config", config), ("--expert-policy-trace", trace), (ON_DISAGREEMENT, then)
         for flag, value in valued:
             if value is not None:
@@ -49,7 +51,7 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
         if ignores_exact(server_args):
             raise ExpertPolicyError(IGNORES_EXACT, None, together)
         return Arguments(None) if mask_padding else None
-    # Read once: SGLang copies the record to its other processes, and a file may have changed by then, a pipe is empty.
+    # Read once: SGLang copies the record to its other processes; a file may have changed by then, or a pipe is empty.
     if not hasattr(server_args, KEYS):
         setattr(server_args, KEYS, read_config(config))
     keys = getattr(server_args, KEYS)

@@ -28,8 +28,10 @@ GIVEN = "_expert_policy_given_runner"
 
 
 def choose_runner(server_args: Any, arguments: Arguments) -> None:
-    """Set and log another MoE runner, before SGLang resolves a server's arguments, if SGLang would turn `auto` into one
-    that the policy is not served with and another fits. Refuses nothing: later checks do.
+    """Replace, and log, the MoE runner that SGLang would choose for `auto` if it does not serve the policy.
+
+    Another runner must fit the experts. Called before SGLang resolves a server's arguments. Refuses nothing: later
+    checks do.
     """
     setattr(server_args, GIVEN, spell(server_args.moe_runner_backend))
     if is_given(server_args) or server_args.device == "cpu":
@@ -71,6 +73,7 @@ def check_experts(server_args: Any) -> None:
 
 def _foresee(server_args: Any, arguments: Arguments, runner: str | None = None) -> tuple[Experts | None, bool]:
     """Return (how the server would run its experts, whether that serves the policy), with another `runner` if named.
+
     The first is None without a GPU and for arguments that SGLang refuses, which the server's own resolution reports.
     """
     record = copy.deepcopy(server_args)

@@ -1,5 +1,7 @@
-"""The checks of a server's start, in order, and what is set after them. The first check that refuses ends a server;
-`sglang-xshare check` reports all. `layers.py` checks what only loaded weights show.
+"""The checks of a server's start, in order, and what is set after them.
+
+The first check that refuses ends a server; `sglang-xshare check` reports all refusals. `layers.py` checks what only
+loaded weights show.
 """
 
 import logging
@@ -33,7 +35,7 @@ by tokens per second.
 """
 logger = logging.getLogger(__name__)
 GIVEN, RESOLVED = "given", "resolved"
-"""Before SGLang resolves the arguments, whose own errors are tracebacks; after that, before weights load."""
+"""Points of a start: before SGLang resolves the arguments (its own errors are tracebacks), and before weights load."""
 
 
 class Start:
@@ -115,6 +117,7 @@ def _check_schedule(start: Start) -> None:
         logger.warning(warning)
 
 
+# The comment on a check names what the check refuses.
 CHECKS = (
     # A policy, keys, a trace or flags beside them that make no schedule; every plan it can give is built.
     Check("policy", GIVEN, STAGE, _check_policy),
@@ -125,9 +128,9 @@ CHECKS = (
     # Flags of affinity without each other, values that are not allowed, a file that is no table.
     Check("affinity", GIVEN, AFFINITY, lambda start: start.affinity),
     Check("affinity's tree", GIVEN, AFFINITY, lambda start: _check_tree(FLAG), after="affinity"),
-    # A placement that is none, and flags that place experts otherwise.
+    # A value that is no placement, and flags that place experts otherwise.
     Check("placement", GIVEN, PLACEMENT, lambda start: check_division(start.server_args)),
-    # Draft depths without drafts that adapt, trees, candidates that are none.
+    # Draft depths without drafts that adapt, trees of drafts, invalid candidates.
     Check("depth", GIVEN, DEPTH, lambda start: check_depth(start.server_args)),
     # As above, for draft depths.
     Check("depth's tree", GIVEN, DEPTH, lambda start: _check_tree(DEPTH_FLAG), after="depth"),
@@ -141,7 +144,7 @@ CHECKS = (
     Check("modes", RESOLVED, STAGE, lambda start: check_modes(start.config, is_given(start.server_args))),
     # Experts of a quantization without an MoE runner that takes a policy's choice.
     Check("experts", RESOLVED, STAGE, lambda start: check_experts(start.server_args)),
-    # A dense model, one whose layers differ in experts, one known not to be served.
+    # A dense model, a model whose layers differ in experts, or a model that is known not to be served.
     Check("model", RESOLVED, STAGE, lambda start: start.model),
     # A model that SGLang is not known to serve with data-parallel attention, or with an all-to-all backend.
     Check("attention", RESOLVED, STAGE, lambda start: check_attention(start.model, start.config), after="model"),

@@ -14,7 +14,7 @@ ADAPTIVE = ("EAGLE", "EAGLE3", "NEXTN")
 
 
 def is_asked(server_args: Any) -> bool:
-    """Return whether the flag is given, or a policy has its default, `THROUGHPUT`, take effect."""
+    """Return whether the flag is given, or its default, `THROUGHPUT`, takes effect because a policy is given."""
     return getattr(server_args, "expert_policy_draft_depth", None) is not None or is_on(server_args)
 
 
@@ -38,9 +38,7 @@ def check_depth(server_args: Any) -> None:
 
 
 def check_adapts(server_args: Any, config: Any) -> None:
-    """Raise `ExpertPolicyError` if the depth is asked for and SGLang, which has resolved `config`, has a drafter or a
-    mode whose depth does not adapt.
-    """
+    """Raise `ExpertPolicyError` if the depth is asked for and the drafts of the resolved `config` do not adapt."""
     asked = getattr(server_args, "expert_policy_draft_depth", None)
     if asked != THROUGHPUT or config.speculative_adaptive:
         return
@@ -51,7 +49,7 @@ def check_adapts(server_args: Any, config: Any) -> None:
 
 
 def _check_candidates(file: str | None, steps: int | None) -> None:
-    """Refuse a `file` that SGLang cannot read candidates from, and a number of `steps` to start with that is none."""
+    """Refuse a `file` that SGLang cannot read candidates from, and a first number of `steps` that is no candidate."""
     from sglang.srt.speculative.adaptive_spec_params import resolve_candidate_steps_from_config
 
     try:
@@ -61,7 +59,7 @@ def _check_candidates(file: str | None, steps: int | None) -> None:
     except json.JSONDecodeError as error:
         raise ExpertPolicyError(CONFIG, file, f"must be a JSON file ({error})") from None
     except (AttributeError, KeyError, TypeError):
-        # SGLang indexes what it reads without a check of its form.
+        # SGLang indexes the file's content without a check of its form.
         raise ExpertPolicyError(CONFIG, file, 'must be an object like {"1": {"candidate_steps": [1, 3]}}') from None
     except ValueError as error:
         raise ExpertPolicyError(CONFIG, file, " ".join(str(error).split())) from None

@@ -11,7 +11,7 @@ from .arguments import ignores_exact, is_on
 from .flags import list_others, spell_value
 
 SHARED_PREFIXES = "the cache may return what requests under policy have stored"
-# By flag, why a request would not be exact.
+# The reason why a request would not be exact, by flag.
 REFUSED_FLAGS = {
     "hicache_storage_backend": SHARED_PREFIXES,
     "disaggregation_decode_enable_offload_kvcache": SHARED_PREFIXES,
@@ -29,9 +29,7 @@ TREE_IN_CPP = "SGLANG_EXPERIMENTAL_CPP_RADIX_TREE"
 
 
 def find_refusal(config: Any, source: str = f"custom_params.{KEY}") -> str | None:
-    """Return why a server with this resolved `config` has no exact requests, in one line, or None; `source` names the
-    part of a request that asks to be exact.
-    """
+    """Return in one line why a server has no exact requests, None if it has; `source` names what asks for one."""
     if (found := _find_obstacle(config)) is None:
         return None
     flag, value, reason, _ = found
@@ -70,7 +68,7 @@ def check_rule(rule: Rule, config: Any) -> None:
 
 
 def check_request(sampling_params: Any, routing_key: str | None, server_args: Any) -> None:
-    """Raise ValueError in one line for a request whose `custom_params`, or else routing key, ask for what cannot be."""
+    """Raise ValueError, one line, for a request whose `custom_params`, or else routing key, cannot be served."""
     params, source = sampling_params.custom_params, f"custom_params.{KEY}"
     if params is not None and not isinstance(params, dict):
         if is_on(server_args):

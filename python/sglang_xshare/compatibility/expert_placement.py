@@ -1,5 +1,7 @@
-"""The flag `--expert-placement`: every rank holds a slice of every expert (`shard`, MoEShard), or some experts whole
-(`ep`). Both are SGLang's own layers: the flag's checks, the arguments that it sets, and the log line of the result.
+"""The flag `--expert-placement`: its checks, the arguments that it sets, and the log line of the result.
+
+Every rank holds a slice of every expert (`shard`, MoEShard), or some experts whole (`ep`). Both are SGLang's own
+layers.
 """
 
 import logging
@@ -17,7 +19,7 @@ logger = logging.getLogger(__name__)
 SHARD, EP = "shard", "ep"
 UNGROUPED, OWN_HEADS = frozenset({"NGRAM", "STANDALONE"}), frozenset({"DFLASH", "DSPARK"})
 """Speculation that SGLang lacks with data-parallel attention, and that needs a whole head on each rank there."""
-# By argument, its value without whole experts, which all of these are about.
+# Arguments about whole experts, each with its value if there are no whole experts.
 WHOLE = {
     "ep_size": 1,
     "moe_dp_size": 1,
@@ -90,7 +92,7 @@ def check_placement(server_args: Any) -> None:
 
 
 def _check_attention(server_args: Any, ranks: int) -> None:
-    """Refuse what SGLang lacks with data-parallel attention, whose own error names a flag that nobody has given."""
+    """Refuse what SGLang lacks with data-parallel attention: SGLang's own error names a flag that nobody has given."""
     beside = f"by SGLang with the data-parallel attention that {SHARD} sets"
     instead = f"--tp {ranks} alone, the same slices with tensor-parallel attention"
     context = getattr(server_args, "attn_cp_size", 1)

@@ -10,8 +10,10 @@ from .runners import list_runners
 
 @dataclass(frozen=True)
 class Experts:
-    """A server's way to run its experts: the `runner`, "auto" for triton, marlin or what only loading shows; the
-    `format` of the weights; the GPU's `capability`, None on AMD; whether AMD's `aiter` is on.
+    """A server's way to run its experts.
+
+    `runner` is "auto" for triton, marlin or what only loading shows; `format` is that of the weights; `capability` is
+    the GPU's, None on AMD; `aiter` is True if AMD's aiter is on.
     """
 
     runner: str

@@ -1,5 +1,7 @@
-"""The formats of a model's experts, as upstream's quantization methods run them (`srt/layers/quantization`, releases
-0.5.17 to 0.5.23), the format that a configuration declares, and the slices of experts that are quantized by blocks.
+"""The formats of a model's experts: as upstream's methods run them, and as a configuration declares them.
+
+The methods are those of `srt/layers/quantization` in releases 0.5.17 to 0.5.23. The module also computes the slices of
+experts that are quantized by blocks.
 """
 
 import math
@@ -37,8 +39,8 @@ class Format:
         return self.name
 
 
-# With some experts these take router logits alone (modelopt_quant.py, compressed_tensors_w4a4_mxint4_moe.py), or were
-# not followed.
+# With some formats these runners take only router logits (modelopt_quant.py, compressed_tensors_w4a4_mxint4_moe.py), or
+# nobody has read their code.
 _TRTLLM = ("flashinfer_trtllm", "flashinfer_trtllm_routed")
 
 BF16 = Format("bf16", ("triton",), by_aiter=True, triton_beside_aiter="0.5.17")
@@ -49,7 +51,7 @@ FP8_TENSOR = Format("fp8 by tensor", ("triton",), unserved=_TRTLLM, by_aiter=Tru
 NVFP4 = Format("NVFP4", ("marlin",), blackwell="flashinfer_trtllm")
 # compressed_tensors_w4a4_nvfp4_moe.py: create_moe_runner
 COMPRESSED_NVFP4 = Format("NVFP4 (compressed-tensors)", ("flashinfer_trtllm",), blackwell="flashinfer_cutlass")
-# Last triton, which holds such experts as bf16.
+# triton is last, because it holds such experts as bf16.
 MXFP4 = Format("MXFP4", ("triton_kernel", "marlin", "triton"), by_aiter=True, marlin_from=(9, 0))
 # Other kernels than gpt-oss's are behind flashinfer_mxfp4 here; nobody has read these kernels.
 MXFP4_IN_FP8 = Format("MXFP4 in an fp8 checkpoint", ("marlin",), unserved=("flashinfer_mxfp4",), by_aiter=True)
@@ -152,9 +154,7 @@ def slice_columns(width: int, ranks: int, block: int, pads: bool = False) -> tup
 
 
 def _list_blocks(config: Any) -> Iterator[int]:
-    """Yield the lengths of all blocks and groups in a quantization's configuration, at any depth: compressed tensors
-    have theirs by group of layers. MXFP4 is 32 by definition.
-    """
+    """Yield the lengths of all blocks and groups in a quantization's configuration, at any depth; 32 for MXFP4."""
     if isinstance(config, list):
         for part in config:
             yield from _list_blocks(part)

@@ -32,9 +32,11 @@ stage returns ids and weights instead.
 
 
 def find_layers(model_runner: Any) -> tuple[Arguments, list[Layer]] | None:
-    """Return the stage's flags and every MoE layer of this rank's loaded model, and make the experts take what is
-    chosen; None if the stage is off. Ends the process with one line for a router or a runner that the stage cannot
-    serve, and for a trace that is no longer writable.
+    """Return the stage's flags and every MoE layer of this rank's loaded model; None if the stage is off.
+
+    If the runner of a layer would rank logits itself, its experts are set to add up a row's outputs themselves, see
+    `keep_sums`. Ends the process with one line for a router or a runner that the stage cannot serve, and for a trace
+    that is no longer writable.
     """
     try:
         arguments = read_arguments(model_runner.server_args)
@@ -48,8 +50,10 @@ def find_layers(model_runner: Any) -> tuple[Arguments, list[Layer]] | None:
 
 
 def end_refused(error: ExpertPolicyError, config: Any) -> NoReturn:
-    """End a scheduler process that refuses its loaded model, without a traceback; each tensor-parallel rank prints its
-    number and the reason. One of several schedulers raises, because their controller waits forever for one that ends.
+    """End a scheduler process that refuses its loaded model, without a traceback.
+
+    Each tensor-parallel rank prints its number and the reason. One of several schedulers raises instead, because their
+    controller waits forever for a scheduler that ends.
     """
     if num_schedulers(config) > 1:
         raise error
@@ -109,7 +113,7 @@ def _find_runner(name: str, experts: Any, config: Any) -> Runner:
     """Return what runs a layer's experts. Raises `ExpertPolicyError` for an unknown kernel."""
     try:
         runner = find_kernel(experts)
-        if not routes_own_rows(config):  # behind a dispatcher the kernel gets what that has brought
+        if not routes_own_rows(config):  # behind a dispatcher the kernel gets the dispatcher's rows
             check_kernel(runner, experts, config)
     except ValueError as error:
         raise refusal(name, "experts", str(error)) from None
@@ -118,7 +122,7 @@ def _find_runner(name: str, experts: Any, config: Any) -> Runner:
 
 def _read_options(runner: Runner, output_format: str, topk_config: Any, config: Any) -> dict[str, Any]:
     """Return keywords of a `Layer`. Raises ValueError if the runner does not take what the layer's router gives it."""
-    if routes_own_rows(config):  # a dispatcher takes the choice, and leaves out a slot of -1
+    if routes_own_rows(config):  # a dispatcher takes ids, and skips a slot of -1
         if output_format != "standard":
             raise ValueError(f"{output_format} output for an all-to-all dispatcher; must be standard")
         # Upstream also moves ids up if every rank has slots for shared experts.
@@ -128,7 +132,7 @@ def _read_options(runner: Runner, output_format: str, topk_config: Any, config: 
         allowed = " or ".join(OUTPUTS[runner.convention])
         raise ValueError(f"{output_format} output for MoE runner {runner.name}; must be {allowed}")
     # Upstream looks ids up if experts have other places, and before 0.5.23 if a rank numbers its own experts. On AMD it
-    # gives padding rows expert 0, which may be active for nothing else.
+    # gives padding rows expert 0, which may be active for no other row.
     looked_up = runner.convention == FILLED and (routes_on("_is_hip") or (config.ep_size > 1 and not keeps_dropped()))
     return {
         "convention": runner.convention,

@@ -13,7 +13,7 @@ from .all_to_all import check_backend
 from .flags import list_others, refuse, spell_value
 from .runners import explain, list_runners
 
-# With these a batch bypasses the stage, or its rows are not this rank's requests.
+# With these flags a batch bypasses the stage, or its rows are not this rank's requests.
 REFUSED_FLAGS = {
     "enable_deterministic_inference": "batch-aware routing is not batch-invariant",
     "enable_torch_compile": "a compiled TopK does not call the stage",
@@ -37,7 +37,7 @@ RANKS_FLAGS = {
     "dwdp_size": 1,
     "elastic_ep_backend": None,
 }
-# With an all-to-all backend alone: rows that its ranks do not divide, experts that others have chosen.
+# Refused only with an all-to-all backend: rows that its ranks do not divide, experts that others have chosen.
 ALL_TO_ALL_FLAGS = {"disable_attn_tp_gather": False, "enable_waterfill": False}
 DISPATCH = "static"
 """The dispatch that maps an expert to the same replica for all rows of a rank."""
@@ -59,6 +59,7 @@ UNPREPARED = ("FROZEN_KV_MTP", "UNO")
 
 def check_modes(config: Any, names_runner: bool = True) -> None:
     """Raise `ExpertPolicyError` for a flag that the stage cannot be served with; `config` is resolved or as given.
+
     `names_runner` is False if `config` is resolved and the user has left the MoE runner to SGLang.
     """
     for name, reason in REFUSED_FLAGS.items():
@@ -73,7 +74,7 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
             raise refusal(name, os.environ[name], "the switch overwrites what was selected; must be unset")
     if os.environ.get(SWITCH, "1") not in ("0", "1"):
         raise refusal(SWITCH, os.environ[SWITCH], "must be 0 (select in torch on a CPU), 1 or unset")
-    device = str(getattr(config, "device", None) or DEVICES[0]).partition(":")[0]  # none before SGLang looks for one
+    device = str(getattr(config, "device", None) or DEVICES[0]).partition(":")[0]  # None until SGLang detects it
     for name, value, allowed in (
         ("device", device, DEVICES),
         ("disaggregation_mode", config.disaggregation_mode, ("null", "decode")),
@@ -135,7 +136,7 @@ def _check_redundant_experts(config: Any) -> None:
     if replicas and dispatch not in (None, DISPATCH):
         allowed = f"0, or use --ep-dispatch-algorithm {DISPATCH}"
         if not routes_own_rows(config):
-            allowed += " with an all-to-all backend"  # or SGLang refuses it
+            allowed += " with an all-to-all backend"  # without such a backend SGLang refuses static dispatch
         reason = f"{dispatch} dispatch picks replicas by row, so padding activates other experts; must be {allowed}"
         raise refusal("--ep-num-redundant-experts", replicas, reason)
 
@@ -186,8 +187,10 @@ def _check_newer(config: Any, algorithm: str) -> None:
 
 
 def _check_recorded(config: Any, algorithm: str, allowed: list[str]) -> None:
-    """Refuse to return routed experts that SGLang does not have: it drops the recorded ones, or of a tree of drafts it
-    moves the accepted path's keys and values to slots that keep the experts of other drafts.
+    """Refuse to return routed experts that SGLang does not have.
+
+    With some drafters SGLang drops the recorded experts. With a tree of drafts SGLang moves the accepted path's keys
+    and values to slots that keep the experts of other drafts.
     """
     if algorithm in UNRECORDED:
         reason = "--enable-return-routed-experts would return other experts, because SGLang drops what it has recorded"
@@ -199,5 +202,5 @@ def _check_recorded(config: Any, algorithm: str, allowed: list[str]) -> None:
 
 
 def _explain(algorithm: str) -> str:
-    """Return what the user may have given in place of `algorithm`."""
+    """Return the end of an error line if the user may have given another name than `algorithm`."""
     return ", with another draft: SGLang turns NEXTN and EAGLE into this" if algorithm == "FROZEN_KV_MTP" else ""

@@ -33,8 +33,10 @@ class MoeModel:
 
 
 def read_model(model: Any, path: str, flag: str = "--model-path") -> MoeModel:
-    """Read upstream's `ModelConfig` of the model that `flag` names. Raises `ExpertPolicyError` for a dense model, for a
-    class that is not served, and for layers that differ in experts or top-k.
+    """Read upstream's `ModelConfig` of the model that `flag` names.
+
+    Raises `ExpertPolicyError` for a dense model, for a class that is not served, and for layers that differ in experts
+    or top-k.
     """
     text_config = model.hf_text_config
     num_experts, top_k = (find_value(text_config, names) for names in (NUM_EXPERTS, TOP_K))
@@ -84,9 +86,10 @@ def read_written(folder: str) -> dict[str, Any]:
 def read_folder(
     folder: str, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[MoeModel, dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return (the model, its config.json, its config.json with the `changes` that --json-model-override-args makes, the
-    changed part of its language model). The model is read from the changed part. Raises `ExpertPolicyError` as
-    `read_model` and `read_written` do.
+    """Return (the model, its config.json, its changed config.json, the changed part of its language model).
+
+    The `changes` are those of --json-model-override-args. The model is read from the changed part. Raises
+    `ExpertPolicyError` as `read_model` and `read_written` do.
     """
     original = read_written(folder)
     config = dict(original)

@@ -20,8 +20,10 @@ def fits(schedule: Schedule | None, rows: int, top_k: int, num_experts: int, slo
 
 
 def find_limit(server_args: Any, requests: int, top_k: int, num_experts: int, slots: int | None) -> int:
-    """Return the most requests of a decode graph: `requests`, or the largest of SGLang's sizes before the first that
-    does not fit. Slots that SGLang has not sized yet (None) fit nothing.
+    """Return the most requests of a decode graph with paged experts.
+
+    These are `requests`, or the largest of SGLang's sizes before the first size that does not fit. Slots that SGLang
+    has not sized yet (None) fit nothing.
     """
     arguments = read_arguments(server_args)
     if arguments is None or slots is None:

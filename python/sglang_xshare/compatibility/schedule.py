@@ -27,15 +27,16 @@ def check_schedule(
     names_runner: bool = True,
     requests: int | None = None,
 ) -> tuple[list[SelectionPlan], list[str]]:
-    """Return (every plan that the model's layers can get, warnings). Resolved arguments alone decide, so a start and a
-    live switch have the same answer. `schedule` is None if only padding rows are masked, `names_runner` False if
-    SGLang has chosen the MoE runner, `requests` as in `read_batches`. Raises `ExpertPolicyError` for a schedule that
-    does not fit the model or the server.
+    """Return (every plan that the model's layers can get, warnings), from resolved arguments alone.
+
+    A start and a live switch therefore have the same answer. `schedule` is None if only padding rows are masked,
+    `names_runner` False if SGLang has chosen the MoE runner, `requests` as in `read_batches`. Raises
+    `ExpertPolicyError` for a schedule that does not fit the model or the server.
     """
     if schedule is not None:
         check_rule(schedule.exact, config)
     plans: list[SelectionPlan] = [] if schedule else [VANILLA]
-    warnings: dict[str, None] = {}  # `observe` has up to hundreds of plans with the same one
+    warnings: dict[str, None] = {}  # a dict, because up to hundreds of `observe`'s plans have the same warning
     router, experts = Router(model.top_k, renormalize=model.renormalize), model.num_experts
     for part in schedule.parts if schedule else ():
         check_rows(part, config)
@@ -111,7 +112,7 @@ def _check_plans(plans: list[SelectionPlan], model: MoeModel, config: Any) -> No
             reason = "target_per_rank needs every expert on one rank; must be 0"
             raise refusal("--ep-num-redundant-experts", config.ep_num_redundant_experts, reason)
         follows_upstream = config.speculative_adaptive and not chooses_depth(config)
-        if plan.estimates:  # ranks must not have different estimates, and accepted lengths must give one
+        if plan.estimates:  # ranks must not have different estimates, and accepted lengths must determine an estimate
             for applies, reason in (
                 (attention_dp_size(config) > 1, "with data-parallel attention each rank counts its own requests"),
                 (routes_own_rows(config), "the estimate is untested with an all-to-all backend"),

@@ -1,4 +1,5 @@
 """Adaptive draft depth: `--speculative-adaptive` with the depth of the most tokens per second, for each batch size.
+
 `decision.py` decides, without SGLang and a clock; `policy.py` is SGLang's `AdaptiveSpecPolicy`.
 """
 
@@ -13,9 +14,10 @@ SINCE = "0.5.20"
 
 
 def is_on(config: Any) -> bool:
-    """Return whether the depth follows the tokens per second, by a server's arguments: if the user asks for
-    `THROUGHPUT`, and by default if a policy is given. Resolved arguments have `speculative_adaptive` only if SGLang's
-    drafter adapts.
+    """Return whether the depth follows the tokens per second, by a server's arguments.
+
+    The depth does so if the user asks for `THROUGHPUT`, and by default if a policy is given. Resolved arguments have
+    `speculative_adaptive` only if SGLang's drafter adapts.
     """
     if not getattr(config, "speculative_adaptive", False):
         return False

@@ -7,8 +7,9 @@ from .shares import Shares
 
 
 class PooledAcceptance(Acceptance):
-    """The chance of a draft by `Shares`: drafts of all depths together, accepted of those whose drafts before them
-    were. Unlike the mean accepted length it does not depend on the depths that the server used.
+    """The chance of a draft by `Shares`: accepted drafts of all depths, among those whose drafts before were accepted.
+
+    Unlike the mean accepted length, the chance does not depend on the depths that the server used.
     """
 
     def __init__(self, shares: Shares, deepest: int) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from types import MappingProxyType
 
 from .shares import Shares
 
@@ -11,23 +12,34 @@ MARGIN = 1.02
 TRIAL = 8
 """Verifications in the trial of a depth without a time."""
 RETRIAL, PERIOD = 4, 256
-"""Verifications in the trial of a neighbour of the depth in use, and those of the batch size between two trials."""
+"""RETRIAL: verifications in a repeated trial, of a neighbour of the chosen depth. PERIOD: the most verifications of a
+batch size between two trials of one depth.
+"""
 SOON, SLOWER = 32, 1.5
-"""The first period after a change of the depth, and how much longer each next one is. A choice by few steps may be
-wrong: in simulations with 6 % noise and 10 % drift, full periods alone left one server in ten below 0.91 of the best
-depth for 600 verifications, and these below 0.96.
+"""The first period after a change of the depth, and the factor by which each next period is longer, up to PERIOD. A
+choice by few steps may be wrong. In 600 simulated verifications after a change (6 % noise, 10 % drift) the slowest
+tenth of the servers reached 0.91 of the best speed with full periods, and 0.96 with growing ones.
 """
 BLOCK = 16
-"""Verifications of the depth in use between two decisions, and so between two trials."""
+"""Verifications of the chosen depth between two decisions, and so between two trials."""
 HISTORY = 8
-"""Latest steps of a depth that its smoothed time stands for: about three retrials."""
+"""Latest steps of a depth in its smoothed time: three retrials, each of which times 3 of its 4 steps."""
+NEAR = 2
+"""The largest ratio of two batch sizes if one borrows the times of the other. Of 16 requests at a time some end before
+others, so batches of 9 to 15 come and go. With 4 trials of 8 verifications at each of these sizes, a server reached
+0.89 to 0.93 of the best depth for three rounds.
+"""
 CHANGE = 2.0
-"""The largest change of a smoothed time at once, because several of a few steps may have waited."""
+"""The largest change of a smoothed time at once: of few steps, even the median may be of a step that waited."""
+
+NOTHING: Mapping[int, float] = MappingProxyType({})
 
 
 def choose(tokens: Sequence[float], seconds: Mapping[int, float], depth: int) -> int:
-    """Return the depth with the most tokens per second: `tokens[d]` in `seconds[d]`. Keep `depth` while it has no
-    time, and unless another depth is more than `MARGIN` times as fast. Of equal depths return the shallower one.
+    """Return the depth with the most tokens per second, `tokens[d]` in `seconds[d]`, or `depth`.
+
+    Keep `depth` while it has no time, and unless another depth is more than `MARGIN` times as fast. Of equal depths
+    return the shallower one.
     """
     if depth not in seconds:
         return depth
@@ -38,8 +50,9 @@ def choose(tokens: Sequence[float], seconds: Mapping[int, float], depth: int) ->
 
 @dataclass
 class Size:
-    """The depth of one batch size, and the smoothed times of its steps. `clock` counts its verifications; `left` of the
-    current block are still to complete.
+    """The depth of one batch size, and the smoothed times of its steps.
+
+    `clock` counts its verifications; `left` verifications of the current block are still to complete.
     """
 
     candidates: Sequence[int]
@@ -53,7 +66,7 @@ class Size:
     last: dict[int, int] = field(default_factory=dict)
     """The clock at the latest verification of each depth."""
     seconds: dict[int, float] = field(default_factory=dict)
-    """The smoothed time of a step, by depth, of the depths that have one."""
+    """The smoothed time of a step, by depth, for the depths that have a time."""
     _steps: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -62,10 +75,11 @@ class Size:
         return self.depth if self.trial is None else self.trial
 
     def count(self, depth: int) -> bool:
-        """Count a verification. Return whether the block has ended, so that the next depth must be decided."""
+        """Count a verification. Return whether the block has ended, so the next depth must be decided."""
         self.clock += 1
         self.last[depth] = self.clock
-        self.left -= depth == self.current
+        if depth == self.current:
+            self.left -= 1
         return self.left <= 0
 
     def time(self, depth: int, seconds: Sequence[float]) -> None:
@@ -80,48 +94,53 @@ class Size:
         if before is None:
             self.seconds[depth] = taken
             return
-        change = min(max(taken / before, 1 / CHANGE), CHANGE) ** (len(seconds) / max(len(seconds), self._steps[depth]))
+        weight = len(seconds) / max(len(seconds), self._steps[depth])
+        change = min(max(taken / before, 1 / CHANGE), CHANGE) ** weight
         is_settled = depth == self.depth and not self.is_new
         for changed in self.seconds if is_settled else (depth,):
             self.seconds[changed] *= change
 
     def forget_times(self) -> None:
-        """Forget the times, so that each depth is tried again."""
+        """Forget the times, so each depth is tried again."""
         for known in (self.seconds, self._steps, self.last):
             known.clear()
         self.period = SOON
 
-    def decide(self, tokens: Sequence[float]) -> None:
-        """Choose the depth in use, then the next block: `BLOCK` verifications of that depth, or, after such a block, a
-        trial that is due.
+    def decide(self, tokens: Sequence[float], borrowed: Mapping[int, float] = NOTHING) -> None:
+        """Choose the depth in use, then the next block: `BLOCK` verifications of that depth, or a trial that is due.
+
+        `borrowed` times replace those that are missing.
         """
-        former, self.depth = self.depth, choose(tokens, self.seconds, self.depth)
+        seconds = {**borrowed, **self.seconds}
+        former, self.depth = self.depth, choose(tokens, seconds, self.depth)
         self.is_new = former != self.depth
         if self.is_new:
             self.period = SOON
-        has_run = not self.is_new and self.trial is None and self.depth in self.last
-        self.trial = next(self._find_due(), None) if has_run else None
+        has_run = not self.is_new and self.trial is None and self.depth in self.seconds
+        self.trial = next(self._find_due(seconds), None) if has_run else None
         if self.trial is None:
             self.left = BLOCK
-        elif self.trial in self.seconds:
+        elif self.trial in seconds:
             self.left = RETRIAL
             self.period = min(SLOWER * self.period, PERIOD)
         else:
             self.left = TRIAL
 
-    def _find_due(self) -> Iterator[int]:
+    def _find_due(self, seconds: Mapping[int, float]) -> Iterator[int]:
         """Yield the depths to try: those without a time, then the neighbours, if they were not used for a period."""
         place = self.candidates.index(self.depth)
         neighbours = [one for one in self.candidates[max(place - 1, 0) : place + 2] if one != self.depth]
-        untimed = [one for one in (*neighbours, *self.candidates) if one not in self.seconds]
-        timed = [one for one in neighbours if one in self.seconds]
-        for depths, period in ((untimed, PERIOD), (timed, self.period)):
-            yield from (one for one in depths if self.clock - self.last.get(one, -PERIOD) >= period)
+        untimed = [one for one in (*neighbours, *self.candidates) if one not in seconds]
+        yield from (one for one in untimed if self.clock - self.last.get(one, -PERIOD) >= PERIOD)
+        timed = [one for one in neighbours if one in seconds]
+        yield from (one for one in timed if self.clock - self.last.get(one, 0) >= self.period)
 
 
 class Depths:
-    """The depths of a server's batch sizes. `find_candidates` returns the candidates of a batch size, ascending, of at
-    most `deepest` drafts; `start` is the depth before anything is known.
+    """The depths of a server's batch sizes.
+
+    `find_candidates` returns the candidates of a batch size, ascending, of at most `deepest` drafts; `start` is the
+    depth before any is measured.
     """
 
     def __init__(self, find_candidates: Callable[[int], Sequence[int]], deepest: int, start: int) -> None:
@@ -148,7 +167,26 @@ class Depths:
 
     def decide(self, size: int) -> None:
         """Decide the depth of a batch size until its next block ends."""
-        self.sizes[size].decide(self.shares.expect())
+        self.sizes[size].decide(self.shares.expect(), self._borrow(size))
+
+    def _borrow(self, size: int) -> dict[int, float]:
+        """Return the times of depths without a time at a batch size, by the nearest batch size that has both times.
+
+        The nearest batch size shows how much longer a step of such a depth takes than a step of the depth in use.
+        """
+        own, found = self.sizes[size], dict[int, float]()
+        missing = [one for one in own.candidates if one not in own.seconds]
+        if not missing or own.depth not in own.seconds:
+            return found
+        near = [known for known in self.sizes if known != size and max(known, size) <= NEAR * min(known, size)]
+        for known in sorted(near, key=lambda known: (abs(known - size), known)):
+            times = self.sizes[known].seconds
+            if own.depth in times:
+                factor = own.seconds[own.depth] / times[own.depth]
+                for depth in missing:
+                    if depth in times:
+                        found.setdefault(depth, times[depth] * factor)
+        return found
 
     def forget_times(self) -> None:
         """Forget the times of steps, as after a switch of the policy. Keep depths and shares."""

@@ -8,16 +8,14 @@ from typing import Any, NamedTuple
 
 from .decision import Depths
 
-EXACT = 15
-"""Requests up to which an eager batch has times of its own; above, batches from a power of two on share theirs, because
-SGLang's candidates hold from a batch size on.
+OWN_TIMES = 15
+"""The most requests for which an eager batch size has its own times. Larger sizes share the times of the power of two
+below, because SGLang's candidates hold from a batch size on.
 """
 
 
 class Launch(NamedTuple):
-    """A decode step as launched: its requests, batch size and depth, the forwards of the target before it, and how
-    often the policy had been switched.
-    """
+    """A decode step as launched; `forwards` and `switches` count the forwards and the policy's switches before it."""
 
     requests: int
     size: int
@@ -29,8 +27,8 @@ class Launch(NamedTuple):
 class ThroughputPolicy:
     """The depth with the most tokens per second, for each captured batch size.
 
-    `upstream` is SGLang's own policy, of which the candidates of each batch size are read; a depth of 0 joins them. It
-    starts with `start` drafts. `count_forwards` returns how many forwards of the target were launched, prefills
+    `upstream` is SGLang's own policy, from which the candidates of each batch size are read; a depth of 0 joins them.
+    The first depth is `start` drafts. `count_forwards` returns how many forwards of the target were launched, prefills
     included, and `count_switches` how often the expert policy was switched: both are the same on all ranks before the
     same step. `share` returns the first rank's numbers, given this rank's own: a collective. `list_captured` returns
     the batch sizes that SGLang captures. `clock` is in seconds.
@@ -57,14 +55,14 @@ class ThroughputPolicy:
         self._given: list[int] | None = None
         self._captured: list[int] = []
         self._switches = 0
-        # With overlap a step is launched before the one before it is complete.
+        # With overlap a step is launched before the previous step is complete.
         self._launched: deque[Launch] = deque(maxlen=4)
         self._former: tuple[Launch, float] | None = None
         self._taken: dict[int, list[tuple[Launch, float]]] = {}
-        """By batch size the timed steps since its last decision, in seconds of this rank's clock."""
+        """The timed steps since the last decision, by batch size, in seconds of this rank's clock."""
 
     def set_cuda_graph_bs(self, cuda_graph_bs: list[int] | None) -> None:
-        """Set the captured batch sizes. SGLang passes those of its flag alone: None stands for its own sizes too."""
+        """Set the captured batch sizes: those of SGLang's flag, or, for None, the sizes that SGLang chooses itself."""
         self._given = cuda_graph_bs
         self._captured = sorted(self._list_captured() if cuda_graph_bs is None else cuda_graph_bs)
 
@@ -75,7 +73,7 @@ class ThroughputPolicy:
         return [size for size in self._captured if step in self._find_candidates(size)]
 
     def get_steps_for_batch(self, batch_size: int) -> int:
-        """Return the depth of the decode step that is about to be launched for so many requests."""
+        """Return the depth of the decode step of `batch_size` requests that is about to be launched."""
         switches = self._count_switches()
         if switches != self._switches:
             self._switches = switches
@@ -87,12 +85,13 @@ class ThroughputPolicy:
         return depth
 
     def on_verify_complete(self, num_correct_drafts_per_req: Sequence[int], batch_size: int) -> int | None:
-        """Count a completed verification, and decide if its block has ended. Return None: the depth changes with the
-        next launch, when SGLang asks `get_steps_for_batch`.
+        """Count a completed verification, and decide the next depth if its block has ended.
+
+        Return None: the depth changes with the next launch, when SGLang calls `get_steps_for_batch`.
         """
         now = self._clock()
         launch = self._match(batch_size)
-        # More drafts accepted than launched: a result was dropped, and this launch is that of another step.
+        # If more drafts were accepted than launched, a result was dropped, and this launch belongs to another step.
         if launch is None or max(num_correct_drafts_per_req, default=0) > launch.depth:
             return None
         former, self._former = self._former, (launch, now)
@@ -115,14 +114,12 @@ class ThroughputPolicy:
             self.depths.find(size).time(depth, times)
 
     def _is_timed(self, former: Launch, launch: Launch) -> bool:
-        """Return whether the time since the completion of `former` is that of a step like it: no other forward was
-        between them, and both belong to the active policy.
-        """
-        follows = launch.forwards == former.forwards + 1
-        return follows and former.switches == self._switches and former[1:3] == launch[1:3]
+        """Return whether `launch` directly follows a like step, `former`, under the active policy: it is timed then."""
+        follows = launch.forwards == former.forwards + 1 and former.switches == self._switches
+        return follows and (former.size, former.depth) == (launch.size, launch.depth)
 
     def _match(self, requests: int) -> Launch | None:
-        """Return the earliest launch of so many requests that is not complete; forget those before it."""
+        """Return the earliest launch of as many `requests` that is not complete; forget the launches before it."""
         while self._launched:
             launch = self._launched.popleft()
             if launch.requests == requests:
@@ -130,11 +127,11 @@ class ThroughputPolicy:
         return None
 
     def _pad(self, requests: int) -> int:
-        """Return the captured batch size that a batch runs in; of an eager batch the number that it shares times by."""
+        """Return the captured size that a batch runs in; for an eager batch, the size that its times count for."""
         place = bisect_left(self._captured, requests)
         if place < len(self._captured):
             return self._captured[place]
-        return requests if requests <= EXACT else 1 << (requests.bit_length() - 1)
+        return requests if requests <= OWN_TIMES else 1 << (requests.bit_length() - 1)
 
     def _find_candidates(self, size: int) -> tuple[int, ...]:
         # SGLang's candidates of a batch size are private. `cuda_graph_bs_for_step` returns the captured sizes that need

@@ -12,7 +12,7 @@ GROUP = "depth"
 
 
 class DepthReport:
-    """The reports on one scheduler's depths. They read numbers of the host alone and wait for nothing."""
+    """The reports on one scheduler's depths, from numbers of the host alone: they never wait for the device."""
 
     def __init__(self, policy: ThroughputPolicy) -> None:
         self.policy = policy
@@ -26,8 +26,10 @@ class DepthReport:
         return "" if latest is None else f", draft depth {self.policy.depths.sizes[latest].depth}"
 
     def describe(self) -> dict[str, Any]:
-        """Return the shares accepted by depth, and for each batch size the depth in use with the tokens that it gives a
-        request in a step and the step's milliseconds, and the same for each depth that has a time.
+        """Return the shares accepted by depth, and for each batch size its depths.
+
+        A batch size has the depth in use and all depths with a time, each with the tokens that a step gives a request
+        and the step's milliseconds.
         """
         tokens = self.policy.depths.shares.expect()
         sizes = []
@@ -39,9 +41,7 @@ class DepthReport:
         return {"accepted": self.policy.depths.shares.shares, "batch_sizes": sizes}
 
     def publish(self, reporter: Any) -> None:
-        """Export the depths to the metrics of upstream's `reporter`, on the first rank, if something was verified since
-        the last call. The first failure is logged: a report must not end the server.
-        """
+        """Export the depths to the metrics of upstream's `reporter`, on the first rank, if new steps were verified."""
         if reporter is None or self._published == self.policy.verifications or not is_first_rank():
             return
         self._published = self.policy.verifications

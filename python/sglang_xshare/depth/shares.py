@@ -7,14 +7,15 @@ MEMORY = 64
 within 300 verifications, enough to know a share to 0.05 from one request.
 """
 LEAST = 1.0
-"""Results of a depth that are never forgotten: a share lasts without drafts, and a few new results outweigh it."""
+"""Results of a depth that are never forgotten: a share outlasts a time without drafts, and new results outweigh it."""
 PRIOR = 0.5
-"""Results by which the share of the depth before counts: without results a draft is accepted as often as that one."""
+"""The weight, in results, of the share of the depth before: a depth without results has that share."""
 
 
 class Shares:
-    """The smoothed share q_i of requests whose i-th draft was accepted, among those whose drafts before it were; i is 1
-    to `deepest`. Verifications of all batch sizes count, each in the order of its completion.
+    """The smoothed share q_i of requests whose i-th draft was accepted, among those whose drafts before it were.
+
+    i is 1 to `deepest`. Verifications of all batch sizes count, each in the order of its completion.
     """
 
     def __init__(self, deepest: int) -> None:
@@ -40,7 +41,7 @@ class Shares:
 
     @property
     def shares(self) -> list[float]:
-        """Return q_1, q_2, ...; a depth that was never drafted has the share before it, and the first one 1."""
+        """Return q_1, q_2, ...; a depth that was never drafted has the share of the depth before, and depth 1 has 1."""
         found, before, prior = [], 1.0, 0.0
         for tried, accepted in zip(self._tried, self._accepted, strict=True):
             before = (accepted + prior * before) / (tried + prior) if tried else before

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 def start(worker: Any, upstream: Any, steps: int, stage: Stage | None) -> DepthReport:
-    """Make the policy of the depth for upstream's EAGLE `worker`, in place of its policy `upstream`. The first depth is
-    `steps`. The `stage`, if there is one, reads its estimate of accepted drafts from that policy.
+    """Make the policy of the depth for upstream's EAGLE `worker`, in place of its policy `upstream`.
+
+    The first depth is `steps`. The `stage`, if there is one, reads its estimate of accepted drafts from the new policy.
     """
     switches = {} if stage is None else {"count_switches": lambda: stage.switches}
     policy = ThroughputPolicy(

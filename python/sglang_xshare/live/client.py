@@ -39,7 +39,7 @@ def add_server(parser: argparse.ArgumentParser, needs: str, admin: bool = True) 
     parser.add_argument("url", metavar="URL", help=f"of a server with {needs}, such as http://127.0.0.1:30000")
     parser.add_argument("--api-key", metavar="KEY", help=f"the server's (default: ${API_KEY})")
     if admin:
-        text = f"the server's, where it has one (default: ${ADMIN_API_KEY}, else the API key)"
+        text = f"the server's, if it has one (default: ${ADMIN_API_KEY}, else the API key)"
         parser.add_argument("--admin-api-key", metavar="KEY", help=text)
 
 
@@ -50,8 +50,9 @@ def find_keys(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
 
 
 class Client:
-    """A client of one server. It sends changes with the admin key, if this is given, and other requests with the API
-    key. Methods raise `PolicyError` if the server refuses or does not answer.
+    """A client of one server. Methods raise `PolicyError` if the server refuses or does not answer.
+
+    Changes are sent with the admin key, if this is given, and other requests with the API key.
     """
 
     def __init__(self, url: str, api_key: str | None = None, admin_api_key: str | None = None) -> None:
@@ -60,7 +61,7 @@ class Client:
         except ValueError:  # a port beyond 65535
             is_url = False
         if not is_url:
-            raise PolicyError(f"{url}: no URL; it must be one such as http://127.0.0.1:30000, its port 1 to 65535")
+            raise PolicyError(f"{url}: must be a URL such as http://127.0.0.1:30000, with a port from 1 to 65535")
         self.url = url.rstrip("/")
         self._key, self._admin_key = api_key, admin_api_key or api_key
         self._proxy = find_proxy(url)
@@ -69,8 +70,10 @@ class Client:
         self._answered_by = ""
 
     def get_policy(self) -> dict[str, Any]:
-        """Return the answer to GET /expert_policy, with counters that are no older than this call: if the server has
-        read them less than `COUNTING_PERIOD` seconds ago, wait for the rest of that time and send GET again.
+        """Return the answer to GET /expert_policy, with counters that are no older than this call.
+
+        If the server has read the counters less than `COUNTING_PERIOD` seconds ago, wait for the rest of that time and
+        send GET again.
         """
         answer = self._check(self.ask(PATH))
         if ago := answer.get("counted_ago"):
@@ -126,9 +129,7 @@ class Client:
 
 
 def find_proxy(url: str) -> str | None:
-    """Return the proxy that the environment names for `url`; None for an address of this machine, which no proxy of
-    another machine can reach.
-    """
+    """Return the proxy that the environment names for `url`; None for an address that only this machine can reach."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checked:
-    """A switch that passed its check. A commit of `epoch` makes it while the stage's count is still `switches`."""
+    """A switch that passed its check. A commit of `epoch` makes the switch while the stage's count is `switches`."""
 
     epoch: str
     switches: int
@@ -51,8 +51,10 @@ class Former:
 
 
 class Control:
-    """The answers for one scheduler's stage. Every rank handles the same messages in the same order between its steps,
-    and all ranks check the same values, so all of them switch between the same two steps, or none does.
+    """The answers for one scheduler's stage.
+
+    Every rank handles the same messages in the same order between its steps, and all ranks check the same values, so
+    all of them switch between the same two steps, or none does.
     """
 
     def __init__(self, stage: Stage, server_args: Any) -> None:
@@ -67,8 +69,10 @@ class Control:
         """The last read of the counters: its time, the number of switches at that time, and the counters."""
 
     def get(self) -> dict[str, Any]:
-        """Return the policy and its keys, as POST takes them, and the fields of `ADDED`. Wait for the device at most
-        once in `COUNTING_PERIOD` seconds: otherwise return the counters of the last read, and their age `counted_ago`.
+        """Return the policy and its keys, as POST takes them, and the fields of `ADDED`.
+
+        Wait for the device at most once in `COUNTING_PERIOD` seconds: otherwise return the counters of the last read,
+        and their age `counted_ago`.
         """
         stage, in_force = self.stage, self.stage.in_force
         # All ranks of data-parallel attention count the same steps, so the first one reports them.
@@ -93,11 +97,12 @@ class Control:
         }
 
     def check(self, body: Mapping[str, Any], epoch: str, reporter: Any) -> dict[str, Any]:
-        """Check a switch to the policy in `body`: the keys of --expert-policy-config, "policy" and "trial". Change
-        nothing, and keep the switch for a commit of `epoch`. Return the numbers of switches, as `get` does. Raises
-        ValueError in one line.
+        """Check a switch to the policy in `body`, change nothing, and keep the switch for a commit of `epoch`.
+
+        `body` has the keys of --expert-policy-config, "policy" and "trial". Return the numbers of switches, as `get`
+        does. Raises ValueError in one line.
         """
-        self._checked = None  # on all schedulers, also if only one of them refuses this check
+        self._checked = None  # cleared on all schedulers, also if only one of them refuses this check
         schedule, is_trial, recaptures = self._read(body), body.get("trial", False), body.get("recapture", True)
         if type(is_trial) is not bool:
             raise ValueError(f"trial must be true or false (got {as_json(is_trial)})")
@@ -115,9 +120,11 @@ class Control:
         return self._number()
 
     def commit(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
-        """Make the switch that `check` of the same epoch checked, as the server's switch `number`. Return what `get`
-        does, and warnings. Raises ValueError, having changed nothing, for any other epoch and after a switch since the
-        check. After an exception of the switch itself, call `restore` on all ranks: they must switch equally often.
+        """Make the switch that `check` of the same epoch checked, as the server's switch `number`.
+
+        Return what `get` does, and warnings. Raises ValueError, without a change, for any other epoch, and if the
+        policy was switched since the check. After an exception of the switch itself, call `restore` on all ranks: they
+        must switch equally often.
         """
         stage, checked = self.stage, self._checked
         if checked is None or checked.epoch != epoch:
@@ -136,8 +143,9 @@ class Control:
         return answer
 
     def restore(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
-        """Undo the commit of `epoch`, also one that failed halfway, as the server's switch `number`. Do nothing if this
-        epoch changed nothing here, or if a later one did. Return whether something was restored.
+        """Undo the commit of `epoch`, also one that failed halfway, as the server's switch `number`.
+
+        Do nothing if this epoch changed nothing here, or if a later epoch did. Return whether something was restored.
         """
         former = self._former
         if former is None or former.epoch != epoch:
@@ -148,8 +156,9 @@ class Control:
         return {"restored": True}
 
     def begin(self, scheduler: Any) -> None:
-        """Log a warning, in the first call, if the policy can act in no step: SGLang decides how many requests
-        run at once only after the checks of the start.
+        """Log a warning, in the first call, if the policy can act in no step.
+
+        SGLang decides how many requests run at once only after the checks of the start.
         """
         if self._has_begun:
             return
@@ -162,7 +171,7 @@ class Control:
                 logger.warning("--expert-policy %s: %s", part.policy, reason)
 
     def _read(self, body: Mapping[str, Any]) -> Schedule | None:
-        """Return the schedule of a POST, None for vanilla. Raises ValueError for a policy that is no policy."""
+        """Return the schedule of a POST, None for vanilla. Raises ValueError for keys that make no policy."""
         keys = {name: value for name, value in body.items() if name not in (*ADDED, *ASKED)}
         if "policy" not in keys:
             raise ValueError('policy is missing; send an object such as {"policy": "xshare", "k0": 1, "add": 6}')
@@ -173,7 +182,7 @@ class Control:
         return build_schedule(name, keys, speculative, pages=pages_experts(self.server_args))
 
     def _check(self, schedule: Schedule | None, requests: int | None) -> list[str]:
-        """Return the warnings of a server that starts with this schedule. Raises ValueError if the start is refused."""
+        """Return the warnings of a server that starts with this schedule. Raises ValueError if its start is refused."""
         config = resolved(self.server_args)
         if attention_dp_size(config) > 1 and config.enable_dp_attention_local_control_broadcast:
             flag = "--enable-dp-attention-local-control-broadcast"
@@ -191,8 +200,10 @@ class Control:
         return warnings
 
     def _number(self) -> dict[str, Any]:
-        """Return the number of this scheduler's switches, and the number that it made by itself since the last POST.
-        The latter is None if another rank reports it.
+        """Return the number of this scheduler's switches, and the number of its own switches since the last POST.
+
+        A scheduler switches to vanilla by itself if ranks disagree. The latter number is None if another rank reports
+        it.
         """
         own = self.stage.switches - self._posted
         return {"switches": self.stage.switches, "own_switches": own if is_first_rank() else None}
@@ -241,7 +252,7 @@ def handle(control: Control | None, depth: DepthReport | None, scheduler: Any, r
         if depth is not None and "in_force" in answer:
             answer["draft_depth"] = depth.describe()
         return DumperControlReqOutput(success=True, response=[answer])
-    except ValueError as error:  # `ExpertPolicyError` is one
+    except ValueError as error:  # includes `ExpertPolicyError`
         return DumperControlReqOutput(success=False, response=[], error=" ".join(str(error).split()))
     except Exception as error:
         logger.exception("%s %s", "POST" if request.body else "GET", PATH)

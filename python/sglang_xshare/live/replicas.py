@@ -35,8 +35,8 @@ class Replicas:
 
     SGLang delivers control messages to every scheduler in one order, also those of several tokenizer processes
     (`multi_tokenizer_mixin.py`, `data_parallel_controller.py`). So two processes that switch at once need no common
-    lock: the later check replaces the earlier one on all schedulers, and all of them refuse the commit of the earlier
-    one.
+    lock: the later check replaces the earlier check on all schedulers, and all schedulers refuse the commit of the
+    earlier check.
     """
 
     def __init__(self, find_manager: Callable[[], Any]) -> None:
@@ -48,8 +48,10 @@ class Replicas:
         return merge(await self._ask({}))
 
     async def switch(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Switch all schedulers to the policy in `body` and return their merged answer: check on all, then commit on
-        all. Raises `Refusal`, with the previous policy on every scheduler, if one of them refuses.
+        """Switch all schedulers to the policy in `body`, and return their merged answer: check on all, then commit.
+
+        All schedulers check before any of them commits. Raises `Refusal`, with the previous policy on every scheduler,
+        if one of them refuses.
         """
         async with self._lock:
             epoch = uuid4().hex
@@ -66,9 +68,7 @@ class Replicas:
                 raise Refusal(f"{error}{restored}", error.status) from None
 
     async def _restore(self, epoch: str, number: int) -> str:
-        """Restore the previous policy on each scheduler that this epoch changed. Return the end of an error line that
-        reports it, empty if no scheduler had changed.
-        """
+        """Restore the previous policy where this epoch changed it. Return the end of an error line about it, if any."""
         try:
             answers = await self._ask({"restore": epoch, "number": number})
         except Refusal as error:
@@ -77,8 +77,9 @@ class Replicas:
         return f"; {restored} of {len(answers)} restored the previous policy" if restored else ""
 
     async def _ask(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the answer of each scheduler: each replica, or each rank of data-parallel attention. Raises `Refusal`
-        with status 400 if all of them refuse, 500 if some do, or if they fail by a fault of their own.
+        """Return the answer of each scheduler: each replica, or each rank of data-parallel attention.
+
+        Raises `Refusal` with status 400 if all of them refuse, 500 if some do, or if they fail by a fault of their own.
         """
         outputs = await self._find_manager().dumper_control(DumperControlReqInput(method=METHOD, body=body))
         refusals = [output.error for output in outputs if not output.success]
@@ -90,9 +91,7 @@ class Replicas:
 
 
 def count_switches(answers: list[dict[str, Any]]) -> int:
-    """Return the number of switches of a server: the number of the last POST, plus one for each switch to vanilla that
-    a replica has made by itself since.
-    """
+    """Return a server's number of switches: the last POST's, plus one for each later switch of a replica by itself."""
     # All ranks of data-parallel attention switch to vanilla together, so only the first of them counts.
     first = [answer for answer in answers if answer["own_switches"] is not None]
     own = [int(answer["own_switches"]) for answer in first]
@@ -100,8 +99,10 @@ def count_switches(answers: list[dict[str, Any]]) -> int:
 
 
 def merge(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return one answer for several schedulers: the sum of their counts, and the policy of a replica that has switched
-    to vanilla by itself, if there is one. Servers without a policy count nothing: the answer is the first scheduler's.
+    """Return one answer for several schedulers: the sum of their counts, and one policy.
+
+    The policy is that of a replica that has switched to vanilla by itself, if there is one. Servers without a policy
+    count nothing: the answer is the first scheduler's.
     """
     if "switches" not in answers[0]:
         return answers[0]

@@ -1,6 +1,8 @@
-"""GET and POST /expert_policy, in the server's process. Each sends a control message of upstream's to every scheduler,
-which broadcasts the message to its ranks: all ranks handle it between the same two steps. GET takes the key of
-`/generate`, POST the key of routes that administer the server.
+"""GET and POST /expert_policy, in the server's process.
+
+Each route sends a control message of upstream's to every scheduler, which broadcasts the message to its ranks: all
+ranks handle it between the same two steps. GET takes the key of `/generate`, POST the key of routes that administer the
+server.
 """
 
 import asyncio
@@ -37,7 +39,7 @@ def add_routes(app: FastAPI, find_manager: Callable[[], Any]) -> None:
 
 async def _answer(question: Coroutine[Any, Any, dict[str, Any]]) -> Response:
     try:
-        # A cancelled handler would leave a switch half made, and the next request would get the schedulers' answers.
+        # Shielded: a cancelled handler would leave a switch half made, and its pending answers to the next request.
         return JSONResponse(await asyncio.shield(question))
     except Refusal as refusal:
         return _refuse(str(refusal), refusal.status)

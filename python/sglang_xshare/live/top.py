@@ -33,9 +33,7 @@ BAR = 10
 
 @dataclass(frozen=True)
 class Look:
-    """One look at a server: its answer to GET /expert_policy, its gauges by name with one value for each replica, and
-    the `time` in seconds.
-    """
+    """One look at a server: its answer to GET, gauges by name with one value a replica, and the time in seconds."""
 
     answer: dict[str, Any]
     gauges: dict[str, list[float]]
@@ -64,9 +62,7 @@ def look(client: Client) -> Look:
 
 
 def read_gauges(text: str) -> dict[str, list[float]]:
-    """Return the gauges of a frame, with one value for each replica, from prometheus's text. Raises `PolicyError` for
-    other text.
-    """
+    """Return a frame's gauges, one value a replica, from prometheus's text. Raises `PolicyError` for other text."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[str, dict[str, float]] = {name: {} for name in (SPEED, ACCEPTED, RUNNING, QUEUED)}
@@ -103,7 +99,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _run(arguments: argparse.Namespace) -> int:
     client, console = Client(arguments.url, *find_keys(arguments)), open_console()
-    before, now = None, look(client)  # a refusal is printed before the terminal is cleared
+    before, now = None, look(client)  # first, so a refusal is printed before the terminal is cleared
     if not console.is_terminal:
         console.print(draw(client.url, now, None, len(now.layers)))
         return 0
@@ -115,9 +111,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def draw(url: str, now: Look, before: Look | None, lines: int) -> RenderableType:
-    """Return a frame of the counts since the look `before`, or without it since the last switch. A column has at most
-    `lines` layers. Speed, the sum over replicas in tokens/s, and accepted length, their mean in tokens per
-    verification, are SGLang's gauges of its last log interval.
+    """Return a frame of the counts since the look `before`, or, without it, since the last switch.
+
+    A column has at most `lines` layers. Speed and accepted length are SGLang's gauges of its last log interval: speed
+    is the sum over replicas in tokens/s, accepted length the mean over replicas in tokens per verification.
     """
     answer, gauges = now.answer, now.gauges
     plan = {name: value for name, value in answer["in_force"].items() if value is not None and value != []}

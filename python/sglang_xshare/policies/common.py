@@ -23,7 +23,7 @@ COMMON_KEYS = {
     "max_rows": Key(int, "a step of more router rows is vanilla; null: no limit", low=1),
     "rows": Key(
         str,
-        "where each rank routes its own rows (--moe-a2a-backend): select among those of all, gathered, or its own",
+        "if each rank routes its own rows (--moe-a2a-backend): select among the rows of all ranks, or its own rows",
         choices=("batch", "rank"),
         default="batch",
     ),

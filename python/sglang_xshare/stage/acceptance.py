@@ -7,11 +7,11 @@ from ..policies.plan import MOST_LIKELY
 from .record.agreement import is_due
 
 FIRST = 64
-"""Verifications with all drafts accepted that the estimate assumes before the first one: an estimate that is too large
-is safe (benchmark/quality), and a few answers prove nothing.
+"""Verifications, with all drafts accepted, that the estimate starts from. An estimate that is too large is safe
+(benchmark/quality), and a few answers prove nothing.
 """
 MEMORY = 8192
-"""The most verifications counted; with more, all count half, so the estimate follows the traffic."""
+"""The most verifications counted. Above this number all counts are halved, so the estimate follows the traffic."""
 MUCH = 1 / 8
 """The smallest change that is logged."""
 _GRID = [count / 64 for count in range(63, 0, -1)]
@@ -20,9 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 class Acceptance:
-    """The estimate of one scheduler, from the drafts that its requests accept: chains of `width` rows, or trees of that
-    depth, whose first row is always emitted; `width` is 1 without speculation. It is counted on the host, and all ranks
-    have the same estimate after the same forward.
+    """The estimate of one scheduler, from the drafts that its requests accept.
+
+    Drafts are chains of `width` rows, or trees of this depth, whose first row is always emitted; `width` is 1 without
+    speculation. The host counts. All ranks have the same estimate after the same forward.
     """
 
     def __init__(self, width: int = 1) -> None:
@@ -57,15 +58,16 @@ class Acceptance:
         return self.number != former
 
     def read(self) -> float:
-        """Return the number by what was counted so far."""
+        """Return the estimate from the counts so far."""
         while self._verified > MEMORY:
             self._verified, self._accepted = self._verified / 2, self._accepted / 2
         return estimate(self._accepted / self._verified, self.width)
 
 
 def estimate(drafts: float, width: int) -> float:
-    """Return the chance of a draft, a multiple of 1 / 64 from 1 / 64 to 63 / 64: if each of `width` - 1 drafts is
-    accepted with this chance after those before, `drafts` are accepted on average.
+    """Return the chance of a draft with which `drafts` of `width` - 1 drafts are accepted on average.
+
+    The chance is a multiple of 1 / 64 from 1 / 64 to 63 / 64. A draft is accepted only if all drafts before it are.
     """
     return min(_GRID, key=lambda chance: abs(_expect(chance, width) - drafts))
 

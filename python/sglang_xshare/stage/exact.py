@@ -23,10 +23,10 @@ ATTACHED = (
 class Exact:
     """The exact requests of one scheduler, by their ids, as long as SGLang keeps the requests; and a flag for each row.
 
-    The flags are written before each forward whose exact rows differ from those of the last, on the forward's stream:
-    captured graphs read the flags at each replay. With `low_first` the server's lower priorities go first. `refusal`
-    answers an exact request on a server that can have none. With `ignores_asked` a request that asks to be exact
-    follows the rule, like a request that does not ask.
+    The flags are written on the forward's stream, before each forward whose exact rows differ from those of the
+    previous forward: captured graphs read the flags at each replay. With `low_first` lower priorities are served first.
+    `refusal` answers an exact request on a server that can have none. With `ignores_asked` a request that asks to be
+    exact follows the rule, like a request that does not ask.
     """
 
     def __init__(
@@ -38,9 +38,11 @@ class Exact:
         self._written: list[int] = []
 
     def admit(self, req: Any, rule: Rule, is_attached: bool = False) -> None:
-        """Decide, when a request arrives, whether it is exact: set `expert_policy_exact` to True, to False if the
-        request asked and is not, else to None. Exact requests share prefixes with exact requests alone, because other
-        requests have computed keys and values under a policy. With `is_attached` there is a storage of prefixes.
+        """Decide whether an arriving request is exact, and set its `expert_policy_exact`.
+
+        The value is True for an exact request, False for a request that asked and is not exact, else None. Exact
+        requests share prefixes with exact requests alone, because other requests have computed keys and values under a
+        policy. With `is_attached` the cache has a storage backend, so an exact request is aborted.
         """
         if hasattr(req, "expert_policy_exact"):  # a retracted request arrives again
             return
@@ -50,11 +52,11 @@ class Exact:
         asked = read_asked(req.sampling_params.custom_params, routing_key)
         said = None if asked and self._ignores_asked else asked
         exact = applies(rule, req.priority, self._low_first) if said is None else said
-        # The other rows of a beam lie behind all requests, and belong to no request that a forward names.
+        # A beam's other rows follow the rows of all requests, and a forward's `rids` do not name them.
         exact = exact and getattr(req, "beam_group", None) is None
         req.expert_policy_exact = exact or (False if asked else None)
         session = getattr(req, "session", None)
-        if is_in_use:  # by another front end, which checks its own ids alone; the id identifies the rows
+        if is_in_use:  # each front end checks only its own ids, and the id identifies the rows
             req.set_finish_with_abort(f"rid must be one that no running exact request has (got {req.rid!r})")
             return
         req.extra_key = name_prefixes(req.extra_key, exact)
@@ -98,7 +100,9 @@ class Exact:
         return self._flags[:rows]
 
     def find(self, rows: int) -> torch.Tensor | None:
-        """Return the flags as `read` does, or None if no row of a step or of a graph's replays can be exact: a CPU
-        replays no graph, so the rows written last decide.
+        """Return the flags as `read` does, or None if no row of the step can be exact.
+
+        A CPU replays no graph, so there the flags written last decide. On a GPU the flags are always returned, because
+        a later replay may have exact rows.
         """
         return self.read(rows) if self._written or not self._flags.is_cpu else None

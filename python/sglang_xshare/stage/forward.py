@@ -30,9 +30,10 @@ def wrap_model(model: Any, stage: Stage) -> None:
 
 
 def wrap_runner(model_runner: Any, stage: Stage) -> None:
-    """Call the stage around every forward of the model runner, which runs in every step, including graph replays; the
-    model's forward does not. Ranks compare here, outside of graphs. The requests receive the forward's counts with the
-    forward's logits.
+    """Call the stage around every forward of the model runner.
+
+    `ModelRunner.forward` runs in every step, including graph replays; the model's forward does not. Ranks compare their
+    selections here, outside of graphs. The forward's counts are attached to its logits, which reach the requests.
     """
     forward = model_runner.forward
 
@@ -56,9 +57,7 @@ def wrap_runner(model_runner: Any, stage: Stage) -> None:
 
 
 def wrap_router(router: Any, stage: Stage) -> None:
-    """Let an upstream `TopK` without rows, whose answer is empty, select with the other ranks, which wait for this
-    rank's part of the gather.
-    """
+    """Let an upstream `TopK` without rows take part in the selection, because the other ranks wait in the gather."""
     answer_empty = router.empty_topk_output
 
     def select_and_answer(*args: Any, **kwargs: Any) -> Any:

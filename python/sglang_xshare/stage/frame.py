@@ -27,6 +27,7 @@ class PolicyBypassed(RuntimeError):
 @dataclass(frozen=True)
 class Assignment:
     """A layer's part in all forwards of one key: a `plan`, or the `reason` why the model routes; neither in a prefill.
+
     A captured graph reads the plan's numbers from `buffer`, to which a switch writes. `fits` is True if the active
     experts fit the layer's slots for all logits.
     """
@@ -41,10 +42,10 @@ class Assignment:
 class Running:
     """The target model's forward while it runs, in which layers route.
 
-    `steps`, `assignments` and `selections` have one entry for each layer. A layer's step is None in a prefill, and its
-    selection before the layer selects and without a plan. `tables` collect the counts of the selections: one table for
-    the acting lane, or one for each silent lane. `observed` is the schedule of `observe`, under which the model routes,
-    and None if the policy acts. `calls` are the active policy's.
+    `steps`, `assignments` and `selections` have one entry for each layer. A layer's step is None in a prefill. A
+    layer's selection is None without a plan, and until the layer selects. `tables` collect the counts of the
+    selections: one table for the acting lane, or one for each silent lane. `observed` is the schedule of `observe`,
+    under which the model routes; None if the policy acts. `calls` are those of the active policy.
     """
 
     steps: Sequence[Step | None]
@@ -69,12 +70,14 @@ class Running:
 
 
 class Frame(NamedTuple):
-    """One forward of the model runner. The stage's slot has one frame before the model's forward, the next one with
-    `running` inside of it, and the last one after it.
+    """One forward of the model runner.
 
-    `key` is that of the runner's batch, None if the forward is no step. The model's step may have more rows: SGLang
-    pads the batch for attention ranks and for a capture. `outcome` names how the forward is counted; it is None before
-    the model's forward, and in a graph's replay, which does not run the model's forward.
+    The stage's slot contains a frame with `running` during the model's forward, and frames without `running` before and
+    after it.
+
+    `key` is that of the runner's batch; None if the forward is neither decode nor verify. The model's step may have
+    more rows: SGLang pads the batch for attention ranks and for a capture. `outcome` names how the forward is counted;
+    None before the model's forward, and in a graph's replay, which does not run the model's forward.
     """
 
     key: StepKey | None = None
@@ -83,9 +86,7 @@ class Frame(NamedTuple):
 
 
 class Slot:
-    """The place of the current frame, which a stage and its layers share. The stage's `counters` count the calls of
-    layers without a frame.
-    """
+    """The place of the current frame, shared by a stage and its layers; `counters` count calls without a frame."""
 
     frame: Frame | None = None
     counters: Counters | None = None

@@ -10,8 +10,10 @@ from ..upstream.ranks import all_gather
 
 @dataclass(frozen=True)
 class Ranks:
-    """The tensor-parallel ranks of such a server, seen from rank `rank` of `size`. `share` neighbours have the same
-    requests, and divide the rows evenly, in order. If `together`, each rank selects among the rows of all ranks.
+    """The tensor-parallel ranks of a server whose ranks each route their own rows, seen from rank `rank` of `size`.
+
+    `share` neighbours have the same requests, and divide the rows evenly, in order. If `together`, each rank selects
+    among the rows of all ranks.
     """
 
     rank: int
@@ -21,8 +23,9 @@ class Ranks:
     together: bool
 
     def divide(self, counts: list[int]) -> tuple[int, ...]:
-        """Return the router rows of every rank, from the padded rows of each attention rank. Raises RuntimeError if
-        `counts` lacks a rank, or if its rows cannot be divided.
+        """Return the router rows of every rank, from the padded rows of each attention rank.
+
+        Raises RuntimeError if `counts` lacks a rank, or if its rows cannot be divided evenly.
         """
         if len(counts) * self.share != self.size or any(count % self.share for count in counts):
             raise RuntimeError(
@@ -32,15 +35,13 @@ class Ranks:
         return tuple(count // self.share for count in counts for _ in range(self.share))
 
     def own(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of [rows, ...], which its neighbours have too."""
+        """Return this rank's part of the [rows, ...] that it shares with its neighbours."""
         return rows.tensor_split(self.share)[self.rank % self.share]
 
 
 @dataclass(frozen=True)
 class Gather:
-    """The rows of one step on each rank, padding included, seen from rank `rank`. All ranks must call `collect` in the
-    same order.
-    """
+    """The rows of one step on each rank, padding included. All ranks must call `collect` in the same order."""
 
     rows_by_rank: tuple[int, ...]
     rank: int
@@ -52,7 +53,8 @@ class Gather:
 
     def collect(self, own: torch.Tensor) -> torch.Tensor:
         """Return [rows of all ranks, ...] float32, rank after rank; zeros for a rank with padding alone."""
-        # A rank without rows cannot tell the type of the others' rows, and a collective takes equal shapes.
+        # float32, because a rank without rows cannot infer the others' dtype; padded, because a collective takes equal
+        # shapes.
         longest = max(self.rows_by_rank)
         own = own.float().contiguous()
         if len(own) < longest:

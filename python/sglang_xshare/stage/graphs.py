@@ -78,7 +78,7 @@ class Graphs:
         A step that SGLang captures again (a weight update with `recapture_cuda_graph`) keeps its first plan: the active
         plan, whose numbers are in the buffer, may have fewer steps of the algebra, and the graph of a kernel without
         these steps could not follow back. The kernel of the first plan has run before, so a capture may launch it. A
-        stale graph is captured under the active policy.
+        stale graph is captured for the active policy.
         """
         self._lanes = in_force.lanes
         if key not in self.captured or key in self.stale:
@@ -103,9 +103,7 @@ class Graphs:
                 yield key, layer, kept
 
     def follow(self, in_force: InForce) -> None:
-        """Write another policy's numbers for the next replay of every graph, between two steps. A graph that cannot
-        follow becomes stale.
-        """
+        """Write another policy's numbers for the next replay of each graph; graphs that cannot follow become stale."""
         self.stale = frozenset[StepKey]().union(*self.find_misfits(in_force).values())
         for key, layer, kept in self._places():
             if key not in self.stale and (target := self._fit(layer, key, kept, in_force)) is not None:
@@ -114,8 +112,10 @@ class Graphs:
         self._prepared.clear()  # these buffers have the former plans' numbers
 
     def weigh(self, in_force: InForce, acceptance: float) -> None:
-        """Write an estimate of acceptance for graphs whose plan reads an estimate, in the order of the current stream.
-        The host does not wait. A graph without a buffer keeps the number that it was captured with.
+        """Write an estimate of acceptance for the graphs whose plan reads an estimate.
+
+        The writes are ordered by the current stream, and the host does not wait. A graph without a buffer keeps the
+        number that it was captured with.
         """
         self._prepared.clear()  # these buffers have the former estimate
         schedule, buffers = in_force.schedule, []
@@ -136,17 +136,19 @@ class Graphs:
     def _fit(
         self, layer: Layer, key: StepKey, captured: Assignment, in_force: InForce
     ) -> tuple[Budgets, SelectionPlan] | None:
-        """Return (buffer, plan to write to it) for a captured layer and step, or None if there is nothing to write.
+        """Return (buffer, plan to write to it) for a captured layer and step; None if there is nothing to write.
+
         Raises ValueError if the graph cannot follow.
         """
-        # First, because lanes count in every graph, also in one that is not replayed now.
+        # Checked first: lanes count in every graph, including graphs that are not replayed now.
         if list(in_force.lanes) != list(self._lanes):
             raise ValueError("each plan of observe has counters in the graphs")
         found = in_force.find(layer, key)
         if in_force.lanes or not found.fits:
             return None  # the same lanes need no numbers, and a step that does not fit is not replayed (`allows_graph`)
         then = found.plan
-        # Vanilla masks padding. So does a selection of each row's own top-k; a size without either has no padding.
+        # VANILLA, which masks padding, and no plan are written alike: `open_up`'s plan masks padding too, and a size
+        # that was captured without a selection has no padding.
         changes = None if then is VANILLA else then
         if captured.plan is None:
             if changes is not None:
@@ -162,9 +164,7 @@ class Graphs:
 
 
 def describe_misfits(misfits: dict[str, set[StepKey]], can_capture: bool) -> str:
-    """Return one line: why graphs would have to be captured again, and why a switch does not do so: the server cannot,
-    or the request does not allow a capture.
-    """
+    """Return one line: why graphs would have to be captured again, and why a switch does not capture them."""
     reasons = [
         (f"graphs of {', '.join(map(str, sorted({key.rows for key in keys})))} rows: " if keys else "") + reason
         for reason, keys in misfits.items()
@@ -174,7 +174,7 @@ def describe_misfits(misfits: dict[str, set[StepKey]], can_capture: bool) -> str
 
 
 def open_up(plan: SelectionPlan, router: Router) -> SelectionPlan:
-    """Return the plan with which `plan`'s kernel routes as the model. Raises ValueError if it has not top-k columns."""
+    """Return the plan with which `plan`'s kernel routes as the model. Raises ValueError unless it has top-k columns."""
     if plan.columns(router) != router.top_k:
-        raise ValueError(f"kmax = {plan.kmax} columns; the model's own routing has {router.top_k}")
+        raise ValueError(f"kmax = {plan.kmax} columns: must be {router.top_k}, as in the model's own routing")
     return replace(plan, k0=None, p=1.0, beta=None, warm_rows=None)

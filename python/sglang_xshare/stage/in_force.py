@@ -25,7 +25,7 @@ from .record.metadata import Forward
 from .step import StepKey
 
 LONGEST = 100
-"""Characters of a policy in a response; a front of `xshare` with all its keys takes 60."""
+"""The most characters of a policy with its keys in a response; `xshare` with all keys of a front takes 60."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class InForce:
     lanes: Sequence[Lane] = ()
     is_named: bool = True
 
-    # Caches, which are empty in each new value.
+    # Caches. With init=False they are empty after `dataclasses.replace`.
     _assigned: dict[tuple[StepKey, int | None], list[Assignment]] = field(default_factory=dict, init=False)
     _found: dict[tuple[Layer, StepKey, int | None], Assignment] = field(default_factory=dict, init=False)
     _replays: dict[StepKey | None, Forward] = field(default_factory=dict, init=False)
@@ -89,8 +89,9 @@ class InForce:
 
     @cached_property
     def spelling(self) -> str | None:
-        """The policy's name in responses, with its hash in place of keys if they are long, such as a tuned policy's.
-        None until a policy has been active.
+        """The policy's name in responses; None until a policy has been active.
+
+        If the keys are long, such as a tuned policy's, the plan's hash replaces them.
         """
         if not self.is_named:
             return None
@@ -106,8 +107,10 @@ class InForce:
         return next((reason for reason in REASONS if reason in reasons), "prefill")
 
     def tell(self, frame: Frame, find_key: Callable[[StepKey], StepKey]) -> Forward | None:
-        """Return what the requests of a forward count; None until a policy has been active. A graph's replay, which
-        does not run the model's forward, counts by the key of its graph, which `find_key` returns.
+        """Return what the requests of a forward count; None until a policy has been active.
+
+        A graph's replay does not run the model's forward, so it counts by the key of its graph, which `find_key`
+        returns.
         """
         if self.spelling is None:
             return None
@@ -145,7 +148,7 @@ class InForce:
         return self._assigned[place]
 
     def fit(self, key: StepKey) -> bool:
-        """Return whether each layer's slots hold all active experts of such a step, for all logits."""
+        """Return whether each layer's slots hold all active experts of a step of this size, for all logits."""
         return all(self.find(layer, key).fits for layer in self.layers)
 
     def fits_slots(self, rows: int) -> bool:

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 
 class Lane:
-    """A source of plans with its counters. `name` is the spelling of an observed plan, and None for the policy that
-    acts. Log, metrics and `GET /expert_policy` each read what was counted since their own last read.
+    """A source of plans with its counters.
+
+    `name` is the spelling of an observed plan; None for the policy that acts. Log, metrics and `GET /expert_policy`
+    each read what was counted since their own last read.
     """
 
     def __init__(self, name: str | None, counters: Counters) -> None:
@@ -34,9 +36,7 @@ def make_lanes(schedule: Schedule | None, acting: Lane) -> list[Lane]:
 
 
 def find_tables(running: Running) -> Tally | None:
-    """Return a forward's counts under the routing that acts, which is the model's own under `observe`; None if no row
-    was routed.
-    """
+    """Return a forward's counts by the routing that acts (the model's under `observe`); None without a routed row."""
     tally = running.tables[0].tally
     return replace(tally, active=tally.vanilla_active) if tally is not None and running.observed is not None else tally
 

@@ -42,8 +42,10 @@ MAX_CALLS = 1024
 
 
 class Layer:
-    """A layer's `TopKConfig` and what its MoE runner takes. `upstream`, a copy of the config that carries the layer,
-    replaces the config in upstream's router; `config` routes through `choose`.
+    """One MoE layer: its `TopKConfig`, and what its MoE runner takes.
+
+    `upstream`, a copy of the config that carries the layer, replaces the config in upstream's router; `config` routes
+    through `choose`.
 
     With `renumbers` upstream looks ids up in a table after the selection, so none may be -1 before. With
     `routes_itself` the layer's runner ranks logits if the layer does not select. With `takes_kmax` the runner takes
@@ -89,12 +91,12 @@ class Layer:
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
         weight = 1.0 if on_output else 1.0 / scaling
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
-        # EPLB and paged experts replace the ids after the selection, so their alignment would be of other ids.
+        # EPLB and paged experts replace the ids after the selection, so an alignment of the selected ids is wrong then.
         self.hands_over = convention == FILLED and not renumbers and paging is None
         self._aligned = {slots: replace(slots, aligned=True) for slots in (self.slots, self.with_shared)}
         self.upstream = carry(topk_config, self)
         route: dict[str, Any] = {"custom_routing_function": self.choose}
-        if recorded:  # here alone: upstream would take what fills an empty slot for an expert of the row
+        if recorded:  # only here: upstream would record the id that fills an empty slot as an expert of the row
             route = {"custom_routing_function": self.choose_recorded, "allow_routed_experts_capture": False}
         own = replace(topk_config, **route, use_grouped_topk=False, apply_routed_scaling_factor_on_output=False)
         self.config = carry(own, self)
@@ -165,7 +167,8 @@ class Layer:
         """Return weights [n, k] float32 and logical expert ids [n, k] int32, as SGLang's custom routing function.
 
         `topk` includes the columns of fused shared experts if upstream expects them from its router. Raises
-        RuntimeError if the router has other rows than the step, whose requests and padding would be taken for others.
+        RuntimeError if the router has another number of rows than the step, because requests and padding rows would be
+        mixed up.
         """
         slots = self.with_shared if topk > self.router.top_k else self.slots
         gather, rows = self.step.gather, len(gating_output)
@@ -185,27 +188,28 @@ class Layer:
         return weights, ids
 
     def finish(self, ids: torch.Tensor, weights: torch.Tensor, num_token_non_padded: Any = None) -> torch.Tensor:
-        """Rewrite empty slots of `ids` [n, columns] for the runner after upstream has renumbered the ids, or has
-        overwritten those of padding rows. `num_token_non_padded` says that upstream has written -1 or 0 to padding
-        rows: not every runner takes -1, and 0 makes expert 0 active.
+        """Rewrite empty slots of `ids` [n, columns] for the runner after upstream has changed the ids.
+
+        Upstream renumbers ids (EPLB, paged experts). If `num_token_non_padded` is not None, upstream has also written
+        -1 or 0 to padding rows: not every runner takes -1, and 0 makes expert 0 active.
         """
         if not self.renumbers and num_token_non_padded is None:
             return ids
-        handover.withdraw()  # the alignment is that of the ids before
+        handover.withdraw()  # the alignment is of the former ids
         return drop_slots(ids, weights) if self.convention == DROPPED else refill_slots(ids, weights)
 
     def prepare(self, output_format: Any, logits: torch.Tensor) -> tuple[Any, Any]:
-        """Return (what the runner is handed for `output_format`, logits [n, N]), masked if the runner ranks them, or as
-        they are for a layer that does not select.
+        """Return (what the runner is handed for `output_format`, logits [n, N]).
 
-        (None, the router's output) replaces both if triton_kernels' `routing()` has nothing left to do.
+        The logits are masked if the runner ranks them, and unchanged for a layer that does not select. (None, the
+        router's output) replaces both if triton_kernels' `routing()` has nothing left to do.
         """
         if not self.routes_itself or not self._selects(logits):
             return output_format, logits
         if self.convention != MASKED:
             return type(output_format).STANDARD, logits
         if output_format == type(output_format).BYPASSED:
-            logits = logits.bfloat16()  # which the runner ranks
+            logits = logits.bfloat16()  # the runner ranks bfloat16 logits
         elif self.router.scaling == 1 and (contract := find_contract(logits, self.router.top_k)) is not None:
             out = self._select_in_force(logits, contract.slots)
             return None, contract.pack(out.topk_ids, out.topk_weights, logits)
@@ -243,15 +247,13 @@ class Layer:
         return self.placement.rank_of_expert(self.layer_id)
 
     def collect(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the router logits of all ranks if each routes its own rows, else `logits`. Raises RuntimeError as
-        `choose` does.
-        """
+        """Return the router logits of all ranks if each routes its own rows, else `logits`. Raises as `choose` does."""
         if self.step.gather is None:
             return logits
-        # The router of a rank without rows is not called, but the gather has room for the rank's padding.
+        # A rank without rows does not call its router (`join` passes 0 rows), but the gather counts its padding.
         rows = self.step.gather.own
         if len(logits) not in (0, rows):
-            raise RuntimeError(f"MoE layer {self.layer_id}: {len(logits)} router rows on a rank of {rows}")
+            raise RuntimeError(f"MoE layer {self.layer_id}: router rows of the rank must be {rows} (got {len(logits)})")
         return self.step.gather.collect(logits)
 
     def select(
@@ -265,5 +267,5 @@ class Layer:
         """Return what `plan` selects from router logits [n, N] in this step. Raises RuntimeError as `choose` does."""
         step, ranks = self.step, self._find_ranks(plan)
         if len(logits) != step.rows:
-            raise RuntimeError(f"MoE layer {self.layer_id}: {len(logits)} router rows in a step of {step.rows}")
+            raise RuntimeError(f"MoE layer {self.layer_id}: router rows must be {step.rows} (got {len(logits)})")
         return select(logits, plan, self.router, step.batch, ranks, slots=slots, tally=tally, budgets=budgets)

@@ -14,8 +14,10 @@ from ..upstream.server import model_config, resolved
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """`physical` [layers, N] holds every layer's physical number of each logical expert; ranks hold equal blocks of
-    `per_rank` physical experts. Upstream writes to `physical` in place, so a captured graph reads where experts are.
+    """The physical experts of every layer, in equal blocks of `per_rank` on each rank.
+
+    `physical` [layers, N] holds every layer's physical number of each logical expert. Upstream writes to `physical` in
+    place, so a captured graph reads the current places.
     """
 
     ranks: int
@@ -34,8 +36,9 @@ class Placement:
 
 
 class Balance:
-    """Counts, on the device, of how evenly active experts lie on expert-parallel ranks: a step waits for the rank that
-    has most (XShare, Table 2). A few small operations a step.
+    """Counts, on the device, of how evenly active experts lie on expert-parallel ranks.
+
+    A step waits for the rank that has most (XShare, Table 2). Counting takes a few small operations a step.
     """
 
     def __init__(self, placement: Placement, layer_ids: Sequence[int], device: str) -> None:
@@ -45,8 +48,9 @@ class Balance:
         """Active experts of the fullest rank under vanilla routing, and under the policy."""
 
     def count(self, tables: Tally) -> torch.Tensor:
-        """Count one step of every layer's `tables`. Return [layers, 2] float64, what is added to `totals`: 0 for a
-        layer that stayed vanilla, and without a live row.
+        """Count one step of every layer's `tables`. Return what is added to `totals`, [layers, 2] float64.
+
+        The result is 0 for a layer that stayed vanilla, and without a live row.
         """
         found = [self.placement.count(self._layer_ids, one) for one in (tables.vanilla_active, tables.active)]
         counts = torch.stack([ranks.amax(1) for ranks in found], 1).double()
@@ -56,8 +60,10 @@ class Balance:
 
 
 def read_placement(model_runner: Any) -> Placement | None:
-    """Return the placement of a loaded model's experts: contiguous blocks, unless SGLang maps ids
-    (--init-expert-location, --enable-eplb); of a redundant expert the first place counts. Return None on one rank.
+    """Return the placement of a loaded model's experts; None on one rank.
+
+    Ranks hold contiguous blocks, unless SGLang maps ids (--init-expert-location, --enable-eplb). A redundant expert
+    counts at its first place.
     """
     config = resolved(model_runner.server_args)
     if config.ep_size == 1:

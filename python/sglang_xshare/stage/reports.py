@@ -18,11 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class Reports:
-    """The log, the metrics and the trace of a `Stage`, each of which reads the counts since its own last read. A read
-    waits for the device.
+    """The log, the metrics and the trace of a `Stage`, each of which reads the counts since its own last read.
 
-    The first failure of each is logged: neither a full disk nor a value that metrics refuse may end the server, or make
-    the one rank that writes for all ranks miss their switch.
+    A read waits for the device. The first failure of each is logged: neither a full disk nor a value that metrics
+    refuse may end the server, or make the one rank that writes for all ranks miss their switch.
     """
 
     def __init__(self, stage: Any) -> None:
@@ -43,19 +42,19 @@ class Reports:
         return self._attempt("log line", lambda: format_log(acting.logged.read()) + format_observed(lanes)) or ""
 
     def note(self, reporter: Any) -> bool:
-        """Note the forwards that upstream's `reporter` has counted. Return whether there are more than at the last
-        call.
-        """
-        # An idle server asks again and again, and must not copy from the device each time. SGLang counts forwards, also
-        # those for other ranks' requests alone, when it launches them, and decode steps when they are done.
+        """Note the forwards that upstream's `reporter` has counted. Return whether any are new since the last call."""
+        # An idle server calls this again and again, and must not copy from the device each time. SGLang counts forwards
+        # at their launch, also those for other ranks' requests alone, and decode steps when they are done.
         self.reporter, self._unpublished = reporter, 0
         forwards = reporter.scheduler.forward_ct, reporter.forward_ct_decode
         former, self._published = self._published, forwards
         return forwards != former
 
     def count_forward(self) -> Any:
-        """Count a forward. Return the reporter to publish to if more forwards than a decode log interval have passed
-        since the last call of `note`, else None. A rank that decodes publishes earlier than that, with its log.
+        """Count a forward. Return the reporter to publish to if a publication is overdue, else None.
+
+        A publication is overdue if more forwards than a decode log interval have passed since the last call of `note`.
+        A rank that decodes publishes earlier than that, with its log.
         """
         self._unpublished += 1
         overdue = self.reporter is not None and self._unpublished > self.reporter.decode_log_interval

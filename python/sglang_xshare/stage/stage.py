@@ -37,8 +37,9 @@ logger = logging.getLogger(__name__)
 
 
 class Stage:
-    """The selection of a loaded model's MoE layers by a schedule. `hooks.attach` makes one stage in each process, and
-    `forward.wrap_calls` wraps the model with it.
+    """The selection of a loaded model's MoE layers by a schedule.
+
+    `hooks.attach` makes one stage in each process, and `forward.wrap_calls` wraps the model with it.
 
     `schedule` is None if no policy is given; then padding rows alone are masked. `trace` is the file to append to.
     `batches` are the sizes that the server's steps can have. `ranks` describe a server whose ranks each route their own
@@ -142,9 +143,7 @@ class Stage:
         return self._find_batches("batch" if ranks is None or ranks.together else "rank")
 
     def begin_forward(self, forward_batch: Any) -> None:
-        """Begin a forward of the model runner, which may be a graph's replay. Weigh drafts by the latest estimate, and
-        mark the exact rows.
-        """
+        """Weigh drafts by the latest estimate, and mark the exact rows of a forward, which may be a graph's replay."""
         key = read_key(forward_batch, self.in_force.ranks)
         if self.acceptance.begin_forward():
             self._weigh()
@@ -175,9 +174,7 @@ class Stage:
         return self.in_force.tell(frame, self.graphs.find_key)
 
     def _finish(self, step: Step, running: Running, is_next_captured: bool) -> None:
-        """Check that every layer with a plan has selected, and count the selections. Make the buffers of the graph if
-        this step `is_next_captured`.
-        """
+        """Check that layers with a plan have selected, count the selections, and make buffers if `is_next_captured`."""
         if not running.check(self._layer_ids):
             return
         tables = find_tables(running)
@@ -205,18 +202,19 @@ class Stage:
         if running is None:
             return False
         if self.paged is None:
-            # Not in a prefill: for its many entries upstream's kernel, which runs on one warp, is slower than the host.
+            # Not in a prefill: upstream's kernel runs on one warp, and is slower than the host for so many entries.
             return running.steps[0] is not None and count_slots(method) >= method.num_experts
         return self.paged.fits(method, running)
 
     def allows_graph(self, forward_batch: Any) -> bool:
-        """Return whether a decode graph may be replayed for a batch. A graph may not if it cannot follow to vanilla, or
-        if the active policy could have more experts active than a layer has slots for paged experts: such a step runs
-        eagerly, in as many waves as it takes.
+        """Return whether a decode graph may be replayed for a batch.
+
+        A graph may not be replayed if it cannot follow to vanilla, or if the active policy could have more active
+        experts than a layer has slots for paged experts: such a step runs eagerly, in as many waves as it takes.
         """
         if self.paged is None and not self.graphs.stale:
             return True
-        # A verification is asked about before its forward too, to plan attention, and must be answered alike.
+        # SGLang also calls this before the forward of a verification, to plan attention: both answers must be equal.
         frame = self.slot.frame
         key = read_key(forward_batch, self.in_force.ranks) if frame is None else frame.key
         if key is None:
@@ -230,9 +228,10 @@ class Stage:
         return self.reports.log()
 
     def publish(self, reporter: Any, always: bool = False) -> None:
-        """Update metrics and trace on one rank, because all ranks have the same steps. The host waits for the device
-        only here and in `report`: once a log interval, and when the server turns idle. Do nothing without a `reporter`,
-        and, unless `always`, if there was no step since the last update.
+        """Update metrics and trace, on one rank only because all ranks have the same steps.
+
+        The host waits for the device only here and in `report`: once a log interval, and when the server turns idle. Do
+        nothing without a `reporter`, and, unless `always`, if no step has run since the last update.
         """
         if reporter is None or not is_first_rank() or not (self.reports.note(reporter) or always):
             return
@@ -241,8 +240,6 @@ class Stage:
         self.reports.publish(reporter)
 
     def close(self) -> None:
-        """Write the trace and log the counts at the end of a process without a scheduler, such as
-        `python -m sglang.benchmark.one_batch`.
-        """
+        """Write the trace and log the counts when a process without a scheduler ends (`sglang.benchmark.one_batch`)."""
         if self.reports.reporter is None and is_first_rank():
             self.reports.close()

@@ -29,9 +29,11 @@ class StepKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """A decode or verify forward. `phase` is "decode" or "verify". `rows` counts the router's rows, padding included (a
-    graph's captured size): with data-parallel attention those of all its ranks. If each rank's router sees its own rows
-    alone, `gather` collects the rows of all ranks, and `rows` counts those.
+    """A decode or verify forward: `phase` is "decode" or "verify".
+
+    `rows` counts the router's rows, padding included (a graph's captured size); with data-parallel attention, the rows
+    of all its ranks. If each rank's router has its own rows alone, `gather` collects the rows of all ranks, and `rows`
+    counts these.
     """
 
     phase: str
@@ -52,15 +54,17 @@ def read_step(
     exact: Exact | None = None,
     by_depth: bool = False,
 ) -> Step | None:
-    """Return the step of a decode or target-verify forward; None for any other forward (prefill, mixed, idle, split
-    prefill, a draft that runs through the target's own layers). Raises RuntimeError for a ragged verify batch.
+    """Return the step of a decode or target-verify forward; None for any other forward.
+
+    Others are prefill, mixed, idle, split prefill, and a draft that runs through the target's own layers. Raises
+    RuntimeError for a ragged verify batch.
 
     `ranks` describe a server whose ranks each route their own rows. `exact` holds the rows of exact requests. With
     `by_depth` the step has the depth of each draft. The number of draft tokens is read in every step, because a server
     may adapt it.
 
     With data-parallel attention the step is that of all ranks together: the rows of the first rank, padded, then those
-    of the next. Every rank must read the same step, or the ranks would add up an expert's output for rows that they
+    of the next. Every rank must read the same step: otherwise ranks would add up an expert's output for rows that they
     routed differently, or wait forever for each other's rows. So the step is read from what SGLang has synchronized,
     and from the mode, which is decode, verify or idle on all ranks unless one prefills. A rank without requests (idle)
     takes part in the step of the others.
@@ -91,8 +95,9 @@ def read_step(
 
 
 def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
-    """Return the key of the step that `read_step` reads, without the device. If ranks pad each other, each rank has as
-    many rows as the rank that has most.
+    """Return the key of the step that `read_step` reads, without the device.
+
+    If ranks pad each other, each rank has as many rows as the rank that has most.
     """
     counts = forward_batch.global_num_tokens_cpu if ranks is not None else read_rows_by_rank(forward_batch)
     if ranks is not None and not ranks.together:
@@ -115,9 +120,7 @@ def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
 
 
 def read_rows_by_rank(forward_batch: Any) -> list[int] | None:
-    """Return the router rows of each rank of data-parallel attention, padding included; None if the router sees its own
-    rows alone.
-    """
+    """Return the router rows of each rank of data-parallel attention, padding included; None if there is one rank."""
     counts = forward_batch.global_num_tokens_cpu
     return counts if counts is not None and len(counts) > 1 else None
 
@@ -126,7 +129,7 @@ def _read_synchronized(forward_batch: Any, rows_by_rank: list[int]) -> StepKey |
     """Return the key of a step in which all ranks take part, the same on each rank; None if a rank prefills."""
     mode = forward_batch.forward_mode
     takes_part = mode.is_target_verify() or mode.is_decode() or mode.is_idle()
-    # A rank that selects by itself does not select either while another prefills: then nearly all experts are active.
+    # While one rank prefills, no rank selects, not even among its own rows: nearly all experts are active then.
     if forward_batch.is_extend_in_batch or not takes_part:
         return None
     spec, rows = forward_batch.spec_info, max(rows_by_rank) * len(rows_by_rank)
@@ -139,8 +142,10 @@ def _read_synchronized(forward_batch: Any, rows_by_rank: list[int]) -> StepKey |
 
 
 def _read_states(forward_batch: Any, key: StepKey, exact: Exact | None, by_depth: bool) -> torch.Tensor:
-    """Return [rows] numbers: the state of each of this rank's rows, plus `STATES` times the depth of the draft. No rank
-    can tell whether another has exact rows, so all ranks exchange these numbers, in two small operations a step.
+    """Return [rows] numbers: the state of each of this rank's rows, plus `STATES` times the depth of the draft.
+
+    All ranks exchange these numbers, in two small operations a step, because no rank can infer whether another rank has
+    exact rows.
     """
     live = live_rows(forward_batch)
     states = live if exact is None else live * (LIVE + exact.read(len(live)).to(torch.int32))
@@ -149,9 +154,7 @@ def _read_states(forward_batch: Any, key: StepKey, exact: Exact | None, by_depth
 
 
 def _read_depth(forward_batch: Any, key: StepKey) -> torch.Tensor | None:
-    """Return [rows] int32, the depth of a verify step's rows in their chain or tree (padding rows have any depth); None
-    in other steps.
-    """
+    """Return [rows] int32, the depth of a verify step's rows in their chain or tree (any if padding); else None."""
     if key.tokens_per_request == 1:
         return None
     positions = forward_batch.positions.view(-1, key.tokens_per_request)
@@ -159,7 +162,8 @@ def _read_depth(forward_batch: Any, key: StepKey) -> torch.Tensor | None:
 
 
 def live_rows(forward_batch: Any) -> torch.Tensor:
-    """Return [rows] bool, False for padding rows. Padding and idle ranks write to KV slot 0, which no request has. A
-    graph's replay reads the rows anew.
+    """Return [rows] bool, False for padding rows, read anew in each replay of a graph.
+
+    Padding and idle ranks write to KV slot 0, which no request has.
     """
     return forward_batch.out_cache_loc != 0

@@ -51,9 +51,7 @@ def make_again(stage: Stage, former: InForce) -> InForce:
 
 
 def needs_capture(stage: Stage, latter: InForce, recaptures: bool = True) -> bool:
-    """Return whether a switch to `latter` captures graphs again. Raises ValueError, in one line, if the server cannot
-    do so, or `recaptures` does not allow it.
-    """
+    """Return whether a switch to `latter` captures graphs again. Raises ValueError if the server cannot or may not."""
     misfits = {} if latter.schedule is None else stage.graphs.find_misfits(latter)
     if stage.graphs.captured and latter.ranks != stage.in_force.ranks:
         misfits["the rows that ranks gather change"] = set()
@@ -65,17 +63,18 @@ def needs_capture(stage: Stage, latter: InForce, recaptures: bool = True) -> boo
 def switch(
     stage: Stage, latter: InForce, reporter: Any, number: int | None = None, recaptures: bool = True
 ) -> float | None:
-    """Make `latter` the active policy from the next step on. Return the seconds of a capture, None if no graph was
-    captured. `number` is the server's number for this switch, by default the former number plus one.
+    """Make `latter` the active policy from the next step on. Return the seconds of a capture, None without a capture.
+
+    `number` is the server's number for this switch, by default the former number plus one.
 
     Metrics, log and trace (`reporter` as in `Stage.publish`) are updated first, so none of them mixes two policies: the
-    host waits for the device twice. Raises ValueError, and keeps the former policy, as `needs_capture` does and if the
+    host waits for the device twice. Raises ValueError, and keeps the former policy, if `needs_capture` does or if the
     capture fails.
     """
     former = stage.in_force
     captures = needs_capture(stage, latter, recaptures)
     wait_for_device(stage.device)
-    # Always, because the step that was in flight at the last update belongs to the former policy.
+    # `always`, because the step that was in flight at the last update belongs to the former policy.
     counted = stage.report(reporter, always=True)
     seconds = None
     if stage.agreement is not None:
@@ -101,9 +100,10 @@ def switch(
 
 
 def compare_ranks(stage: Stage) -> None:
-    """Compare the selections of all ranks after a forward, if a comparison is due. If ranks differ, switch to vanilla,
-    or end the server if the stage `stops`; if no policy selects, log the difference alone. All ranks do so after the
-    same forward.
+    """Compare the selections of all ranks after a forward, if a comparison is due.
+
+    If ranks differ, switch to vanilla, or end the server if the stage `stops`; if no policy selects, only log the
+    difference. All ranks do so after the same forward.
     """
     agreement, in_force = stage.agreement, stage.in_force
     which = [] if agreement is None else agreement.end_forward(in_force.ranks)
@@ -126,8 +126,9 @@ def compare_ranks(stage: Stage) -> None:
 
 
 def _capture(stage: Stage, latter: InForce, scheduler: Any) -> float:
-    """Capture all graphs again under the latter policy, and return the seconds. If the capture fails, capture them
-    under the active policy, and raise ValueError.
+    """Capture all graphs again under the latter policy, and return the seconds.
+
+    If the capture fails, capture the graphs under the active policy, and raise ValueError.
     """
     began, former = time.monotonic(), stage.in_force
     reason = _capture_under(stage, latter, scheduler)
@@ -142,7 +143,7 @@ def _capture(stage: Stage, latter: InForce, scheduler: Any) -> float:
 
 
 def _capture_under(stage: Stage, in_force: InForce, scheduler: Any) -> str | None:
-    """Capture all graphs under a policy, with paged experts those that fit the slots. Return why that failed."""
+    """Capture all graphs under a policy (with paged experts, those that fit the slots). Return why that failed."""
     assert stage.recapture is not None
     stage.graphs, stage.in_force = Graphs(), in_force
     try:

@@ -64,13 +64,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def tune(arguments: argparse.Namespace) -> int:
-    """Search for every batch size, and write plan.json and report.json. Puts the server's own policy back afterwards,
-    whatever happens, unless somebody else has switched.
-    """
+    """Search for each batch size, write plan.json and report.json, and restore the policy: see `SwitchGuard`."""
     guard, console = SwitchGuard(Client(arguments.url, *find_keys(arguments))), open_console()
     _check_server(guard.before, arguments)
     try_folder("--out", arguments.out)
-    # These import torch: neither the other subcommands nor a refusal should wait for it.
+    # Imported here because these modules import torch: other subcommands and refusals should not wait for torch.
     from .gauge import Gauge, pages
     from .measure import Bench, hash_asked
     from .report import describe_found, print_found, summarize
@@ -86,7 +84,7 @@ def tune(arguments: argparse.Namespace) -> int:
     bench = Bench(gauge, arguments.out / "trace.jsonl", hash_asked(server.get_model(), groups, samples, unit))
     console.print(f"{WARNING}: {ADVICE}", soft_wrap=True)
     console.print(f"At the end it puts back: {guard}", soft_wrap=True)
-    console.print(f"If it is interrupted, the same command goes on from {arguments.out}", soft_wrap=True)
+    console.print(f"If it is interrupted, the same command continues from {arguments.out}", soft_wrap=True)
     found: list[Found] = []
     # A lost terminal and a kill are interruptions too: the server must not keep the plan that was just measured.
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -126,7 +124,7 @@ def _count(console: Console, bench: Bench, total: int) -> Callable[[str], None]:
 
     def tell(line: str) -> None:
         done, measured = len(bench.asked) - before, bench.measured - known
-        left = (total - done) * (time.monotonic() - begun) / max(measured, 1)  # what was known takes no time
+        left = (total - done) * (time.monotonic() - begun) / max(measured, 1)  # known measurements take no time
         rest = f", about {math.ceil(left / 60)} min left" if measured and left > 0 else ""
         console.print(f"{done} of about {total}{rest}: {line}", soft_wrap=True)
 

@@ -1,5 +1,6 @@
-"""Teacher forcing inside the server: a logit processor that decodes a given text and reports the model's own prediction
-in the log-probabilities of each token and of the next likeliest ones, which upstream's API returns.
+"""Teacher forcing inside the server: a logit processor that decodes a given text and reports the model's prediction.
+
+The report is in the log-probabilities of each token and of the next likeliest ones, which upstream's API returns.
 """
 
 import json
@@ -20,13 +21,14 @@ OTHER = 0.345
 
 
 class Force:
-    """The logit processor: a row's next token is the next of its `tokens`; after the last one the model decides. The
-    token's log-probability, negated, is `OTHER` if the model prefers another token, plus the nats of the forced token
-    under the model's logits over `SCALE`. Other tokens share the rest of the probability as they do in the model.
+    """The logit processor: a row's next token is the next of its `tokens`; after the last one the model decides.
+
+    The token's log-probability, negated, is `OTHER` if the model prefers another token, plus the nats of the forced
+    token under the model's logits over `SCALE`. Other tokens share the rest of the probability as they do in the model.
     """
 
     def __call__(self, logits: torch.Tensor, params: list[dict[str, Any]]) -> torch.Tensor:
-        """Replace logits [rows, vocabulary]; a row's parameters are {"tokens": token ids}, to which it adds "step"."""
+        """Replace logits [rows, vocabulary]. A row's parameters are {"tokens": token ids}; the call adds "step"."""
         for row in params:
             row["step"] = row.get("step", -1) + 1
         live = torch.tensor([row["step"] < len(row["tokens"]) for row in params], device=logits.device).unsqueeze(1)
@@ -38,15 +40,13 @@ class Force:
         told = nats.clamp(0, MOST) / SCALE + torch.where(best == forced, 0.0, OTHER)
         others = scores.scatter(1, forced, -torch.inf)
         others += told.expm1().log() - others.logsumexp(1, keepdim=True)
-        others = others.nan_to_num(-torch.inf, neginf=-torch.inf)  # a certain token leaves the others nothing
+        others = others.nan_to_num(-torch.inf, neginf=-torch.inf)  # NaN if the forced token is certain
         return torch.where(live, others.scatter(1, forced, 0.0).to(logits.dtype), logits)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The model's prediction for a forced token: its nats, the likeliest token, and log-probabilities of the likeliest
-    tokens and of the forced one.
-    """
+    """The model's prediction for a forced token; `likeliest` has log-probabilities, also that of the forced token."""
 
     nats: float
     greedy: int

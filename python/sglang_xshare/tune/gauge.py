@@ -15,13 +15,14 @@ from .texts import Sample
 TOP = 32
 """Likeliest tokens that a server reports of each prediction."""
 LEAST = 1e-7
-"""The least probability that counts: float32 leaves about this of 1 less the others."""
+"""The least probability that counts: in float32, 1 less the other probabilities is exact to about this."""
 
 
 class Gauge:
-    """Measurements of policies on parts of the samples, against vanilla's predictions, which are requested once. Raises
-    `PolicyError` as the server does, and if somebody else switches its policy; ValueError if steps have other rows than
-    requested.
+    """Measurements of policies on parts of the samples, against vanilla's predictions, which are requested once.
+
+    Raises `PolicyError` as the server does, and if somebody else switches its policy; ValueError if steps have other
+    rows than requested.
     """
 
     top = TOP
@@ -37,8 +38,9 @@ class Gauge:
         self._vanilla: dict[tuple[int, str], list[list[Prediction]]] = {}
 
     def __call__(self, policy: dict[str, Any], batch: int, part: str) -> Measurement:
-        """Decode a part under a policy, `batch` samples at a time, without the samples that are left over. The policy
-        stays active, except vanilla if its predictions are known.
+        """Decode a part under a policy, `batch` samples at a time, without the samples that are left over.
+
+        The policy stays active, except vanilla if its predictions are known.
         """
         if (batch, part) not in self._vanilla:
             self._vanilla[batch, part] = self._force({"policy": VANILLA_SETTING}, batch, part)
@@ -70,13 +72,14 @@ class Gauge:
 
 
 def pages(since: Mapping[str, Any]) -> bool:
-    """Return whether the server of these counts pages experts in, which then cost more than active ones do."""
+    """Return whether the server of these counts pages experts in: then a page-in costs more than an active expert."""
     return since.get("page_ins") is not None
 
 
 def diverge(reference: Mapping[int, float], other: Mapping[int, float]) -> float:
-    """Return the Kullback-Leibler divergence of a prediction from `reference`, in nats; both are log-probabilities by
-    token. It covers the tokens that both have, and one bucket for all the rest: a lower bound.
+    """Return the Kullback-Leibler divergence of a prediction from `reference`, in nats; a lower bound.
+
+    Both are log-probabilities by token. The sum covers the tokens that both have, and one bucket for all the rest.
     """
     both = [(math.exp(reference[token]), math.exp(other[token])) for token in reference.keys() & other.keys()]
     rest = (1 - sum(one for one, _ in both), 1 - sum(one for _, one in both))

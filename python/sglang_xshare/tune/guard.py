@@ -8,9 +8,11 @@ from ..policies.spelling import spell_policy
 
 
 class SwitchGuard:
-    """A server's policy, for one search. The guard compares the server's count of switches with its own, before and
-    after each switch, and marks each policy as a trial, so no other search takes it for the policy to put back.
-    `before` is the answer to GET /expert_policy at the beginning.
+    """A server's policy, for one search, guarded against switches by others.
+
+    The guard compares the server's count of switches with its own, before and after each switch, and marks each policy
+    as a trial, so no other search takes it for the policy to put back. `before` is the answer to GET /expert_policy at
+    the beginning.
 
     Raises `PolicyError` as the server does, for a server under trial, and, without a change, if somebody else has
     switched.
@@ -32,7 +34,7 @@ class SwitchGuard:
         answer = self.server.get_policy()
         if answer["switches"] != self._switches:
             count = f"switch {answer['switches']} in place of {self._switches}"
-            raise PolicyError(f"{self.server.url}: somebody else has switched its policy ({count}), which is left so")
+            raise PolicyError(f"{self.server.url}: somebody else has switched its policy ({count}), which stays active")
         return answer
 
     def set_policy(self, policy: dict[str, Any]) -> None:
@@ -46,12 +48,12 @@ class SwitchGuard:
 
     def restore(self) -> bool:
         """Switch back to `before`, unless somebody else has switched; return whether the server did."""
-        # The server may have answered a request that was interrupted here.
+        # The server may have made the switch of a request that was interrupted here.
         numbers = range(self._switches, self._switches + self._asking + 1)
         return any(self._switch(self.before, number) for number in numbers)
 
     def _switch(self, policy: dict[str, Any], after: int) -> bool:
-        """Request a switch after `after` switches; return whether the server made it. Of two at once it takes one."""
+        """Switch if the server has made `after` switches. Return whether it did; of two such requests it makes one."""
         try:
             self.server.set_policy(policy | {"after": after})
         except PolicyError as error:

@@ -17,11 +17,13 @@ LEAST_ROWS = 0.75
 
 @dataclass(frozen=True)
 class Measurement:
-    """Figures of one plan. `nats`: the mean cross-entropy of each sample, in nats a token. `divergences`: the distance
-    from vanilla's predictions by `diverge`, in nats a token. `greedy`: the most likely tokens, sample by sample.
-    `before`: active experts of a layer and step under vanilla, in the layers counted, and `kept_mass` there. `saved`:
-    vanilla's experts of a step less the plan's, summed over all layers. With paged experts `before` and `saved` count
-    page-ins from the same state. The last three are None if no layer selects.
+    """Figures of one plan.
+
+    `nats`: the mean cross-entropy of each sample, in nats a token. `divergences`: the distance from vanilla's
+    predictions by `diverge`, in nats a token. `greedy`: the most likely tokens, sample by sample. `before`: active
+    experts of a layer and step under vanilla, in the layers counted, and `kept_mass` there. `saved`: vanilla's experts
+    of a step less the plan's, summed over all layers. With paged experts `before` and `saved` count page-ins from the
+    same state. The last three are None if no layer selects.
     """
 
     nats: list[float]
@@ -83,9 +85,7 @@ def hash_asked(*asked: Any) -> str:
 
 
 class Bench:
-    """Measurements of plans, each made once: the trace, a file of JSON lines, has those that were made of the same
-    `asked` before. Raises what `measure` does.
-    """
+    """Measurements of plans, each made once: `trace` keeps those of the same `asked`. Raises what `measure` does."""
 
     def __init__(self, measure: Measure, trace: Path, asked: str = "") -> None:
         self.measure = measure

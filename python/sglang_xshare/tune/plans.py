@@ -32,8 +32,10 @@ def build_policy(settings: Mapping[Layers, str]) -> dict[str, Any]:
 
 
 def join_batches(plans: Mapping[int, Mapping[Layers, str]]) -> dict[str, Any]:
-    """Return one policy of settings for several batch sizes. A size's settings hold above the next smaller size, the
-    largest size's for all larger batches; if they are vanilla in every layer, larger batches than the size below are.
+    """Return one policy of settings for several batch sizes.
+
+    A size's settings hold above the next smaller size, the largest size's settings for all larger batches. If the
+    largest size is vanilla in every layer, all batches above the next smaller size are vanilla.
     """
     sizes = sorted(plans)
     while sizes and set(plans[sizes[-1]].values()) == {VANILLA_SETTING}:
@@ -61,8 +63,10 @@ def join_batches(plans: Mapping[int, Mapping[Layers, str]]) -> dict[str, Any]:
 
 
 def _list_overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return each setting as an override. Overrides of one policy have each key that one of them gives or that differs:
-    an override starts from what it overrides, and the default of one key may depend on another.
+    """Return each setting as an override.
+
+    Overrides of one policy have each key that one of them gives or that differs: an override starts from what it
+    overrides, and the default of one key may depend on another.
     """
     given = {setting: parse_policy(setting) for setting in settings}
     found = {VANILLA_SETTING: {"policy": VANILLA_SETTING}}

@@ -24,8 +24,9 @@ class Option:
 
 
 def smooth(options: Sequence[Option]) -> list[Option]:
-    """Return the options by falling experts, with losses that never fall and are never below 0: options in the wrong
-    order, by their errors, share their mean (pool adjacent violators).
+    """Return the options by falling experts, with losses that never fall and are never below 0.
+
+    Options in the wrong order, by their errors, share their mean (pool adjacent violators).
     """
     pools: list[list[Option]] = []
     for option in sorted(options, key=lambda one: -one.experts):
@@ -37,7 +38,7 @@ def smooth(options: Sequence[Option]) -> list[Option]:
 
 
 def trim(options: Sequence[Option]) -> list[Option]:
-    """Return the smoothed options on the lower convex hull: one above a line between others is not worth its loss."""
+    """Return the smoothed options on the lower convex hull: an option above it is not worth its loss."""
     hull: list[Option] = []
     for option in options:
         if hull and option.experts == hull[-1].experts:
@@ -49,9 +50,10 @@ def trim(options: Sequence[Option]) -> list[Option]:
 
 
 def rank_choices(groups: Mapping[str, Sequence[Option]]) -> list[dict[str, Option]]:
-    """Return choices of an option for each group, from all first to all last options. Each choice moves the group whose
-    next option costs least an expert. Of trimmed options, no other choice with as few experts has a smaller sum of
-    losses, and losses rise along the choices.
+    """Return choices of an option for each group, from all first to all last options.
+
+    Each choice moves the group whose next option costs least an expert. Of trimmed options, no other choice with as few
+    experts has a smaller sum of losses, and losses rise along the choices.
     """
     moves = [(_price(*pair), group, pair[1]) for group, options in groups.items() for pair in pairwise(options)]
     choice = {group: options[0] for group, options in groups.items()}
@@ -72,10 +74,11 @@ def _mean(pool: Sequence[Option]) -> float:
 
 @dataclass(frozen=True)
 class Trial:
-    """A setting for every group, its predicted and its measured loss in nats a token, and its experts of a layer and
-    step, vanilla layers included; `agreement` is the share of tokens for which vanilla's choice is the same. `held_out`
-    is the loss on the held-out samples, with `held_out_experts` and `held_out_agreement`; None if `loss` was more than
-    tolerated already.
+    """A setting for every group, with its predicted and its measured loss in nats a token.
+
+    `experts` are of a layer and step, vanilla layers included; `agreement` is the share of tokens for which vanilla's
+    choice is the same. `held_out` is the loss on the held-out samples, with `held_out_experts` and
+    `held_out_agreement`; None if `loss` was more than tolerated already.
     """
 
     settings: dict[Layers, str]
@@ -91,8 +94,9 @@ class Trial:
 
 @dataclass
 class Found:
-    """The result for a batch size: `tolerance` in nats a token, `before` vanilla's experts of a layer and step, in the
-    `unit` of all counts. `chosen` is None if every trial loses more than tolerated.
+    """The result for a batch size; `chosen` is None if every trial loses more than tolerated.
+
+    `tolerance` is in nats a token, `before` is vanilla's experts of a layer and step, in the `unit` of all counts.
     """
 
     batch: int
@@ -130,9 +134,11 @@ def search(
     tell: Tell,
     unit: str = ACTIVE,
 ) -> Found:
-    """Find the settings with the fewest experts at one batch size that lose at most `tolerance`, a share of vanilla's
-    cross-entropy. Measures every setting once a group; everywhere, for vanilla's active experts, the first setting that
-    changes anything; and choices of settings by bisection. `unit` names what the bench counts.
+    """Find the settings with the fewest experts at one batch size that lose at most `tolerance`.
+
+    `tolerance` is a share of vanilla's cross-entropy. Measures every setting once a group; everywhere, for vanilla's
+    active experts, the first setting that changes anything; and choices of settings by bisection. `unit` names what the
+    bench counts.
     """
     vanilla = bench.run({"policy": VANILLA_SETTING}, batch, "tuning")
     everywhere = (bench.run(build_policy(dict.fromkeys(groups, one)), batch, "tuning").before for one in settings)
@@ -144,7 +150,7 @@ def search(
             alone = {other: setting if other == group else VANILLA_SETTING for other in groups}
             one = bench.run(build_policy(alone), batch, "tuning")
             if one.saved is None:
-                continue  # it cannot change anything at this batch size
+                continue  # the setting cannot change anything at this batch size
             loss, saved = fmean(one.divergences), one.saved / len(group)
             measured.append(Option(setting, loss, -one.saved))
             told = f"{saved:.1f} {unit} saved a layer, {loss:.4f} nats of divergence"

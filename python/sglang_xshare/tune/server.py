@@ -27,9 +27,10 @@ class Server(Client):
         return [int(token) for token in answer["tokens"]]
 
     def force(self, prompts: Sequence[list[int]], texts: Sequence[list[int]], top: int = 2) -> list[list[Prediction]]:
-        """Decode each text after its prompt, all in one batch, and return the model's prediction for each token except
-        the first, which is the prefill's. A step reports the `top` likeliest tokens: at least two, and at most the
-        vocabulary, because a server ends if more are requested. Texts are equally long.
+        """Decode each text after its prompt, all in one batch. Return the model's prediction for each token.
+
+        The first token has no prediction, because it is the prefill's. A step reports the `top` likeliest tokens: at
+        least two, and at most the vocabulary, because a server ends if more are requested. Texts must be equally long.
         """
         length = len(texts[0])
         sampling = {"temperature": 0.0, "max_new_tokens": length, "ignore_eos": True}

@@ -19,9 +19,11 @@ class Sample:
 def read_samples(
     folder: Path, tokenize: Callable[[str], list[int]], prompt: int, tokens: int, samples: int, parts: int = 2
 ) -> list[list[Sample]]:
-    """Return `parts` lists of `samples` from the *.txt of a folder. Every file gives each part the same number, sample
-    after sample in turn, because a text's end may be unlike its beginning. Files take turns within a part, so a batch
-    mixes them. One token of each text is the prefill's. Raises ValueError for no files and for too little text.
+    """Return `parts` lists of `samples` from the *.txt of a folder.
+
+    Every file gives each part the same number, sample after sample in turn, because a text's end may be unlike its
+    beginning. Files take turns within a part, so a batch mixes them. One token of each text is the prefill's. Raises
+    ValueError for no files and for too little text.
     """
     files = sorted(folder.glob("*.txt"))
     if not files:
@@ -29,7 +31,7 @@ def read_samples(
     length, needed = prompt + tokens + 1, parts * -(-samples // len(files))
     by_file: list[list[Sample]] = []
     for file in files:
-        # Twelve characters a token are more than enough: the text beyond is not tokenized.
+        # Twelve characters a token are more than enough, so the text beyond is not tokenized.
         ids = tokenize(read_text("--texts", file)[: needed * length * 12])
         found = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)][:needed]
         if len(found) < needed:

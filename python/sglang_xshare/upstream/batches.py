@@ -9,10 +9,11 @@ from .server import attention_dp_size, routes_own_rows, spell
 
 @dataclass(frozen=True)
 class Batches:
-    """The batch sizes of a server with graphs of `captured` rows, ascending; empty without graphs. Larger batches run
-    without padding, in multiples of `unit`, the draft tokens of a request, up to `most` live rows; None if unknown.
+    """The batch sizes of a server with graphs of `captured` rows, ascending; empty without graphs.
 
-    With `always_pad` a step of any size may have padding rows, because attention ranks pad each other.
+    Larger batches run without padding, in multiples of `unit` (the draft tokens of a request), up to `most` live rows
+    (None if unknown). With `always_pad` a step of any size may have padding rows, because attention ranks pad each
+    other.
     """
 
     captured: tuple[int, ...] = ()
@@ -43,10 +44,11 @@ class Batches:
 def read_batches(
     config: Any, rows: str = "batch", requests: int | None = None, sizes: list[int] | None = None
 ) -> Batches:
-    """Return the batches of a server by its resolved arguments; of any size if drafts adapt. With `rows` "rank" these
-    are one rank's own rows. `requests` is the most requests that a scheduler runs at once, and `sizes` are the numbers
-    of requests that SGLang captures. SGLang decides both after the weights have loaded; before, `list_captured`
-    predicts the sizes.
+    """Return the batches of a server by its resolved arguments; of any size if drafts adapt.
+
+    With `rows` "rank" these are one rank's own rows. `requests` is the most requests that a scheduler runs at once, and
+    `sizes` are the numbers of requests that SGLang captures. SGLang decides both after the weights have loaded; before,
+    `list_captured` predicts the sizes.
     """
     ranks, share = attention_dp_size(config), 1
     pads, tokens = _pads(config), config.speculative_num_draft_tokens or 1
@@ -66,17 +68,15 @@ def read_batches(
 
 
 def list_captured(config: Any) -> list[int]:
-    """Return the numbers of requests, ascending, for which an attention rank with these resolved arguments captures
-    graphs, by the rule of SGLang's `get_batch_sizes_to_capture`.
-    """
+    """Return the numbers of requests that attention ranks capture, ascending: see `get_batch_sizes_to_capture`."""
     graphs: Any = getattr(config, "cuda_graph_config", None)
     if str(config.device) != "cuda" or graphs is None or spell(graphs.decode.backend) == "disabled":
         return []
     tokens = config.speculative_num_draft_tokens or 1
-    # Ranks that gather rows divide those of an attention rank among themselves.
+    # Tensor-parallel ranks that gather rows divide the rows of an attention rank.
     divisor = config.tp_size // attention_dp_size(config) if _pads(config) else getattr(config, "attn_cp_size", 1)
     requests, sizes = _count_own(config), graphs.decode.bs or []
-    if requests is not None:  # SGLang replaces larger sizes with this one, aligned
+    if requests is not None:  # SGLang replaces larger sizes with this number, aligned
         most = -(-requests // divisor) * divisor
         sizes = [min(size, most) for size in sizes]
     return sorted({size for size in sizes if size * tokens % divisor == 0})

@@ -16,9 +16,7 @@ def forward_counter(worker: Any) -> Callable[[], int]:
 
 
 def silence_switches() -> None:
-    """Leave out SGLang's log line of each change of the depth: trials change it some times in every 256 steps. The
-    decode log shows the depth.
-    """
+    """Suppress SGLang's log line of each depth change: trials are frequent, and the decode log shows the depth."""
     logging.getLogger(WORKER).addFilter(_is_other)
 
 

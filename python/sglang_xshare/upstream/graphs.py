@@ -8,16 +8,14 @@ from .batches import list_captured
 
 
 def is_capturing() -> bool:
-    """Return whether SGLang captures graphs now. The eager steps before each capture belong to it."""
+    """Return whether SGLang captures graphs now, including the eager steps before each capture."""
     from sglang.srt.model_executor.runner_utils.capture_mode import get_is_capture_mode
 
     return bool(get_is_capture_mode())
 
 
 def list_sizes(model_runner: Any, config: Any) -> list[int]:
-    """Return the numbers of requests, ascending, that SGLang captures graphs for, none if it captures none. SGLang's
-    request pool must exist.
-    """
+    """Return the numbers of requests that SGLang captures graphs for, ascending. SGLang's request pool must exist."""
     if not list_captured(config):
         return []
     from sglang.srt.model_executor.runner.base_cuda_graph_runner import get_batch_sizes_to_capture
@@ -27,12 +25,11 @@ def list_sizes(model_runner: Any, config: Any) -> list[int]:
 
 
 def capture_again(model_runner: Any, scheduler: Any, fits: Callable[[int], bool] | None = None) -> None:
-    """Capture the graphs of the target's decode or verify steps again. `scheduler` is SGLang's, which has the worker of
-    drafts. Raises SGLang's own errors, as for memory.
+    """Capture the graphs of the target's decode or verify steps again. Raises SGLang's own errors, as for memory.
 
-    `fits`, for a server that pages experts, returns whether a graph of a number of requests can be captured: a graph
-    cannot load experts in several waves, so SGLang refuses to capture it. The largest number up to which all fit is the
-    last size, as at a start.
+    `scheduler` is SGLang's, which has the worker of drafts. `fits`, for a server that pages experts, returns whether a
+    graph of a number of requests can be captured: a graph cannot load experts in several waves, so SGLang refuses to
+    capture it. The last captured size is the largest number up to which all fit, as at a start.
     """
     if fits is None:
         _capture_widths(model_runner, scheduler)
@@ -50,9 +47,7 @@ def capture_again(model_runner: Any, scheduler: Any, fits: Callable[[int], bool]
 
 
 def _capture_widths(model_runner: Any, scheduler: Any) -> None:
-    """Capture the target's graphs of every draft width: one, or with --speculative-adaptive one for each state of
-    SGLang's `AdaptiveController`. After a failure no width has graphs.
-    """
+    """Capture the target's graphs of each draft width, several if drafts adapt. After a failure none has graphs."""
     worker: Any = getattr(scheduler, "draft_worker", None)
     controller: Any = getattr(worker, "adaptive_controller", None)
     if controller is None:
@@ -63,7 +58,7 @@ def _capture_widths(model_runner: Any, scheduler: Any) -> None:
         state.target_graph_runner = None
     captured = {}
     try:
-        # The current width last, so that its state is active afterwards. Drafts do not select: their graphs stay.
+        # The current width is last, so its state is active afterwards. Drafts do not select, so their graphs stay.
         for steps in sorted(states, key=lambda steps: steps == current):
             worker.apply_runtime_state(states[steps])
             model_runner.init_decode_cuda_graph()

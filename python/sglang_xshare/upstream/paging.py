@@ -7,8 +7,9 @@ import torch
 
 
 def find_paging(experts: Any) -> Any:
-    """Return upstream's `PagedExpertsMoEMethod` of a `FusedMoE`; None if all of its experts stay loaded. A method
-    without a number of slots is a paged one: SGLang sizes the slots later, by the memory that is left.
+    """Return upstream's `PagedExpertsMoEMethod` of a `FusedMoE`; None if all of its experts stay loaded.
+
+    A method without a number of slots pages too: SGLang sizes the slots later, by the memory that is left.
     """
     method = getattr(experts, "quant_method", None)
     if method is None or not hasattr(method, "num_resident"):
@@ -23,10 +24,10 @@ def count_slots(method: Any) -> int:
 
 
 class Residents:
-    """The loaded experts of a model's layers: `loaded` [layers, N] bool on the device, by the last `read`. `methods`
-    has the result of `find_paging` for each layer.
+    """The loaded experts of a model's layers: `loaded` [layers, N] bool on the device, by the last `read`.
 
-    If SGLang decides on the device, its state is read there: a captured graph reads the state at every replay.
+    `methods` has the result of `find_paging` for each layer. If SGLang decides on the device, its state is read there:
+    a captured graph reads the state at every replay.
     """
 
     def __init__(self, methods: Sequence[Any], device: str) -> None:
@@ -35,7 +36,7 @@ class Residents:
         self._slots: torch.Tensor | None = None
         states = [method.device_executor.residency for method in methods if method.device_executor is not None]
         if states:
-            # [layers, N] int32, -1 where not loaded. SGLang's own tensors become its rows: one launch reads all layers.
+            # [layers, N] int32, -1 if not loaded. SGLang's own tensors become its rows: one launch reads all layers.
             self._slots = torch.stack([state.expert_slot for state in states])
             for state, row in zip(states, self._slots, strict=True):
                 state.expert_slot = row

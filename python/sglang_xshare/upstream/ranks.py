@@ -33,9 +33,7 @@ def all_gather(own: torch.Tensor, ranks: int) -> torch.Tensor:
 
 
 def share_first(own: list[float]) -> list[float]:
-    """Return the numbers of the first tensor-parallel rank, as many on each. A collective of the CPU group, which is
-    skipped on one rank and without a number.
-    """
+    """Return the first tensor-parallel rank's numbers, as many on each rank: a collective, skipped on one rank."""
     import torch
     from sglang.srt.runtime_context import get_parallel
 
@@ -49,8 +47,10 @@ def share_first(own: list[float]) -> list[float]:
 
 
 def gather_rows(flags: torch.Tensor, rows: int, forward_batch: Any) -> torch.Tensor:
-    """Return [rows] of all attention-DP ranks, from this rank's small numbers or bools, in the order in which SGLang
-    gathers hidden states. A collective: every rank must call it, in the same order as the model's own.
+    """Return [rows] of all attention-DP ranks, from this rank's small numbers or bools. A collective.
+
+    The rows are in the order in which SGLang gathers hidden states. Every rank must call this function, in the same
+    order as the model's own collectives.
     """
     import torch
     from sglang.srt.layers.dp_attention import dp_gather_replicate

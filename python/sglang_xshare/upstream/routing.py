@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 def number_layer(name: str, layer_id: int | None) -> int:
-    """Return the layer number of a router, the module `name` of a model: `layer_id`, or, if this is None, the number in
-    the name, as in `model.layers.3.mlp.topk`. Before 0.5.22 Mixtral, OLMoE, Granite-MoE and MiniMax-M2 set none.
+    """Return the layer number of a router: `layer_id`, or, if this is None, the number in its module's `name`.
+
+    A name is, for example, `model.layers.3.mlp.topk`. Before 0.5.22 Mixtral, OLMoE, Granite-MoE and MiniMax-M2 set no
+    id.
     """
     return int(re.findall(r"(?<=\.)\d+(?=\.)", name)[-1]) if layer_id is None else layer_id
 
@@ -43,8 +45,10 @@ def num_shared_slots(topk_config: Any) -> int:
 
 
 def read_output_format(topk_config: Any) -> str:
-    """Return the name of the output that a layer's router gives its runner: "standard" (ids and weights),
-    "triton_kernel" (the routing of triton_kernels) or "bypassed" (logits, for the runner to rank).
+    """Return the name of the output that a layer's router gives its runner.
+
+    The names are "standard" (ids and weights), "triton_kernel" (the routing of triton_kernels) and "bypassed" (logits,
+    for the runner to rank).
     """
     from sglang.srt.layers.moe import get_moe_runner_backend
     from sglang.srt.layers.moe.topk import TopKOutputFormat
@@ -59,8 +63,9 @@ def read_output_format(topk_config: Any) -> str:
 
 
 def hands_parts() -> bool:
-    """Return whether a router may get the summands of its logits in place of their sum (from 0.5.23 on, on AMD). The
-    router adds these up before it calls a layer's own routing function, but not before it looks that function up.
+    """Return whether a router may get the summands of its logits in place of their sum (from 0.5.23 on, on AMD).
+
+    The router adds these up before it calls a layer's own routing function, but not before it looks that function up.
     """
     import torch
 
@@ -86,8 +91,10 @@ def gathers_routed() -> bool:
 
 
 def leaves_sums(layer: Any, config: Any) -> bool:
-    """Return whether a `FusedMoE` may leave a row's sum over experts to the next collective, as decided when the model
-    was built: CuTe DSL's, or that of Qwen4 in bf16. DeepSeek decides again in each step.
+    """Return whether a `FusedMoE` may leave a row's sum over experts to the next collective.
+
+    SGLang decides when it builds the model: the collective is CuTe DSL's, or that of Qwen4 in bf16. DeepSeek decides
+    again in each step.
     """
     if not getattr(layer, "supports_deferred_finalize", False):
         return False
@@ -96,7 +103,7 @@ def leaves_sums(layer: Any, config: Any) -> bool:
 
 
 def keep_sums(model: Any, layers: Collection[int]) -> None:
-    """Let each `FusedMoE` of these layers add up a row's experts itself: with ids it cannot leave the sum to others."""
+    """Let each `FusedMoE` of these layers add up a row's experts itself, because with ids it cannot defer the sum."""
     if not layers:
         return
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
@@ -107,9 +114,10 @@ def keep_sums(model: Any, layers: Collection[int]) -> None:
 
 
 def find_runner(layer: Any) -> str | None:
-    """Return the runner of a `FusedMoE`, as --moe-runner-backend spells it; None for a kernel without a runner. From
-    0.5.23 on the method returns it; before, it is an attribute of the method, its scheme or the scheme's kernel, and
-    AMD's aiter comes first.
+    """Return the runner of a `FusedMoE`, as --moe-runner-backend spells it; None for a kernel without a runner.
+
+    From 0.5.23 on the method returns the runner. Before, the runner is an attribute of the method, its scheme or the
+    scheme's kernel, and AMD's aiter comes first.
     """
     method: Any = getattr(layer, "quant_method", None)
     if hasattr(method, "get_moe_runner_backend"):
@@ -152,9 +160,7 @@ def record_routed(topk_config: Any, layer_id: int, ids: torch.Tensor) -> None:
 
 
 def expert_locations(config: Any) -> torch.Tensor | None:
-    """Return [layers, N], the physical number of each logical expert, which EPLB updates in place; None if the numbers
-    are the same.
-    """
+    """Return [layers, N], each logical expert's physical number, updated in place by EPLB; None if they are equal."""
     from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
 
     metadata = get_global_expert_location_metadata()

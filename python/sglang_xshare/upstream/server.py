@@ -68,8 +68,9 @@ def pages_experts(config: Any) -> bool:
 
 
 def attention_dp_size(config: Any) -> int:
-    """Return the number of ranks that divide the requests for attention alone, by resolved or given arguments; 1
-    without data-parallel attention. Before 0.5.22 this is `dp_size`, which is also the number of whole replicas.
+    """Return the number of ranks that divide the requests for attention alone; 1 without data-parallel attention.
+
+    Arguments may be resolved or as given. Before 0.5.22 this is `dp_size`, which is also the number of whole replicas.
     """
     ranks = getattr(config, "attn_dp_size", 1)
     return max(ranks, config.dp_size) if getattr(config, "enable_dp_attention", False) else ranks
@@ -81,8 +82,10 @@ def drafter(config: Any) -> str:
 
 
 def draft_width(config: Any) -> int:
-    """Return the most tokens that a request can get in one step, by resolved arguments: the draft tokens of a chain, or
-    of NGRAM, whose tree may be a chain; the steps of EAGLE's tree, plus one; 1 without speculation.
+    """Return the most tokens that a request can get in one step, by resolved arguments.
+
+    These are the draft tokens of a chain, or of NGRAM, whose tree may be a chain; the steps of EAGLE's tree, plus one;
+    1 without speculation.
     """
     tokens: int = getattr(config, "speculative_num_draft_tokens", None) or 1
     steps: int = getattr(config, "speculative_num_steps", None) or tokens
@@ -92,7 +95,7 @@ def draft_width(config: Any) -> int:
 
 
 def num_schedulers(config: Any) -> int:
-    """Return the number of schedulers, one for each replica or attention rank. SGLang adds a controller to several."""
+    """Return the number of schedulers: one for each replica or attention rank. Several have a controller."""
     return max(config.dp_size, attention_dp_size(config))
 
 

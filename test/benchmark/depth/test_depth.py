@@ -92,7 +92,7 @@ def test_servers_differ_in_their_drafts_alone(tmp_path):
 
 
 def test_without_depth_0_there_is_nothing_to_compare_with(tmp_path):
-    with pytest.raises(SystemExit, match="--fixed 1 3: must contain 0"):
+    with pytest.raises(SystemExit, match=r"--fixed must contain 0, the baseline of all depths \(got 1 3\)"):
         main(["--fixed", "1", "3", "--out", str(tmp_path)])
 
 

@@ -43,8 +43,8 @@ def test_what_is_cut_or_left_out_is_said_until_it_fits(tmp_path, monkeypatch, ca
     monkeypatch.setenv("SGLANG_XSHARE_DEVICE", "cpu")  # what stands for a driver below is no GPU
     record = write_record(tmp_path, "server", {})
     for gib, said in (
-        (78, "24 of 48: 2 servers of 48 need about 122 GiB of GPU memory; free are 78"),
-        (11, "left out, with 4 layers too: 2 servers of 48 need about 122 GiB of GPU memory; free are 11"),
+        (78, "24 of 48: 2 servers of 48 need about 122 GiB of GPU memory; 78 are free"),
+        (11, "none, because 4 do not fit either: 2 servers of 48 need about 122 GiB of GPU memory; 11 are free"),
     ):
         write_program(tmp_path / "bin" / "nvidia-smi", f"echo {gib * 1024}")
         monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")

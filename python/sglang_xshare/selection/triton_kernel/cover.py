@@ -108,7 +108,7 @@ def lift(mass) -> tl.tensor:
 def mix_own(scores, own, own_mass, chosen, mass, budgets) -> tl.tensor:
     """Return scores over the chosen sum, times (chosen sum / own sum) to the power of `own_share`: [R, C] fp32."""
     share = read_share(budgets, OWN_SHARE).to(tl.float32)
-    # A sum to the power of 0 is 1, also one of 0.
+    # A sum to the power of 0 is 1, even if the sum is 0.
     there = tl.minimum(tl.where(share < 1, mass, own_mass), tl.where(share > 0, own_mass, mass)) > 0
     mass = tl.where(there, mass, count(chosen))
     own_mass = tl.where(there, own_mass, count(own))
@@ -122,8 +122,9 @@ def mix_own(scores, own, own_mass, chosen, mass, budgets) -> tl.tensor:
 
 @triton.jit
 def weigh(scores, own, own_mass, chosen, mass, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """Return the weights [R, C] fp32 of the `chosen` experts [R, C] bool by their scores. `mass` [R] sums these scores,
-    `own_mass` those of the row's own top-k, `own` [R, C] bool.
+    """Return the weights [R, C] fp32 of the `chosen` experts [R, C] bool by their scores.
+
+    `mass` [R] sums these scores, `own_mass` those of the row's own top-k, `own` [R, C] bool.
     """
     if recipe.mixes_own:
         scores = mix_own(scores, own, own_mass, chosen, mass, budgets)

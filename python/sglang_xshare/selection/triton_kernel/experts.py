@@ -45,8 +45,9 @@ def find_voted(counters, recipe: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def find_threshold(keys, weights, limit, most) -> tl.tensor:
-    """Return a threshold >= 0: the keys [E] from the threshold up are the fewest that weigh at least `limit` together,
-    if equal keys count as one; 0 if all keys weigh less. Also fewest are `most` keys, unless that is None.
+    """Return a threshold >= 0: the keys [E] from it up are the fewest that weigh `limit` or more, or are `most`.
+
+    Equal keys count as one. The threshold is 0 if all keys weigh less. `most` may be None.
 
     The search compares all keys with 16 numbers, digit by digit, the highest digit first. The search ends when at most
     one key lies in the range of the digit that was found, and returns the lower end of that range: after 2.8 digits
@@ -91,8 +92,9 @@ def keep_first(members, weights, limit, most) -> tl.tensor:
 
 @triton.jit
 def keep_until(keys, weights, limit, most=None) -> tl.tensor:
-    """Return the largest keys above 0, of equal keys the first, until they weigh `limit` or more together or are
-    `most`: [E] bool. Equal keys must have equal weights.
+    """Return the largest keys above 0 until they weigh `limit` or more together or are `most`: [E] bool.
+
+    Of equal keys the first are kept. Equal keys must have equal weights.
     """
     threshold = find_threshold(keys, weights, limit, most)
     above = keys > threshold
@@ -125,8 +127,9 @@ def count_each(members) -> tl.tensor:
 
 @triton.jit
 def count_rounds(rest, rank, last, held, total) -> tl.tensor:
-    """Return how many rounds XShare's Algorithm 5 takes: as many as find fewer than `total` experts in S. S begins with
-    `held` experts, and each round adds the best of each rank's `rest` [E] bool.
+    """Return how many rounds XShare's Algorithm 5 takes: as many as find fewer than `total` experts in S.
+
+    S begins with `held` experts, and each round adds the best of each rank's `rest` [E] bool.
     """
     size: tl.constexpr = rest.shape[0]
     added = tl.full((GROUP, size), 0, tl.int32)
@@ -147,11 +150,11 @@ def find_fullest(selected, rank, last) -> tl.tensor:
 
 @triton.jit
 def balance_ranks(utility, selected, aside, rank, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """Return what the expert-parallel ranks add to S: [E] bool (XShare, Algorithm 5; or our `fill` and `level`). S does
-    not count the experts `aside` [E] bool.
+    """Return what the expert-parallel ranks add to S: [E] bool (XShare, Algorithm 5; or our `fill` and `level`).
 
-    Each round takes the best expert of GROUP ranks at once, as each row of a tile has its best taken. A rank takes part
-    while it has room. Ranks are read from the device, because upstream moves experts under a captured graph.
+    S does not count the experts `aside` [E] bool. Each round takes the best expert of GROUP ranks at once, as each row
+    of a tile has its best taken. A rank takes part while it has room. Ranks are read from the device, because upstream
+    moves experts under a captured graph.
     """
     size: tl.constexpr = utility.shape[0]
     counted = selected
@@ -182,11 +185,9 @@ def balance_ranks(utility, selected, aside, rank, budgets, recipe: tl.constexpr)
 
 @triton.jit
 def reach_mass(utility, selected, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """Return the experts that S takes, best first, until it holds its share of the utility or has taken `max_add`:
-    [E] bool.
-    """
+    """Return the experts that S takes, best first, until S holds its mass or has taken `max_add`: [E] bool."""
     rest = tl.where(selected, 0, utility)
-    weights = utility  # shares of a row: all together fit, see MAX_ROWS
+    weights = utility  # shares of a row: their sum fits in int32, see MAX_ROWS
     if recipe.utility_full and recipe.sigmoid and not recipe.softplus:
         weights = utility.to(tl.int64)
     total = tl.sum(weights, 0)

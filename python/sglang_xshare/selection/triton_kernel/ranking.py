@@ -59,8 +59,9 @@ def measure(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
 def keep_share(
     keys, rest, scores, experts, budgets, k0, listed, listed_experts, recipe: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return the shortest warm-up of up to k0 experts with a share p of the row [R, E] bool, and what `list_best`
-    returns of the k0 best.
+    """Return the shortest warm-up with a share p of the row [R, E] bool, and what `list_best` returns of the k0 best.
+
+    The warm-up has up to k0 experts.
     """
     fixed = measure(scores, recipe)
     reach = tl.ceil(tl.sum(fixed, 1).to(tl.float64) * read_share(budgets, P))
@@ -79,8 +80,10 @@ def keep_share(
 def rank_rows(
     keys, scores, experts, budgets, recipe: tl.constexpr, tile: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return each row's warm-up, or what dynamic-skip leaves of it, and its top-k [R, E] bool; and the keys and experts
-    of its top-k, best first, as `list_best` returns them.
+    """Return each row's warm-up and its top-k [R, E] bool, and the keys and experts of its top-k.
+
+    With dynamic-skip the first result is what is left of the warm-up. Keys and experts are best first, as `list_best`
+    returns them.
     """
     k0 = tl.minimum(read_count(budgets, K0), recipe.top_k)
     listed = tl.full((keys.shape[0], tile.columns), EMPTY, tl.int32)
@@ -130,9 +133,9 @@ def share_scores(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
 def sum_narrow(utility, votes, kept) -> tl.tensor:
     """Return the packed counters [E] int64 of up to 16 rows, in which an expert has at most one vote and one holder.
 
-    No plan whose ranking is not by votes counts them. `kept` experts must have votes. The sum across warps is of int32,
-    with half the barriers and shuffles of int64: 25 bits hold 16 utilities of at most 2^20, and 7 bits hold the votes
-    of 8 pairs of rows, each 1, and their holders, each 9.
+    Only a ranking by votes needs the numbers, and such a plan does not use this function. `kept` experts must have
+    votes. The sum across warps is of int32, with half the barriers and shuffles of int64: 25 bits hold 16 utilities of
+    at most 2^20, and 7 bits hold the votes of 8 pairs of rows, each 1, and their holders, each 9.
     """
     pairs: tl.constexpr = utility.shape[0] // 8
     if pairs > 1:  # the rows of a pair are in the same thread

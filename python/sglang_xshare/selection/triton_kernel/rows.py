@@ -1,7 +1,7 @@
 """Device functions on a tile of rows: their scores, their choice keys, and the best of a row.
 
-A tile is [R, E]: R rows (tokens) by E experts, both padded to powers of two. Every row lies in one warp, so that a
-reduction along it needs no shared memory.
+A tile is [R, E]: R rows (tokens) by E experts, both padded to powers of two. Every row lies in one warp, so a reduction
+along the row needs no shared memory.
 """
 
 import triton
@@ -43,9 +43,7 @@ def load_tile(
 
 @triton.jit
 def flatten(tile) -> tl.tensor:
-    """Return a tile [R, C] as [R * C]. Addresses in no order have to be in one dimension: Triton would lay two out
-    anew, the other way round, through shared memory.
-    """
+    """Return a tile [R, C] as [R * C]: Triton would lay unordered 2-D addresses out anew, through shared memory."""
     return tl.reshape(tile, (tile.shape[0] * tile.shape[1],))
 
 
@@ -64,8 +62,10 @@ def halve(tile) -> tuple[tl.tensor, tl.tensor]:
 
 @triton.jit
 def store_tile(rows, values, there, columns: tl.constexpr, start: tl.constexpr) -> None:
-    """Store values [R, width] to columns `start` to `start + width` of the rows at `rows` [R], 32 columns at a time as
-    they were loaded: whole, they would be laid out anew first, through shared memory.
+    """Store values [R, width] to columns `start` to `start + width` of the rows at `rows` [R].
+
+    The values are stored 32 columns at a time, as they were loaded: whole, they would be laid out anew first, through
+    shared memory.
     """
     width: tl.constexpr = values.shape[1]
     if width > 32:
@@ -106,7 +106,7 @@ def score_softplus(logits) -> tl.tensor:
 
 @triton.jit
 def find_largest(logits) -> tl.tensor:
-    """Return each row's largest logit: [R, 1] fp32, finite, so that a row without finite logits scores 0."""
+    """Return each row's largest logit: [R, 1] fp32, finite, so a row without finite logits scores 0."""
     return tl.maximum(from_keys(tl.max(to_keys(logits), 1)), -3.0e38)[:, None]
 
 
@@ -179,9 +179,7 @@ def roll(rounds) -> tl.tensor:
 
 @triton.jit
 def begin_rest(keys, unique: tl.constexpr) -> tl.tensor:
-    """Return what is left of the keys [R, E] before the first is taken: the keys, or, if they are unique, the largest
-    key that may be left [R].
-    """
+    """Return the rest [R, E] before the first key is taken; of unique keys the largest that may be left [R]."""
     return tl.full((keys.shape[0],), 2147483647, tl.int32) if unique else keys
 
 

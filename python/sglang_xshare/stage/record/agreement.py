@@ -13,7 +13,7 @@ from ..gather import Ranks
 EVERY = 1024
 """Forwards between two comparisons; see `is_due`."""
 _TURN = 6364136223846793005
-"""The factor of the checksum in each step (Knuth's, of MMIX), with which the order of steps matters."""
+"""The checksum's factor in each step (from Knuth's MMIX), which makes the order of steps matter."""
 
 
 def is_due(forwards: int) -> bool:
@@ -22,9 +22,11 @@ def is_due(forwards: int) -> bool:
 
 
 class Agreement:
-    """The checksum of the experts that are active in every layer and step, added up on the device in three small
-    operations a step, and its comparison across `size` tensor-parallel ranks: a collective of eight bytes a rank, for
-    which the host waits. All ranks find the same after the same forward.
+    """The checksum of all active experts, and its comparison across `size` tensor-parallel ranks.
+
+    The checksum covers every layer and step, and is added up on the device in three small operations a step. A
+    comparison is a collective of eight bytes a rank, for which the host waits. All ranks find the same result after the
+    same forward.
 
     `gather` makes a tensor [size] from the [1] of each rank, in the order of the ranks.
     """
@@ -44,16 +46,14 @@ class Agreement:
 
     def count(self, active: torch.Tensor) -> None:
         """Add the experts of a step to the checksum: `active` [layers, N] bool, none in a layer that stayed vanilla."""
-        if self._weights is None:  # in a step before any capture, and the same on all ranks
+        if self._weights is None:  # drawn in a step before any capture, equal on all ranks
             generator = torch.Generator().manual_seed(0)
             drawn = torch.randint(-(2**63), 2**63 - 1, active.shape, generator=generator)
             self._weights = drawn.to(active.device)
         torch.addcmul(self._weights.where(active, 0).sum(), self._checksum, self._turn, out=self._checksum)
 
     def end_forward(self, ranks: Ranks | None) -> list[int]:
-        """Count a forward that was launched, and compare the ranks if a comparison is due. Return the ranks that
-        selected other experts than the first one.
-        """
+        """Count a launched forward. If a comparison is due, return the ranks that differ from the first, else []."""
         self.forwards += 1
         return self.compare() if is_due(self.forwards) and self.compares(ranks) else []
 
@@ -62,14 +62,15 @@ class Agreement:
         return self.size > 1 and (ranks is None or ranks.together)
 
     def begin(self) -> None:
-        """Begin anew at a switch: what is wrong with the next plans shows at once, and with them alone."""
+        """Reset at a switch, so the next plans are compared soon, and without the steps of the former plans."""
         self.forwards = 0
         self._checksum.zero_()
 
     def compare(self) -> list[int]:
-        """Return the ranks that differ from the first one, and begin anew. A collective, for which the host waits."""
+        """Return the ranks that differ from the first, and reset the checksum. A collective: the host waits."""
         first, *_ = checksums = self._gather(self._checksum, self.size).tolist()
         self._checksum.zero_()
         found = [rank for rank, checksum in enumerate(checksums) if checksum != first]
-        self.counts.update(comparisons=any(checksums), disagreements=len(found))  # none where nothing was selected
+        # A comparison counts only if something was selected.
+        self.counts.update(comparisons=any(checksums), disagreements=len(found))
         return found

@@ -38,11 +38,11 @@ def copy_flags(flags: tuple[bool, ...], device: torch.device) -> torch.Tensor:
 
 
 class Counters:
-    """Running totals on the device. The host waits for nothing, so a captured graph counts in its replays. A step
-    without a live row, such as the step of a capture, is not counted.
+    """Running totals on the device: counting never waits for the host, so a captured graph counts in its replays.
 
-    Selections write their counts to `Tables` of all layers; a dozen small operations add these up once a step, on a CPU
-    one compiled call. A server that pages experts has `residents`, and one with expert-parallel ranks has `balance`.
+    A step without a live row, such as the step of a capture, is not counted. Selections write their counts to the
+    `Tables` of all layers; a dozen small operations add these up once a step (on a CPU, one compiled call). A server
+    that pages experts has `residents`, and a server with expert-parallel ranks has `balance`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Counters:
         """The column, in what `read` returns, of each field of `Interval` that this server counts."""
         self.outcomes = torch.zeros(len(OUTCOMES), dtype=torch.int64, device=device)
         self.in_one_call = is_readable(self.totals) and load() is not None
-        # On a CPU nothing reads a step's tables after the step is counted: the next step of the shape uses them again.
+        # On a CPU the next step of the same shape reuses a step's tables: nothing reads them after the step is counted.
         self._by_shape: dict[torch.Size, tuple[Tally, list[Tally]]] = {}
 
     def make_alike(self) -> Counters:
@@ -77,7 +77,8 @@ class Counters:
         return Tables(self)
 
     def allocate(self, logits: torch.Tensor) -> tuple[Tally, list[Tally] | None]:
-        """Return the tables of a step with logits [n, N], and each layer's part if the tables are kept for later steps.
+        """Return a step's tables for logits [n, N], and each layer's part if later steps reuse the tables, else None.
+
         `active` and `vanilla_active` are 0, because these mark the layers that have selected.
         """
         layers = len(self.totals)
@@ -95,9 +96,10 @@ class Counters:
         return tables, by_layer
 
     def count(self, step: Step, tables: Tables, fits: Sequence[bool] = ()) -> torch.Tensor:
-        """Add a step's tables to the totals. Return what was added, [layers, COLUMNS] float64: 0 for a layer that
-        stayed vanilla, and without a live row. With paged experts, `fits` has True for each layer whose active experts
-        fit its slots for all logits.
+        """Add a step's tables to the totals. Return what was added, [layers, COLUMNS] float64.
+
+        The result is 0 for a layer that stayed vanilla, and without a live row. With paged experts, `fits` has True for
+        each layer whose active experts fit its slots for all logits.
         """
         if tables.tally is None:
             return torch.zeros_like(self.totals)
@@ -109,8 +111,9 @@ class Counters:
 
 
 class Tables:
-    """The counts of one step's selections. `tally` has tensors [layers, ...], 0 for a layer that has not selected, and
-    is None before the first layer selects.
+    """The counts of one step's selections.
+
+    `tally` has tensors [layers, ...], 0 for a layer that has not selected; None before the first layer selects.
     """
 
     def __init__(self, counters: Counters) -> None:

@@ -17,9 +17,10 @@ Values = Mapping[tuple[str, ...], float | None]
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure. `value` returns its number from what was read since the last export, or None. A counter adds up these
-    numbers, a gauge shows the last. With `labels`, beside those of all SGLang figures, `value` returns a number for
-    each value of the labels; a gauge keeps no other series.
+    """A figure on /metrics: a counter adds up the numbers that `value` returns, a gauge shows the last one.
+
+    `value` returns a number from what was read since the last export, or None. With `labels`, beside those of all
+    SGLang figures, `value` returns a number for each value of the labels, and a gauge keeps no other series.
     """
 
     kind: Literal["counter", "gauge"]
@@ -44,7 +45,7 @@ def _read_plans(total: str) -> Callable[[Mapping[str, Interval]], Values]:
 
 
 def _by_size(name: str, factor: float = 1.0) -> Callable[[Sequence[Mapping[str, Any]]], Values]:
-    # Without a value the series goes: after a switch it would show the former policy's.
+    # A size without a value has no series: after a switch the series would show the former policy's value.
     return lambda sizes: {(str(one["batch_size"]),): one[name] * factor for one in sizes if one[name] is not None}
 
 
@@ -74,12 +75,12 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
             ("outcome",),
         ),
     ),
-    # Of (plan, a draft's chance), either None. Prometheus has an Info of its own, but not in multiprocess mode.
+    # Read: (plan, chance of a draft), each may be None. prometheus_client's own Info lacks the multiprocess mode.
     "in force": (
         gauge("info", f"1 for the active policy, with {HASH}", _show, ("policy", "plan_hash")),
         gauge("acceptance", 'Estimated chance of a draft, by which `acceptance` "auto" weighs', itemgetter(1)),
     ),
-    # Of a server whose drafts are as deep as pay: `batch_sizes` of GET /expert_policy.
+    # Read: `batch_sizes` of GET /expert_policy, on a server that chooses the draft depth by tokens per second.
     "depth": (
         gauge("draft_depth", "Drafts a request and step", _by_size("depth"), ("batch_size",)),
         gauge("draft_tokens", "Tokens that a step gives a request at that depth", _by_size("tokens"), ("batch_size",)),
@@ -107,9 +108,7 @@ class Exporter:
         self._shown: dict[Figure, Values] = {}
 
     def export(self, group: str, part: Any, labels: dict[str, Any]) -> None:
-        """Add `part`, read for a group of `FIGURES`, to the group's counters, and set its gauges. `labels` are those of
-        SGLang's figures.
-        """
+        """Add `part`, read for a group of `FIGURES`, to its counters, and set its gauges. `labels` are SGLang's."""
         for figure in FIGURES[group]:
             if figure not in self._metrics:
                 self._metrics[figure] = _make_metric(figure, tuple(labels))
@@ -122,8 +121,8 @@ class Exporter:
                 child = metric.labels(*labels.values(), *own)
                 child.inc(number) if figure.kind == "counter" else child.set(number)
         if figure.kind == "gauge":
-            # In multiprocess mode a removed series stays in the file from which /metrics is made. There the last value
-            # is exported, and a value without a time never is.
+            # In multiprocess mode a removed series stays in the file from which /metrics is made. The value with the
+            # latest timestamp is exported, so a value without a timestamp never is.
             for own in self._shown.get(figure, {}).keys() - numbers.keys():
                 if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
                     metric.labels(*labels.values(), *own)._value.set(0.0, timestamp=None)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 REASONS = ("vanilla", "phase", "min_rows", "max_rows", "unchanged", "override")
-"""Why a layer has no plan. A step in which no layer has one is counted under the first of these that holds for some
-layer: the first four hold for all layers alike, "override" is last, because it may hold for a few layers alone.
+"""The reasons why a layer has no plan. A step in which no layer has a plan is counted under the first reason that some
+layer has. The first four hold for all layers alike; "override" is last, because it may hold for a few layers only.
 """
 OUTCOMES = ("policy", "observed", "prefill", *REASONS, "no_context")
 """The outcomes by which forwards of the target model are counted."""
@@ -12,8 +12,10 @@ OUTCOMES = ("policy", "observed", "prefill", *REASONS, "no_context")
 
 @dataclass(frozen=True)
 class Interval:
-    """The counts since the last report: totals over layers and steps, None for what the server does not count, such as
-    page-ins without paging and the fullest rank without expert parallelism. `outcomes` counts forwards.
+    """The counts since the last report: totals over layers and steps; `outcomes` counts forwards.
+
+    A total is None if the server does not count it: page-ins without paging, the fullest rank without expert
+    parallelism.
     """
 
     layer_steps: int

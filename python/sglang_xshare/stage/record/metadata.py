@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 KEY = "expert_policy"
-"""The field of `meta_info`, and of what carries it there."""
+"""The field of `meta_info`, and of the objects that carry the counts there."""
 
 
 class Forward(NamedTuple):
@@ -15,12 +15,14 @@ class Forward(NamedTuple):
 
 
 class ResponseMetadata:
-    """The counts of one request: its decode and verify steps, those in which the policy acted (never for an `exact`
-    request), and the active policies of these steps, in order. `exact` is False for a request that asked to be exact
-    and is not, None for a request that did not ask.
+    """The counts of one request: its decode and verify steps, and the steps in which the policy acted.
+
+    The policy never acts for an `exact` request. `policies` are the active policies of these steps, in order. `exact`
+    is False for a request that asked to be exact and is not, None for a request that did not ask.
 
     SGLang sends, with each message of a request, the slice of each value in `req.customized_info` that belongs to the
-    message's tokens. Any slice of this value is a list of the whole sum: a verification may give several tokens.
+    message's tokens. Any slice of this object is a list of one item, the counts so far, because a verification may give
+    several tokens.
     """
 
     def __init__(self, exact: bool | None = None) -> None:

@@ -14,7 +14,7 @@ from .counters import AFTER, BEFORE, COLUMNS, EXACT, KEPT, PAGED, PAGED_BEFORE, 
 
 logger = logging.getLogger(__name__)
 PHASE = len(COLUMNS)
-"""The column after those of the counts; then three for every observed plan, experts after, kept mass and page-ins."""
+"""The column of the phase, after the counts. Three columns for each observed plan follow: experts, mass, page-ins."""
 CAPACITY = 4096
 """Steps held between two log intervals."""
 
@@ -42,15 +42,13 @@ class Trace:
         return torch.zeros(CAPACITY, len(self.layer_ids), width, dtype=torch.float64, device=self.device)
 
     def switch(self, number: int, plan: Mapping[str, Any]) -> None:
-        """Add the `number` of a switch to all records from now on, and its `plan` to the first of them. All former
-        steps must have been written.
-        """
+        """Add the `number` of a switch to all records from now on, and its `plan` to the first. Call `write` before."""
         self._switch, self._plan = {"switch": number}, {"plan": plan}
 
     def record(
         self, counts: torch.Tensor, step: Step, observed: Mapping[str | None, torch.Tensor] | None = None
     ) -> None:
-        """Keep one step's counts, [layers, 10] as `Counters.count` returns them, and those of each observed plan."""
+        """Keep one step's counts, [layers, 10] as `Counters.count` returns them, and each observed plan's counts."""
         observed = observed or {}
         if list(observed) != self.observed:
             former, self.observed = self.observed, list(observed)
@@ -62,10 +60,12 @@ class Trace:
         self.recorded += counts[:, STEPS].any()  # a step without a live row is overwritten by the next
 
     def write(self) -> None:
-        """Append a line for every layer and step since the last call: step, phase, layer id, live rows, experts before
-        and after, the mean kept mass of the rows, exact rows if there are, page-ins with paged experts; experts, mass
-        and page-ins also by observed plan; and the fields that `switch` adds. Wait for the device. Raises OSError if
-        the file takes no more: steps are lost then, and none is written twice.
+        """Append a line for every layer and step since the last call. Wait for the device.
+
+        A line contains step, phase, layer id, live rows, experts before and after, the mean kept mass of the rows,
+        exact rows if there are any, page-ins with paged experts; experts, mass and page-ins also by observed plan; and
+        the fields that `switch` adds. Raises OSError if the file cannot be written: steps are lost then, and no step is
+        written twice.
         """
         recorded = int(self.recorded)
         first = max(self.written, recorded - CAPACITY)

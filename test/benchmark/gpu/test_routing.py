@@ -100,3 +100,8 @@ def test_a_slot_that_no_place_writes():
     torch.testing.assert_close(routing.compute_layer(make_records("holes"), hidden, experts), expected)
     found = [routing.compute_layer(routed, hidden, experts) for routed in (make(), make_records())]
     torch.testing.assert_close(*found)
+
+
+def test_a_layer_beyond_the_bar_is_a_miss():
+    assert [row.verdict for row in routing.rows({"one": {"layer_error": 0.5}})] == ["miss"]
+    assert [row.verdict for row in routing.rows({"one": {"layer_error": 0.0}})] == ["pass"]

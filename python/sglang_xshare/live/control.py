@@ -127,6 +127,7 @@ class Control:
         must switch equally often.
         """
         stage, checked = self.stage, self._checked
+        self._begin_comparing()
         if checked is None or checked.epoch != epoch:
             raise ValueError("another client switches the policy at the same time; ask again")
         if checked.switches != stage.switches:
@@ -148,12 +149,18 @@ class Control:
         Do nothing if this epoch changed nothing here, or if a later epoch did. Return whether something was restored.
         """
         former = self._former
+        self._begin_comparing()
         if former is None or former.epoch != epoch:
             return {"restored": False}
         switch(self.stage, make_again(self.stage, former.in_force), reporter, number)
         self.stage.disagreement = former.disagreement
         self._posted, self._is_trial = number, former.is_trial
         return {"restored": True}
+
+    def _begin_comparing(self) -> None:
+        """Let ranks compare the next steps soon, also if this rank alone fails: all compare after the same forward."""
+        if self.stage.agreement is not None:
+            self.stage.agreement.begin()
 
     def begin(self, scheduler: Any) -> None:
         """Log a warning, in the first call, if the policy can act in no step.

@@ -77,8 +77,6 @@ def switch(
     # `always`, because the step that was in flight at the last update belongs to the former policy.
     counted = stage.report(reporter, always=True)
     seconds = None
-    if stage.agreement is not None:
-        stage.agreement.begin()  # before a capture, which may fail on one rank: all must compare after the same forward
     if captures:
         seconds = _capture(stage, latter, reporter.scheduler)
         latter = stage.in_force  # with the sizes that were captured

@@ -177,7 +177,7 @@ def make_reporter(forwards: int = 0, **changes: Any) -> SimpleNamespace:
 
 
 def outcomes(installed: Any) -> dict[str, int]:
-    """What a stage has counted of its steps."""
+    """What a stage has counted of the model's forwards."""
     counts = dict(zip(OUTCOMES, installed.acting.counters.outcomes.tolist(), strict=True))
     return {outcome: count for outcome, count in counts.items() if count}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from ..policies.plan import SelectionPlan
 from ..policies.schedule import Schedule
 from ..policies.spelling import spell_policy
 from ..upstream.batches import Batches
-from .frame import Assignment, Calls, Frame
+from .frame import Assignment, Calls
 from .gather import Ranks
 from .lane import Lane
 from .layer import Layer
@@ -50,7 +50,7 @@ class InForce:
     # Caches. With init=False they are empty after `dataclasses.replace`.
     _assigned: dict[tuple[StepKey, int | None], list[Assignment]] = field(default_factory=dict, init=False)
     _found: dict[tuple[Layer, StepKey, int | None], Assignment] = field(default_factory=dict, init=False)
-    _replays: dict[StepKey | None, Forward] = field(default_factory=dict, init=False)
+    _outcomes: dict[tuple[StepKey, int | None], str] = field(default_factory=dict, init=False)
     calls: Calls = field(default_factory=dict, init=False)
     """The compiled calls on a CPU, by layer, plan and shape of a step; see `Layer`."""
 
@@ -99,35 +99,25 @@ class InForce:
         spelling = spell_policy(keys.pop("policy"), keys)
         return spelling if len(spelling) <= LONGEST else f"{self.description['policy']}, plan {self.hash}"
 
-    def name_outcome(self, assignments: Sequence[Assignment]) -> str:
-        """Return the outcome of an eager forward in which layers have these assignments."""
-        if any(one.plan is not None for one in assignments):
-            return "observed" if self.observes else "policy"
-        reasons = {one.reason for one in assignments}
-        return next((reason for reason in REASONS if reason in reasons), "prefill")
+    def find_outcome(self, key: StepKey | None) -> str:
+        """Return the outcome of a forward of this size, None for a prefill."""
+        if key is None:
+            return "prefill"
+        place = key, self.layers[0].num_slots
+        if place not in self._outcomes:
+            assignments = self.assign(key)
+            reasons = {one.reason for one in assignments}
+            selects = any(one.plan is not None for one in assignments)
+            acts = "observed" if self.observes else "policy"
+            self._outcomes[place] = acts if selects else next(reason for reason in REASONS if reason in reasons)
+        return self._outcomes[place]
 
-    def tell(self, frame: Frame, find_key: Callable[[StepKey], StepKey]) -> Forward | None:
-        """Return what the requests of a forward count; None until a policy has been active.
-
-        A graph's replay does not run the model's forward, so it counts by the key of its graph, which `find_key`
-        returns.
-        """
+    def tell(self, outcome: str) -> Forward | None:
+        """Return what the requests of a forward with this outcome count; None until a policy has been active."""
         if self.spelling is None:
             return None
-        outcome = frame.outcome
-        if outcome is not None:
-            return Forward(self.spelling, outcome != "prefill", outcome == "policy" and self.schedule is not None)
-        key = frame.key
-        if key not in self._replays:
-            acts = key is not None and self.acts(find_key(key))
-            self._replays[key] = Forward(self.spelling, key is not None, acts)
-        return self._replays[key]
-
-    def acts(self, key: StepKey) -> bool:
-        """Return whether some layer selects by the policy in a step of this size."""
-        if self.schedule is None or self.observes:
-            return False
-        return any(self.find(layer, key).plan for layer in self.layers)
+        # A selection without a schedule masks padding rows only.
+        return Forward(self.spelling, outcome != "prefill", outcome == "policy" and self.schedule is not None)
 
     def find(self, layer: Layer, key: StepKey) -> Assignment:
         """Return a layer's assignment in an eager step of this size."""

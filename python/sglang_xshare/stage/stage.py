@@ -113,8 +113,9 @@ class Stage:
             assignments = [Assignment()] * len(layers)
         else:
             assignments = self.graphs.capture(step.key, in_force) if is_captured else in_force.assign(step.key)
-        outcome = in_force.name_outcome(assignments)
-        self.acting.counters.count_outcome(outcome, step)
+        outcome = in_force.find_outcome(None if step is None else step.key)
+        if not is_captured:  # the host counts replays: a graph would count the outcome of its capture, whatever acts
+            self.acting.counters.count_outcome(outcome, step)
         tables = [lane.counters.begin() for lane in in_force.lanes or (self.acting,)]
         observed = in_force.schedule if in_force.lanes else None
         running = Running(steps, assignments, tables, in_force.calls, observed)
@@ -171,7 +172,14 @@ class Stage:
         # With data-parallel attention the first rank reports for all, and may itself decode nothing for long.
         if getattr(forward_batch, "global_num_tokens_cpu", None) is not None:
             self.publish(self.reports.count_forward())
-        return self.in_force.tell(frame, self.graphs.find_key)
+        outcome = frame.outcome
+        if outcome is None:
+            outcome = self.in_force.find_outcome(frame.key and self.graphs.find_key(frame.key))
+            ranks = self.in_force.ranks
+            # A rank that selects by itself has no live row if it is idle.
+            if ranks is None or ranks.together or not forward_batch.forward_mode.is_idle():
+                self.acting.counters.replayed[outcome] += 1
+        return self.in_force.tell(outcome)
 
     def _finish(self, step: Step, running: Running, is_next_captured: bool) -> None:
         """Check that layers with a plan have selected, count the selections, and make buffers if `is_next_captured`."""

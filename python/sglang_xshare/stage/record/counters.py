@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
@@ -54,6 +55,9 @@ class Counters:
         self.names = COUNTS | (PAGING_COUNTS if residents else {}) | (RANK_COUNTS if balance else {})
         """The column, in what `read` returns, of each field of `Interval` that this server counts."""
         self.outcomes = torch.zeros(len(OUTCOMES), dtype=torch.int64, device=device)
+        """Forwards of the model, by outcome."""
+        self.replayed: Counter[str] = Counter()
+        """Replays of graphs, which do not run the model's forward, by outcome."""
         self.in_one_call = is_readable(self.totals) and load() is not None
         # On a CPU the next step of the same shape reuses a step's tables: nothing reads them after the step is counted.
         self._by_shape: dict[torch.Size, tuple[Tally, list[Tally]]] = {}
@@ -65,10 +69,11 @@ class Counters:
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (totals [layers, columns], outcomes) on the host, which waits for the device."""
         totals = self.totals if self.balance is None else torch.cat([self.totals, self.balance.totals], 1)
-        return totals.to("cpu", copy=True), self.outcomes.to("cpu", copy=True)
+        replayed = torch.tensor([self.replayed[outcome] for outcome in OUTCOMES])
+        return totals.to("cpu", copy=True), self.outcomes.to("cpu") + replayed
 
     def count_outcome(self, outcome: str, step: Step | None = None) -> None:
-        """Count a forward that begins."""
+        """Count a forward of the model that begins, unless it has padding rows alone."""
         valid = None if step is None else step.batch.valid
         self.outcomes[OUTCOMES.index(outcome)].add_(1 if valid is None else valid.any())
 

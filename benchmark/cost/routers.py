@@ -20,6 +20,7 @@ from sglang_xshare.stage.forward import wrap_model
 from sglang_xshare.stage.frame import Slot
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.stage import Stage
+from sglang_xshare.upstream.batches import Batches
 
 WARM_UPS = 10
 OTHER_WORK = 64 << 20
@@ -59,7 +60,15 @@ class Routers:
             slot = Slot()
             layers = [Layer(n, config, None, slot=slot, number=n) for n, config in enumerate(self.configs)]
             self.configs = [layer.upstream for layer in layers]
-            self.stage = Stage(layers, schedule, device="cpu", exact=Exact("cpu"), acceptance=Acceptance())
+            self.stage = Stage(
+                layers,
+                schedule,
+                device="cpu",
+                exact=Exact("cpu"),
+                acceptance=Acceptance(),
+                find_batches=lambda rows: Batches(),
+                recapture=lambda *args: None,
+            )
             wrap_model(self, self.stage)
 
     def forward(self, input_ids: Any, positions: Any, forward_batch: Any) -> None:

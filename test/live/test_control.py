@@ -150,15 +150,12 @@ def test_a_restore_to_a_start_without_a_policy_names_none_again(control, monkeyp
     assert (after.plan, after.schedule, after.rule) == (None, before.schedule, before.rule)
 
 
-def test_what_graphs_cannot_follow_is_refused_with_the_way_out(control):
+def test_what_graphs_cannot_follow_is_refused_where_no_capture_is_allowed(control):
     asked = control()
-    asked.stage.recapture = None
     asked.stage.graphs.captured[StepKey("decode", 2)] = {asked.stage.layers[0]: Assignment()}
-    line = (
-        r"^CUDA graphs would have to be captured again \(graphs of 2 rows: .*this server cannot do that; start it with"
-    )
+    line = r"^CUDA graphs would have to be captured again \(graphs of 2 rows: captured .*\): \"recapture\" is false$"
     with pytest.raises(ValueError, match=line):
-        asked.post({"policy": "xshare", "add": 1})
+        asked.post({"policy": "xshare", "add": 1, "recapture": False})
 
 
 RULE = {"default": True}
@@ -247,7 +244,7 @@ def test_a_scheduler_never_ends_by_what_is_posted(control, monkeypatch):
         assert not answer.success
         assert answer.error
         assert "\n" not in answer.error, line
-    monkeypatch.setattr("sglang_xshare.live.control.needs_capture", lambda *args: 1 / 0)
+    monkeypatch.setattr("sglang_xshare.live.control.check_graphs", lambda *args: 1 / 0)
     answer = ask(SimpleNamespace(method=METHOD, body={"check": {"policy": "vanilla"}, "epoch": "1"}))
     assert (answer.success, answer.error) == (False, "ZeroDivisionError: division by zero")
     assert asked.stage.switches == 0

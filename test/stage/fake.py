@@ -10,10 +10,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_xshare import hooks
 from sglang_xshare.policies.plan import SelectionPlan
+from sglang_xshare.policies.schedule import Schedule
+from sglang_xshare.stage.acceptance import Acceptance
+from sglang_xshare.stage.exact import Exact
 from sglang_xshare.stage.frame import Assignment, Frame, Running, Slot
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.record.interval import OUTCOMES
+from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step
+from sglang_xshare.upstream.batches import Batches
 
 EXPERTS, TOP_K = 32, 4
 XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
@@ -71,6 +76,15 @@ def bind(model: Any, **options: Any) -> list[Layer]:
     layers = [Layer(n, config, None, slot=slot, number=n, **options) for n, config in enumerate(model.configs)]
     model.configs = [layer.upstream for layer in layers]
     return layers
+
+
+def make_stage(layers: list[Layer], schedule: Schedule | None, batches: Batches | None = None, **options: Any) -> Stage:
+    """A stage that no server has started: it has these batches, and captures nothing."""
+    batches = batches or Batches()
+    given: dict[str, Any] = {"find_batches": lambda rows: batches, "recapture": lambda *args: None, "device": "cpu"}
+    given |= options
+    exact = Exact(given["device"])
+    return Stage(layers, schedule, batches=batches, exact=exact, acceptance=Acceptance(), **given)
 
 
 def put_in_step(layer: Layer, plan: SelectionPlan | None, step: Step) -> Running:

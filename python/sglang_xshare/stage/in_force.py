@@ -15,7 +15,7 @@ from ..policies.plan import SelectionPlan
 from ..policies.schedule import Schedule
 from ..policies.spelling import spell_policy
 from ..upstream.batches import Batches
-from .frame import Assignment, Calls
+from .frame import Assignment
 from .gather import Ranks
 from .lane import Lane
 from .layer import Layer
@@ -49,10 +49,7 @@ class InForce:
 
     # Caches. With init=False they are empty after `dataclasses.replace`.
     _assigned: dict[tuple[StepKey, int | None], list[Assignment]] = field(default_factory=dict, init=False)
-    _found: dict[tuple[Layer, StepKey, int | None], Assignment] = field(default_factory=dict, init=False)
     _outcomes: dict[tuple[StepKey, int | None], str] = field(default_factory=dict, init=False)
-    calls: Calls = field(default_factory=dict, init=False)
-    """The compiled calls on a CPU, by layer, plan and shape of a step; see `Layer`."""
 
     @property
     def observes(self) -> bool:
@@ -121,29 +118,21 @@ class InForce:
 
     def find(self, layer: Layer, key: StepKey) -> Assignment:
         """Return a layer's assignment in an eager step of this size."""
-        slots = layer.num_slots  # SGLang may size the slots only after the first call
-        place = layer, key, slots
-        if place not in self._found:
-            plan, reason = self._choose(layer, key)
-            size = key.rows, key.tokens_per_request
-            fits = slots is None or bounds.fits_slots(plan, layer.router, layer.paging.num_experts, *size, slots)
-            self._found[place] = Assignment(plan, reason, fits=fits)
-        return self._found[place]
+        plan, reason = self._choose(layer, key)
+        slots, size = layer.num_slots, (key.rows, key.tokens_per_request)
+        fits = slots is None or bounds.fits_slots(plan, layer.router, layer.paging.num_experts, *size, slots)
+        return Assignment(plan, reason, fits=fits)
 
     def assign(self, key: StepKey) -> list[Assignment]:
         """Return the assignment of each layer in an eager step of this size."""
-        place = key, self.layers[0].num_slots
+        place = key, self.layers[0].num_slots  # SGLang may size the slots only after the first call
         if place not in self._assigned:
             self._assigned[place] = [self.find(layer, key) for layer in self.layers]
         return self._assigned[place]
 
     def fit(self, key: StepKey) -> bool:
         """Return whether each layer's slots hold all active experts of a step of this size, for all logits."""
-        return all(self.find(layer, key).fits for layer in self.layers)
-
-    def fits_slots(self, rows: int) -> bool:
-        """Return whether each layer's slots hold all active experts of a decode step of this many rows."""
-        return self.fit(StepKey("decode", rows))
+        return all(assignment.fits for assignment in self.assign(key))
 
     def _choose(self, layer: Layer, key: StepKey) -> tuple[SelectionPlan | None, str | None]:
         phase, rows, tokens_per_request = key

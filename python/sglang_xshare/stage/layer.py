@@ -24,6 +24,7 @@ from .step import Step
 
 if TYPE_CHECKING:
     from ..policies.schedule import Schedule
+    from ..selection.cpu_call import Call
     from ..selection.triton_kernel.budgets import Budgets
 
 
@@ -38,7 +39,7 @@ class Convention(Enum):
 FILLED, DROPPED, MASKED = Convention
 MASKING = RunnerSlots(masked=True)
 MAX_CALLS = 1024
-"""The most compiled calls kept for each layer, one for each batch size under the active policy."""
+"""The most compiled calls kept for each layer, one for each plan and batch size."""
 
 
 class Layer:
@@ -93,6 +94,8 @@ class Layer:
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
         # EPLB and paged experts replace the ids after the selection, so an alignment of the selected ids is wrong then.
         self.hands_over = convention == FILLED and not renumbers and paging is None
+        self._calls: dict[tuple[Any, ...], tuple[SelectionPlan, Call | None]] = {}
+        """The compiled calls on a CPU, by plan and shape of a step. They check nothing that `select` has checked."""
         self._aligned = {slots: replace(slots, aligned=True) for slots in (self.slots, self.with_shared)}
         self.upstream = carry(topk_config, self)
         route: dict[str, Any] = {"custom_routing_function": self.choose}
@@ -224,19 +227,18 @@ class Layer:
         assert step is not None
         assert plan is not None
         tally = running.tables[0].of(number, logits) if running.tables else None
-        # Keying by `id()` is safe: the cache keeps the plan alive, and the layer keeps its slots.
-        batch, calls = step.batch, running.calls
-        sizes = logits.shape, step.rows, batch.tokens_per_request, batch.exact is None
-        place = number, id(plan), id(slots), sizes
-        known = calls.get(place) if buffer is None and calls is not None else None
+        # Keying by `id()` is safe: the dictionary keeps the plan alive, and the layer keeps its slots.
+        batch = step.batch
+        place = id(plan), id(slots), logits.shape, step.rows, batch.tokens_per_request, batch.exact is None
+        known = self._calls.get(place) if buffer is None else None
         if known is not None and known[1] is not None:
             selection = known[1](logits, batch, self._find_ranks(plan), tally)
         else:
             selection = self.select(logits, plan, slots, tally, buffer)  # `select` checks all of its arguments
-            if known is None and buffer is None and calls is not None:
-                if len(calls) >= MAX_CALLS * len(running.assignments):
-                    calls.clear()
-                calls[place] = plan, prepare(logits, plan, self.router, batch, slots)
+            if known is None and buffer is None:
+                if len(self._calls) >= MAX_CALLS:
+                    self._calls.clear()
+                self._calls[place] = plan, prepare(logits, plan, self.router, batch, slots)
         running.selections[number] = selection
         return selection
 

@@ -64,8 +64,8 @@ class Stage:
         stops: bool = False,
         exact: Exact,
         acceptance: Acceptance,
-        find_batches: Callable[[str], Batches] | None = None,
-        recapture: Callable[[Any, Callable[[int], bool] | None], None] | None = None,
+        find_batches: Callable[[str], Batches],
+        recapture: Callable[[Any, Callable[[int], bool] | None], None],
     ) -> None:
         self.layers, self.device, self.stops = layers, device, stops
         masks = masks or schedule is None
@@ -118,7 +118,7 @@ class Stage:
             self.acting.counters.count_outcome(outcome, step)
         tables = [lane.counters.begin() for lane in in_force.lanes or (self.acting,)]
         observed = in_force.schedule if in_force.lanes else None
-        running = Running(steps, assignments, tables, in_force.calls, observed)
+        running = Running(steps, assignments, tables, observed)
         former = self.slot.frame  # the model runner's; None in a capture, which runs the model's forward alone
         key = None if former is None else former.key
         self.slot.frame = Frame(key, outcome, running)
@@ -139,8 +139,6 @@ class Stage:
 
     def find_batches(self, ranks: Ranks | None) -> Batches:
         """Return the sizes of steps, in the rows among which these ranks select."""
-        if self._find_batches is None:
-            return self.in_force.batches
         return self._find_batches("batch" if ranks is None or ranks.together else "rank")
 
     def begin_forward(self, forward_batch: Any) -> None:

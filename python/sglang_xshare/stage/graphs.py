@@ -44,9 +44,6 @@ class Graphs:
         self._prepared: dict[StepKey, list[Assignment]] = {}
         """The assignments, with buffers, that the next capture of each key records."""
 
-        self._keys: dict[StepKey, StepKey] = {}
-        """What `find_key` has found."""
-
     @property
     def rows(self) -> list[int]:
         """The captured batch sizes, in rows."""
@@ -64,12 +61,8 @@ class Graphs:
 
     def find_key(self, key: StepKey) -> StepKey:
         """Return the key of the smallest graph that takes a step of this key, or `key` if no graph does."""
-        if key not in self._keys:
-            found = (
-                graph for graph in self.captured if graph._replace(rows=key.rows) == key and graph.rows >= key.rows
-            )
-            self._keys[key] = min(found, default=key)
-        return self._keys[key]
+        found = (graph for graph in self.captured if graph._replace(rows=key.rows) == key and graph.rows >= key.rows)
+        return min(found, default=key)
 
     def prepare(self, layers: Sequence[Layer], step: Step, running: Running) -> None:
         """Make the buffers for a graph of this size in the eager step before its capture: a capture cannot copy."""
@@ -100,7 +93,6 @@ class Graphs:
             found = self._prepared.pop(key, None) or in_force.assign(key)
             self.captured[key] = dict(zip(in_force.layers, found, strict=True))
             self.stale -= {key}
-            self._keys.clear()
         return list(self.captured[key].values())
 
     def find_changes(self, in_force: InForce) -> Changes:

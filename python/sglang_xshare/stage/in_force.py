@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -49,7 +49,8 @@ class InForce:
 
     # Caches. With init=False they are empty after `dataclasses.replace`.
     _assigned: dict[tuple[StepKey, int | None], list[Assignment]] = field(default_factory=dict, init=False)
-    _outcomes: dict[tuple[StepKey, int | None], str] = field(default_factory=dict, init=False)
+    _told: dict[str, Forward] = field(default_factory=dict, init=False)
+    _replays: dict[StepKey | None, str] = field(default_factory=dict, init=False)
 
     @property
     def observes(self) -> bool:
@@ -97,24 +98,27 @@ class InForce:
         return spelling if len(spelling) <= LONGEST else f"{self.description['policy']}, plan {self.hash}"
 
     def find_outcome(self, key: StepKey | None) -> str:
-        """Return the outcome of a forward of this size, None for a prefill."""
+        """Return the outcome of an eager forward of this size, None for a prefill."""
         if key is None:
             return "prefill"
-        place = key, self.layers[0].num_slots
-        if place not in self._outcomes:
-            assignments = self.assign(key)
-            reasons = {one.reason for one in assignments}
-            selects = any(one.plan is not None for one in assignments)
-            acts = "observed" if self.observes else "policy"
-            self._outcomes[place] = acts if selects else next(reason for reason in REASONS if reason in reasons)
-        return self._outcomes[place]
+        assignments = self.assign(key)
+        if any(one.plan is not None for one in assignments):
+            return "observed" if self.observes else "policy"
+        reasons = {one.reason for one in assignments}
+        return next(reason for reason in REASONS if reason in reasons)
+
+    def find_outcome_of_replay(self, key: StepKey | None, find_key: Callable[[StepKey], StepKey]) -> str:
+        """Return the outcome of a replay for a batch of this size, by the key of its graph, which `find_key` finds."""
+        if key not in self._replays:
+            self._replays[key] = self.find_outcome(key and find_key(key))
+        return self._replays[key]
 
     def tell(self, outcome: str) -> Forward | None:
         """Return what the requests of a forward with this outcome count; None until a policy has been active."""
-        if self.spelling is None:
-            return None
-        # A selection without a schedule masks padding rows only.
-        return Forward(self.spelling, outcome != "prefill", outcome == "policy" and self.schedule is not None)
+        if outcome not in self._told and self.spelling is not None:
+            acts = outcome == "policy" and self.schedule is not None  # without a schedule only padding is masked
+            self._told[outcome] = Forward(self.spelling, outcome != "prefill", acts)
+        return self._told.get(outcome)
 
     def find(self, layer: Layer, key: StepKey) -> Assignment:
         """Return a layer's assignment in an eager step of this size."""

@@ -172,7 +172,7 @@ class Stage:
             self.publish(self.reports.count_forward())
         outcome = frame.outcome
         if outcome is None:
-            outcome = self.in_force.find_outcome(frame.key and self.graphs.find_key(frame.key))
+            outcome = self.in_force.find_outcome_of_replay(frame.key, self.graphs.find_key)
             ranks = self.in_force.ranks
             # A rank that selects by itself has no live row if it is idle.
             if ranks is None or ranks.together or not forward_batch.forward_mode.is_idle():

@@ -13,7 +13,7 @@ from sglang_xshare.policies.plan import SelectionPlan
 from sglang_xshare.policies.schedule import Schedule
 from sglang_xshare.stage.acceptance import Acceptance
 from sglang_xshare.stage.exact import Exact
-from sglang_xshare.stage.frame import Assignment, Frame, Running, Slot
+from sglang_xshare.stage.frame import Assignment, CurrentFrame, Frame, Running
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.record.interval import OUTCOMES
 from sglang_xshare.stage.stage import Stage
@@ -72,8 +72,8 @@ class Model:
 
 def bind(model: Any, **options: Any) -> list[Layer]:
     """The layers of a model, whose routers have the configs that carry them."""
-    slot = Slot()
-    layers = [Layer(n, config, None, slot=slot, number=n, **options) for n, config in enumerate(model.configs)]
+    current = CurrentFrame()
+    layers = [Layer(n, config, None, current=current, number=n, **options) for n, config in enumerate(model.configs)]
     model.configs = [layer.upstream for layer in layers]
     return layers
 
@@ -90,7 +90,7 @@ def make_stage(layers: list[Layer], schedule: Schedule | None, batches: Batches 
 def put_in_step(layer: Layer, plan: SelectionPlan | None, step: Step) -> Running:
     """Put a layer that is alone into a forward in which it has this plan and step."""
     running = Running([step], [Assignment(plan)])
-    layer.slot.frame = Frame(step.key, "policy", running)
+    layer.current.frame = Frame(step.key, "policy", running)
     return running
 
 
@@ -170,7 +170,7 @@ def allows_graph(rows: int) -> bool:
     before = hooks.allows_graph(batch)
     installed.begin_forward(batch)
     allowed = hooks.allows_graph(batch)
-    installed.slot.frame = None
+    installed.current.frame = None
     assert before == allowed
     return allowed
 

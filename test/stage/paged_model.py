@@ -8,7 +8,7 @@ import torch
 from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.forward import wrap_model
-from sglang_xshare.stage.frame import Slot
+from sglang_xshare.stage.frame import CurrentFrame
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.upstream.batches import Batches
 from sglang_xshare.upstream.paging import find_paging
@@ -71,9 +71,16 @@ def put(monkeypatch, model, policy="xshare", trace=None, device="cpu", **keys):
     monkeypatch.setattr(hooks, "_stage", None)
     monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
     monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
-    slot = Slot()
+    current = CurrentFrame()
     layers = [
-        Layer(number, config, None, paging=find_paging(SimpleNamespace(quant_method=paging)), slot=slot, number=number)
+        Layer(
+            number,
+            config,
+            None,
+            paging=find_paging(SimpleNamespace(quant_method=paging)),
+            current=current,
+            number=number,
+        )
         for number, (config, paging) in enumerate(zip(model.configs, model.paging, strict=True))
     ]
     model.configs = [layer.upstream for layer in layers]

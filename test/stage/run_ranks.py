@@ -18,7 +18,7 @@ from served.all_to_all import gather
 from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.forward import wrap_model, wrap_router
-from sglang_xshare.stage.frame import Slot
+from sglang_xshare.stage.frame import CurrentFrame
 from sglang_xshare.stage.gather import Ranks
 from sglang_xshare.stage.layer import DROPPED, Layer
 from sglang_xshare.upstream.batches import Batches
@@ -68,8 +68,8 @@ def serve(case: Case, rank: int) -> dict[str, Any]:
     schedule = build_schedule(case.policy, case.keys, any(load.mode == "verify" for load in case.loads))
     assert schedule is not None
     configs = [router.topk_config for router in routers]
-    slot = Slot()
-    layers = [Layer(n, config, None, convention=DROPPED, slot=slot, number=n) for n, config in enumerate(configs)]
+    current = CurrentFrame()
+    layers = [Layer(n, config, None, convention=DROPPED, current=current, number=n) for n, config in enumerate(configs)]
     for router, layer in zip(routers, layers, strict=True):
         router.topk_config = layer.upstream
     ranks = Ranks(*find_rank(), EXPERTS, schedule.rows == "batch")

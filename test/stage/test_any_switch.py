@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from sglang_xshare.policies import VANILLA
+from sglang_xshare.policies.bounds import open_up
 from sglang_xshare.selection.triton_kernel.budgets import encode
 from sglang_xshare.stage.frame import Assignment
-from sglang_xshare.stage.graphs import open_up
 from sglang_xshare.stage.record.counters import Reader
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import StepKey

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_xshare.policies.bounds import open_up
 from sglang_xshare.policies.plan import SelectionPlan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, encode
-from sglang_xshare.stage.frame import Assignment, Frame, Running, Slot
-from sglang_xshare.stage.graphs import Graphs, describe_misfits, open_up
+from sglang_xshare.stage.frame import Assignment, CurrentFrame, Frame, Running
+from sglang_xshare.stage.graphs import Graphs, describe_misfits
 from sglang_xshare.stage.in_force import InForce
 from sglang_xshare.stage.lane import Lane, make_lanes
 from sglang_xshare.stage.layer import Layer
@@ -40,8 +41,8 @@ def make_plans(keys: dict[str, Any]) -> InForce:
 
 def make_layers(count: int) -> list[Layer]:
     """Layers of one stage."""
-    slot = Slot()
-    return [Layer(number, Config(), None, slot=slot, number=number) for number in range(count)]
+    current = CurrentFrame()
+    return [Layer(number, Config(), None, current=current, number=number) for number in range(count)]
 
 
 def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, InForce, list[Layer]]:
@@ -57,7 +58,7 @@ def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, InForce,
 def run(graphs: Graphs, plans: InForce, layers: list[Layer], step: Step) -> None:
     """An eager step, which reads no buffer."""
     running = Running([step] * len(layers), replace(plans, layers=layers).assign(step.key))
-    layers[0].slot.frame = Frame(step.key, "policy", running)
+    layers[0].current.frame = Frame(step.key, "policy", running)
     for layer, assignment in zip(layers, running.assignments, strict=True):
         plan = assignment.plan
         assert (plan, assignment.buffer) == (plans.find(layer, step.key).plan, None)

@@ -86,7 +86,7 @@ def forward(installed: Any, batch: Any, launch: Callable[[], None] = lambda: Non
     installed.begin_forward(batch)
     launch()
     installed.end_forward(batch)
-    installed.slot.frame = None
+    installed.current.frame = None
 
 
 def decode_elsewhere(installed: Any, model: Model, reporter: Any, forwards: int, requests: int = 3) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..policies.plan import SelectionPlan
+from ..policies.schedule import Schedule
 from ..types import Selection
 from .record.counters import Counters, Tables
 from .step import Step, StepKey
 
 if TYPE_CHECKING:
-    from ..policies.plan import SelectionPlan
-    from ..policies.schedule import Schedule
     from ..selection.triton_kernel.budgets import Budgets
 
 
@@ -67,8 +67,8 @@ class Running:
 class Frame(NamedTuple):
     """One forward of the model runner.
 
-    The stage's slot contains a frame with `running` during the model's forward, and frames without `running` before and
-    after it.
+    `CurrentFrame` has a frame with `running` during the model's forward, and frames without `running` before and after
+    it.
 
     `key` is that of the runner's batch; None if the forward is neither decode nor verify. The model's step may have
     more rows: SGLang pads the batch for attention ranks and for a capture. `outcome` names how the forward is counted;
@@ -80,7 +80,7 @@ class Frame(NamedTuple):
     running: Running | None = None
 
 
-class Slot:
+class CurrentFrame:
     """The place of the current frame, shared by a stage and its layers; `counters` count calls without a frame."""
 
     frame: Frame | None = None

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..policies import VANILLA
+from ..policies.bounds import open_up
 from ..policies.plan import SelectionPlan
-from ..types import Router
 from .frame import Assignment, Running
 from .in_force import InForce
 from .lane import Lane
@@ -180,10 +180,3 @@ def describe_misfits(misfits: dict[str, set[StepKey]]) -> str:
         for reason, keys in misfits.items()
     ]
     return f'CUDA graphs would have to be captured again ({"; ".join(reasons)}): "recapture" is false'
-
-
-def open_up(plan: SelectionPlan, router: Router) -> SelectionPlan:
-    """Return the plan with which `plan`'s kernel routes as the model. Raises ValueError unless it has top-k columns."""
-    if plan.columns(router) != router.top_k:
-        raise ValueError(f"kmax = {plan.kmax} columns: must be {router.top_k}, as in the model's own routing")
-    return replace(plan, k0=None, p=1.0, beta=None, warm_rows=None)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..policies.plan import SelectionPlan
+from ..policies.schedule import Schedule
 from ..selection import prepare, select
+from ..selection.cpu_call import Call
 from ..selection.slots import drop_slots, refill_slots
 from ..types import RunnerSlots, Selection, Tally
 from ..upstream.paging import count_slots
@@ -18,13 +20,11 @@ from ..upstream.routing import carry, folds_scaling, num_shared_slots, record_ro
 from ..upstream.server import is_recorded
 from ..upstream.triton_kernels import find_contract
 from . import handover
-from .frame import Running, Slot
+from .frame import CurrentFrame, Running
 from .placement import Placement
 from .step import Step
 
 if TYPE_CHECKING:
-    from ..policies.schedule import Schedule
-    from ..selection.cpu_call import Call
     from ..selection.triton_kernel.budgets import Budgets
 
 
@@ -54,7 +54,7 @@ class Layer:
     experts. `paging` is the result of `find_paging` for the layer's experts. Raises ValueError for a router that the
     stage does not reproduce.
 
-    A layer has no state of a forward. The current frame is in the `slot` that all layers of a model share, and the
+    A layer has no state of a forward. The `current` frame is where all layers of a model find it, and the
     layer's part of the frame is at the layer's `number`.
     """
 
@@ -70,7 +70,7 @@ class Layer:
         takes_kmax: bool = True,
         recorded: bool = False,
         paging: Any = None,
-        slot: Slot | None = None,
+        current: CurrentFrame | None = None,
         number: int = 0,
     ) -> None:
         self.layer_id = layer_id
@@ -86,7 +86,7 @@ class Layer:
         self.num_shared = num_shared_slots(topk_config)
         self.placement = placement
         self.paging = paging
-        self.slot, self.number = slot or Slot(), number
+        self.current, self.number = current or CurrentFrame(), number
         empty = convention == DROPPED and not renumbers
         self.slots = RunnerSlots(empty=empty)
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
@@ -112,7 +112,7 @@ class Layer:
     @property
     def running(self) -> Running:
         """The model's forward, in which the layer selects."""
-        frame = self.slot.frame
+        frame = self.current.frame
         assert frame is not None
         assert frame.running is not None
         return frame.running
@@ -126,15 +126,15 @@ class Layer:
 
     def route(self, logits: torch.Tensor) -> Any:
         """Return the `TopKConfig` to route router logits [n, N] with: the layer's own if it selects in this forward."""
-        return self.config if self._selects(logits) else self.upstream
+        return self.config if self._begin_selection(logits) else self.upstream
 
-    def _selects(self, logits: torch.Tensor) -> bool:
+    def _begin_selection(self, logits: torch.Tensor) -> bool:
         """Return whether the layer selects in this forward. Under `observe` count every plan, and return False."""
-        running = self.slot.running
+        running = self.current.running
         if running is None:
             # A captured count would run in every replay, and a replay's forward has its own outcome.
-            if self.number == 0 and self.slot.counters is not None and not is_recorded():
-                self.slot.counters.count_outcome("no_context")
+            if self.number == 0 and self.current.counters is not None and not is_recorded():
+                self.current.counters.count_outcome("no_context")
             return False
         if running.assignments[self.number].plan is None:
             return False
@@ -156,12 +156,12 @@ class Layer:
 
     def join(self, num_experts: int, device: str) -> None:
         """Select in a step that this rank has no rows for: the other ranks wait for its part of the gather."""
-        running = self.slot.running
+        running = self.current.running
         if running is None or running.assignments[self.number].plan is None:
             return
         rows = 0 if self.step.gather is not None else self.step.rows
         logits = torch.zeros(rows, num_experts, device=device)
-        if self._selects(logits):
+        if self._begin_selection(logits):
             self.choose(logits, logits, self.router.top_k, self.router.renormalize)
 
     def choose(
@@ -207,7 +207,7 @@ class Layer:
         The logits are masked if the runner ranks them, and unchanged for a layer that does not select. (None, the
         router's output) replaces both if triton_kernels' `routing()` has nothing left to do.
         """
-        if not self.routes_itself or not self._selects(logits):
+        if not self.routes_itself or not self._begin_selection(logits):
             return output_format, logits
         if self.convention != MASKED:
             return type(output_format).STANDARD, logits

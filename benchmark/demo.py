@@ -1,8 +1,8 @@
 """Serve a model with the expert policy off and on, without drafts and with them: a small `benchmark.serving`.
 
-Under the policy a layer loads fewer experts, so a step is faster and more tokens come a second; the loss hardly rises,
-and the sums stay right. The model is the shipped checkpoint with wider experts and the same function: loading experts
-dominates a step, as on a GPU. The picture shows tokens/s and loss by row.
+Under the policy a layer loads fewer experts, so a step is faster and the server writes more tokens a second; the loss
+hardly rises, and the sums stay right. The model is the shipped checkpoint with wider experts and the same function:
+loading experts dominates a step, as on a GPU. The picture shows tokens/s and loss by row.
 """
 
 from collections.abc import Sequence

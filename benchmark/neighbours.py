@@ -1,7 +1,7 @@
 """Compare answers alone and beside other requests: `python -m benchmark.neighbours [POLICY...]`.
 
 Prompts of held-out text are answered greedily, each alone and then in one batch with others, by one server that is
-switched from policy to policy. The server runs in float32, so only a policy changes a token, no rounding.
+switched from policy to policy. The server runs in float32, so a policy can change a token, and rounding cannot.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ Alone, unlike vanilla's: answers to a request alone that differ from those under
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Serve into the record, print the table."""
+    """Measure on a server into the record, print the table."""
     parser = Parser("benchmark.neighbours", __doc__)
     parser.add_policies(selecting, POLICIES, f"beside {BASELINE}")
     parser.add_count("prompts", 24, "prompts")
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         shape = {name: getattr(args, name) for name in ("prompts", "others", "prompt", "tokens")}
         answers: dict[str, list[list[int]]] = {}
         with Server(TRAINED, flags, name="neighbours") as server:
-            for name in dict.fromkeys([BASELINE, *missing]):  # the baseline, with whose answers the others compare
+            for name in dict.fromkeys([BASELINE, *missing]):  # every policy is compared with the baseline's answers
                 server.post("/expert_policy", parse_variant(name).body())
                 alone, beside = zip(*_answer(server, asked, others, args.tokens), strict=True)
                 answers[name] = list(alone)

@@ -1,7 +1,7 @@
 """Requirements of each supported SGLang release, from its wheel's metadata: the table in docs/patching.md.
 
 python -m scripts.compatibility           write the table
-python -m scripts.compatibility --check   check that it is up to date
+python -m scripts.compatibility --check   check that the table is up to date
 """
 
 import argparse
@@ -41,7 +41,7 @@ def read_needs(tree: Path) -> Needs:
     found = (pins.get("torch"), pins.get("cuda-python"), wheel.metadata["Requires-Python"], pins.get("sglang-kernel"))
     torch, cuda, python, kernels = found
     if not (torch and cuda and python and kernels):
-        raise ValueError(f"{tree}: metadata without torch, cuda-python, Requires-Python or sglang-kernel: {found}")
+        raise ValueError(f"{tree}: must require torch, cuda-python, Python and sglang-kernel (got {found})")
     return Needs(torch, cuda, python, kernels)
 
 

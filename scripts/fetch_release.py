@@ -2,7 +2,7 @@
 
     python -m scripts.fetch_release 0.5.17 0.5.21 0.5.23
 
-Only the wheel itself is downloaded, without its dependencies. A release that is there already is left alone.
+Only the wheel itself is downloaded, without its dependencies. An unpacked release is not downloaded again.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def fetch_release(version: str, releases: Path = RELEASES) -> Path:
         zipfile.ZipFile(wheel).extractall(unpacked)
         if f"'{version}'" not in (unpacked / "sglang/_version.py").read_text():
             raise ValueError(f"{wheel.name}: sglang/_version.py must have the version {version}")
-        unpacked.rename(place)  # all at once: a stopped download leaves no half release
+        unpacked.rename(place)  # in one step, so an interrupted download is never taken for a release
     print(f"unpacked into {place}")
     return place
 
@@ -51,7 +51,7 @@ def fetch_release(version: str, releases: Path = RELEASES) -> Path:
 def tell_download(version: str, error: subprocess.CalledProcessError) -> str:
     """Return one line about a failed download, with pip's last line."""
     said = (error.stderr or "").strip().splitlines() or ["no reason given"]
-    return f"pip could not download sglang=={version}; allowed: a release on the package index (pip: {said[-1]})"
+    return f"pip cannot download sglang=={version}, which must be a release on the package index (pip: {said[-1]})"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 # levers, layer, server, eagle3, replay, tune, routing, paged.
 # QUICK=1 ends after LIMIT seconds (default 540), unpacking included; the next call continues from there.
 # RESULTS=DIR holds the records (default: benchmark/results/<date>-<gpu>; if $OUT is set, build/gpu/results, of which
-# $OUT gets one archive in the end); POLICY=xshare:k0=1,add=24 has experiment tune tune for that policy (default: xshare).
+# $OUT gets one archive in the end); POLICY=xshare:k0=1,add=24 is the policy that experiment tune tunes for (default: xshare).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -30,7 +30,7 @@ today=benchmark/results/$(date -u +%F)-$(tr 'A-Z ' 'a-z-' <<<"$gpu")
 results=${RESULTS:-${OUT:+build/gpu/results}}
 results=${results:-$today}
 mkdir -p "$work" "$results"
-# Where $OUT is set and RESULTS is not, what the checkout has of today is continued.
+# If $OUT is set and RESULTS is not, the run continues today's records of the checkout.
 if [[ -z ${RESULTS:-} && $results != "$today" && -d $today ]]; then cp --no-clobber "$today"/*.json "$results"/ 2>/dev/null || true; fi
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$work/triton} TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$work/inductor}
 
@@ -62,7 +62,7 @@ use_archive() {  # the SGLang in .gpu/, for a machine that can install nothing
 }
 
 use_venv() {
-    # pip would try for minutes.
+    # Without this probe pip would retry for minutes.
     if [[ ! -f ${VENV:-.venv}/.complete ]]; then
         timeout 30 python3 -m pip download --quiet --no-deps --retries 0 --timeout 10 --dest "$work/probe" wheel \
             >/dev/null 2>&1 || refuse "no package index answers and .gpu/site.tar.xz is missing; make gpu-bundle FROM=DIR, on a machine with an index, makes .gpu/"
@@ -71,18 +71,18 @@ use_venv() {
     python=${VENV:-.venv}/bin/python target=()
 }
 
-bring_back() {  # one archive, whole whenever the command is stopped
+bring_back() {  # one archive, complete even if the command is stopped
     [[ -n ${OUT:-} && $OUT != "$results" ]] || return 0
     mkdir -p "$OUT"
     tar -cJf "$work/results.part" -C "$results" . && mv "$work/results.part" "$OUT/results.tar.xz" || cp "$results"/*.json "$OUT"/ || true
 }
 
-finish() {  # after every end: the table of all records, and the way back
+finish() {  # on every exit: write the table of all records, and copy the records back
     local status=$?
     trap - EXIT
     [[ -z ${keeper:-} ]] || kill "$keeper" 2>/dev/null || true
     if [[ -n ${python:-} ]]; then
-        if ((status)); then  # the ends of the newest logs of its servers
+        if ((status)); then  # keep the ends of the newest server logs
             mkdir -p "$results/logs"
             { ls -t build/logs/*.log 2>/dev/null || true; } | head -n 8 |
                 while read -r log; do tail -c 100000 "$log" >"$results/logs/${log##*/}"; done

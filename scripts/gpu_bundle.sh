@@ -6,13 +6,13 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 FROM=${FROM:-}
-LIMIT_MIB=64  # what may travel to such a machine, together with the checkout
+LIMIT_MIB=64  # the most that such a machine accepts, the checkout included
 
 if [[ -n $FROM ]]; then
     [[ -f $FROM/site.tar.xz ]] || { echo "gpu-bundle: FROM=$FROM: must be a folder with the archive of SGLang (got no site.tar.xz)" >&2; exit 1; }
     mkdir -p .gpu
     for name in site extras fi_distinfo tvmcache jit common_ops_unmodified; do
-        rm -f .gpu/$name.*  # of another release
+        rm -f .gpu/$name.*  # archives of another release
         for archive in "$FROM/$name".*.xz; do if [[ -f $archive ]]; then cp "$archive" .gpu/; fi; done
     done
 elif [[ ! -f .gpu/site.tar.xz ]]; then
@@ -29,9 +29,9 @@ if [[ ! -f .gpu/extras.tar.xz ]]; then
     tar -cJf .gpu/extras.tar.xz -C "$site" .
 fi
 
-# The kernels that gpt-oss's servers would compile: built by the archive's own SGLang and FlashInfer, of which this
-# environment imports no more than it has the packages for. Both are for its apache-tvm-ffi, 0.1.11. Every step waits for
-# the one before: `set -e` is off where `||` follows, and one kernel of two would travel as both.
+# The kernels that gpt-oss's servers would compile, built by the archive's own SGLang and FlashInfer for the archive's
+# apache-tvm-ffi, 0.1.11. This environment has the packages for a part of both alone. `&&` joins all steps, because
+# `set -e` is off for a call before `||`: an archive with one kernel would otherwise pass for one with both.
 build_jit() {
     local from=$site.jit
     mkdir -p "$from/archive" "$from/packages" &&
@@ -67,10 +67,10 @@ if [[ ! -f .gpu/jit.tar.xz && -f .gpu/fi_distinfo.tar.xz && -x $python ]]; then
         (build_jit) >"$site.log" 2>&1 || tail -n 3 "$site.log" >&2
     fi
 fi
-[[ -f .gpu/jit.tar.xz ]] || echo "gpu-bundle: no jit.tar.xz: it takes CUDA's toolkit and .venv; servers build kernels there when they start" >&2
+[[ -f .gpu/jit.tar.xz ]] || echo "gpu-bundle: jit.tar.xz is missing, because it needs CUDA's toolkit and .venv; servers build its kernels when they start" >&2
 PYTHONPATH=. python3 -c "from benchmark.common.source import carry; carry()"
 du -h .gpu/*
-# A file that git lists and that was deleted is no failure.
+# A deleted file that git still lists is no failure.
 size=$({ git ls-files -coz --exclude-standard; find .gpu -type f -print0; } |
     { du -c --apparent-size -B 1M --files0-from=- 2>/dev/null || true; } | tail -n 1 | cut -f 1)
 if ((size > LIMIT_MIB)); then

@@ -27,7 +27,7 @@ class Report:
     warnings: list[str] = field(default_factory=list)
     patches: list[str] = field(default_factory=list)
     proved: dict[str, int] = field(default_factory=dict)  # release -> hunks found at exactly one place of its sources
-    unproved: list[str] = field(default_factory=list)  # releases whose sources are not at hand
+    unproved: list[str] = field(default_factory=list)  # releases without sources here
 
     @property
     def summary(self) -> str:
@@ -72,10 +72,10 @@ def _check_folder(queues: list[Queue], report: Report) -> None:
     listed = Counter(patch.name for queue in queues for patch in queue.patches)
     for patch in {patch.name: patch for queue in queues for patch in queue.patches}.values():
         missing = [name for name in FIELDS if not patch.header.get(name)]
-        needed = f"is missing or empty; needed: {', '.join(FIELDS)}"
+        needed = f"must not be empty (fields: {', '.join(FIELDS)})"
         report.errors += [f"{patch.name}: header field {name} {needed}" for name in missing]
         if listed[patch.name] > 1 and not patch.name.startswith("shared/"):
-            report.errors.append(f"{patch.name}: listed {listed[patch.name]} times; only patches in shared/ may be")
+            report.errors.append(f"{patch.name}: must be in shared/ or in one series alone (got {listed[patch.name]})")
     report.errors += [f"{name}: in no series that could be read" for name in report.patches if name not in listed]
 
 
@@ -128,7 +128,7 @@ def _find_spare(lines: list[bytes], hunk: Hunk) -> set[str]:
 
 
 def main() -> None:
-    """Print the findings. Return exit code 1 for errors."""
+    """Print the findings; exit with 1 for errors."""
     argparse.ArgumentParser(prog="patch_lint", description="check the whole patch queue").parse_args()
     try:
         report = lint(find_root(), RELEASES)

@@ -1,7 +1,7 @@
-"""Every flag, key, route and metric, read off the code: docs/reference.md.
+"""Reference of every flag, key, route and metric, read from the code: docs/reference.md.
 
 python -m scripts.reference           write the page
-python -m scripts.reference --check   say whether it is up to date
+python -m scripts.reference --check   check that the page is up to date
 """
 
 import argparse
@@ -72,7 +72,7 @@ Plans are those that `observe` compares.
 
 
 def make_page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return TEXT.format(
         server=tabulate(("flag", "value", "what"), list_server_flags()),
         policies=tabulate(("policy", "phases", "keys", "what"), map(_describe_policy, list_policies())),
@@ -85,13 +85,13 @@ def make_page() -> str:
 
 
 def tabulate(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """A table of Markdown."""
+    """Return a table in Markdown."""
     lines = [headings, ("---",) * len(headings), *rows]
     return "".join("".join(f"| {cell} " if cell else "| " for cell in line) + "|\n" for line in lines)
 
 
 def list_server_flags() -> Iterator[tuple[str, str, str]]:
-    """(flag, value, help) of what the newest release's patches add to SGLang's arguments."""
+    """Yield (flag, value, help) of each flag that the newest release's patches add to SGLang."""
     patches = find_root()
     for name in (patches / list_releases(patches)[-1] / "series").read_text().split():
         for argument, kind, text, default in ARGUMENT.findall((patches / name).read_text()):
@@ -100,7 +100,7 @@ def list_server_flags() -> Iterator[tuple[str, str, str]]:
 
 
 def _describe_policy(policy: Policy) -> tuple[str, str, str, str]:
-    """Its keys each with the default, and what it allows where that is not what the plan's key does; its presets."""
+    """Return a policy's row. Allowed values of a key are shown if they differ from those of the plan's key."""
     keys = "every key below" if list(policy.keys) == list(KEYS) else ", ".join(_spell_defaults(policy))
     for preset, given in policy.presets.items():
         keys += f"; `{policy.name}:{preset}` is `{spell_policy(policy.name, given)}`"
@@ -123,7 +123,7 @@ def _spell_defaults(policy: Policy) -> Iterator[str]:
 
 
 def list_keys() -> Iterator[tuple[str, str, str, str]]:
-    """(key, allowed, default, help) of the plan, then those that some policy alone has."""
+    """Yield (key, allowed, default, help) of each key of a plan, then of the keys that only one policy has."""
     plan = SelectionPlan()
     for name, key in KEYS.items():
         yield _describe_key(name, key, json.dumps(getattr(plan, name)), key.help)
@@ -138,14 +138,14 @@ def _describe_key(name: str, key: Key, default: str, text: str) -> tuple[str, st
 
 
 def list_common_keys() -> Iterator[tuple[str, str, str, str]]:
-    """(key, allowed, default, help) of those that all policies share."""
+    """Yield (key, allowed, default, help) of each key that all policies share."""
     for name, key in COMMON_KEYS.items():
         default = "the policy's" if name == "phases" else json.dumps(key.default)
         yield f"`{name}`", key.allowed, default, key.help
 
 
 def list_routes() -> Iterator[tuple[str, str]]:
-    """(method and path, who may ask) of what is added to SGLang's server."""
+    """Yield (method and path, required key) of each route that is added to SGLang's server."""
     app = FastAPI(openapi_url=None)
     add_routes(app, lambda: None)
     keys = {
@@ -159,7 +159,7 @@ def list_routes() -> Iterator[tuple[str, str]]:
 
 
 def list_metrics() -> Iterator[tuple[str, str, str]]:
-    """(name, labels, help) of the policy's figures, before and after in one row, then of affinity's decisions."""
+    """Yield (name, labels, help) of the policy's figures, before and after in one row, then of affinity's metrics."""
     pairs: dict[str, list[tuple[str, str, str]]] = {}
     for figure in (figure for figures in FIGURES.values() for figure in figures):
         row = _describe_metric(PREFIX + figure.name, figure.kind, figure.labels, figure.text)
@@ -179,13 +179,13 @@ def _describe_metric(name: str, kind: str, labels: tuple[str, ...], text: str) -
 
 
 def list_command_flags() -> Iterator[tuple[str, str]]:
-    """(subcommand, its flags with their help)."""
+    """Yield (subcommand, its flags with their help)."""
     for name, parser in _list_parsers("", make_parser()):
         yield f"`{name}`", "<br>".join(_list_flags(parser))
 
 
 def _list_parsers(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """(name, parser) of the subcommands that have no further ones."""
+    """Yield (name, parser) of each subcommand that has no subcommands itself."""
     nested = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not nested:
         yield name, parser

@@ -1,9 +1,9 @@
-"""Report hunk by hunk what of the patch queue fits an SGLang release, supported or not, and a verdict.
+"""Report hunk by hunk how the patch queue fits an SGLang release, supported or not, and print a verdict.
 
     python -m scripts.release_check 0.5.24
 
-A release without a series is tried with that of every supported one; the best fitting is shown. Exit code 0 if every
-hunk fits one place.
+A release without a series is tried with the series of every supported release; the report shows the best fit. The exit
+code is 0 if every hunk fits one place.
 """
 
 import argparse
@@ -93,7 +93,7 @@ def try_queue(tree: Path, queue: Queue, pinned: bool) -> Trial:
 
 
 def find_best(tree: Path, release: str, root: Path) -> Trial:
-    """Return the release's own queue, else that with the fewest hunks that do not fit, the newest of several."""
+    """Return the trial of the release's own queue, else of the queue with the fewest misfits, the newest of equals."""
     releases = list_releases(root)
     if release in releases:
         return try_queue(tree, load_queue(root, release), pinned=True)
@@ -142,7 +142,7 @@ def _judge(best: Trial, release: str, root: Path) -> str:
     if release in list_releases(root):
         return f"{release} is supported: its {len(best.fits)} hunks fit, and its files have their pinned hashes"
     hunks = f"the {len(best.fits)} hunks of {series} fit"
-    return f"{release} is not supported yet, but {hunks}; go on with CONTRIBUTING.md"
+    return f"{release} is not supported yet, but {hunks}; continue with CONTRIBUTING.md"
 
 
 def _read_files(tree: Path, patches: Sequence[Patch]) -> dict[str, bytes]:

@@ -1,7 +1,7 @@
 """The MoE runner that serves a policy, by model and GPU, as SGLang resolves it: the table in docs/limits.md.
 
 python -m scripts.runners           write the table
-python -m scripts.runners --check   check that it is up to date
+python -m scripts.runners --check   check that the table is up to date
 """
 
 import argparse

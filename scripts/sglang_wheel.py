@@ -2,8 +2,9 @@
 
     python -m scripts.sglang_wheel 0.5.23
 
-All files except the patched ones are upstream's, to the byte; RECORD is made anew, the licence is kept, and a notice
-beside it names what was changed. It depends on this version of sglang-xshare. The same input gives the same bytes.
+All files except the patched ones are upstream's, to the byte. RECORD is made anew, the licence is kept, and a notice
+beside the licence lists the changes. The new wheel depends on this version of sglang-xshare. The same input gives the
+same bytes.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from sglang_xshare.patching.state import STORE
 from sglang_xshare.patching.tree import ABSENT
 
 DIST = Path(__file__).resolve().parents[1] / "dist"
-DATE = (2020, 2, 2, 0, 0, 0)  # of every new or changed file, as reproducible builds use it
+DATE = (2020, 2, 2, 0, 0, 0)  # the date of every new or changed file, for reproducible builds
 
 
 def make_wheel(upstream: Path, root: Path, out: Path) -> Path:

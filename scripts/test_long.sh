@@ -16,7 +16,7 @@ read_state() {  # of the files that the pathspecs name
 }
 documents=$(read_state .) state=$(read_state . ':!*.md')
 export documents state
-# Parts share the answers of servers that several of them ask the same (test/served/conftest.py).
+# Parts share servers' answers to requests that several parts send (test/served/conftest.py).
 export SERVED=$PWD/$done_dir/served-${state%% *}
 [[ -d $SERVED ]] || { rm -rf "$done_dir"/served-*; mkdir "$SERVED"; }
 
@@ -25,7 +25,7 @@ if [[ $status != 0 && $status != 5 ]]; then  # 5: there is none
     tail -n 25 <<<"$collected" >&2
     echo "test-long: pytest could not collect the tests: status $status" >&2; exit 1
 fi
-# Long parts first, so that no lane ends with one alone: by the seconds of the last run, else by the number of tests.
+# Long parts first, so no lane ends with a long part alone: by the seconds of the last run, else by the number of tests.
 mapfile -t parts < <(sed -n 's/::.*//p' <<<"$collected" | sort | uniq -c | while read -r count part; do
         seconds=$(sed -nE 's/^=.* in ([0-9]+)\..*=$/\1/p' "$done_dir/${part//\//_}.log" 2>/dev/null | tail -n 1)
         echo "${seconds:-$count} $part"

@@ -3,9 +3,9 @@
     git clone --depth 1 --branch v0.5.23 https://github.com/sgl-project/sglang ../sglang
     .venv/bin/python -m scripts.upstream_tests ../sglang
 
-The environment lends what both need. Tests that need a GPU, or packages that are not there, fail on both and are only
-counted. A file with a test that passes on the first alone runs again on both, by itself, and counts if it still does.
-Exit code 1 if a test passes on the published package alone.
+Both runs use the packages of this environment. Tests that need a GPU or a missing package fail on both and are only
+counted. A file with a test that passes on the published package alone runs again on both, by itself; the test is
+reported if it passes on the published package alone again. The exit code is then 1.
 """
 
 import argparse
@@ -74,10 +74,10 @@ def run_tests(tree: Path, checkout: Path, paths: Collection[str], scratch: Path)
     command = [sys.executable, *PYTEST, f"--junitxml={report}", f"--rootdir={checkout / UNIT}", *paths]
     code = subprocess.run(command, cwd=checkout / UNIT, env=env).returncode
     if not report.is_file():
-        raise ValueError(f"pytest ended with {code} and without a report: {' '.join(command)}")
+        raise ValueError(f"pytest must write a report (got status {code} and none): {' '.join(command)}")
     results: Results = {}
     for case in ElementTree.parse(report).iter("testcase"):
-        # A file that cannot be imported has no class, and its dotted name for a name.
+        # A file that cannot be imported has no class; its name is the dotted name of the module.
         module = case.get("file") or case.get("name", "").replace(".", "/") + ".py"
         group = case.get("classname", "").removeprefix(module.removesuffix(".py").replace("/", ".")).strip(".")
         test = (module, f"{group}::{case.get('name')}".removeprefix("::"))
@@ -98,9 +98,9 @@ def compare(checkout: Path, published: Path, patched: Path, scratch: Path) -> Co
 
     both = run("all", *(part for part in PARTS if (checkout / UNIT / part).is_dir()))
     if "passed" not in both[0].values():
-        raise ValueError("no test passes on the published package")
+        raise ValueError("a test must pass on the published package (got none)")
     broken: list[tuple[str, str]] = []
-    # By itself: which tests share a process, and what they leave to each other, differs from run to run.
+    # By itself: the tests that share a process, and so each other's state, differ from run to run.
     for file in sorted({file for file, _ in _list_broken(*both)}):
         broken += _list_broken(*run(f"again {file}", file))
     return Comparison(*both, broken)

@@ -19,7 +19,7 @@ PROMPTS, PROMPT, WRITTEN = 16, 64, 128  # a domain's held-out prompts, their len
 
 @torch.inference_mode()
 def draft_hits(target: Qwen3MoeForCausalLM, draft: Draft, hot: Tensor, ids: Tensor) -> list[Tensor]:
-    """Return where each place's draft repeats `ids` [rows, tokens], by draft step: [rows, tokens - step - 2] bool."""
+    """Return whether each place's draft repeats `ids` [rows, tokens], by draft step: [rows, tokens - step - 2] bool."""
     _, aux = features(target, ids)
     guesses = draft(aux, target.model.embed_tokens(ids), STEPS_AHEAD)
     return [hot[guess[:, :-1].argmax(-1)] == ids[:, step + 2 :] for step, guess in enumerate(guesses)]
@@ -27,7 +27,7 @@ def draft_hits(target: Qwen3MoeForCausalLM, draft: Draft, hot: Tensor, ids: Tens
 
 @torch.inference_mode()
 def target_hits(target: Qwen3MoeForCausalLM, ids: Tensor) -> list[Tensor]:
-    """Return the same for a draft that is the target itself."""
+    """Return what `draft_hits` returns, for a draft that is the target itself."""
     hits = target(ids).logits[:, :-1].argmax(-1) == ids[:, 1:]
     return [hits[:, step + 1 :] for step in range(STEPS_AHEAD)]
 
@@ -52,7 +52,7 @@ def accepted_lengths(hits: list[Tensor], prompt: int) -> list[int]:
 
 def continuations(target: Qwen3MoeForCausalLM, prompts: Tensor, written: int) -> Tensor:
     """Return the target's greedy text after `prompts` [rows, tokens], past ends of text: [rows, tokens + written]."""
-    everywhere = torch.ones_like(prompts)  # else an end of text is taken for padding
+    everywhere = torch.ones_like(prompts)  # otherwise `generate` takes an end of text for padding
     return target.generate(
         prompts, attention_mask=everywhere, max_new_tokens=written, do_sample=False, eos_token_id=None, pad_token_id=0
     )

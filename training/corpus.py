@@ -21,7 +21,7 @@ DEV_CHARS = 60_000
 HELDOUT_CHARS = 32_000
 LONGEST_HELDOUT = 12_000  # one long file must not be a domain's whole held-out text
 SHORTEST_HELDOUT = 400
-LEAK_CHARS = 80  # a shared paragraph of this length is a copy, a shorter one is idiom (an include guard, "Notes:")
+LEAK_CHARS = 80  # a shared paragraph of this length is a copy; a shorter one may be idiom, such as an include guard
 STDLIB = Path(sysconfig.get_path("stdlib"))
 PYTHON_HEADERS = Path(sysconfig.get_path("include"))
 SYSTEM_HEADERS = Path("/usr/include")
@@ -49,7 +49,7 @@ class Split:
 def load_corpus() -> dict[str, Split]:
     """Split every domain of DOMAINS; no paragraph of LEAK_CHARS or more of any dev or held-out text is trained on.
 
-    Raises FileNotFoundError naming the domain when too little shippable text of it is on this machine.
+    Raises FileNotFoundError with the domain of which this machine has too little shippable text.
     """
     splits = {}
     for domain, source in (("python", _python_files), ("c", _headers), ("english", _english)):
@@ -167,7 +167,7 @@ def _drop(documents: list[Document], unseen: set[str]) -> list[Document]:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """Return paragraphs long enough to be copies, white space folded: only one domain indents docstrings."""
+    """Yield the paragraphs long enough to be copies, with white space folded: only one domain indents docstrings."""
     for paragraph in text.split("\n\n"):
         folded = " ".join(paragraph.split())
         if len(folded) >= LEAK_CHARS:

@@ -16,7 +16,7 @@ def features(target: Qwen3MoeForCausalLM, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class DraftAttention(nn.Module):
-    """Attention over the verified prefix and the row's own draft, whose keys and values come one step at a time."""
+    """Attention over the verified prefix and the row's own draft, which grows by one step at a time."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -30,7 +30,8 @@ class DraftAttention(nn.Module):
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]) -> Tensor:
         """Attend with `x` [rows, tokens, 2 * hidden], step `len(past)` of each draft; append keys and values to `past`.
 
-        A place sees step 0 of the places up to its own (the prefix the target verified), then its own later steps.
+        A place attends to step 0 of all places up to its own, the prefix that the target verified, and to its own later
+        steps.
         """
         rows, tokens, _ = x.shape
         q, k, v = (
@@ -85,8 +86,8 @@ class Draft(nn.Module):
         """Return the logits of each of `steps` unrolled draft steps, EAGLE-3's training-time test.
 
         `aux` [rows, tokens, 3 * hidden] and `embedded` [rows, tokens, hidden] are the target's features and embeddings
-        of the same ids. Place i of step s has seen the target's features of ids 0..i and ids 0..i+s+1, and predicts id
-        i+s+2: [rows, tokens - s - 1, draft_vocab] each.
+        of the same ids. Place i of step s depends on the target's features of ids 0..i and on ids 0..i+s+1, and
+        predicts id i+s+2: [rows, tokens - s - 1, draft_vocab] each.
         """
         hidden, tokens = self.fc(aux), aux.shape[1]
         past: list[tuple[Tensor, Tensor]] = []

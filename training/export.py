@@ -1,4 +1,4 @@
-"""Write a checkpoint folder as a server and transformers load it."""
+"""Checkpoint folders as a server and transformers load them."""
 
 import json
 import tempfile

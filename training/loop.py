@@ -21,7 +21,7 @@ NOT_FOR_MUON = (
     "embed_tokens",
     "lm_head",
     ".gate.",
-)  # tables and the router: no matrix product to keep well conditioned
+)  # tables and the router are no matrix products to keep well conditioned
 
 
 def optimizers(model: nn.Module) -> list[Optimizer]:
@@ -36,12 +36,12 @@ def optimizers(model: nn.Module) -> list[Optimizer]:
 
 
 def schedule(step: int, steps: int) -> float:
-    """Return the learning rate's factor: warm up, stay, decay linearly to zero. Weights before the decay are usable."""
+    """Return the learning rate's factor: warm-up, constant, linear decay to 0. Weights before the decay are usable."""
     return min((step + 1) / WARM_UP, 1.0, (steps - step) / (DECAY * steps))
 
 
 def batch(streams: list[Tensor], draw: torch.Generator) -> Tensor:
-    """[SEQUENCES, CONTEXT] ids, as many sequences of each stream, at random places."""
+    """Return ids [SEQUENCES, CONTEXT]: equally many sequences of each stream, from random places."""
     rows = []
     for stream in streams * (SEQUENCES // len(streams)):
         start = int(torch.randint(len(stream) - CONTEXT, (), generator=draw))

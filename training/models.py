@@ -47,7 +47,7 @@ class Recipe:
     steps: int = 800
 
     def new_model(self, seed: int = 0) -> PreTrainedModel:
-        """Return an untrained model in float32, always the same of a seed."""
+        """Return an untrained model in float32, always the same for a seed."""
         torch.manual_seed(seed)
         model = self.build(self.configure()).float()
         model.set_experts_implementation("grouped_mm")  # transformers' default loops over the experts
@@ -55,12 +55,12 @@ class Recipe:
 
 
 def qwen3() -> Qwen3MoeConfig:
-    """64 experts of which 8 run, a quarter as wide as the hidden state; 3.7 million parameters."""
+    """Return a model of 64 experts of which 8 run, a quarter as wide as the hidden state; 3.7 million parameters."""
     return Qwen3MoeConfig(moe_intermediate_size=32, num_experts=64, num_experts_per_tok=8, **COMMON)
 
 
 def wide() -> Qwen3MoeConfig:
-    """32 experts of which 4 run, as wide as the hidden state, as Mixtral's are and more: 6.8 million parameters."""
+    """Return a model of 32 experts of which 4 run, as wide as the hidden state; 6.8 million parameters."""
     return Qwen3MoeConfig(moe_intermediate_size=128, num_experts=32, num_experts_per_tok=4, **COMMON)
 
 
@@ -84,12 +84,12 @@ def grouped() -> Glm4MoeConfig:
 
 
 def many512() -> Qwen3MoeConfig:
-    """512 experts of which 10 run, as in Qwen3-Next, an eighth as wide as the hidden state."""
+    """Return a model of 512 experts of which 10 run, as in Qwen3-Next, an eighth as wide as the hidden state."""
     return Qwen3MoeConfig(moe_intermediate_size=16, num_experts=512, num_experts_per_tok=10, **COMMON)
 
 
 def many128() -> Qwen3MoeConfig:
-    """128 experts of which 8 run, as in Qwen3-30B-A3B, an eighth as wide as the hidden state."""
+    """Return a model of 128 experts of which 8 run, as in Qwen3-30B-A3B, an eighth as wide as the hidden state."""
     return Qwen3MoeConfig(moe_intermediate_size=16, num_experts=128, num_experts_per_tok=8, **COMMON)
 
 

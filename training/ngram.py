@@ -28,7 +28,7 @@ class Trigram:
 
     @classmethod
     def tuned(cls, ids: Ids, dev: Ids, vocab_size: int) -> Trigram:
-        """Count `ids`, choose the three discounts that give `dev` the lowest cross-entropy."""
+        """Count `ids`, and choose the three discounts with the lowest cross-entropy of `dev`."""
         model = cls(ids, vocab_size)
 
         def loss(discounts: tuple[float, float, float]) -> float:
@@ -39,7 +39,7 @@ class Trigram:
         return model
 
     def losses(self, ids: Ids) -> Floats:
-        """-log P in nats of every token of `ids` from the third on: [tokens - 2]."""
+        """Return -log P in nats of every token of `ids` from the third on: [tokens - 2]."""
         size = self.vocab_size
         token = ids[2:]
         probability = self._discounted(
@@ -63,7 +63,7 @@ class Trigram:
         return np.where(np.asarray(total) > 0, own + discount * kinds / known * backoff, backoff)
 
     def _history(self, keys: Ids, counts: Ids, histories: Ids) -> tuple[Ids, Ids]:
-        """Return how often each history was seen and how many tokens followed it: a range of the sorted `keys`."""
+        """Return how often each history occurred and how many tokens followed it: a range of the sorted `keys`."""
         first = np.searchsorted(keys, histories * self.vocab_size)
         last = np.searchsorted(keys, (histories + 1) * self.vocab_size)
         sums = np.concatenate([[0], np.cumsum(counts)])

@@ -1,4 +1,4 @@
-"""Measure an exported checkpoint on its held-out text; write `report.json` and a model card beside it."""
+"""The report of an exported checkpoint: measurements on held-out text, `report.json` and a model card."""
 
 import json
 import math

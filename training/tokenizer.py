@@ -1,4 +1,4 @@
-"""The small checkpoints' tokenizer: byte-level BPE with single digits, so that arithmetic can be learned."""
+"""The small checkpoints' tokenizer: byte-level BPE with single digits, which makes arithmetic learnable."""
 
 from collections.abc import Iterable
 

@@ -1,6 +1,6 @@
 """Train the small checkpoint's EAGLE-3 draft on its own hidden states: `python -m training.train_eagle3`.
 
-The draft is unrolled over its steps in training and matched to the target's distribution at each. The end of the run
+Training unrolls the draft over its steps and matches each step to the target's distribution. At the end the run
 measures the accepted length on continuations of held-out text.
 """
 
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--target", type=Path, default=ROOT / "checkpoints/qwen3-moe-tiny")
     parser.add_argument("--out", type=Path, default=ROOT / "checkpoints/qwen3-moe-tiny-eagle3")
     parser.add_argument("--state", type=Path, default=ROOT / "build/train_eagle3/state.pt", help="to resume from")
-    parser.add_argument("--steps", type=int, default=800, help="of 3,072 tokens")
+    parser.add_argument("--steps", type=int, default=800, help="steps of 3,072 tokens")
     options = parser.parse_args()
 
     target, tokenizer = load(options.target)

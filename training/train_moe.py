@@ -1,8 +1,8 @@
 """Train a small mixture of experts on text of this machine: `python -m training.train_moe [--model NAME]`.
 
-By default the shipped checkpoint. Every few minutes the model is exported, ready to serve, and the training state
-saved: run again to resume. The end of the run measures the model on its held-out text and writes the report and the
-model card beside it.
+The default model is the shipped checkpoint. Every few minutes the model is exported, ready to serve, and the training
+state is saved; the same command resumes. At the end the run measures the model on its held-out text and writes the
+report and the model card beside the model.
 """
 
 import argparse
@@ -20,16 +20,16 @@ from training.report import measure, publish, write_heldout
 from training.tokenizer import encode, train_tokenizer
 
 SHIPPED = next(iter(MODELS))
-MIX = (*DOMAINS, "arithmetic")  # twice: its answers take more practice than text does
+MIX = (*DOMAINS, "arithmetic")  # arithmetic counts twice, because answers take more practice than text
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=MODELS, default=SHIPPED, help="(default: %(default)s, the shipped one)")
-    parser.add_argument("--out", type=Path, help="(default: the model's own folder)")
-    parser.add_argument("--state", type=Path, help="to resume from (default: the model's own, below build/train_moe)")
-    parser.add_argument("--steps", type=int, help="of 3,840 tokens (default: the model's own, 1600 of the shipped one)")
-    seeded = "of the weights and of what is read; another one has its own folder (default: 0)"
+    parser.add_argument("--model", choices=MODELS, default=SHIPPED, help="model to train (default: the shipped one)")
+    parser.add_argument("--out", type=Path, help="folder of the checkpoint (default: the model's own)")
+    parser.add_argument("--state", type=Path, help="training state, to resume from (default: below build/train_moe)")
+    parser.add_argument("--steps", type=int, help="steps of 3,840 tokens (default: the model's, 1600 if shipped)")
+    seeded = "seed of the weights and the batches; each seed has a folder of its own (default: 0)"
     parser.add_argument("--seed", type=int, default=0, help=seeded)
     options = parser.parse_args()
     recipe = MODELS[options.model]

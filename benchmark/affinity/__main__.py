@@ -1,7 +1,7 @@
 """Expert-affinity dispatch, simulated: `python -m benchmark.affinity [SCENARIO...]`.
 
-Requests for held-out text, by the model's own routing, come and go on replicas, step by step, under the dispatcher that
-a server runs. Its table is calibrated on other text.
+Requests for held-out text start and end on replicas, step by step, with the model's own routing and the dispatcher that
+a server runs. The dispatcher's table is calibrated on other text.
 """
 
 import argparse
@@ -32,7 +32,7 @@ MAX_LIFE = 128
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Simulate into the record, print the table, write the plot."""
+    """Simulate into the record, print the table, draw the picture."""
     parser = Parser("benchmark.affinity", __doc__)
     names = f"{', '.join(SCENARIOS)} (default: all)"
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", default=SCENARIOS, help=names)

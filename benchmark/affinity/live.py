@@ -1,8 +1,7 @@
 """Expert-affinity dispatch, served: `python -m benchmark.affinity.live`.
 
-Replicas of the trained checkpoint in fp32 are kept full by requests: the answers, the replica of each, and active
-experts; and under a policy, with the text forced, the loss. The servers run one after another, so that each has all
-cores.
+Requests keep replicas of the trained checkpoint in fp32 full. The record has the answers, the replica of each, active
+experts and, under a policy with the text forced, the loss. The servers run one after another, so each has all cores.
 """
 
 import argparse
@@ -36,7 +35,7 @@ from sglang_xshare.tune.forcing import read_step, serialize_force
 
 METHODS = ("round_robin", "total_requests", "expert_affinity")
 SERVED = tuple(name for name in SCENARIOS if name != "replica-dies")
-"""SGLang ends a server whose replica dies: that scenario is simulated alone."""
+"""SGLang ends a server whose replica dies: that scenario is only simulated."""
 KEPT = ("nats", "active", "rows", "imbalance", "seconds")
 """Fields of a run in the record."""
 SAMPLES = 500
@@ -94,7 +93,7 @@ def run_requests(
     """Keep `per_replica` requests of each replica running until all are answered; `counter` counts active experts."""
     concurrency = replicas * per_replica
     if len(requests) < 3 * concurrency:
-        raise ValueError(f"requests must be at least 3 times the {concurrency} at a time (got {len(requests)})")
+        raise ValueError(f"requests must be at least 3 times the concurrency, {concurrency} (got {len(requests)})")
     forcing = {"custom_logit_processor": serialize_force(), "return_logprob": True} if force else {}
     first, last = 2 * concurrency, len(requests) - 1  # the load is steady between the starts of these requests
     looks: dict[int, tuple[dict[str, float], float]] = {}
@@ -165,7 +164,7 @@ def make_env(replicas: int) -> dict[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Serve into the record, print the table."""
+    """Measure on servers into the record, print the table."""
     parser = Parser("benchmark.affinity.live", __doc__)
     names = f"{', '.join(METHODS)} (default: all)"
     parser.add_argument("methods", nargs="*", metavar="METHOD", default=METHODS, help=names)
@@ -188,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if name not in METHODS:
             parser.error(f"METHOD must be one of {', '.join(METHODS)} (got {name!r})")
     if args.life < 4:
-        parser.error(f"--life must be at least 4, so that half of it has a decoded token (got {args.life})")
+        parser.error(f"--life must be at least 4, because half of --life must have a decoded token (got {args.life})")
     least = 3 * args.replicas * args.per_replica
     if args.requests < least:
         parser.error(f"--requests must be at least {least}, 3 times --replicas * --per-replica (got {args.requests})")
@@ -225,13 +224,13 @@ def measure(args: argparse.Namespace, record: Record) -> None:
         with Server(TRAINED, flags, env=make_env(args.replicas), name=method, deadline=900) as server:
             for traffic, name in missing:
                 requests = draw_requests(sequences, args.requests, args.life, args.prompt, traffic)
-                own = name in (OBSERVE, BASELINE)  # the model's own routing is counted
+                own = name in (OBSERVE, BASELINE)  # these count the model's own routing
                 server.post("/expert_policy", {"policy": OBSERVE} if own else parse_variant(name).body())
                 counter = "experts_before" if own else "experts_after"
                 run = run_requests(server, requests, args.replicas, args.per_replica, name != OBSERVE, counter)
                 key = make_key(traffic, name, method)
                 kept = {one: value for one, value in vars(run).items() if one in KEPT}
-                answers = " ".join(map(digest, run.outputs)) if name == OBSERVE else ""  # else forced
+                answers = " ".join(map(digest, run.outputs)) if name == OBSERVE else ""  # others are forced
                 record.add(key, traffic=traffic, policy=name, method=method, shape=shape, outputs=answers, **kept)
                 print(f"{key}: {run.active:.1f} active experts, {run.seconds:.0f} s", flush=True)
 
@@ -242,7 +241,7 @@ def make_key(traffic: str, name: str, method: str) -> str:
 
 
 def digest(output: Sequence[int]) -> str:
-    """Return what the record has in place of an answer's tokens; one in 65,536 that differ has the same."""
+    """Return 16 bits of an answer's hash, which the record keeps in place of the tokens."""
     return hashlib.sha256(" ".join(map(str, output)).encode()).hexdigest()[:4]
 
 

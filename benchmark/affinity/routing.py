@@ -1,4 +1,4 @@
-"""The experts of every token of real text, packed so that a simulated step is a few operations on bits."""
+"""The experts of every token of real text, packed as bits: a simulated step is a few operations on integers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

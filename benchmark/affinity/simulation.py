@@ -1,4 +1,4 @@
-"""Requests that come and go on several replicas, step by step; the dispatcher chooses the replica of each."""
+"""Requests that start and end on several replicas, step by step; the dispatcher chooses the replica of each."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ from sglang_xshare.affinity.table import Table
 
 
 class RoundRobin:
-    """SGLang's own rule of who gets a request: the replicas in turn."""
+    """SGLang's own dispatch rule: the replicas in turn."""
 
     def __init__(self) -> None:
         self._turn = -1

@@ -43,7 +43,7 @@ the same tokens, in nats a token, ± half the 95 % t-interval over batches."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Serve into the record, print the table."""
+    """Measure on a server into the record, print the table."""
     parser = Parser("benchmark.balance.live", __doc__)
     parser.add_policies(selecting, POLICIES[1:], f"beside {BASELINE}")
     parser.add_count("ep_size", 4, "expert-parallel ranks")

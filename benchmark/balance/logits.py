@@ -19,8 +19,8 @@ RANK_OF_EXPERT = torch.arange(EXPERTS) // (EXPERTS // RANKS)
 class Batches:
     """Batches of `rows` rows of router logits: Gaussian with variance 1, in part common to the rows of a batch.
 
-    The common part is `by_expert`² for each expert and `by_rank`² for each rank. Both were chosen on a grid so that
-    vanilla routing comes nearest to `paper`: (active experts, those of the fullest rank).
+    The common part is `by_expert`² for each expert and `by_rank`² for each rank. On a grid of
+    both, these values bring vanilla routing nearest to `paper`: (active experts, those of the fullest rank).
     """
 
     rows: int

@@ -20,7 +20,7 @@ def main() -> None:
     """Serve runs until the input ends."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    importlib.import_module(MODULE)  # with all that it imports
+    importlib.import_module(MODULE)  # and every module that it imports
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

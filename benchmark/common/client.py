@@ -70,7 +70,7 @@ class Client:
             answered = f"{result.get('completed', 0)} of {load.requests} requests answered"
             failure = f"bench_serving against {server.name}: status {status or 'none'}, {answered}"
             raise RuntimeError(f"{failure}; the end of {self.log}:\n{tail}")
-        # The request rate is infinite, for which JSON has no number.
+        # JSON has no number for the request rate, which is infinite.
         return {key: value for key, value in result.items() if key not in ("server_info", "request_rate")}
 
     def _ask(self, args: list[str]) -> str:

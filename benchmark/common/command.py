@@ -100,7 +100,7 @@ def selecting(text: str) -> str:
 
 @contextmanager
 def one_line_errors(program: str) -> Iterator[None]:
-    """End a program that is stopped, also by SIGTERM, or fails, with one line and a status other than 0."""
+    """End a program that fails or is stopped, also by SIGTERM, with one line and a status other than 0."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield

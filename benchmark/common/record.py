@@ -11,7 +11,7 @@ from benchmark.common.machine import describe_machine
 from benchmark.common.paths import ROOT
 
 FIELDS = {"experiment", "arguments", "sessions", "points"}
-DIGITS = 6  # of a measured number: more than any table shows, and a fifth less to store than all of them
+DIGITS = 6  # digits of a measured number: more than a table shows, and a fifth less to store than all
 
 
 class Record:

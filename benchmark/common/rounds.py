@@ -85,8 +85,8 @@ def serve(
 ) -> Iterator[list[Server]]:
     """Start every variant's server side by side, with further flags and environment variables; stop all at the end.
 
-    Variants share servers as `find_host` says. `deadline` is in seconds until a server must answer, by default one
-    that suits as many servers on the same cores; `program` is the module that serves.
+    Variants share servers as `find_host` describes. `deadline` is in seconds until a server must answer, by default
+    180 and 60 more for each variant; `program` is the module that serves.
     """
     hosts = [number if has_gpu() else find_host(variants, number) for number in range(len(variants))]
     with ExitStack() as stack:
@@ -228,6 +228,6 @@ def _cut_prompts(encode: Tokenizer, path: Path, tokens: int, rng: random.Random)
     lines = path.read_text().splitlines(keepends=True)
     starts = [i for i, line in enumerate(lines) if line.strip()]
     rng.shuffle(starts)
-    # Eight lines hold every prompt that the benchmarks send; a piece that ends early is left out.
+    # Eight lines hold every prompt that the benchmarks send; a piece that ends early is skipped.
     pieces = (encode.encode("".join(lines[i : i + 8])).ids[:tokens] for i in starts)
     return (encode.decode(ids) for ids in pieces if len(ids) == tokens)

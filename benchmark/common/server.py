@@ -74,7 +74,7 @@ def is_small(model: str | Path) -> bool:
 
 
 def free_port() -> int:
-    """Return a free loopback port below 32768, from where Linux assigns ports to connections."""
+    """Return a free loopback port below 32768, the first port that Linux assigns to connections."""
     while True:
         port = random.randrange(20000, 32768)
         with socket.socket() as probe, suppress(OSError):
@@ -135,7 +135,7 @@ class Server:
     def start(self) -> None:
         """Launch the server and return at once, so several can start side by side."""
         LOGS.mkdir(parents=True, exist_ok=True)
-        # A killed server leaves temporary files, such as prometheus's, in a TMPDIR that is removed with it.
+        # A killed server does not remove its temporary files, such as prometheus's; `stop` removes the TMPDIR.
         self._scratch = tempfile.TemporaryDirectory(prefix="sglang-xshare-")
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -250,7 +250,7 @@ def _environment(release: str | Path | None) -> dict[str, str]:
         env["SGLANG_USE_CPU_ENGINE"] = "1"
         # Draft trees compile a small function with g++, which a machine without a GPU may lack.
         env.setdefault("TORCHDYNAMO_DISABLE", "1")
-    # The checkout itself as well: a request may name a logit processor of the benchmarks.
+    # The checkout itself is on the path, because a request may name a logit processor of the benchmarks.
     path = [str(ROOT / "python"), str(ROOT), env.get("PYTHONPATH", "")]
     if release is not None:
         tree = RELEASES / release if isinstance(release, str) else release

@@ -28,7 +28,7 @@ class Table:
         for index, heading in enumerate(self.headings):
             drawn.add_column(Text(heading), justify="left" if index < self.text_columns else "right")
         for row in self.rows:
-            drawn.add_row(*map(Text, row))  # as text: rich interprets brackets
+            drawn.add_row(*map(Text, row))  # rich interprets brackets in plain strings
         console = Console()
         needed = console.measure(drawn, options=console.options.update(width=WIDEST)).maximum
         console.width = max(console.width, min(needed, WIDEST))
@@ -39,7 +39,7 @@ class Table:
             print(f"Record: {record}")
 
     def to_markdown(self) -> str:
-        """Return the rows in GitHub's Markdown, and the note below; without the title, which a page has its own of."""
+        """Return the rows in GitHub's Markdown, and the note below, without the title: a page has its own headings."""
         rule = ["---" if index < self.text_columns else "---:" for index in range(len(self.headings))]
         lines = [self.headings, rule, *self.rows]
         text = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)

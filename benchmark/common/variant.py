@@ -22,7 +22,7 @@ OFF = "off"
 class Variant:
     """One row of a comparison: its unique label, an expert policy and its configuration, and further server flags.
 
-    `policy` is None for a server without the flag; `keys` {} leaves the defaults.
+    `policy` is None for a server without the flag; empty `keys` mean the defaults.
     """
 
     name: str

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 FACTOR = 64
 """A power of two, by which bfloat16 divides exactly. At 64 an expert has 3.1 MB in float32."""
 SERVED_DTYPE = "float32"
-"""The dtype on a CPU, where arithmetic bounds bfloat16: a core reads 5.1 GB/s of active experts with AMX and 3.6
-without, 9 in float32 either way (F.linear on three rows an expert, a Xeon of family 6, model 167)."""
+"""The dtype on a CPU, because arithmetic bounds bfloat16 there: a core reads 5.1 GB/s of active experts with AMX and
+3.6 without, 9 in float32 either way (F.linear on three rows an expert, a Xeon of family 6, model 167)."""
 INWARD, OUTWARD = (re.compile(rf"\.experts\.\d+\.{name}\.weight$") for name in ("(gate|up)_proj", "down_proj"))
 
 
@@ -42,7 +42,7 @@ def make(folder: Path = WIDENED, source: Path = TRAINED, factor: int = FACTOR) -
     stamp = _describe(source, factor)
     if _is_made(folder, stamp):
         return False
-    from safetensors.torch import load_file, save_file  # here, because most callers find the model made
+    from safetensors.torch import load_file, save_file  # not needed if the model exists, the usual case
 
     began = time.monotonic()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def make(folder: Path = WIDENED, source: Path = TRAINED, factor: int = FACTOR) -
         (half / STAMP).write_text(stamp)
         if not _is_made(folder, stamp):
             with suppress(FileNotFoundError):
-                folder.rename(Path(scratch) / "old")  # a server of it has its files open
+                folder.rename(Path(scratch) / "old")  # not deleted, because a running server may have its files open
         try:
             half.rename(folder)
         except OSError:
@@ -75,7 +75,7 @@ def widen(name: str, weight: torch.Tensor, factor: int) -> torch.Tensor:
 
 
 def prepare(model: Path) -> list[str]:
-    """Return the further server flags of `model`; make the widened model if it is asked for and does not exist."""
+    """Return the further server flags of `model`; if `model` is the widened one, make it at first use."""
     if model != WIDENED:
         return []
     make()

@@ -1,4 +1,4 @@
-"""What selection costs: `python -m benchmark.cost [POLICY...]`, spelt as in `python -m benchmark.serving`.
+"""The cost of selection: `python -m benchmark.cost [POLICY...]`, spelt as in `python -m benchmark.serving`.
 
 Times select() beside upstream's router on the same logits, and the routing of a decode step with and without the stage
 beside a decode step of a served model. On a GPU `make gpu` times captured graphs instead.

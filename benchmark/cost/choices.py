@@ -1,4 +1,4 @@
-"""The table of choices: each way to have a step wait for fewer bytes, with its measurements."""
+"""The table of choices: each way to make a step wait for fewer bytes, with its measurements."""
 
 from collections.abc import Mapping
 from statistics import median

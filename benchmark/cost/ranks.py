@@ -1,7 +1,7 @@
 """An MoE layer on ranks, whole experts beside slices: `python -m benchmark.cost.ranks`.
 
-Times a layer on ranks that are processes on cores of their own, by how many experts are active and where they lie, and
-by rows. The table of choices in docs/many-devices.md shows the time of slices over that of whole experts.
+Times a layer on ranks that are processes on cores of their own, by the number and the place of active experts, and by
+rows. The table of choices in docs/many-devices.md shows the time of slices over that of whole experts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from benchmark.expert_sharding.ranks import Encoder, Router, activate, add_count
 
 LAYERS = 2
 SPREAD, FIRST = "spread", "on the first ranks"
-"""Where the active experts lie."""
+"""Places of the active experts."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not args.top_k <= active <= args.experts:
             parser.error(f"--active must be between --top-k {args.top_k} and --experts {args.experts} (got {active})")
         if where == SPREAD or active < args.experts:
-            # All rounds are alike, of which the fastest counts.
+            # All rounds are alike; the fastest counts.
             router = Router(activate(args.experts, active, where == SPREAD), args.top_k, args.ranks * LAYERS)
             encoder = Encoder(router, rows, 1, LAYERS, args.hidden, args.width)
             cases[f"{args.ranks} ranks, {rows} rows, {active} experts, {where}"] = encoder, {}
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def read_seconds(point: Mapping[str, Any]) -> dict[str, float]:
     """Return the seconds of a layer by layout, of the fastest round: the others contain the time of other programs."""
-    if "seconds" in point:  # a record of 2026-11-27 or before
+    if "seconds" in point:  # in records from before 2026-11-28
         return dict(point["seconds"])
     return {name: min(layout["layer_ms"]) / 1e3 for name, layout in point["layouts"].items()}
 

@@ -1,4 +1,4 @@
-"""The table of a record of what selection costs."""
+"""The table of a record of the cost of selection."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -90,7 +90,7 @@ class Routers:
 
 
 TOP_K = 8
-TOKENS_PER_REQUEST = 4  # in a plan that selects by request
+TOKENS_PER_REQUEST = 4  # for a plan that selects by request
 
 
 def time_selection(rows: int, experts: int, plans: Sequence[str], rounds: int) -> dict[str, list[float]]:
@@ -110,7 +110,7 @@ def make_call(logits: torch.Tensor, spelling: str) -> Callable[[], object]:
 
 
 def _make_upstream(logits: torch.Tensor) -> Callable[[], object]:
-    os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")  # or its import looks for a GPU
+    os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")  # otherwise the import below looks for a GPU
     from sglang.srt.layers.moe.topk import fused_topk_torch_native
 
     hidden_states = torch.empty(len(logits), 1)
@@ -121,7 +121,7 @@ SLICE_S = 0.005  # a shorter timing is noise
 
 
 def time_alternating(timers: Sequence[Callable[[], float]], rounds: int, warm_ups: int = 1) -> list[list[float]]:
-    """Return each timer's values by round. The timers take turns, so that a drift favours none of them."""
+    """Return each timer's values by round. The timers take turns, so a drift favours no timer."""
     times: list[list[float]] = [[] for _ in timers]
     for number in range(-warm_ups, rounds):
         for spent, timer in zip(times, timers, strict=True):

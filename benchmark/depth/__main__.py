@@ -2,7 +2,7 @@
 
 For each policy, servers of one model stay up side by side: without drafts, with 1, 3, 5 and 7, with SGLang's own choice
 of the depth, and with the depth by tokens per second. All are measured in turns with upstream's bench_serving at each
-number of requests at a time, after as many steps as the depth needs to be found.
+number of requests at a time, after enough steps to find the depth.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from benchmark.depth.report import (
 CONCURRENCY = 1, 2, 4, 8, 16
 POLICIES = OFF, "xshare"
 SETTLED = 16
-"""Batches before the first round of a batch size where the depth is chosen: some 300 verifications."""
+"""Batches before the first round of a batch size, for servers that choose the depth: some 300 verifications."""
 LEAST = 8
 """Requests of a round: two of one request each would take 3 seconds."""
 PROMPT = 8
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_record(BUILD / "depth")
     args = parser.parse_args(argv)
     if 0 not in args.fixed:
-        parser.error(f"--fixed {' '.join(map(str, args.fixed))}: must contain 0, with which all are compared")
+        parser.error(f"--fixed must contain 0, the baseline of all depths (got {' '.join(map(str, args.fixed))})")
     record = parser.open_record("depth", args, argv)
     for text in args.policies:
         variants = list_variants(text, args.draft, sorted(args.fixed), record.path.parent)
@@ -90,7 +90,7 @@ def list_variants(text: str, draft: Path, fixed: Sequence[int], scratch: Path) -
     candidates = scratch / "candidates.json"
     candidates.write_text(json.dumps({"1": {"candidate_steps": list(drafts)}}) + "\n")
     for name, more in (
-        # SGLang's own list, which it has chosen for its rule.
+        # Without a file SGLang takes its own candidates, which suit its own rule.
         (UPSTREAM, ("--expert-policy-draft-depth", "upstream")),
         (THROUGHPUT, ("--speculative-adaptive-config", str(candidates), "--expert-policy-draft-depth", "throughput")),
     ):
@@ -102,7 +102,7 @@ def list_variants(text: str, draft: Path, fixed: Sequence[int], scratch: Path) -
 def settle(servers: Mapping[str, Server], workload: Workload, batches: int) -> None:
     """Decode batches of the workload, one on the servers of fixed depths and `batches` on the others, by name.
 
-    So the depths are found in the traffic that is measured.
+    The depths are found in the traffic that is measured.
     """
     for number in range(batches):
         seed = workload.seed + workload.rounds + number

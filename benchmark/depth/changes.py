@@ -1,8 +1,7 @@
-"""Measure how soon a changed traffic has its depth: `python -m benchmark.depth.changes [POLICY]`.
+"""Measure how soon the depth follows a change of the traffic: `python -m benchmark.depth.changes [POLICY]`.
 
-One server with a policy, whose GET /expert_policy has the depth and the verifications of each batch size, decodes in
-turns with two batches of prompts: of other numbers of requests, or of other texts. After each change the depth in use
-is read until it has been constant for the allowed time.
+One server with a policy decodes two kinds of batches in turns, which differ in their number of requests or in their
+texts. Meanwhile GET /expert_policy is read for the depth and the verifications of the batch size.
 """
 
 import threading
@@ -20,7 +19,7 @@ from benchmark.depth.__main__ import PROMPT, list_variants
 from benchmark.depth.report import FIXED
 
 ALLOWED = 300
-"""Verifications in which a change must have arrived."""
+"""Verifications within which the depth must follow a change."""
 Looks = Sequence[tuple[int, int]]
 """(verifications, depth in use) of a batch size, as they were read."""
 
@@ -28,7 +27,7 @@ Looks = Sequence[tuple[int, int]]
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record and print the table."""
     parser = Parser("benchmark.depth.changes", __doc__)
-    parser.add_argument("policy", nargs="?", type=selecting, default="xshare", help="(default: xshare)")
+    parser.add_argument("policy", nargs="?", type=selecting, default="xshare", help="of the server (default: xshare)")
     parser.add_checkpoint(WIDENED, TEXTS)
     parser.add_argument("--draft", type=folder, default=DRAFT, help="EAGLE-3 draft (default: the trained model's)")
     parser.add_argument("--other-texts", type=folder, help="folder of *.txt to change to (default: the same)")
@@ -55,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def decode(server: Server, prompts: list[str], tokens: int) -> Looks:
-    """Decode a batch of prompts. Return what was read of its batch size meanwhile."""
+    """Decode a batch of prompts. Return what was read for its batch size meanwhile."""
     looks: list[tuple[int, int]] = []
     thread = threading.Thread(
         target=server.generate, args=(prompts,), kwargs={"max_new_tokens": tokens, "ignore_eos": True}
@@ -72,10 +71,9 @@ def decode(server: Server, prompts: list[str], tokens: int) -> Looks:
 
 
 def find_arrival(looks: Looks) -> int | None:
-    """Return the verifications after which the depth was the one that it had most of the rest; None without a look.
+    """Return the verifications until the depth that most later looks found; None without a look.
 
-    The first look is the begin. What is read between two looks is taken to be of the latter, so the number is not too
-    small.
+    The first look is the start. A change between two looks counts at the second look, so the number is never too small.
     """
     if not looks:
         return None
@@ -86,7 +84,7 @@ def find_arrival(looks: Looks) -> int | None:
 
 
 def tabulate_changes(points: Mapping[str, Any]) -> Table:
-    """Return a row a change; the first batch is none."""
+    """Return a row for each change; the first batch is no change."""
     rows = []
     for number, point in points.items():
         looks = [(count, depth) for count, depth in point["looks"]]

@@ -1,7 +1,7 @@
 """Run lm-evaluation-harness with the expert policy off and on: `python -m benchmark.evaluation gsm8k --url URL`.
 
-Tasks that generate, by their names in the harness or as YAML files, through the API of one server whose policy is
-switched between passes. Without --url a server of --model is started for it.
+Tasks must generate text; a task is a name in the harness or a YAML file. All passes use the API of one server, whose
+policy is switched between passes. Without --url the command starts a server of --model.
 """
 
 import argparse
@@ -34,11 +34,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--policies", nargs="+", type=policy, default=POLICIES, help=help)
     help = f"of a running server with a policy: see docs/operations.md; its admin or API key in {API_KEY}"
     parser.add_argument("--url", help=help)
-    parser.add_argument("--model", type=folder, help=f"what to serve without --url (default: {TRAINED})")
+    parser.add_argument("--model", type=folder, help=f"checkpoint to serve without --url (default: {TRAINED})")
     parser.add_count("concurrency", 16, "requests at a time")
     parser.add_argument("--limit", type=positive, metavar="N", help="documents a task (default: all)")
     parser.add_argument("--shots", type=int, metavar="N", help="examples before each document (default: the task's)")
-    parser.add_argument("--chat", action="store_true", help="by the model's chat template")
+    parser.add_argument("--chat", action="store_true", help="apply the model's chat template")
     parser.add_record(BUILD / "evaluation")
     args = parser.parse_args(argv)
     args.model = _find_model(args)

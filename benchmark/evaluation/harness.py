@@ -15,7 +15,7 @@ from sglang_xshare.live.client import Client
 
 TASKS = Path(__file__).parent / "tasks"
 MISSING = (
-    "lm-evaluation-harness is not installed here; `python -m benchmark.evaluation.install` does it, as `make eval`"
+    "lm-evaluation-harness is not installed here; `python -m benchmark.evaluation.install` or `make eval` installs it"
 )
 
 
@@ -79,7 +79,7 @@ class Harness:
             raise ValueError(f"task {name}: lm-evaluation-harness has no such task{hint}")
         try:
             tasks: Mapping[str, Any] = self._manager.load([name])["tasks"]
-        except Exception as error:  # whatever its download raises
+        except Exception as error:  # a task's download raises any class of error
             raise ValueError(f"task {name}: {' '.join(str(error).split())[:300]}") from None
         for task in tasks.values():
             kind = task.get_config("output_type")
@@ -116,7 +116,7 @@ def _connect(endpoint: Endpoint) -> Any:
     return Counting(
         base_url=f"{endpoint.url}/v1/{'chat/completions' if endpoint.chat else 'completions'}",
         model=endpoint.model,
-        tokenizer_backend=None,  # the server's own
+        tokenizer_backend=None,  # the server tokenizes
         tokenized_requests=False,
         num_concurrent=endpoint.concurrency,
         timeout=3600,
@@ -137,7 +137,7 @@ def run_arm(
     client.flush()
     try:
         done = harness.run(task, endpoint, limit, shots)
-    except Exception as error:  # of the harness's client, after its retries
+    except Exception as error:  # the harness's client raises any class of error, after its retries
         raise RuntimeError(
             f"task {task}, {policy}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         ) from None

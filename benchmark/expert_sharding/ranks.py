@@ -43,7 +43,7 @@ class Router:
     period: int | None = None
 
     def route(self, rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (ids [rows, k] int64, weights [rows, k] float32, equal and 1 in all)."""
+        """Return (ids [rows, k] int64, weights [rows, k] float32, equal, with sum 1)."""
         generator = torch.Generator().manual_seed(seed % self.period if self.period else seed)
         ids = torch.multinomial(self.odds.expand(rows, -1), self.top_k, generator=generator)
         return ids, torch.full((rows, self.top_k), 1 / self.top_k)
@@ -113,7 +113,7 @@ def add_counts(parser: Parser, *names: str, **defaults: int) -> None:
 
 
 def sweep(record: Record, cases: Mapping[str, tuple[Encoder, Mapping[str, Any]]], ranks: int, rounds: int) -> None:
-    """Measure what the record lacks of these encoders; a case's values stand beside the `layouts` in its point."""
+    """Measure the encoders that the record lacks; a point holds the values of its case and the `layouts`."""
 
     def run(encoder: Encoder, values: Mapping[str, Any]) -> dict[str, Any]:
         return {**values, "layouts": measure(encoder, ranks, rounds)}
@@ -134,7 +134,7 @@ def measure(encoder: Encoder, ranks: int, rounds: int) -> dict[str, Any]:
         value = experts if name == "experts" else getattr(encoder, name)
         if value % unit:
             raise ValueError(f"{name} must be a multiple of {unit} on {ranks} ranks (got {value})")
-    weights = Experts.draw(experts, encoder.hidden, encoder.width)  # which forked ranks share
+    weights = Experts.draw(experts, encoder.hidden, encoder.width)  # forked ranks share them
     context = multiprocessing.get_context("fork")
     with TemporaryDirectory() as folder:
         arguments = (encoder, weights, ranks, rounds, Path(folder))
@@ -181,7 +181,7 @@ def _run_rank(rank: int, encoder: Encoder, experts: Experts, ranks: int, rounds:
         encoder.forward(x, kernel, layout, routes)
         layout.begin()
     for number in range(rounds):
-        routes = encoder.route(len(rows), number * ranks + rank)  # a rank's own, the same under each layout
+        routes = encoder.route(len(rows), number * ranks + rank)  # these differ by rank, not by layout
         for name, layout in layouts.items():
             dist.barrier()
             began = perf_counter()

@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument("what", choices=["run", *EXPERIMENTS, "table"])
     parser.add_argument("parts", nargs="*", help="only these parts of the experiment; of run: EXPERIMENT [PART...]")
     parser.add_argument("--policy", help="the policy that experiment tune tunes for (default: xshare)")
-    parser.add_argument("--limit", type=positive, metavar="SECONDS", help="of the whole run (default: none)")
+    parser.add_argument("--limit", type=positive, metavar="SECONDS", help="of the whole run (default: no limit)")
     parser.add_argument("--out", type=Path, required=True, help="folder of the records")
     args = parser.parse_args()
     if args.policy is not None and args.what not in ("run", "tune"):

@@ -33,7 +33,7 @@ KEY = "compiled"
 def measure(record: Record, parts: Sequence[str]) -> None:
     """Compile everything and record what failed, which is compiled again when it is timed.
 
-    Half of the cores, because each process holds the weights of a layer beside the first server.
+    The jobs use half of the cores, because each process holds the weights of a layer beside the first server.
     """
     began, jobs, failed = monotonic(), list_jobs(), []
     with ProcessPoolExecutor(max(1, WORKERS // 2), get_context("spawn")) as pool:
@@ -72,7 +72,7 @@ def run_launches(launches: Sequence[Mapping[str, int]]) -> None:
     layers = moe_layer.make_layers(MODEL)
     route = moe_layer.fixed_router(moe_layer.route_to(BANDWIDTH_AT, layers.shape, moe_layer.ROWS, "cuda"))
     for one in launches:
-        # No exception may leave this block: upstream would go on with the override.
+        # No exception may leave this block: upstream would keep the override.
         with override_config(one), suppress(Exception):
             layers.run(route)
 

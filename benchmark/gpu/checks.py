@@ -26,7 +26,7 @@ def choose_parts(experiment: str, parts: Sequence[str], allowed: Iterable[str]) 
 
 
 def check(record: Record, key: str, run: Callable[[], Mapping[str, Any] | None]) -> str | None:
-    """Run a check, unless the record says that it passed, and record what it found. A found `reason` is a failure.
+    """Run a check, unless it is recorded as passed, and record its result. A result with a `reason` is a failure.
 
     Returns the reason of a failure.
     """

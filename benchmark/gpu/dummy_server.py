@@ -4,9 +4,9 @@
 
 Upstream draws every tensor from U(-0.001, 0.001), norms and router biases too: with gpt-oss all rows of a batch then
 have the same four experts, and a policy has nothing to drop. Here, in every server and under every policy: norms are
-1, biases 0; embeddings share a part of their variance (`share_of`), so that the rows of a batch agree as in the trained
+1, biases 0; embeddings share a part of their variance (`share_of`), so the rows of a batch agree as in the trained
 model; routers have logits of unit variance; mxfp4 experts get random bits and one scale. The other weights are small
-and hardly move a hidden state away from its embedding, so that rows agree equally in all layers.
+and hardly move a hidden state away from its embedding, so rows agree equally in all layers.
 
 With `toggle.TOGGLED` set the server captures its decode graphs twice. Under EAGLE-3 with simulated acceptance the
 last token of each verify step is drawn: upstream takes the likeliest one, which repeats with random weights.
@@ -31,7 +31,7 @@ _vocabulary: list[int] = []
 
 
 def initialize(model: nn.Module, seed: int = 1234) -> None:
-    """Redraw the tensors that decide where rows go, on any device; the others stay as upstream drew them."""
+    """Redraw the tensors that decide the routing, on any device; the others stay as upstream drew them."""
     routers = {id(tensor) for module in model.modules() for tensor in _router_weights(module)}
     common = share_of(getattr(getattr(model, "config", None), "model_type", ""))
     for number, (name, tensor) in enumerate(model.state_dict(keep_vars=True).items()):

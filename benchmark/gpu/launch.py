@@ -1,4 +1,4 @@
-"""How upstream's fused MoE kernels are launched, and a search for the fastest way."""
+"""Launches of upstream's fused MoE kernels, and a search for the fastest one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -27,9 +27,9 @@ FEW: dict[str, tuple[int, ...]] = {
     "num_warps": (4, 8),
 }
 """The choices of a short search. Blocks have 16 rows, because an alignment of ours has."""
-TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}  # upstream's heuristic leaves these out
+TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}  # upstream's heuristic omits these
 NOISE = 0.005  # a launch must be faster by this share to count as faster
-TOLERANCE = 0.02  # of a value and of their root mean square: three roundings to bf16
+TOLERANCE = 0.02  # relative to a value and to the root mean square: three roundings to bf16
 SEARCH_REPLAYS = 50
 
 
@@ -40,7 +40,7 @@ def make_timer(run: Callable[[], Tensor], layers: int = 1) -> Callable[..., floa
     expected = run().clone()
 
     def time(config: Config, replays: int = REPLAYS) -> float:
-        # No exception may leave this block: upstream would go on with the override.
+        # No exception may leave this block: upstream would keep the override.
         with override_config(config):
             try:
                 return time_graph(run, replays) / layers if agree(run(), expected) else inf

@@ -1,4 +1,4 @@
-"""Experiment `layer`: the MoE layer of 16 tokens against the number of active experts, and what a policy takes off it.
+"""Experiment `layer`: the time of an MoE layer of 16 tokens by the number of active experts, and what policies save.
 
 OEA's Figure 1 and Table 3, at the shapes of Qwen3-30B-A3B, gpt-oss-120b and gpt-oss-20b, in bf16. Experiment `levers`
 times the same layer in several modes.
@@ -31,7 +31,7 @@ REMOVED: dict[str, tuple[str, ...]] = {
     "without activation": ("silu_and_mul",),
     "without sum": ("moe_sum_reduce_torch_compile", "moe_sum_reduce"),
 }
-"""Functions of upstream's runner that do nothing in a mode, whose answer is wrong."""
+"""Functions of upstream's runner that do nothing in a mode; the answers of such a mode are wrong."""
 RUNNER = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe"
 WITH, ROUTER, ONLY = " with the alignment", "router of ", "24 experts, no router"
 """Words that make the names of runs: a suffix, a prefix, and a whole name."""
@@ -88,7 +88,7 @@ def time_fixed(name: str, active: int, modes: Sequence[str]) -> dict[str, Any]:
 def time_policies(name: str, policies: Sequence[str], alone: bool = False) -> dict[str, Any]:
     """Return microseconds of a router and a layer by round: off, and under each policy without and with the alignment.
 
-    With `alone` each router is also timed by itself: a router's choice is computed, and the experts of another run.
+    With `alone` each router is also timed by itself: the layer computes the router's choice and runs fixed experts.
     """
     layers = moe_layer.make_layers(name)
     shape, logits = layers.shape, moe_layer.draw_logits(layers.shape, ROWS, "cuda")
@@ -126,7 +126,7 @@ def _run_router(layers: MoeLayers, route: moe_layer.Route, fixed: moe_layer.Rout
 
 
 def count_taken(runs: Mapping[str, Callable[[], object]]) -> dict[str, dict[str, int]]:
-    """Run each variant twice, which compiles it, and return what the runner took of us in the second run."""
+    """Run each variant twice, the first time to compile it; return which offers the runner took in the second run."""
     found = {}
     for name, run in runs.items():
         run()
@@ -193,7 +193,7 @@ def _fit_rows(name: str, shape: Shape, us: Mapping[int, float]) -> Iterator[Row]
 def _gain_rows(name: str, points: Mapping[str, Any]) -> Iterator[Row]:
     if "policies" in points:
         us, active = dict(points["policies"]["mode_us"]), points["policies"]["active"]
-    else:  # a record of 2026-11-27 or before, which has a point for each policy
+    else:  # a record from before 2026-11-28, which has a point for each policy
         old = {policy: points[policy] for policy in ("off", *POLICIES) if policy in points}
         us = {policy: [point["us"]] for policy, point in old.items()}
         us |= {ROUTER + policy: [point["router_us"]] for policy, point in old.items() if "router_us" in point}
@@ -211,9 +211,9 @@ def _gain_rows(name: str, points: Mapping[str, Any]) -> Iterator[Row]:
 def policy_rows(
     what: str, us: Mapping[str, Sequence[float]], active: Mapping[str, float], bars: Mapping[str, float]
 ) -> Iterator[Row]:
-    """Yield the time without a policy, and what policies take off it, by `us` of rounds, beside their bars.
+    """Yield the time without a policy, and the percent that policies save, by `us` of rounds, beside their bars.
 
-    A name of `us` is a policy, or a policy and what the runner is handed; `active` has the experts of a policy.
+    A name of `us` is a policy, with a suffix if the runner gets the alignment; `active` has the experts of a policy.
     """
     experts = f", {active['off']:.1f} experts" if "off" in active else ""
     yield Row(f"{what}, off", f"{mean(us['off']):.2f} us{experts}")

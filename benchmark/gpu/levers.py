@@ -1,9 +1,9 @@
-"""Experiment `levers`: what each part of an MoE layer takes beside its experts, and what the alignment saves.
+"""Experiment `levers`: the time of each part of an MoE layer beside its experts, and the time that the alignment saves.
 
 Part `fixed`: Qwen3-30B-A3B's layer of 16 tokens at fixed ids, as upstream runs it, with the alignment prebuilt, and
 without its activation or its final sum, which gives the price of these two. Part `policies`: a router and the layer
 under policies, with the alignment handed over and without. All variants of a part are graphs of one process, replayed
-in turns: a drift of the clock moves all of them.
+in turns, so a drift of the clock moves all of them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ from benchmark.gpu.timing import measure_copy
 PARTS = ("fixed", "policies")
 MODEL = "qwen3-30b-a3b"
 ACTIVE = (24, 34, 50, 16, 64)
-"""Numbers of active experts: OEA's k0 = 3 and 5 and no policy leave 24, 34 and 50; two more serve the fit."""
+"""Numbers of active experts: 24, 34 and 50 of OEA with k0 = 3, with k0 = 5 and of no policy; two more for the fit."""
 MODES = (UPSTREAM, PREBUILT, *REMOVED)
 """Modes that are timed. The table also shows modes that older records have."""
 POLICIES = ("oea:k0=3", "oea:k0=5", "xshare", "xshare:k0=1,add=24")

@@ -20,12 +20,12 @@ from sglang_xshare.check.weights import read_weights
 GIB = 1 << 30
 # Beside the weights: CUDA's context, captured graphs, activations, the cache of 16,384 tokens (gpt-oss-120b: 1.1 GiB).
 OVERHEAD = 4 * GIB
-CONTEXT = 1 * GIB  # what a server holds of these while it loads
-DRAFT = 2.5 * GIB  # of gpt-oss-120b: one layer, and two embeddings of its vocabulary
-# Of mxfp4 in the layout of the Triton kernels on Hopper: rows are padded, and SGLang 0.5.17 keeps the scales twice.
+CONTEXT = 1 * GIB  # the part of it that a loading server holds
+DRAFT = 2.5 * GIB  # the draft of gpt-oss-120b: one layer and two embeddings
+# The factor for mxfp4 in the layout of the Triton kernels on Hopper: padded rows, and scales twice in SGLang 0.5.17.
 PADDED = 1.08
-# Packed bytes of a layer's gate and up projections that are taken beside them while they are brought into that layout:
-# triton_kernels' `HopperMXValueLayout.swizzle_data`, its live tensors counted at 2880 x 5760.
+# Scratch memory of the conversion to that layout, in packed bytes of a layer's gate and up projections: live tensors of
+# triton_kernels' `HopperMXValueLayout.swizzle_data`, counted at 2880 x 5760.
 SWIZZLE = 10.2
 STEP = 4
 """Layers are cut to a multiple of this: as many for 78 GiB as for 79, and even, as gpt-oss needs."""
@@ -65,7 +65,7 @@ def fits(name: str, servers: int, free: int, draft: str | None = None) -> bool:
 
 
 def rows(points: Mapping[str, Any], key: str) -> Iterator[Row]:
-    """Yield what was cut or left out; nothing if all layers were served."""
+    """Yield a row if layers or the whole model were not served."""
     point = points.get(depth_key(key))
     if point and point["layers"] != point["of"]:
         yield Row(f"{key}, layers", _describe(point))
@@ -77,11 +77,11 @@ def depth_key(key: str) -> str:
 
 
 def _describe(point: Mapping[str, Any]) -> str:
-    layers = f"{point['layers']} of {point['of']}" if point["layers"] else f"left out, with {STEP} layers too"
+    layers = f"{point['layers']} of {point['of']}" if point["layers"] else f"none, because {STEP} do not fit either"
     count = point["servers"]
     servers = f"{count} servers of {point['of']} need" if count > 1 else f"a server of {point['of']} needs"
     needs = f"{servers} about {point['needed_gib']:.0f} GiB of GPU memory"
-    return f"{layers}: {needs}; free are {point['free_gib']:.0f}"
+    return f"{layers}: {needs}; {point['free_gib']:.0f} are free"
 
 
 def estimate_bytes(name: str, draft: str | None = None) -> int:
@@ -89,12 +89,12 @@ def estimate_bytes(name: str, draft: str | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(COMMON | read_config(name)))
         weights = read_weights(Path(folder))
-    experts = weights.model.num_experts * weights.expert  # of a layer
+    experts = weights.model.num_experts * weights.expert  # bytes of a layer
     serving = OVERHEAD + (DRAFT if draft else 0)
     if "quantization_config" not in read_config(name):
         return round(weights.held + weights.moe_layers * experts + serving)
-    assert weights.bits is not None  # it is None for a checkpoint's own bytes alone
-    packed = 2 / 3 * experts * 4 / weights.bits  # of gate and up, without scales
+    assert weights.bits is not None  # only a checkpoint's own bytes have none
+    packed = 2 / 3 * experts * 4 / weights.bits  # bytes of gate and up, without scales
     return round(weights.held + PADDED * weights.moe_layers * experts + max(serving, CONTEXT + SWIZZLE * packed))
 
 

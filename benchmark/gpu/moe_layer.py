@@ -40,7 +40,7 @@ def share_of(model: str) -> float:
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's MoE layer, in `layers` copies timed in turn, so that no expert is found in L2.
+    """A model's MoE layer, in `layers` copies timed in turn, so no expert is in the L2 cache.
 
     `gpt_oss`: with biases, and clamped.
     """
@@ -130,7 +130,7 @@ class MoeLayers:
         )
 
     def take_rows(self, rows: int) -> None:
-        """Run on `rows` rows from now on; the weights stay."""
+        """Set the number of rows; the weights stay."""
         self.source = _random(len(self.down), rows, self.down[0].shape[1], std=1.0)
         self.hidden = torch.empty_like(self.source)
 

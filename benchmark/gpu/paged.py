@@ -1,7 +1,7 @@
 """Experiment `paged`: eight layers of Qwen3-30B-A3B with half of their experts in slots, policy off and on.
 
-SGLang refuses dummy weights there, so random weights are written to disk first. A server with all experts in memory
-shows whether paging computes the same.
+SGLang refuses dummy weights with paged experts, so random weights are written to disk first. A server with all experts
+in memory shows whether paging computes the same.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,7 +82,7 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
     for concurrency in sorted(CONCURRENCIES):
         if _key(concurrency) in points:
             gain = Gain.read(points[_key(concurrency)])
-            last = gain.comparison.series[1].evidence[-1]  # a layer and step: the model's own, the policy's
+            last = gain.comparison.series[1].evidence[-1]  # page-ins a layer and step
             page_ins = f"page-ins {format_number(last.page_ins_before, 1)} -> {format_number(last.page_ins, 1)}"
             what = f"{MODEL}, {SLOTS} slots, {POLICY}, concurrency {concurrency}, {page_ins}"
             yield gain.row(what)

@@ -2,8 +2,8 @@
 
     python -m benchmark.gpu.preflight [CHECK...]
 
-The run has each check in a process of its own, so that a check that crashes or hangs stops no other. Nothing except the
-standard library is imported before a check runs: a package that is missing is named in one line.
+The run starts each check in a process of its own, so a check that crashes or hangs stops no other. Nothing except the
+standard library is imported before a check runs, so a missing package is reported in one line.
 """
 
 import os
@@ -49,7 +49,7 @@ CUDA_MODULES = (
     "sglang.srt.layers.attention.deepseek_v4_backend",
 )
 """Modules that EAGLE-3's worker imports when it starts on a GPU. No other task needs them."""
-GRAPH_ROWS = 128  # more than part `shapes` may give one program: several, and so a cooperative launch
+GRAPH_ROWS = 128  # too many for one program, so the launch is cooperative
 
 
 def check_imports() -> None:
@@ -58,7 +58,7 @@ def check_imports() -> None:
 
 
 def check_eagle3() -> None:
-    """Import what EAGLE-3's worker needs besides."""
+    """Import the modules that only EAGLE-3's worker needs."""
     import_all(CUDA_MODULES)
 
 
@@ -92,7 +92,7 @@ def check_nvcc() -> None:
     with tempfile.TemporaryDirectory() as folder:
         source, compiled = Path(folder) / "kernel.cu", Path(folder) / "kernel.o"
         source.write_text(KERNEL)
-        # As upstream does, both times; its two builders link in the same way.
+        # The same commands as upstream's: both of its builders link in this way.
         _build([f"{home}/bin/nvcc", "-std=c++17", "-arch=sm_90a", "-Xcompiler", "-fPIC", "-c", source, "-o", compiled])
         libraries = [f"-L{home}/lib64", "-lcudart", "-lcuda"]
         _build([os.environ.get("CXX", "c++"), compiled, "-shared", *libraries, "-o", Path(folder) / "kernel.so"])
@@ -120,7 +120,7 @@ def check_upstream() -> None:
         except Exception as error:  # a kernel that cannot load or launch raises any class of error
             raise RuntimeError(f"{name}: {type(error).__name__}: {error}") from None
         if not right:
-            raise RuntimeError(f"{name}: another answer than torch's")
+            raise RuntimeError(f"{name}: the answer must equal torch's")
 
 
 def check_selection(device: str = "cuda", backend: str = "triton") -> None:

@@ -55,7 +55,7 @@ class Process:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(GRACE)
         finally:
-            self._signal(signal.SIGKILL)  # its children, and itself if we were interrupted
+            self._signal(signal.SIGKILL)  # the children, and the process itself after an interrupt
             self._process.wait()
         with self._errors:
             self._errors.seek(0)

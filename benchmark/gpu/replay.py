@@ -33,7 +33,7 @@ MASKING = (
     Variant("mask", None, {}, ("--mask-padding-experts", *UPSTREAM_SIZES)),
 )
 MASKED_AT = (9, 13)
-SPREAD = 0.05  # greedy continuations may part, because kernels of 7 and 8 rows round differently
+SPREAD = 0.05  # greedy answers may differ: kernels of 7 and 8 rows round differently
 
 
 def measure(record: Record, parts: Sequence[str]) -> str | None:

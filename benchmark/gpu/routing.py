@@ -1,4 +1,4 @@
-"""Experiment `routing`: what gpt-oss's layers launch between logits and matmul, with `routing()` and with our arrays.
+"""Experiment `routing`: the launches of gpt-oss's layers between logits and matmul, with `routing()` or our arrays.
 
 Under `triton_kernel` a layer masks the logits and upstream's `routing()` derives its arrays in nine launches. With
 prebuilt arrays the selection returns ids, and one launch builds the arrays. The two ways are compared, array by array
@@ -31,7 +31,7 @@ TOP_K = 4
 POLICIES = ("xshare:k0=4", "xshare:k0=0,add=24")
 """The first drops nothing: the arrays of both ways must be equal."""
 LAYERS, ROUNDS = 36, 10
-"""Copies in a graph, so that its own launch is a small part."""
+"""Copies in a graph, which make the graph's own launch a small part."""
 OLD, NEW = "mask and routing()", "select and arrays"
 WIDTH = 64
 """Columns of the small layer's input and output."""
@@ -65,7 +65,7 @@ def make_calls(experts: int, rows: int, policy: str) -> dict[str, Callable[[], A
     plan, router, batch = parse_plan(policy), Router(TOP_K), Batch()
     contract = find_contract(logits, TOP_K)
     if contract is None:
-        raise RuntimeError("this release's triton_kernels takes no arrays of ours")
+        raise RuntimeError("triton_kernels must be a version that takes prebuilt arrays")
     masking = RunnerSlots(masked=True)
 
     def old() -> Any:
@@ -140,7 +140,7 @@ def compute_layer(routed: Sequence[Any], hidden: torch.Tensor, weights: torch.Te
 
     `routed` is a `TritonKernelTopKOutput`, or what `routing()` returns. Each expert multiplies the rows at its sorted
     places, a gate scales each product, and an index scatters the products to the slots of the rows, which are summed
-    up. A slot that no place writes is NaN, except in 0.5.17, whose runner leaves out the slots without an expert.
+    up. A slot that no place writes is NaN, except in 0.5.17, whose runner skips slots without an expert.
     """
     if len(routed) == 3:  # 0.5.17
         data, gather, scatter = routed

@@ -1,4 +1,4 @@
-"""The whole run: checks, then tasks in the order of their worth, each in a process of its own.
+"""The whole run: checks, then tasks, the most useful first, each in a process of its own.
 
 Every measured point is on disk, and how each task ended is in `run.json`: the same command continues from there, first
 with tasks that have not had their turn, last with tasks that failed.
@@ -33,21 +33,22 @@ ROUND = 20.0  # least seconds for the rounds of a server that is ready
 READY = 150.0  # seconds after the checks in which the first server must be ready
 BESIDE = 48 << 30
 """Bytes of GPU memory that must be left beside the first server: contexts and layers of all that runs meanwhile."""
-ENDING = 25.0  # seconds that stopping a task, the table and the way back take
-MODULE = "benchmark.gpu"  # whose process measures a task
+ENDING = 25.0  # seconds to stop a task, write the table and copy the records back
+MODULE = "benchmark.gpu"  # runs one task in a process of its own
 CHECKED = ROOT / "build" / "gpu" / "checked"
 """The checks create this file; a record alone may come from another machine. `scripts/gpu.sh` removes it."""
-KERNELS = ("imports", "patch", "upstream")  # the last also fails without a C compiler
+KERNELS = ("imports", "patch", "upstream")  # `upstream` also fails without a C compiler
 SERVERS = (*KERNELS, "nvcc", "selection")
-SERVERS_32, SERVERS_128 = ((*SERVERS, f"compilation-{experts}") for experts in (32, 128))  # of the model
+SERVERS_32, SERVERS_128 = ((*SERVERS, f"compilation-{experts}") for experts in (32, 128))
 
 
 @dataclass(frozen=True)
 class Task:
-    """Some parts (or all) of an experiment, what it needs, and seconds expected (`turn`), half of which begin it.
+    """Some parts of an experiment, or all; the checks that it needs; and `turn`, its expected seconds.
 
-    `is_quick`: a run with a limit has no other task before all such tasks are done. `beside`: it times nothing, and
-    runs beside the checks. `serves`: the model whose server is started beside the checks, if the GPU has room.
+    A task starts if half of `turn` is left. `is_quick`: a run with a limit has no other task before all such tasks are
+    done. `beside`: it times nothing, and runs beside the checks. `serves`: the model whose server is started beside the
+    checks, if the GPU has room.
     """
 
     experiment: str
@@ -174,7 +175,7 @@ class _Run:
             if self._early[1].status is not None:
                 break  # its turn reports the failure
             if monotonic() > until:
-                print(f"gpu: {self._early[0].name}: no server yet; it is stopped until it has its turn", flush=True)
+                print(f"gpu: {self._early[0].name}: no server yet; the task stops until its turn", flush=True)
                 self._stop_early()
             sleep(0.2)
 
@@ -242,7 +243,7 @@ def check_all(record: Record, names: Iterable[str]) -> None:
 
 
 def rows(points: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield the checks, and every task that did not end well."""
+    """Yield the checks, and every task that failed or did not finish."""
     for key, point in points.items():
         kind, _, name = key.partition(" ")
         if kind == "check":

@@ -3,7 +3,7 @@
 Part `ids` compares ids with the reference's; part `times` times the kernel in CUDA graphs, a call among many, on the
 logits that upstream's fused router takes too: the kernel does what that router does, and selects the batch's experts
 besides. The former kernel, whose package `.gpu/` may contain under another name, is timed in turns with both. Part
-`shapes` times how batches can be cut into programs and has the kernel use the fastest; part `tests` runs the kernels'
+`shapes` times how batches can be cut into programs and makes the kernel use the fastest; part `tests` runs the kernels'
 own tests, which compile for minutes.
 """
 
@@ -39,7 +39,7 @@ TESTS = (
 )
 NOT_UPSTREAM = ("-k", "not upstream")  # upstream's kernels are not tested here
 SHOWN = 10  # differences that are kept
-TIME_BAR = 2.0  # times upstream's fused router on the same logits; the kernel does both
+TIME_BAR = 2.0  # multiple of upstream's fused router, which does a part of the kernel's work
 PLANS = (
     "xshare",
     "xshare:k0=1,add=24",
@@ -56,7 +56,7 @@ CHECKED = tuple(product((1, 7, 16, 64, 256), (8, 16, 60, 128, 160, 256, 384, 512
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 RANKS, TOP_K, TOKENS_PER_REQUEST = 8, 8, 4
 CALLS, ROUNDS = 50, 10
-"""Calls in a graph, so that its own launch is a small part, and rounds."""
+"""Calls in a graph, which make the graph's own launch a small part, and rounds."""
 FORMER = "former_xshare"
 """The package of the former kernel: ours of an earlier commit, see `scripts/gpu_bundle.sh`."""
 DEVICE = "cuda"
@@ -99,7 +99,7 @@ def _compare_with_reference() -> dict[str, Any]:
     cases = make_cases()
     with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:
         for call in list_points(["times"]).values():
-            pool.submit(run_dry, call)  # a time that fails is found when it is taken
+            pool.submit(run_dry, call)  # a call that fails is reported when it is timed
         differences = list(filter(None, pool.map(find_difference, *zip(*cases, strict=True))))
     if differences:
         reason = f"{len(differences)} of {len(cases)} cases differ, the first: {differences[0]}"
@@ -168,7 +168,7 @@ def make_call(rows: int, experts: int, spelling: str, package: str = "sglang_xsh
 def _make_upstream(logits: torch.Tensor) -> Callable[[], object]:
     # The server's router from 0.5.17 on, with CUDA: a Triton kernel and the zeros of its bias.
     router = import_module("sglang.srt.layers.moe.topk").fused_topk
-    return partial(router, logits, logits, TOP_K, True)  # of hidden states it reads rows and device
+    return partial(router, logits, logits, TOP_K, True)  # only the rows and the device of hidden states matter
 
 
 def _make_logits(rows: int, experts: int, dtype: torch.dtype) -> torch.Tensor:
@@ -194,7 +194,7 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
     for one in [point for point in points.values() if "us" in point]:
         ratio = one["us"] / one["upstream_us"]
         text = f"{one['us']:.2f} us, upstream's router {one['upstream_us']:.2f} us: {ratio:.2f} x"
-        if "upstream_later_us" in one:  # in records of 2026-11-27 and before
+        if "upstream_later_us" in one:  # in records from before 2026-11-28
             later = one["upstream_later_us"]
             text += f", from 0.5.20 on {later:.2f} us: {one['us'] / later:.2f} x"
         if "former_us" in one:

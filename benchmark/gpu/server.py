@@ -1,6 +1,6 @@
 """Experiment `server`: a real server at real shapes, off and on in alternating rounds, CUDA graphs on.
 
-One server per model is switched between rounds, so that both variants have the same weights, memory and process. Only
+One server per model is switched between rounds, so both variants have the same weights, memory and process. Only
 concurrencies at which the policy acts are measured.
 """
 
@@ -25,7 +25,7 @@ from benchmark.gpu.table import Row
 POLICY = "xshare"
 WITHOUT_WARM_UP = "xshare:k0=0,add=24"
 NOTHING_TO_DROP = "xshare:k0=0,add=31"
-"""Eight rows of gpt-oss have 28 of at most 32 experts active: this budget selects, and drops next to none."""
+"""Eight rows of gpt-oss have 28 of at most 32 experts active: this budget selects, and drops almost none."""
 GATE = "SGLANG_XSHARE_GATE"
 """The environment variable that names a file: see `wait_at_gate`."""
 
@@ -34,7 +34,7 @@ GATE = "SGLANG_XSHARE_GATE"
 class Case:
     """A model, the policy that its server starts with, and what is compared: concurrencies, in this order.
 
-    `extra` are further policies at one concurrency, of which graphs captured under `policy` take the numbers; `bars`
+    `extra` are further policies, each at one concurrency, whose numbers graphs captured under `policy` take; `bars`
     are percent of gain by policy and concurrency. `draft` is the draft model, `args` returns further flags, `env` are
     environment variables, and tokens are drawn at `temperature`.
     """

@@ -29,7 +29,7 @@ SERVER_ARGS = (
     *("--attention-backend", "triton", "--sampling-backend", "pytorch"),
     *("--max-running-requests", "32", "--max-total-tokens", "16384", "--chunked-prefill-size", "4096"),
     *("--mm-feature-transport", "cpu", "--disable-radix-cache", "--disable-prefill-cuda-graph"),
-    # Only leaves room for graphs: the tokens above decide the cache's size, and two models share the memory.
+    # This reserves memory for graphs alone: the tokens above decide the cache's size, and two models share the memory.
     *("--mem-fraction-static", "0.95"),
 )
 RUNNER_ARGS: dict[str, tuple[str, ...]] = {
@@ -87,7 +87,7 @@ def is_complete(record: Record, key: str) -> bool:
 def measure_rounds(
     record: Record, name: str, points: Sequence[Point], servers: Sequence[Server], temperature: float = 1.0
 ) -> None:
-    """Measure alternating rounds of every point, `BLOCK` at a time, so that a run that is cut has rounds of each.
+    """Measure alternating rounds of every point, `BLOCK` at a time, so a run that is cut has rounds of each.
 
     `servers` has one server for each variant of a point; a server that occurs twice is switched between rounds. Each
     round is in the record when it ends. Rounds of another workload, such as a model of fewer layers, are deleted.
@@ -163,11 +163,11 @@ class Gain:
         return find_margin(self.percents)
 
     def row(self, what: str, bar: float | None = None, of: str | None = None) -> Row:
-        """Return the gain beside its bar, which is that of model `of`: fewer of its layers have no bar."""
+        """Return the gain beside the bar of model `of`; a model with fewer layers has no bar."""
         is_cut = of is not None and self.model != of and LAYERS.search(self.model) is not None
         row = at_least(f"{what}: {self}", self.percent, None if is_cut else bar, "% gain", self.error)
         if of is not None and is_cut and bar is not None:
-            row = replace(row, bar=f"- (it is of {read_config(of)['num_hidden_layers']} layers)")
+            row = replace(row, bar=f"- (the bar is of {read_config(of)['num_hidden_layers']} layers)")
         return replace(row, runner=self.runner)
 
     def __str__(self) -> str:

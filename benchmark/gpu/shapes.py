@@ -1,7 +1,7 @@
 """Launch shapes of the selection kernel: timed, and written to the file that the kernel reads.
 
 For each number of experts: warps of one program that takes the whole batch, by its rows, and rows and warps of programs
-that share a batch. One program takes a batch up to the largest number of rows at which that is faster.
+that share a batch. One program takes a batch up to the largest number of rows at which one program is faster.
 """
 
 import json
@@ -22,8 +22,8 @@ from sglang_xshare.selection.triton_kernel import tile
 EXPERTS = (32, 64, 128, 256, 512)
 ONE_ROWS = (8, 16, 32, 64)
 NOISE = 0.02
-"""One program has to be faster by this share: several of few rows take fewer registers."""
-MOST_SCORES = 8192  # of one program: its registers hold no more
+"""One program must be faster by this share: several programs of few rows take fewer registers."""
+MOST_SCORES = 8192  # more scores do not fit into the registers of one program
 SEVERAL = tuple(product((8, 16), (4, 8)))
 """Rows and warps."""
 MANY_ROWS = 128
@@ -64,14 +64,14 @@ def measure_shapes(record: Record) -> str | None:
     missing = [trial for trial in list_trials() if trial.key not in record]
     with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:  # compiling takes most of the time
         for trial in missing:
-            pool.submit(_run_trial, trial)  # a trial that fails is found when it is timed
+            pool.submit(_run_trial, trial)  # a trial that fails is reported when it is timed
     failure = measure_points(record, {trial.key: partial(_time_trial, trial) for trial in missing})
     _write_content(record.content)
     return failure
 
 
 def choose(points: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the fastest shape of every number of experts whose trials were all tried, as `shapes.json` holds it."""
+    """Return the fastest shape of every number of experts with complete trials, as `shapes.json` holds it."""
     by_experts = {experts: [trial for trial in list_trials() if trial.experts == experts] for experts in EXPERTS}
     return [
         _choose_shape(experts, {trial: points[trial.key]["trial_us"] for trial in trials if trial.key in points})
@@ -82,7 +82,7 @@ def choose(points: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def write_shapes(points: Mapping[str, Any], gpu: str) -> None:
-    """Write the fastest shapes to the file that the kernel reads, in place of those for as many experts."""
+    """Write the fastest shapes to the file that the kernel reads, in place of those for the same numbers of experts."""
     chosen = {shape["experts"]: shape for shape in choose(points)}
     if not chosen:
         return

@@ -68,7 +68,7 @@ def list_rows(results: Path) -> list[tuple[str, Row]]:
             rows = list(import_module(f"benchmark.gpu.{experiment}").rows(points))
             failed = {key.removeprefix(FAILED): point for key, point in points.items() if key.startswith(FAILED)}
             rows += [Row(key, one["reason"], "measured", False) for key, one in failed.items() if key not in points]
-        except Exception as error:  # of one record; the table shows the others
+        except Exception as error:  # one bad record must not hide the others
             rows = [Row("its record", f"{type(error).__name__}: {error}", "can be read", False)]
         found += [(experiment, row) for row in rows]
     return found

@@ -38,8 +38,8 @@ def time_alternating(
 ) -> dict[str, list[float]]:
     """Return the median microseconds of one of the `parts` equal parts of each run, by round.
 
-    Each run is a CUDA graph, and all are replayed in every round. Every other round goes in reverse order, so that a
-    drift of the clock favours none.
+    Each run is a CUDA graph, and all are replayed in every round. Every other round goes in reverse order, so a drift
+    of the clock favours no run.
     """
     if is_dry:
         return {name: [time_graph(run)] for name, run in runs.items()}
@@ -58,7 +58,7 @@ def repeat(call: Callable[[], object], times: int) -> None:
 
 
 def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """Return a CUDA graph of `run`, which is called before, so that it compiles outside of the capture."""
+    """Return a CUDA graph of `run`; calls before the capture compile the kernels."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -2,7 +2,7 @@
 
 A graph that was captured under a policy keeps the selection kernel: after a switch to vanilla its replays still select,
 with numbers that give each row its own top-k (`stage/graphs.py`), and the baseline would pay for the selection in every
-layer. So this server captures its graphs twice: under the policy, then without anything of ours around the model.
+layer. So this server captures its graphs twice: under the policy, then without the stage around the model.
 Weights, KV cache, process and static buffers are the same in both.
 """
 

@@ -1,1 +1,1 @@
-"""What paged experts cost and selection saves of it: `python -m benchmark.paged`, served: `benchmark.paged.live`."""
+"""The cost of paged experts, and what selection saves: `python -m benchmark.paged`, served: `benchmark.paged.live`."""

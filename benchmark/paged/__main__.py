@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record and print the table."""
     parser = Parser("benchmark.paged", __doc__)
     parser.add_policies(selecting, POLICIES, "vanilla is always the baseline")
-    parser.add_argument("--slots", nargs="+", type=positive, default=(32, 16), help="of a layer (default: 32 16)")
+    parser.add_argument("--slots", nargs="+", type=positive, default=(32, 16), help="slots of a layer (default: 32 16)")
     parser.add_argument(
         "--batch", nargs="+", type=positive, default=(1, 4, 8, 16), help="requests of a step (default: 1 4 8 16)"
     )

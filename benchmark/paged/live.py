@@ -24,7 +24,7 @@ from benchmark.serving.measure import PROMPT, add_text
 
 CONCURRENCY = 8, 16
 MOST = 1024
-"""Slots of a layer: SGLang takes as many as there are experts."""
+"""Slots of a layer; SGLang limits them to the number of experts."""
 DEFAULT = UNIFORM[0], UNIFORM[-1]
 
 

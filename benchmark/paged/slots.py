@@ -11,9 +11,9 @@ from sglang_xshare import Batch, Router, Selection, SelectionPlan, select
 class PagedLayer:
     """Selects as `sglang_xshare.select` does, step after step, with the experts that are in the slots.
 
-    As upstream: the least recently used expert is evicted, and what does not fit runs in waves. At first the slots hold
-    the lowest-numbered experts. `page_ins` and `page_ins_before`: of each step, the experts paged in, and those that
-    the model's own routing would have paged in from the same state.
+    As in upstream, the least recently used expert is evicted, and experts that do not fit run in waves. At first the
+    slots hold the lowest-numbered experts. `page_ins` and `page_ins_before`: of each step, the experts paged in, and
+    those that the model's own routing would have paged in from the same state.
     """
 
     def __init__(self, slots: int) -> None:

@@ -1,1 +1,1 @@
-"""What a policy costs in quality, exactly as decoding would pay it: `python -m benchmark.quality POLICIES...`."""
+"""The loss of quality under a policy, exactly as in decoding: `python -m benchmark.quality POLICIES...`."""

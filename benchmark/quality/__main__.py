@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = [word.replace(key, "KEY") if key else word for word in (sys.argv[1:] if argv is None else argv)]
     decoding, top = read_decoding(args), args.top or TOP
     if decoding.per_domain < 2:
-        raise ValueError(f"--per-domain must be at least 2, because an error takes two (got {decoding.per_domain})")
+        raise ValueError(f"--per-domain must be at least 2, for an error (got {decoding.per_domain})")
     if args.url is None:
         for name, value in (("--prompts", args.prompts), ("--api-key", key)):
             if value is not None:

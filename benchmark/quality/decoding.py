@@ -28,7 +28,7 @@ class Decoding:
 
     `model` is the folder of the checkpoint, with its tokenizer, `texts` that of held-out `*.txt`, a domain each. The
     counts are those of `COUNTS`; `per_domain` is a multiple of `batch`, `steps` of `tokens_per_request`. The first
-    `skip` sequences of each domain are left out.
+    `skip` sequences of each domain are skipped.
 
     Raises ValueError with the flag of a wrong count.
     """

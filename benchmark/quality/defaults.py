@@ -2,7 +2,7 @@
 
 Budgets of `xshare` by count, by a share of the model's experts, and by the utility that they hold, in steps of several
 sizes, of one domain and of mixed ones; with `--tokens-per-request`, in verification, a count by request too. Policies
-given as arguments replace the budgets. `--skip` leaves out the first sequences, on which budgets were chosen.
+given as arguments replace the budgets. `--skip` skips the first sequences, on which budgets were chosen.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ MASSES = (0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99)
 PER_REQUEST = (4, 5)
 """XShare's best with drafts."""
 BY_ROWS = ("xshare:careful", "xshare", "xshare:fast")
-"""Policies that are another setting at another number of router rows."""
+"""Policies whose setting depends on the number of router rows."""
 NAMED = (*BY_ROWS, "xshare:k0=1,add=24")
 """Policies that the guide compares."""
 NOTE = """\
@@ -64,7 +64,7 @@ def describe_router(router: Router, experts: int) -> dict[str, Any]:
 
 
 def list_settings(experts: int, verifies: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield (name, policy) of each setting for a model of so many experts, in decode or in verification."""
+    """Yield (name, policy) of each setting for a model of this number of experts, in decode or in verification."""
     for add in PER_REQUEST if verifies else ():
         yield f"add_per_request={add}", f"xshare:k0=1,add_per_request={add}"
     for add in ADDS:
@@ -113,7 +113,7 @@ def _locate(point: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def tabulate_named(*records: Mapping[str, Any]) -> Table:
-    """Return a row a policy of `NAMED`, with a column a model: its share of experts that is left, and worst loss."""
+    """Return a row a policy of `NAMED` and a column a model: the share of experts still active, and the worst loss."""
     models = {name_model(points[0]): points for points in (list(record.values()) for record in records)}
     rows = []
     for name in NAMED:

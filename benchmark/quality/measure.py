@@ -17,9 +17,9 @@ from benchmark.quality.text import Sequences
 TOP = 64
 """Likeliest tokens that are kept of each prediction."""
 MOST = 1024
-"""The largest number of likeliest tokens of a server's request: more than its vocabulary ends the server."""
+"""The largest number of likeliest tokens of a request: a number beyond the vocabulary ends the server."""
 LEAST = 1e-7
-"""The least probability that counts: float32 leaves as much of 1 less the others."""
+"""The least probability that counts: in float32, 1 less the other probabilities has an error of this size."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Bench:
 
     @torch.inference_mode()
     def run(self, plan: Plans, layout: Layout, top: int = 0, selects: Sequence[Select] | None = None) -> Decoded:
-        """Decode under `plan`, of all or each layer; keep `top` tokens. Raises ValueError for a plan that misfits."""
+        """Decode under `plan`, of all or each layer; keep `top` tokens. Raises ValueError for a wrong plan."""
         tokens = self.sequences.tokens[:, self.prompt :]
         logits, routing = self._prefilled.decode(tokens[:, :-1], plan, layout, selects)
         targets = tokens[:, 1:]
@@ -128,7 +128,7 @@ class Bench:
 class Loss:
     """A mean cross-entropy, and `delta` above another one on the same tokens, in nats a token.
 
-    `error` is the standard error of `delta`: over `batches`, since selection couples the sequences of a batch; over
+    `error` is the standard error of `delta`: over `batches`, because selection couples the sequences of a batch; over
     single sequences if `batches` is None, as in records from before 2026-11-28.
     """
 
@@ -190,7 +190,7 @@ def compare_loss(
     found, places = groups.unique(return_inverse=True)
     sums = torch.zeros(len(found), dtype=torch.float64).index_add(0, places, deltas - deltas.mean())
     scale = len(found) / max(len(found) - 1, 1)
-    error = (scale * sums.square().sum()).sqrt().item() / len(deltas)  # of clusters; of single values the usual one
+    error = (scale * sums.square().sum()).sqrt().item() / len(deltas)  # cluster-robust standard error
     return Loss(of_text.mean().item(), deltas.mean().item(), error, len(found) if batch else None)
 
 

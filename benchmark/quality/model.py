@@ -47,7 +47,7 @@ class Layout:
         return requests.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
     def check(self, sequences: int, tokens: int) -> None:
-        """Raise ValueError if steps of this layout do not divide so many sequences and tokens of each."""
+        """Raise ValueError if steps of this layout do not divide `sequences`, or `tokens` of each."""
         for name, count, whole in (
             ("batch", self.batch, sequences),
             ("tokens-per-request", self.tokens_per_request, tokens),

@@ -33,7 +33,7 @@ def measure_running(
     """
     draft_tokens = server.get_draft_tokens()
     selecting = [parse_variant(text) for text in dict.fromkeys(policies) if text != BASELINE]
-    for variant in selecting:  # all of them before anything is switched
+    for variant in selecting:  # before the first switch
         if variant.policy in (None, "observe"):
             raise ValueError(f"policy must select (got {variant.name}, beside {BASELINE})")
         build_schedule(variant.policy, variant.keys, speculative=draft_tokens > 1)

@@ -55,7 +55,7 @@ class Outcome:
 
     @property
     def active(self) -> float:
-        """Mean active experts a layer and step."""
+        """Return the mean active experts a layer and step."""
         return torch.cat([step for one in self.routings for step in one.active]).mean().item()
 
 
@@ -67,13 +67,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_count("problems", 512, "arithmetic problems")
     parser.add_count("samples", 8, "answers to each")
     parser.add_count("batch", 16, "rows of a step; a multiple of the samples")
-    parser.add_argument("--temperature", type=float, default=1.0, help="of the samples (default: 1)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="temperature of the samples (default: 1)")
     parser.add_record(BUILD / "quality" / "samples")
     args = parser.parse_args(argv)
     if args.batch % args.samples:
-        raise ValueError(f"--batch {args.batch}: must be a multiple of --samples {args.samples}")
+        raise ValueError(f"--batch must be a multiple of --samples {args.samples} (got {args.batch})")
     if args.temperature <= 0:
-        raise ValueError(f"--temperature {args.temperature:g}: must be above 0")
+        raise ValueError(f"--temperature must be above 0 (got {args.temperature:g})")
     record = parser.open_record("samples", args, argv)
     model, layout = load_model(args.model), Layout(args.batch)
     plans = {text: parse_plan(text, args.batch) for text in dict.fromkeys([BASELINE, *args.policies])}
@@ -110,7 +110,7 @@ def group_problems(tokenizer: Tokenizer, problems: Sequence[tuple[str, str]], mu
         kinds.setdefault((len(tokens[0]), len(tokens[1])), []).append((tokens[0], tokens[1], answer))
     whole = [kind[: len(kind) // multiple * multiple] for kind in kinds.values() if len(kind) >= multiple]
     if not whole:
-        raise ValueError(f"problems: must be at least {multiple} of as many tokens (got {len(problems)} in all)")
+        raise ValueError(f"problems must include {multiple} of equally many tokens (got {len(problems)} in all)")
     for kind in whole:
         solutions, questions, answers = zip(*kind, strict=True)
         yield Problems(torch.tensor(solutions), torch.tensor(questions), answers)
@@ -126,7 +126,7 @@ def sample(
     samples: int,
     temperature: float,
 ) -> Outcome:
-    """Return what answers drawn under `plan` are worth; every plan has the same random numbers."""
+    """Return the figures of answers drawn under `plan`; every plan has the same random numbers."""
     draws = torch.Generator().manual_seed(0)
     figures: dict[str, list[torch.Tensor]] = {name: [] for name in FIGURES}
     routings: list[Routing] = []
@@ -156,7 +156,7 @@ def sample(
 
 
 def compare(found: Outcome, vanilla: Outcome) -> dict[str, Any]:
-    """Return each figure with its standard error, and its difference from vanilla's with that one's."""
+    """Return each figure and its difference from vanilla's figure, both with standard errors."""
     figures = {}
     for name in FIGURES:
         values, own = getattr(found, name), getattr(vanilla, name)

@@ -44,7 +44,7 @@ def make_parser(module: str, text: str | None, batches: Sequence[int], tokens: S
     parser.add_argument("--batch", nargs="+", type=positive, default=batches, help=help)
     help = f"tokens of a request in a step; above 1, drafts are verified (default: {spell(tokens)})"
     parser.add_argument("--tokens-per-request", nargs="+", type=positive, default=tokens, help=help)
-    parser.add_argument("--skip", type=int, default=0, metavar="N", help="sequences of each domain to leave out first")
+    parser.add_argument("--skip", type=int, default=0, metavar="N", help="sequences of each domain to skip first")
     add_decoding(parser, COUNTS, **counts)
     return parser
 

@@ -14,12 +14,12 @@ from sglang_xshare.tune.texts import Sample
 
 Tokenize = Callable[[str], list[int]]
 Continue = Callable[[list[list[int]], int], list[list[int]]]
-"""Return the model's own answers to prompts, of at most so many tokens."""
+"""Return the model's own answers to prompts, of at most this number of tokens."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A prompt, and the begin of a right answer."""
+    """A prompt, and the beginning of a right answer."""
 
     prompt: list[int]
     answer: str
@@ -61,7 +61,7 @@ def read_prompts(file: Path) -> list[dict[str, str]]:
         try:
             one: Any = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"--prompts {file}, line {number}: malformed JSON ({error})") from None
+            raise ValueError(f"--prompts {file}, line {number} must be JSON (got {error})") from None
         is_text = isinstance(one, dict) and all(isinstance(one.get(key, ""), str) for key in ("prompt", "answer"))
         if not is_text or not one.get("prompt") or one.get("answer") == "":
             wanted = 'must be an object with the texts "prompt" and, if it is known, "answer"'

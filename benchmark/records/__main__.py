@@ -26,7 +26,7 @@ UNFINISHED = BUILD / "records"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure the missing records, then write tables and pictures; or one of both alone."""
+    """Measure the missing records, then write tables and pictures; --tables and --check measure nothing."""
     parser = Parser("benchmark.records", __doc__)
     names = f"only these of {', '.join(EXPERIMENTS)}"
     parser.add_argument("experiments", nargs="*", metavar="EXPERIMENT", default=tuple(EXPERIMENTS), help=names)
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if name not in EXPERIMENTS:
             parser.error(f"experiment must be one of {', '.join(EXPERIMENTS)} (got {name!r})")
     if args.small and args.out == RESULTS:
-        parser.error("--small needs another --out: its figures are none for the pages")
+        parser.error("--small needs another --out, because pages show no figures of this size")
     if not (args.check or args.tables):
         measure([EXPERIMENTS[name] for name in args.experiments], args.out, args.small, args.dirty)
     if args.out == RESULTS:

@@ -11,7 +11,7 @@ class Experiment:
     """A run of `python -m <module>`, which writes `<record>.json` into a folder below the results.
 
     `record` is the name by default; `plots` are the files beside the record that a page shows. At full size, with
-    `arguments`, the run takes so many minutes on two quiet cores; `small` are the arguments of the smallest size. If
+    `arguments`, the run takes `minutes` on two quiet cores; `small` are the arguments of the smallest size. If
     `trained` is given, `python -m training.train_moe --model <trained>` makes the model that `arguments` name.
     """
 

@@ -39,5 +39,5 @@ def _list_records(results: Path) -> Iterator[tuple[str, Path, tuple[str, ...]]]:
     for name, one in EXPERIMENTS.items():
         if one.path(results).exists():
             yield name, one.path(results), one.depends
-    for path in sorted(results.glob("20*/*.json")):  # of runs on a GPU
+    for path in sorted(results.glob("20*/*.json")):  # runs on a GPU
         yield f"{path.parent.name}/{path.stem}", path, (*SERVED_BY, "benchmark/gpu")

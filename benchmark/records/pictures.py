@@ -30,7 +30,7 @@ class Drawing:
 def plot_gains(points: Mapping[str, Any]) -> Picture:
     """Return the picture of the gain in tokens/s against requests at a time, a line a model and policy.
 
-    Points with one round, and points at which the policy selected in no step, are left out.
+    Points with one round, and points at which the policy selected in no step, are omitted.
     """
     lines: dict[str, list[tuple[int, float, float, float]]] = {}
     for key, point in points.items():

@@ -70,10 +70,10 @@ def make_parser(module: str, text: str | None, out: Path, per_domain: int = 24, 
     parser.add_count("topk", 1, "branches of the draft tree")
     parser.add_count("draft_tokens", 4, "tokens verified a request")
     parser.add_counts(**counts)
-    parser.add_argument("--seed", type=int, default=0, help="chooses the prompts (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the prompts (default: 0)")
     add_text(parser, per_domain)
     parser.add_record(out)
-    parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="the rest goes to every server")
+    parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="flags of every server, last")
     return parser
 
 

@@ -41,7 +41,7 @@ batches, of the requests that are not exact, and the largest difference of an ex
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Serve into the record, print the table."""
+    """Measure on a server into the record, print the table."""
     parser = Parser("benchmark.serving.exact", __doc__)
     parser.add_policies(selecting, POLICIES, f"beside {BASELINE}")
     parser.add_argument("--exact", nargs="+", type=int, default=[0, 1, 2, 4], help="requests of a batch, 0 first")

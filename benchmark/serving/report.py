@@ -1,4 +1,4 @@
-"""The tables and the picture of served policies: what each gains beside what it costs, and how far `check` is off."""
+"""The tables and the picture of served policies: gain, cost, and the error of `check`'s estimate."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -99,7 +99,7 @@ def _find_bar(loss: Loss | None) -> float:
 
 
 def _explain(comparison: Comparison, losses: Sequence[str]) -> str:
-    """Return what the cells of these rows mean."""
+    """Return the note that explains the cells of these rows."""
     parts = (
         NOTE,
         BY_ROUND,
@@ -113,7 +113,7 @@ def _explain(comparison: Comparison, losses: Sequence[str]) -> str:
 
 
 def summarize_serving(points: Mapping[str, Any]) -> Table:
-    """Return of that table the rows of `SUMMARY`, without the rounds, with a short note."""
+    """Return the rows of `SUMMARY` out of `tabulate_serving`, without the rounds, with a short note."""
     table, comparison = tabulate_serving(points), Comparison.read(points[KEY])
     rows = {row[0]: row[:-1] for row in table.rows}
     note = f"{comparison.workload.model.name}: {comparison.workload}. {BRIEF}"
@@ -122,7 +122,7 @@ def summarize_serving(points: Mapping[str, Any]) -> Table:
 
 
 def tabulate_verified(*records: Mapping[str, Any]) -> Table:
-    """Return those tables one below the other, with the size of each one's verify step."""
+    """Return the rows of `tabulate_serving` of all records, with the size of each record's verify step."""
     tables = [tabulate_serving(points) for points in records]
     comparisons = [Comparison.read(points[KEY]) for points in records]
     rows = [[_name_step(one), *row] for one, table in zip(comparisons, tables, strict=True) for row in table.rows]
@@ -212,6 +212,6 @@ def _divide_bytes(weights: Weights, before: float, after: float) -> float:
 
 
 def _pair_tpot(policy: Series, vanilla: Series) -> list[float]:
-    """Return one's TPOT over the other's, by round."""
+    """Return the policy's TPOT over vanilla's, by round."""
     pairs = zip(policy.results, vanilla.results, strict=True)
     return [one["median_tpot_ms"] / base["median_tpot_ms"] for one, base in pairs]

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--samples", type=whole(2), default=80, metavar="N", help=text)
     parser.add_count("prompt", 32, "tokens of each that are prefilled")
     parser.add_count("tokens", 96, "tokens of each that are decoded")
-    parser.add_argument("--offline", action="store_true", help="by transformers, without a server")
+    parser.add_argument("--offline", action="store_true", help="decode by transformers, without a server")
     parser.add_record(BUILD / "tuning")
     args = parser.parse_args(argv)
     if args.samples < max(args.batch):

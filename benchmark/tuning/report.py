@@ -57,7 +57,7 @@ def tabulate_tuning(points: Points) -> Table:
 
 
 def _format_saved(saved: float, point: Mapping[str, Any]) -> str:
-    if "saved_error" in point:  # of records from before 2026-11-28
+    if "saved_error" in point:  # in records from before 2026-11-28
         return f"{saved:.1%} ± {point['saved_error']:.1%}"
     return format_share(saved, point.get("saved_interval"), 1)
 

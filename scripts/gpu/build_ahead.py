@@ -2,8 +2,8 @@
 
     python -m scripts.gpu.build_ahead FOLDER     with the archive's packages on PYTHONPATH, and CUDA_HOME
 
-FlashInfer's sources have to be among them. FOLDER becomes what `scripts/gpu.sh` unpacks: `make_site.sh` has SGLang's
-loader look in site/sglang/kernels/jit/ahead, FlashInfer's looks in site/flashinfer/data/aot (`JitSpec.aot_path`).
+The packages must include FlashInfer's sources. `scripts/gpu.sh` unpacks FOLDER. `make_site.sh` makes SGLang's loader
+search site/sglang/kernels/jit/ahead; FlashInfer's loader searches site/flashinfer/data/aot (`JitSpec.aot_path`).
 """
 
 import os
@@ -56,7 +56,7 @@ def build_sglang(place: Path) -> None:
     """Build SGLang's own kernels, each into place/<architecture>/<name>.so."""
     import torch
 
-    # Built, not loaded: the loader may not find CUDA's runtime.
+    # Build without loading: the loader may not find CUDA's runtime.
     vars(import_module("sglang.kernels.jit.utils.compile.loader"))["_load"] = str
     arch = import_module("sglang.kernels.jit.utils.arch")
     with arch.override_jit_cuda_arch(9, 0, "a"):

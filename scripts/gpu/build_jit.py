@@ -2,9 +2,8 @@
 
     build_jit.py FOLDER     with SGLang, FlashInfer and apache-tvm-ffi of the archive on PYTHONPATH, and CUDA_HOME
 
-FOLDER becomes what `scripts/gpu.sh` unpacks: tvmcache/<name>/<name>.so is where SGLang looks for the rotary embedding
-of heads of 64 (`load_jit`), site/flashinfer/data/aot/tinygemm2/tinygemm2.so where FlashInfer does
-(`JitSpec.aot_path`).
+`scripts/gpu.sh` unpacks FOLDER. SGLang loads the rotary embedding of heads of 64 from tvmcache/<name>/<name>.so
+(`load_jit`), FlashInfer loads its kernel from site/flashinfer/data/aot/tinygemm2/tinygemm2.so (`JitSpec.aot_path`).
 """
 
 import os
@@ -16,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 
 DRIVER = "int cuTensorMapEncodeTiled(void) { return 1; }\n"
-"""The symbols that tinygemm2 needs of the driver's library, which a machine with a GPU has."""
+"""The symbol that tinygemm2 needs from the driver's library, which only a machine with a GPU has."""
 
 
 def main(folder: Path) -> None:
@@ -40,7 +39,7 @@ def build_rope() -> None:
     """Build the rotary embedding of bf16 heads of 64 elements, into $TVM_FFI_CACHE_DIR."""
     import torch
 
-    # The same build, not loaded: the loader may not find CUDA's runtime.
+    # Build without loading: the loader may not find CUDA's runtime.
     cpp = import_module("tvm_ffi.cpp")
     vars(cpp)["load_inline"] = cpp.build_inline
     rope = import_module("sglang.kernels.ops.attention.rope")
@@ -49,7 +48,7 @@ def build_rope() -> None:
 
 
 def build_tinygemm(folder: Path) -> None:
-    """gpt-oss's router and projections for up to 128 rows."""
+    """Build the kernels of gpt-oss's router and projections for up to 128 rows."""
     spec = import_module("flashinfer.jit.tinygemm2").gen_tinygemm2_module()
     spec.build(verbose=False)
     place = folder / "site" / "flashinfer" / "data" / "aot" / spec.name

@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p .gpu "$work/triton"
-# A cached kernel is read from these alone.
+# Triton reads a cached kernel from these files alone.
 (cd "$cache" && find . -type f \( -name '*.json' -o -name '*.cubin' -o -name '*.so' \) -print0 | tar -c --null --files-from -) |
     tar -x -C "$work/triton"
 sed -i "s#$cache/#@TRITON@/#g" "$work"/triton/*/__grp__*

@@ -1,7 +1,7 @@
-# Where servers find CUDA when they compile kernels: sourced by scripts/gpu.sh. find_toolkit SCRATCH [HOME...] exports
-# CUDA_HOME, a folder with bin/nvcc and include/cuda_runtime.h, and LIBRARY_PATH with a libcuda.so to link to. Without
-# such a folder CUDA_HOME is unset, and the preflight reports what is missing. HOME...: where to look after the environment
-# and nvcc's own folder (default: /usr/local/cuda*).
+# The CUDA toolkit of servers that compile kernels; scripts/gpu.sh sources this file. find_toolkit SCRATCH [HOME...]
+# exports CUDA_HOME, a folder with bin/nvcc and include/cuda_runtime.h, and LIBRARY_PATH with a libcuda.so to link to.
+# Without such a folder CUDA_HOME is unset, and the preflight reports what is missing. HOME... are folders to search after
+# the environment and nvcc's own folder (default: /usr/local/cuda*).
 
 is_toolkit() { [[ -x $1/bin/nvcc && -f $1/include/cuda_runtime.h ]]; }
 
@@ -40,7 +40,7 @@ compose() {  # compose FOLDER NVCC TORCHS: a toolkit of an nvcc and torch's head
     export CUDA_HOME=$1
 }
 
-find_libcuda() {  # the file of the driver's library; of two, not that for 32 bits, which ldconfig calls (libc6)
+find_libcuda() {  # the 64-bit file of the driver's library; ldconfig marks the 32-bit one (libc6)
     local place name known=${LD_LIBRARY_PATH:-}
     for place in ${known//:/ } $(PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null |
         sed -n 's#.*(libc6,.*=> \(/.*\)/libcuda\.so.*#\1#p') /usr/lib/x86_64-linux-gnu /usr/lib64 /usr/local/nvidia/lib64; do

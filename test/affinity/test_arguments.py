@@ -1,7 +1,6 @@
 """The flags of expert-affinity dispatch: what is refused, in one line each."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,7 @@ MODEL = ROOT / "checkpoints" / "qwen3-moe-tiny"
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     path = tmp_path / "table.safetensors"
     make_table().save(path)
     return path
@@ -28,13 +27,13 @@ def read(**flags: Any) -> Any:
     return read_affinity(SimpleNamespace(dp_size=4, **flags))
 
 
-def test_another_method_reads_nothing() -> None:
+def test_another_method_reads_nothing():
     assert read() is None
     assert read(load_balance_method="round_robin", expert_affinity=None) is None
 
 
 @pytest.mark.parametrize(("given", "bound"), [(None, DEFAULT), (1.25, 1.25), (1, 1)])
-def test_the_flags_make_arguments(file: Path, given: float | None, bound: float) -> None:
+def test_the_flags_make_arguments(file, given, bound):
     flags = {"expert_affinity": str(file), "expert_affinity_bound": given}
     arguments = read(load_balance_method="expert_affinity", **flags)
     assert (arguments.bound, arguments.table.origin) == (bound, ORIGIN)
@@ -90,6 +89,6 @@ def serve(monkeypatch: pytest.MonkeyPatch, tokenizer: str = "", text: Any = None
     check_affinity(server_args, affinity.AffinityArguments(table, 1.1))
 
 
-def test_what_fits_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fits_is_served(monkeypatch):
     serve(monkeypatch)
     serve(monkeypatch, hash_tokenizer(MODEL))

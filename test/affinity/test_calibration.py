@@ -1,7 +1,6 @@
 """A table of the small checkpoint: its experts are those that the model's routers choose."""
 
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,11 +20,11 @@ DRAFT = ROOT / "checkpoints" / "qwen3-moe-tiny-eagle3"
 
 
 @pytest.fixture(scope="module")
-def pieces(tiny_model: Path) -> torch.Tensor:
+def pieces(tiny_model):
     return read_texts(tiny_model / "heldout", tiny_model, LENGTH, 12 * LENGTH)
 
 
-def test_the_experts_seen_are_those_of_the_routers(tiny_model: Path, pieces: torch.Tensor) -> None:
+def test_the_experts_seen_are_those_of_the_routers(tiny_model, pieces):
     tokens = pieces[:4]
     model = load_reference(tiny_model)
     chosen = router_logits(model, tokens).topk(8).indices
@@ -36,7 +35,7 @@ def test_the_experts_seen_are_those_of_the_routers(tiny_model: Path, pieces: tor
         assert torch.equal(ids.sort(1).values, expected.flatten(0, 1).sort(1).values)
 
 
-def test_the_table_tells_domains_apart(tiny_model: Path, pieces: torch.Tensor) -> None:
+def test_the_table_tells_domains_apart(tiny_model, pieces):
     """Pieces that it was not measured on are more like pieces of their own domain than like others."""
     assert pieces.shape == (4 * 12, LENGTH)
     held = torch.arange(len(pieces)) % 4 == 3
@@ -59,7 +58,7 @@ def test_the_table_tells_domains_apart(tiny_model: Path, pieces: torch.Tensor) -
     assert not table.signatures[unseen].any()
 
 
-def test_a_projection_keeps_what_sets_ids_apart() -> None:
+def test_a_projection_keeps_what_sets_ids_apart():
     """Against numpy's own singular values, of the same shrunk and centred means."""
     draw = torch.Generator().manual_seed(1)
     counts = torch.tensor([50.0, 10.0, 0.0, 200.0, 1.0])
@@ -74,7 +73,7 @@ def test_a_projection_keeps_what_sets_ids_apart() -> None:
     assert not projected[2].any()
 
 
-def test_the_command_writes_a_table(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_table(tiny_model, tmp_path, capsys):
     file = tmp_path / "table.safetensors"
     flags = ["--model", str(tiny_model), "--texts", str(tiny_model / "heldout"), "--out", str(file)]
     assert main(["calibrate", *flags, "--tokens", "256"]) == 0
@@ -95,14 +94,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("flag", "value", "said"), WRONG)
-def test_wrong_arguments_are_one_line(tiny_model, tmp_path, capsys, flag, value, said) -> None:
+def test_wrong_arguments_are_one_line(tiny_model, tmp_path, capsys, flag, value, said):
     flags = {"--model": tiny_model, "--texts": tiny_model / "heldout", "--out": tmp_path / "t", flag: value}
     with pytest.raises(SystemExit) if flag == "--tokens" else nullcontext():
         assert main(["calibrate", *(str(word) for pair in flags.items() for word in pair)]) == 1
     assert f"{flag} {said}" in read_refusal(capsys)
 
 
-def test_a_checkpoint_without_whole_weights_and_short_texts_are_one_line(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_whole_weights_and_short_texts_are_one_line(tiny_model, tmp_path):
     for file in tiny_model.glob("*.json"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     with refused(f"--model {tmp_path}"):

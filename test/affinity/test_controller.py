@@ -31,7 +31,7 @@ class Controller(SimpleNamespace):
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+def sent(monkeypatch):
     """(replica, request id) of all that was sent: a worker's socket is its number here."""
     found: list[tuple[int, str]] = []
     monkeypatch.setattr(io_struct, "sock_send", lambda worker, request: found.append((worker, request.rid)))
@@ -57,7 +57,7 @@ def request(rid: str, topic: int = 0, **fields: Any) -> SimpleNamespace:
     return SimpleNamespace(rid=rid, **{**usual, **fields})
 
 
-def test_requests_go_where_they_were_decided_to(sent: list[tuple[int, str]]) -> None:
+def test_requests_go_where_they_were_decided_to(sent):
     ended: list[str] = []
     dispatcher = make(ended=ended)
     for number in range(4):
@@ -70,7 +70,7 @@ def test_requests_go_where_they_were_decided_to(sent: list[tuple[int, str]]) -> 
     assert sum(dispatcher.affinity.loads) == 2
 
 
-def test_what_decides_beside_experts(sent: list[tuple[int, str]]) -> None:
+def test_what_decides_beside_experts(sent):
     """SGLang's own choice of a replica is kept and counted; a replica that is down gets nothing; embeddings and health
     checks go where least runs.
     """
@@ -89,7 +89,7 @@ def test_what_decides_beside_experts(sent: list[tuple[int, str]]) -> None:
 
 
 @pytest.mark.parametrize("image", [False, True])
-def test_a_directed_requests_prompt_is_found_again(sent: list[tuple[int, str]], image: bool) -> None:
+def test_a_directed_requests_prompt_is_found_again(sent, image):
     """Under the salt with which others ask. Another image is another prompt, though both stand in it as same ids."""
     dispatcher, long = make(4), array("q", prompt(0, length=320, start=99))
     for name, replica in (("directed", 3), ("again", None)):
@@ -105,7 +105,7 @@ def test_a_directed_requests_prompt_is_found_again(sent: list[tuple[int, str]], 
 
 @pytest.mark.parametrize("field", ["routing_key", "session_id", "session_params"])
 @pytest.mark.parametrize("directed", [False, True])
-def test_a_conversation_stays_where_it_began(sent: list[tuple[int, str]], field: str, directed: bool) -> None:
+def test_a_conversation_stays_where_it_began(sent, field, directed):
     """It is told by what SGLang knows, also if its first request was directed."""
     dispatcher = make(4)
     name: Any = SimpleNamespace(id="s") if field == "session_params" else "s"
@@ -118,9 +118,7 @@ def test_a_conversation_stays_where_it_began(sent: list[tuple[int, str]], field:
     assert dispatcher.decide(request("second", 3, **{field: name})).replica == home
 
 
-def test_the_log_says_who_got_what(
-    sent: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_says_who_got_what(sent, monkeypatch, caplog):
     monkeypatch.setattr(controller, "LOG_INTERVAL", 0.0)
     with caplog.at_level(logging.INFO):
         make()(request("r0", routed_dp_rank=1))
@@ -129,7 +127,7 @@ def test_the_log_says_who_got_what(
 
 
 @pytest.fixture
-def _no_metrics_of_others() -> Iterator[None]:
+def _no_metrics_of_others():
     """Metrics of this test alone: prometheus registers each name once."""
     before = set(REGISTRY._collector_to_names)
     for metric in [one for one in before if any(name.startswith(PREFIX) for name in REGISTRY._collector_to_names[one])]:
@@ -140,7 +138,7 @@ def _no_metrics_of_others() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_no_metrics_of_others")
-def test_metrics_have_what_each_replica_runs_at_the_last_decision() -> None:
+def test_metrics_have_what_each_replica_runs_at_the_last_decision():
     counts = DecisionCounts(2, export=True)
     for loads in ([1, 2], [0, 5]):
         counts.count(Decision(1, "affinity"), loads)
@@ -170,7 +168,7 @@ NO_WAYS_OUT: dict[str, Callable[[WatchedRequests], object]] = {
 
 
 @pytest.mark.parametrize("way", [*WAYS_OUT, *NO_WAYS_OUT])
-def test_every_way_out_of_the_states_is_told(way: str) -> None:
+def test_every_way_out_of_the_states_is_told(way):
     told: list[str] = []
     states = WatchedRequests({"a": 1}, told.append)
     (WAYS_OUT | NO_WAYS_OUT)[way](states)
@@ -178,7 +176,7 @@ def test_every_way_out_of_the_states_is_told(way: str) -> None:
     assert states.get("a") != 1 or way in NO_WAYS_OUT
 
 
-def test_what_was_never_sent_to_the_controller_is_not_told() -> None:
+def test_what_was_never_sent_to_the_controller_is_not_told():
     told: list[str] = []
     sent, failed = (SimpleNamespace(dispatched=dispatched) for dispatched in (True, False))
     states = WatchedRequests({"a": failed, "b": failed, "c": sent, "d": sent}, told.append)
@@ -188,7 +186,7 @@ def test_what_was_never_sent_to_the_controller_is_not_told() -> None:
     assert (told, dict(states)) == (["c", "d"], {})
 
 
-def test_the_controller_hears_what_the_tokenizer_tells() -> None:
+def test_the_controller_hears_what_the_tokenizer_tells():
     instance = uuid4().hex  # other checkouts test on this machine too
     receive = open_receiver(instance)
     tell, other = open_sender(instance), open_sender(instance)
@@ -205,7 +203,7 @@ def test_the_controller_hears_what_the_tokenizer_tells() -> None:
     assert sorted(heard) == sorted([*names, "last"])
 
 
-def test_another_method_leaves_everything_as_it_was() -> None:
+def test_another_method_leaves_everything_as_it_was():
     states: dict[str, Any] = {}
     server_args = SimpleNamespace(load_balance_method="round_robin", expert_affinity=None, expert_affinity_bound=None)
     manager = SimpleNamespace(server_args=server_args, rid_to_state=states)
@@ -214,7 +212,7 @@ def test_another_method_leaves_everything_as_it_was() -> None:
     assert hooks.dispatcher(SimpleNamespace(server_args=server_args)) is None
 
 
-def test_an_end_that_comes_first(sent: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_that_comes_first(sent, monkeypatch):
     """A request that ended before it came is not counted, but the next one of its id is, and so is a later one."""
     dispatcher, late = make(ended=["mine"]), make(ended=["mine"])
     loads = []
@@ -229,7 +227,7 @@ def test_an_end_that_comes_first(sent: list[tuple[int, str]], monkeypatch: pytes
     assert sum(late.affinity.loads) == 1
 
 
-def test_an_id_that_comes_again_before_its_end_is_heard_counts_until_its_own(sent: list[tuple[int, str]]) -> None:
+def test_an_id_that_comes_again_before_its_end_is_heard_counts_until_its_own(sent):
     ended: list[str] = []
     dispatcher = make(ended=ended)
     loads = []

@@ -64,7 +64,7 @@ def play(replicas: int, bound: float, events: list[tuple[str, int, int | None]])
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(1, 8), st.sampled_from([1.0, 1.1, 1.25, 2.0]), EVENTS)
-def test_the_bound_holds_and_nobody_idles(replicas: int, bound: float, events: list) -> None:
+def test_the_bound_holds_and_nobody_idles(replicas, bound, events):
     course = play(replicas, bound, events)
     for decision, (loads, alive) in zip(course.decisions, course.before, strict=True):
         assert decision.replica in alive
@@ -75,7 +75,7 @@ def test_the_bound_holds_and_nobody_idles(replicas: int, bound: float, events: l
             assert not loads[decision.replica]
 
 
-def test_the_bound_is_reached() -> None:
+def test_the_bound_is_reached():
     """Of 63 running on four replicas 1.125 lets one run 18, and 1.1 lets it run 17."""
     assert list_open([17, 16, 15, 15], range(4), 1.125) == [0, 1, 2, 3]
     assert list_open([17, 16, 15, 15], range(4), 1.1) == [1, 2, 3]
@@ -83,7 +83,7 @@ def test_the_bound_is_reached() -> None:
     assert list_open([114, 95, 95, 95], range(4), 1.15) == [0, 1, 2, 3]  # 1.15 * 100 is 114.99999999999999
 
 
-def test_a_request_costs_nothing_up_to_the_mean_and_1_at_the_bound() -> None:
+def test_a_request_costs_nothing_up_to_the_mean_and_1_at_the_bound():
     assert price_load([15, 16, 17, 19], range(4), 1.2) == pytest.approx([0, 0, 1 / 3.4, 3 / 3.4])  # the mean is 17
     assert price_load([20, 13, 13, 17], range(4), 1.3125) == pytest.approx([1, 0, 0, 0.4])  # 21 is the bound of 16
     assert price_load([2, 1, 1, 1], range(4), 1.5) == pytest.approx([1 / 0.75, 0, 0, 0])
@@ -114,7 +114,7 @@ def purity(course: list[tuple[int, Decision]]) -> float:
     return found / len(course)
 
 
-def test_topics_part_and_more_so_with_a_wider_bound() -> None:
+def test_topics_part_and_more_so_with_a_wider_bound():
     """By chance a replica has 0.25 of each topic, and a few hundredths more of one."""
     narrow, wide = (purity(run_mixed(Affinity(TABLE, TOPICS, bound))) for bound in (1.1, 1.5))
     assert 0.55 < narrow < wide
@@ -122,7 +122,7 @@ def test_topics_part_and_more_so_with_a_wider_bound() -> None:
 
 
 @pytest.mark.parametrize("bound", [1.0, 1.1, 1.5])
-def test_one_topic_alone_spreads_evenly(bound: float) -> None:
+def test_one_topic_alone_spreads_evenly(bound):
     """Where replicas are alike, none is worth the price of another request, however wide the bound."""
     affinity = Affinity(TABLE, 4, bound)
     for number in range(400):
@@ -133,12 +133,12 @@ def test_one_topic_alone_spreads_evenly(bound: float) -> None:
     assert max(affinity.loads) <= 17
 
 
-def test_what_nothing_is_known_of_goes_where_least_runs() -> None:
+def test_what_nothing_is_known_of_goes_where_least_runs():
     affinity = Affinity(TABLE, 3, 2.0)
     assert [affinity.choose(number, []) for number in range(4)] == [Decision(one, "load") for one in (0, 1, 2, 0)]
 
 
-def test_of_replicas_that_suit_alike_the_one_that_runs_least_gets_a_request() -> None:
+def test_of_replicas_that_suit_alike_the_one_that_runs_least_gets_a_request():
     affinity = Affinity(TABLE, 3, 2.0)
     for number, replica in enumerate((0, 0, 1, 2, 2, 2)):
         affinity.choose(number, UNKNOWN, replica=replica)
@@ -148,7 +148,7 @@ def test_of_replicas_that_suit_alike_the_one_that_runs_least_gets_a_request() ->
 
 
 @pytest.mark.parametrize(("loads", "reason"), [((1, 0), "idle"), ((2, 1), "bound")])
-def test_a_request_that_another_replica_suits_better_has_the_reason(loads: tuple[int, int], reason: str) -> None:
+def test_a_request_that_another_replica_suits_better_has_the_reason(loads, reason):
     """Replica 0 has the prompt in its cache: it is busy while the other one is idle, or has the most it may run."""
     affinity = Affinity(TABLE, 2, 1.0)
     for replica, load in enumerate(loads):
@@ -157,7 +157,7 @@ def test_a_request_that_another_replica_suits_better_has_the_reason(loads: tuple
     assert affinity.choose("next", UNKNOWN) == Decision(1, reason)
 
 
-def test_a_conversation_stays_within_the_bound() -> None:
+def test_a_conversation_stays_within_the_bound():
     affinity = Affinity(TABLE, 2, 1.25)
     home = affinity.choose("first", prompt(0), key="chat").replica
     other = affinity.choose("elsewhere", prompt(1)).replica
@@ -167,7 +167,7 @@ def test_a_conversation_stays_within_the_bound() -> None:
     assert affinity.choose("third", prompt(0, start=5), key="chat").replica == other
 
 
-def test_a_session_stays_whatever_runs_and_moves_when_its_replica_dies() -> None:
+def test_a_session_stays_whatever_runs_and_moves_when_its_replica_dies():
     affinity = Affinity(TABLE, 2, 1.0)
     home = affinity.choose("first", prompt(0), session="s").replica
     for number in range(5):
@@ -178,7 +178,7 @@ def test_a_session_stays_whatever_runs_and_moves_when_its_replica_dies() -> None
     assert affinity.choose("last", prompt(0), session="s") == Decision(1 - home, "session")
 
 
-def test_conversations_push_no_session_out() -> None:
+def test_conversations_push_no_session_out():
     affinity = Affinity(TABLE, 2, 1.0)
     home = affinity.choose("first", prompt(0), session="s").replica
     for number in range(KEYS + 1):
@@ -198,20 +198,20 @@ def part_topics(**keys: bool) -> tuple[Affinity, list[int]]:
     return affinity, long
 
 
-def test_a_cached_prompt_outweighs_its_topic() -> None:
+def test_a_cached_prompt_outweighs_its_topic():
     """A prompt of topic 0 that the replica of topic 1 has in its cache; of another salt it has not."""
     affinity, long = part_topics()
     assert affinity.choose("again", [*long, 3, 4, 5]) == Decision(1, "affinity")
     assert affinity.choose("other", [*long, 3, 4, 5], salt="lora").replica == 0
 
 
-def test_without_caches_a_prompt_that_comes_again_goes_where_its_topic_is() -> None:
+def test_without_caches_a_prompt_that_comes_again_goes_where_its_topic_is():
     """However often the bound has sent it elsewhere before."""
     affinity, long = part_topics(caches=False)
     assert affinity.choose("again", long) == Decision(0, "affinity")
 
 
-def test_a_replica_that_dies_loses_what_it_ran_and_its_cache() -> None:
+def test_a_replica_that_dies_loses_what_it_ran_and_its_cache():
     affinity = Affinity(TABLE, 2, 1.1)
     for number in range(8):
         affinity.choose(number, prompt(number % TOPICS, start=number))
@@ -227,7 +227,7 @@ def test_a_replica_that_dies_loses_what_it_ran_and_its_cache() -> None:
         affinity.choose("three", prompt(0))
 
 
-def test_a_request_counts_once_and_ends_once() -> None:
+def test_a_request_counts_once_and_ends_once():
     affinity = Affinity(TABLE, 2)
     affinity.choose("same", prompt(0))
     affinity.choose("same", prompt(0))
@@ -239,7 +239,7 @@ def test_a_request_counts_once_and_ends_once() -> None:
 
 @settings(derandomize=True)
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 5))
-def test_the_latest_keys_are_kept(keys: list[int], most: int) -> None:
+def test_the_latest_keys_are_kept(keys, most):
     recent = Recent(most)
     for place, key in enumerate(keys):
         recent[key] = place
@@ -249,7 +249,7 @@ def test_the_latest_keys_are_kept(keys: list[int], most: int) -> None:
 
 @settings(derandomize=True)
 @given(st.integers(0, 200), st.integers(0, 200))
-def test_the_common_beginning_is_found_by_whole_blocks(length: int, common: int) -> None:
+def test_the_common_beginning_is_found_by_whole_blocks(length, common):
     common = min(length, common)
     first = list(range(length))
     second = hash_blocks([*first[:common], *(-1 - token for token in first[common:])])
@@ -261,7 +261,7 @@ def test_the_common_beginning_is_found_by_whole_blocks(length: int, common: int)
     assert prefixes.match(0, second) == 0
 
 
-def test_blocks_of_a_prompt() -> None:
+def test_blocks_of_a_prompt():
     """They are the same however tokens are kept, differ by salt, and are those of a long prompt's beginning."""
     tokens = [1, 2**40, -1, 7] * 20
     assert hash_blocks(tokens) == hash_blocks(array("q", tokens))
@@ -272,7 +272,7 @@ def test_blocks_of_a_prompt() -> None:
     assert hash_blocks(long) == hash_blocks(long[: HASHED * BLOCK])
 
 
-def test_similarity_is_that_of_what_runs_beside_a_unit_vector_of_what_was_sent() -> None:
+def test_similarity_is_that_of_what_runs_beside_a_unit_vector_of_what_was_sent():
     centroids = Centroids(np.eye(2, dtype=np.float32), 2)
     signature, past = np.array([0, 1], dtype=np.float32), np.array([1.0, 0.0])
 

@@ -9,25 +9,57 @@ import importlib.util
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
 import orjson
 import pytest
-from starlette.requests import ClientDisconnect
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from transformers import AutoTokenizer
 
-from affinity.router import Router
 from affinity.tables import make_table, prompt
 from benchmark.common.paths import ROOT, TRAINED
 from sglang_xshare.affinity.table import load_table
+
+
+class Router:
+    """Answers with the worker that the header numbers: of the healthy ones, in an order of its own."""
+
+    def __init__(self) -> None:
+        self.urls = ["http://c", "http://a", "http://b"]
+        self.healthy = set(self.urls)
+        self.got: list[tuple[str, str, Any]] = []
+        self.asked: list[Request] = []
+        self.breaks = False
+
+    def make_app(self) -> Starlette:
+        return Starlette(
+            routes=[Route("/workers", self.list_workers), Route("/{path:path}", self.answer, methods=["GET", "POST"])]
+        )
+
+    async def list_workers(self, request: Request) -> JSONResponse:
+        if self.breaks:
+            return JSONResponse({"error": "starting"}, 503)
+        return JSONResponse({"workers": [{"url": url, "is_healthy": url in self.healthy} for url in self.urls]})
+
+    async def answer(self, request: Request) -> JSONResponse:
+        self.asked.append(request)
+        place = request.headers.get("x-smg-target-worker")
+        url = "" if place is None else [url for url in self.urls if url in self.healthy][int(place)]
+        self.got.append((request.url.path, url, await request.body()))
+        if self.breaks:
+            raise httpx.ReadError("the router broke the connection")
+        return JSONResponse({"worker": url}, 200 if url or request.method == "GET" else 503)
+
 
 Serve = Callable[[Router], AbstractAsyncContextManager[tuple[Any, Any]]]
 
 
 @pytest.fixture(scope="module")
-def example() -> ModuleType:
+def example():
     spec = importlib.util.spec_from_file_location("affinity_router", ROOT / "examples" / "affinity_router.py")
     assert spec is not None
     assert spec.loader is not None
@@ -37,18 +69,18 @@ def example() -> ModuleType:
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
+def table(tmp_path):
     make_table().save(tmp_path / "table")
     return tmp_path / "table"
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
+def tokenizer():
     return AutoTokenizer.from_pretrained(TRAINED)
 
 
 @pytest.fixture
-def serve(example: ModuleType, table: Path, tokenizer: Any) -> Serve:
+def serve(example, table, tokenizer):
     """Call it with a router for the example's proxy in front of it, and a client of that."""
 
     @asynccontextmanager
@@ -64,9 +96,7 @@ def serve(example: ModuleType, table: Path, tokenizer: Any) -> Serve:
     return start
 
 
-def test_requests_go_to_the_worker_that_suits_them_whatever_its_number(
-    serve: Serve, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_requests_go_to_the_worker_that_suits_them_whatever_its_number(serve, tokenizer):
     router = Router()
 
     async def play() -> None:
@@ -100,7 +130,7 @@ def test_requests_go_to_the_worker_that_suits_them_whatever_its_number(
     assert orjson.loads(router.got[0][2]) == {"input_ids": prompt(0, start=3)}
 
 
-def test_a_dead_worker_misleads_no_request(serve: Serve) -> None:
+def test_a_dead_worker_misleads_no_request(serve):
     router = Router()
 
     async def play() -> None:
@@ -117,7 +147,7 @@ def test_a_dead_worker_misleads_no_request(serve: Serve) -> None:
     asyncio.run(play())
 
 
-def test_what_a_client_sends_reaches_the_worker(serve: Serve) -> None:
+def test_what_a_client_sends_reaches_the_worker(serve):
     router = Router()
     parts = orjson.dumps({"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]})
 
@@ -135,7 +165,7 @@ def test_what_a_client_sends_reaches_the_worker(serve: Serve) -> None:
     asyncio.run(play())
 
 
-def test_a_request_ends_where_the_router_or_its_client_leaves(example: ModuleType, serve: Serve) -> None:
+def test_a_request_ends_where_the_router_or_its_client_leaves(example, serve):
     router = Router()
 
     async def play() -> None:
@@ -172,7 +202,7 @@ WRONG = [("table", Path("nosuch")), ("model", Path("nosuch")), ("bound", 0.5), (
 
 
 @pytest.mark.parametrize(("flag", "value"), [*WRONG, ("router", "http://127.0.0.1:9"), ("router", "127.0.0.1")])
-def test_a_wrong_flag_is_one_line(example: ModuleType, table: Path, flag: str, value: object) -> None:
+def test_a_wrong_flag_is_one_line(example, table, flag, value):
     right = {"router": "http://127.0.0.1:9", "table": table, "model": TRAINED, "bound": 1.1, "port": 0}
     with pytest.raises(SystemExit) as left:
         asyncio.run(example.serve(argparse.Namespace(**{**right, flag: value})))

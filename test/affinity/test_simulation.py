@@ -14,7 +14,7 @@ from benchmark.quality.text import Sequences
 
 
 @pytest.fixture(scope="module")
-def routing() -> Routing:
+def routing():
     """Sequences of a topic each, whose tokens use 4 of the topic's 16 experts in a model of one layer."""
     source = random.Random(0)
     topics = [number % TOPICS for number in range(40)]
@@ -26,14 +26,14 @@ def routing() -> Routing:
     return Routing(prompts, tuple(f"topic {topic}" for topic in topics), experts, 1)
 
 
-def test_active_experts_are_those_of_the_step(routing: Routing) -> None:
+def test_active_experts_are_those_of_the_step(routing):
     members = [(0, 3), (1, 5), (4, 3)]
     expected = routing.experts[0][3] | routing.experts[1][5] | routing.experts[4][3]
     assert routing.active(members) == expected.bit_count()
     assert routing.active([]) == 0
 
 
-def test_fewer_experts_are_active_with_affinity_within_its_bound(routing: Routing) -> None:
+def test_fewer_experts_are_active_with_affinity_within_its_bound(routing):
     traffic = make_traffic("mixed", routing, 400)
     turns = simulate(routing, RoundRobin(), 4, traffic)
     narrow = simulate(routing, ByAffinity(make_table(), 4, 1.1), 4, traffic)
@@ -43,7 +43,7 @@ def test_fewer_experts_are_active_with_affinity_within_its_bound(routing: Routin
     assert wide.imbalance <= 1.5
 
 
-def test_imbalance_is_the_mean_over_time() -> None:
+def test_imbalance_is_the_mean_over_time():
     spans = [(0, 0.0, 10.0), (0, 0.0, 5.0), (1, 0.0, 10.0), (1, 0.0, 5.0), (0, 5.0, 10.0), (0, 5.0, 10.0)]
     assert measure_imbalance(spans, 2, 0.0, 5.0) == 1.0
     assert measure_imbalance(spans, 2, 5.0, 10.0) == 1.5
@@ -51,7 +51,7 @@ def test_imbalance_is_the_mean_over_time() -> None:
 
 
 @pytest.mark.parametrize("traffic", SERVED)
-def test_a_request_is_a_sequence_of_its_traffic(traffic: str) -> None:
+def test_a_request_is_a_sequence_of_its_traffic(traffic):
     domains = tuple(name for name in ("c", "prose") for _ in range(5))
     sequences = Sequences(torch.arange(10 * 20).view(10, 20), domains)
     requests = draw_requests(sequences, 200, life=8, prompt=8, traffic=traffic)
@@ -65,7 +65,7 @@ def test_a_request_is_a_sequence_of_its_traffic(traffic: str) -> None:
     assert draw_requests(sequences, 200, life=8, prompt=8, traffic=traffic) == requests
 
 
-def test_a_method_is_set_beside_the_first_of_its_traffic_and_policy() -> None:
+def test_a_method_is_set_beside_the_first_of_its_traffic_and_policy():
     points = {}
     for policy, method, active, nats, outputs in (
         ("vanilla", "round_robin", 50.0, [1.9, 1.9], "a b"),

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -27,14 +26,14 @@ if sys.argv[2] == "killed":
 
 
 @pytest.fixture
-def tmp_path() -> Iterator[Path]:
+def tmp_path():
     """A folder whose path is short: pytest's own is too long for a socket under xdist."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         yield Path(folder)
 
 
 @pytest.fixture
-def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def instance(tmp_path, monkeypatch):
     """A server's instance, whose temporary directory is the test's."""
     folder = tmp_path / "t"
     folder.mkdir()
@@ -44,7 +43,7 @@ def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def listener(instance: str) -> Iterator[socket.socket]:
+def listener(instance):
     """A process of another server listens at `find_path`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as found:
         found.bind(str(find_path(instance)))
@@ -60,7 +59,7 @@ def run(instance: str, end: str) -> None:
     subprocess.run([sys.executable, "-c", RUN, instance, end], check=end == "ended", capture_output=True, text=True)
 
 
-def test_no_other_user_reaches_the_socket(instance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_other_user_reaches_the_socket(instance, monkeypatch):
     """Whatever the umask. An abstract socket, in no file, has no permissions."""
     before = os.umask(0)
     try:
@@ -83,9 +82,7 @@ def test_no_other_user_reaches_the_socket(instance: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("harm", ["open to others", "a link", "a file", "another user's"])
-def test_a_folder_that_is_not_this_users_alone_is_refused(
-    instance: str, harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_not_this_users_alone_is_refused(instance, harm, tmp_path, monkeypatch):
     folder = find_path(instance).parent
     if harm == "open to others":
         folder.chmod(0o750)
@@ -103,9 +100,7 @@ def test_a_folder_that_is_not_this_users_alone_is_refused(
 
 
 @pytest.mark.parametrize("spare", [0, 1])
-def test_a_path_too_long_for_a_socket_lies_below_tmp(
-    instance: str, spare: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_too_long_for_a_socket_lies_below_tmp(instance, spare, tmp_path, monkeypatch):
     """The longest path that fits, and one byte more."""
     tail = len(os.fsencode(f"/{PREFIX}{instance}/{NAME}"))
     folder = tmp_path / ("x" * (LONGEST - tail - len(os.fsencode(tmp_path)) - 1 + spare))
@@ -120,12 +115,12 @@ def test_a_path_too_long_for_a_socket_lies_below_tmp(
         remove(path)
 
 
-def test_a_process_that_ends_removes_it(instance: str) -> None:
+def test_a_process_that_ends_removes_it(instance):
     run(instance, "ended")
     assert list(Path(tempfile.gettempdir()).iterdir()) == []
 
 
-def test_the_next_server_removes_what_a_killed_one_has_left(instance: str) -> None:
+def test_the_next_server_removes_what_a_killed_one_has_left(instance):
     run(instance, "killed")
     left = find_path(instance)
     assert left.exists()
@@ -138,7 +133,7 @@ def test_the_next_server_removes_what_a_killed_one_has_left(instance: str) -> No
 
 
 @pytest.mark.parametrize("why", ["a process listens", "others may enter", "somebody has put something there"])
-def test_what_is_not_swept(instance: str, why: str, request: pytest.FixtureRequest) -> None:
+def test_what_is_not_swept(instance, why, request):
     path = find_path(instance)
     if why == "a process listens":
         request.getfixturevalue("listener")

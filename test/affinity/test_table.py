@@ -1,7 +1,6 @@
 """The table's file, and what a prompt's signature is."""
 
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from affinity.tables import ORIGIN, make_table, prompt
 from sglang_xshare.affinity.table import READ, hash_tokenizer, load_table
 
 
-def test_a_file_gives_the_table_back(tmp_path: Path) -> None:
+def test_a_file_gives_the_table_back(tmp_path):
     table, file = make_table(), tmp_path / "table.safetensors"
     table.save(file)
     loaded = load_table(file)
@@ -28,14 +27,14 @@ def _umask() -> int:
     return mask
 
 
-def test_a_signature_is_the_mean_at_length_one() -> None:
+def test_a_signature_is_the_mean_at_length_one():
     table = make_table()
     tokens = [0, 1, 17, 40]
     mean = table.signatures[tokens].astype(np.float32).mean(0)
     assert table.sign(tokens) == pytest.approx(mean / np.linalg.norm(mean))
 
 
-def test_a_long_prompt_is_signed_by_tokens_evenly_taken() -> None:
+def test_a_long_prompt_is_signed_by_tokens_evenly_taken():
     table, tokens = make_table(), np.random.default_rng(0).integers(0, 64, 10 * READ + 1).tolist()
     assert table.sign(tokens) == pytest.approx(table.sign(tokens[::11]))
     assert table.sign(tokens[:READ]) != pytest.approx(table.sign(tokens[: READ + 1]))  # of which half are read
@@ -43,7 +42,7 @@ def test_a_long_prompt_is_signed_by_tokens_evenly_taken() -> None:
     assert table.sign(halves) == pytest.approx(table.sign([0, 20]), abs=1e-3)
 
 
-def test_ids_never_seen_or_beyond_the_vocabulary_say_nothing() -> None:
+def test_ids_never_seen_or_beyond_the_vocabulary_say_nothing():
     table = make_table()
     for tokens in ([], [64, 65], [66, 2**40, -1]):
         assert table.sign(tokens) is None
@@ -62,7 +61,7 @@ WRONG: dict[str, tuple[object, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_no_table_is_said_in_one_line(tmp_path: Path, name: str) -> None:
+def test_what_is_no_table_is_said_in_one_line(tmp_path, name):
     content, said = WRONG[name]
     file = tmp_path if content == "." else tmp_path / "table.safetensors"
     if isinstance(content, bytes):
@@ -75,6 +74,6 @@ def test_what_is_no_table_is_said_in_one_line(tmp_path: Path, name: str) -> None
     assert "\n" not in str(error.value)
 
 
-def test_a_model_without_a_tokenizer_file_has_no_hash(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_model_without_a_tokenizer_file_has_no_hash(tmp_path, tiny_model):
     assert hash_tokenizer(tmp_path) == ""
     assert len(hash_tokenizer(tiny_model)) == 64

@@ -11,6 +11,7 @@ DEFAULTS = {
     **{"DeepSeek-V4": "DeepseekV4ForCausalLM", "ERNIE 4.5": "Ernie4_5_MoeForCausalLM"},
     **{"GLM-4.7-Flash": "Glm4MoeLiteForCausalLM", "GLM-5.2": "GlmMoeDsaForCausalLM", "HunYuan v3": "HYV3ForCausalLM"},
     **{"Laguna": "LagunaForCausalLM", "Llama 4": "Llama4ForConditionalGeneration", "Mellum": "MellumForCausalLM"},
+    "Mixtral": "MixtralForCausalLM",
     **{"MiniMax-M2": "MiniMaxM2ForCausalLM", "Qwen2-MoE": "Qwen2MoeForCausalLM", "Qwen3-Next": "Qwen3NextForCausalLM"},
     "Qwen3.5-MoE": "Qwen3_5MoeForConditionalGeneration",
 }
@@ -26,7 +27,7 @@ BILLIONS = {
 """Weights that each model was published with, in billions, with the digits that its model card or report has."""
 UNKNOWN = ("Granite-MoE shared", "Kimi K3", "Qwen3.8-Flash-Next", "Step-3.5")
 """Families without a row. transformers 5.12 has modules of the first alone, whose published shape was not at hand; the
-weights of the others are counted from safetensors, as `test_headers.py` does of Step-3.5.
+weights of the others are counted from safetensors.
 """
 
 

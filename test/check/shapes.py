@@ -40,11 +40,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "Qwen3-MoE": CONFIGS["qwen3-30b-a3b"],
     "gpt-oss": {key: value for key, value in CONFIGS["gpt-oss-120b"].items() if key != "quantization_config"},
-    "Mixtral": {
-        **{"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 4096},
-        **{"intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8},
-        **{"num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000},
-    },
     "OLMoE": {
         **{"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "hidden_size": 2048},
         **{"intermediate_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 16},

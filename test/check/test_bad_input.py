@@ -13,7 +13,6 @@ pytestmark = pytest.mark.usefixtures("served")
 
 SHARDED = ("--tp", "8", "--ep-size", "8")
 BAD = {
-    "--gpu h101": ("--gpu", "h101"),
     "--batch 0": ("--batch", "0"),
     "--batch 1e9": ("--batch", "1e9"),
     "--batch many": ("--batch", "many"),
@@ -159,11 +158,8 @@ def ask_alone(*asked):
 def test_without_torch_and_sglang_safetensors_are_counted():
     asked = ["--model", str(TINY), "--gpu", "h100", "--batch", "16", "--expert-policy", "oea:k0=3"]
     known, lines = ask_alone(*asked, "--active", "48.8", "25.1")
-    assert (known["verdict"], known["weights"]["moe_layers"], known["weights"]["source"]) == (
-        "not checked",
-        4,
-        "safetensors",
-    )
+    assert known["verdict"] == "not checked"
+    assert (known["weights"]["moe_layers"], known["weights"]["source"]) == (4, "safetensors")
     assert known["estimate"]["estimates"][0]["speedup"] > 1
     assert len(lines) == 1
     assert lines[0].startswith("check: not answered: whether it would be served: ")

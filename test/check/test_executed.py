@@ -91,19 +91,8 @@ def test_runner_release_gpu_and_family_are_named():
 
 @pytest.mark.usefixtures("served")
 def test_a_report_has_them_and_its_miss(write, capsys):
-    asked = (
-        "--model",
-        write(QWEN),
-        "--gpu",
-        "b200",
-        "--tp",
-        8,
-        "--attn-dp-size",
-        8,
-        "--batch",
-        16,
-        *compare("oea:k0=3"),
-    )
+    ranks = ("--tp", 8, "--attn-dp-size", 8)
+    asked = ("--model", write(QWEN), "--gpu", "b200", *ranks, "--batch", 16, *compare("oea:k0=3"))
     assert say(*asked, "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["never_executed"] == ["several GPUs", "a GPU of this kind (a GPU)"], "as the fixture names it"

@@ -13,12 +13,6 @@ from sglang_xshare.check.tensors import read_headers
 from sglang_xshare.check.weights import read_weights
 
 SIZES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1, "I32": 4, "I64": 8}
-STEP = {
-    **{"architectures": ["Step3p5ForCausalLM"], "model_type": "step3p5", "hidden_size": 4096},
-    **{"intermediate_size": 11264, "moe_intermediate_size": 1280, "num_hidden_layers": 45, "num_attention_heads": 64},
-    **{"num_attention_groups": 8, "head_dim": 128, "moe_num_experts": 288, "moe_top_k": 8},
-    "moe_layers_enum": ",".join(map(str, range(3, 45))),
-}
 
 
 def write_headers(file, tensors):
@@ -106,33 +100,6 @@ def test_flags_change_what_is_not_stored_as_it_is_served(write):
     one = read_weights(folder, read_flags(["--json-model-override-args", '{"num_hidden_layers": 1}']))
     assert (one.moe_layers, one.cache) == (1, plain.cache / 2)
     assert read_weights(folder, read_flags(["--load-format", "dummy"])).source == "transformers"
-
-
-def test_step_3_5_is_its_published_196_billion(write):
-    """Experts stacked by layer under the name `moe`, key heads as `num_attention_groups`, layers that draft at the end;
-    transformers has no such modules.
-    """
-    folder = write(STEP)
-    tensors = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), ("BF16", (128896, 4096)))
-    for layer in range(48):
-        start, heads = f"model.layers.{layer}", 64 if layer % 4 == 0 else 96
-        tensors[f"{start}.self_attn.q_proj.weight"] = ("BF16", (heads * 128, 4096))
-        tensors |= {f"{start}.self_attn.{name}_proj.weight": ("BF16", (1024, 4096)) for name in "kv"}
-        tensors[f"{start}.self_attn.o_proj.weight"] = ("BF16", (4096, heads * 128))
-        if 3 <= layer < 45:
-            for name, shape in (("gate", (1280, 4096)), ("up", (1280, 4096)), ("down", (4096, 1280))):
-                tensors[f"{start}.moe.{name}_proj.weight"] = ("BF16", (288, *shape))
-                tensors[f"{start}.share_expert.{name}_proj.weight"] = ("BF16", shape)
-            tensors[f"{start}.moe.gate.weight"] = ("BF16", (288, 4096))
-        else:
-            for name, shape in (("gate", (11264, 4096)), ("up", (11264, 4096)), ("down", (4096, 11264))):
-                tensors[f"{start}.mlp.{name}_proj.weight"] = ("BF16", shape)
-    write_headers(folder / "model.safetensors", tensors)
-    weights = read_weights(folder)
-    assert weights.moe_layers == 42
-    assert weights.expert == 3 * 1280 * 4096 * 2
-    assert (42 * 288 * weights.expert + weights.held) / 2e9 == pytest.approx(196, rel=0.01)
-    assert (weights.cache, weights.cache_heads) == (45 * 2 * 1024 * 2, 8)
 
 
 @pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", struct.pack("<Q", 9) + b"{"])

@@ -81,14 +81,14 @@ def test_linear_attention_caches_nothing():
 
 
 def test_stacked_experts_are_known_by_their_number():
-    """Of Granite and Step-3.5, whose modules are called otherwise; a convolution as long is none."""
+    """Of Granite and Step-3.5, whose modules and heads of keys are called otherwise; a convolution as long is none."""
     rest = {name: shape for name, shape in BASE.items() if ".experts." not in name}
     stacked = {
         "model.layers.0.moe.up_proj.weight": (EXPERTS, 3, 8),
         "model.layers.0.mamba.conv1d.weight": (EXPERTS, 1, 4),
     }
-    parts = sort(rest | stacked)
-    assert (parts.experts, parts.moe_layers) == (EXPERTS * 3 * 8, 1)
+    parts = sort(rest | stacked, num_attention_heads=4, num_attention_groups=2)
+    assert (parts.experts, parts.moe_layers, parts.cache_heads) == (EXPERTS * 3 * 8, 1, 2)
     assert parts.held == sort(BASE).held + EXPERTS * 4
 
 

@@ -1,6 +1,8 @@
 """Bytes of a model by its modules and its quantization; what one GPU holds of them, and what does not fit it."""
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -8,7 +10,7 @@ from benchmark.gpu.models import COMMON, CONFIGS
 from check.asking import QWEN, say
 from check.published import read_shape
 from sglang_xshare.check.server import read_flags
-from sglang_xshare.check.weights import read_weights
+from sglang_xshare.check.weights import Weights, count_cache, count_held, read_weights
 
 pytestmark = pytest.mark.usefixtures("served")
 
@@ -22,6 +24,10 @@ def test_the_bytes_of_qwen3_30b_a3b(write):
     assert weights.cache == 48 * 2 * 4 * 128 * 2
 
 
+def pack(**weights):
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+
+
 @pytest.mark.parametrize(
     ("quantization", "bits"),
     [
@@ -30,6 +36,10 @@ def test_the_bytes_of_qwen3_30b_a3b(write):
         ({"quant_method": "fp8", "routed_experts_quant_method": "mxfp4"}, 4.25),
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4 + 20 / 128),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8),
+        # Of compressed-tensors those of the first group.
+        (pack(type="int", num_bits=4, group_size=32), 4.5),
+        (pack(type="float", num_bits=4, group_size=16), 4.5),
+        (pack(type="float", num_bits=8, group_size=None), 8),
     ],
 )
 def test_bits_a_weight_by_quantization(quantization, bits, write):
@@ -57,15 +67,6 @@ def test_modules_that_stay_as_they_are_keep_their_bytes(key, pattern, write):
     some = read_weights(write(QWEN | {"quantization_config": fp8 | {key: [pattern, "lm_head"]}}))
     assert some.dense - all_of_it.dense == 48 * 2048 * (32 + 2 * 4 + 32) * 128
     assert some.expert == all_of_it.expert
-
-
-@pytest.mark.parametrize(
-    ("kind", "width", "group", "bits"), [("int", 4, 32, 4.5), ("float", 4, 16, 4.5), ("float", 8, None, 8)]
-)
-def test_bits_of_compressed_tensors_are_those_of_their_first_group(kind, width, group, bits, write):
-    weights = {"type": kind, "num_bits": width, "group_size": group}
-    declared = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
-    assert read_weights(write(QWEN | {"quantization_config": declared})).bits == bits
 
 
 FLAGS = {
@@ -161,3 +162,23 @@ def test_ranks_divide_the_weights(write, capsys):
     assert say("--model", write(QWEN), "--gpu", "rtx4090", *flags, "--json") == 0
     weights = json.loads(capsys.readouterr().out)["weights"]
     assert weights["gpu_bytes"] == pytest.approx(weights["all_experts_bytes"] / 4 + weights["other_bytes"])
+
+
+HELD: Any = SimpleNamespace(num_experts=6)
+WEIGHTS = Weights(HELD, 2, expert=8, dense=8, held=24, cache=400, cache_heads=4, bits=None, source="safetensors")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dp_size", "stages", "cache"),
+    [(1, 1, 1, 400), (2, 1, 1, 200), (4, 1, 1, 100), (8, 1, 1, 100), (8, 2, 1, 100), (8, 4, 1, 200), (8, 1, 2, 50)],
+)
+def test_heads_of_the_cache_are_divided_among_the_ranks_of_a_group_up_to_their_number(ranks, dp_size, stages, cache):
+    flags: Any = SimpleNamespace(ranks=ranks, dp_size=dp_size, stages=stages, ep_size=1)
+    assert count_cache(WEIGHTS, flags) == cache
+
+
+@pytest.mark.parametrize(("redundant", "slots", "experts"), [(0, None, 24), (2, None, 32), (2, 5, 20), (2, 9, 32)])
+def test_a_rank_holds_redundant_experts_too_or_as_many_as_there_are_slots(redundant, slots, experts):
+    """Bytes of a rank of four: two layers of six experts of 8 bytes, and a quarter of all else."""
+    flags: Any = SimpleNamespace(ranks=4, dp_size=1, stages=1, ep_size=4, redundant=redundant, slots=slots)
+    assert count_held(WEIGHTS, flags) == (experts, 6)

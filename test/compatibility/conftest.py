@@ -1,13 +1,10 @@
 """Fixtures of the tests of what runs once."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 
 @pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def read(monkeypatch):
     """Call it with a model's routers and flags for the layers the stage finds: `loaded.find`, on one rank."""
     from compatibility.loaded import find
 

@@ -38,21 +38,11 @@ def pretend_b200():
         yield
 
 
-class Listener(logging.Handler):
-    """Adds what is logged to `lines`."""
-
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__()
-        self.lines = lines
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def attempt(arguments: list[str]) -> dict[str, object]:
     """How a server with these arguments would be resolved."""
     lines: list[str] = []
-    listener = Listener(lines)
+    listener = logging.Handler()
+    listener.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("sglang_xshare").addHandler(listener)
     stops = None
     try:

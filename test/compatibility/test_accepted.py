@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -30,7 +29,7 @@ TRACE = Path("/tmp/trace.jsonl")
     ],
     ids=["one server", "replicas", "ranks of attention", "ranks of attention from 0.5.22 on"],
 )
-def test_only_replicas_are_several_writers_of_a_trace(flags: dict[str, Any], writers: int) -> None:
+def test_only_replicas_are_several_writers_of_a_trace(flags, writers):
     server = SimpleNamespace(**flags)
     check_writers(None, server)
     with refused_unless(writers == 1, f"--expert-policy-trace {TRACE}"):
@@ -38,7 +37,7 @@ def test_only_replicas_are_several_writers_of_a_trace(flags: dict[str, Any], wri
 
 
 @pytest.mark.parametrize(("tokens", "fits"), [(1, False), (2, True), (3, False), (4, True)])
-def test_draft_tokens_that_fill_the_rows_of_two_ranks_are_served(tokens: int, fits: bool) -> None:
+def test_draft_tokens_that_fill_the_rows_of_two_ranks_are_served(tokens, fits):
     """Two of four ranks share out the rows of a group of data-parallel attention, padded to a multiple of two."""
     server = SimpleNamespace(tp_size=4, dp_size=1, attn_dp_size=2, speculative_algorithm="EAGLE3")
     server.speculative_num_draft_tokens = tokens
@@ -47,7 +46,7 @@ def test_draft_tokens_that_fill_the_rows_of_two_ranks_are_served(tokens: int, fi
 
 
 @pytest.mark.parametrize(("kmax", "fits"), [(8, True), (9, False)])
-def test_rows_as_wide_as_the_models_own_are_served_with_an_all_to_all_backend(kmax: int, fits: bool) -> None:
+def test_rows_as_wide_as_the_models_own_are_served_with_an_all_to_all_backend(kmax, fits):
     server = SimpleNamespace(
         **{"device": "cpu", "dp_size": 1, "tp_size": 2, "ep_size": 2, "ep_num_redundant_experts": 0},
         **{"moe_a2a_backend": "deepep", "moe_runner_backend": "auto", "max_running_requests": None},

@@ -135,18 +135,11 @@ def test_malformed_text_on_two_lines_is_refused_on_one():
         read(expert_policy="xshare", expert_policy_config='{"k0": 1,\n "add"}')
 
 
+TWICE = [b'{"k0": 1, "add": 4, "k0": 2}', b'{"by_layer": {"1": {"add": 4}, "1": {"add": 5}}}']
+
+
 @pytest.mark.parametrize(
-    "content",
-    [
-        b"[1, 2]",
-        b"3",
-        b"",
-        b'{"k0": NaN}',
-        b'{"k0": "\xff"}',
-        b'{"k0": 1} {"k0": 1}',
-        b'{"k0": 1, "add": 4, "k0": 2}',
-        b'{"by_layer": {"1": {"add": 4}, "1": {"add": 5}}}',
-    ],
+    "content", [b"[1, 2]", b"3", b"", b'{"k0": NaN}', b'{"k0": "\xff"}', b'{"k0": 1} {"k0": 1}', *TWICE]
 )
 def test_file_must_hold_one_object(content, tmp_path):
     file = tmp_path / "policy.json"

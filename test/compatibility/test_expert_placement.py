@@ -21,40 +21,30 @@ FLAG = "--expert-placement"
 
 def make_args(folder, architecture="Qwen3MoeForCausalLM", **flags):
     (folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))
-    usual = {
-        "tp_size": 4,
-        "ep_size": 1,
-        "dp_size": 1,
-        "attn_dp_size": 1,
-        "moe_dp_size": 1,
-        "moe_a2a_backend": "none",
-        "device": "cuda",
-    }
+    usual = {"tp_size": 4, "ep_size": 1, "dp_size": 1, "attn_dp_size": 1, "moe_dp_size": 1}
+    usual |= {"moe_a2a_backend": "none", "device": "cuda"}
     return SimpleNamespace(model_path=str(folder), revision=None, **{**usual, **flags})
 
 
 @pytest.mark.parametrize(
-    ("flags", "becomes"),
+    ("placement", "flags", "becomes"),
     [
-        ({"expert_placement": "shard"}, {"attn_dp_size": 4}),
-        ({"expert_placement": "shard", "attn_dp_size": 2}, {"attn_dp_size": 2}),
-        ({"expert_placement": "shard", "dp_size": 2}, {"dp_size": 2, "attn_dp_size": 1}),
-        ({"expert_placement": "shard", "device": "cpu"}, {"attn_dp_size": 1}),
-        ({"expert_placement": "shard", "architecture": "OlmoeForCausalLM"}, {"attn_dp_size": 1}),
-        ({"expert_placement": "shard", "attn_dp_size": 2, "attn_cp_size": 2}, {"attn_dp_size": 2}),
-        ({"expert_placement": "shard", "device": "cpu", "speculative_algorithm": "NGRAM"}, {"attn_dp_size": 1}),
-        ({"expert_placement": "shard", "speculative_algorithm": "EAGLE"}, {"attn_dp_size": 4}),
-        (
-            {"expert_placement": "shard", "speculative_algorithm": "DSPARK", "enable_dp_lm_head": True},
-            {"attn_dp_size": 4},
-        ),
-        ({"expert_placement": "ep"}, {"ep_size": 4, "attn_dp_size": 1}),
-        ({"expert_placement": "ep", "ep_size": 4, "attn_dp_size": 4}, {"ep_size": 4, "attn_dp_size": 4}),
+        ("shard", {}, {"attn_dp_size": 4}),
+        ("shard", {"attn_dp_size": 2}, {"attn_dp_size": 2}),
+        ("shard", {"dp_size": 2}, {"dp_size": 2, "attn_dp_size": 1}),
+        ("shard", {"device": "cpu"}, {"attn_dp_size": 1}),
+        ("shard", {"architecture": "OlmoeForCausalLM"}, {"attn_dp_size": 1}),
+        ("shard", {"attn_dp_size": 2, "attn_cp_size": 2}, {"attn_dp_size": 2}),
+        ("shard", {"device": "cpu", "speculative_algorithm": "NGRAM"}, {"attn_dp_size": 1}),
+        ("shard", {"speculative_algorithm": "EAGLE"}, {"attn_dp_size": 4}),
+        ("shard", {"speculative_algorithm": "DSPARK", "enable_dp_lm_head": True}, {"attn_dp_size": 4}),
+        ("ep", {}, {"ep_size": 4, "attn_dp_size": 1}),
+        ("ep", {"ep_size": 4, "attn_dp_size": 4}, {"ep_size": 4, "attn_dp_size": 4}),
     ],
     ids=str,
 )
-def test_what_it_sets(flags, becomes, tmp_path):
-    args = make_args(tmp_path, **flags)
+def test_what_it_sets(placement, flags, becomes, tmp_path):
+    args = make_args(tmp_path, expert_placement=placement, **flags)
     before = dict(vars(args))
     set_placement(args)
     assert vars(args) == before | becomes
@@ -128,31 +118,41 @@ def check(
     )
 
 
+GPT_OSS = {"architecture": "GptOssForCausalLM", "num_local_experts": 32, "intermediate_size": 2880}
+MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
+SLICE = "ranks holds a slice of every expert,"
+
+
 @pytest.mark.parametrize(
-    ("placement", "differences", "said"),
+    ("placement", "model", "said"),
     [
-        ("shard", {"groups": 4}, "shard: each of 4 ranks holds a slice of every expert, 192 of its 768 columns; "),
-        ("ep", {}, "ep: each of 4 ranks holds 16 whole experts; attention tensor-parallel"),
-        ("ep", {"replicas": 4}, "ep: each of 4 ranks holds 17 whole experts; attention tensor-parallel"),
-        ("shard", {"moe_intermediate_size": [768] * 8}, " a slice of every expert, 192 of its 768 columns; "),
+        ("shard", QWEN3 | {"groups": 4}, f"shard: each of 4 {SLICE} 192 of its 768 columns; "),
+        ("ep", QWEN3, "ep: each of 4 ranks holds 16 whole experts; "),
+        ("ep", QWEN3 | {"replicas": 4}, "ep: each of 4 ranks holds 17 whole experts; "),
+        ("shard", QWEN3 | {"moe_intermediate_size": [768] * 8}, f"{SLICE} 192 of its 768 columns; "),
         (
-            "shard",
-            {"moe_intermediate_size": [1536, 512, 1536]},
-            " a slice of every expert, 384 of its 1536 or 128 of its 512 columns; ",
+            *("shard", QWEN3 | {"moe_intermediate_size": [1536, 512, 1536]}),
+            f"{SLICE} 384 of its 1536 or 128 of its 512 columns; ",
         ),
         (
             "shard",
-            {"moe_intermediate_size": None},
-            " a slice of every expert, of a width that the model's configuration lacks; ",
+            QWEN3 | {"moe_intermediate_size": None},
+            f"{SLICE} of a width that the model's configuration lacks; ",
         ),
+        # SGLang rounds slices of MXFP4 up to blocks.
+        ("shard", GPT_OSS, f"{SLICE} 720 of its 2880 columns; "),
+        ("shard", GPT_OSS | MXFP4 | {"ranks": 3}, f"each of 3 {SLICE} 960 of its 2880 columns; "),
+        ("shard", GPT_OSS | MXFP4, f"{SLICE} 672 to 736 of its 2880 columns; "),
+        ("shard", GPT_OSS | MXFP4 | {"ranks": 8}, f"each of 8 {SLICE} 192 to 384 of its 2880 columns; "),
     ],
 )
-def test_the_log_says_what_it_came_to(placement, differences, said, monkeypatch, caplog):
+def test_the_log_says_what_it_came_to(placement, model, said, monkeypatch, caplog):
     with caplog.at_level(logging.INFO):
-        check(monkeypatch, placement, **{**QWEN3, **differences})
+        check(monkeypatch, placement, **model)
     (line,) = caplog.messages
     assert said in line
-    assert line.endswith("attention data-parallel in 4 groups of ranks") == ("groups" in differences)
+    groups = "groups" in model
+    assert line.endswith("attention data-parallel in 4 groups of ranks" if groups else "attention tensor-parallel")
 
 
 def group(**weights):
@@ -182,42 +182,14 @@ def group(**weights):
 )
 @pytest.mark.parametrize("place", ["model", "text", "compression", "object"])
 def test_no_slice_ends_within_a_block(quantization, block, fitting, place, monkeypatch):
-    model = {"num_experts": 64, "moe_intermediate_size": 768}
-    if place == "compression":
-        model["compression_config"] = quantization
-    elif place == "object":
-        model["quantization_config"] = SimpleNamespace(to_dict=lambda: quantization)
-    else:
-        model["quantization_config"] = quantization
-    refused = None
-    try:
+    declared = SimpleNamespace(to_dict=lambda: quantization) if place == "object" else quantization
+    model = QWEN3 | {"compression_config" if place == "compression" else "quantization_config": declared}
+    with pytest.raises(ExpertPolicyError) if block else nullcontext() as refusal:
         check(monkeypatch, "shard", in_text=place == "text", **model)
-    except ExpertPolicyError as refusal:
-        refused = str(refusal)
-    assert refused == (
-        block
-        and f"{FLAG} shard with 4 ranks: slices of 192 columns end within the blocks of {block} that weights are "
-        f"quantized by; must be {fitting}"
+    assert block is None or str(refusal.value) == (
+        f"{FLAG} shard with 4 ranks: slices of 192 columns end within the blocks of {block} that weights are quantized "
+        f"by; must be {fitting}"
     )
-
-
-GPT_OSS = {"architecture": "GptOssForCausalLM", "num_local_experts": 32, "intermediate_size": 2880}
-MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
-
-
-@pytest.mark.parametrize(
-    ("ranks", "model", "said"),
-    [
-        (4, {}, "720 of its 2880 columns"),
-        (3, MXFP4, "960 of its 2880 columns"),
-        (4, MXFP4, "672 to 736 of its 2880 columns"),
-        (8, MXFP4, "192 to 384 of its 2880 columns"),
-    ],
-)
-def test_the_log_says_how_gpt_oss_rounds_its_slices(ranks, model, said, monkeypatch, caplog):
-    check(monkeypatch, "shard", ranks=ranks, **GPT_OSS, **model)
-    (line,) = caplog.messages
-    assert f"each of {ranks} ranks holds a slice of every expert, {said}; " in line
 
 
 @pytest.mark.parametrize(("ranks", "refused"), [(15, False), (16, True), (32, True)])

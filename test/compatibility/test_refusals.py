@@ -6,37 +6,23 @@ REFUSALS=write python -m pytest test/compatibility/test_refusals.py
 
 import json
 import os
+from importlib import import_module
 
 import pytest
 
-from affinity import test_arguments as test_affinity
-from compatibility import (
-    test_arguments,
-    test_drafts,
-    test_exact,
-    test_expert_placement,
-    test_layers,
-    test_modes,
-    test_runners,
-    test_server,
-)
+from compatibility import test_server
 from compatibility.refusals import FILE, LINES
-from policies import test_plan, test_schedule
 from served.release import LATEST
 from sglang_xshare.refusal import ExpertPolicyError
 
-LISTS = {
-    "plans": test_plan,
-    "schedules": test_schedule,
-    "arguments": test_arguments,
-    "modes": test_modes,
-    "exact requests": test_exact,
-    "draft depths": test_drafts,
-    "placement": test_expert_placement,
-    "affinity": test_affinity,
-    "layers": test_layers,
-    "runners": test_runners,
+NAMES = {
+    **{"plans": "policies.test_plan", "schedules": "policies.test_schedule", "affinity": "affinity.test_arguments"},
+    **{"arguments": "compatibility.test_arguments", "modes": "compatibility.test_modes"},
+    **{"exact requests": "compatibility.test_exact", "draft depths": "compatibility.test_drafts"},
+    **{"placement": "compatibility.test_expert_placement", "layers": "compatibility.test_layers"},
+    "runners": "compatibility.test_runners",
 }
+LISTS = {name: import_module(module) for name, module in NAMES.items()}
 """Modules with a list of what is refused, `REFUSED`, and `refuse`, which has one of it refused."""
 
 

@@ -83,19 +83,15 @@ REFUSED: dict[str, dict[str, Any]] = {
     "its table of local experts reads -1": {"method": "deep_gemm", "ep_size": 2},
     "it routes a rank's own rows": {"method": "flashinfer_cutlass"},
     "a shared expert among the others": {
-        "method": UNQUANTIZED("flashinfer_trtllm"),
-        "attributes": {"num_fused_shared_experts": 1},
+        **{"method": UNQUANTIZED("flashinfer_trtllm"), "attributes": {"num_fused_shared_experts": 1}}
     },
     "sums that the next collective takes, in bf16": {"method": UNQUANTIZED("flashinfer_trtllm"), **SUMS},
     "sums that CuTe DSL's collective takes": {
-        "method": NVFP4("flashinfer_trtllm"),
+        **{"method": NVFP4("flashinfer_trtllm"), "flashinfer_allreduce_fusion_backend": "cutedsl"},
         **SUMS,
-        "flashinfer_allreduce_fusion_backend": "cutedsl",
     },
     "a kmax where rows are as wide as top-k": {
-        "method": "deep_gemm",
-        "expert_policy": "oea",
-        "expert_policy_config": {"kmax": 6},
+        **{"method": "deep_gemm", "expert_policy": "oea", "expert_policy_config": {"kmax": 6}}
     },
 }
 

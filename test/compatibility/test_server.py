@@ -33,14 +33,14 @@ WRITTEN: dict[str, tuple[Path, dict[str, object]]] = {
     "dense": (TARGET, {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_experts": None}),
     "without-weights": (TARGET, {}),
     "not-renormalizing": (TARGET, {"norm_topk_prob": False}),
-    "mixtral": (
-        TARGET,
-        {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8},
-    ),
+    "mixtral": (TARGET, {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8}),
 }
 TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
 DRAFT_PATH = ("--speculative-draft-model-path",)
 BACKENDS = ("--prefill-attention-backend", "intel_amx", "--decode-attention-backend", "intel_amx")
+RANKS_LOGITS = ("--moe-runner-backend", "triton_kernel")
+TWO_RANKS, REPLICAS = ("--tp", "2", "--ep", "2"), ("--ep-num-redundant-experts", "2")
+WIDER = ("--expert-policy", "oea", "--expert-policy-config", '{"layers": {"3": {"kmax": 10}}}')
 REFUSED: dict[str, tuple[str, ...]] = {
     "unknown policy": ("--expert-policy", "nope"),
     "unreadable file": keys("/nowhere/policy.json"),
@@ -53,23 +53,13 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "prefill server": (*POLICY, "--disaggregation-mode", "prefill"),
     **{f"runner {name}": (*POLICY, "--moe-runner-backend", name) for name in ("flashinfer_cutedsl", "hpc_ops")},
     "truncation where the runner ranks logits": (
-        *("--expert-policy", "moe-spec", "--moe-runner-backend", "triton_kernel", "--expert-policy-config"),
+        *(*RANKS_LOGITS, "--expert-policy", "moe-spec", "--expert-policy-config"),
         '{"budget": 16, "coverage": "truncate", "phases": ["decode"]}',
     ),
-    "more experts a row than a runner that counts on top-k": (
-        *("--expert-policy", "oea", "--moe-runner-backend", "deep_gemm", "--expert-policy-config"),
-        '{"layers": {"3": {"kmax": 10}}}',
-    ),
-    "more experts a row than a runner that ranks logits has": (
-        *("--expert-policy", "oea", "--moe-runner-backend", "triton_kernel", "--expert-policy-config"),
-        '{"layers": {"3": {"kmax": 10}}}',
-    ),
+    "more experts a row than a runner that counts on top-k": (*WIDER, "--moe-runner-backend", "deep_gemm"),
+    "more experts a row than a runner that ranks logits has": (*WIDER, *RANKS_LOGITS),
     "a router that does not renormalize where the runner ranks logits": (
-        *POLICY,
-        "--moe-runner-backend",
-        "triton_kernel",
-        "--model-path",
-        "{written}/not-renormalizing",
+        *(*POLICY, *RANKS_LOGITS, "--model-path", "{written}/not-renormalizing"),
     ),
     "misspelt policy with its keys": ("--expert-policy", "oea:k=3"),
     "dense model": (*POLICY, "--model-path", "{written}/dense"),
@@ -82,33 +72,12 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "masking alone in a pipeline": ("--mask-padding-experts", "--pp-size", "2"),
     "warm-up beyond the model's top-k": keys('{"k0": 9}'),
     "target_per_rank on one rank": keys('{"target_per_rank": 5}'),
-    "target_per_rank with experts on two ranks": (
-        *keys('{"target_per_rank": 5}'),
-        "--tp",
-        "2",
-        "--ep",
-        "2",
-        "--ep-num-redundant-experts",
-        "2",
-    ),
-    "replicas of experts that move": (
-        *POLICY,
-        *("--tp", "2", "--ep", "2", "--enable-eplb", "--ep-num-redundant-experts", "2"),
-    ),
-    "replicas by a dispatch of one's own choice": (
-        *POLICY,
-        "--ep-dispatch-algorithm",
-        "dynamic",
-        "--ep-num-redundant-experts",
-        "2",
-    ),
+    "target_per_rank with experts on two ranks": (*keys('{"target_per_rank": 5}'), *TWO_RANKS, *REPLICAS),
+    "replicas of experts that move": (*POLICY, *TWO_RANKS, "--enable-eplb", *REPLICAS),
+    "replicas by a dispatch of one's own choice": (*POLICY, "--ep-dispatch-algorithm", "dynamic", *REPLICAS),
     "upstream's fake dispatch": (*POLICY, "--ep-dispatch-algorithm", "fake"),
     "rows of another width than their reader's": (
-        "--expert-policy",
-        "oea",
-        "--expert-policy-config",
-        '{"kmax": 10}',
-        "--enable-return-routed-experts",
+        *("--expert-policy", "oea", "--expert-policy-config", '{"kmax": 10}', "--enable-return-routed-experts"),
     ),
     "layer beyond the model's": keys('{"layers": {"4": {"k0": 2}}}'),
     "verify without speculation": keys('{"phases": ["verify"]}'),
@@ -121,14 +90,14 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "weights that are made up": (*POLICY, "--model-path", "{written}/without-weights", "--load-format", "dummy"),
     "a policy with its keys": ("--expert-policy", "xshare:k0=1,add=12", "--expert-policy-config", '{"min_rows": 4}'),
     "masking alone": ("--mask-padding-experts",),
-    "replicas that nothing dispatches to": (*POLICY, "--tp", "2", "--ep", "2", "--ep-num-redundant-experts", "2"),
-    "experts that move, without replicas": (*POLICY, "--tp", "2", "--ep", "2", "--enable-eplb"),
+    "replicas that nothing dispatches to": (*POLICY, *TWO_RANKS, *REPLICAS),
+    "experts that move, without replicas": (*POLICY, *TWO_RANKS, "--enable-eplb"),
     "a pipeline without a policy": ("--expert-policy", "vanilla", "--pp-size", "2"),
     "speculation": (*POLICY, "--speculative-algorithm", "NGRAM"),
-    "target_per_rank with expert parallelism": (*keys('{"target_per_rank": 5}'), "--tp", "2", "--ep", "2"),
+    "target_per_rank with expert parallelism": (*keys('{"target_per_rank": 5}'), *TWO_RANKS),
     "a plan that drops nothing": keys('{"add": 64}'),
     "triton": (*POLICY, "--moe-runner-backend", "triton"),
-    "a runner that ranks logits": (*POLICY, "--moe-runner-backend", "triton_kernel"),
+    "a runner that ranks logits": (*POLICY, *RANKS_LOGITS),
     "a draft that fits": eagle3(str(DRAFT)),
     "a draft of another width that knows its target's": eagle3("{written}/wider"),
     "a standalone draft of another width": (

@@ -5,13 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from served.release import CPU, LATEST, make_env
+from served.release import LATEST, make_env
 from sglang_xshare.compatibility import checks
 from sglang_xshare.compatibility.checks import CHECKS, Start
 from sglang_xshare.patching.tree import PatchError
@@ -33,7 +32,7 @@ def check(tree: Path) -> str:
 
 
 @pytest.fixture
-def patched_copy(patched_release: Callable[[str], Path], tmp_path: Path) -> Path:
+def patched_copy(patched_release, tmp_path):
     """A patched tree to spoil: the files it shares with others are replaced, never written to."""
     shutil.copytree(patched_release(LATEST), tmp_path / "tree", copy_function=os.link)
     return tmp_path / "tree"
@@ -77,13 +76,3 @@ def test_the_flag_that_needs_the_patches_is_named(monkeypatch):
     ):
         with pytest.raises(ExpertPolicyError, match=f"^{named}: SGLang is unpatched"):
             listed[name](Start(SimpleNamespace(**flags)))
-
-
-def test_unpatched_release_does_not_know_the_flag(pristine_release, tiny_model):
-    """So a policy on an unpatched tree cannot be asked for."""
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(tiny_model), *CPU]
-    command += ["--expert-policy", "xshare"]
-    env = make_env(pristine_release(LATEST))
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.rstrip().endswith("error: unrecognized arguments: --expert-policy xshare")

@@ -21,7 +21,7 @@ def make_reporter(enabled: bool = True) -> Any:
 
 
 @pytest.fixture
-def served(monkeypatch) -> DepthReport:
+def served(monkeypatch):
     """The report of a server that has settled on 5 drafts for 2 requests."""
     monkeypatch.setattr(report_module, "is_first_rank", lambda: True)
     server = Simulation(noise=0.0)
@@ -111,9 +111,7 @@ def test_get_has_it_without_a_policy(served, monkeypatch):
     monkeypatch.setattr(hooks, "_depth", served)
     monkeypatch.setattr(hooks, "_control", None)
     answers = ask()
-    assert answers == [
-        {"policy": "vanilla", "in_force": {"policy": "vanilla"}, "draft_depth": served.describe()},
-    ]
+    assert answers == [{"policy": "vanilla", "in_force": {"policy": "vanilla"}, "draft_depth": served.describe()}]
     assert merge(answers * 2) == answers[0]
     assert ask({"check": {"policy": "xshare"}, "epoch": "1"}) == [], "such a server cannot be switched"
 

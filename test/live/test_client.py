@@ -77,27 +77,20 @@ def test_an_answer_of_something_else_is_not_sglangs(answering, proxied, capsys):
         assert "proxy" not in said
 
 
-@pytest.mark.parametrize(
-    ("url", "is_direct"),
-    [
-        ("http://127.0.0.1:30000", True),
-        ("http://127.8.9.10:30000", True),
-        ("http://[::1]:30000", True),
-        ("http://0.0.0.0:30000", True),
-        ("http://localhost:30000", True),
-        ("https://LOCALHOST:30000", True),
-        ("http://node.localhost:30000", True),
-        ("http://gpu.inside:30000", True),
-        ("http://gpu.port:30000", True),
-        ("http://gpu.port:30001", False),
-        ("http://gpu.example:30000", False),
-        ("https://10.0.0.3:30000", False),
-        ("http://localhost.example:30000", False),
-    ],
-)
-def test_which_hosts_are_asked_directly(url, is_direct, proxied):
+DIRECT = [
+    *("http://127.0.0.1:30000", "http://127.8.9.10:30000", "http://[::1]:30000", "http://0.0.0.0:30000"),
+    *("http://localhost:30000", "https://LOCALHOST:30000", "http://node.localhost:30000"),
+    *("http://gpu.inside:30000", "http://gpu.port:30000"),
+]
+PROXIED = [
+    *("http://gpu.port:30001", "http://gpu.example:30000", "https://10.0.0.3:30000", "http://localhost.example:30000")
+]
+
+
+@pytest.mark.parametrize("url", DIRECT + PROXIED)
+def test_which_hosts_are_asked_directly(url, proxied):
     proxied("http://proxy:3128", no_proxy=".inside,gpu.port:30000")
-    assert find_proxy(url) == (None if is_direct else "http://proxy:3128")
+    assert find_proxy(url) == ("http://proxy:3128" if url in PROXIED else None)
 
 
 @pytest.mark.parametrize(("ago", "asks"), [(0.0, 1), (0.25, 2), (None, 1)])

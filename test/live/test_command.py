@@ -1,11 +1,9 @@
 """`sglang-xshare policy`: what it sends and prints, and one line and exit code 1 for whatever goes wrong."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 
-from live.fake import FakeServer
 from refused import read_refusal
 from sglang_xshare.cli import main
 from sglang_xshare.live import PATH
@@ -26,7 +24,7 @@ ANSWER = {
 
 
 @pytest.fixture
-def server(answering: Callable[[bytes], FakeServer]) -> FakeServer:
+def server(answering):
     return answering(json.dumps(ANSWER).encode())
 
 

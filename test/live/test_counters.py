@@ -5,12 +5,9 @@ from typing import Any
 import pytest
 
 from live.schedulers import REPORTER
-from live.test_control import control
 from sglang_xshare.stage.record.counters import Counters
 from stage.fake import XSHARE, run
 from stage.switching import switch
-
-__all__ = ["control"]
 
 
 @pytest.fixture

@@ -1,24 +1,16 @@
 """Two replicas of one server: a switch is made by both or by none, whatever happens to one of them meanwhile."""
 
-from collections.abc import Callable
+import asyncio
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 
-from live.schedulers import OEA, WHICH, XSHARE, Asked, Two, fail_once, fall_back
-from live.test_control import control
+from live.schedulers import OEA, WHICH, XSHARE, fail_once, fall_back
 from refused import refused
-from sglang_xshare.live.replicas import Refusal, count_switches
+from sglang_xshare.live.replicas import Refusal, Replicas, count_switches
 from sglang_xshare.policies.exact import Rule
-
-__all__ = ["control"]
-
-
-@pytest.fixture
-def two(control: Callable[..., Asked]) -> Two:
-    return Two(control(), control())
 
 
 def test_a_switch_is_a_check_and_a_commit(two):
@@ -130,24 +122,17 @@ def test_a_fault_of_a_scheduler_is_no_refusal_of_the_policy(faults, status, two,
     assert raised.value.status == status
 
 
-def test_a_process_that_fails_between_check_and_commit_changes_nothing(two, monkeypatch):
+@pytest.mark.parametrize(
+    ("failing", "phases"), [("count_switches", ["check"]), ("merge", ["check", "commit", "restore"])]
+)
+def test_a_process_that_fails_in_between_or_at_the_end_changes_nothing(failing, phases, two, monkeypatch):
     states = two.states()
     with monkeypatch.context() as patch:
-        patch.setattr("sglang_xshare.live.replicas.count_switches", lambda answers: 1 / 0)
+        patch.setattr(f"sglang_xshare.live.replicas.{failing}", lambda answers: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             two.post(OEA)
-    assert two.schedulers.phases == ["check"]
-    assert two.states() == states
-    assert two.post(XSHARE)["switches"] == 2, "the lock is free again"
-
-
-def test_a_process_that_fails_after_the_commit_has_it_undone(two, monkeypatch):
-    states = two.states()
-    with monkeypatch.context() as patch:
-        patch.setattr("sglang_xshare.live.replicas.merge", lambda answers: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            two.post(OEA)
-    assert two.states() == states
+    assert (two.schedulers.phases, two.states()) == (phases, states)
+    assert two.post(XSHARE)["switches"] == 1 + len(phases), "the lock is free again"
 
 
 def test_a_fallback_between_check_and_commit_refuses_the_switch(two):
@@ -199,3 +184,79 @@ def test_switches_of_the_server(numbers, count):
     """Each replica's (switches, own); own is None for a rank of data-parallel attention that is not the first."""
     answers = [{"switches": switches, "own_switches": own} for switches, own in numbers]
     assert count_switches(answers) == count
+
+
+def test_two_posts_at_once_do_not_interleave(two):
+    async def post_both() -> list[Any]:
+        posts = (two.replicas.switch(body | {"after": 1}) for body in (OEA, {"policy": "vanilla"}))
+        return list(await asyncio.gather(*posts, return_exceptions=True))
+
+    told, late = asyncio.run(post_both())
+    assert (told["policy"], told["switches"]) == ("oea", 2)
+    assert str(late).startswith("after = 1: must be 2")
+    assert two.schedulers.phases == ["check", "commit", "check"]
+    assert two.policies() == ["oea", "oea"]
+
+
+def test_of_two_processes_that_switch_at_once_one_does(two):
+    """As with --tokenizer-worker-num 2, whose processes share no lock. Both checks arrive before either commit."""
+    other = Replicas(lambda: two.schedulers)
+
+    async def post_both() -> list[Any]:
+        posts = two.replicas.switch(OEA), other.switch({"policy": "vanilla"})
+        return list(await asyncio.gather(*posts, return_exceptions=True))
+
+    late, told = asyncio.run(post_both())
+    assert two.schedulers.phases[:4] == ["check", "check", "commit", "commit"]
+    assert (str(late), late.status) == ("another client switches the policy at the same time; ask again", 400)
+    assert (told["policy"], told["switches"]) == ("vanilla", 2)
+    assert two.policies() == ["vanilla", "vanilla"]
+    assert two.post(OEA)["switches"] == 3
+
+
+def test_a_refused_check_ends_the_switch_of_another_process_on_all(two):
+    """Else the scheduler that refuses the check alone would commit the other switch."""
+
+    def arrive(body: dict[str, Any]) -> None:
+        if "commit" in body:
+            two.schedulers.hand({"check": {"policy": "nope"}, "epoch": "other"})
+
+    two.schedulers.arrive = arrive
+    with pytest.raises(Refusal, match="another client switches"):
+        two.post(OEA)
+    assert two.policies() == ["xshare", "xshare"]
+
+
+def test_a_restore_leaves_the_later_switch_of_another_process(two, monkeypatch):
+    """It commits between the other's commit, which fails on one scheduler, and its restore."""
+    fail_once(monkeypatch, two.both[0], is_late=True)
+
+    def arrive(body: dict[str, Any]) -> None:
+        if "restore" in body:
+            two.schedulers.arrive = lambda body: None
+            for later in ({"check": {"policy": "vanilla"}, "epoch": "later"}, {"commit": "later", "number": 4}):
+                assert all(output.success for output in two.schedulers.hand(later))
+
+    two.schedulers.arrive = arrive
+    with pytest.raises(Refusal) as raised:
+        two.post(OEA)
+    assert str(raised.value) == "1 of 2 schedulers: MemoryError: no memory"
+    assert two.policies() == ["vanilla", "vanilla"]
+
+
+@pytest.mark.parametrize("messages", [[], [{"check": OEA, "epoch": "1"}]], ids=["without a check", "another epoch"])
+def test_a_commit_that_was_not_checked_is_refused(messages, two):
+    states = two.states()
+    for body in messages:
+        two.schedulers.hand(body)
+    for told in two.schedulers.hand({"commit": "2", "number": 2}):
+        assert (told.success, told.error) == (False, "another client switches the policy at the same time; ask again")
+    assert two.states() == states
+
+
+def test_a_commit_is_made_once(two):
+    two.post(OEA)
+    again = two.schedulers.asked[-1]
+    two.post({"policy": "vanilla"})
+    assert not any(output.success for output in two.schedulers.hand(again))
+    assert two.policies() == ["vanilla", "vanilla"]

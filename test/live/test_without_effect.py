@@ -5,13 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from live.test_control import control
 from refused import refused
 from sglang_xshare import hooks
 from sglang_xshare.policies.spelling import parse_policy
 from stage.fake import EXPERTS, make_reporter
-
-__all__ = ["control"]
 
 
 @pytest.mark.parametrize("spelt", ["xshare:careful", "xshare:fast"])
@@ -62,7 +59,7 @@ def test_what_no_batch_reaches_is_warned_of_before_the_first_request(limits, war
         hooks.admit(limited(16), request)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == (warned is not None)
-    line = f"--expert-policy xshare: {warned}: no step of this server has so many rows (at most 16)"
+    line = f"--expert-policy xshare: {warned}: no step of this server has a number of rows in this range (at most 16)"
     assert warned is None or warnings[0].startswith(line)
 
 

@@ -1,19 +1,17 @@
 """Fixtures of the patch engine's tests."""
 
-from pathlib import Path
-
 import pytest
 
 from patching.fake import write_queue, write_tree
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path):
     """A pristine fake release."""
     return write_tree(tmp_path / "site-packages")
 
 
 @pytest.fixture
-def queue(tmp_path: Path) -> Path:
+def queue(tmp_path):
     """The queue for it."""
     return write_queue(tmp_path / "patches")

@@ -1,13 +1,11 @@
 """The command line: one line for each refusal, exit code 1, no traceback, nothing changed."""
 
-import contextlib
 import errno
 import os
 import shlex
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,7 +17,7 @@ from sglang_xshare.patching import engine
 
 
 @pytest.fixture(autouse=True)
-def _our_queue(queue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _our_queue(queue, monkeypatch):
     monkeypatch.setattr(engine, "find_root", lambda: queue)
 
 
@@ -36,7 +34,7 @@ def _refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return captured.err.strip()
 
 
-def test_a_round_trip(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_round_trip(tree, capsys):
     for command, content, says in [
         ("status", FILES, "not patched"),
         ("apply", PATCHED, "3 patches applied to 4 files"),
@@ -53,7 +51,7 @@ def test_a_round_trip(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert read_tree(tree) == content
 
 
-def test_a_target_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_target_that_is_none(tmp_path, capsys):
     (tmp_path / "file").touch()
     for command in ("apply", "revert", "status"):
         for target in (tmp_path / "missing", tmp_path / "file", tmp_path):
@@ -64,14 +62,12 @@ def test_a_target_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert capsys.readouterr().err == f"patch {command}: --target empty: must be a path\n"
 
 
-def test_no_sglang_installed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_sglang_installed(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "sglang is not installed here" in _refusal(capsys, "apply")
 
 
-def test_the_default_target_is_the_installed_sglang(
-    tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_target_is_the_installed_sglang(tree, capsys, monkeypatch):
     monkeypatch.syspath_prepend(str(tree))
     monkeypatch.delitem(sys.modules, "sglang", raising=False)
     assert _patch("apply") == 0
@@ -79,7 +75,7 @@ def test_the_default_target_is_the_installed_sglang(
     assert "sglang" not in sys.modules
 
 
-def test_status_is_1_where_attention_is_needed(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_is_1_where_attention_is_needed(tree, capsys):
     _patch("apply", "--target", tree)
     capsys.readouterr()
     (tree / "sglang/srt/dos.py").write_bytes(FILES["sglang/srt/dos.py"])
@@ -101,7 +97,7 @@ sys.exit(cli.main(sys.argv[2:]))
 """
 
 
-def test_a_reader_that_leaves_early_is_no_error(tree: Path, queue: Path) -> None:
+def test_a_reader_that_leaves_early_is_no_error(tree, queue):
     """As in `patch status | head -1`: it ends as the signal would have ended it, and says nothing."""
     assert _patch("apply", "--target", tree) == 0
     command = [sys.executable, "-c", COMMAND, str(queue), "patch", "status", "--target", str(tree)]
@@ -117,32 +113,14 @@ def test_a_reader_that_leaves_early_is_no_error(tree: Path, queue: Path) -> None
     assert done.stdout.startswith(f"patch status: SGLang {RELEASE} in {tree}: patched")
 
 
-@contextlib.contextmanager
-def _read_only(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Make the tree read-only, also for root, whom mode bits do not stop; yields how."""
-    everything = [tree, *tree.rglob("*")]
-    lock, unlock = (["chmod", "a-w"], ["chmod", "u+w"]) if os.geteuid() else (["chattr", "+i"], ["chattr", "-i"])
-    try:
-        if shutil.which(lock[0]) and subprocess.run([*lock, *everything], capture_output=True).returncode == 0:
-            yield " ".join(lock)
-        else:
-            with monkeypatch.context() as patch:
-                patch.setattr("builtins.open", _open_read_only)
-                yield "an open() that refuses to write: we are root, and chattr does not work here"
-    finally:
-        if shutil.which(unlock[0]):
-            subprocess.run([*unlock, *everything], capture_output=True)
-
-
 def _open_read_only(file: object, mode: str = "r", *args: Any, _open: Callable[..., IO[Any]] = open) -> IO[Any]:
+    """What `open` does on a read-only file system: mode bits do not stop root."""
     if set(mode) & set("w+ax"):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(file))
     return _open(file, mode, *args)
 
 
-def test_a_full_disk_names_the_folder(
-    tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_names_the_folder(tree, capsys, monkeypatch):
     """Its error names no file."""
 
     def fail(target: Path | None) -> str:
@@ -154,27 +132,23 @@ def test_a_full_disk_names_the_folder(
 
 
 @pytest.mark.parametrize("patched", [False, True])
-def test_a_read_only_tree(
-    tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, patched: bool
-) -> None:
+def test_a_read_only_tree(tree, capsys, monkeypatch, patched):
     if patched:
         _patch("apply", "--target", tree)
         capsys.readouterr()
     changing, idle = ("revert", "apply") if patched else ("apply", "revert")
-    with _read_only(tree, monkeypatch) as how:
-        before = read_tree(tree)
+    before = read_tree(tree)
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", _open_read_only)
         line = _refusal(capsys, changing, "--target", tree)
         assert _patch(idle, "--target", tree) == 0  # there is nothing to change
-        assert read_tree(tree) == before
-    print(f"made read-only by {how}: {line}")
+    assert read_tree(tree) == before
     assert line.startswith(f"patch {changing}: {tree}: ")
     assert "may write" in line
 
 
 @pytest.mark.parametrize("former", [False, True])
-def test_an_interrupted_apply_is_one_line_and_130(
-    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, former: bool
-) -> None:
+def test_an_interrupted_apply_is_one_line_and_130(tree, tmp_path, capsys, monkeypatch, former):
     """Ctrl-C once the first file is in its place; a former version of the queue is then taken back, not put back."""
     if former:
         engine.apply(tree, write_queue(tmp_path / "former", LATER_QUEUE))

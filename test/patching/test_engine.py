@@ -25,11 +25,12 @@ from patching.fake import (
     write_tree,
 )
 from sglang_xshare.patching import PatchError, apply, check_patched, revert
+from sglang_xshare.patching import queue as queues
 from sglang_xshare.patching.engine import describe
 from sglang_xshare.patching.state import STORE
 
 
-def test_apply_changes_what_the_queue_says_and_revert_leaves_nothing_of_it(tree: Path, queue: Path) -> None:
+def test_apply_changes_what_the_queue_says_and_revert_leaves_nothing_of_it(tree, queue):
     modes = read_modes(tree)
     outcome = apply(tree, queue)
     assert outcome == f"SGLang {RELEASE} in {tree}: 3 patches applied to 4 files"
@@ -46,7 +47,7 @@ def test_apply_changes_what_the_queue_says_and_revert_leaves_nothing_of_it(tree:
     assert read_modes(tree) == modes
 
 
-def test_a_queue_that_adds_files_and_a_later_one_that_lacks_one(tree: Path, queue: Path, tmp_path: Path) -> None:
+def test_a_queue_that_adds_files_and_a_later_one_that_lacks_one(tree, queue, tmp_path):
     only = write_queue(tmp_path / "only", {"shared/new.patch": NEW})
     apply(tree, only)
     check_patched(tree, only)
@@ -62,7 +63,7 @@ def test_a_queue_that_adds_files_and_a_later_one_that_lacks_one(tree: Path, queu
     assert read_tree(tree) == FILES
 
 
-def test_an_added_file_is_neither_replaced_nor_removed_if_it_is_the_users(tree: Path, queue: Path) -> None:
+def test_an_added_file_is_neither_replaced_nor_removed_if_it_is_the_users(tree, queue):
     added = tree / "sglang/srt/ours.py"
     added.write_text("mine = 1\n")
     assert refused(lambda: apply(tree, queue), tree).startswith("sglang/srt/ours.py: must be absent, because SGLang ")
@@ -76,7 +77,7 @@ def test_an_added_file_is_neither_replaced_nor_removed_if_it_is_the_users(tree: 
     assert read_tree(tree) == FILES
 
 
-def test_a_second_apply_touches_no_file(tree: Path, queue: Path) -> None:
+def test_a_second_apply_touches_no_file(tree, queue):
     """`test_cli.py` has what it says."""
     apply(tree, queue)
     before = {path: ((tree / path).stat().st_ino, (tree / path).stat().st_mtime_ns) for path in FILES}
@@ -84,7 +85,7 @@ def test_a_second_apply_touches_no_file(tree: Path, queue: Path) -> None:
     assert {path: ((tree / path).stat().st_ino, (tree / path).stat().st_mtime_ns) for path in FILES} == before
 
 
-def test_stale_bytecode_never_passes_for_a_new_content(tree: Path, queue: Path) -> None:
+def test_stale_bytecode_never_passes_for_a_new_content(tree, queue):
     """Python compares whole seconds of mtime (and the size): every content a file ever had gets another second."""
     file = tree / "sglang/srt/route.py"
     stamps = [int(file.stat().st_mtime)]
@@ -95,14 +96,14 @@ def test_stale_bytecode_never_passes_for_a_new_content(tree: Path, queue: Path) 
     assert len(set(stamps)) == len(stamps)
 
 
-def test_a_hard_linked_copy_is_not_changed(tree: Path, queue: Path, tmp_path: Path) -> None:
+def test_a_hard_linked_copy_is_not_changed(tree, queue, tmp_path):
     """Installers link files from their cache: patching must not write through to it."""
     os.link(tree / "sglang/srt/route.py", tmp_path / "cache.py")
     apply(tree, queue)
     assert (tmp_path / "cache.py").read_bytes() == FILES["sglang/srt/route.py"]
 
 
-def test_another_version_of_the_queue_is_replaced(tree: Path, queue: Path, tmp_path: Path) -> None:
+def test_another_version_of_the_queue_is_replaced(tree, queue, tmp_path):
     """From the stored pristine files, also those that the new version leaves alone; a bad one changes nothing."""
     apply(tree, queue)
     later = write_queue(tmp_path / "later", LATER_QUEUE)
@@ -119,7 +120,7 @@ def test_another_version_of_the_queue_is_replaced(tree: Path, queue: Path, tmp_p
 
 
 @pytest.mark.parametrize("version", [RELEASE, "0.5.23"])
-def test_a_reinstalled_tree_counts_as_pristine(tree: Path, queue: Path, version: str) -> None:
+def test_a_reinstalled_tree_counts_as_pristine(tree, queue, version):
     """pip replaces the files and leaves our directory: nothing of the old release may come back from it."""
     apply(tree, queue)
     files = {path: content.replace(b"0.5.21", version.encode()) for path, content in FILES.items()}
@@ -139,7 +140,7 @@ def test_a_reinstalled_tree_counts_as_pristine(tree: Path, queue: Path, version:
     assert not (tree / STORE).exists()
 
 
-def test_a_tree_with_a_new_name_is_still_patched(tree: Path, queue: Path) -> None:
+def test_a_tree_with_a_new_name_is_still_patched(tree, queue):
     """As a source tree's version changes with every commit: revert must not lose what it could restore."""
     apply(tree, queue)
     named = [path for path, content in FILES.items() if RELEASE.encode() in content]
@@ -151,7 +152,7 @@ def test_a_tree_with_a_new_name_is_still_patched(tree: Path, queue: Path) -> Non
     }
 
 
-def test_two_runs_at_once_patch_once(tree: Path, queue: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_runs_at_once_patch_once(tree, queue, capsys):
     """The second waits for the lock and then finds nothing left to do."""
     import fcntl
 
@@ -174,7 +175,7 @@ def test_two_runs_at_once_patch_once(tree: Path, queue: Path, capsys: pytest.Cap
     assert capsys.readouterr().err == ""
 
 
-def test_status(tree: Path, queue: Path) -> None:
+def test_status(tree, queue):
     assert describe(tree, queue) == f"SGLang {RELEASE} in {tree}: not patched"
     with pytest.raises(PatchError, match="is not patched; run `sglang-xshare patch apply"):
         check_patched(tree, queue)
@@ -190,3 +191,74 @@ def test_status(tree: Path, queue: Path) -> None:
     (tree / "sglang/srt/dos.py").write_bytes(b"")
     with pytest.raises(PatchError, match=r"sglang/srt/dos\.py: sha256"):
         describe(tree, queue)
+
+
+def test_an_unsupported_release_is_refused(tree, queue):
+    (tree / "sglang/_version.py").write_text("__version__ = version = '0.5.22'\n")
+    write_queue(queue, release="0.5.9")
+    assert refused(lambda: apply(tree, queue), tree) == "SGLang 0.5.22 is not supported; supported: 0.5.9, 0.5.21"
+
+
+def test_the_release_is_read_from_metadata_too(tree, queue):
+    (tree / "sglang/_version.py").unlink()
+    assert "neither sglang/_version.py nor " in refused(lambda: apply(tree, queue), tree)
+    (tree / "sglang-0.5.21.dist-info").mkdir()
+    (tree / "sglang-0.5.21.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.21\n")
+    assert "nothing to do" not in apply(tree, queue)
+
+
+def test_another_content_of_a_known_release_is_refused(tree, queue):
+    file = tree / "sglang/srt/dos.py"
+    file.write_bytes(file.read_bytes() + b"# local change\r\n")
+    line = refused(lambda: apply(tree, queue), tree)
+    assert line.startswith("sglang/srt/dos.py: sha256 ")
+    assert len([word for word in line.split() if word.endswith("…")]) == 2  # found and expected
+
+
+def test_an_unlisted_file_is_refused(tree, queue):
+    hashes = queue / RELEASE / "hashes"
+    hashes.write_text("".join(line for line in hashes.read_text().splitlines(keepends=True) if "dos" not in line))
+    assert "sglang/srt/dos.py is not in patches/0.5.21/hashes" in refused(lambda: apply(tree, queue), tree)
+
+
+def test_a_link_is_refused(tree, queue, tmp_path):
+    (tree / "sglang/srt/dos.py").rename(tmp_path / "elsewhere.py")
+    (tree / "sglang/srt/dos.py").symlink_to(tmp_path / "elsewhere.py")
+    assert "dos.py: must be a plain file (got a link)" in refused(lambda: apply(tree, queue), tree)
+
+
+@pytest.mark.parametrize("edit", [lambda file: file.write_text("mine = 1\n"), lambda file: file.unlink()])
+def test_a_file_edited_after_patching_is_refused_by_name(tree, queue, edit):
+    apply(tree, queue)
+    edit(tree / "sglang/srt/route.py")
+    for run in (lambda: revert(tree), lambda: apply(tree, queue)):
+        assert refused(run, tree).startswith(f"{tree}/sglang/srt/route.py: edited after it was patched")
+    with pytest.raises(PatchError, match=r"sglang/srt/route\.py: edited after it was patched"):
+        check_patched(tree, queue)
+
+
+def test_a_damaged_stored_copy_is_refused(tree, queue):
+    apply(tree, queue)
+    (tree / STORE / "sglang/srt/dos.py.pristine").write_text("")
+    with pytest.raises(PatchError, match="damaged copy"):
+        revert(tree)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"files": []}', '{"files": {"a": 1}}', "[]"])
+def test_a_foreign_state_file_is_refused(tree, queue, text):
+    apply(tree, queue)
+    (tree / STORE / "state.json").write_text(text)
+    assert "not a state file of this program" in refused(lambda: revert(tree), tree)
+
+
+@pytest.mark.parametrize(("link", "found"), [("../../patches", "a plain file"), (None, "nothing")])
+def test_a_checkout_without_symbolic_links_is_named(tree, tmp_path, monkeypatch, link, found):
+    """A clone with core.symlinks=false, and a ZIP, hold a file with the path instead."""
+    package = tmp_path / "sglang_xshare"
+    (package / "patching").mkdir(parents=True)
+    if link:
+        (package / "patches").write_text(link)
+    monkeypatch.setattr(queues, "__file__", str(package / "patching/queue.py"))
+    line = refused(lambda: apply(tree), tree)
+    assert line.startswith(f"{package}/patches: must be a folder or a link to one (got {found}); ")
+    assert "git clone -c core.symlinks=true" in line

@@ -3,10 +3,8 @@
 import inspect
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -40,7 +38,7 @@ class Older(MetaPathFinder, Loader):
 
 
 @pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+def load(monkeypatch):
     """Call it for the added module, run where the named modules are not installed."""
     (file,) = parse_patch((find_root() / PATCH).read_text(), PATCH).files
     source = b"".join(file.hunks[0].target).decode()
@@ -62,15 +60,13 @@ def functions(module: ModuleType) -> dict[str, list[str]]:
     return {name: [*inspect.signature(function).parameters] for name, function in found if not name.startswith("_")}
 
 
-def test_with_the_package_it_is_the_stage(load: Callable[..., ModuleType]) -> None:
+def test_with_the_package_it_is_the_stage(load):
     assert functions(load()) == functions(hooks)
     assert load().route.__module__ == "sglang_xshare.hooks"
 
 
 @pytest.mark.parametrize("missing", ["sglang_xshare", "sglang_xshare.hooks"])
-def test_without_the_package_every_call_returns_what_it_was_given(
-    load: Callable[..., ModuleType], missing: str
-) -> None:
+def test_without_the_package_every_call_returns_what_it_was_given(load, missing):
     module = load(missing)
     assert functions(module) == functions(hooks)
     one, two = object(), object()
@@ -89,35 +85,25 @@ def test_without_the_package_every_call_returns_what_it_was_given(
     assert module.check_flags(SimpleNamespace(load_balance_method="round_robin")) is None
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
-    [
-        ("expert_policy", "xshare", "--expert-policy xshare"),
-        ("expert_policy", "vanilla", "--expert-policy vanilla"),
-        ("expert_policy_config", {}, "--expert-policy-config {}"),
-        ("expert_policy_trace", "t.jsonl", "--expert-policy-trace t.jsonl"),
-        ("expert_policy_on_disagreement", "stop", "--expert-policy-on-disagreement stop"),
-        ("expert_policy_ignore_client_exact", True, "--expert-policy-ignore-client-exact"),
-        ("expert_policy_draft_depth", "throughput", "--expert-policy-draft-depth throughput"),
-        ("mask_padding_experts", True, "--mask-padding-experts"),
-        ("expert_affinity", "FILE", "--expert-affinity FILE"),
-        ("expert_affinity_bound", 1.25, "--expert-affinity-bound 1.25"),
-        ("expert_placement", "shard", "--expert-placement shard"),
-        ("load_balance_method", "expert_affinity", "--load-balance-method expert_affinity"),
-    ],
-)
-def test_without_the_package_every_flag_is_refused_in_one_line(
-    load: Callable[..., ModuleType], field: str, value: object, said: str
-) -> None:
+GIVEN = [
+    *(("expert_policy", "xshare"), ("expert_policy", "vanilla"), ("expert_policy_config", {})),
+    *(("expert_policy_trace", "t.jsonl"), ("expert_policy_on_disagreement", "stop")),
+    *(("expert_policy_ignore_client_exact", True), ("expert_policy_draft_depth", "throughput")),
+    *(("mask_padding_experts", True), ("expert_affinity", "FILE"), ("expert_affinity_bound", 1.25)),
+    *(("expert_placement", "shard"), ("load_balance_method", "expert_affinity")),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), GIVEN)
+def test_without_the_package_every_flag_is_refused_in_one_line(load, field, value):
     module = load("sglang_xshare")
-    with pytest.raises(ValueError, match=f"^{said}: needs the package sglang-xshare.*$") as refusal:  # by Engine(...)
+    flag = f"--{field.replace('_', '-')}" + ("" if value is True else f" {value}")
+    with pytest.raises(ValueError, match=f"^{flag}: needs the package sglang-xshare.*$") as refusal:  # by Engine(...)
         module.check_flags(SimpleNamespace(**{field: value}))
     assert isinstance(refusal.value, SystemExit)
 
 
-def test_a_package_of_another_version_is_as_none(
-    load: Callable[..., ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_of_another_version_is_as_none(load, monkeypatch):
     """Between the two commands of an upgrade: the hooks lack a name that the patches ask for."""
     monkeypatch.setattr(sys, "meta_path", [Older(), *sys.meta_path])
     module = load()
@@ -126,12 +112,12 @@ def test_a_package_of_another_version_is_as_none(
         module.check_flags(SimpleNamespace(expert_policy="xshare"))
 
 
-def test_a_package_that_is_not_whole_is_no_missing_one(load: Callable[..., ModuleType]) -> None:
+def test_a_package_that_is_not_whole_is_no_missing_one(load):
     with pytest.raises(ModuleNotFoundError, match="orjson"):
         load("orjson").check_flags(SimpleNamespace(expert_policy="xshare"))
 
 
-def test_every_flag_of_the_patches_is_known(load: Callable[..., ModuleType]) -> None:
+def test_every_flag_of_the_patches_is_known(load):
     """The arguments patches of each release add these fields."""
     queues = [load_queue(find_root(), release) for release in list_releases(find_root())]
     known = set(load("sglang_xshare").FIELDS)
@@ -149,7 +135,7 @@ def test_every_flag_of_the_patches_is_known(load: Callable[..., ModuleType]) -> 
         assert fields == known, queue.release
 
 
-def test_alone_it_refuses_in_one_line_and_exits_with_1(tmp_path: Path) -> None:
+def test_alone_it_refuses_in_one_line_and_exits_with_1(tmp_path):
     """Without the package: nothing of ours, no SGLang, in a process of its own."""
     (file,) = parse_patch((find_root() / PATCH).read_text(), PATCH).files
     (tmp_path / "expert_policy.py").write_bytes(b"".join(file.hunks[0].target))

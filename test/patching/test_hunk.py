@@ -11,16 +11,14 @@ LINES = st.lists(st.sampled_from([b"a\n", b"b\n", b"c\n", b"\n", b"a\r\n", b"\x0
 
 
 @given(st.binary())
-def test_split_lines_gives_back_every_byte(content: bytes) -> None:
+def test_split_lines_gives_back_every_byte(content):
     lines = split_lines(content)
     assert b"".join(lines) == content
     assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in lines[:-1])
 
 
 @given(lines=LINES, start=st.integers(0, 12), size=st.integers(0, 4), new=LINES, last=st.sampled_from([b"", b"end"]))
-def test_a_hunk_is_applied_exactly_where_it_is_unique(
-    lines: list[bytes], start: int, size: int, new: list[bytes], last: bytes
-) -> None:
+def test_a_hunk_is_applied_exactly_where_it_is_unique(lines, start, size, new, last):
     start = min(start, len(lines))
     end = min(start + size, len(lines))
     content = b"".join(lines) + last
@@ -40,14 +38,14 @@ def test_a_hunk_is_applied_exactly_where_it_is_unique(
             apply_hunks(content, [hunk], "p")
 
 
-def test_the_refusal_names_patch_hunk_and_lines() -> None:
+def test_the_refusal_names_patch_hunk_and_lines():
     with pytest.raises(PatchError) as refusal:
         apply_hunks(b"a\nb\na\n", [Hunk((b"b\n",), ()), Hunk((b"a\n",), ())], "shared/p.patch: sglang/f.py")
     line = "shared/p.patch: sglang/f.py: hunk 2 matches 2 places (lines 1, 3); it must match exactly one"
     assert str(refusal.value) == line
 
 
-def test_overlapping_hunks_are_refused() -> None:
+def test_overlapping_hunks_are_refused():
     hunks = [Hunk((b"a\n", b"b\n"), (b"b\n",)), Hunk((b"b\n", b"c\n"), (b"b\n",))]
     with pytest.raises(PatchError, match="two hunks overlap at line 2"):
         apply_hunks(b"a\nb\nc\n", hunks, "p")
@@ -55,17 +53,13 @@ def test_overlapping_hunks_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("content", "hunk"),
-    [
-        (b"a\r\nb\r\n", Hunk((b"a\n",), ())),
-        (b"a\nb", Hunk((b"b\n",), ())),
-        (b"a\nb\n", Hunk((b"b",), ())),
-    ],
+    [(b"a\r\nb\r\n", Hunk((b"a\n",), ())), (b"a\nb", Hunk((b"b\n",), ())), (b"a\nb\n", Hunk((b"b",), ()))],
 )
-def test_line_ends_count(content: bytes, hunk: Hunk) -> None:
+def test_line_ends_count(content, hunk):
     with pytest.raises(PatchError, match="matches 0 places"):
         apply_hunks(content, [hunk], "p")
 
 
-def test_a_line_may_not_lose_its_end_inside_the_file() -> None:
+def test_a_line_may_not_lose_its_end_inside_the_file():
     with pytest.raises(PatchError, match="without a newline"):
         apply_hunks(b"a\nb\n", [Hunk((b"a\n",), (b"c",))], "p")

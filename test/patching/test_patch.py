@@ -8,7 +8,7 @@ from sglang_xshare.patching.patch import FIELDS, FileDiff, parse_patch
 from sglang_xshare.patching.tree import PatchError
 
 
-def test_header_and_hunks() -> None:
+def test_header_and_hunks():
     patch = parse_patch(HEADER + ROUTE, "shared/route.patch")
     assert [patch.header[field] for field in FIELDS] == ["what", "why a patch", "not proposed", "never at all"]
     first = Hunk((b"import torch\n",), (b"import torch\n", b"import ours\n"))
@@ -18,12 +18,12 @@ def test_header_and_hunks() -> None:
     assert patch.files == (FileDiff("sglang/srt/route.py", (first, second)),)
 
 
-def test_a_new_file_is_one_hunk_without_source() -> None:
+def test_a_new_file_is_one_hunk_without_source():
     (new,) = parse_patch(HEADER + NEW, "p").files
     assert new == FileDiff("sglang/srt/ours.py", (Hunk((), (b"def route(x):\n", b"    return x\n")),))
 
 
-def test_bytes_survive() -> None:
+def test_bytes_survive():
     """A missing newline, non-ASCII text, CRLF."""
     launch, dos = parse_patch(HEADER + LAUNCH + DOS, "p").files
     assert launch.hunks == (Hunk((b"main = 1",), (b"main = 2\n", "café = 3".encode())),)
@@ -55,7 +55,7 @@ def test_bytes_survive() -> None:
         ),
     ],
 )
-def test_malformed_patches_are_refused_in_one_line(text: str, reason: str) -> None:
+def test_malformed_patches_are_refused_in_one_line(text, reason):
     with pytest.raises(PatchError) as refusal:
         parse_patch(text, "shared/p.patch")
     assert str(refusal.value).startswith("shared/p.patch: ")
@@ -63,7 +63,7 @@ def test_malformed_patches_are_refused_in_one_line(text: str, reason: str) -> No
     assert "\n" not in str(refusal.value)
 
 
-def test_line_ends_that_git_has_converted_are_named() -> None:
+def test_line_ends_that_git_has_converted_are_named():
     """A clone with core.autocrlf; a diff of a file with CRLF has LF in its header."""
     with pytest.raises(PatchError) as refusal:
         parse_patch((HEADER + NEW).replace("\n", "\r\n"), "shared/new.patch")

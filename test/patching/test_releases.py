@@ -8,7 +8,6 @@ import py_compile
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ BETWEEN = [version for version in list_releases(ROOT) if version not in EVERYWHE
 
 
 @pytest.fixture(params=[*EVERYWHERE, *(pytest.param(version, marks=pytest.mark.long) for version in BETWEEN)])
-def release(request: pytest.FixtureRequest) -> Iterator[tuple[str, Path]]:
+def release(request):
     """A release and a copy of it. Linked, not copied: were the engine to write into a file, every copy would change."""
     version: str = request.param
     source = fetch_release(version)
@@ -58,7 +57,7 @@ def _agrees(file: Path | None, recorded: object) -> bool:
     return base64.urlsafe_b64encode(digest).decode().rstrip("=") == recorded.value
 
 
-def test_apply_and_revert(release: tuple[str, Path]) -> None:
+def test_apply_and_revert(release):
     version, tree = release
     assert _differing(tree) == set()
     assert "nothing to do" not in apply(tree)
@@ -78,7 +77,7 @@ def test_apply_and_revert(release: tuple[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("versions", [EVERYWHERE, pytest.param(BETWEEN, marks=pytest.mark.long)])
-def test_the_queue_passes_its_lint(versions: Sequence[str]) -> None:
+def test_the_queue_passes_its_lint(versions):
     for version in versions:
         fetch_release(version)
     report = lint(ROOT, RELEASES)
@@ -87,13 +86,13 @@ def test_the_queue_passes_its_lint(versions: Sequence[str]) -> None:
     assert min(report.proved[version] for version in versions) > 10
 
 
-def test_a_fetched_release_is_not_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fetched_release_is_not_fetched_again(monkeypatch):
     fetch_release("0.5.23")
     monkeypatch.setattr(subprocess, "run", lambda *args, **options: pytest.fail("downloaded again"))
     assert (fetch_release("0.5.23") / "sglang/__init__.py").is_file()
 
 
-def test_a_release_that_does_not_exist_leaves_nothing(tmp_path: Path) -> None:
+def test_a_release_that_does_not_exist_leaves_nothing(tmp_path):
     with pytest.raises(subprocess.CalledProcessError):
         fetch_release("0.0.0", tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -17,15 +17,9 @@ from sglang_xshare.policies.plan import SelectionPlan
 XSHARE = {
     **{"policy": "xshare", "k0": 1, "p": 1.0, "utility": "topk", "add": 0, "add_per_request": 0},
     **{"mass": 0.93, "max_add": None, "target_per_rank": None, "balance": "literal", "free_residents": None},
-    **{"own_share": 0.0, "acceptance": 1.0, "warm_rows": None},
-    **{
-        "phases": ["decode", "verify"],
-        "min_rows": 2,
-        "max_rows": None,
-        "rows": "batch",
-        "exact": None,
-        "overrides": [{"by_rows": "2-7", "mass": 0.85}, {"by_rows": "8-15", "mass": 0.9}],
-    },
+    **{"own_share": 0.0, "acceptance": 1.0, "warm_rows": None, "phases": ["decode", "verify"], "min_rows": 2},
+    **{"max_rows": None, "rows": "batch", "exact": None},
+    "overrides": [{"by_rows": "2-7", "mass": 0.85}, {"by_rows": "8-15", "mass": 0.9}],
 }
 
 
@@ -79,9 +73,8 @@ KEYS = st.fixed_dictionaries(
     {}, optional={"k0": st.integers(1, 2), "add": st.integers(0, 2), "mass": st.sampled_from([0.5, "fast"])}
 )
 OTHERS = st.sampled_from(
-    [{"policy": "vanilla"}, {"policy": "oea"}, {"policy": "xshare"}, {"policy": "xshare", "mass": 0.25}]
+    [*({"policy": name} for name in ("vanilla", "oea", "xshare")), {"policy": "xshare", "mass": 0.25}]
 )
-
 LIMITED = st.fixed_dictionaries(
     {}, optional={"min_rows": st.sampled_from([2, 5, 8, 16, 17]), "max_rows": st.sampled_from([7, 8, 10, 17, 20])}
 )

@@ -16,59 +16,36 @@ STATIC = {"budget": 2, "ranking": "static"}
 ORDER = {"ranking": "static", "order": [2, 0, 1]}
 
 
-WRONG: list[tuple[Any, dict[str, Any]]] = [
+WRONG: dict[str, list[dict[str, Any]]] = {
     # Types and ranges: a line of each kind, and what presets narrow. `test_every_key_has_its_type_and_range` has all.
-    ("xshare", {"k0": True}),
-    ("xshare", {"k0": None}),
-    ("xshare", {"mass": math.nan}),
-    ("xshare", {"utility": 1}),
-    ("moe-spec", {"budget": 8, "coverage": "truncate", "rescue": 1}),
-    ("moe-spec", {**STATIC, "order": "012"}),
-    ("oea", {"k0": 0}),
-    ("pruned", {"k0": 0}),
-    ("lynx-lat", {"retain": 0}),
-    ("xshare", {"own_share": -0.1}),
-    ("xshare", {"acceptance": "on"}),
-    ("moe-spec", {"budget": 8, "ranking": "votes"}),
-    ("moe-spec", {"budget": 8, "coverage": "own"}),
-    # Names, and keys that are missing.
-    ("nope", {}),
-    ({"k0": 1}, {}),
-    ("oea", {"k0": 1, "add": 2}),
-    ("vanilla", {"k0": 1}),
-    ("custom", {"policy_": 1}),
-    ("moe-spec", {}),
-    ("lynx-acc", {"min_votes": 2}),
-    ("dynamic-skip", {}),
-    # Keys that rule each other out.
-    ("lynx-lat", {}),
-    ("lynx-lat", {"retain": 8, "drop": 8}),
-    ("oea", {"k0": 3, "kmax": 2}),
-    ("xshare", {"balance": "fill"}),
-    ("xshare", {"balance": "level"}),
-    ("xshare", {"add": 3, "max_add": 4}),
-    ("custom", {"k0": 1, "max_add": 4}),
-    ("moe-spec", {"budget": 2, "ranking": "static"}),
-    ("moe-spec", {"budget": 2, "order": [1, 0]}),
-    ("moe-spec", {"budget": 2, "utility": "squared", **ORDER}),
-    ("moe-spec", {"budget": 2, "rescue": False}),
-    ("custom", {"budget": 2, "add": 1}),
-    ("custom", {"confidence": 0.5, "mass": 0.5}),
-    ("custom", {"budget": 2, "drop": 1, "ranking": "votes"}),
-    ("custom", {"drop": 1}),
-    ("custom", {"drop": 1, "ranking": "votes", "add": 1}),
-    ("custom", {"ranking": "votes"}),
-    ("custom", {"scope": "request"}),
-    ("custom", {"coverage": "own", "add": 1}),
-    ("custom", {"k0": 1, "max_voters": 4}),
-    ("custom", {"k0": 1, "min_votes": 4}),
-    ("custom", {"beta": 0.5}),
-    ("custom", {"coverage": "own", "kmax": 4}),
-    ("moe-spec", {"budget": 2, "coverage": "truncate", "own_share": 0.5}),
-    ("custom", {"coverage": "truncate", "max_rank": 4}),
-    ("custom", {"k0": 1, "acceptance": "auto"}),
-]
-REFUSED = {f"{policy} {keys}": (policy, keys) for policy, keys in WRONG}
+    # Names; keys that are missing, or that rule each other out.
+    "xshare": [
+        *({"k0": True}, {"k0": None}, {"mass": math.nan}, {"utility": 1}, {"own_share": -0.1}, {"acceptance": "on"}),
+        *({"balance": "fill"}, {"balance": "level"}, {"add": 3, "max_add": 4}),
+    ],
+    "oea": [{"k0": 0}, {"k0": 1, "add": 2}, {"k0": 3, "kmax": 2}],
+    "pruned": [{"k0": 0}],
+    "lynx-lat": [{"retain": 0}, {}, {"retain": 8, "drop": 8}],
+    "lynx-acc": [{"min_votes": 2}],
+    "dynamic-skip": [{}],
+    "vanilla": [{"k0": 1}],
+    "nope": [{}],
+    "moe-spec": [
+        *({"budget": 8, "coverage": "truncate", "rescue": 1}, {**STATIC, "order": "012"}),
+        *({"budget": 8, "ranking": "votes"}, {"budget": 8, "coverage": "own"}, {}, {"budget": 2, "ranking": "static"}),
+        *({"budget": 2, "order": [1, 0]}, {"budget": 2, "utility": "squared", **ORDER}, {"budget": 2, "rescue": False}),
+        {"budget": 2, "coverage": "truncate", "own_share": 0.5},
+    ],
+    "custom": [
+        *({"policy_": 1}, {"k0": 1, "max_add": 4}, {"budget": 2, "add": 1}, {"confidence": 0.5, "mass": 0.5}),
+        *({"budget": 2, "drop": 1, "ranking": "votes"}, {"drop": 1}, {"drop": 1, "ranking": "votes", "add": 1}),
+        *({"ranking": "votes"}, {"scope": "request"}, {"coverage": "own", "add": 1}, {"k0": 1, "max_voters": 4}),
+        *({"k0": 1, "min_votes": 4}, {"beta": 0.5}, {"coverage": "own", "kmax": 4}),
+        *({"coverage": "truncate", "max_rank": 4}, {"k0": 1, "acceptance": "auto"}),
+    ],
+}
+REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {"{'k0': 1} {}": ({"k0": 1}, {})}
+REFUSED |= {f"{policy} {keys}": (policy, keys) for policy, wrong in WRONG.items() for keys in wrong}
 
 
 def refuse(case: str, *_: Any) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from policies.batches import build
 from refused import refused
+from selection.cases import spell
 from sglang_xshare import build_plan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.policies.spelling import parse_policy
@@ -32,78 +33,68 @@ def test_an_estimate_is_put_where_it_is_asked_for():
     assert plain.weigh(0.25) is plain
 
 
-def test_later_overrides_win_and_layers_win_over_batch_sizes():
-    schedule = build(
-        k0=1,
-        add=24,
-        by_rows={"2-8": {"add": 30, "k0": 2}, "4": {"add": 40}},
-        layers={"0-1": {"k0": 3}, "1": {"k0": 4}},
-    )
-    assert schedule.plan(2, 16) == build_plan("xshare", k0=1, add=24)
-    assert schedule.plan(2, 8) == build_plan("xshare", k0=2, add=30)
-    assert schedule.plan(2, 4) == build_plan("xshare", k0=2, add=40)
-    assert schedule.plan(0, 4) == build_plan("xshare", k0=3, add=40)
-    assert schedule.plan(1, 16) == build_plan("xshare", k0=4, add=24)
+OVERRIDES: dict[str, tuple[dict[str, Any], dict[tuple[int, int], str]]] = {  # keys, and plans by (layer, rows)
+    "later ones win, and layers win over batch sizes": (
+        {"k0": 1, "add": 24, "by_rows": {"2-8": {"add": 30, "k0": 2}, "4": {"add": 40}}}
+        | {"layers": {"0-1": {"k0": 3}, "1": {"k0": 4}}},
+        {(2, 16): "xshare:k0=1,add=24", (2, 8): "xshare:k0=2,add=30", (2, 4): "xshare:k0=2,add=40"}
+        | {(0, 4): "xshare:k0=3,add=40", (1, 16): "xshare:k0=4,add=24"},
+    ),
+    "a layer of some batch sizes wins over the layer, and the layer over batch sizes": (
+        {"k0": 1, "add": 24, "layers": {"0-1": {"k0": 3, "add": 8}}}
+        | {"by_rows": {"4": {"k0": 2, "add": 16, "layers": {"0": {"k0": 4}}}}},
+        {(0, 4): "xshare:k0=4,add=8", (1, 4): "xshare:k0=3,add=8", (2, 4): "xshare:k0=2,add=16"}
+        | {(0, 8): "xshare:k0=3,add=8", (2, 8): "xshare:k0=1,add=24"},
+    ),
+    "a count of 0 is a budget too, which ends a mass: the warm-up alone": (
+        {"mass": 0.8, "by_rows": {"4": {"add": 0}}},
+        {(0, 4): "xshare:add=0", (0, 5): "xshare:mass=0.8"},
+    ),
+    "another policy starts from its own defaults": (
+        {"k0": 2, "add": 12, "layers": {"0": {"policy": "oea"}, "1": {"policy": "vanilla"}}},
+        {(0, 16): "oea", (1, 16): "vanilla", (2, 16): "xshare:k0=2,add=12"},
+    ),
+    "a count ends a mass: both together would be the larger": (
+        {"by_rows": {"2": {"add": 3}, "4": {"target_per_rank": 5}, "6": {"k0": 2}, "8": {"add": 3, "mass": 0.5}}},
+        {(0, 2): "xshare:add=3", (0, 4): "xshare:target_per_rank=5", (0, 6): "xshare:k0=2,mass=0.85"}
+        | {(0, 8): "xshare:add=3,mass=0.5"},
+    ),
+    "null, and none of a request's, end no mass": (
+        {"mass": 0.8, "layers": {"0": {"target_per_rank": None}, "1": {"add_per_request": 0}, "2": {"mass": None}}},
+        {(0, 4): "xshare:mass=0.8", (1, 4): "xshare:mass=0.8", (2, 4): "xshare:mass=null"},
+    ),
+    "a mass ends counts": (
+        {"add": 9, "add_per_request": 4, "by_rows": {"2": {"mass": 0.5}, "4": {"mass": None}}},
+        {(0, 2): "xshare:mass=0.5", (0, 4): "xshare:add=9,add_per_request=4", (0, 6): "xshare:add=9,add_per_request=4"},
+    ),
+    "what ends a mass ends its cap": (
+        {"mass": 0.8, "max_add": 9}
+        | {"by_rows": {"2": {"add": 3}, "4": {"mass": None}, "6": {"mass": 0.5}, "8": {"max_add": None}}},
+        {(0, 2): "xshare:add=3", (0, 4): "xshare:mass=null", (0, 6): "xshare:mass=0.5,max_add=9"}
+        | {(0, 8): "xshare:mass=0.8", (0, 10): "xshare:mass=0.8,max_add=9"},
+    ),
+    "what ends a target of ranks ends its balance": (
+        {"target_per_rank": 2, "balance": "level"}
+        | {"by_rows": {"2": {"mass": 0.5}, "4": {"target_per_rank": None, "add": 3}}}
+        | {"layers": {"1": {"mass": 0.5, "target_per_rank": 4}}},
+        {(0, 2): "xshare:mass=0.5", (0, 4): "xshare:add=3", (0, 6): "xshare:target_per_rank=2,balance=level"}
+        | {(1, 6): "xshare:mass=0.5,target_per_rank=4,balance=level"},
+    ),
+}
 
 
-def test_a_layer_of_some_batch_sizes_wins_over_the_layer_and_the_layer_over_batch_sizes():
-    schedule = build(
-        k0=1,
-        add=24,
-        layers={"0-1": {"k0": 3, "add": 8}},
-        by_rows={"4": {"k0": 2, "add": 16, "layers": {"0": {"k0": 4}}}},
-    )
-    wanted = {(0, 4): (4, 8), (1, 4): (3, 8), (2, 4): (2, 16), (0, 8): (3, 8), (2, 8): (1, 24)}
-    found = {place: schedule.plan(*place) for place in wanted}
-    assert found == {place: build_plan("xshare", k0=k0, add=add) for place, (k0, add) in wanted.items()}
-
-
-def test_an_override_of_no_added_expert_ends_a_mass():
-    """A count of 0 is a budget too: the warm-up alone."""
-    schedule = build(mass=0.8, by_rows={"4": {"add": 0}})
-    assert schedule.plan(0, 4) == build_plan("xshare", add=0)
-    assert schedule.plan(0, 5) == build_plan("xshare", mass=0.8)
+@pytest.mark.parametrize("case", OVERRIDES)
+def test_overrides(case):
+    keys, wanted = OVERRIDES[case]
+    schedule = build(speculative=True, **keys)
+    plans = {place: None if text == "vanilla" else spell(text) for place, text in wanted.items()}
+    assert {place: schedule.plan(*place) for place in wanted} == plans
 
 
 def test_a_cap_that_an_override_gives_beside_no_mass_is_refused():
     """A cap of the keys before ends with their mass; one that the override names itself is a mistake."""
-    assert build(mass=0.8, max_add=9, by_rows={"4": {"mass": None}}).plan(0, 4).max_add is None
     with refused("max_add = 9"):
         build(mass=0.8, by_rows={"4": {"mass": None, "max_add": 9}})
-
-
-def test_override_may_name_another_policy_which_starts_from_its_own_defaults():
-    schedule = build(k0=2, add=12, layers={"0": {"policy": "oea"}, "1": {"policy": "vanilla"}})
-    assert schedule.plan(0, 16) == build_plan("oea")
-    assert schedule.plan(1, 16) is None
-    assert schedule.plan(2, 16) == build_plan("xshare", k0=2, add=12)
-
-
-def test_an_override_by_mass_ends_counts_and_one_by_a_count_mass():
-    """Both together would be the larger; null, and none of a request's, end nothing."""
-    kept = build(mass=0.8, layers={"0": {"target_per_rank": None}, "1": {"add_per_request": 0}, "2": {"mass": None}})
-    assert [kept.plan(layer, 4).mass for layer in range(3)] == [0.8, 0.8, None]
-    rows = {"2": {"add": 3}, "4": {"target_per_rank": 5}, "6": {"k0": 2}, "8": {"add": 3, "mass": 0.5}}
-    by_mass, counted = build(by_rows=rows), {"add": 9, "by_rows": {"2": {"mass": 0.5}, "4": {"mass": None}}}
-    wanted = [{"add": 3}, {"target_per_rank": 5}, {"k0": 2, "mass": 0.85}, {"add": 3, "mass": 0.5}]
-    assert [by_mass.plan(0, size) for size in (2, 4, 6, 8)] == [build_plan("xshare", **keys) for keys in wanted]
-    assert [build(**counted).plan(0, size).add for size in (2, 4, 6)] == [0, 9, 9]
-    verified = build(speculative=True, add_per_request=4, by_rows={"8": {"mass": 0.5}})
-    assert verified.plan(0, 8) == build_plan("xshare", mass=0.5)
-
-
-def test_an_override_that_ends_a_mass_ends_its_cap():
-    ends = {"2": {"add": 3}, "4": {"mass": None}, "6": {"mass": 0.5}, "8": {"max_add": None}}
-    capped = build(mass=0.8, max_add=9, by_rows=ends)
-    wanted = [{"add": 3}, {"mass": None}, {"mass": 0.5, "max_add": 9}, {"mass": 0.8}, {"mass": 0.8, "max_add": 9}]
-    assert [capped.plan(0, size) for size in (2, 4, 6, 8, 10)] == [build_plan("xshare", **keys) for keys in wanted]
-
-
-def test_an_override_that_ends_a_target_of_ranks_ends_its_balance():
-    ends = {"2": {"mass": 0.5}, "4": {"target_per_rank": None, "add": 3}, "6": {"mass": 0.5, "target_per_rank": 4}}
-    balanced = build(target_per_rank=2, balance="level", by_rows=ends)
-    wanted = [{"mass": 0.5}, {"add": 3}, {"mass": 0.5, "target_per_rank": 4, "balance": "level"}]
-    assert [balanced.plan(0, size) for size in (2, 4, 6)] == [build_plan("xshare", **keys) for keys in wanted]
 
 
 def test_plans_finds_every_combination():
@@ -211,9 +202,7 @@ REFUSED: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "nothing is left": ("xshare", False, {"by_rows": {"1-9999": {"policy": "vanilla"}}, "max_rows": 64}),
     "budget by request without speculation": ("xshare", False, {"k0": 1, "add_per_request": 4}),
     "budget by request in an override without speculation": (
-        "xshare",
-        False,
-        {"by_rows": {"8": {"add_per_request": 2}}},
+        *("xshare", False, {"by_rows": {"8": {"add_per_request": 2}}}),
     ),
     "custom budget by request without speculation": ("custom", False, {"add": 8, "add_per_request": 1}),
     "ranking by request in decode": ("moe-spec", False, {"budget": 8, "scope": "request", "phases": ["decode"]}),

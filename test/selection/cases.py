@@ -101,29 +101,23 @@ def keys_for(policy, case):
     wider = {"k0": st.integers(0, k), "utility": utility}
     budget = st.integers(1, experts + 3)
     ranked = {"budget": budget, "scope": st.sampled_from(["batch", "request"]), "utility": utility}
+    some = st.fixed_dictionaries
     strategies: dict[str, st.SearchStrategy[Any]] = {
         "vanilla": st.just({}),
-        "pruned": st.fixed_dictionaries(warm_up),
-        "dynamic-skip": st.fixed_dictionaries({"beta": st.sampled_from([0, 0.1, 0.5, 0.9, 1])}),
+        "pruned": some(warm_up),
+        "dynamic-skip": some({"beta": st.sampled_from([0, 0.1, 0.5, 0.9, 1])}),
         "xshare": st.one_of(
-            st.fixed_dictionaries({**wider, "p": shares, "add": st.integers(0, experts + 3)}),
-            st.fixed_dictionaries({**wider, "add": st.integers(0, 9), "add_per_request": st.integers(1, 9)}),
-            st.fixed_dictionaries({**wider, "mass": shares}, optional={"max_add": st.integers(1, experts + 3)}),
-            st.fixed_dictionaries(
-                {**wider, "target_per_rank": st.integers(1, experts), "balance": st.sampled_from(BALANCES)}
-            ),
-            st.fixed_dictionaries(
-                {
-                    **wider,
-                    "add": st.integers(0, 5),
-                    "add_per_request": st.integers(0, 3),
-                    "mass": shares,
-                    "target_per_rank": st.integers(1, 5),
-                },
+            some({**wider, "p": shares, "add": st.integers(0, experts + 3)}),
+            some({**wider, "add": st.integers(0, 9), "add_per_request": st.integers(1, 9)}),
+            some({**wider, "mass": shares}, optional={"max_add": st.integers(1, experts + 3)}),
+            some({**wider, "target_per_rank": st.integers(1, experts), "balance": st.sampled_from(BALANCES)}),
+            some(
+                {**wider, "add": st.integers(0, 5), "add_per_request": st.integers(0, 3), "mass": shares}
+                | {"target_per_rank": st.integers(1, 5)},
                 optional={"max_add": st.integers(1, 5)},
             ),
         ),
-        "oea": st.fixed_dictionaries(
+        "oea": some(
             warm_up,
             optional={
                 "kmax": st.just(k) if case.quota_groups else st.integers(k, k + experts),
@@ -131,22 +125,14 @@ def keys_for(policy, case):
                 "target_per_rank": st.integers(1, 9),
             },
         ),
-        "lynx-lat": st.one_of(
-            st.fixed_dictionaries({"retain": budget}), st.fixed_dictionaries({"drop": st.integers(0, experts)})
-        ),
-        "lynx-acc": st.fixed_dictionaries(
-            {"confidence": shares, "max_voters": st.integers(1, 9), "min_votes": st.integers(1, 4)}
-        ),
+        "lynx-lat": st.one_of(some({"retain": budget}), some({"drop": st.integers(0, experts)})),
+        "lynx-acc": some({"confidence": shares, "max_voters": st.integers(1, 9), "min_votes": st.integers(1, 4)}),
         "moe-spec": st.one_of(
-            st.fixed_dictionaries(ranked),
-            st.fixed_dictionaries({**ranked, "coverage": st.just("truncate"), "rescue": st.booleans()}),
-            st.fixed_dictionaries(
-                {
-                    "budget": budget,
-                    "ranking": st.just("static"),
-                    "order": st.permutations(range(experts)),
-                    "coverage": st.sampled_from(["substitute", "truncate"]),
-                }
+            some(ranked),
+            some({**ranked, "coverage": st.just("truncate"), "rescue": st.booleans()}),
+            some(
+                {"budget": budget, "ranking": st.just("static"), "order": st.permutations(range(experts))}
+                | {"coverage": st.sampled_from(["substitute", "truncate"])}
             ),
         ),
     }
@@ -223,16 +209,9 @@ def pad_columns(rows, columns, value):
 
 
 def router_of(case):
-    return Router(
-        case.top_k,
-        case.scoring,
-        case.bias,
-        case.renormalize,
-        case.num_expert_group,
-        case.topk_group,
-        quota_groups=case.quota_groups,
-        expert_scale=case.expert_scale,
-    )
+    groups = case.num_expert_group, case.topk_group
+    more = {"quota_groups": case.quota_groups, "expert_scale": case.expert_scale}
+    return Router(case.top_k, case.scoring, case.bias, case.renormalize, *groups, **more)
 
 
 def batch_of(case):

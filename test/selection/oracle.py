@@ -271,12 +271,6 @@ def moe_spec(
 
 
 ALGORITHMS: dict[str, Callable[..., Answer]] = {
-    "vanilla": vanilla,
-    "pruned": pruned,
-    "dynamic-skip": dynamic_skip,
-    "xshare": xshare,
-    "oea": oea,
-    "lynx-lat": lynx_lat,
-    "lynx-acc": lynx_acc,
-    "moe-spec": moe_spec,
+    policy.__name__.replace("_", "-"): policy
+    for policy in (vanilla, pruned, dynamic_skip, xshare, oea, lynx_lat, lynx_acc, moe_spec)
 }

@@ -3,11 +3,15 @@
 The drawn cases of test_backends.py contain them with all other keys.
 """
 
+import dataclasses
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from selection.cases import indices, spell
-from selection.compared import compare
+from selection.cases import cases, indices, plans, run, spell
+from selection.compared import CLOSE, EXACT, HERE, compare
 from sglang_xshare import Batch, Router, build_plan, select
 from sglang_xshare.policies.schedule import build_schedule
 
@@ -80,3 +84,31 @@ def test_depths_are_checked():
     for depth in (torch.zeros(3, dtype=torch.int32), torch.zeros(4)):
         with pytest.raises(ValueError, match=r"depth .*: must be an int32 tensor \[4\]"):
             select(DRAFTS, spell("xshare:acceptance=0.5"), Router(2), Batch(tokens_per_request=4, depth=depth))
+
+
+@pytest.mark.parametrize("backend", HERE, indirect=True)
+def test_depth_counts_in_verification_alone(backend):
+    """A step of one row a request is as without; and with every draft accepted and every row warm, any step. All
+    depths beyond the table count as its last.
+    """
+
+    @backend.settle(40)
+    @given(data=st.data())
+    def check(data):
+        case = data.draw(cases(max_tokens=4))
+        plan = data.draw(plans(case, "free"))
+        plain = dataclasses.replace(plan, acceptance=1.0, warm_rows=None)
+        decode = dataclasses.replace(case, tokens_per_request=1, depth=None)
+        all_warm = dataclasses.replace(plain, warm_rows=64 if plan.k0 else None)
+        for step, weighed in ((decode, plan), (case, all_warm)):
+            found, expected = run(step, weighed, backend.name), run(step, plain, backend.name)
+            # Weights of a row whose first choice is sure are divided without a look at whether their sum is 0.
+            for name in EXACT + CLOSE:
+                one, other = getattr(found, name), getattr(expected, name)
+                assert torch.allclose(one, other, rtol=1e-6, atol=0, equal_nan=True), name
+        for one, other in ((255, 10_000), (0, -7), (255, 2**31 - 1)):
+            depths = [torch.full((len(case.P),), depth, dtype=torch.int32) for depth in (one, other)]
+            first, second = (run(dataclasses.replace(case, depth=depth), plan, backend.name) for depth in depths)
+            assert torch.equal(first.selected, second.selected)
+
+    check()

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from selection.cases import fill_logits, spell
-from selection.compared import CLOSE, EXACT, Backend, compare, make_plan
+from selection.compared import BY_MASS, CLOSE, EXACT, TRUNCATING, VOTERS, Backend, compare
 from selection.compiled import NEEDS_COMPILER
 from selection.launched import Dispatched, forgets
 from sglang_xshare import Batch, Router, RunnerSlots, select
@@ -30,12 +30,12 @@ def make_logits(rows, experts, kind="normal"):
     return fill_logits(kind, rows, experts, rows)
 
 
-@pytest.mark.parametrize("name", ["xshare", "lynx-acc", "moe-spec"])
-def test_4096_rows(name):
+@pytest.mark.parametrize("text", ["xshare:k0=1,add=24", VOTERS, "moe-spec:budget=20"])
+def test_4096_rows(text):
     """Utilities of so many rows need more than 32 bits. Without the reference, which takes a minute."""
     logits = make_logits(4096, 128)
     logits[:, 0] = 30.0
-    found, expected = (select(logits, make_plan(name), Router(8), backend=backend) for backend in ("cpu", "torch"))
+    found, expected = (select(logits, spell(text), Router(8), backend=backend) for backend in ("cpu", "torch"))
     for field in EXACT + CLOSE:
         assert torch.equal(getattr(found, field), getattr(expected, field)), field
 
@@ -52,8 +52,8 @@ def test_sums_of_any_width_have_torchs_bits(own_share):
 def test_a_bias_that_is_not_finite(scoring):
     bias = torch.linspace(-1, 1, 32)
     bias[3], bias[4], bias[5] = torch.nan, torch.inf, -torch.inf
-    for name in ("xshare by mass", "lynx-acc", "moe-spec truncating"):
-        compare(CPU, make_logits(9, 32, "special"), make_plan(name), Router(4, scoring, bias))
+    for text in (BY_MASS, VOTERS, TRUNCATING):
+        compare(CPU, make_logits(9, 32, "special"), spell(text), Router(4, scoring, bias))
 
 
 def test_masked_logits_and_their_tally():
@@ -71,7 +71,7 @@ def test_masked_logits_and_their_tally():
 @pytest.mark.parametrize("backend", ["cpu", "torch"], indirect=True)
 def test_what_is_counted_is_left_in_the_tally(backend):
     """In rows of tables of all layers, beside which nothing is written."""
-    call = make_logits(6, 32), make_plan("moe-spec truncating"), Router(4), Batch(torch.arange(6) < 5)
+    call = make_logits(6, 32), spell(TRUNCATING), Router(4), Batch(torch.arange(6) < 5)
     expected = select(*call, backend="reference")
     flags = [torch.ones(3, 32, dtype=torch.bool) for _ in range(2)]
     tables = Tally(*flags, torch.full((3, 6), 7.0), torch.full((3,), 7))

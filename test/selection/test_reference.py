@@ -21,7 +21,7 @@ from sglang_xshare.types import SCORINGS
 
 EVERY_POLICY = pytest.mark.parametrize("policy", ALGORITHMS)
 few = settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-many = settings(few, max_examples=1000, derandomize=False)
+LARGE = {"max_requests": 30, "max_experts": 512, "max_tokens": 10}
 
 
 def check(case, policy, keys):
@@ -76,27 +76,29 @@ def near(value):
     return pytest.approx(value, abs=1e-6, rel=1e-6)
 
 
-def check_random(policy, data, **sizes):
-    case = data.draw(cases(**sizes))
-    check(case, policy, data.draw(keys_for(policy, case)))
-
-
 def test_every_policy_of_a_paper_has_a_transcription():
     assert {policy.name for policy in list_policies()} - {"custom", "observe"} == set(ALGORITHMS)
 
 
+@pytest.mark.parametrize(
+    ("examples", "sizes"),
+    [
+        (50, {}),
+        (3, LARGE),
+        pytest.param(1000, {"max_experts": 128}, marks=pytest.mark.long),
+        pytest.param(60, LARGE | {"max_requests": 4, "max_tokens": 64}, marks=pytest.mark.long),
+    ],
+    ids=["small", "large", "many small", "many large"],
+)
 @EVERY_POLICY
-@few
-@given(data=st.data())
-def test_small_batches(policy, data):
-    check_random(policy, data)
+def test_batches(policy, examples, sizes):
+    @settings(few, max_examples=examples, derandomize=examples <= 50)
+    @given(data=st.data())
+    def check_drawn(data):
+        case = data.draw(cases(**sizes))
+        check(case, policy, data.draw(keys_for(policy, case)))
 
-
-@EVERY_POLICY
-@settings(few, max_examples=3)
-@given(data=st.data())
-def test_large_batches(policy, data):
-    check_random(policy, data, max_requests=30, max_experts=512, max_tokens=10)
+    check_drawn()
 
 
 @EVERY_POLICY
@@ -116,19 +118,3 @@ def test_special_values(policy, data):
         rank_of_expert=[0, 1, 2, 3] * 2,
     )
     check(case, policy, data.draw(keys_for(policy, case)))
-
-
-@pytest.mark.long
-@EVERY_POLICY
-@many
-@given(data=st.data())
-def test_many_small_batches(policy, data):
-    check_random(policy, data, max_experts=128)
-
-
-@pytest.mark.long
-@EVERY_POLICY
-@settings(many, max_examples=60)
-@given(data=st.data())
-def test_many_large_batches(policy, data):
-    check_random(policy, data, max_requests=4, max_experts=512, max_tokens=64)

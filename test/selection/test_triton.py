@@ -1,7 +1,7 @@
 """The Triton kernel against the reference: compiled where there is a GPU, elsewhere under Triton's interpreter.
 
-test_backends.py draws cases for it, too. Covered here: every plan in one program and in several, sizes that are no
-powers of two, requests, exact rows, residents, ranks, routers, and on a GPU replays of a CUDA graph.
+test_backends.py draws cases for it and has each step of a plan. Here: what depends on programs, tiles and bits, with
+requests, exact rows, residents, ranks and routers, and on a GPU replays of a CUDA graph.
 """
 
 import itertools
@@ -10,18 +10,23 @@ import math
 import pytest
 import torch
 
-from selection.cases import DTYPES, KINDS, indices, spell
+from selection.cases import DTYPES, indices, spell
 from selection.compared import (
+    BY_MASS,
     CLOSE,
     DEVICE,
-    EVERY_NAME,
     EXACT,
+    FEW_VOTERS,
     HAS_GPU,
+    OEA,
+    OF_SQUARES,
     PLANS,
     ROUTERS,
+    TRUNCATING,
+    VOTERS,
+    XSHARE,
     compare,
     make_logits,
-    make_plan,
     make_ranks,
     make_routers,
 )
@@ -31,37 +36,18 @@ from sglang_xshare.selection.reference import select as select_by_reference
 from sglang_xshare.selection.triton_kernel import supports
 from sglang_xshare.selection.triton_kernel.tile import count_programs, make_tile
 
-ALIGNED = RunnerSlots(shared=2, shared_weight=0.4, aligned=True)
-SHAPES = [(5, 40, RunnerSlots()), (16, 128, ALIGNED), (20, 160, None), (40, 64, ALIGNED)]
 ROW = torch.arange(300, device=DEVICE)
 EXPERT = torch.arange(64, device=DEVICE)
 MASKABLE = "vanilla xshare:k0=1,add=5 oea:k0=1 oea:k0=1,max_rank=6 moe-spec:budget=5 pruned:k0=1 lynx-lat:retain=9"
 
 
-@EVERY_NAME
-@pytest.mark.parametrize("shape", range(len(SHAPES)))
-def test_every_plan(kernel, name, shape):
-    """One program and several, padding, exact rows, ties and what is not finite, in each dtype: 16-bit logits take
-    another way to break ties than fp32.
-    """
-    rows, experts, slots = SHAPES[shape]
-    turn = shape + list(PLANS).index(name)
-    logits = make_logits(KINDS[turn % len(KINDS)], rows, experts, turn, DTYPES[turn % 3])
-    batch = Batch(ROW[:rows] % 5 != 3, 2 if rows % 2 == 0 else 1, ROW[:rows] % 3 == 1 if turn % 2 else None)
-    found = compare(kernel, logits, make_plan(name), Router(6), batch, slots=slots)
-    if slots and slots.aligned and rows <= 16:
-        pairs = found.topk_ids.numel()
-        assert [len(one) for one in found.alignment] == [16 * pairs, pairs, 1]
-        assert all(one.data_ptr() % 16 == 0 for one in found.alignment), "another kernel would be compiled for it"
-
-
-@pytest.mark.parametrize("name", ["vanilla", "xshare by mass", "moe-spec truncating", "xshare of squares"])
+@pytest.mark.parametrize("text", ["vanilla", BY_MASS, TRUNCATING, OF_SQUARES])
 @pytest.mark.parametrize("kind", ROUTERS)
-def test_routers(kernel, kind, name):
+def test_routers(kernel, kind, text):
     """Of a softmax the plan's own steps may need P itself, where exact rows' weights come of its multiple. Of huge
     logits many rows have no score at all.
     """
-    plan, router = make_plan(name), make_routers(64)[kind]
+    plan, router = spell(text), make_routers(64)[kind]
     if not (plan.own_share and not router.renormalize):
         for values in ("normal", "huge"):
             compare(kernel, make_logits(values, 12, 64), plan, router, Batch(ROW[:12] % 5 != 3, 1, ROW[:12] % 3 == 0))
@@ -79,10 +65,10 @@ def test_masked_logits(kernel, text, exact):
 
 
 @pytest.mark.parametrize("kind", ["normal", "ties", "special"])
-@pytest.mark.parametrize("name", ["lynx-acc", "lynx-acc of few voters", "moe-spec truncating"])
-def test_programs_agree_on_voters_and_on_who_is_rescued(kernel, name, kind):
+@pytest.mark.parametrize("text", [VOTERS, FEW_VOTERS, "moe-spec:budget=2,coverage=truncate"])
+def test_programs_agree_on_voters_and_on_who_is_rescued(kernel, text, kind):
     """Rows of several programs vote, and are rescued: more than a loop takes at a time, and some are padding."""
-    plan = make_plan(name) if "lynx" in name else spell("moe-spec:budget=2,coverage=truncate")
+    plan = spell(text)
     assert make_tile(plan, Router(6), Batch(), 75, 64).several
     found = compare(kernel, make_logits(kind, 75, 64), plan, Router(6), Batch(ROW[:75] % 9 != 4))
     assert plan.confidence or found.rescued > 0
@@ -90,7 +76,7 @@ def test_programs_agree_on_voters_and_on_who_is_rescued(kernel, name, kind):
 
 @pytest.mark.parametrize(("rows", "experts"), [(64, 256), pytest.param(300, 512, marks=pytest.mark.long)])
 def test_many_rows(kernel, rows, experts):
-    compare(kernel, make_logits("normal", rows, experts), make_plan("xshare"), Router(8), slots=RunnerSlots())
+    compare(kernel, make_logits("normal", rows, experts), spell(XSHARE), Router(8), slots=RunnerSlots())
 
 
 @pytest.mark.parametrize("own_share", [0.0, 0.75])
@@ -158,15 +144,15 @@ def test_residents(kernel, text, rows, slots):
 def test_all_rows_padding_or_exact(kernel, valid):
     """As when a graph is captured; and with no row for a policy. Filled slots hold expert 0 of a batch of padding."""
     mark = torch.full((40,), True, device=DEVICE)
-    for name in ("xshare", "lynx-acc", "moe-spec truncating", "oea"):
+    for text in (XSHARE, VOTERS, TRUNCATING, OEA):
         batch = Batch(~mark) if valid is False else Batch(ROW[:40] % 5 != 3, 1, mark)
-        found = compare(kernel, make_logits("normal", 40, 64), make_plan(name), Router(6), batch, slots=RunnerSlots())
+        found = compare(kernel, make_logits("normal", 40, 64), spell(text), Router(6), batch, slots=RunnerSlots())
         assert torch.equal(found.active, found.vanilla_active)
         assert valid is None or not found.topk_ids.any()
 
 
 def test_no_rows(kernel):
-    found = compare(kernel, make_logits("normal", 0, 128), make_plan("xshare"), Router(8))
+    found = compare(kernel, make_logits("normal", 0, 128), spell(XSHARE), Router(8))
     assert found.topk_ids.shape == (0, 8)
 
 
@@ -225,7 +211,7 @@ def test_an_expert_without_a_rank_is_not_added(run, balance):
 
 def test_production_batches_are_one_launch():
     """Up to 16 x 128 in one program, up to 128 x 256 in so few that any GPU holds them together."""
-    plan, router = make_plan("xshare"), Router(8)
+    plan, router = spell(XSHARE), Router(8)
     assert not make_tile(plan, router, Batch(), 16, 128).several
     for rows, experts in itertools.product((16, 64, 128), (128, 256)):
         tile = make_tile(plan, router, Batch(), rows, experts)
@@ -250,18 +236,18 @@ def test_what_the_kernel_leaves_to_torch():
 @pytest.mark.skipif(HAS_GPU, reason="there is a GPU: the kernel is compiled for it")
 def test_without_a_gpu_it_says_so():
     with pytest.raises(ValueError, match="router_logits on cpu:"):
-        select(make_logits("normal", 4, 16), make_plan("xshare"), Router(4), backend="triton")
+        select(make_logits("normal", 4, 16), spell(XSHARE), Router(4), backend="triton")
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")
-@EVERY_NAME
+@pytest.mark.parametrize("text", PLANS)
 @pytest.mark.parametrize(("rows", "experts"), [(16, 128), (64, 256)])
 @pytest.mark.parametrize("marks", [False, True])
-def test_graph_replay(name, rows, experts, marks):
+def test_graph_replay(text, rows, experts, marks):
     """A replay reads the logits, `valid` and which rows are exact that are there when it runs, again and again."""
     logits = make_logits("normal", rows, experts)
     valid, exact = (torch.ones(rows, dtype=torch.bool, device=DEVICE) for _ in range(2))
-    call = logits, make_plan(name), Router(8), Batch(valid, exact=exact if marks else None), make_ranks(logits)
+    call = logits, spell(text), Router(8), Batch(valid, exact=exact if marks else None), make_ranks(logits)
     select(*call, backend="triton")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

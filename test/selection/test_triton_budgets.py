@@ -5,8 +5,8 @@ import torch
 
 from selection.cases import spell
 from selection.compared import DEVICE, EXACT, HAS_GPU, check_same, make_logits, make_ranks
+from selection.hopper import compiling
 from selection.live import select_live
-from selection.variants import compiling
 from sglang_xshare import Batch, Router, RunnerSlots, select
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, Budgets, find_budgets

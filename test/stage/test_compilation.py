@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 
 from benchmark.gpu.compilation import EXPERTS, FORMS, MANY_ROWS, run_steps
 from selection.compared import HAS_GPU
-from selection.variants import compiling
+from selection.hopper import compiling
 from sglang_xshare import RunnerSlots, build_plan
 from sglang_xshare.selection.triton_kernel import launch
 from sglang_xshare.selection.triton_kernel.tile import count_programs

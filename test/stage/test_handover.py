@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from selection.aligned import find_problems
+from selection.compared import check_alignment
 from sglang_xshare import Batch, build_plan, hooks, selection
 from sglang_xshare.selection.alignment import align_pairs, count_blocks
 from sglang_xshare.stage import handover
@@ -93,7 +93,7 @@ def test_what_is_offered_is_taken_once():
     handover.offer(Offer(ids, 9, made, layer))
     assert not handover.is_wanted(layer, ROWS)
     found, calls = align(ids, experts=9)
-    assert find_problems(Alignment(*found), ids) == []
+    check_alignment(Alignment(*found), ids)
     assert (calls, handover.is_wanted(layer, ROWS)) == (0, True)
     blocks = count_blocks(9, ids.numel())
     assert blocks < len(made.expert_ids), "programs for a block a pair would be launched"
@@ -122,7 +122,7 @@ def test_an_alignment_in_other_blocks_is_left():
     assert handover.is_wanted(layer, 39)
     assert handover.is_wanted(object(), 40)
     assert len(found[1]) == 160
-    assert find_problems(Alignment(*found), ids, 64) == []
+    check_alignment(Alignment(*found), ids, 64)
     assert handover._offer is None
 
 
@@ -142,7 +142,7 @@ def test_a_layer_offers_the_alignment_of_its_ids(aligns):
         ids = route(layer, seed)
         found, calls = align(ids)
         assert calls == 0
-        assert find_problems(Alignment(*found), ids) == []
+        check_alignment(Alignment(*found), ids)
         assert len(found[1]) == count_blocks(EXPERTS, ids.numel())
 
 
@@ -162,7 +162,7 @@ def test_shared_experts_have_blocks_of_their_own(aligns):
     assert ids.shape == (ROWS, TOP_K + 1)
     found, calls = align(ids, experts=EXPERTS + 1)
     assert (calls, len(found[1])) == (0, count_blocks(EXPERTS + 1, ids.numel()))
-    assert find_problems(Alignment(*found), ids) == []
+    check_alignment(Alignment(*found), ids)
 
 
 def test_ids_that_upstream_has_changed_get_upstreams_answer(aligns):

@@ -111,10 +111,7 @@ def test_a_setting_that_is_none_is_one_line(texts, tmp_path, server, capsys, pol
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (
-            "--samples 900",
-            "--texts {texts}/0.txt: 7,904 tokens, 464 samples of --prompt and --tokens; must have 600 ",
-        ),
+        ("--samples 900", "--texts {texts}/0.txt: 7,904 tokens, 464 samples of --prompt and --tokens; must have 600 "),
         ("--batches 4 99", "--batches 99: "),
         ("--prompt 5000", "--texts {texts}/0.txt: 7,904 tokens, 1 samples of "),
     ],

@@ -4,21 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from selection.cases import words
 from sglang_xshare.policies import get_policy
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.policies.spelling import parse_policy
 from sglang_xshare.tune.plans import VANILLA_SETTING, build_policy, group_layers, join_batches
 
-SETTINGS = (
-    VANILLA_SETTING,
-    "xshare:k0=1,add=0",
-    "xshare:k0=1,add=8,utility=full",
-    "xshare:k0=2,mass=0.9",
-    "xshare",
-    "xshare:fast",
-    "oea:k0=3",
-    "oea",
-)
+SETTINGS = words(f"""
+{VANILLA_SETTING} xshare:k0=1,add=0 xshare:k0=1,add=8,utility=full xshare:k0=2,mass=0.9 xshare xshare:fast oea:k0=3 oea
+""")
 LAYERS = range(6)
 few = settings(max_examples=40, deadline=None)
 

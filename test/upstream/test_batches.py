@@ -21,11 +21,21 @@ def config(sizes: list[int] | None = None, backend: str = "full", **changes: Any
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "met"),
-    [(16, 23, True), (17, 23, False), (17, 24, True), (33, 33, True), (100, 200, True), (101, 200, False)],
+    ("batches", "first", "last", "met"),
+    [
+        # Sizes between captured ones never occur.
+        *((GRAPHS, 16, 23, True), (GRAPHS, 17, 23, False), (GRAPHS, 17, 24, True), (GRAPHS, 33, 33, True)),
+        *((GRAPHS, 100, 200, True), (GRAPHS, 101, 200, False)),
+        # Without graphs every multiple of the draft tokens does.
+        *((Batches(), 17, 17, True), (Batches(unit=4), 2, 3, False), (Batches(unit=4), 2, 4, True)),
+        (Batches(unit=4, most=8), 9, 12, False),
+        # The largest batch is padded to its graph.
+        *((Batches(captured=(8, 16), most=9), 16, 16, True), (Batches(captured=(8, 16), most=8), 9, 16, False)),
+    ],
+    ids=str,
 )
-def test_sizes_between_captured_ones_never_occur(first, last, met):
-    assert GRAPHS.meet(first, last) is met
+def test_which_sizes_occur(batches, first, last, met):
+    assert batches.meet(first, last) is met
 
 
 def test_a_rank_by_itself_has_its_part_of_the_rows():
@@ -41,18 +51,6 @@ def test_rows_that_ranks_divide_are_padded_to_their_number():
     server = config(tp_size=2, moe_a2a_backend="deepep")
     assert read_batches(server).pad(2)
     assert not read_batches(config(tp_size=2, moe_a2a_backend="none")).pad(2)
-
-
-def test_without_graphs_every_multiple_of_the_draft_tokens_occurs():
-    assert Batches().meet(17, 17)
-    assert not Batches(unit=4).meet(2, 3)
-    assert Batches(unit=4).meet(2, 4)
-    assert not Batches(unit=4, most=8).meet(9, 12)
-
-
-def test_the_largest_batch_is_padded_to_its_graph():
-    assert Batches(captured=(8, 16), most=9).meet(16, 16)
-    assert not Batches(captured=(8, 16), most=8).meet(9, 16)
 
 
 def test_padding_is_where_a_smaller_batch_has_no_graph_of_its_own():

@@ -3,10 +3,7 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
-
-import pytest
 
 from sglang_xshare.upstream.ranks import share_first
 
@@ -25,7 +22,7 @@ print(json.dumps([share_first([0.1 + rank, 1e-9 + rank]), share_first([]), share
 """
 
 
-def test_all_ranks_have_the_numbers_of_the_first_to_the_last_bit(tmp_path: Path) -> None:
+def test_all_ranks_have_the_numbers_of_the_first_to_the_last_bit(tmp_path):
     command = [sys.executable, "-W", "ignore", "-c", RANK]
     ranks = [
         subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
@@ -35,7 +32,7 @@ def test_all_ranks_have_the_numbers_of_the_first_to_the_last_bit(tmp_path: Path)
     assert told == [[[0.1, 1e-9], [], [0.0]]] * 2
 
 
-def test_one_rank_shares_with_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_shares_with_nobody(monkeypatch):
     module = ModuleType("sglang.srt.runtime_context")
     group = SimpleNamespace(world_size=1)  # without a group to send in
     module.get_parallel = lambda: SimpleNamespace(tp_group=group)  # type: ignore[attr-defined]

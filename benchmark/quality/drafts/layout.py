@@ -22,8 +22,8 @@ class Drafted(Layout):
 
     A request's step begins at its next token. Its rows up to the first wrong draft are emitted: they are the text. The
     rows behind hold a piece of another sequence, as drafts behind a wrong guess do. With a `spread` every draft has a
-    chance of its own, evenly distributed that far around `chance`. With `told`, selection knows which rows will be
-    emitted, which no server knows: a bound of what weights can reach. With `own`, selection knows each draft's own
+    chance of its own, evenly distributed that far around `chance`. With `told`, selection gets the rows that will be
+    emitted, which no server can predict: a bound of what weights can reach. With `own`, selection gets each draft's own
     chance, as `OWN` to the power of its depth.
     """
 
@@ -94,7 +94,7 @@ def _draw(layout: Drafted, sequences: int, tokens: int) -> _Drawn:
     chances = layout.chance + layout.spread * (2 * spread - 1)
     depth = pad(chances.log().cumsum(2) / math.log(OWN), (1, 0)).round().to(torch.int32)
     right = right < chances
-    lengths = 1 + right.cumprod(2).sum(2)  # of as many steps as there could be
+    lengths = 1 + right.cumprod(2).sum(2)  # of the largest possible number of steps
     ends = lengths.cumsum(1)
     places = torch.arange(width)
     own = torch.arange(sequences)[:, None, None] * tokens + (ends - lengths)[..., None] + places

@@ -66,5 +66,5 @@ def _cell(level: float, ladder: Ladder, plain: Ladder) -> str:
         return "-"
     if ladder is plain or share is None:
         return f"{needed:.1f}"
-    losses = [one["losses"] for one in (*ladder, *plain) if "losses" in one]  # of no record from before 2026-11-28
+    losses = [one["losses"] for one in (*ladder, *plain) if "losses" in one]  # none before 2026-11-28
     return f"{needed:.1f} ({format_share(share, find_interval(losses, change) if losses else None)})"

@@ -2,7 +2,7 @@
 
 Published settings are decoded in mixed batches of several sizes, token by token and in verification of a chain of
 drafts a request; then the same settings with `own_share` 0.75 and, if a budget goes by utility, with squared ones.
-`--skip` leaves out the first sequences, on which these keys were chosen.
+`--skip` skips the first sequences, on which these keys were chosen.
 """
 
 from collections.abc import Sequence

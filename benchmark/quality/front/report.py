@@ -97,7 +97,7 @@ def _format_saved(published: Mapping[str, Any], settings: Sequence[Mapping[str, 
     saved = save([one["loss"]["delta"] for one in (published, *settings)])
     if saved is None:
         return ""
-    drawn = [one["losses"] for one in (published, *settings) if "losses" in one]  # of no record from before 2026-11-28
+    drawn = [one["losses"] for one in (published, *settings) if "losses" in one]  # none before 2026-11-28
     return format_share(saved, find_interval(drawn, save) if drawn else None)
 
 

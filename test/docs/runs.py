@@ -293,7 +293,6 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     **{
         f"make gpu EXPERIMENT={experiment}": NO_GPU
         for experiment in (
-            "paged",
             "eagle3",
             "levers PARTS=policies",
             "selection PARTS=times",

@@ -1,4 +1,4 @@
-"""Random weights of a Qwen3-MoE on disk, for servers without dummy weights: paged experts are loaded from files."""
+"""Random weights of a Qwen3-MoE on disk, because SGLang refuses dummy weights with paged experts."""
 
 import json
 import math

@@ -43,7 +43,7 @@ use_archive() {  # the SGLang in .gpu/, for a machine that can install nothing
     if [[ ! -f $site/.complete ]]; then
         rm -rf "$site" "$work/checked"; mkdir -p "$site"
         unpack site "$site"
-        for name in fi_distinfo extras former; do if [[ -f .gpu/$name.tar.xz ]]; then unpack $name "$site"; fi; done
+        for name in fi_distinfo extras; do if [[ -f .gpu/$name.tar.xz ]]; then unpack $name "$site"; fi; done
         for name in tvmcache jit; do if [[ -f .gpu/$name.tar.xz ]]; then unpack $name "$work"; fi; done
         if [[ -f .gpu/triton.tar.xz ]]; then  # compiled on the stand-in: scripts/gpu/pack_triton.sh
             unpack triton "$work"

@@ -1,8 +1,8 @@
 """Measure all that a CPU can, from a clean checkout, and write the pages' tables: `python -m benchmark.records`.
 
 A record moves to its folder when it is complete. An interrupted run continues from its last point as long as the source
-is unchanged. Experiments that have a record of this source are skipped. `--check` also prints the files that have
-changed since each record; such a record is not an error.
+is unchanged. Experiments that have a record of this source are skipped. `--check` also names the experiments that
+were never recorded, and the files that have changed since each record; neither is an error.
 """
 
 import shutil

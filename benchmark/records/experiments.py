@@ -44,9 +44,7 @@ class Experiment:
     def depends(self) -> tuple[str, ...]:
         """Return the paths that decide the figures."""
         module = self.module.replace(".", "/")
-        own = {"benchmark/demo": "benchmark/serving", "benchmark/neighbours": "benchmark/neighbours.py"}.get(
-            module, module
-        )
+        own = module if (ROOT / module).is_dir() else f"{module}.py"
         if module in OFFLINE or module.startswith("benchmark/quality"):
             return (*DECODED, own, *OFFLINE.get(module, ()))
         return (*SERVED_BY, own)
@@ -68,7 +66,7 @@ OFFLINE: dict[str, tuple[str, ...]] = {
     "benchmark/affinity": ("python/sglang_xshare/affinity",),
     "benchmark/tuning": ("python/sglang_xshare/tune",),
     "benchmark/cost": ("python/sglang_xshare/stage",),
-    "benchmark/cost/ranks": (),
+    "benchmark/cost/ranks": ("benchmark/expert_sharding",),
     "benchmark/expert_sharding": (),
 }
 """Modules without a server, and the further paths that decide their figures."""

@@ -7,6 +7,7 @@ from importlib import import_module
 
 import pytest
 
+from benchmark.common.paths import ROOT
 from benchmark.common.record import Record
 from benchmark.records import __main__ as command
 from benchmark.records.experiments import EXPERIMENTS, Experiment
@@ -98,6 +99,13 @@ def test_a_changed_source_is_refused_before_anything_runs(source, made_up, tmp_p
 def test_bad_input_is_one_line(args, message):
     with pytest.raises(SystemExit, match=message):
         command.main(args)
+
+
+def test_the_paths_that_decide_a_figure_are_there():
+    for one in EXPERIMENTS.values():
+        assert [path for path in one.depends if not (ROOT / path).exists()] == []
+    assert "benchmark/expert_sharding" in EXPERIMENTS["ranks"].depends
+    assert "benchmark/balance/live.py" in EXPERIMENTS["balance-live"].depends
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -3,8 +3,9 @@
 import pytest
 from gpu.recorded import LAYER, served, write_record
 
+from benchmark.common.comparison import Comparison
 from benchmark.gpu import eagle3, layer, replay, selection, server
-from benchmark.gpu.serving import Gain
+from benchmark.gpu.serving import gain_row, list_percents
 from benchmark.gpu.table import Row, at_least, list_rows, show_table
 
 
@@ -23,14 +24,14 @@ def test_a_bar_within_the_error_is_open():
 
 
 def test_the_error_is_the_t_interval_of_the_rounds_ratios():
-    gain = Gain.read(served(100.0, 110.0, swings=(-1.0, 0.0, 4.0)))
-    assert gain.percents == pytest.approx([9.0, 10.0, 14.0])
-    assert gain.percent == pytest.approx(11.0)
+    comparison = Comparison.read(served(100.0, 110.0, swings=(-1.0, 0.0, 4.0)))
+    assert list_percents(comparison) == pytest.approx([9.0, 10.0, 14.0])
     # of 9, 10 and 14: variance 7, and 4.303 * sqrt(7 / 3) = 6.57
-    assert gain.error == pytest.approx(6.573, abs=0.001)
-    assert gain.row("it", 9.0).verdict == "open"
-    assert gain.row("it", 18.0).verdict == "miss"
-    assert Gain.read(served(100.0, 110.0, swings=(0.0,))).error is None
+    assert gain_row(comparison, "it", 9.0).measured == "11.0 ± 6.6 % gain"
+    assert gain_row(comparison, "it", 9.0).verdict == "open"
+    assert gain_row(comparison, "it", 18.0).verdict == "miss"
+    once = Comparison.read(served(100.0, 110.0, swings=(0.0,)))
+    assert gain_row(once, "it", 9.0).measured == "10.0 ± unknown % gain"
 
 
 def test_layer_fits_and_compares():

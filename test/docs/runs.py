@@ -240,8 +240,6 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     "make eval TASKS=arithmetic_domain": SERVED_EVALUATION,
     "make eval TASKS=gsm8k": SERVED_EVALUATION,
     "make eval PYTHON=python TASKS=gsm8k URL=http://localhost:30000": SERVED_EVALUATION,
-    "python -m benchmark.evaluation.install": SERVED_EVALUATION,
-    "python -m benchmark.evaluation gsm8k --url http://localhost:30000 --policies vanilla xshare": SERVED_EVALUATION,
     'make eval TASKS="gsm8k ifeval" URL=http://localhost:30000'
     ' EVAL_ARGS="--chat --policies off xshare:k0=1,add=24 xshare:k0=1,add=12,utility=squared,own_share=0.75"': (
         SERVED_EVALUATION

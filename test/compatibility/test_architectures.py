@@ -11,9 +11,8 @@ import pytest
 from benchmark.common.paths import ROOT
 from compatibility.configured import model
 from docs.families import PAGE, make_page
-from fake_gpu.gpu_models import HERE_ALONE
-from fake_gpu.models import CONFIGS
-from served.family_table import FAMILIES
+from fake_gpu.models import CONFIGS, HERE_ALONE
+from served.family import FAMILIES
 from served.gemma import GEMMA
 from served.hub import ON_HUB
 from served.hybrids import HYBRIDS

@@ -1,5 +1,6 @@
 """The decision on a depth, step by step; `test_traffic.py` has it meet traffic."""
 
+import time
 import timeit
 from itertools import groupby
 
@@ -121,9 +122,10 @@ def serve(depths: Depths, size: int, steps: int, times: dict[int, float]) -> lis
 
 
 def test_a_batch_size_borrows_the_times_of_the_nearest_one_of_at_most_twice_as_many_requests():
-    """It tries only the neighbours of its depth, and those no sooner than after a choice."""
+    """It tries only the neighbours of its depth, and those only `SOON` steps later."""
     depths = Depths(lambda size: CANDIDATES, 7, start=3)
     alike = {depth: 10.0 * (1 + depth) for depth in CANDIDATES}  # all drafts are accepted, so all depths are as fast
+    # Of 16 requests depths have another ratio, so a time that was borrowed there would show.
     for size, taken in ((4, alike), (16, {depth: 99.0 * (1 + depth) ** 1.01 for depth in CANDIDATES})):
         assert set(serve(depths, size, EXPLORED, taken)) == {*CANDIDATES}
         depths.sizes[size].depth = 3
@@ -210,8 +212,6 @@ def test_one_candidate_is_never_left():
 
 def test_deciding_takes_at_most_20_us_a_step():
     """The mean processor time of a step, with 16 requests and 5 candidates that have all their times."""
-    import time
-
     depths = Depths(lambda size: CANDIDATES, 7, start=7)
     size = depths.find(16)
     for depth in CANDIDATES:

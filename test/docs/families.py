@@ -13,12 +13,10 @@ from typing import Any
 
 from benchmark.common.paths import RESULTS, ROOT
 from benchmark.gpu.models import read_config
-from fake_gpu.gpu_models import HERE_ALONE
-from fake_gpu.models import COMMON, CONFIGS
+from fake_gpu.models import COMMON, CONFIGS, HERE_ALONE
 from scripts.compatibility import replace_table
 from scripts.reference import tabulate
-from served.family import INTERPRETED
-from served.family_table import FAMILIES, ON_OLDER
+from served.family import FAMILIES, INTERPRETED, ON_OLDER
 from served.gemma import GEMMA
 from served.hub import ON_HUB
 from served.hybrids import HYBRIDS

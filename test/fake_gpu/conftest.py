@@ -5,7 +5,6 @@ import os
 import pytest
 
 from fake_gpu.server import Server, start_server
-from stage.conftest import attach  # noqa: F401
 
 # Set by environment.sh, which `make test-cuda` reads; every other run of pytest passes this folder by.
 collect_ignore_glob = [] if os.environ.get("FAKE_GPU_LOG") else ["test_*.py"]

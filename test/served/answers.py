@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,32 +26,22 @@ def policy(name: str, **keys: Any) -> tuple[str, ...]:
     return "--expert-policy", name, "--expert-policy-config", json.dumps(keys)
 
 
+FOUR = {
+    **{"1": {"policy": "oea", "k0": 3}, "2": {"policy": "pruned", "k0": 1}},
+    "3": {"policy": "lynx-lat", "retain": 12},
+}
+FOUR_MORE = {
+    **{"1": {"policy": "lynx-acc", "confidence": 0.3}, "2": {"policy": "dynamic-skip", "beta": 0.5}},
+    "3": {"policy": "custom", "k0": 0, "add": 10},
+}
 SERVERS: dict[str, tuple[str, ...]] = {
     "off": (),
     "vanilla": ("--expert-policy", "vanilla"),
     "xshare": policy("xshare", k0=1, add=8),
     # Utility over all experts: of its own top-k's, a plan of so many could not change small batches, and would not run.
     "full budget": policy("xshare", k0=1, add=64, utility="full"),
-    "four policies": policy(
-        "xshare",
-        k0=1,
-        add=4,
-        layers={
-            "1": {"policy": "oea", "k0": 3},
-            "2": {"policy": "pruned", "k0": 1},
-            "3": {"policy": "lynx-lat", "retain": 12},
-        },
-    ),
-    "four more policies": policy(
-        "moe-spec",
-        budget=12,
-        phases=["decode"],
-        layers={
-            "1": {"policy": "lynx-acc", "confidence": 0.3},
-            "2": {"policy": "dynamic-skip", "beta": 0.5},
-            "3": {"policy": "custom", "k0": 0, "add": 10},
-        },
-    ),
+    "four policies": policy("xshare", k0=1, add=4, layers=FOUR),
+    "four more policies": policy("moe-spec", budget=12, phases=["decode"], layers=FOUR_MORE),
     "observe": policy("observe", plans=["xshare:k0=1,add=8", "xshare:k0=1,add=64", {"policy": "oea", "k0": 3}]),
     "sizes": policy(
         "xshare", k0=1, add=8, min_rows=4, max_rows=8, by_rows={"6-8": {"add": 0}}, layers={"2": {"policy": "vanilla"}}
@@ -95,34 +86,21 @@ def read_prompts(model: Path) -> list[str]:
     return [text[place * 1000 : place * 1000 + 40 + 10 * place] for place in range(4) for text in texts]
 
 
-def ask(
-    model: Path,
-    tree: Path,
-    flags: Sequence[str],
-    scratch: Path,
-    sizes: Sequence[int] = (16, 16, 1),
-    env: Mapping[str, str] | None = None,
-    staggered: bool = False,
-) -> Answers:
+def ask(model, tree, flags, scratch, sizes=(16, 16, 1), env=None, staggered=False):
     """Serve a checkpoint in fp32 from a release's tree, and ask it batches of prompts, at once or one after another."""
     server, probe, trace = make_server(model, tree, flags, scratch, env)
     prompts = read_prompts(model)
     with server:
-        if staggered:
-            answers = [generate_staggered(server, prompts[:size]) for size in sizes]
-        else:
-            answers = [generate_together(server, probe, prompts[:size]) for size in sizes]
-        tokens = [[answer["output_ids"] for answer in batch] for batch in answers]
+        generate = generate_staggered if staggered else partial(generate_together, probe=probe)
+        answers = [generate(server, prompts=prompts[:size]) for size in sizes]
+        tokens = [read_tokens(batch) for batch in answers]
         verified = sum(answer["meta_info"].get("spec_verify_ct", 0) for batch in answers for answer in batch)
         records, metrics = read_all(server, probe)
-        plans = read_plans(server.get("/metrics"))
-        info = server.get("/server_info")
+        plans, info = read_plans(server.get("/metrics")), server.get("/server_info")
         return Answers(tokens, verified, records, metrics, read_lines(trace), server.log_text(), info, plans)
 
 
-def make_server(
-    model: Path, tree: Path, flags: Sequence[str], scratch: Path, env: Mapping[str, str] | None = None
-) -> tuple[Server, Path, Path]:
+def make_server(model, tree, flags, scratch, env=None):
     """A server that is not started yet, with the files of its probe and its trace."""
     probe, trace = scratch / "probe.jsonl", scratch / "trace.jsonl"
     has_trace = "--expert-policy" in flags and not {"vanilla", "--dp-size"} & set(flags)  # replicas cannot share one
@@ -147,13 +125,7 @@ def install_plugin(scratch: Path, function: str) -> None:
     (plugin / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {function}\n")
 
 
-def generate_together(
-    server: Server,
-    probe: Path,
-    prompts: Sequence[str] | Sequence[Sequence[int]],
-    count: int = NEW_TOKENS,
-    **body: Any,
-) -> list[dict[str, Any]]:
+def generate_together(server, probe, prompts, count=NEW_TOKENS, **body):
     """Return greedy answers of `count` tokens, decoded in lockstep: prompts that were admitted in two groups are sent
     again. With speculation the first answers are returned, because requests advance each at their own pace.
     """
@@ -167,16 +139,26 @@ def generate_together(
     raise AssertionError(f"decode steps of {rows} rows, never of {len(prompts)} alone")
 
 
-def generate_staggered(server: Server, prompts: Sequence[str]) -> list[dict[str, Any]]:
+def say_together(*args, **keys):
+    """Return the tokens of these answers."""
+    return read_tokens(generate_together(*args, **keys))
+
+
+def generate_staggered(server, prompts):
     """Greedy answers to prompts that arrive one after another, while those before are decoded."""
 
-    def generate(number: int) -> dict[str, Any]:
+    def generate(number):
         time.sleep(GAP * number)
         return server.generate([prompts[number]], max_new_tokens=NEW_TOKENS, ignore_eos=True)[0]
 
     server.post("/flush_cache", {})
     with ThreadPoolExecutor(len(prompts)) as threads:
         return list(threads.map(generate, range(len(prompts))))
+
+
+def read_tokens(answers: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """The tokens of answers."""
+    return [answer["output_ids"] for answer in answers]
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -10,20 +9,13 @@ import pytest
 from filelock import FileLock
 
 from served import host
-from served.answers import SERVERS, SIZES, Answers, ask
-from served.ranks import Answers as RankedAnswers
+from served.answers import SERVERS, SIZES, ask
 from served.ranks import serve
 from served.release import LATEST
 
 
 @pytest.fixture(scope="session")
-def served(
-    tiny_model: Path,
-    patched_release: Callable[[str], Path],
-    pristine_release: Callable[[str], Path],
-    tmp_path_factory: pytest.TempPathFactory,
-    request: pytest.FixtureRequest,
-) -> Callable[..., Answers]:
+def served(tiny_model, patched_release, pristine_release, tmp_path_factory, request):
     """Call it with a name of SERVERS, or "unpatched", for its answers. Each server runs once and alone, whichever of
     pytest's workers requests it first. The parts of `make test-long` share the answers in the folder $SERVED.
     """
@@ -33,15 +25,14 @@ def served(
     folder = Path(os.environ.get("SERVED", folder))
 
     @cache
-    def run(name: str, release: str) -> Answers:
+    def run(name, release):
         kept = folder / f"served-{name}-{release}.pickle"
         with FileLock(f"{kept}.lock"):
             if kept.exists():
                 return pickle.loads(kept.read_bytes())
             tree = pristine_release(release) if name == "unpatched" else patched_release(release)
             flags = () if name == "unpatched" else SERVERS[name]
-            sizes = SIZES.get(name, (16, 16, 1))
-            answers = ask(tiny_model, tree, flags, tmp_path_factory.mktemp("served"), sizes)
+            answers = ask(tiny_model, tree, flags, tmp_path_factory.mktemp("served"), SIZES.get(name, (16, 16, 1)))
             written = kept.with_suffix(".part")  # a worker that is stopped leaves no half of it
             written.write_bytes(pickle.dumps(answers))
             written.replace(kept)
@@ -51,35 +42,19 @@ def served(
 
 
 @pytest.fixture(scope="session")
-def asked(
-    tiny_model: Path, patched_release: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Answers]:
+def asked(tiny_model, patched_release, tmp_path_factory):
     """Call it with flags for the answers of a server, as `answers.ask` returns them. Tests of one file share a server
     if all arguments are equal; `hosted` installs the plugin of `host.py`.
     """
 
     @cache
-    def run(
-        flags: tuple[str, ...],
-        release: str,
-        sizes: tuple[int, ...],
-        staggered: bool,
-        env: tuple[tuple[str, str], ...],
-        hosted: bool,
-    ) -> Answers:
+    def run(flags, release, sizes, staggered, env, hosted):
         scratch = tmp_path_factory.mktemp("asked")
         if hosted:
             host.install(scratch)
         return ask(tiny_model, patched_release(release), flags, scratch, sizes, dict(env), staggered)
 
-    def request(
-        *flags: str,
-        release: str = LATEST,
-        sizes: tuple[int, ...] = (16, 16, 1),
-        staggered: bool = False,
-        env: dict[str, str] | None = None,
-        hosted: bool = False,
-    ) -> Answers:
+    def request(*flags, release=LATEST, sizes=(16, 16, 1), staggered=False, env=None, hosted=False):
         sizes = sizes[:1] if staggered else sizes
         return run(flags, release, sizes, staggered, tuple((env or {}).items()), hosted)
 
@@ -87,16 +62,11 @@ def asked(
 
 
 @pytest.fixture(scope="session")
-def ranked(
-    tiny_model: Path,
-    patched_release: Callable[[str], Path],
-    pristine_release: Callable[[str], Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[..., RankedAnswers]:
+def ranked(tiny_model, patched_release, pristine_release, tmp_path_factory):
     """Call it with flags for what a server of several ranks does, of a release's patched tree unless told otherwise."""
 
     @cache
-    def run(flags: tuple[str, ...], release: str, patched: bool) -> RankedAnswers:
+    def run(flags, release, patched):
         tree = (patched_release if patched else pristine_release)(release)
         return serve(tiny_model, tree, flags, tmp_path_factory.mktemp("ranked"))
 

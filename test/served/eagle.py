@@ -1,14 +1,10 @@
 """Servers that speculate on CPU, and what they must have selected."""
 
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from benchmark.common.speculative import speculative_flags
 from served.probe import read_logits
-from sglang_xshare import Batch, Router, Selection, build_plan, select
+from sglang_xshare import Batch, Router, build_plan, select
 
 DRAFT_TOKENS = 4
 TOP_K = 8
@@ -22,18 +18,12 @@ def eagle(model: Path, shape: tuple[int, int, int] = CHAIN) -> tuple[str, ...]:
     return speculative_flags(f"{model}-eagle3", *shape)
 
 
-def compute(
-    call: dict[str, Any], keys: Mapping[str, Any], batch: Batch, rank_of_expert: Sequence[int] | None = None
-) -> Selection:
+def compute(call, keys, batch, rank_of_expert=None):
     """The reference selection over a recorded call."""
     return select(read_logits(call), build_plan(dict(keys)), Router(TOP_K), batch, rank_of_expert, backend="reference")
 
 
-def check_verified(
-    calls: Sequence[dict[str, Any]],
-    routers: Mapping[int, Router],
-    choose: Callable[[dict[str, Any]], tuple[Mapping[str, Any], torch.Tensor | None]],
-) -> list[Selection]:
+def check_verified(calls, routers, choose):
     """Check that verify calls of a model with these routers by layer have selected as the reference does; `choose`
     returns the keys of xshare and the rows' depths of a call. Returns the reference's selections, which drop experts.
     """
@@ -48,12 +38,7 @@ def check_verified(
     return selections
 
 
-def select_again(
-    call: dict[str, Any],
-    keys: Mapping[str, Any],
-    tokens_per_request: int = 1,
-    rank_of_expert: Sequence[int] | None = None,
-) -> list[int]:
+def select_again(call, keys, tokens_per_request=1, rank_of_expert=None):
     """The active experts of a policy in a recorded call, by the reference selection."""
     selection = compute(call, keys, Batch(tokens_per_request=tokens_per_request), rank_of_expert)
     return selection.active.nonzero().flatten().tolist()

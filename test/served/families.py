@@ -79,6 +79,11 @@ def draw_weights(model: PreTrainedModel, seed: int = 0) -> None:
             tensor.normal_(mean, spread, generator=generator)
 
 
+def draw_prompts(vocabulary: int, count: int) -> list[list[int]]:
+    """Random prompts of eight tokens."""
+    return torch.randint(1, vocabulary, (count, 8), generator=torch.Generator().manual_seed(1)).tolist()
+
+
 def read_routers(family: Family, model: PreTrainedModel) -> dict[int, Router]:
     """The router of every MoE layer, by the layer's number."""
     routers = {}

@@ -30,8 +30,7 @@ PLAIN = (
     *("--disable-hybrid-swa-memory", "--disable-overlap-schedule"),
     *("--decode-attention-backend", "intel_amx", "--prefill-attention-backend", "intel_amx"),
 )
-FLAGS = (*PLAIN, "--speculative-draft-attention-backend", "intel_amx")
-"""Of a server without and with drafts."""
+"""The flags of its server."""
 
 
 def write_models(folder: Path) -> PreTrainedModel:

@@ -6,7 +6,7 @@ EPLB.
 """
 
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,7 @@ def allocate(dims: tuple[int, ...], dtype: torch.dtype, device: str, *args: Any,
     return torch.empty(dims, dtype=dtype, device=device)
 
 
-def transfer(
-    src_layers: Sequence[torch.Tensor],
-    dst_layers: Sequence[torch.Tensor],
-    src_indices: torch.Tensor,
-    dst_indices: torch.Tensor,
-    page_size: int,
-) -> None:
+def transfer(src_layers, dst_layers, src_indices, dst_indices, page_size):
     """Copy slots of every layer's keys and values, as upstream's kernel does."""
     for src, dst in zip(src_layers, dst_layers, strict=True):
         dst[dst_indices] = src[src_indices]

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from served.families import FORMAT
-from served.family import EXPERTS, INTERPRETED, LATENT, ROTARY, TRITON_ATTENTION, YARN, Family
+from served.family import EXPERTS, INTERPRETED, LATENT, LATENT_SERVER, ROTARY, YARN, Family, named
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ STATES = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
 """Upstream keeps the inputs of a convolution in bf16, whatever the model's type."""
 NO_SNAPSHOTS = ("--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule")
 """A CPU has no other kind of prefix cache for states."""
+WITH_STATES: dict[str, Any] = {"flags": NO_SNAPSHOTS, "env": {**INTERPRETED, **STATES}}
 GATED_DELTA_NET = {
     **{"num_experts": EXPERTS, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "head_dim": 64},
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32},
@@ -40,19 +41,11 @@ HYBRIDS: dict[str, Family] = {
         "Qwen3_5MoeForConditionalGeneration",
         GATED_DELTA_NET,
         published=LINEAR,
-        flags=NO_SNAPSHOTS,
-        env={**INTERPRETED, **STATES},
+        **WITH_STATES,
         names=((r"^model\.", "model.language_model."),),
         wrapper={"model_type": "qwen3_5_moe", "vision_config": {"depth": 1, "hidden_size": 32, "num_heads": 2}},
     ),
-    "Qwen3-Next": Family(
-        "Qwen3NextConfig",
-        "Qwen3NextForCausalLM",
-        GATED_DELTA_NET,
-        published=LINEAR,
-        flags=NO_SNAPSHOTS,
-        env={**INTERPRETED, **STATES},
-    ),
+    "Qwen3-Next": named("Qwen3Next", GATED_DELTA_NET, published=LINEAR, **WITH_STATES),
     "Nemotron 3": Published(
         "NemotronHConfig",
         "NemotronHForCausalLM",
@@ -64,8 +57,7 @@ HYBRIDS: dict[str, Family] = {
         },
         {"scoring": "sigmoid"},
         {"mamba_n_groups": 2, "mamba_chunk_size": 32},
-        flags=NO_SNAPSHOTS,
-        env={**INTERPRETED, **STATES},
+        **WITH_STATES,
         names=((r"\.embedding\.", ".embeddings."),),
     ),
     "Kimi K2.5": Published(
@@ -78,8 +70,7 @@ HYBRIDS: dict[str, Family] = {
         },
         {"scoring": "sigmoid"},
         {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
-        flags=TRITON_ATTENTION,
-        env=INTERPRETED,
+        **LATENT_SERVER,
         wrapper={
             "model_type": "kimi_k25",
             "vision_config": {
@@ -89,9 +80,8 @@ HYBRIDS: dict[str, Family] = {
         },
         names=(("^", "language_model."),),
     ),
-    "GLM-5.2": Family(
-        "GlmMoeDsaConfig",
-        "GlmMoeDsaForCausalLM",
+    "GLM-5.2": named(
+        "GlmMoeDsa",
         {
             **LATENT,
             **{"n_group": 1, "topk_group": 1, "num_local_experts": EXPERTS, "q_lora_rank": 32, "head_dim": 32},
@@ -107,8 +97,7 @@ HYBRIDS: dict[str, Family] = {
             **{"architectures": ["GlmMoeDsaForCausalLM"], "model_type": "deepseek_v3", "index_topk": None},
             **{"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
         },
-        flags=TRITON_ATTENTION,
-        env=INTERPRETED,
+        **LATENT_SERVER,
     ),
 }
 

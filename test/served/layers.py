@@ -28,9 +28,7 @@ def lend_layers_with_states() -> None:
         mamba.selective_state_update = step_states
     multiply = torch.mm
 
-    def multiply_as(
-        a: torch.Tensor, b: torch.Tensor, *, out_dtype: torch.dtype | None = None, **kwargs: Any
-    ) -> torch.Tensor:
+    def multiply_as(a, b, *, out_dtype=None, **kwargs):
         return multiply(a, b, **kwargs) if out_dtype is None else multiply(a.to(out_dtype), b.to(out_dtype), **kwargs)
 
     setattr(torch.cpu, "device", nullcontext)  # noqa: B010 - mypy knows what torch has
@@ -44,20 +42,7 @@ def take_first_configurations() -> None:
     Autotuner.prune_configs = lambda self, kwargs: self.configs[:1]
 
 
-def step_states(
-    states: torch.Tensor,
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    decay: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    skip: torch.Tensor,
-    *,
-    dt_bias: torch.Tensor,
-    state_batch_indices: torch.Tensor,
-    out: torch.Tensor,
-    **unused: Any,
-) -> None:
+def step_states(states, x, dt, decay, b, c, skip, *, dt_bias, state_batch_indices, out, **unused):
     """One token of every request by Mamba 2: x, dt, out [bs, heads, size]; b, c [bs, groups, state size]."""
     slots, step = state_batch_indices.long(), functional.softplus(dt + dt_bias)
     b, c = (part.repeat_interleave(x.shape[1] // part.shape[1], 1).unsqueeze(2) for part in (b, c))

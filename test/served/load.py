@@ -1,7 +1,8 @@
 """Traffic for a running server, its route for switches, and the memory that it takes."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event
@@ -31,6 +32,14 @@ def keep_asking(server: Server, prompts: Sequence[str], client: int, ended: Even
         assert answer["meta_info"]["finish_reason"]["type"] == "length"
         answered += 1
     return answered
+
+
+def wait_for(done: Callable[[], object], seconds: float = 60) -> None:
+    """Return once `done` returns something true. Raises AssertionError after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 @contextmanager

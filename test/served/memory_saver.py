@@ -6,7 +6,7 @@ float and -1 as an integer. Whoever resumes it must write it anew, as upstream's
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -60,13 +60,7 @@ class Allocations(TorchDispatchMode):
         super().__init__()
         self.storages = storages
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Run it, and note."""
         kwargs = kwargs or {}
         given = list_storages((args, kwargs))

@@ -2,9 +2,9 @@
 
 It appends a JSON line a call to $EXPERT_PROBE: the forward's mode and requests, the layer, its rows; how many different
 experts the ids hold (on this rank), how many the router's own top-k would have, the kept mass summed over rows; in
-prefill each row's ids, in decode and verification the router logits and the active experts; and whether the stage's
-code is loaded at all. Under data-parallel attention, also the rows of every rank, its own and those it was padded to,
-and whether some rank prefills; where experts are paged, those loaded before and how many are copied.
+decode and verification the router logits and the active experts; and whether the stage's code is loaded at all. Under
+data-parallel attention, also the rows of every rank, its own and those it was padded to, and whether some rank
+prefills; where experts are paged, those loaded before and how many are copied.
 With $EXPERT_PROBE_BYPASS it makes that layer route without `select_experts`, as some upstream paths do.
 """
 
@@ -60,8 +60,6 @@ def install() -> None:
         record = {"mode": mode, "layer": layer.layer_id, "rank": layer.moe_ep_rank + layer.moe_tp_rank}
         record |= {"pid": os.getpid(), "requests": requests, "stage": "sglang_xshare.stage.stage" in sys.modules}
         record |= describe(weights, expert_ids, logits.float(), here)
-        if mode == "EXTEND":
-            record["ids"] = ids.sort(1).values.tolist()
         if rows_by_rank is not None:
             padded = batch.global_num_tokens_cpu  # by now: the forward has padded them
             record |= {"own": rows_by_rank, "padded": padded, "prefills": batch.is_extend_in_batch}
@@ -146,9 +144,7 @@ def copy_rows(to: torch.Tensor, of: torch.Tensor, dim: int, offset: Any, size: A
         to[there] = of[: int(size)]
 
 
-def describe(
-    weights: torch.Tensor, ids: torch.Tensor, logits: torch.Tensor, here: torch.Tensor, top_k: int = 8
-) -> dict[str, Any]:
+def describe(weights, ids, logits, here, top_k=8):
     """Counts of one call on a model with a softmax router; ties go to the lower index. `here`: slots of this rank's."""
     scores = logits.softmax(-1)
     own = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]

@@ -8,7 +8,7 @@ from zlib import crc32
 
 import torch
 
-from served.family import EXPERTS, INTERPRETED, TOP_K, TRITON_ATTENTION
+from served.family import EXPERTS, INTERPRETED, LATENT_SERVER, TOP_K
 from served.hybrids import GATED_DELTA_NET, NO_SNAPSHOTS, STATES
 from sglang_xshare import Router
 
@@ -65,8 +65,7 @@ RECENT = {
         (1, 2),
         "moe.router_bias",
         {"scoring": "sigmoid"},
-        flags=TRITON_ATTENTION,
-        env=INTERPRETED,
+        **LATENT_SERVER,
     ),
     "Qwen3.8-Flash-Next": Recent(
         {

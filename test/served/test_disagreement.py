@@ -1,37 +1,29 @@
-"""Two ranks of one server, one of which comes to another policy: it ends wrong answers."""
+"""Two ranks of one server, one of which comes to another policy, or a layer that passes the stage by: wrong answers
+end.
+"""
 
-import time
 from pathlib import Path
 
 import pytest
 import requests
 
-from benchmark.common.server import Server
 from served import disagree
-from served.answers import (
-    NEW_TOKENS,
-    SERVERS,
-    generate_together,
-    make_server,
-    parse_metrics,
-    read_plans,
-    read_prompts,
-)
-from served.load import post
+from served.answers import SERVERS, make_server, parse_metrics, read_plans, read_prompts, say_together
+from served.load import post, wait_for
 from served.ranks import TWO_CORES, XSHARE
 from served.release import LATEST
 from sglang_xshare.live import PATH
 
 WHICH = "ranks [1] have selected other experts than the first"
 RANKS = (*SERVERS["xshare"], "--tp", "2")
-pytestmark = pytest.mark.long
+BYPASSED = "PolicyBypassed: MoE layers [2] did not route through the expert policy in a decode step"
 
 
-def make_ranks_disagree(server: Server, prompts: list[str], env: dict[str, str]) -> None:
+def make_ranks_disagree(server, prompts, env):
     """Change one rank's policy with the plugin, and generate until the server has switched to vanilla."""
     Path(env["DISAGREE"]).touch()
     for _ in range(100):
-        server.generate(prompts, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+        server.generate(prompts, max_new_tokens=20, ignore_eos=True)
         told = server.get(PATH)
         if told["disagreement"] is not None:
             break
@@ -39,33 +31,32 @@ def make_ranks_disagree(server: Server, prompts: list[str], env: dict[str, str])
     assert (told["policy"], told["switches"]) == ("vanilla", 1)
 
 
+@pytest.mark.long
 def test_the_server_goes_back_to_vanilla_and_may_be_switched_again(tiny_model, patched_release, tmp_path, served):
     env = TWO_CORES | disagree.put(tmp_path)
     server, probe, _ = make_server(tiny_model, patched_release(LATEST), RANKS, tmp_path, env)
     prompts = read_prompts(tiny_model)
 
-    def answer() -> list[list[int]]:
-        return [answer["output_ids"] for answer in generate_together(server, probe, prompts)]
-
     with server:
-        assert answer() == served("xshare").tokens[0]
+        assert say_together(server, probe, prompts) == served("xshare").tokens[0]
         make_ranks_disagree(server, prompts, env)
-        assert answer() == served("unpatched").tokens[0]
+        assert say_together(server, probe, prompts) == served("unpatched").tokens[0]
         assert post(server, XSHARE).json()["disagreement"] is None
-        assert answer() == served("xshare").tokens[0]
+        assert say_together(server, probe, prompts) == served("xshare").tokens[0]
         metrics = parse_metrics(server.get("/metrics"))
         assert metrics["vanilla_fallbacks_total"] == metrics["rank_disagreements_total"] == 1
         assert server.get(PATH)["switches"] == 2
     assert server.log_text().count(WHICH) == 1
 
 
+@pytest.mark.long
 def test_a_replica_that_fell_back_is_switched_with_the_other(tiny_model, patched_release, tmp_path):
     env = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1|0|1"} | disagree.put(tmp_path)
     flags = (*RANKS, "--dp-size", "2")
     server, _, _ = make_server(tiny_model, patched_release(LATEST), flags, tmp_path, env)
     prompts = read_prompts(tiny_model)
 
-    def read_policies() -> list[str]:
+    def read_policies():
         states = server.get("/server_info")["internal_states"]
         return [state["expert_policy_config"]["policy"] for state in states]
 
@@ -84,17 +75,18 @@ def test_a_replica_that_fell_back_is_switched_with_the_other(tiny_model, patched
     assert server.log_text().count(WHICH) == 1
 
 
-def test_the_server_ends_where_its_flag_says_so(tiny_model, patched_release, tmp_path):
-    env = TWO_CORES | disagree.put(tmp_path)
-    flags = (*RANKS, "--expert-policy-on-disagreement", "stop")
+@pytest.mark.parametrize("line", [BYPASSED, pytest.param(WHICH, marks=pytest.mark.long)], ids=["bypass", "flag"])
+def test_the_server_ends(line, tiny_model, patched_release, tmp_path):
+    """A layer that bypasses the stage ends it, and a disagreement where its flag says so."""
+    if line == WHICH:
+        flags, env = (*RANKS, "--expert-policy-on-disagreement", "stop"), TWO_CORES | disagree.put(tmp_path)
+    else:
+        flags, env = SERVERS["xshare"], {"EXPERT_PROBE_BYPASS": "2"}
     server, _, _ = make_server(tiny_model, patched_release(LATEST), flags, tmp_path, env)
     with server:
-        Path(env["DISAGREE"]).touch()
+        Path(env.get("DISAGREE", tmp_path / "unused")).touch()
         with pytest.raises(requests.RequestException):
-            server.generate(read_prompts(tiny_model), max_new_tokens=NEW_TOKENS, ignore_eos=True)
-        deadline = time.monotonic() + 60
-        while server.returncode() is None and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert server.returncode() not in (None, 0)
-    assert server.log_text().count(WHICH) == 1
-    assert "Scheduler hit an exception" not in server.log_text()
+            server.generate(read_prompts(tiny_model), max_new_tokens=20, ignore_eos=True)
+        wait_for(server.returncode)
+    assert server.log_text().count(line) == 1
+    assert line == BYPASSED or "Scheduler hit an exception" not in server.log_text()

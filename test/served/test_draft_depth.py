@@ -1,56 +1,53 @@
-"""Drafts as deep as pay, served as docs/guide.md does it:
+"""Drafts as deep as pay, served as docs/guide.md does it, and where upstream or nobody chooses the depth:
 
 sglang serve --model-path DIR --speculative-algorithm EAGLE3 --speculative-draft-model-path DRAFT --speculative-adaptive --expert-policy-draft-depth throughput
 """  # noqa: E501
 
 import json
 import re
-from collections.abc import Callable
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from served.answers import LAYERS, make_server, policy, read_lines, read_prompts
+from served.answers import LAYERS, make_server, read_all, read_lines, read_prompts, read_tokens
 from served.eagle import eagle, select_again
-from served.ranks import TWO_CORES
+from served.ranks import PER_REQUEST, TWO_CORES, keys_of
 from served.release import LATEST
 
-RELEASES = ("0.5.21", LATEST)
 CANDIDATES = (1, 3)
 WIDTHS = {1, 2, 4}
 """Tokens verified of a request: those of no draft too."""
-NEW_TOKENS = 224
 THROUGHPUT = ("--expert-policy-draft-depth", "throughput")
 XSHARE = {"policy": "xshare", "k0": 1, "add": 6}
 pytestmark = pytest.mark.long
 
 
 @pytest.fixture
-def adaptive(tiny_model: Path, tmp_path: Path) -> tuple[str, ...]:
-    """The flags of drafts that adapt."""
-    file = tmp_path / "adaptive.json"
-    file.write_text(json.dumps({"1": {"candidate_steps": list(CANDIDATES)}}))
-    return (*eagle(tiny_model), "--speculative-adaptive", "--speculative-adaptive-config", str(file))
+def adapt(tiny_model, tmp_path):
+    """A function (more keys of the steps) that returns the flags of drafts that adapt."""
+
+    def adapt(**keys):
+        file = tmp_path / "adaptive.json"
+        file.write_text(json.dumps({"1": {"candidate_steps": list(CANDIDATES), **keys}}))
+        return (*eagle(tiny_model), "--speculative-adaptive", "--speculative-adaptive-config", str(file))
+
+    return adapt
 
 
 @pytest.fixture(scope="module")
-def serve(
-    tiny_model: Path, patched_release: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Any]:
-    def make(flags: tuple[str, ...], release: str = LATEST, env: dict[str, str] | None = None) -> Any:
+def serve(tiny_model, patched_release, tmp_path_factory):
+    def make(flags, release=LATEST, env=None):
         return make_server(tiny_model, patched_release(release), flags, tmp_path_factory.mktemp("server"), env)
 
     return make
 
 
 @pytest.fixture(scope="module")
-def at_a_fixed_depth(tiny_model: Path, serve: Callable[..., Any]) -> Callable[[str], list[list[int]]]:
+def at_a_fixed_depth(tiny_model, serve):
     """Call it with a release for the answers to four prompts at one depth."""
 
     @cache
-    def run(release: str) -> list[list[int]]:
+    def run(release):
         server, _, _ = serve(eagle(tiny_model), release)
         with server:
             return generate(server, read_prompts(tiny_model)[:4])
@@ -58,61 +55,83 @@ def at_a_fixed_depth(tiny_model: Path, serve: Callable[..., Any]) -> Callable[[s
     return run
 
 
-def generate(server: Any, prompts: list[str]) -> list[list[int]]:
-    return [answer["output_ids"] for answer in server.generate(prompts, max_new_tokens=NEW_TOKENS, ignore_eos=True)]
+def generate(server, prompts):
+    return read_tokens(server.generate(prompts, max_new_tokens=224, ignore_eos=True))
 
 
-def widths(probe: Path) -> set[float]:
-    """The tokens of a request in the verify steps that were seen."""
-    return {call["rows"] / call["requests"] for call in read_lines(probe) if call["mode"] == "TARGET_VERIFY"}
+def read_verified(probe):
+    return [call for call in read_lines(probe) if call["mode"] == "TARGET_VERIFY"]
 
 
-@pytest.mark.parametrize("release", RELEASES)
+def widths(calls):
+    """The tokens of a request in verify steps."""
+    return {call["rows"] / call["requests"] for call in calls}
+
+
+def check_selected(calls, plan):
+    """Every verification has selected by its own width; a single row is vanilla."""
+    for call in calls:
+        if call["rows"] > 1:
+            assert call["active"] == select_again(call, plan, call["rows"] // call["requests"])
+
+
+@pytest.mark.parametrize("release", ["0.5.21", LATEST])
 def test_greedy_answers_at_changing_depths_are_those_at_a_fixed_one(
-    release, serve, adaptive, tiny_model, at_a_fixed_depth
+    release, serve, adapt, tiny_model, at_a_fixed_depth
 ):
     """In float32, token for token, without a policy, whose choice would follow the width."""
     prompts, expected = read_prompts(tiny_model)[:4], at_a_fixed_depth(release)
-    server, probe, _ = serve((*adaptive, *THROUGHPUT), release)
+    server, probe, _ = serve((*adapt(), *THROUGHPUT), release)
     with server:
         assert generate(server, prompts) == expected
         assert generate(server, prompts[:1]) == expected[:1]
         metrics = server.get("/metrics")
-    assert widths(probe) == WIDTHS
+    assert widths(read_verified(probe)) == WIDTHS
     assert re.search(r", draft depth [013]", server.log_text())
     assert "Switch adaptive runtime state" not in server.log_text()
     assert set(re.findall(r'expert_policy_draft_depth{batch_size="(\d+)"', metrics)) >= {"1", "4"}
 
 
-def test_a_policy_selects_by_the_width_at_hand_and_a_switch_forgets_the_times(serve, adaptive, tiny_model):
-    keys = {name: value for name, value in XSHARE.items() if name != "policy"}
-    server, probe, _ = serve((*adaptive, *policy("xshare", **keys)))
+def test_a_policy_selects_by_the_width_at_hand_and_a_switch_forgets_the_times(serve, adapt, tiny_model):
+    server, probe, _ = serve((*adapt(), *keys_of(XSHARE)))
     prompts = read_prompts(tiny_model)[:4]
+
+    def read_size():
+        told = server.get("/expert_policy")["draft_depth"]["batch_sizes"]
+        return next(one for one in told if one["batch_size"] == 4)
+
     with server:
         generate(server, prompts)
-        calls = [call for call in read_lines(probe) if call["mode"] == "TARGET_VERIFY"]
-        told = server.get("/expert_policy")["draft_depth"]
-        (size,) = (one for one in told["batch_sizes"] if one["batch_size"] == 4)
+        calls, size = read_verified(probe), read_size()
         assert size["depth"] in (0, *CANDIDATES)
         assert [one["depth"] for one in size["by_depth"]] == [0, *CANDIDATES]
         assert all(one["ms"] > 0 and 1 <= one["tokens"] <= one["depth"] + 1 for one in size["by_depth"])
-        answer = server.post("/expert_policy", {**XSHARE, "add": 4})
-        assert answer["in_force"]["add"] == 4
+        assert server.post("/expert_policy", {**XSHARE, "add": 4})["in_force"]["add"] == 4
         generate(server, prompts[:1])
-        after = server.get("/expert_policy")["draft_depth"]
-        (other,) = (one for one in after["batch_sizes"] if one["batch_size"] == 4)
-        assert (other["ms"], other["depth"]) == (None, size["depth"])
-        seen = [call for call in read_lines(probe) if call["mode"] == "TARGET_VERIFY"][len(calls) :]
-    assert {call["rows"] / call["requests"] for call in calls} == WIDTHS
-    for plan, some in ((XSHARE, calls), (XSHARE | {"add": 4}, seen)):
-        for call in some:
-            if call["rows"] > 1:
-                assert call["active"] == select_again(call, plan, call["rows"] // call["requests"])
+        assert (read_size()["ms"], read_size()["depth"]) == (None, size["depth"])
+    assert widths(calls) == WIDTHS
+    check_selected(calls, XSHARE)
+    check_selected(read_verified(probe)[len(calls) :], XSHARE | {"add": 4})
     assert len(calls) % LAYERS == 0
 
 
-def test_acceptance_auto_is_served(serve, adaptive, tiny_model):
-    server, probe, _ = serve((*adaptive, *policy("xshare", k0=1, add=4, acceptance="auto")))
+def test_upstreams_own_depths_are_followed(serve, adapt, tiny_model):
+    """Hysteresis chosen so that the server goes to and fro between one draft token and three."""
+    steps = adapt(down_hysteresis=2.0, warmup_batches=1, update_interval=1)
+    server, probe, _ = serve((*steps, *keys_of(PER_REQUEST), "--expert-policy-draft-depth", "upstream"))
+    with server:
+        for size in (16, 16, 1):
+            server.generate(read_prompts(tiny_model)[:size], max_new_tokens=20, ignore_eos=True)
+        records, metrics = read_all(server, probe)
+    calls = [call for call in records if call["mode"] == "TARGET_VERIFY"]
+    assert widths(calls) == {2, 4}
+    check_selected(calls, PER_REQUEST)
+    assert metrics["steps policy"] == len(calls) / LAYERS
+    assert metrics["experts_after_total"] == sum(call["after"] for call in calls)
+
+
+def test_acceptance_auto_is_served(serve, adapt, tiny_model):
+    server, probe, _ = serve((*adapt(), *keys_of(XSHARE | {"acceptance": "auto"})))
     with server:
         before = server.get("/expert_policy")["estimated_acceptance"]
         for _ in range(3):
@@ -121,18 +140,16 @@ def test_acceptance_auto_is_served(serve, adaptive, tiny_model):
     shares = told["draft_depth"]["accepted"]
     assert told["estimated_acceptance"] != before
     assert min(shares) - 0.2 <= told["estimated_acceptance"] <= max(shares) + 0.2
-    assert widths(probe) == WIDTHS
+    assert widths(read_verified(probe)) == WIDTHS
 
 
-def test_two_ranks_change_the_depth_together(serve, adaptive, tiny_model, at_a_fixed_depth):
+def test_two_ranks_change_the_depth_together(serve, adapt, tiny_model, at_a_fixed_depth):
     """Otherwise their tensors differ in shape, and a collective of theirs waits for ever or fails."""
     expected = at_a_fixed_depth(LATEST)
-    server, probe, _ = serve((*adaptive, *THROUGHPUT, "--tp", "2"), env=TWO_CORES)
+    server, probe, _ = serve((*adapt(), *THROUGHPUT, "--tp", "2"), env=TWO_CORES)
     with server:
         assert generate(server, read_prompts(tiny_model)[:4]) == expected
-    steps = [
-        [(call["rows"], call["requests"]) for call in read_lines(probe) if call["rank"] == rank and call["layer"] == 0]
-        for rank in range(2)
-    ]
+    calls = [call for call in read_lines(probe) if call["layer"] == 0]
+    steps = [[(call["rows"], call["requests"]) for call in calls if call["rank"] == rank] for rank in range(2)]
     assert steps[0] == steps[1]
-    assert widths(probe) == WIDTHS
+    assert widths(read_verified(probe)) == WIDTHS

@@ -2,12 +2,10 @@
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
@@ -66,12 +64,12 @@ class Heard:
     lock: Lock = field(default_factory=Lock)
 
 
-def sample(count: int, said: str | None) -> dict[str, Any]:
+def sample(count, said):
     params = {"custom_params": {"expert_policy": said}} if said else {}
     return {"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True, **params}
 
 
-def keep_asking(server: Server, prompts: Sequence[list[int]], client: int, heard: Heard, ended: Event) -> None:
+def keep_asking(server, prompts, client, heard, ended):
     """One request after another: a beginning, or what another one was answered, which the cache may still hold."""
     choose = random.Random(client)
     number = 0
@@ -83,7 +81,7 @@ def keep_asking(server: Server, prompts: Sequence[list[int]], client: int, heard
             former = heard.said[-200:]
         ids = choose.choice(former) if former and choose.random() < 0.5 else choose.choice(prompts)
         ids = ids[: choose.randrange(2, 60)] if choose.random() < 0.5 else ids[:60]
-        body: dict[str, Any] = {"input_ids": ids, "rid": rid, "sampling_params": sample(length, said)}
+        body = {"input_ids": ids, "rid": rid, "sampling_params": sample(length, said)}
         if choose.random() < ABORTED:
             body["sampling_params"]["max_new_tokens"] = 300
             with ThreadPoolExecutor(1) as thread:
@@ -109,9 +107,9 @@ def keep_asking(server: Server, prompts: Sequence[list[int]], client: int, heard
             heard.said.append(ids + answer["output_ids"])
 
 
-def ask_again(server: Server, asked: Sequence[tuple[list[int], list[int]]]) -> list[list[int]]:
+def ask_again(server, asked):
     """What a server answers to the same, 16 at a time."""
-    found: list[list[int]] = []
+    found = []
     for first in range(0, len(asked), CLIENTS):
         some = asked[first : first + CLIENTS]
         each = [sample(len(answer), None) for _, answer in some]
@@ -121,9 +119,7 @@ def ask_again(server: Server, asked: Sequence[tuple[list[int], list[int]]]) -> l
 
 
 @pytest.fixture(scope="module")
-def load(
-    tiny_model: Path, patched_release: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[Load], Heard]:
+def load(tiny_model, patched_release, tmp_path_factory):
     """Call it with one of LOADED for what its clients have heard: requests come, go, are aborted and retracted, and the
     policy is switched; some go on where others, not exact, have left their keys.
     """
@@ -131,7 +127,7 @@ def load(
     prompts = [tokenizer(text)["input_ids"] for text in read_prompts(tiny_model)]
 
     @cache
-    def run(loaded: Load) -> Heard:
+    def run(loaded):
         ranks, release, draft = loaded
         keys = {name: value for name, value in XSHARE.items() if name != "policy"}
         flags = [*policy("xshare", **keys), *ranks, *(eagle(tiny_model, draft) if draft else ())]
@@ -158,7 +154,7 @@ def load(
     return run
 
 
-def count_wanted(loaded: Load) -> int:
+def count_wanted(loaded):
     return WANTED if loaded == LOADED[0] else WANTED_ELSEWHERE
 
 
@@ -189,7 +185,7 @@ def test_exact_answers_are_those_of_a_server_without_a_policy(release, load, tin
 
 
 @contextmanager
-def serve(model: Path, tree: Path, name: str, *flags: str, **keys: Any) -> Iterator[Server]:
+def serve(model, tree, name, *flags, **keys):
     """Within it a server under a policy runs."""
     args = [*policy("xshare", k0=1, add=4, **keys), *flags]
     with Server(model, args, release=tree, name=name, deadline=600) as server:
@@ -201,7 +197,7 @@ def test_priorities_and_the_live_default(tiny_model, patched_release):
     flags, exact = "--enable-priority-scheduling", {"priority": 10}
     prompt = read_prompts(tiny_model)[0]
 
-    def ask(server: Server, said: str | None, priority: int | None) -> bool:
+    def ask(server, said, priority):
         extra = {} if priority is None else {"priority": priority}
         body = {"text": prompt, "sampling_params": sample(4, said), **extra}
         return bool(server.post("/generate", body)["meta_info"]["expert_policy"].get("exact", False))
@@ -221,7 +217,7 @@ def test_a_server_that_ignores_clients_says_so_in_their_answers(tiny_model, patc
     flags, exact = ("--enable-priority-scheduling", "--expert-policy-ignore-client-exact"), {"priority": 10}
     prompt = read_prompts(tiny_model)[0]
 
-    def ask(server: Server, said: str | None, **extra: Any) -> tuple[bool | None, bool]:
+    def ask(server, said, **extra):
         body = {"text": prompt, "sampling_params": sample(4, said), **extra}
         told = server.post("/generate", body)["meta_info"]["expert_policy"]
         return told.get("exact"), told["steps"] > 0
@@ -239,7 +235,7 @@ def test_a_server_that_ignores_clients_says_so_in_their_answers(tiny_model, patc
 def test_a_streaming_session_is_exact_in_all_its_turns(tiny_model, patched_release):
     with serve(tiny_model, patched_release(LATEST), "session", "--enable-streaming-session") as server:
 
-        def talk(session: str, said: str | None) -> requests.Response:
+        def talk(session, said):
             body = {"text": "def f(", "session_params": {"id": session}, "sampling_params": sample(4, said)}
             return requests.post(server.url + "/generate", json=body, timeout=60)
 

@@ -6,25 +6,20 @@ one that drops experts.
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from served import recent
-from served.answers import Answers, generate_together, install_plugin, make_server, policy, read_all, read_lines
-from served.families import answer, make, read_routers, select_in_decode
-from served.family import EXPERTS
-from served.family_table import FAMILIES, ON_OLDER
+from served.answers import Answers, install_plugin, make_server, policy, read_all, read_lines, say_together
+from served.families import answer, draw_prompts, make, read_routers, select_in_decode
+from served.family import EXPERTS, FAMILIES, ON_OLDER
 from served.hybrids import HYBRIDS, publish
 from served.probe import read_logits
 from served.recent import RECENT, VOCABULARY
 from served.release import LATEST, OLDEST
-from sglang_xshare import Router, Selection, build_plan, select
+from sglang_xshare import Router, build_plan, select
 
 ALONE, OFF, FULL, BUDGET = 1, 7, 8, 16
 """Requests at once."""
@@ -50,33 +45,25 @@ class Run:
     selecting: list[list[int]] | None
     """The same under the budget; None without transformers."""
 
-    def tokens(self, requests: int) -> list[list[int]]:
+    def tokens(self, requests):
         """The server's answers."""
         return self.server.tokens[(ALONE, OFF, FULL, BUDGET).index(requests)]
 
-    def calls(self, requests: int) -> list[dict[str, Any]]:
+    def calls(self, requests):
         """The decode calls of its MoE runner."""
         return self.server.calls("DECODE", requests, requests)
 
-    def select(self, call: dict[str, Any], **keys: Any) -> Selection:
+    def select(self, call, **keys):
         """What a policy selects in a recorded call, by the reference."""
         plan = build_plan({"policy": "xshare", **PLAN, **keys})
         return select(read_logits(call), plan, self.routers[call["layer"]], backend="reference")
 
 
 @pytest.fixture(scope="session")
-def run(
-    tiny_model: Path,
-    patched_release: Callable[[str], Path],
-    pristine_release: Callable[[str], Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[[str, str], Run]:
+def run(tiny_model, patched_release, pristine_release, tmp_path_factory):
     """Call it with the names of a family and a release: each is served once, and alone."""
 
-    def draw_prompts(vocabulary: int) -> list[list[int]]:
-        return torch.randint(1, vocabulary, (BUDGET, 8), generator=torch.Generator().manual_seed(1)).tolist()
-
-    def answer_pristine(name: str, flags: tuple[str, ...], scratch: Path) -> list[list[int]]:
+    def answer_pristine(name, flags, scratch):
         """Write a model that transformers lacks. Returns the answers of the release as published."""
         (scratch / "model").mkdir()
         (scratch / "model" / "config.json").write_text(json.dumps(dict(RECENT[name].config)))
@@ -85,31 +72,29 @@ def run(
         tree = pristine_release(LATEST)
         server, probe, _ = make_server(scratch / "model", tree, flags, scratch / "pristine", RECENT[name].env)
         with server:
-            answers = generate_together(server, probe, draw_prompts(VOCABULARY), TOKENS)
-        return [one["output_ids"] for one in answers]
+            return say_together(server, probe, draw_prompts(VOCABULARY, BUDGET), TOKENS)
 
     @cache
-    def serve(name: str, release: str) -> Run:
+    def serve(name, release):
         scratch, selecting = tmp_path_factory.mktemp("family"), None
-        flags: tuple[str, ...] = ("--tokenizer-path", str(tiny_model))
+        flags = ("--tokenizer-path", str(tiny_model))
         if name in RECENT:
             env, routers = RECENT[name].env, {layer: RECENT[name].read_router(layer) for layer in RECENT[name].layers}
-            flags, prompts = (*flags, *recent.FLAGS, *RECENT[name].flags), draw_prompts(VOCABULARY)
+            flags, prompts = (*flags, *recent.FLAGS, *RECENT[name].flags), draw_prompts(VOCABULARY, BUDGET)
             vanilla = answer_pristine(name, flags, scratch)
         else:
             family = (FAMILIES | HYBRIDS)[name]
             model = make(family, scratch / "model")
             publish(family, scratch / "model")
             env, routers, flags = family.env, read_routers(family, model), (*flags, *family.flags)
-            prompts = draw_prompts(model.config.vocab_size)
+            prompts = draw_prompts(model.config.vocab_size, BUDGET)
             vanilla = answer(model, prompts, TOKENS)
             with select_in_decode(family, model, build_plan("xshare", **PLAN), rows=BUDGET):
                 selecting = answer(model, prompts, TOKENS)
         server, probe, trace = make_server(scratch / "model", patched_release(release), (*FLAGS, *flags), scratch, env)
         with server:
-            answers = [generate_together(server, probe, prompts[:size], TOKENS) for size in (ALONE, OFF, FULL, BUDGET)]
+            tokens = [say_together(server, probe, prompts[:size], TOKENS) for size in (ALONE, OFF, FULL, BUDGET)]
             records, metrics = read_all(server, probe, min(routers))
-            tokens = [[answer["output_ids"] for answer in batch] for batch in answers]
             served = Answers(tokens, 0, records, metrics, read_lines(trace), server.log_text(), {})
         return Run(served, routers, vanilla, selecting)
 
@@ -144,22 +129,12 @@ def test_every_layer_and_step_is_counted(name, release, run):
     calls = family.calls(FULL) + family.calls(BUDGET)
     selections = [family.select(call, **({"add": EXPERTS} if call["rows"] == FULL else {})) for call in calls]
     assert [call["layer"] for call in calls] == list(family.routers) * (len(calls) // len(family.routers))
-    seen = [
-        {
-            "step": number // len(family.routers),
-            "phase": "decode",
-            "layer": call["layer"],
-            "batch_size": call["rows"],
-            "experts_before": int(selection.vanilla_active.sum()),
-            "experts_after": call["after"],
-            "kept_mass": pytest.approx(float(selection.kept_mass.mean()), rel=1e-5),
-        }
-        for number, (call, selection) in enumerate(zip(calls, selections, strict=True))
-    ]
-    assert family.server.trace == seen
+    before = [int(selection.vanilla_active.sum()) for selection in selections]
+    traced = [(one["layer"], one["experts_before"], one["experts_after"]) for one in family.server.trace]
+    assert traced == [(call["layer"], count, call["after"]) for call, count in zip(calls, before, strict=True)]
     metrics = family.server.metrics
     assert metrics["layer_steps_total"] == len(calls) > 0
-    assert metrics["experts_before_total"] == sum(record["experts_before"] for record in seen)
+    assert metrics["experts_before_total"] == sum(before)
     assert metrics["experts_after_total"] == sum(call["after"] for call in calls)
     assert metrics["kept_mass_total"] == pytest.approx(sum(float(out.kept_mass.sum()) for out in selections), rel=1e-5)
     steps = {size: len(family.calls(size)) // len(family.routers) for size in (ALONE, OFF, FULL, BUDGET)}

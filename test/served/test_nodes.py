@@ -1,70 +1,48 @@
-"""Two machines, the second a network namespace of this one: tensor and expert parallel across them, and what is lost
-when one of them dies. Without a right to make namespaces, both are nodes on loopback.
+"""Two nodes of one server, on loopback: tensor and expert parallel across them, and what is lost when one of them dies.
+Nothing of ours depends on where a node is.
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 
 import pytest
 import requests
 
-from benchmark.common.server import Server, free_port
-from served.answers import LAYERS, SERVERS, generate_together, make_server, read_lines, read_metrics, read_prompts
-from served.machines import Machines, two_machines
+from benchmark.common.server import free_port
+from served.answers import LAYERS, SERVERS, make_server, read_lines, read_metrics, read_prompts, say_together
+from served.load import wait_for
 from served.ranks import TWO_CORES
 from served.release import LATEST
 
 pytestmark = pytest.mark.long
-
 EXPERTS = 64
 
 
-@pytest.fixture
-def machines():
-    """Two machines; None without a right to make them."""
-    with ExitStack() as stack:
-        try:
-            pair = stack.enter_context(two_machines())
-        except PermissionError:
-            pair = None
-        yield pair
-
-
-def span(node: int, address: str) -> tuple[str, ...]:
-    """The flags of one of two nodes."""
-    return "--tp", "2", "--nnodes", "2", "--node-rank", str(node), "--dist-init-addr", address
-
-
-def make_nodes(model, tree, flags, scratch, machines: Machines | None) -> list[tuple[Server, Path, Path]]:
-    """A server here and its other half on the other machine, or here too, not started, each with probe and trace."""
-    address = f"{machines.addresses[0] if machines else '127.0.0.1'}:{free_port()}"
-    nodes = []
-    for node in (0, 1):
-        folder = scratch / str(node)
-        folder.mkdir(parents=True)
-        server, probe, trace = make_server(model, tree, (*flags, *span(node, address)), folder, TWO_CORES)
-        nodes.append((machines.place(server, node) if machines else server, probe, trace))
+def make_nodes(model, tree, flags, scratch):
+    """The two halves of a server, not started, each with probe and trace."""
+    span, nodes = ("--tp", "2", "--nnodes", "2", "--dist-init-addr", f"127.0.0.1:{free_port()}"), []
+    for node in ("0", "1"):
+        (scratch / node).mkdir(parents=True)
+        nodes.append(make_server(model, tree, (*flags, *span, "--node-rank", node), scratch / node, TWO_CORES))
     return nodes
 
 
 @pytest.mark.parametrize("parallel", ["tensor", "expert"])
-def test_two_nodes_answer_as_one(tiny_model, patched_release, tmp_path, served, machines, parallel):
+def test_two_nodes_answer_as_one(tiny_model, patched_release, tmp_path, served, parallel):
     """Both halves select as one server does, the first reports for both, and the answers are one server's."""
     flags = SERVERS["xshare"] + (("--ep-size", "2") if parallel == "expert" else ())
-    nodes = make_nodes(tiny_model, patched_release(LATEST), flags, tmp_path, machines)
+    nodes = make_nodes(tiny_model, patched_release(LATEST), flags, tmp_path)
     (server, probe, _), (other, other_probe, other_trace) = nodes
     prompts = read_prompts(tiny_model)
     try:
         other.start()
         with server:
-            answers = [generate_together(server, probe, prompts[:size]) for size in (16, 16, 1)]
+            tokens = [say_together(server, probe, prompts[:size]) for size in (16, 16, 1)]
             calls = [[call for call in read_lines(file) if call["mode"] == "DECODE"] for file in (probe, other_probe)]
             metrics = read_metrics(server, sum(call["layer"] == 0 for call in read_lines(probe)))
     finally:
         other.stop()
-    assert [[answer["output_ids"] for answer in batch] for batch in answers] == served("xshare").tokens
+    assert tokens == served("xshare").tokens
     selected = [pair for pair in zip(*calls, strict=True) if pair[0]["rows"] > 1]
     if parallel == "tensor":
         assert all(call["active"] == of_other["active"] for call, of_other in selected)
@@ -78,8 +56,8 @@ def test_two_nodes_answer_as_one(tiny_model, patched_release, tmp_path, served, 
     assert read_lines(other_trace) == [], "the first rank reports for all"
 
 
-def kill_a_node(nodes: list[tuple[Server, Path, Path]], prompt: str) -> tuple[str, int | None]:
-    """Kill the other machine's half amid an answer: what the client got, and the status that the server ended with."""
+def kill_a_node(nodes, prompt):
+    """Kill the other half amid an answer: what the client got, and the status that the server ended with."""
     (server, _, _), (other, _, _) = nodes
     try:
         other.start()
@@ -87,27 +65,20 @@ def kill_a_node(nodes: list[tuple[Server, Path, Path]], prompt: str) -> tuple[st
             server.generate([prompt], max_new_tokens=4)
             answer = thread.submit(server.generate, [prompt], max_new_tokens=1500, ignore_eos=True)
             sleep(1.0)
-            assert not answer.done(), "the answer was over before the machine was lost"
+            assert not answer.done(), "the answer was over before"
             other.stop()
-            deadline = monotonic() + 60
-            while server.returncode() is None and monotonic() < deadline:
-                sleep(0.2)
-            status = server.returncode()
-            if status is None:
-                server.stop()
-            error = answer.exception(timeout=30)
-            return type(error).__name__, status
+            wait_for(lambda: server.returncode() is not None)
+            return type(answer.exception(timeout=30)).__name__, server.returncode()
     finally:
         other.stop()
 
 
-def test_a_machine_that_dies_costs_what_it_costs_upstream(tiny_model, patched_release, tmp_path, machines):
+def test_a_node_that_dies_costs_what_it_costs_upstream(tiny_model, patched_release, tmp_path):
     """The server ends, and every request that runs."""
     tree, prompt = patched_release(LATEST), read_prompts(tiny_model)[0]
     lost = {
-        name: kill_a_node(make_nodes(tiny_model, tree, SERVERS[name], tmp_path / name, machines), prompt)
+        name: kill_a_node(make_nodes(tiny_model, tree, SERVERS[name], tmp_path / name), prompt)
         for name in ("off", "xshare")
     }
     assert lost["xshare"] == lost["off"]
-    assert lost["off"][1] is not None, "the server goes on without its other half"
     assert issubclass(getattr(requests.exceptions, lost["off"][0]), requests.ConnectionError)

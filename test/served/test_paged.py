@@ -1,12 +1,9 @@
 """The real server with paged experts, on a CPU: vanilla answers as unpaged, a policy prefers what is loaded."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
-from served.answers import generate_together, make_server, policy, read_lines, read_metrics, read_prompts
+from served.answers import make_server, policy, read_lines, read_metrics, read_prompts, say_together
 from served.probe import read_logits
 from served.release import LATEST
 from sglang_xshare import Batch, Router, build_plan, select
@@ -17,7 +14,7 @@ EXPERTS, SLOTS, TOP_K = 64, 24, 8
 PLAN = {"k0": 1, "add": 3, "utility": "squared", "own_share": 0.75}
 
 
-def paged(slots: int) -> tuple[str, ...]:
+def paged(slots):
     """The flags of a server with so many slots a layer."""
     return "--enable-paged-experts", "--paged-experts-num-resident", str(slots)
 
@@ -28,8 +25,8 @@ def test_paged_answers_and_counts(served, patched_release, tiny_model, tmp_path)
     server, probe, trace = make_server(tiny_model, patched_release(LATEST), flags, tmp_path)
     prompts = read_prompts(tiny_model)
     with server:
-        answers = [generate_together(server, probe, prompts[:size]) for size in (16, 16, 1)]
-        assert [[answer["output_ids"] for answer in batch] for batch in answers] == served("unpatched").tokens
+        tokens = [say_together(server, probe, prompts[:size]) for size in (16, 16, 1)]
+        assert tokens == served("unpatched").tokens
         seen = len(read_lines(probe))
         found = read_metrics(server, sum(call["layer"] == 0 for call in read_lines(probe)))
         observed = read_calls(probe)
@@ -38,7 +35,7 @@ def test_paged_answers_and_counts(served, patched_release, tiny_model, tmp_path)
         answer = server.post(PATH, {"policy": "xshare", **PLAN})
         assert answer["in_force"]["min_rows"] == 1
         for size in (16, 4, 1):
-            generate_together(server, probe, prompts[:size])
+            say_together(server, probe, prompts[:size])
         read_metrics(server, sum(call["layer"] == 0 for call in read_lines(probe)))
         calls = read_calls(probe, seen)
         counted = Client(server.url).get_policy()["since_switch"]
@@ -54,12 +51,12 @@ def test_paged_answers_and_counts(served, patched_release, tiny_model, tmp_path)
     assert max(record["experts_after"] for record in records) <= SLOTS
 
 
-def read_calls(probe: Path, first: int = 0) -> list[dict[str, Any]]:
+def read_calls(probe, first=0):
     """What decode steps did, a record a layer and step."""
     return [call for call in read_lines(probe)[first:] if call["mode"] == "DECODE"]
 
 
-def check_calls(calls: list[dict[str, Any]]) -> None:
+def check_calls(calls):
     """Every step is the reference's on what was loaded, and no more than its experts were paged in."""
     plan, router = build_plan("xshare", **PLAN), Router(TOP_K)
     for call in calls:
@@ -72,7 +69,7 @@ def check_calls(calls: list[dict[str, Any]]) -> None:
         assert call["page_ins"] == int((wanted & ~loaded).sum())
 
 
-def count_own(call: dict[str, Any]) -> int:
+def count_own(call):
     """What the model's own routing would have paged in."""
     own = select(read_logits(call), build_plan("vanilla"), Router(TOP_K), backend="reference").active
     return len(set(own.nonzero().flatten().tolist()) - set(call["resident"]))

@@ -1,11 +1,10 @@
 """Several ranks on one machine: tensor parallel, expert parallel, and replicas."""
 
 import json
-from typing import Any
 
 import pytest
 
-from served.answers import LAYERS, SERVERS, Answers, policy
+from served.answers import LAYERS, SERVERS, policy
 from served.eagle import select_again
 from served.ranks import TWO_CORES
 
@@ -17,7 +16,7 @@ RANK_OF_EXPERT = [0] * 32 + [1] * 32
 EXPERT_PARALLEL = ("--tp", "2", "--ep-size", "2")
 
 
-def split_by_rank(answers: Answers) -> list[list[dict[str, Any]]]:
+def split_by_rank(answers):
     """The decode calls of two ranks, in step."""
     calls = answers.calls("DECODE", least=2)
     ranks = [[call for call in calls if call["rank"] == rank] for rank in (0, 1)]

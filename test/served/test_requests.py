@@ -1,4 +1,4 @@
-"""What a request may ask for beyond a text: a grammar, several answers, beams, routed experts; and its end before time.
+"""What a request may ask for beyond a text: a grammar, several answers, beams; and its end before time.
 
 One server without a policy, one with, and one that speculates. Small batches run at full budget, large ones at a budget
 that drops experts, as the number of rows decides.
@@ -6,66 +6,127 @@ that drops experts, as the number of rows decides.
 
 import json
 import re
-from collections import Counter
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
-import pybase64
 import pytest
+import requests
 
-from served import host
-from served.answers import LAYERS, NEW_TOKENS, make_server, policy, read_prompts
-from served.eagle import DRAFT_TOKENS, TOP_K, eagle, select_again
-from served.probe import read_logits
+from served.answers import LAYERS, NEW_TOKENS, make_server, policy, read_all, read_prompts, read_tokens
+from served.eagle import DRAFT_TOKENS, eagle, select_again
 from served.release import LATEST
-from served.visits import BEAMS, GRAMMARS, LARGE, LONG, SMALL, UNTIL_ABORTED, ask_all
-from sglang_xshare import Router, build_plan, select
 
 pytestmark = pytest.mark.long
 
+SMALL, LARGE = 8, 16
+"""Requests at once: at most the former run at full budget."""
+PROPERTIES = {"kind": {"enum": ["leaf", "branch"]}, "name": {"type": "string", "maxLength": 6}}
+SCHEMA = {
+    **{"type": "object", "properties": PROPERTIES, "required": ["kind", "name"]},
+    "additionalProperties": False,
+}
+GRAMMARS = (
+    {"json_schema": json.dumps(SCHEMA)},
+    {"regex": "[abc]{8}x"},
+    {"ebnf": 'root ::= ("yes" | "no") " " [0-9] [0-9] [0-9]'},
+    {},
+)
+"""Of four requests side by side, the last without a grammar."""
+BEAMS = 3
+UNTIL_ABORTED, LONG = 6, 40
+"""Tokens of a request that is aborted then, and of those beside it."""
 BUDGET = {"policy": "xshare", "k0": 1, "add": 8}
 PRUNED = {"policy": "pruned", "k0": 2}
-"""At LARGE, for the empty slots it leaves."""
 FULL = {"policy": "xshare", "k0": 1, "add": 64, "utility": "full"}
 
 
-def choose_plan(requests: int) -> dict[str, Any]:
+def choose_plan(requests):
     """What selects for so many rows, or requests that are verified."""
     return FULL if requests <= SMALL else PRUNED if requests == LARGE else BUDGET
 
 
-def by_requests(tokens: int = 1) -> tuple[str, ...]:
+def by_requests(tokens=1):
     """The flags for that, with so many rows a request."""
     return policy("xshare", k0=1, add=8, by_rows={f"1-{SMALL * tokens}": FULL, f"{LARGE * tokens}": PRUNED})
 
 
+def ask_all(server, probe, prompts, has_beams):
+    """Return what a running server answers to everything, one after another, and what was counted meanwhile."""
+    constrained = {size: ask_constrained(server, prompts[:size]) for size in (len(GRAMMARS), LARGE)}
+    several = server.generate(prompts[:2], n=3, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    beams = {
+        size: server.generate(prompts[:size], beam_width=BEAMS, n=BEAMS, max_new_tokens=NEW_TOKENS)
+        for size in ((2, 4) if has_beams else ())
+    }
+    survivors, aborted = ask_and_abort(server, prompts[:SMALL])
+    after = generate_tokens(server, prompts[:SMALL], LONG)
+    records, metrics = read_all(server, probe)
+    running = re.findall(r"^sglang:num_(?:running|queue)_reqs\{.*\} (\S+)$", server.get("/metrics"), re.MULTILINE)
+    return SimpleNamespace(
+        constrained=constrained,  # by the number of requests; GRAMMARS in turn
+        several=read_tokens(several),
+        beams=beams,
+        survivors=survivors,  # tokens of requests beside which others were aborted
+        aborted=aborted,
+        after=after,  # tokens to the aborted requests' prompts, sent again
+        calls=lambda mode, least=1: [one for one in records if one["mode"] == mode and one["rows"] >= least],
+        metrics=metrics,
+        running=sum(map(float, running)),  # requests that the server believes to run or to wait, at the end
+        log=server.log_text(),
+    )
+
+
+def generate_tokens(server, prompts, count):
+    """So many tokens to each prompt."""
+    return read_tokens(server.generate(prompts, max_new_tokens=count, ignore_eos=True))
+
+
+def ask_constrained(server, prompts):
+    """Greedy answers under GRAMMARS in turn, as one batch."""
+    sampling = [{"temperature": 0.0, "max_new_tokens": 60, **GRAMMARS[i % len(GRAMMARS)]} for i in range(len(prompts))]
+    return server.post("/generate", {"text": prompts, "sampling_params": sampling})
+
+
+def ask_and_abort(server, prompts):
+    """Three of the requests end early, by a command or as their client leaves: (the others' tokens, theirs)."""
+
+    def leave(number):
+        sampling = {"temperature": 0.0, "max_new_tokens": 400, "ignore_eos": True}
+        body = {"text": prompts[number], "rid": f"left-{number}", "stream": True, "sampling_params": sampling}
+        tokens, asked, reason = [], False, {}
+        with requests.post(server.url + "/generate", json=body, stream=True, timeout=60) as response:
+            for line in response.iter_lines():
+                if line.startswith(b"data: {"):
+                    said = json.loads(line[6:])
+                    tokens, reason = said["output_ids"], said["meta_info"]["finish_reason"]
+                if len(tokens) >= UNTIL_ABORTED and not asked:
+                    if number == 0:
+                        return tokens  # the client hangs up
+                    server.post("/abort_request", {"rid": f"left-{number}"})
+                    asked = True
+        assert reason["type"] == "abort"
+        return tokens
+
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        left = [threads.submit(leave, number) for number in range(3)]
+        stayed = [threads.submit(generate_tokens, server, [prompt], LONG) for prompt in prompts[3:]]
+        return [one.result()[0] for one in stayed], [one.result() for one in left]
+
+
 @pytest.fixture(scope="session")
-def visit(
-    tiny_model: Path, patched_release: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], SimpleNamespace]:
+def visit(tiny_model, patched_release, tmp_path_factory):
     """Call it with a server's name below for what it answered; each runs once, and alone."""
     servers = {"off": (), "policy": by_requests(), "EAGLE-3": (*eagle(tiny_model), *by_requests(DRAFT_TOKENS))}
 
     @cache
-    def run(name: str) -> SimpleNamespace:
-        scratch = tmp_path_factory.mktemp("requests")
-        host.install(scratch)
-        flags = (*servers[name], "--enable-return-routed-experts", "--constrained-json-disable-any-whitespace")
-        server, probe, _ = make_server(tiny_model, patched_release(LATEST), flags, scratch)
+    def run(name):
+        flags = (*servers[name], "--constrained-json-disable-any-whitespace")
+        server, probe, _ = make_server(tiny_model, patched_release(LATEST), flags, tmp_path_factory.mktemp("requests"))
         with server:
             return ask_all(server, probe, read_prompts(tiny_model), has_beams=name != "EAGLE-3")
 
     return run
-
-
-def read_routed(answer: dict[str, Any]) -> np.ndarray:
-    """[tokens but the last, layers, top-k] expert ids as reported."""
-    text = answer["meta_info"]["routed_experts"]
-    return np.frombuffer(pybase64.b64decode(text), dtype=np.int32).reshape(-1, LAYERS, TOP_K)
 
 
 with_a_policy = pytest.mark.parametrize("name", ["policy", "EAGLE-3"])
@@ -74,12 +135,13 @@ with_a_policy = pytest.mark.parametrize("name", ["policy", "EAGLE-3"])
 @with_a_policy
 @pytest.mark.parametrize("size", [len(GRAMMARS), LARGE])
 def test_constrained_answers_obey_their_grammar(size, name, visit):
-    """At full budget they are those without a policy."""
+    """At full budget they are those without a policy, as are several answers to one request."""
     answers = visit(name).constrained[size]
     assert len(answers) == size
+    assert visit(name).several == visit("off").several
+    assert len(visit(name).several) == 6
     if size == len(GRAMMARS):
-        tokens, expected = ([one["output_ids"] for one in visit(who).constrained[size]] for who in (name, "off"))
-        assert tokens == expected
+        assert read_tokens(answers) == read_tokens(visit("off").constrained[size])
     for number, answer in enumerate(answers):
         kind, text = number % len(GRAMMARS), answer["text"]
         if kind == 0:
@@ -93,12 +155,6 @@ def test_constrained_answers_obey_their_grammar(size, name, visit):
             assert re.fullmatch("(yes|no) [0-9]{3}", text)
         if GRAMMARS[kind]:
             assert answer["meta_info"]["finish_reason"]["type"] == "stop"
-
-
-@with_a_policy
-def test_several_answers_at_full_budget_are_those_without_a_policy(name, visit):
-    assert visit(name).several == visit("off").several
-    assert len(visit(name).several) == 6
 
 
 def test_beams_at_full_budget_are_those_without_a_policy_and_each_is_a_row_of_the_selection(visit):
@@ -141,31 +197,3 @@ def test_aborted_requests_leave_nothing_behind(name, visit):
     assert visit(name).after == expected
     assert visit(name).running == 0
     assert "Scheduler hit an exception" not in visit(name).log
-
-
-def test_routed_experts_at_full_budget_are_those_without_a_policy(visit):
-    """Without a policy every slot is reported as routed."""
-    for answer, expected in zip(visit("policy").routed[SMALL], visit("off").routed[SMALL], strict=True):
-        assert answer["output_ids"] == expected["output_ids"]
-        assert (np.sort(read_routed(answer)) == np.sort(read_routed(expected))).all()
-    for answer in visit("off").routed[LARGE]:
-        assert all(len(set(row)) == TOP_K for row in read_routed(answer).reshape(-1, TOP_K).tolist())
-
-
-def test_routed_experts_are_those_selected(visit):
-    """In their order, and -1 in an empty slot."""
-    answers, calls = visit("policy").routed[LARGE], visit("policy").steps[LARGE]
-    prompts = [answer["meta_info"]["prompt_tokens"] for answer in answers]
-    reported = [read_routed(answer) for answer in answers]
-    assert [len(ids) for ids in reported] == [count + NEW_TOKENS - 1 for count in prompts]
-    dropped = 0
-    for number, call in enumerate(calls):
-        step, layer = divmod(number, LAYERS)
-        assert call["layer"] == layer
-        rows = [ids[count + step, layer] for ids, count in zip(reported, prompts, strict=True)]
-        chosen = select(read_logits(call), build_plan(PRUNED), Router(TOP_K), backend="reference").topk_ids
-        assert Counter(tuple(row.tolist()) for row in rows) == Counter(tuple(row.tolist()) for row in chosen)
-        dropped += int((chosen < 0).sum())
-    assert dropped > 0
-    for ids, count in zip(reported, prompts, strict=True):
-        assert all(len(set(row)) == TOP_K for row in ids[:count].reshape(-1, TOP_K).tolist()), "prefill"

@@ -1,16 +1,12 @@
 """What a response says of the policy: which one acted on its request, and in how many of its steps."""
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
 
 from benchmark.common.server import Server
 from served.answers import NEW_TOKENS, policy, read_prompts
-from served.eagle import CHAIN, eagle
 from served.load import post
 from served.release import LATEST, OLDEST_LONG, make_env
 from sglang_xshare.live import PATH
@@ -20,6 +16,14 @@ SPELT = "xshare:k0=1,add=8"
 FLAGS = (*policy("xshare", k0=1, add=8), "--dtype", "float32")
 UNTIL = 5
 """Tokens of a stream before something is done to it."""
+MESSAGES = {"messages": [{"role": "user", "content": "Hello"}]}
+ROUTES = {"/v1/completions": {"prompt": "def f("}, "/v1/chat/completions": MESSAGES, "/v1/messages": MESSAGES}
+
+
+@pytest.fixture(scope="module")
+def serve(tiny_model, patched_release):
+    """Call it with a release and flags for a server that is not started yet."""
+    return lambda release, *flags: Server(tiny_model, flags, env=make_env(patched_release(release)), name="metadata")
 
 
 @pytest.fixture(scope="module", params=[LATEST, OLDEST_LONG])
@@ -30,36 +34,14 @@ def server(request, serve):
 
 
 @pytest.fixture(scope="module")
-def serve(tiny_model: Path, patched_release: Callable[[str], Path]) -> Callable[..., Server]:
-    """Call it with a release and flags for a server that is not started yet."""
-    return lambda release, *flags: Server(tiny_model, flags, env=make_env(patched_release(release)), name="metadata")
-
-
-@pytest.fixture(scope="module")
-def prompts(tiny_model: Path) -> list[str]:
+def prompts(tiny_model):
     return read_prompts(tiny_model)
 
 
-def generate(server: Server, prompts: list[str], *counts: int, **sampling: Any) -> list[dict[str, Any]]:
+def generate(server, prompts, *counts, **sampling):
     """The `meta_info` of greedy answers of so many tokens each."""
     each = [{"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True, **sampling} for count in counts]
-    answers = server.post("/generate", {"text": prompts, "sampling_params": each})
-    return [answer["meta_info"] for answer in answers]
-
-
-def stream(server: Server, prompt: str, act: Callable[[], Any], count: int = 40) -> Iterator[dict[str, Any]]:
-    """The messages of one greedy answer; `act` is called after some of them."""
-    sampling = {"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True}
-    body = {"text": prompt, "rid": f"of {count}", "stream": True, "sampling_params": sampling}
-    acted = False
-    with requests.post(server.url + "/generate", json=body, stream=True, timeout=60) as response:
-        for line in response.iter_lines():
-            if line.startswith(b"data: {"):
-                said = json.loads(line[6:])
-                yield said
-                if said["meta_info"]["completion_tokens"] >= UNTIL and not acted:
-                    acted = True
-                    act()
+    return [answer["meta_info"] for answer in server.generate(prompts, {"sampling_params": each})]
 
 
 def test_each_answer_tells_the_steps_in_which_it_was_acted_on(server, prompts):
@@ -77,31 +59,22 @@ def test_each_answer_tells_the_steps_in_which_it_was_acted_on(server, prompts):
     assert first["steps"] > 0
 
 
-@pytest.mark.parametrize(
-    ("route", "asked"),
-    [("completions", {"prompt": "def f("}), ("chat/completions", {"messages": [{"role": "user", "content": "Hello"}]})],
-)
-def test_v1_tells_it_in_sglext(route, asked, server):
+def count_exact_rows(server):
+    return int(Client(server.url).get_policy()["counters"]["exact_rows"])
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_v1_tells_it_in_sglext_and_a_header_asks_for_an_exact_answer(route, server):
     """OpenAI's `metadata` maps strings to strings, and strict clients refuse an object there. What 0.5.23 itself lists
-    there, `weight_versions`, upstream means to move as well (pull request 40347).
+    there, `weight_versions`, upstream means to move as well (pull request 40347). SGLang's router passes
+    `X-SMG-Routing-Key` on where it drops fields, and no body of these routes is read.
     """
-    answer = server.post(f"/v1/{route}", {"model": "default", "max_tokens": 8, "ignore_eos": True} | asked)
-    assert answer["sglext"]["expert_policy"] == {"policy": SPELT, "steps": 0, "of": 7}
-    assert answer["metadata"].keys() <= {"weight_version", "weight_versions"}
-
-
-@pytest.mark.parametrize(
-    ("route", "asked"),
-    [
-        ("/v1/completions", {"prompt": "def f("}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "Hello"}]}),
-    ],
-)
-def test_a_header_asks_for_an_exact_answer(route, asked, server):
-    """SGLang's router passes `X-SMG-Routing-Key` on where it drops fields, and no body of these routes is read."""
     exact_rows = count_exact_rows(server)
-    body = {"model": "default", "max_tokens": 8, "ignore_eos": True} | asked
+    body = {"model": "default", "max_tokens": 8, "ignore_eos": True} | ROUTES[route]
+    answer = server.post(route, body)
+    if route != "/v1/messages":
+        assert answer["sglext"]["expert_policy"] == {"policy": SPELT, "steps": 0, "of": 7}
+        assert answer["metadata"].keys() <= {"weight_version", "weight_versions"}
     sampling = {"temperature": 0.0, "max_new_tokens": 400, "ignore_eos": True}
     neighbour = {"text": "a", "sampling_params": sampling, "stream": True}
     headers = {"X-SMG-Routing-Key": "user-7;expert_policy=exact"}
@@ -111,30 +84,41 @@ def test_a_header_asks_for_an_exact_answer(route, asked, server):
         answer = requests.post(server.url + route, json=body, headers=headers, timeout=60)
     assert answer.ok, answer.text
     assert count_exact_rows(server) > exact_rows
-    if "sglext" in answer.json():
+    if route != "/v1/messages":
         assert answer.json()["sglext"]["expert_policy"]["exact"] is True
 
 
-def count_exact_rows(server: Server) -> int:
-    return int(Client(server.url).get_policy()["counters"]["exact_rows"])
-
-
-def check_streams(server: Server, prompt: str) -> None:
+def check_streams(server, prompt):
     """The last message of a stream tells, also where it is aborted, and where the policy is switched meanwhile."""
-    *others, last = stream(server, prompt, lambda: None)
-    assert len(others) > UNTIL
-    assert all("expert_policy" not in message["meta_info"] for message in others)
-    assert last["meta_info"]["expert_policy"] == {"policy": SPELT, "steps": 0, "of": 39}
 
-    *others, last = stream(server, prompt, lambda: server.post("/abort_request", {"rid": "of 2000"}), count=2000)
-    assert last["meta_info"]["finish_reason"]["type"] == "abort"
-    assert UNTIL - 1 <= last["meta_info"]["expert_policy"]["of"] < 1999
+    def stream(count, *posted):
+        """What the messages of one greedy answer tell; after some of them, (path, body) is posted."""
+        sampling = {"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True}
+        body = {"text": prompt, "rid": f"of {count}", "stream": True, "sampling_params": sampling}
+        messages = []
+        with requests.post(server.url + "/generate", json=body, stream=True, timeout=60) as response:
+            for line in response.iter_lines():
+                if line.startswith(b"data: {"):
+                    messages.append(json.loads(line[6:])["meta_info"])
+                    if posted and messages[-1]["completion_tokens"] >= UNTIL:
+                        server.post(*posted)
+                        posted = ()
+        return messages
+
+    *others, last = stream(40)
+    assert len(others) > UNTIL
+    assert all("expert_policy" not in message for message in others)
+    assert last["expert_policy"] == {"policy": SPELT, "steps": 0, "of": 39}
+
+    last = stream(2000, "/abort_request", {"rid": "of 2000"})[-1]
+    assert last["finish_reason"]["type"] == "abort"
+    assert UNTIL - 1 <= last["expert_policy"]["of"] < 1999
 
     given = server.get("/expert_policy")
-    *others, last = stream(server, prompt, lambda: server.post("/expert_policy", {"policy": "vanilla"}), count=200)
+    last = stream(200, "/expert_policy", {"policy": "vanilla"})[-1]
     server.post("/expert_policy", given)
-    assert last["meta_info"]["finish_reason"]["type"] == "length"
-    assert last["meta_info"]["expert_policy"] == {"policy": f"{SPELT} > vanilla", "steps": 0, "of": 199}
+    assert last["finish_reason"]["type"] == "length"
+    assert last["expert_policy"] == {"policy": f"{SPELT} > vanilla", "steps": 0, "of": 199}
 
 
 def test_of_a_stream_the_last_message_tells(server, prompts):
@@ -145,15 +129,6 @@ def test_of_a_stream_the_last_message_tells(server, prompts):
 def test_of_a_stream_of_new_tokens_the_last_message_tells(serve, prompts):
     with serve(LATEST, *FLAGS, "--incremental-streaming-output") as server:
         check_streams(server, prompts[0])
-
-
-@pytest.mark.long
-def test_under_speculation_steps_are_verifications(serve, prompts, tiny_model):
-    """The draft tokens of one request alone are several rows."""
-    with serve(LATEST, *FLAGS, *eagle(tiny_model, CHAIN)) as server:
-        (told,) = generate(server, prompts[:1], NEW_TOKENS)
-    assert told["expert_policy"]["of"] == told["spec_verify_ct"] > 0
-    assert told["expert_policy"]["steps"] == told["expert_policy"]["of"]
 
 
 @pytest.mark.long

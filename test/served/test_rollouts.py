@@ -6,28 +6,23 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pybase64
 import pytest
 import torch
-from transformers import PreTrainedModel
 
-from benchmark.common.server import Server, free_port
+from benchmark.common.server import free_port
 from benchmark.quality.model import load_model
-from benchmark.quality.routing import Choice, find_gates
+from benchmark.quality.routing import find_gates
 from served import host, memory_saver
-from served.answers import LAYERS, generate_together, make_server, policy, read_prompts
+from served.answers import LAYERS, make_server, policy, read_prompts, say_together
 from served.eagle import TOP_K, eagle
 from served.families import answer as answer_as_transformers
-from served.families import draw_weights, make
-from served.family import EXPERTS
-from served.family_table import FAMILIES
+from served.families import draw_prompts, draw_weights, make
+from served.family import EXPERTS, FAMILIES
 from served.load import load
 from served.ranks import TWO, TWO_CORES
 from served.release import LATEST, OLDEST, make_env
@@ -46,20 +41,20 @@ OWN_SHARES = (0.0, 0.75, 0.0, 1.0)
 """What a trainer has to know of these: how far a row is divided by the sum over its own top-k, by layer."""
 
 
-def read_experts(answer: Mapping[str, Any]) -> torch.Tensor:
+def read_experts(answer):
     """[tokens but the last, layers, top-k] expert ids as returned."""
     found = np.frombuffer(pybase64.b64decode(answer["meta_info"]["routed_experts"]), dtype=np.int32)
     return torch.tensor(found.reshape(-1, LAYERS, TOP_K))
 
 
-def read_rollout(answer: Mapping[str, Any]) -> tuple[list[int], torch.Tensor]:
+def read_rollout(answer):
     """(tokens of prompt and answer, the log-probabilities of all but the first)."""
     meta = answer["meta_info"]
     said = [*meta["input_token_logprobs"], *meta["output_token_logprobs"]]
     return [token for _, token, *_ in said], torch.tensor([found for found, *_ in said[1:]])
 
 
-def weigh(ids: torch.Tensor, own_share: float, logits: torch.Tensor, own: Choice) -> Choice:
+def weigh(ids, own_share, logits, own):
     """What a trainer makes of returned experts [rows, k], in place of its own: -1 is none, and has no weight."""
     scores = logits.softmax(-1)
     chosen = scores.gather(1, ids.clamp(min=0)) * (ids >= 0)
@@ -68,7 +63,7 @@ def weigh(ids: torch.Tensor, own_share: float, logits: torch.Tensor, own: Choice
 
 
 @torch.inference_mode()
-def replay(model: PreTrainedModel, tokens: Sequence[int], experts: torch.Tensor | None = None) -> torch.Tensor:
+def replay(model, tokens, experts=None):
     """Return transformers' log-probabilities of all tokens but the first, by these experts or by its own routing."""
     with ExitStack() as stack:
         if experts is not None:
@@ -76,16 +71,6 @@ def replay(model: PreTrainedModel, tokens: Sequence[int], experts: torch.Tensor 
                 stack.callback(gate.intercept(partial(weigh, experts[:, layer].long(), OWN_SHARES[layer])).remove)
         logits = model(torch.tensor([tokens[:-1]])).logits[0]
     return logits.log_softmax(-1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
-
-
-def ask(server: Any, prompts: Sequence[str]) -> list[dict[str, Any]]:
-    """Rollouts of different lengths, drawn at temperature 1."""
-    sampling = [{"temperature": 1.0, "max_new_tokens": 8 + 2 * n, "ignore_eos": True} for n in range(len(prompts))]
-    wanted = {"return_logprob": True, "logprob_start_len": 0, "return_routed_experts": True}
-    answers: list[dict[str, Any]] = server.post(
-        "/generate", {"text": list(prompts), "sampling_params": sampling, **wanted}
-    )
-    return answers
 
 
 HOW: dict[str, tuple[str, ...]] = {
@@ -104,13 +89,17 @@ HOW: dict[str, tuple[str, ...]] = {
         *(pytest.param(how, LATEST, marks=pytest.mark.long) for how in list(HOW)[1:]),
     ],
 )
-def test_returned_experts_replay_the_log_probabilities(how, release, tiny_model: Path, patched_release, tmp_path):
+def test_returned_experts_replay_the_log_probabilities(how, release, tiny_model, patched_release, tmp_path):
+    """Of rollouts of different lengths, drawn at temperature 1."""
     host.install(tmp_path)
     flags = (*FOUR, "--enable-return-routed-experts", *(eagle(tiny_model) if how == "EAGLE-3" else HOW[how]))
     env = TWO_CORES if "--tp" in flags else {}
     server, _, _ = make_server(tiny_model, patched_release(release), flags, tmp_path, env)
+    prompts = read_prompts(tiny_model)
+    sampling = [{"temperature": 1.0, "max_new_tokens": 8 + 2 * n, "ignore_eos": True} for n in range(len(prompts))]
+    wanted = {"return_logprob": True, "logprob_start_len": 0, "return_routed_experts": True}
     with server:
-        answers = ask(server, read_prompts(tiny_model))
+        answers = server.generate(prompts, {"sampling_params": sampling, **wanted})
     model = load_model(tiny_model)
     apart = []
     for answer in answers:
@@ -123,7 +112,7 @@ def test_returned_experts_replay_the_log_probabilities(how, release, tiny_model:
     assert torch.stack(apart).mean() > 0.1, "without the experts, a trainer computes something else"
 
 
-def check_slots(prefilled: torch.Tensor, decoded: torch.Tensor) -> None:
+def check_slots(prefilled, decoded):
     """Prefill fills every slot; in decode one of -1 is empty, and no expert stands twice."""
     assert (prefilled >= 0).all()
     pruned = (decoded[:, 2] >= 0).sum(1) == 2  # but where the last request was left alone
@@ -138,52 +127,51 @@ OEA = {"policy": "oea", "k0": 2}
 OBSERVE = {"policy": "observe", "plans": ["oea:k0=3", "xshare:k0=1,add=4"]}
 
 
-def reload(server: Server, model: Path, **options: Any) -> None:
+def reload(server, model, **options):
     """Write every weight anew."""
     done = server.post("/update_weights_from_disk", {"model_path": str(model), **options})
     assert done["success"], done
 
 
 @pytest.mark.long
-def test_a_policy_outlives_released_memory(tiny_model: Path, patched_release, tmp_path, served):
-    """Weights and cache are lost and written anew; counters, the plan in force and what is observed go on."""
+def test_a_policy_outlives_released_memory(tiny_model, patched_release, tmp_path, served):
+    """Weights and cache are lost and written anew; counters, the plan in force and what is observed go on.
+    The policy is read from a file.
+    """
     host.install(tmp_path)
     memory_saver.install(tmp_path)
-    flags = (*policy("xshare", k0=1, add=8), "--enable-memory-saver")
+    file = tmp_path / "policy.json"
+    file.write_text('{"k0": 1, "add": 8}')
+    flags = ("--expert-policy", "xshare", "--expert-policy-config", str(file), "--enable-memory-saver")
     server, probe, _ = make_server(tiny_model, patched_release(LATEST), flags, tmp_path)
     prompts, expected = read_prompts(tiny_model), served("xshare").tokens[0]
 
-    def say() -> list[list[int]]:
-        return [one["output_ids"] for one in generate_together(server, probe, prompts)]
-
-    def release() -> dict[str, Any]:
+    def release():
         counted = server.get(PATH)
         server.post("/release_memory_occupation", {})
         return counted
 
-    def resume(counted: dict[str, Any], **changed: Any) -> None:
+    def resume(counted):
         server.post("/resume_memory_occupation", {})
         age = {"counted_ago": None}
-        assert server.get(PATH) | age == counted | changed | age
+        assert server.get(PATH) | age == counted | age
         reload(server, tiny_model)
 
     with server:
-        assert say() == expected
+        assert server.get("/server_info")["expert_policy_config"] == str(file)
+        assert say_together(server, probe, prompts) == expected
         resume(release())
-        assert say() == expected
+        assert say_together(server, probe, prompts) == expected
         server.post("/release_memory_occupation", {})
         server.post("/resume_memory_occupation", {})
-        assert say() != expected, "without its weights it cannot say the same"
+        assert say_together(server, probe, prompts) != expected, "without its weights it cannot say the same"
         reload(server, tiny_model)
         for plan in (OEA, OBSERVE, XSHARE):
             release()
             told = server.post(PATH, plan)
-            for name in ("warnings", "recaptured", "recapture_seconds"):
-                told.pop(name)
-            resume(told)
-            said = say()
-            since = Client(server.url).get_policy()["since_switch"]
-            assert since["layer_steps"] > 0
+            resume({name: told[name] for name in told if name not in ("warnings", "recaptured", "recapture_seconds")})
+            said = say_together(server, probe, prompts)
+            assert Client(server.url).get_policy()["since_switch"]["layer_steps"] > 0
         assert said == expected
 
 
@@ -205,6 +193,9 @@ if __name__ == "__main__":
     def say():
         answers = engine.generate(input_ids=prompts, sampling_params=sampling)
         print(json.dumps([answer["output_ids"] for answer in answers]), flush=True)
+
+    said = engine.get_server_info().items()
+    print(json.dumps({key: value for key, value in said if key.startswith("expert_policy")}), flush=True)
 
     def check(done):
         assert done[0] if isinstance(done, tuple) else done.success, done
@@ -248,7 +239,7 @@ def test_a_layer_follows_updated_weights(name, tiny_model, patched_release, tmp_
     family = FAMILIES[name]
     folders = [tmp_path / f"step-{step}" for step in range(4)]
     model = make(family, folders[0])
-    prompts = torch.randint(1, model.config.vocab_size, (8, 8), generator=torch.Generator().manual_seed(1)).tolist()
+    prompts = draw_prompts(model.config.vocab_size, 8)
     expected = [answer_as_transformers(model, prompts)]
     for step, folder in enumerate(folders[1:], 1):
         draw_weights(model, seed=step)
@@ -265,6 +256,9 @@ def test_a_layer_follows_updated_weights(name, tiny_model, patched_release, tmp_
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
     assert [tokens == wanted for tokens, wanted in zip(said, expected, strict=False)] == [True] * 4
     assert said[4] == expected[3][:1], "a session"
+    (info,) = (json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"expert_policy'))
+    unset = {"trace": None, "on_disagreement": None, "ignore_client_exact": False}
+    assert info == {"expert_policy": "xshare"} | flags | {f"expert_policy_{name}": unset[name] for name in unset}
 
 
 @pytest.mark.long
@@ -286,6 +280,5 @@ def test_updates_pauses_and_switches_meet_under_load(tiny_model, patched_release
                 time.sleep(0.5)
         assert sum(answered) > 0
         server.post("/flush_cache", {})
-        tokens = [one["output_ids"] for one in generate_together(server, probe, prompts)]
-        assert tokens == served("xshare").tokens[0]
+        assert say_together(server, probe, prompts) == served("xshare").tokens[0]
         assert "Scheduler hit an exception" not in server.log_text()

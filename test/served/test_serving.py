@@ -1,12 +1,31 @@
-"""The real server, policy off and on: what it answers, and how many experts are active in its MoE runner."""
+"""The real server, policy off and on: its answers, the experts that its MoE runner receives, its reports of them."""
 
+import json
 import re
+from collections import Counter
 
 import pytest
 
 from served.answers import LAYERS, NEW_TOKENS, SERVERS
-from served.release import both_releases, oldest_takes_long
+from served.release import LATEST, OLDEST, both_releases, oldest_takes_long
+from served.steps import agrees
 from sglang_xshare.policies import list_policies
+from sglang_xshare.policies.description import describe
+from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.stage.record.figures import hash_plan
+
+SELECTING = [
+    *(("xshare", LATEST), ("four policies", LATEST)),
+    *(pytest.param(name, LATEST, marks=pytest.mark.long) for name in ("four more policies", "sizes")),
+    *(pytest.param(name, OLDEST, marks=pytest.mark.long) for name in ("full budget", "xshare")),
+]
+XSHARE, FULL, OEA = "xshare:k0=1,add=8", "xshare:k0=1,add=64", '{"policy": "oea", "k0": 3}'
+"""What server "observe" compares."""
+
+
+def schedule_of(name):
+    """The schedule of a server, by its flags."""
+    return build_schedule(SERVERS[name][1], json.loads(SERVERS[name][3]), speculative=False)
 
 
 @oldest_takes_long
@@ -32,32 +51,57 @@ def test_full_budget_answers_as_vanilla(release, served):
     assert answers.metrics["steps policy"] == answers.forwards("DECODE", least=2) > 0
 
 
-def test_policy_cuts_experts_in_decode_and_leaves_single_rows(served):
-    calls = served("xshare").calls("DECODE", least=2)
-    assert all(call["after"] <= call["rows"] + 8 for call in calls)
-    assert sum(call["after"] for call in calls) < 0.8 * sum(call["before"] for call in calls)
-    assert {call["after"] for call in served("xshare").calls("DECODE", most=1)} == {8}
+@pytest.mark.parametrize(("name", "release"), SELECTING)
+def test_each_step_selects_as_the_reference_and_is_counted_as_the_runner_received_it(name, release, served):
+    """Every decode step counts: a batch that was admitted in two groups has steps of other sizes too."""
+    answers, schedule = served(name, release), schedule_of(name)
+    assert all(call["stage"] for call in answers.records)
+    for call in answers.calls("EXTEND"):
+        assert (call["before"], pytest.approx(call["rows"], rel=1e-5)) == (call["after"], call["kept"])
+    decoded = answers.calls("DECODE")
+    assert all(agrees(call, schedule, speculative=False) for call in decoded)
+    reasons = {call["rows"]: schedule.reason_to_skip("decode", call["rows"]) for call in decoded}
+    calls = [call for call in decoded if not reasons[call["rows"]] and schedule.plan(call["layer"], call["rows"])]
+    layers = sorted({call["layer"] for call in calls})
+    for layer in layers if name != "full budget" else ():
+        assert sum(call["before"] - call["after"] for call in calls if call["layer"] == layer) > 0, f"layer {layer}"
+    metrics = answers.metrics
+    for metric, key in (("experts_before", "before"), ("experts_after", "after"), ("rows", "rows")):
+        assert metrics[f"{metric}_total"] == sum(call[key] for call in calls)
+    assert metrics["layer_steps_total"] == len(calls) > 0
+    assert metrics["kept_mass_total"] == pytest.approx(sum(call["kept"] for call in calls), rel=1e-5)
+    steps = Counter(reasons[call["rows"]] or "policy" for call in decoded if call["layer"] == 0)
+    assert set(steps) == {"policy", "min_rows"} | ({"max_rows"} if name == "sizes" else set())
+    outcomes = {name.removeprefix("steps "): int(value) for name, value in metrics.items() if name.startswith("steps ")}
+    steps["prefill"] = answers.forwards("EXTEND")
+    assert {outcome: count for outcome, count in outcomes.items() if count} == steps
+    assert answers.trace == [
+        {
+            **{"step": number // len(layers), "phase": "decode", "layer": call["layer"], "batch_size": call["rows"]},
+            **{"experts_before": call["before"], "experts_after": call["after"]},
+            "kept_mass": pytest.approx(call["kept"] / call["rows"], rel=1e-5),
+        }
+        for number, call in enumerate(calls)
+    ]
+    plan = describe(schedule, top_k=8)
+    assert f"Expert policy {schedule.policy} on {LAYERS} MoE layers: {json.dumps(plan)}" in answers.log
+    assert answers.info["expert_policy_config"] == SERVERS[name][3], "as it was given"
+    assert answers.info["internal_states"][0]["expert_policy_config"] == plan
+    assert answers.plans == [hash_plan(plan)]
+
+
+def test_runs_repeat_and_the_decode_log_line_reports_the_policy(served):
+    """In intervals of 8 steps here; with overlap scheduling the step after them may have been counted already."""
     for name in ("xshare", "four policies"):
         first, second, _ = served(name).tokens
-        assert first == second, "runs repeat"
-
-
-@pytest.mark.parametrize(
-    ("name", "bounds"),
-    [
-        ("four policies", {0: 16 + 4, 1: 16 * 3, 2: 16, 3: 12}),
-        pytest.param("four more policies", {0: 12, 3: 10}, marks=pytest.mark.long),
-    ],
-)
-def test_each_policy_keeps_its_budget(name, bounds, served):
-    for layer, most in bounds.items():
-        counts = [call["after"] for call in served(name).calls("DECODE", least=2) if call["layer"] == layer]
-        assert max(counts) <= most
-        assert min(counts) >= 8 or name == "four policies"
-    for layer in range(LAYERS):
-        calls = [call for call in served(name).calls("DECODE", least=2) if call["layer"] == layer]
-        dropped = sum(call["before"] - call["after"] for call in calls)
-        assert dropped > 0, f"layer {layer}"
+        assert first == second
+    lines = re.findall(
+        r"active experts: ([\d.]+) -> ([\d.]+), kept mass: ([\d.]+), policy steps: (\d+)", served("xshare").log
+    )
+    before, after, kept, steps = map(float, lines[0])
+    assert 8 < after < before < 64
+    assert 0.5 < kept < 1
+    assert 0 < steps <= 9
 
 
 def test_every_policy_is_served():
@@ -69,20 +113,33 @@ def test_every_policy_is_served():
     assert named == {policy.name for policy in list_policies()}
 
 
-@pytest.mark.long
-def test_sizes_and_layers_are_honoured(served):
-    """Of every decode step there was: a batch that was admitted in two groups has steps of other sizes too."""
-    answers = served("sizes")
-    steps = [call["rows"] for call in answers.calls("DECODE") if call["layer"] == 0]
-    assert min(steps.count(size) for size in (2, 4, 8, 16)) >= NEW_TOKENS - 1
-    selecting = [rows for rows in steps if 4 <= rows <= 8]
-    assert answers.metrics["steps min_rows"] == sum(rows < 4 for rows in steps)
-    assert answers.metrics["steps max_rows"] == sum(rows > 8 for rows in steps)
-    assert answers.metrics["steps policy"] == len(selecting)
-    traced = [(record["batch_size"], record["layer"]) for record in answers.trace]
-    assert traced == [(rows, layer) for rows in selecting for layer in (0, 1, 3)]
-    for call in answers.calls("DECODE"):
-        if call["rows"] not in selecting or call["layer"] == 2:
-            assert call["after"] == call["before"]
-        else:
-            assert call["after"] <= call["rows"] + (8 if call["rows"] < 6 else 0)
+@oldest_takes_long
+def test_observe_answers_as_a_server_without_a_policy_and_says_what_each_plan_would_have_kept(release, served):
+    answers = served("observe", release)
+    assert answers.tokens == served("off", release).tokens
+    calls = answers.calls("DECODE")
+    assert all(call["after"] == call["before"] for call in calls), "the runner got the model's own routing"
+    metrics = answers.metrics
+    before, rows = metrics["experts_before_total"], metrics["rows_total"]
+    assert before == metrics["experts_after_total"] == sum(call["before"] for call in calls)
+    assert metrics["kept_mass_total"] == rows == sum(call["rows"] for call in calls)
+    assert metrics["steps observed"] == answers.forwards("DECODE") > 0
+    assert metrics["steps policy"] == 0
+    assert metrics[f"observed_experts_total {XSHARE}"] < 0.8 * before
+    assert metrics[f"observed_experts_total {FULL}"] == before
+    assert metrics[f"observed_mass_total {FULL}"] == pytest.approx(rows)
+    assert 0.5 * rows < metrics[f"observed_mass_total {XSHARE}"] < rows
+    assert [(line["batch_size"], line["experts_before"]) for line in answers.trace] == [
+        (call["rows"], call["before"]) for call in calls
+    ]
+    for line in answers.trace:
+        assert line["experts_after"] == line["experts_before"] == line["plans"][FULL]["experts_after"]
+        assert list(line["plans"]) == [XSHARE, FULL, OEA]
+    traced = sum(line["plans"][XSHARE]["experts_after"] for line in answers.trace)
+    assert traced == metrics[f"observed_experts_total {XSHARE}"]
+    line = re.search(r"active experts: ([\d.]+), batch size: ([\d.]+), observed steps: (\d+).*", answers.log)
+    assert line
+    assert f", {XSHARE} would keep " in line[0]
+    assert 1 < float(line[2]) <= 16
+    assert answers.info["expert_policy"] == "observe"
+    assert answers.plans == [hash_plan(describe(schedule_of("observe"), 8))]

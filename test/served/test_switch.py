@@ -4,7 +4,6 @@ import json
 import random
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 from transformers import AutoTokenizer
 
-from benchmark.common.server import Server
 from benchmark.common.variant import parse_plan
 from benchmark.quality.measure import Bench
 from benchmark.quality.model import Layout, load_model
@@ -92,14 +90,14 @@ def test_exact_answers_are_vanillas_whatever_runs_beside_them(servers, tiny_mode
     prompts = [tokenizer(text)["input_ids"] for text in read_prompts(tiny_model)]
     before = server.get(PATH)
 
-    def ask(prompts: Sequence[list[int]], said: Sequence[str | None], **more: Any) -> list[dict[str, Any]]:
+    def ask(prompts, said, **more):
         each = [
             {"temperature": 0.0, "max_new_tokens": 24, "ignore_eos": True, "custom_params": {"expert_policy": one}}
             for one in said
         ]
         return server.post("/generate", {"input_ids": prompts, "sampling_params": each, **more})
 
-    def tokens(answers: Sequence[dict[str, Any]]) -> list[list[int]]:
+    def tokens(answers):
         return [answer["output_ids"] for answer in answers]
 
     said = ["exact" if number % 4 == 0 else random.Random(number).choice(["shared", None]) for number in range(BATCH)]
@@ -149,9 +147,9 @@ def test_exact_answers_are_vanillas_whatever_runs_beside_them(servers, tiny_mode
     post(server, before)
 
 
-def switch(server: Server, plans: Sequence[Mapping[str, Any]], count: int) -> list[dict[str, Any]]:
+def switch(server, plans, count):
     """Switch so often, in turn, with a wrong POST after every tenth. Returns what the server answered."""
-    answers: list[dict[str, Any]] = []
+    answers = []
     for number in range(count):
         answer = post(server, plans[number % len(plans)])
         assert answer.status_code == 200, answer.text
@@ -166,7 +164,7 @@ def switch(server: Server, plans: Sequence[Mapping[str, Any]], count: int) -> li
     return answers
 
 
-def check_counters(answers: Sequence[Mapping[str, Any]]) -> None:
+def check_counters(answers):
     """What was counted between two switches are steps of the plan between them, and nothing is counted twice."""
     allowed = {"vanilla": {"vanilla", "prefill"}, "observe": {"observed", "prefill"}}
     for former, latter in pairwise(answers):

@@ -16,6 +16,7 @@ from sglang_xshare.tune.texts import read_samples
 KEYS = ("--api-key", "user", "--admin-api-key", "admin")
 FLAGS = ("--expert-policy", "observe", "--enable-custom-logit-processor", "--dtype", "float32", *KEYS)
 PLAN = {"policy": "xshare", "k0": 1, "add": 8}
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
@@ -23,34 +24,18 @@ def server(servers, patched_release):
     return servers(*FLAGS, release=patched_release(LATEST))
 
 
-def offline(samples, model):
-    """Cross-entropy of each sample's text but for its first token, by transformers."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    tokens = torch.tensor([one.prompt + one.text for one in samples])
-    prompt = len(samples[0].prompt)
-    with torch.inference_mode():
-        scores = network(tokens[:, :-1]).logits.log_softmax(-1)
-    nats = -scores.gather(2, tokens[:, 1:, None])[:, prompt:, 0]
-    greedy = scores.argmax(-1)[:, prompt:]
-    return nats.mean(1).tolist(), greedy.tolist()
-
-
-@pytest.mark.long
 def test_forced_text_has_the_loss_of_an_offline_decode(server, tiny_model, tmp_path):
     asked = Server(server.url, "user", "admin")
     samples = {"tuning": read_samples(tiny_model / "heldout", asked.tokenize, 24, 12, 8)[0]}
     bench = Bench(gauge := Gauge(asked, samples), tmp_path / "trace.jsonl")
-    vanilla = bench.run({"policy": "vanilla"}, 8, "tuning")
-    nats, greedy = offline(samples["tuning"], tiny_model)
-    assert vanilla.nats == pytest.approx(nats, abs=1e-4)
-    assert vanilla.greedy == greedy
+    vanilla, offline = bench.run({"policy": "vanilla"}, 8, "tuning"), OfflineGauge(tiny_model, samples)
+    wanted = offline({"policy": "vanilla"}, 8, "tuning")
+    assert vanilla.nats == pytest.approx(wanted.nats, abs=1e-4)
+    assert vanilla.greedy == wanted.greedy
     assert vanilla.saved is None
     found = bench.run(PLAN, 8, "tuning")
     assert compare(found, vanilla).delta > 0
-    wanted = OfflineGauge(tiny_model, samples)(PLAN, 8, "tuning")
+    wanted = offline(PLAN, 8, "tuning")
     assert found.nats == pytest.approx(wanted.nats, abs=1e-3)
     assert found.divergences == pytest.approx(wanted.divergences, abs=1e-3)
     assert found.saved == pytest.approx(wanted.saved)
@@ -62,7 +47,6 @@ def test_forced_text_has_the_loss_of_an_offline_decode(server, tiny_model, tmp_p
     assert asked.get_policy()["in_force"] == other["in_force"]
 
 
-@pytest.mark.long
 def test_a_tuned_plan_is_taken_and_the_server_gets_its_policy_back(server, tiny_model, tmp_path, capsys):
     asked = Server(server.url, "user", "admin")
     asked.set_policy({"policy": "observe", "plans": ["oea:k0=3"]})
@@ -81,7 +65,6 @@ def test_a_tuned_plan_is_taken_and_the_server_gets_its_policy_back(server, tiny_
     assert asked.set_policy(report["policy"])["policy"] == report["policy"]["policy"]
 
 
-@pytest.mark.long
 def test_a_server_without_logit_processors_is_one_line(servers, patched_release, tiny_model, tmp_path, capsys):
     other = servers("--expert-policy", "observe", "--dtype", "float32", release=patched_release(LATEST))
     out = ["--out", str(tmp_path), "--texts", str(tiny_model / "heldout"), "--tolerance", "1%"]

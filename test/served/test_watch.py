@@ -4,17 +4,15 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from contextlib import contextmanager, suppress
 
 import pytest
 import requests
 
-from benchmark.common.server import Server, free_port
+from benchmark.common.server import free_port
 from grafana.monitoring import FOLDER, fill, list_panels, read_configuration, read_dashboard, read_rules
 from served.answers import LAYERS, parse_metrics, read_plans, read_prompts
+from served.load import post, wait_for
 from served.release import LATEST
 from sglang_xshare.cli import main
 from sglang_xshare.live import PATH
@@ -30,19 +28,15 @@ pytestmark = pytest.mark.long
 
 
 @pytest.fixture
-def server(servers, patched_release) -> Server:
+def server(servers, patched_release):
     return servers(*FLAGS, release=patched_release(LATEST))
 
 
-def answer_prompts(server: Server, model: Path) -> None:
+def answer_prompts(server, model):
     server.generate(read_prompts(model), max_new_tokens=24, ignore_eos=True)
 
 
-def switch(server: Server, policy: Mapping[str, Any]) -> None:
-    assert requests.post(server.url + PATH, json=policy, timeout=60).ok
-
-
-def read_layers(capsys: pytest.CaptureFixture[str], server: Server, *words: str) -> list[list[float]]:
+def read_layers(capsys, server, *words):
     """The rows of the layers that have selected: number, experts before and after, kept mass."""
     assert main(["top", server.url]) == 0
     out = capsys.readouterr().out
@@ -57,7 +51,7 @@ def read_layers(capsys: pytest.CaptureFixture[str], server: Server, *words: str)
 
 
 def test_top_shows_what_the_server_counts(server, tiny_model, capsys):
-    switch(server, XSHARE)
+    assert post(server, XSHARE).ok
     answer_prompts(server, tiny_model)
     layers = read_layers(capsys, server, "since the last: active experts: ", "add=6")
     assert [number for number, *_ in layers] == list(range(LAYERS))
@@ -67,13 +61,13 @@ def test_top_shows_what_the_server_counts(server, tiny_model, capsys):
     assert told["since_switch"]["mean_after"] < 0.8 * told["since_switch"]["mean_before"]
     assert sum(layer["experts_after"] for layer in counted["by_layer"]) == counted["experts_after"]
     assert metrics["experts_after_total"] <= counted["experts_after"]
-    switch(server, {"policy": "observe", "plans": ["oea:k0=3"]})
+    assert post(server, {"policy": "observe", "plans": ["oea:k0=3"]}).ok
     assert read_plans(server.get("/metrics")) == [server.get(PATH)["plan_hash"]]
     assert read_layers(capsys, server) == []
 
 
 @contextmanager
-def prometheus(target: str, scratch: Path) -> Iterator[Callable[[str, Mapping[str, str]], Any]]:
+def prometheus(target, scratch):
     """A Prometheus that scrapes one server every second. Gives what asks its HTTP API."""
     config = read_configuration()
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
@@ -84,8 +78,8 @@ def prometheus(target: str, scratch: Path) -> Iterator[Callable[[str, Mapping[st
     flags = [f"--config.file={scratch}/prometheus.yml", f"--storage.tsdb.path={scratch}/data"]
     command = ["prometheus", *flags, f"--web.listen-address={url.removeprefix('http://')}"]
 
-    def ask(path: str, parameters: Mapping[str, str] = {}) -> Any:
-        answer = requests.get(f"{url}/api/v1/{path}", dict(parameters), timeout=30).json()
+    def ask(path, **parameters):
+        answer = requests.get(f"{url}/api/v1/{path}", parameters, timeout=30).json()
         assert answer["status"] == "success", answer
         return answer["data"]
 
@@ -99,32 +93,23 @@ def prometheus(target: str, scratch: Path) -> Iterator[Callable[[str, Mapping[st
             process.wait(20)
 
 
-def is_up(url: str) -> bool:
-    try:
+def is_up(url):
+    with suppress(requests.RequestException):
         return requests.get(f"{url}/-/ready", timeout=1).ok
-    except requests.RequestException:
-        return False
-
-
-def wait_for(done: Callable[[], object], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
 
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 def test_prometheus_evaluates_every_expression(server, tiny_model, tmp_path):
     with prometheus(server.url, tmp_path) as ask:
-        wait_for(lambda: ask("query", {"query": "up == 1"})["result"])
+        wait_for(lambda: ask("query", query="up == 1")["result"])
         for policy in (XSHARE, {"policy": "observe", "plans": ["oea:k0=3"]}):
-            switch(server, policy)
+            assert post(server, policy).ok
             for _ in range(2):
                 answer_prompts(server, tiny_model)
                 time.sleep(3)
-        found: dict[tuple[str, str], list[str]] = {}
+        found = {}
         for title, expression, legend in list_panels():
-            result = ask("query", {"query": fill(expression, WINDOW)})["result"]
+            result = ask("query", query=fill(expression, WINDOW))["result"]
             values = [sample["value"][1] for sample in result]
             found[title, legend] = [value for value in values if value != "NaN"]
         assert {title for (title, _), values in found.items() if not values} == {
@@ -134,7 +119,7 @@ def test_prometheus_evaluates_every_expression(server, tiny_model, tmp_path):
         after = float(found["Active experts of a layer and step", "after: active"][0])
         assert 8 < after < before <= 64
         [annotation] = [one["expr"] for one in read_dashboard()["annotations"]["list"]]
-        switched = ask("query", {"query": fill(annotation, WINDOW)})["result"]
+        switched = ask("query", query=fill(annotation, WINDOW))["result"]
         assert [float(sample["value"][1]) > 0 for sample in switched] == [True]
         rules = [rule for group in ask("rules")["groups"] for rule in group["rules"]]
         assert {rule["name"]: rule["health"] for rule in rules} == {rule["alert"]: "ok" for rule in read_rules()}

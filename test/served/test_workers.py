@@ -2,7 +2,6 @@
 
 import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import requests
@@ -33,12 +32,12 @@ def test_workers_switch_tell_and_dispatch(release, tiny_model, patched_release, 
     tree = patched_release(release)
     with Server(tiny_model, flags, release=tree, env=env, name="workers", deadline=600) as server:
 
-        def ask(number: int, **custom: str) -> dict[str, Any]:
+        def ask(number, **custom):
             params = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True, "custom_params": custom}
             body = {"text": prompts[number % len(prompts)], "sampling_params": params}
             return requests.post(server.url + "/generate", json=body, timeout=120).json()
 
-        def count_workers() -> int:
+        def count_workers():
             """Those that have had a message of a scheduler's or a detokenizer's."""
             return len(set(re.findall(r"Registering tokenizer ipc_name='([^']+)'", server.log_text())))
 
@@ -69,10 +68,10 @@ def test_workers_switch_tell_and_dispatch(release, tiny_model, patched_release, 
         assert sum(line.startswith("sglang:expert_policy_info{") for line in lines) == 2  # one a replica
 
 
-def switch_at_once(server: Server, threads: ThreadPoolExecutor, plans: list[str], switches: int) -> None:
+def switch_at_once(server, threads, plans, switches):
     """Many POSTs meet in both workers: each is made by both replicas or by none, and `switches` counts those made."""
 
-    def switch(number: int) -> requests.Response:
+    def switch(number):
         body = parse_variant(plans[number % len(plans)]).body()
         return requests.post(server.url + "/expert_policy", json=body, timeout=60)
 

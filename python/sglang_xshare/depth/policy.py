@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from .decision import Depths
 
-EXACT = 15
+OWN_TIMES = 15
 """The most requests for which an eager batch size has its own times. Larger sizes share the times of the power of two
 below, because SGLang's candidates hold from a batch size on.
 """
@@ -115,8 +115,8 @@ class ThroughputPolicy:
 
     def _is_timed(self, former: Launch, launch: Launch) -> bool:
         """Return whether `launch` directly follows a like step, `former`, under the active policy: it is timed then."""
-        follows = launch.forwards == former.forwards + 1
-        return follows and former.switches == self._switches and former[1:3] == launch[1:3]
+        follows = launch.forwards == former.forwards + 1 and former.switches == self._switches
+        return follows and (former.size, former.depth) == (launch.size, launch.depth)
 
     def _match(self, requests: int) -> Launch | None:
         """Return the earliest launch of as many `requests` that is not complete; forget the launches before it."""
@@ -131,7 +131,7 @@ class ThroughputPolicy:
         place = bisect_left(self._captured, requests)
         if place < len(self._captured):
             return self._captured[place]
-        return requests if requests <= EXACT else 1 << (requests.bit_length() - 1)
+        return requests if requests <= OWN_TIMES else 1 << (requests.bit_length() - 1)
 
     def _find_candidates(self, size: int) -> tuple[int, ...]:
         # SGLang's candidates of a batch size are private. `cuda_graph_bs_for_step` returns the captured sizes that need

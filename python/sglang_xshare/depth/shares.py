@@ -7,7 +7,7 @@ MEMORY = 64
 within 300 verifications, enough to know a share to 0.05 from one request.
 """
 LEAST = 1.0
-"""Results of a depth that are never forgotten: a share lasts without drafts, and a few new results outweigh it."""
+"""Results of a depth that are never forgotten: a share outlasts a time without drafts, and new results outweigh it."""
 PRIOR = 0.5
 """The weight, in results, of the share of the depth before: a depth without results has that share."""
 

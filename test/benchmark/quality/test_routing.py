@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 from benchmark.quality.model import Layout, load_model, prefill, router_logits
 from benchmark.quality.routing import find_gates, find_routers
 from served.families import drop_norms, make, read_routers, select_in_decode
-from served.family import EXPERTS, Family
-from served.family_table import FAMILIES
+from served.family import EXPERTS, FAMILIES, Family
 from sglang_xshare import build_plan, select
 
 PROMPT, STEPS, ROWS = 5, 4, 8

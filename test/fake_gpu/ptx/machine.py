@@ -7,14 +7,12 @@ Where lanes part, those at the smallest address run, so that they meet where the
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
 from fake_gpu.ptx.instructions import compile_instruction
-from fake_gpu.ptx.memory import Clocks, Memory, Races, Touched
-from fake_gpu.ptx.module import Module
+from fake_gpu.ptx.memory import Clocks, Races, Touched
 
 LANES = 32
 Order = Literal["up", "down", "random"]
@@ -60,17 +58,17 @@ class Launch:
 
     def __init__(
         self,
-        module: Module,
-        programs: int,
-        threads: int,
-        arguments: Sequence[int],
-        memory: Memory,
-        shared_bytes: int,
+        module,
+        programs,
+        threads,
+        arguments,
+        memory,
+        shared_bytes,
         *,
-        seed: int = 0,
-        order: Order = "random",
-        watch: bool = True,
-    ) -> None:
+        seed=0,
+        order="random",
+        watch=True,
+    ):
         self.module, self.threads, self.memory, self.shared_bytes = module, threads, memory, shared_bytes
         self.arguments = dict(zip(module.params, arguments, strict=True))
         self.constants = {name: memory.add(array.copy()) for name, array in module.constants.items()}

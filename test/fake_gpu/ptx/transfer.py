@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from fake_gpu.ptx.instructions import SIMPLE
 from fake_gpu.ptx.module import TYPES, Instruction, Module
 from fake_gpu.ptx.operands import LANES, Array, Handler, apply, read, unsigned, write
 
@@ -102,27 +101,21 @@ def _order(warp: Any, address: int, acquire: bool = False, release: bool = False
         clocks.acquire(program, address)
 
 
-ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
-    **{name: SIMPLE[name] for name in ("add", "and", "or", "xor", "min", "max")},
-    "exch": lambda old, new: new,
-}
-
-
 def _atom(i: Instruction, module: Module) -> Handler:
-    action = next(ATOMIC[mod] for mod in i.mods if mod in ATOMIC)
+    """Add, lane by lane. Raises NotImplementedError for another operation."""
+    if "add" not in i.mods:
+        raise NotImplementedError(i.text)
     kind = TYPES[i.type]
     where, value, target = _address(i.args[1], module), read(i.args[2], i.type, module), write(i.args[0], module)
-    both = "acq_rel" in i.mods
-    acquire, release = both or "acquire" in i.mods, both or "release" in i.mods
 
     def run(warp: Any, mask: Array) -> None:
         addresses, values, out = where(warp), value(warp), np.zeros(LANES, kind)
         for lane in np.flatnonzero(mask):
-            _order(warp, int(addresses[lane]), acquire, release)
+            _order(warp, int(addresses[lane]), "acquire" in i.mods, "release" in i.mods)
             buffer, at = _find(warp, addresses[lane : lane + 1], kind.itemsize, _is_shared(i))
             cell = buffer[at[0, 0] : at[0, 0] + kind.itemsize].view(kind)
             out[lane] = cell[0]
-            cell[:] = action(cell, values[lane : lane + 1])
+            cell += values[lane]
         target(warp, mask, out)
 
     return run
@@ -172,31 +165,28 @@ def _bits(mask: Array) -> int:
 
 
 def _shfl(i: Instruction, module: Module) -> Handler:
-    """Moves a value from lane to lane. Raises RuntimeError where a lane that it names is elsewhere."""
-    (mode,) = {"bfly", "idx", "up", "down"} & set(i.mods)
-    names = i.args[0].split("|")
-    target, valid = write(names[0], module), write(names[1] if len(names) > 1 else "_", module)
-    value = read(i.args[1], "b32", module)
-    by, clamp, members = (read(arg, "u32", module) for arg in i.args[2:])
+    """Moves a value from lane to lane of the whole warp. Raises RuntimeError if a lane that it names is elsewhere."""
+    is_up = "up" in i.mods
+    whole = ("0" if is_up else "31", "-1")
+    if "|" in i.args[0] or not {"up", "bfly"} & set(i.mods) or i.args[3:] != whole:
+        raise NotImplementedError(i.text)
+    target, value = write(i.args[0], module), read(i.args[1], "b32", module)
+    by, members = read(i.args[2], "u32", module), read(i.args[4], "u32", module)
     lane = np.arange(LANES)
 
     def run(warp: Any, mask: Array) -> None:
         named = int(members(warp)[np.flatnonzero(mask)[0]])
         if named & _bits(warp.alive) & ~_bits(mask):
             raise RuntimeError(f"it names lanes {named:#x}, here are {_bits(mask):#x}")
-        amount, bound = by(warp).astype(int), clamp(warp).astype(int)
-        segment = bound >> 8 & 31
-        least, most = lane & segment, lane & segment | bound & 31 & ~segment
-        source = {"bfly": lane ^ amount, "idx": least | amount & ~segment, "up": lane - amount, "down": lane + amount}
-        inside = source[mode] >= most if mode == "up" else source[mode] <= most
-        target(warp, mask, value(warp)[np.where(inside, source[mode], lane) & 31])
-        valid(warp, mask, inside)
+        amount = by(warp).astype(int)
+        source = np.where(lane < amount, lane, lane - amount) if is_up else lane ^ amount
+        target(warp, mask, value(warp)[source])
 
     return run
 
 
 def _redux(i: Instruction, module: Module) -> Handler:
-    action = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or}
+    action = {"add": np.add, "min": np.minimum, "max": np.maximum}
     (reduce,) = (action[mod].reduce for mod in i.mods if mod in action)
     value, members, target = read(i.args[1], i.type, module), read(i.args[2], "u32", module), write(i.args[0], module)
 
@@ -210,64 +200,29 @@ def _redux(i: Instruction, module: Module) -> Handler:
     return run
 
 
-def _vote(i: Instruction, module: Module) -> Handler:
-    value, target = read(i.args[1], "pred", module), write(i.args[0], module)
-
-    def run(warp: Any, mask: Array) -> None:
-        yes = value(warp) & mask
-        if "ballot" in i.mods:
-            target(warp, mask, np.full(LANES, _bits(yes), np.uint32))
-        else:
-            target(warp, mask, np.full(LANES, yes.any() if "any" in i.mods else (yes | ~mask).all()))
-
-    return run
-
-
-def _activemask(i: Instruction, module: Module) -> Handler:
-    target = write(i.args[0], module)
-    return lambda warp, mask: target(warp, mask, np.full(LANES, _bits(mask), np.uint32))
-
-
-def _elect(i: Instruction, module: Module) -> Handler:
-    target = write(i.args[0].split("|")[1], module)
-    return lambda warp, mask: target(warp, mask, np.arange(LANES) == np.flatnonzero(mask)[0])
-
-
 def _matrix(i: Instruction, module: Module) -> Handler:
     """ldmatrix, stmatrix: 8 x 8 matrices of 16 bits, of which lane L has row L // 4, columns 2 (L % 4) and the next."""
     loads = i.op == "ldmatrix"
     pieces, place = i.args if loads else reversed(i.args)
     where = _address(place, module)
-    turned = "trans" in i.mods
+    if "trans" in i.mods:
+        raise NotImplementedError(i.text)
 
     def run(warp: Any, mask: Array) -> None:
         addresses = where(warp)
         for k, name in enumerate(_names(pieces)):
             rows = addresses[8 * k : 8 * k + 8]
             if loads:
-                matrix = _load(warp, rows, 16, i).view(np.uint16)
-                matrix = np.ascontiguousarray(matrix.T if turned else matrix)
+                matrix = np.ascontiguousarray(_load(warp, rows, 16, i))
                 write(name, module)(warp, mask, matrix.view(np.uint32).reshape(LANES))
             else:
-                matrix = np.ascontiguousarray(read(name, "b32", module)(warp)).view(np.uint16).reshape(8, 8)
-                _store(warp, rows, np.ascontiguousarray(matrix.T if turned else matrix).view(np.uint8), i)
+                matrix = np.ascontiguousarray(read(name, "b32", module)(warp))
+                _store(warp, rows, matrix.view(np.uint8).reshape(8, 16), i)
 
     return run
 
 
 TRANSFERS: dict[str, Callable[[Instruction, Module], Handler]] = {
-    "ld": _ld,
-    "st": _st,
-    "atom": _atom,
-    "mov": _mov,
-    "bra": _bra,
-    "ret": _ret,
-    "exit": _ret,
-    "shfl": _shfl,
-    "redux": _redux,
-    "vote": _vote,
-    "activemask": _activemask,
-    "elect": _elect,
-    "ldmatrix": _matrix,
-    "stmatrix": _matrix,
+    **{"ld": _ld, "st": _st, "atom": _atom, "mov": _mov, "bra": _bra, "ret": _ret, "exit": _ret, "shfl": _shfl},
+    **{"redux": _redux, "ldmatrix": _matrix, "stmatrix": _matrix},
 }

@@ -33,11 +33,13 @@ MODEL = "qwen3-30b-a3b"
 ACTIVE = (24, 34, 50, 16, 64)
 """Numbers of active experts: 24, 34 and 50 of OEA with k0 = 3, with k0 = 5 and of no policy; two more for the fit."""
 MODES = (UPSTREAM, PREBUILT)
+REMOVED = ("without activation", "without sum")
+"""Modes of the record of 2026-11-27 in which a part of the layer did nothing: they have a price, and no fit."""
 POLICIES = ("oea:k0=3", "oea:k0=5", "xshare", "xshare:k0=1,add=24")
 FIXED_BAR = 23.0
-"""Microseconds of a layer that do not depend on the number of active experts, with the alignment prebuilt."""
+"""Microseconds of a layer that do not depend on the number of active experts, with every lever of the record."""
 GAIN_BARS = {"oea:k0=3": 40.0, "oea:k0=5": 23.0}
-"""Percent off the layer and its router, with the alignment handed over."""
+"""Percent off the layer and its router, with every lever of the record."""
 
 
 def list_points(parts: Sequence[str]) -> dict[str, Callable[[], dict[str, Any]]]:
@@ -54,24 +56,27 @@ def measure(record: Record, parts: Sequence[str]) -> str | None:
 
 
 def rows(points: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield what the alignment saves, the fixed part, the bandwidth and the gains under policies.
+    """Yield what each lever saves, the fixed part, the bandwidth and the gains under policies.
 
-    The bars are those of the prebuilt alignment.
+    The modes are those of the record. The last lever in it, which older records combine with the others, is judged.
     """
     timed = [points[active_key(active)] for active in sorted(ACTIVE) if active_key(active) in points]
     for point in timed:
         us, what = point["mode_us"], f"layer, {point['active']} experts"
         yield Row(f"{what}, {UPSTREAM}", f"{mean(us[UPSTREAM]):.2f} us")
-        yield Row(f"{what}, {PREBUILT}", f"{spell_change(us[UPSTREAM], us[PREBUILT])} us")
-    for mode in MODES:
-        fit = fit_line([point["active"] for point in timed], [mean(point["mode_us"][mode]) for point in timed])
+        for mode in [one for one in us if one != UPSTREAM]:
+            yield Row(f"{what}, {mode}", f"{spell_change(us[UPSTREAM], us[mode])} us")
+    shown = list(dict.fromkeys(mode for point in timed for mode in point["mode_us"] if mode not in REMOVED))
+    for mode in shown:
+        us = {point["active"]: mean(point["mode_us"][mode]) for point in timed if mode in point["mode_us"]}
+        fit = fit_line([*us], [*us.values()])
         if fit is not None:
             what = f"fixed part, {mode}, beside {fit.slope:.2f} us an active expert"
-            yield at_most(what, fit.intercept, FIXED_BAR if mode == PREBUILT else None, "us")
+            yield at_most(what, fit.intercept, FIXED_BAR if mode == shown[-1] else None, "us")
     if "copy" in points and active_key(BANDWIDTH_AT) in points:
         point, copy = points[active_key(BANDWIDTH_AT)], points["copy"]["gb_per_s"]
-        for mode in MODES:
-            bar = BANDWIDTH_BAR if mode == PREBUILT else None
+        for mode in [one for one in point["mode_us"] if one not in REMOVED]:
+            bar = BANDWIDTH_BAR if mode == shown[-1] else None
             yield bandwidth_row("", f", {mode}", point["expert_bytes"], mean(point["mode_us"][mode]), copy, bar)
     if "policies" in points:
         us, active = points["policies"]["mode_us"], points["policies"]["active"]

@@ -184,6 +184,8 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
         if "upstream_later_us" in one:  # in records from before 2026-11-28
             later = one["upstream_later_us"]
             text += f", from 0.5.20 on {later:.2f} us: {one['us'] / later:.2f} x"
+        if "former_us" in one:  # in the record of 2026-11-27
+            text += f"; formerly {one['former_us']:.2f} us"
         what = f"{one['policy']}, {one['rows']} tokens x {one['experts']} experts"
         yield Row(what, text, f"at most {TIME_BAR:g} x", ratio <= TIME_BAR)
     yield from (Row("fastest shape", line) for line in describe(points))

@@ -167,8 +167,8 @@ class Control:
         for part in schedule.parts if schedule and requests and is_first_rank() else ():
             missed = find_missed(part, resolved(self.server_args), requests)
             if missed is not None:
-                reason = f"{missed[0]}: no step of this server has so many rows ({missed[1]}), so all stay vanilla"
-                logger.warning("--expert-policy %s: %s", part.policy, reason)
+                reason = f"no step of this server has a number of rows in this range ({missed[1]}), so all stay vanilla"
+                logger.warning("--expert-policy %s: %s: %s", part.policy, missed[0], reason)
 
     def _read(self, body: Mapping[str, Any]) -> Schedule | None:
         """Return the schedule of a POST, None for vanilla. Raises ValueError for keys that make no policy."""

@@ -59,9 +59,9 @@ def make_records(case="random"):
 
 def test_what_lies_behind_the_last_block_may_differ():
     old = make()
-    schedule = old.a_ragged_metadata.block_schedule_data
-    longer = torch.cat([schedule, torch.zeros(4, 9, dtype=torch.int32)], 1)
-    new = old._replace(a_ragged_metadata=replace(old.a_ragged_metadata, block_schedule_data=longer))
+    metadata = old.a_ragged_metadata
+    longer = torch.cat([metadata.block_schedule_data, torch.zeros(4, 9, dtype=torch.int32)], 1)
+    new = old._replace(a_ragged_metadata=replace(metadata, block_schedule_data=longer))
     assert routing.find_differences(old, new) == []
     longer[2, 0] += 1
     assert routing.find_differences(old, new) == ["routing.0.block_schedule_data.2"]
@@ -81,24 +81,3 @@ def test_a_wrong_row_or_weight_is_found(field):
     assert wrong[0] != wrong[-1]
     found = routing.find_differences(old, old._replace(**{field: wrong}))
     assert found == [f"routing.{Output._fields.index(field)}"]
-
-
-def test_rows_show_what_a_layer_saves():
-    us = {
-        routing.OLD: [20.0, 22.0],
-        routing.NEW: [8.0, 10.0],
-        "routing() alone": [17.0, 19.0],
-        "arrays alone": [3.0, 3.0],
-    }
-    point = {"experts": 128, "rows": 16, "policy": "xshare:k0=4", "mode_us": us, "differs": []}
-    key = routing.point_key(128, 16, "xshare:k0=4")
-    same, row = routing.rows({key: point})
-    assert (same.measured, same.verdict) == ("equal", "pass")
-    wrong, _ = routing.rows({key: point | {"differs": ["routing.2", "routing.3"]}})
-    first, _ = routing.rows({key: point | {"differs": "routing.2"}})
-    assert first.measured == "16 x 128: routing.2", "a record of 2026-11-27 names the first array alone"
-    assert (wrong.measured, wrong.verdict) == ("16 x 128: routing.2, routing.3", "miss")
-    assert row.measured == "-12.00 ± 0.00 us a layer"
-    assert row.what.startswith(
-        "16 tokens x 128 experts, xshare:k0=4: mask and routing() 21.00, select and arrays 9.00, "
-    )

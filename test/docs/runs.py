@@ -235,9 +235,8 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     "python -m benchmark.cost xshare:k0=1,add=24 --shapes 16x128 64x256": COST,
     **dict.fromkeys(
         (
-            *("make eval TASKS=arithmetic_domain", "make eval TASKS=gsm8k", "python -m benchmark.evaluation.install"),
+            *("make eval TASKS=arithmetic_domain", "make eval TASKS=gsm8k"),
             "make eval PYTHON=python TASKS=gsm8k URL=http://localhost:30000",
-            "python -m benchmark.evaluation gsm8k --url http://localhost:30000 --policies vanilla xshare",
             'make eval TASKS="gsm8k ifeval" URL=http://localhost:30000 EVAL_ARGS="--chat --policies off'
             ' xshare:k0=1,add=24 xshare:k0=1,add=12,utility=squared,own_share=0.75"',
         ),
@@ -287,7 +286,7 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     **{
         f"make gpu EXPERIMENT={experiment}": NO_GPU
         for experiment in (
-            *("paged", "eagle3", "levers PARTS=policies", "selection PARTS=times", "tune POLICY=oea:k0=3"),
+            *("eagle3", "levers PARTS=policies", "selection PARTS=times", "tune POLICY=oea:k0=3"),
             *("server PARTS=gpt-oss-120b", "server PARTS=gpt-oss-120b-no-warm-up"),
         )
     },

@@ -1,20 +1,20 @@
 """The harness through a real server, policy off and on: what `make eval TASKS=arithmetic_domain` runs.
 
-The following commands are the same one on other data, or without make:
-`make eval TASKS=gsm8k`, `make eval PYTHON=python TASKS=gsm8k URL=http://localhost:30000`,
-`python -m benchmark.evaluation gsm8k --url http://localhost:30000 --policies vanilla xshare`, and
+The following commands are the same one on other data:
+`make eval TASKS=gsm8k`, `make eval PYTHON=python TASKS=gsm8k URL=http://localhost:30000`, and
 `make eval TASKS="gsm8k ifeval" URL=http://localhost:30000 EVAL_ARGS="--chat --policies off xshare:k0=1,add=24 xshare:k0=1,add=12,utility=squared,own_share=0.75"`.
 """  # noqa: E501 - the command as the page has it
 
 import json
+import subprocess
+import sys
 
 import pytest
 
-from benchmark.common.paths import TRAINED
+from benchmark.common.paths import ROOT, TRAINED
 from benchmark.common.server import Server
 from benchmark.evaluation import __main__ as command
 from benchmark.evaluation.harness import Harness
-from benchmark.evaluation.install import install, is_installed
 from sglang_xshare.live.client import Client
 
 pytestmark = pytest.mark.long
@@ -23,9 +23,8 @@ ON = "xshare:k0=1,add=4"
 
 @pytest.fixture(scope="module", autouse=True)
 def harness_is_there():
-    """As `python -m benchmark.evaluation.install` installs it."""
-    install()
-    assert is_installed()
+    """As `make eval` installs it."""
+    subprocess.run(["make", "harness", f"PYTHON={sys.executable}"], cwd=ROOT, check=True)
 
 
 def test_off_and_on_by_live_control_on_a_running_server(tmp_path):

@@ -1,12 +1,13 @@
 """Every experiment continues where its record ends, and refuses parts it does not know. Servers are stand-ins here."""
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from benchmark.common import comparison
-from benchmark.common.comparison import Comparison
+from benchmark.common.comparison import Comparison, is_measured
 from benchmark.common.record import Record
 from benchmark.common.variant import parse_variant
 from benchmark.gpu import checks, serving
@@ -49,11 +50,16 @@ def test_a_check_that_passed_is_not_run_again(tmp_path):
 
 @pytest.fixture
 def measure(tmp_path, monkeypatch):
-    """Call it for rounds of points 8 and 16 on servers that are not there: (point, round) in the order of running."""
-    ran = []
+    """Call it for rounds of points 8 and 16 on servers that are not there: (point, round) in the order of running.
+
+    A round from `stop` on ends the run.
+    """
+    ran, last = [], []
 
     def run_rounds(workload, series, servers):
         for number in range(len(series[0].results), workload.rounds):
+            if number >= last[0]:
+                raise KeyboardInterrupt
             ran.append((workload.concurrency, number))
             for one in series:
                 one.results.append({"output_throughput": 1.0})
@@ -65,24 +71,24 @@ def measure(tmp_path, monkeypatch):
     variants = [parse_variant("off"), parse_variant("xshare")]
     points = [serving.Point(f"point {n}", variants, n) for n in (16, 8)]
 
-    def call(record, **keys):
+    def call(record, stop=99, **keys):
         ran.clear()
-        serving.measure_rounds(record, "model", points, [], **keys)
+        last[:] = [stop]
+        with suppress(KeyboardInterrupt):
+            serving.measure_rounds(record, "model", points, [], **keys)
         return list(ran)
 
     return call
 
 
-def test_every_point_has_two_rounds_before_one_has_more(tmp_path, measure, monkeypatch):
+def test_every_point_has_two_rounds_before_one_has_more(tmp_path, measure):
     record = Record(tmp_path, "server", [])
     first, second = [(16, 0), (16, 1), (8, 0), (8, 1)], [(16, 2), (16, 3), (8, 2), (8, 3)]
-    monkeypatch.setattr(serving, "ROUNDS", 2)
-    assert measure(record) == first
-    assert serving.is_complete(record, "point 8")
-    monkeypatch.setattr(serving, "ROUNDS", 4)
-    assert not serving.is_complete(record, "point 8")
+    assert measure(record, stop=2) == first
+    assert not is_measured(record, "point 8")
     assert measure(Record(tmp_path / "other", "server", [])) == first + second
     assert measure(record) == second, "more rounds go on from those that are there"
+    assert is_measured(record, "point 8")
     assert measure(record) == []
     assert Comparison.read(record.points["point 8"]).rounds == 4
     assert len(measure(record, temperature=0.0)) == 8, "rounds of another workload are measured anew"

@@ -2,15 +2,13 @@
 that the runner took.
 """
 
-import sys
 from dataclasses import replace
-from types import ModuleType
 
 import pytest
 import torch
 
 from benchmark.gpu import layer
-from benchmark.gpu.layer import PREBUILT, REMOVED, UPSTREAM
+from benchmark.gpu.layer import PREBUILT, UPSTREAM
 from benchmark.gpu.levers import spell_change
 from benchmark.gpu.moe_layer import ROWS, SHAPES, Shape, draw_logits, make_router, route_to
 from sglang_xshare import Batch, Router, build_plan, select
@@ -81,15 +79,3 @@ def test_a_lever_that_the_runner_did_not_take_is_no_figure():
     layer.check_taken(UPSTREAM, {}, 0)
     with pytest.raises(RuntimeError, match=r"prebuilt: the runner must take 8 alignments \(got 7\)"):
         layer.check_taken(PREBUILT, {"prebuilt": 7, "upstream": 1}, 8)
-
-
-def test_what_is_removed_is_back_afterwards(monkeypatch):
-    runner = ModuleType("runner")
-    names = [name for removed in REMOVED.values() for name in removed]
-    for name in names:
-        setattr(runner, name, lambda: "done")
-    monkeypatch.setitem(sys.modules, "runner", runner)
-    monkeypatch.setattr(layer, "RUNNER", "runner")
-    with layer.remove(names):
-        assert [getattr(runner, name)() for name in names] == [None] * len(names)
-    assert [getattr(runner, name)() for name in names] == ["done"] * len(names)

@@ -5,9 +5,10 @@ import shutil
 import pytest
 from common.made_up import make_point, make_series
 
+from benchmark.common.comparison import Comparison
 from benchmark.common.paths import RESULTS
 from benchmark.common.record import Record
-from benchmark.gpu.serving import Gain
+from benchmark.gpu.serving import gain_row, list_percents
 from benchmark.gpu.table import at_least, list_rows, show_table
 from benchmark.records.tables import H200_RUN
 
@@ -35,15 +36,14 @@ def test_a_bar_within_the_error_is_open():
 
 def test_the_error_is_the_t_interval_of_the_rounds_ratios():
     def read(*speeds):
-        return Gain.read(make_point([make_series("off", [100.0] * len(speeds)), make_series("xshare", speeds)]))
+        return Comparison.read(make_point([make_series("off", [100.0] * len(speeds)), make_series("xshare", speeds)]))
 
-    gain = read(109.0, 110.0, 114.0)
-    assert gain.percents == pytest.approx([9.0, 10.0, 14.0])
-    assert gain.percent == pytest.approx(11.0)
+    comparison = read(109.0, 110.0, 114.0)
+    assert list_percents(comparison) == pytest.approx([9.0, 10.0, 14.0])
     # of 9, 10 and 14: variance 7, and 4.303 * sqrt(7 / 3) = 6.57
-    assert gain.error == pytest.approx(6.573, abs=0.001)
-    assert [gain.row("it", bar).verdict for bar in (9.0, 18.0)] == ["open", "miss"]
-    assert read(110.0).error is None
+    assert gain_row(comparison, "it", 9.0).measured == "11.0 ± 6.6 % gain"
+    assert [gain_row(comparison, "it", bar).verdict for bar in (9.0, 18.0)] == ["open", "miss"]
+    assert gain_row(read(110.0), "it", 9.0).measured == "10.0 ± unknown % gain"
 
 
 def test_a_record_that_cannot_be_read_is_a_miss_among_the_others(tmp_path):

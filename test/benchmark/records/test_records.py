@@ -2,11 +2,11 @@
 
 import json
 import sys
-from dataclasses import replace
 from importlib import import_module
 
 import pytest
 
+from benchmark.common.paths import ROOT
 from benchmark.common.record import Record
 from benchmark.records import __main__ as command
 from benchmark.records.experiments import EXPERIMENTS, Experiment
@@ -53,12 +53,12 @@ def ran(made_up):
     return (made_up / "ran").read_text().splitlines()
 
 
-def test_records_and_plots_that_a_page_shows_are_stored_and_then_skipped(source, made_up, tmp_path):
+def test_records_are_stored_and_then_skipped(source, made_up, tmp_path):
     results = tmp_path / "results"
-    command.measure([replace(FIRST, plots=("first.png",)), SECOND], results)
+    command.measure([FIRST, SECOND], results)
     assert ran(made_up) == ["first --out --resume", "second --out --resume"]
-    assert sorted(path.name for path in (results / "first").iterdir()) == ["first.json", "first.png"]
-    assert [path.name for path in (results / "second").iterdir()] == ["second.json"]
+    for name in ("first", "second"):
+        assert [path.name for path in (results / name).iterdir()] == [f"{name}.json"]
     command.measure([FIRST, SECOND], results)
     assert len(ran(made_up)) == 2
 
@@ -87,6 +87,13 @@ def test_a_changed_source_is_refused_before_anything_runs(source, made_up, tmp_p
     assert ran(made_up) == ["first --out"]  # not resumed: what it did before had another source
     command.measure([FIRST], tmp_path / "results", small=True, dirty=True)
     assert ran(made_up)[1] == "first --tiny --out"
+
+
+def test_the_paths_that_decide_a_figure_are_there():
+    for one in EXPERIMENTS.values():
+        assert [path for path in one.depends if not (ROOT / path).exists()] == []
+    assert "benchmark/expert_sharding" in EXPERIMENTS["ranks"].depends
+    assert "benchmark/balance/live.py" in EXPERIMENTS["balance-live"].depends
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

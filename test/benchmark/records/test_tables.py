@@ -69,4 +69,12 @@ def test_changes_since_a_record_are_named(monkeypatch, known):
     assert ("; 3 commits since, 2 files differ: python/sglang_xshare/stage (1), " in line) == known
     assert line.endswith("is not in this checkout") != known
     monkeypatch.setattr(history, "has_history", lambda: False)
-    assert len(list(history.list_stale(RESULTS))) == 1
+    assert list(history.list_stale(RESULTS))[-1].startswith("records: this checkout has no history")
+
+
+def test_an_experiment_without_a_record_is_named(monkeypatch, tmp_path, results):
+    monkeypatch.setattr(history, "has_history", lambda: False)
+    EXPERIMENTS["neighbours"].path(results).unlink()
+    named, _ = next(history.list_stale(results)).split(": never recorded")
+    assert "neighbours" in named.split(", ")
+    assert "serving" not in named.split(", ")

@@ -1,6 +1,7 @@
 """Values in errors and in JSON: what a request may hold, and how much of it an error repeats."""
 
 import json
+from typing import Any
 from contextlib import nullcontext
 
 import pytest
@@ -50,7 +51,7 @@ def test_deep_json_is_one_short_line_wherever_it_is_given(text, levels, read):
     assert len(str(raised.value)) < LINE
 
 
-LONG_IN = {
+LONG_IN: dict[str, list[dict[str, Any]]] = {
     "vanilla": [{LONG: 1}],
     "xshare": [
         *({LONG: 1}, {"k0": LONG}, {"utility": [LONG]}, {"phases": LONG}, {"min_rows": LONG}, {"exact": LONG}),

@@ -1,8 +1,8 @@
 """Values in errors and in JSON: what a request may hold, and how much of it an error repeats."""
 
 import json
-from typing import Any
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
@@ -56,7 +56,7 @@ LONG_IN: dict[str, list[dict[str, Any]]] = {
     "xshare": [
         *({LONG: 1}, {"k0": LONG}, {"utility": [LONG]}, {"phases": LONG}, {"min_rows": LONG}, {"exact": LONG}),
         *({"exact": {LONG: 1}}, {"layers": LONG}, {"layers": {LONG: {}}}, {"layers": {"0": LONG}}),
-        *({"by_rows": {"1": inner}} for inner in ({"layers": {LONG: {}}}, {LONG: 1}, {"policy": LONG})),
+        *({"by_rows": {"1": {name: value}}} for name, value in (("layers", {LONG: {}}), (LONG, 1), ("policy", LONG))),
     ],
     "observe": [
         *({LONG: 1}, {"plans": LONG}),

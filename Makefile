@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export SGLANG_XSHARE_DEVICE ?=
 GPU := $(if $(SGLANG_XSHARE_DEVICE),,$(shell nvidia-smi >/dev/null 2>&1 && echo yes))
 
-.PHONY: help venv patch release-check wheel sglang-wheel lint test test-long test-cuda bench eval demo records gpu gpu-bundle clean
+.PHONY: help venv patch release-check wheel sglang-wheel lint test test-long test-cuda bench eval harness demo records gpu gpu-bundle clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
@@ -60,9 +60,14 @@ bench: $(READY) ## compare policies in the server: POLICIES="vanilla xshare:k0=1
 	$(PYTHON) -m benchmark.serving $(foreach policy,$(POLICIES),'$(policy)') $(BENCH_ARGS)
 
 TASKS ?= arithmetic_domain
-eval: $(READY)  ## lm-evaluation-harness with the policy off and on: TASKS="gsm8k ifeval", URL= of a running server; PYTHON=python, as for bench
-	@$(PYTHON) -m benchmark.evaluation.install
+eval: $(READY) harness  ## lm-evaluation-harness with the policy off and on: TASKS="gsm8k ifeval", URL= of a running server; PYTHON=python, as for bench
 	$(PYTHON) -m benchmark.evaluation $(TASKS) $(if $(URL),--url $(URL)) $(EVAL_ARGS)
+
+# The constraint keeps the version of each installed package. pip accepts none with a path or an address.
+harness: $(READY)
+	@mkdir -p build
+	@$(PYTHON) -m pip freeze --exclude-editable | grep '^[^@]*==[^@]*$$' >build/installed.txt
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-input -c build/installed.txt -r benchmark/evaluation/requirements.txt
 
 demo: patch     ## serve a checkpoint with the policy off and on, and print what it changed
 	$(PYTHON) -m benchmark.demo $(DEMO_ARGS)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Check, time and tabulate on an NVIDIA GPU: scripts/gpu.sh [all | EXPERIMENT [PART...]]. Experiments: caches, selection,
-# levers, layer, server, eagle3, replay, tune, routing, paged.
+# levers, layer, server, eagle3, replay, tune, routing.
 # QUICK=1 ends after LIMIT seconds (default 540), unpacking included; the next call continues from there.
 # RESULTS=DIR holds the records (default: benchmark/results/<date>-<gpu>; if $OUT is set, build/gpu/results, of which
 # $OUT gets one archive in the end); POLICY=xshare:k0=1,add=24 is the policy that experiment tune tunes for (default: xshare).
@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 . scripts/gpu/toolkit.sh
 
-EXPERIMENTS=(caches selection levers layer server eagle3 replay tune routing paged)
+EXPERIMENTS=(caches selection levers layer server eagle3 replay tune routing)
 LIMIT=${LIMIT:-540}
 python=
 experiment=${1:-all}
@@ -43,7 +43,7 @@ use_archive() {  # the SGLang in .gpu/, for a machine that can install nothing
     if [[ ! -f $site/.complete ]]; then
         rm -rf "$site" "$work/checked"; mkdir -p "$site"
         unpack site "$site"
-        for name in fi_distinfo extras former; do if [[ -f .gpu/$name.tar.xz ]]; then unpack $name "$site"; fi; done
+        for name in fi_distinfo extras; do if [[ -f .gpu/$name.tar.xz ]]; then unpack $name "$site"; fi; done
         for name in tvmcache jit; do if [[ -f .gpu/$name.tar.xz ]]; then unpack $name "$work"; fi; done
         if [[ -f .gpu/triton.tar.xz ]]; then  # compiled on the stand-in: scripts/gpu/pack_triton.sh
             unpack triton "$work"

@@ -44,20 +44,6 @@ build_jit() {
         mv .gpu/jit.tar.xz.part .gpu/jit.tar.xz
 }
 
-# The package of an earlier commit under another name: its selection kernel is timed beside today's.
-FORMER=${FORMER:-6c8e3f41}
-if git cat-file -e "$FORMER^{commit}" 2>/dev/null; then
-    mkdir "$site.former"
-    trap 'rm -rf "$site" "$site".*' EXIT
-    git archive "$FORMER" python/sglang_xshare | tar -x --strip-components=1 -C "$site.former"
-    mv "$site.former/sglang_xshare" "$site.former/former_xshare"
-    # It finds its backends by absolute names.
-    sed -i 's/"sglang_xshare\./"former_xshare./' "$site.former/former_xshare/selection/__init__.py"
-    tar -cJf .gpu/former.tar.xz -C "$site.former" .
-else
-    echo "gpu-bundle: commit $FORMER is not here; the former selection kernel is not timed" >&2
-fi
-
 . scripts/gpu/toolkit.sh
 python=${VENV:-.venv}/bin/python
 if [[ ! -f .gpu/jit.tar.xz && -f .gpu/fi_distinfo.tar.xz && -x $python ]]; then

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +120,8 @@ def _draw_panel(panel: Panel, ax: Any) -> None:
 
 
 def _find_bars(values: Sequence[float], errors: Sequence[float | tuple[float, float]]) -> list[list[float]]:
-    """Return the lengths of error bars below and above the values; 0 for an error that is not known."""
+    """Return the lengths of error bars below and above the values; NaN, which draws none, for an unknown error."""
     pairs = zip(values, errors, strict=True)
     ends = [error if isinstance(error, (tuple, list)) else (value - error, value + error) for value, error in pairs]
     lengths = [(value - lower, upper - value) for value, (lower, upper) in zip(values, ends, strict=True)]
-    return [[length if isfinite(length) else 0.0 for length in side] for side in zip(*lengths, strict=True)]
+    return [[length if isfinite(length) else nan for length in side] for side in zip(*lengths, strict=True)]

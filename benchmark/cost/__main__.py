@@ -22,7 +22,7 @@ from benchmark.common.rounds import Workload, serve
 from benchmark.common.sweep import fill
 from benchmark.common.variant import BASELINE, PLAN_SPELLING, parse_plan, parse_variant
 from benchmark.common.widened import prepare
-from benchmark.cost.report import LARGE, ROUTING, ROUTING_LARGE, STEP, shape_key, tabulate_cost
+from benchmark.cost.report import ROUTING, STEP, shape_key, tabulate_cost
 
 POLICIES = (
     "xshare:k0=1,add=24",
@@ -72,7 +72,7 @@ def measure(args: argparse.Namespace, record: Record) -> None:
     fill(record, {shape_key(shape): partial(time_shape, shape) for shape in args.shapes})
     if not is_measured(record, STEP):
         measure_step(args, record)
-    fill(record, {key: partial(measure_routing, args, key) for key in (ROUTING, ROUTING_LARGE)})
+    fill(record, {ROUTING: partial(measure_routing, args)})
 
 
 def measure_step(args: argparse.Namespace, record: Record) -> None:
@@ -84,16 +84,13 @@ def measure_step(args: argparse.Namespace, record: Record) -> None:
         measure_rounds(record, STEP, workload, variants, servers)
 
 
-def measure_routing(args: argparse.Namespace, key: str) -> dict[str, Any]:
-    """Time a step of the model's routers, or of the large shape, for every policy that selects in plain decode."""
+def measure_routing(args: argparse.Namespace) -> dict[str, Any]:
+    """Time a step of the model's routers for every policy that selects in plain decode."""
     from benchmark.cost.routers import DecodeShape, time_routing
     from sglang_xshare.policies.schedule import build_schedule
 
     config = json.loads((args.model / "config.json").read_text())
     layers, experts, top_k = (config[key] for key in ("num_hidden_layers", "num_experts", "num_experts_per_tok"))
-    rows = args.batch
-    if key == ROUTING_LARGE:
-        rows, experts = map(int, LARGE.split("x"))
     variants = [parse_variant(BASELINE)]
     for variant in map(parse_variant, args.policies):
         try:
@@ -102,9 +99,9 @@ def measure_routing(args: argparse.Namespace, key: str) -> dict[str, Any]:
             print(f"{variant.name}: not in plain decode: {error}", flush=True)
         else:
             variants.append(variant)
-    times = time_routing(variants, DecodeShape(rows, layers, experts, top_k), args.rounds)
+    times = time_routing(variants, DecodeShape(args.batch, layers, experts, top_k), args.rounds)
     seconds = {variant.name: median(spent) for variant, spent in zip(variants, times, strict=True)}
-    return {"seconds": seconds, "rows": rows, "layers": layers, "model": args.model.name}
+    return {"seconds": seconds, "rows": args.batch, "layers": layers, "model": args.model.name}
 
 
 def _shape(text: str) -> str:

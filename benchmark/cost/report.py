@@ -9,8 +9,6 @@ from benchmark.common.variant import BASELINE
 
 UPSTREAM = "upstream's router"
 ROUTING, STEP = "routing", "decode step"
-LARGE = "64x256"
-ROUTING_LARGE = f"routing {LARGE}"
 """Keys of the record; `shape_key` gives the others."""
 SHARE_BAR = 0.01
 
@@ -24,17 +22,11 @@ def tabulate_cost(points: Mapping[str, Any]) -> Table:
     """Return a row for each policy: microseconds of select() by shape, and the stage's part of a layer and a step."""
     shapes = [key.removeprefix("select ") for key in points if key.startswith("select ")]
     headings = ["policy", *(f"select() {shape}, us" for shape in shapes), "added a layer, us", "share of a decode step"]
-    large = points.get(ROUTING_LARGE)
-    if large is not None:
-        headings.insert(-1, f"added a layer of {LARGE}, us")
     policies = [name for name in points[shape_key(shapes[0])]["seconds"] if name != UPSTREAM]
     rows = []
     for name in (UPSTREAM, *policies):
         calls = [_call(points[shape_key(shape)]["seconds"], name) for shape in shapes]
-        added = _added(points, name)
-        if large is not None:
-            added.insert(1, _added_a_layer(large, name) if added[0] != "-" else "-")
-        rows.append([name, *calls, *added])
+        rows.append([name, *calls, *_added(points, name)])
     routing = points[ROUTING]
     step_ms = step_seconds(points) * 1000
     note = (
@@ -60,14 +52,11 @@ def _added_seconds(routing: Mapping[str, Any], name: str) -> float:
     return float(routing["seconds"][name] - routing["seconds"][BASELINE])
 
 
-def _added_a_layer(routing: Mapping[str, Any], name: str) -> str:
-    return f"{_added_seconds(routing, name) / routing['layers'] * 1e6:.0f}"
-
-
 def _added(points: Mapping[str, Any], name: str) -> list[str]:
-    if name not in points[ROUTING]["seconds"]:
+    routing = points[ROUTING]
+    if name not in routing["seconds"]:
         return ["-", "-"]
-    return [_added_a_layer(points[ROUTING], name), f"{added_share(points, name):.2%}"]
+    return [f"{_added_seconds(routing, name) / routing['layers'] * 1e6:.0f}", f"{added_share(points, name):.2%}"]
 
 
 def _call(seconds: Mapping[str, float], name: str) -> str:

@@ -17,9 +17,10 @@ from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.acceptance import Acceptance
 from sglang_xshare.stage.exact import Exact
 from sglang_xshare.stage.forward import wrap_model
-from sglang_xshare.stage.frame import Slot
+from sglang_xshare.stage.frame import CurrentFrame
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.stage import Stage
+from sglang_xshare.upstream.batches import Batches
 
 WARM_UPS = 10
 OTHER_WORK = 64 << 20
@@ -56,10 +57,18 @@ class Routers:
         schedule = None if variant.policy is None else build_schedule(variant.policy, variant.keys, speculative=False)
         self.stage: Stage | None = None
         if schedule is not None:
-            slot = Slot()
-            layers = [Layer(n, config, None, slot=slot, number=n) for n, config in enumerate(self.configs)]
+            current = CurrentFrame()
+            layers = [Layer(n, config, None, current=current, number=n) for n, config in enumerate(self.configs)]
             self.configs = [layer.upstream for layer in layers]
-            self.stage = Stage(layers, schedule, device="cpu", exact=Exact("cpu"), acceptance=Acceptance())
+            self.stage = Stage(
+                layers,
+                schedule,
+                device="cpu",
+                exact=Exact("cpu"),
+                acceptance=Acceptance(),
+                find_batches=lambda rows: Batches(),
+                recapture=lambda *args: None,
+            )
             wrap_model(self, self.stage)
 
     def forward(self, input_ids: Any, positions: Any, forward_batch: Any) -> None:

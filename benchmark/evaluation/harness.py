@@ -14,9 +14,7 @@ from benchmark.evaluation.report import Score, read_scores
 from sglang_xshare.live.client import Client
 
 TASKS = Path(__file__).parent / "tasks"
-MISSING = (
-    "lm-evaluation-harness is not installed here; `python -m benchmark.evaluation.install` or `make eval` installs it"
-)
+MISSING = "lm-evaluation-harness is not installed here; `make eval` installs it"
 
 
 @dataclass(frozen=True)

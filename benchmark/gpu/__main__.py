@@ -8,8 +8,8 @@ try:
     from benchmark.common.command import Parser, one_line_errors, positive
     from benchmark.common.record import Record
     from benchmark.common.server import has_gpu
+    from benchmark.gpu import run
     from benchmark.gpu.checks import choose_parts
-    from benchmark.gpu.run import Task, list_tasks, run
     from benchmark.gpu.table import EXPERIMENTS, show_table
 except ModuleNotFoundError as error:
     sys.exit(f"gpu: {error}; `make gpu-bundle` packs what a machine without a package index lacks")
@@ -38,8 +38,8 @@ def main() -> int:
         return 2
     command = [*parser.prog.split(), *sys.argv[1:]]
     if args.what == "run":
-        tasks = [Task(args.parts[0], tuple(args.parts[1:]))] if args.parts else list_tasks()
-        return 0 if run(args.out, command, tasks, args.limit, args.policy) else 1
+        tasks = [run.Task(args.parts[0], tuple(args.parts[1:]))] if args.parts else run.TASKS
+        return 0 if run.run(args.out, command, tasks, args.limit, args.policy) else 1
     experiment = import_module(f"benchmark.gpu.{args.what}")
     parts = choose_parts(args.what, args.parts, experiment.PARTS)
     options = {} if args.policy is None else {"policy": args.policy}

@@ -9,11 +9,12 @@ active. Verification is greedy: simulated acceptance discards the answer of the 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmark.common.comparison import Comparison
 from benchmark.common.record import Record
 from benchmark.gpu import memory
 from benchmark.gpu.models import write_model
 from benchmark.gpu.server import Case, measure_cases
-from benchmark.gpu.serving import Gain
+from benchmark.gpu.serving import gain_row
 from benchmark.gpu.table import Row
 
 PARTS = ()
@@ -51,9 +52,9 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
     """Yield what was cut, the policy's gain, and the acceptance: another one would make it another workload."""
     yield from memory.rows(points, "eagle3")
     for point in [point for point in points.values() if "series" in point]:
-        gain = Gain.read(point)
-        accepted = gain.on.accept_length
-        yield gain.row(f"{gain.model}, {POLICY}, batch {BATCH}", GAIN_BAR, MODEL)
+        comparison = Comparison.read(point)
+        accepted = comparison.summaries[1].accept_length
+        yield gain_row(comparison, f"{comparison.workload.model.name}, {POLICY}, batch {BATCH}", GAIN_BAR, MODEL)
         measured = "-" if accepted is None else f"{accepted:.2f} tokens a step"
         simulated = accepted is not None and abs(accepted - ACCEPTED) < 0.25
         yield Row("simulated acceptance", measured, f"{ACCEPTED} tokens a step", simulated)

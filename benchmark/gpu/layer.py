@@ -5,11 +5,9 @@ times the same layer in several modes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from statistics import mean
 from typing import Any
-from unittest import mock
 
 from benchmark.common.comparison import fit_line
 from benchmark.common.interval import find_margin
@@ -27,12 +25,6 @@ PARTS = tuple(SHAPES)
 ACTIVE = (4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 POLICIES = ("oea:k0=3", "oea:k0=5", "xshare", "xshare:k0=1,add=24", "xshare:k0=1,add=8")
 UPSTREAM, PREBUILT = "upstream", "alignment prebuilt"
-REMOVED: dict[str, tuple[str, ...]] = {
-    "without activation": ("silu_and_mul",),
-    "without sum": ("moe_sum_reduce_torch_compile", "moe_sum_reduce"),
-}
-"""Functions of upstream's runner that do nothing in a mode; the answers of such a mode are wrong."""
-RUNNER = "sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe"
 WITH, ROUTER, ONLY = " with the alignment", "router of ", "24 experts, no router"
 """Words that make the names of runs: a suffix, a prefix, and a whole name."""
 GAIN_BARS = {("qwen3-30b-a3b", "oea:k0=3"): 39.0, ("qwen3-30b-a3b", "oea:k0=5"): 23.0}
@@ -72,12 +64,7 @@ def time_fixed(name: str, active: int, modes: Sequence[str]) -> dict[str, Any]:
     ids = moe_layer.route_to(active, layers.shape, ROWS, "cuda")
     route = moe_layer.fixed_router(ids)
     prebuilt = moe_layer.offer_alignment(route, ids, layers.shape) if PREBUILT in modes else route
-
-    def run(mode: str) -> None:
-        with remove(REMOVED.get(mode, ())):
-            layers.run(prebuilt if mode == PREBUILT else route)
-
-    runs = {mode: partial(run, mode) for mode in modes}
+    runs = {mode: partial(layers.run, prebuilt if mode == PREBUILT else route) for mode in modes}
     for mode, taken in count_taken(runs).items():
         check_taken(mode, taken, layers.shape.layers if mode == PREBUILT else 0)
     us = time_alternating(runs, parts=layers.shape.layers)
@@ -141,14 +128,6 @@ def check_taken(mode: str, taken: Mapping[str, int], expected: int) -> None:
     found = taken.get("prebuilt", 0)
     if found != expected:
         raise RuntimeError(f"{mode}: the runner must take {expected} alignments (got {found})")
-
-
-def remove(names: Sequence[str]) -> ExitStack:
-    """Return a context in which functions of upstream's runner do nothing."""
-    stack = ExitStack()
-    for name in names:
-        stack.enter_context(mock.patch(f"{RUNNER}.{name}", return_value=None))
-    return stack
 
 
 def spell_times(us: Mapping[str, Sequence[float]]) -> str:

@@ -1,9 +1,8 @@
-"""Experiment `levers`: the time of each part of an MoE layer beside its experts, and the time that the alignment saves.
+"""Experiment `levers`: the time of an MoE layer beside its experts, and the time that the prebuilt alignment saves.
 
-Part `fixed`: Qwen3-30B-A3B's layer of 16 tokens at fixed ids, as upstream runs it, with the alignment prebuilt, and
-without its activation or its final sum, which gives the price of these two. Part `policies`: a router and the layer
-under policies, with the alignment handed over and without. All variants of a part are graphs of one process, replayed
-in turns, so a drift of the clock moves all of them.
+Part `fixed`: Qwen3-30B-A3B's layer of 16 tokens at fixed ids, as upstream runs it and with the alignment prebuilt. Part
+`policies`: a router and the layer under policies, with the alignment handed over and without. All variants of a part
+are graphs of one process, replayed in turns, so a drift of the clock moves all of them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,6 @@ from benchmark.gpu.layer import (
     BANDWIDTH_AT,
     BANDWIDTH_BAR,
     PREBUILT,
-    REMOVED,
     UPSTREAM,
     active_key,
     bandwidth_row,
@@ -34,8 +32,9 @@ PARTS = ("fixed", "policies")
 MODEL = "qwen3-30b-a3b"
 ACTIVE = (24, 34, 50, 16, 64)
 """Numbers of active experts: 24, 34 and 50 of OEA with k0 = 3, with k0 = 5 and of no policy; two more for the fit."""
-MODES = (UPSTREAM, PREBUILT, *REMOVED)
-"""Modes that are timed. The table also shows modes that older records have."""
+MODES = (UPSTREAM, PREBUILT)
+REMOVED = ("without activation", "without sum")
+"""Modes of the record of 2026-11-27 in which a part of the layer did nothing: they have a price, and no fit."""
 POLICIES = ("oea:k0=3", "oea:k0=5", "xshare", "xshare:k0=1,add=24")
 FIXED_BAR = 23.0
 """Microseconds of a layer that do not depend on the number of active experts, with every lever of the record."""
@@ -57,13 +56,16 @@ def measure(record: Record, parts: Sequence[str]) -> str | None:
 
 
 def rows(points: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield the price of each part and lever, the fixed part, the bandwidth and the gains under policies.
+    """Yield what each lever saves, the fixed part, the bandwidth and the gains under policies.
 
     The modes are those of the record. The last lever in it, which older records combine with the others, is judged.
     """
     timed = [points[active_key(active)] for active in sorted(ACTIVE) if active_key(active) in points]
     for point in timed:
-        yield from _mode_rows(point)
+        us, what = point["mode_us"], f"layer, {point['active']} experts"
+        yield Row(f"{what}, {UPSTREAM}", f"{mean(us[UPSTREAM]):.2f} us")
+        for mode in [one for one in us if one != UPSTREAM]:
+            yield Row(f"{what}, {mode}", f"{spell_change(us[UPSTREAM], us[mode])} us")
     shown = list(dict.fromkeys(mode for point in timed for mode in point["mode_us"] if mode not in REMOVED))
     for mode in shown:
         us = {point["active"]: mean(point["mode_us"][mode]) for point in timed if mode in point["mode_us"]}
@@ -80,13 +82,6 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
         us, active = points["policies"]["mode_us"], points["policies"]["active"]
         bars = {name: GAIN_BARS[policy] for name in us for policy in GAIN_BARS if name.startswith(f"{policy} ")}
         yield from policy_rows("layer and router", us, active, bars)
-
-
-def _mode_rows(point: Mapping[str, Any]) -> Iterator[Row]:
-    us, what = point["mode_us"], f"layer, {point['active']} experts"
-    yield Row(f"{what}, {UPSTREAM}", f"{mean(us[UPSTREAM]):.2f} us")
-    for mode in [one for one in us if one != UPSTREAM]:
-        yield Row(f"{what}, {mode}", f"{spell_change(us[UPSTREAM], us[mode])} us")
 
 
 def spell_change(before: Sequence[float], after: Sequence[float]) -> str:

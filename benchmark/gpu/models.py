@@ -18,8 +18,6 @@ from benchmark.common.paths import ROOT
 
 MODELS = ROOT / "build" / "gpu" / "models"
 TEXT_LINES = 1024
-PAGED_SINCE = "0.5.23"
-"""The first release of SGLang that pages experts."""
 LAYERS = re.compile(r"-(\d+)-layers$")
 COMMON: dict[str, Any] = {"dtype": "bfloat16", "transformers_version": "5.0.0", "tie_word_embeddings": False}
 

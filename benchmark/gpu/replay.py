@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from benchmark.common.comparison import Comparison, is_measured
 from benchmark.common.evidence import read_settled_totals, read_totals
 from benchmark.common.record import Record
 from benchmark.common.server import Server
 from benchmark.common.variant import Variant, parse_variant
 from benchmark.gpu import memory
 from benchmark.gpu.checks import check, run_tests
-from benchmark.gpu.serving import Gain, Point, is_complete, measure_rounds, serve_dummies
+from benchmark.gpu.serving import Point, gain_row, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row, check_row
 
 PARTS = ("server", "tests")
@@ -45,7 +46,7 @@ def measure(record: Record, parts: Sequence[str]) -> str | None:
 
 def _measure_servers(record: Record) -> None:
     live = {name: one for name, one in LIVE.items() if name not in record}
-    points = [Point(masking_key(n), MASKING, n) for n in MASKED_AT if not is_complete(record, masking_key(n))]
+    points = [Point(masking_key(n), MASKING, n) for n in MASKED_AT if not is_measured(record, masking_key(n))]
     # All at once if they fit, as on an H200: their start takes longer than their rounds.
     servers = len(live) + len(MASKING) * bool(points)
     at_once = memory.fits(MODEL, servers, memory.read_free_bytes())
@@ -87,7 +88,8 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
         yield Row("active experts by policy", text, "fewer each", counts[0] > counts[1] > counts[2])
     for concurrency in MASKED_AT:
         if masking_key(concurrency) in points:
-            yield Gain.read(points[masking_key(concurrency)]).row(f"masking alone, concurrency {concurrency}")
+            comparison = Comparison.read(points[masking_key(concurrency)])
+            yield gain_row(comparison, f"masking alone, concurrency {concurrency}")
     if "tests" in points:
         what = "replays of 1..16 requests, decode and verify"
         yield check_row(what, points["tests"], "exactly the live rows' experts")

@@ -19,13 +19,10 @@ from benchmark.common.paths import ROOT
 from benchmark.common.record import Record
 from benchmark.gpu import memory
 from benchmark.gpu.checks import is_passed
-from benchmark.gpu.models import PAGED_SINCE
 from benchmark.gpu.preflight import CHECKS
 from benchmark.gpu.process import Ended, Process
 from benchmark.gpu.server import GATE
 from benchmark.gpu.table import Row, check_row
-from sglang_xshare.patching.tree import find_tree
-from sglang_xshare.upstream.release import is_since
 
 LONGEST = 1800.0  # seconds of a task in a run without a limit
 CHECKING = 150.0  # seconds of a check: first imports and first compilations, all side by side
@@ -55,7 +52,6 @@ class Task:
     parts: tuple[str, ...] = ()
     turn: float = 40.0
     needs: tuple[str, ...] = ()
-    since: str = "0"
     is_quick: bool = False
     beside: bool = False
     serves: str = ""
@@ -88,19 +84,9 @@ TASKS: tuple[Task, ...] = (
     Task("layer", ("gpt-oss-120b", "gpt-oss-20b"), 90.0, KERNELS),
     Task("selection", ("shapes",), 60.0),
     Task("tune", (), 120.0, KERNELS),
-    Task("paged", (), 300.0, SERVERS_128, PAGED_SINCE),
     Task("replay", ("tests",), 60.0),
     Task("selection", ("tests",), 240.0),
 )
-
-
-def list_tasks() -> list[Task]:
-    """Return the tasks that the installed release of SGLang has, and print the others."""
-    running = find_tree().release
-    for task in TASKS:
-        if not is_since(running, task.since):
-            print(f"gpu: {task.name}: left out; SGLang must be {task.since} or later (got {running})", flush=True)
-    return [task for task in TASKS if is_since(running, task.since)]
 
 
 def run(results: Path, command: Sequence[str], tasks: Sequence[Task], limit: float | None, policy: str | None) -> bool:

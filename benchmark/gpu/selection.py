@@ -2,16 +2,14 @@
 
 Part `ids` compares ids with the reference's; part `times` times the kernel in CUDA graphs, a call among many, on the
 logits that upstream's fused router takes too: the kernel does what that router does, and selects the batch's experts
-besides. The former kernel, whose package `.gpu/` may contain under another name, is timed in turns with both. Part
-`shapes` times how batches can be cut into programs and makes the kernel use the fastest; part `tests` runs the kernels'
-own tests, which compile for minutes.
+besides. Part `shapes` times how batches can be cut into programs and makes the kernel use the fastest; part `tests`
+runs the kernels' own tests, which compile for minutes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from itertools import cycle, product
 from multiprocessing import get_context
 from statistics import median
@@ -20,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmark.common.record import Record
-from benchmark.common.variant import parse_plan, parse_variant
+from benchmark.common.variant import parse_plan
 from benchmark.gpu.checks import WORKERS, check, explain, measure_points, run_tests
 from benchmark.gpu.shapes import describe, measure_shapes
 from benchmark.gpu.table import Row, check_row
@@ -57,8 +55,6 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 RANKS, TOP_K, TOKENS_PER_REQUEST = 8, 8, 4
 CALLS, ROUNDS = 50, 10
 """Calls in a graph, which make the graph's own launch a small part, and rounds."""
-FORMER = "former_xshare"
-"""The package of the former kernel: ours of an earlier commit, see `scripts/gpu_bundle.sh`."""
 DEVICE = "cuda"
 Case = tuple[int, int, str, torch.dtype, bool]
 """(rows, experts, plan, dtype, tied)"""
@@ -135,14 +131,10 @@ def _find_field(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied
 
 
 def time_kernel(rows: int, experts: int, spelling: str) -> dict[str, Any]:
-    """Return microseconds of select() with a policy, as a layer calls it, and of the routers and kernel beside it."""
+    """Return microseconds of select() with a policy, as a layer calls it, and of upstream's router beside it."""
     logits = _make_logits(rows, experts, torch.bfloat16)
-    calls = {
-        "us": make_call(rows, experts, spelling),
-        "former_us": make_call(rows, experts, spelling, FORMER) if find_spec(FORMER) else None,
-        "upstream_us": _make_upstream(logits),
-    }
-    runs = {name: partial(repeat, call, CALLS) for name, call in calls.items() if call is not None}
+    calls = {"us": make_call(rows, experts, spelling), "upstream_us": _make_upstream(logits)}
+    runs = {name: partial(repeat, call, CALLS) for name, call in calls.items()}
     found = {name: median(times) for name, times in time_alternating(runs, ROUNDS, CALLS).items()}
     print(f"{spelling}, {rows} x {experts}: {found['us']:.2f} us", flush=True)
     return {"policy": spelling, "rows": rows, "experts": experts, **found}
@@ -153,16 +145,11 @@ def time_call(call: Callable[[], object]) -> float:
     return time_graph(partial(repeat, call, CALLS)) / CALLS
 
 
-def make_call(rows: int, experts: int, spelling: str, package: str = "sglang_xshare") -> Callable[[], object]:
-    """Return select() by the kernel of a package of ours, on logits in bf16, as a layer calls it."""
-    ours = import_module(package)
-    plan: Any = parse_plan(spelling, rows)
-    if package == FORMER:
-        variant = parse_variant(spelling)
-        plan = import_module(f"{package}.policies").get_policy(variant.policy).build(variant.keys)
+def make_call(rows: int, experts: int, spelling: str) -> Callable[[], object]:
+    """Return select() by the kernel, on logits in bf16, as a layer calls it."""
+    plan, batch = parse_plan(spelling, rows), Batch(tokens_per_request=count_tokens(spelling, rows))
     logits, ranks = _make_logits(rows, experts, torch.bfloat16), _make_ranks(experts)
-    batch = ours.Batch(tokens_per_request=count_tokens(spelling, rows))
-    return partial(ours.select, logits, plan, ours.Router(TOP_K), batch, ranks, "triton", slots=ours.RunnerSlots())
+    return partial(select, logits, plan, Router(TOP_K), batch, ranks, "triton", slots=RunnerSlots())
 
 
 def _make_upstream(logits: torch.Tensor) -> Callable[[], object]:
@@ -197,7 +184,7 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
         if "upstream_later_us" in one:  # in records from before 2026-11-28
             later = one["upstream_later_us"]
             text += f", from 0.5.20 on {later:.2f} us: {one['us'] / later:.2f} x"
-        if "former_us" in one:
+        if "former_us" in one:  # in the record of 2026-11-27
             text += f"; formerly {one['former_us']:.2f} us"
         what = f"{one['policy']}, {one['rows']} tokens x {one['experts']} experts"
         yield Row(what, text, f"at most {TIME_BAR:g} x", ratio <= TIME_BAR)

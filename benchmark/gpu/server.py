@@ -9,17 +9,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-from benchmark.common.comparison import format_experts, format_number
-from benchmark.common.interval import format_rounds
+from benchmark.common.comparison import Comparison, format_experts, format_number, is_measured
+from benchmark.common.interval import find_margin, format_rounds
 from benchmark.common.record import Record
 from benchmark.common.server import Server
 from benchmark.common.table import Table
 from benchmark.common.variant import OFF, parse_variant
 from benchmark.gpu import memory
 from benchmark.gpu.checks import FAILED, explain
-from benchmark.gpu.serving import Gain, Point, is_complete, make_toggled, measure_rounds
+from benchmark.gpu.serving import Point, gain_row, list_percents, make_toggled, measure_rounds
 from benchmark.gpu.table import Row
 
 POLICY = "xshare"
@@ -96,7 +97,7 @@ def measure_cases(record: Record, cases: Mapping[str, Case]) -> str | None:
 
 
 def _measure_case(record: Record, name: str, case: Case) -> None:
-    missing = [point for point in case.points(name) if not is_complete(record, point.key)]
+    missing = [point for point in case.points(name) if not is_measured(record, point.key)]
     model = memory.fit_model(record, name, case.model, draft=case.draft) if missing else None
     if model is None:
         return
@@ -124,18 +125,19 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
     """Yield what was cut, and the gain of every point in which a policy acted."""
     for name, case in CASES.items():
         yield from memory.rows(points, name)
-        for policy, concurrency, gain in _list_gains(name, points):
-            what = f"{gain.model}, {policy}, concurrency {concurrency}"
-            yield gain.row(what, case.bars.get((policy, concurrency)), case.model)
+        for policy, concurrency, comparison in _list_compared(name, points):
+            what = f"{comparison.workload.model.name}, {policy}, concurrency {concurrency}"
+            yield gain_row(comparison, what, case.bars.get((policy, concurrency)), case.model)
 
 
-def _list_gains(name: str, points: Mapping[str, Any]) -> Iterator[tuple[str, int, Gain]]:
-    """Yield (policy, concurrency, gain) of a case's points in which a policy acted, former points included."""
+def _list_compared(name: str, points: Mapping[str, Any]) -> Iterator[tuple[str, int, Comparison]]:
+    """Yield (policy, concurrency, comparison) of a case's points in which a policy acted, former points included."""
     for key in points:
         if key.startswith(f"{name}/") and "/concurrency=" in key:
-            gain = Gain.read(points[key])
-            if gain.on.experts_after is not None:
-                yield gain.on.name, gain.comparison.workload.concurrency, gain
+            comparison = Comparison.read(points[key])
+            on = comparison.summaries[1]
+            if on.experts_after is not None:
+                yield on.name, comparison.workload.concurrency, comparison
 
 
 HEADINGS = (
@@ -160,14 +162,15 @@ def tabulate(points: Mapping[str, Any]) -> Table:
     """Return the table of a page: points with more than one round, in which a policy acted."""
     cells = []
     for name in CASES:
-        for policy, concurrency, gain in sorted(_list_gains(name, points), key=lambda one: one[:2]):
-            if gain.error is not None:
-                speed = f"{gain.off.throughput.median:.0f} -> {gain.on.throughput.median:.0f}"
-                token = f"{gain.off.tpot_ms.median:.2f} -> {gain.on.tpot_ms.median:.2f}"
-                percent = f"{gain.percent:+.1f} ± {gain.error:.1f} %"
-                counted = format_experts(gain.on), format_number(gain.on.kept_mass, 3)
-                rounds = format_rounds(gain.percents, 1)
-                cells.append([gain.model, policy, str(concurrency), speed, percent, rounds, token, *counted])
+        for policy, concurrency, comparison in sorted(_list_compared(name, points), key=lambda one: one[:2]):
+            (off, on), percents, model = comparison.summaries, list_percents(comparison), comparison.workload.model.name
+            if (margin := find_margin(percents)) is not None:
+                speed = f"{off.throughput.median:.0f} -> {on.throughput.median:.0f}"
+                token = f"{off.tpot_ms.median:.2f} -> {on.tpot_ms.median:.2f}"
+                gain = f"{mean(percents):+.1f} ± {margin:.1f} %"
+                counted = format_experts(on), format_number(on.kept_mass, 3)
+                rounds = format_rounds(percents, 1)
+                cells.append([model, policy, str(concurrency), speed, gain, rounds, token, *counted])
     return Table("Servers", HEADINGS, cells, NOTE, text_columns=2)
 
 

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import mean
-from typing import Any
 
-from benchmark.common.comparison import Comparison, Summary, format_experts, format_number, measure_each
+from benchmark.common.comparison import Comparison, format_experts, format_number, is_measured, measure_each
 from benchmark.common.interval import find_margin
 from benchmark.common.record import Record
 from benchmark.common.rounds import Workload, serve
@@ -79,11 +78,6 @@ class Point:
     concurrency: int
 
 
-def is_complete(record: Record, key: str) -> bool:
-    """Return whether the record has all rounds of a point."""
-    return key in record and Comparison.read(record.points[key]).rounds >= ROUNDS
-
-
 def measure_rounds(
     record: Record, name: str, points: Sequence[Point], servers: Sequence[Server], temperature: float = 1.0
 ) -> None:
@@ -116,66 +110,34 @@ def _begin(record: Record, name: str, point: Point, servers: Sequence[Server], t
     )
     if point.key in record:
         former = Comparison.read(record.points[point.key]).workload
-        is_same = replace(former, model=workload.model, texts=workload.texts, rounds=ROUNDS) == workload
+        is_same = replace(former, model=workload.model, texts=workload.texts) == workload
         if not is_same or former.model.name != workload.model.name:
             del record.points[point.key]
-        elif is_complete(record, point.key):
+        elif is_measured(record, point.key):
             return
     print(point.key, flush=True)
     yield from measure_each(record, point.key, workload, point.variants, servers)
 
 
-@dataclass(frozen=True)
-class Gain:
-    """The second variant of a comparison beside the first, and the MoE `runner` of both."""
+def list_percents(comparison: Comparison) -> list[float]:
+    """Return percent more output tokens a second of the second variant, by round."""
+    return [100 * (ratio - 1) for ratio in comparison.summaries[1].ratios]
 
-    comparison: Comparison
-    off: Summary
-    on: Summary
-    runner: str
 
-    @classmethod
-    def read(cls, point: Mapping[str, Any]) -> "Gain":
-        """Read the point of a record that `measure_rounds` wrote."""
-        comparison = Comparison.read(point)
-        runners = dict.fromkeys(_find_runner(one.command) for one in comparison.series)
-        off, on = comparison.summaries
-        return cls(comparison, off, on, " and ".join(runners))
+def gain_row(comparison: Comparison, what: str, bar: float | None = None, of: str | None = None) -> Row:
+    """Return the gain of the second variant beside the bar of model `of`; a model with fewer layers has no bar.
 
-    @property
-    def model(self) -> str:
-        """Return the model's name, which ends with the number of its layers if it is cut."""
-        return self.comparison.workload.model.name
-
-    @property
-    def percents(self) -> list[float]:
-        """Return percent more output tokens a second, by round."""
-        return [100 * (ratio - 1) for ratio in self.on.ratios]
-
-    @property
-    def percent(self) -> float:
-        """Return the mean of `percents`."""
-        return mean(self.percents)
-
-    @property
-    def error(self) -> float | None:
-        """Return half of the 95 % t-interval of `percent`; None after a single round."""
-        return find_margin(self.percents)
-
-    def row(self, what: str, bar: float | None = None, of: str | None = None) -> Row:
-        """Return the gain beside the bar of model `of`; a model with fewer layers has no bar."""
-        is_cut = of is not None and self.model != of and LAYERS.search(self.model) is not None
-        row = at_least(f"{what}: {self}", self.percent, None if is_cut else bar, "% gain", self.error)
-        if of is not None and is_cut and bar is not None:
-            row = replace(row, bar=f"- (the bar is of {read_config(of)['num_hidden_layers']} layers)")
-        return replace(row, runner=self.runner)
-
-    def __str__(self) -> str:
-        """Return tokens a second before and after; the active experts and the kept mass if the server counted them."""
-        text = f"{self.off.throughput.median:.0f} -> {self.on.throughput.median:.0f} tokens/s"
-        if self.on.experts_after is None:
-            return text
-        return f"{text}, {format_experts(self.on)} experts, kept mass {format_number(self.on.kept_mass, 3)}"
+    The row has tokens a second off and on, and the active experts and the kept mass if the server counted them.
+    """
+    (off, on), percents, model = comparison.summaries, list_percents(comparison), comparison.workload.model.name
+    text = f"{what}: {off.throughput.median:.0f} -> {on.throughput.median:.0f} tokens/s"
+    if on.experts_after is not None:
+        text += f", {format_experts(on)} experts, kept mass {format_number(on.kept_mass, 3)}"
+    is_cut = of is not None and model != of and LAYERS.search(model) is not None
+    row = at_least(text, mean(percents), None if is_cut else bar, "% gain", find_margin(percents))
+    if of is not None and is_cut and bar is not None:
+        row = replace(row, bar=f"- (the bar is of {read_config(of)['num_hidden_layers']} layers)")
+    return replace(row, runner=" and ".join(dict.fromkeys(_find_runner(one.command) for one in comparison.series)))
 
 
 def _find_runner(command: Sequence[str]) -> str:

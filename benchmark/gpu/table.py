@@ -12,7 +12,7 @@ from benchmark.common.record import last_session, read_record
 from benchmark.common.table import Table
 from benchmark.gpu.checks import FAILED
 
-EXPERIMENTS = ("caches", "selection", "levers", "layer", "server", "eagle3", "replay", "tune", "routing", "paged")
+EXPERIMENTS = ("caches", "selection", "levers", "layer", "server", "eagle3", "replay", "tune", "routing")
 """Each is the module of that name: `PARTS`, `rows(points)`, and `measure(record, parts)`, which returns a failure."""
 RECORDS = ("run", *EXPERIMENTS)
 """In the order of the table; `run` has the checks and how every task ended."""

@@ -1,8 +1,8 @@
 """Measure all that a CPU can, from a clean checkout, and write the pages' tables: `python -m benchmark.records`.
 
 A record moves to its folder when it is complete. An interrupted run continues from its last point as long as the source
-is unchanged. Experiments that have a record of this source are skipped. `--check` also prints the files that have
-changed since each record; such a record is not an error.
+is unchanged. Experiments that have a record of this source are skipped. `--check` also names the experiments that
+were never recorded, and the files that have changed since each record; neither is an error.
 """
 
 import shutil
@@ -89,17 +89,16 @@ def is_recorded(experiment: Experiment, results: Path) -> bool:
 
 
 def _measure(experiment: Experiment, results: Path, small: bool, resume: bool) -> None:
-    """Run an experiment, and move its record and plots into the results after success."""
+    """Run an experiment, and move its record into the results after success."""
     unfinished = _locate_unfinished(experiment, "small" if small else "full")
     arguments = experiment.small if small else experiment.arguments
     command = [sys.executable, "-m", experiment.module, *arguments.split(), "--out", str(unfinished)]
     run = subprocess.run([*command, *(["--resume"] if resume else [])], cwd=ROOT, preexec_fn=die_with_parent)
     if run.returncode != 0:
         raise RuntimeError(f"{experiment.name}: ended with status {run.returncode}; its last line has the reason")
-    folder = experiment.path(results).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in (f"{experiment.kind}.json", *experiment.plots):
-        shutil.move(unfinished / name, folder / name)
+    path = experiment.path(results)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(unfinished / path.name, path)
 
 
 def _locate_unfinished(experiment: Experiment, size: str) -> Path:

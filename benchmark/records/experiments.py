@@ -1,6 +1,6 @@
 """The experiments in the order of a whole run, the place of each record, and the files that decide its figures."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmark.common.paths import ROOT
@@ -10,9 +10,9 @@ from benchmark.common.paths import ROOT
 class Experiment:
     """A run of `python -m <module>`, which writes `<record>.json` into a folder below the results.
 
-    `record` is the name by default; `plots` are the files beside the record that a page shows. At full size, with
-    `arguments`, the run takes `minutes` on two quiet cores; `small` are the arguments of the smallest size. If
-    `trained` is given, `python -m training.train_moe --model <trained>` makes the model that `arguments` name.
+    `record` is the name by default. At full size, with `arguments`, the run takes `minutes` on two quiet cores; `small`
+    are the arguments of the smallest size. If `trained` is given, `python -m training.train_moe --model <trained>`
+    makes the model that `arguments` name.
     """
 
     name: str
@@ -23,7 +23,6 @@ class Experiment:
     arguments: str = ""
     record: str = ""
     trained: str = ""
-    plots: tuple[str, ...] = ()
 
     @property
     def model(self) -> Path | None:
@@ -44,9 +43,7 @@ class Experiment:
     def depends(self) -> tuple[str, ...]:
         """Return the paths that decide the figures."""
         module = self.module.replace(".", "/")
-        own = {"benchmark/demo": "benchmark/serving", "benchmark/neighbours": "benchmark/neighbours.py"}.get(
-            module, module
-        )
+        own = module if (ROOT / module).is_dir() else f"{module}.py"
         if module in OFFLINE or module.startswith("benchmark/quality"):
             return (*DECODED, own, *OFFLINE.get(module, ()))
         return (*SERVED_BY, own)
@@ -68,7 +65,7 @@ OFFLINE: dict[str, tuple[str, ...]] = {
     "benchmark/affinity": ("python/sglang_xshare/affinity",),
     "benchmark/tuning": ("python/sglang_xshare/tune",),
     "benchmark/cost": ("python/sglang_xshare/stage",),
-    "benchmark/cost/ranks": (),
+    "benchmark/cost/ranks": ("benchmark/expert_sharding",),
     "benchmark/expert_sharding": (),
 }
 """Modules without a server, and the further paths that decide their figures."""
@@ -85,6 +82,8 @@ DRAFTS = "--add 8 --batch 1 --tokens-per-request 8 --chance 0.75 --per-domain 4 
 UNSEEN = "--skip 32"
 """The front is measured on text behind the first 32 sequences of each domain, on which its keys were chosen."""
 BUDGETS = "--batch 4 --per-domain 4 --prompt 16 --steps 8"
+CHAINS = f"{BUDGETS} --tokens-per-request 4", "--batch 1 2 4 8 16 --tokens-per-request 4"
+"""Arguments of verification, at the smallest and at full size."""
 FRESH = "xshare xshare:careful xshare:fast xshare:mass=0.9 --skip 32"
 SIZES = {
     "decoded": "--batch 3 6 12 24 48 --per-domain 48",
@@ -100,23 +99,15 @@ BUDGETED = ("wide", "many128", "grouped", "biased", "many512")
 DISPATCH = "--per-domain 8 --calibration 384 --replicas 2"
 
 
-def _on_trained(model: str) -> Experiment:
-    """Return the front of another model than the shipped checkpoint."""
-    folder, arguments = f"quality/front/{model}", f"{UNSEEN} --model build/models/{model}"
-    small = f"{POLICY} {TEXT}"
-    return Experiment(f"front-{model}", "benchmark.quality.front", folder, 6, small, arguments, "front", model)
+FRONT = Experiment("front", "benchmark.quality.front", "quality/front", 6, f"{POLICY} {TEXT}", UNSEEN)
+CHOICE = Experiment("defaults", "benchmark.quality.defaults", "quality", 8, BUDGETS)
 
 
-def _budgets_of(model: str) -> Experiment:
-    """Return the budgets of another model than the shipped checkpoint."""
-    folder, arguments = f"quality/{model}", f"--model build/models/{model}"
-    name = "benchmark.quality.defaults"
-    return Experiment(f"defaults-{model}", name, folder, 8, BUDGETS, arguments, "defaults", model)
-
-
-def _verified(name: str, small: str, arguments: str) -> Experiment:
-    """Return the budgets of verification."""
-    return Experiment(name, "benchmark.quality.defaults", "quality/verified", 8, small, arguments, "defaults")
+def _on_trained(one: Experiment, model: str) -> Experiment:
+    """Return the same experiment on another model than the shipped checkpoint."""
+    name, folder, record = f"{one.name}-{model}", f"{one.folder}/{model}", one.kind
+    arguments = f"{one.arguments} --model build/models/{model}".strip()
+    return replace(one, name=name, folder=folder, record=record, arguments=arguments, trained=model)
 
 
 def _fresh(model: str, sizes: str) -> Experiment:
@@ -124,8 +115,8 @@ def _fresh(model: str, sizes: str) -> Experiment:
     caps = f"{CAPS} " if sizes.startswith("decoded") else ""
     told, (flag, trained) = model or "shipped", _reseed(model)
     folder, arguments = f"quality/fresh/{told}/{sizes}", f"{caps}{FRESH} {SIZES[sizes]}{flag}"
-    name, small = "benchmark.quality.defaults", f"xshare --skip 2 {BUDGETS}"
-    return Experiment(f"fresh-{told}-{sizes}", name, folder, 8, small, arguments, "defaults", trained)
+    small = f"xshare --skip 2 {BUDGETS}"
+    return Experiment(f"fresh-{told}-{sizes}", CHOICE.module, folder, 8, small, arguments, "defaults", trained)
 
 
 def _sampled(name: str, model: str, arguments: str) -> Experiment:
@@ -179,7 +170,7 @@ EXPERIMENTS = {
         Experiment("depth", "benchmark.depth", "depth", 75, SMALL["depth"]),
         Experiment("depth-changes", "benchmark.depth.changes", "depth", 15, SMALL["depth-changes"], record="changes"),
         Experiment("drafts", "benchmark.quality.drafts", "quality", 16, DRAFTS),
-        Experiment("front", "benchmark.quality.front", "quality/front", 6, f"{POLICY} {TEXT}", UNSEEN),
+        FRONT,
         Experiment("paged", "benchmark.paged", "paged", 6, f"{PREFERRED} {TEXT}"),
         Experiment("paged-live", "benchmark.paged.live", "paged", 9, f"{PREFERRED} {SERVED}", record="live"),
         Experiment("cost", "benchmark.cost", "cost", 3, SMALL["cost"]),
@@ -188,19 +179,17 @@ EXPERIMENTS = {
         Experiment("balance", "benchmark.balance", "balance", 1, SMALL["balance"]),
         Experiment("balance-live", "benchmark.balance.live", "balance", 6, SMALL["balance-live"], record="live"),
         Experiment("tuning", "benchmark.tuning", "tuning", 5, SMALL["tuning"], "--offline"),
-        Experiment("affinity", "benchmark.affinity", "affinity", 3, SMALL["affinity"], plots=("affinity.png",)),
+        Experiment("affinity", "benchmark.affinity", "affinity", 3, SMALL["affinity"]),
         Experiment(
             "affinity-live", "benchmark.affinity.live", "affinity", 24, SMALL["affinity-live"], REPLICAS, "live"
         ),
         Experiment("ranks", "benchmark.cost.ranks", "cost", 2, SMALL["ranks"]),
         Experiment("expert-sharding", "benchmark.expert_sharding", "expert_sharding", 4, SMALL["expert-sharding"]),
         Experiment("neighbours", "benchmark.neighbours", "neighbours", 2, SMALL["neighbours"]),
-        *map(_on_trained, ("grouped", "wide")),
-        Experiment("defaults", "benchmark.quality.defaults", "quality", 4, BUDGETS),
-        _verified(
-            "defaults-verified", f"{BUDGETS} --tokens-per-request 4", "--batch 1 2 4 8 16 --tokens-per-request 4"
-        ),
-        *map(_budgets_of, BUDGETED),
+        *(_on_trained(FRONT, model) for model in ("grouped", "wide")),
+        replace(CHOICE, minutes=4),
+        Experiment("defaults-verified", CHOICE.module, "quality/verified", 8, *CHAINS, "defaults"),
+        *(_on_trained(CHOICE, model) for model in BUDGETED),
         *(_fresh(model, sizes) for model in ("", *STEPS) for sizes in SIZES),
         *(_sampled(*one) for one in SAMPLED),
     )

@@ -13,7 +13,13 @@ LISTED = 4
 
 
 def list_stale(results: Path) -> Iterator[str]:
-    """Yield a line for all records of one commit whose paths have changed since; one line without history."""
+    """Yield a line for the experiments without a record, and one for all records of a commit whose paths have changed.
+
+    Without history, one line replaces those of the changes.
+    """
+    missing = [name for name, one in EXPERIMENTS.items() if not one.path(results).exists()]
+    if missing:
+        yield f"{', '.join(missing)}: never recorded"
     if not has_history():
         yield "records: this checkout has no history, so changes since each record are unknown"
         return

@@ -23,7 +23,7 @@ from benchmark.paged.report import tabulate_live as tabulate_paged_live
 from benchmark.paged.report import tabulate_paged
 from benchmark.quality.defaults import tabulate_defaults, tabulate_named
 from benchmark.quality.drafts.report import tabulate_drafts
-from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabulate_own_share
+from benchmark.quality.front.report import tabulate_gains, tabulate_own_share
 from benchmark.quality.report import tabulate_quality
 from benchmark.quality.samples import tabulate_samples
 from benchmark.records.experiments import BUDGETED, EXPERIMENTS, SAMPLED, SIZES, STEPS, VERIFIED
@@ -72,7 +72,6 @@ TABLES = {
     "fresh": Source(FRESH, tabulate_defaults),
     "samples": Source(tuple(name for name, *_ in SAMPLED), tabulate_samples),
     "front": Source(FRONTS, tabulate_gains),
-    **{one.replace("front", "front-settings"): Source((one,), tabulate_front) for one in FRONTS},
     "own-share": Source(FRONTS, tabulate_own_share),
     "cost": Source(("cost",), tabulate_cost),
     "exact": Source(("exact",), tabulate_exact),

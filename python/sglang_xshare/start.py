@@ -1,17 +1,22 @@
 """The start of the expert-selection stage in a scheduler process, around its loaded model."""
 
+import json
+import logging
 from functools import partial
 from typing import Any
 
 from .compatibility.all_to_all import read_ranks
 from .compatibility.arguments import Arguments
 from .compatibility.exact import find_refusal
+from .policies.description import describe_mass
 from .stage.acceptance import Acceptance
 from .stage.exact import Exact
 from .stage.forward import wrap_calls
 from .stage.layer import Layer
 from .stage.stage import Stage
 from .upstream import batches, graphs, server
+
+logger = logging.getLogger(__name__)
 
 
 def start(model_runner: Any, arguments: Arguments, layers: list[Layer]) -> Stage:
@@ -33,6 +38,11 @@ def start(model_runner: Any, arguments: Arguments, layers: list[Layer]) -> Stage
         find_batches=lambda rows: batches.read_batches(config, rows, sizes=graphs.list_sizes(model_runner, config)),
         recapture=partial(graphs.capture_again, model_runner),
     )
+    name = schedule.policy if schedule else "none, padding masked,"
+    plan = f": {json.dumps(stage.in_force.plan)}" if schedule else ""
+    mass = describe_mass(schedule) if schedule else None
+    kept = f"; a step keeps at least this share of its batch's utility: {mass}" if mass else ""
+    logger.info("Expert policy %s on %d MoE layers%s%s", name, len(layers), plan, kept)
     wrap_calls(model_runner, stage)
     if stage.in_force.plan is not None:
         server.show_plan(stage.in_force.plan)

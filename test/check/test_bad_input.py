@@ -119,10 +119,10 @@ def test_without_sglang_no_flag_of_another_command_is_named(write, capsys):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--expert-policy-config", '{"k0": 1}'], "only together with --expert-policy"),
-        (["--expert-policy-trace", "trace.jsonl"], "only together with --expert-policy"),
-        (["--expert-policy-on-disagreement", "stop"], "only together with --expert-policy"),
-        (["--expert-policy-ignore-client-exact"], "only together with --expert-policy"),
+        (["--expert-policy-config", '{"k0": 1}'], "must be used with --expert-policy"),
+        (["--expert-policy-trace", "trace.jsonl"], "must be used with --expert-policy"),
+        (["--expert-policy-on-disagreement", "stop"], "must be used with --expert-policy"),
+        (["--expert-policy-ignore-client-exact"], "must be used with --expert-policy"),
         (["--expert-policy", "xshere"], "xshere: policy = 'xshere'"),
         (["--expert-policy", "oea", "--expert-policy-config", '{"k": 3}'], "k = 3: oea has no such key"),
         (["--expert-policy", "xshare:add_per_request=4"], "add_per_request = 4: must be 0, "),

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
+from benchmark.common.comparison import Comparison
 from benchmark.common.paths import RESULTS, ROOT
 from benchmark.common.record import read_record
 from benchmark.gpu.models import COMMON, read_config
-from benchmark.gpu.serving import Gain
 from check.asking import QWEN, compare, say
 from sglang_xshare.check.estimate import estimate_step
 from sglang_xshare.check.executed import GPUS_SERVED, MISSES, RELEASES_ON_GPU, describe_miss, list_never_executed
@@ -26,13 +26,14 @@ def list_steps(write):
         for key, point in read_record(path)["points"].items():
             if (found := re.search(r"/concurrency=(\d+)$", key)) is None:
                 continue
-            gain, requests = Gain.read(point), int(found[1])
-            weights = read_weights(write(COMMON | read_config(gain.model)))
+            comparison, requests = Comparison.read(point), int(found[1])
+            off, on = comparison.summaries
+            weights = read_weights(write(COMMON | read_config(comparison.workload.model.name)))
             top_k = weights.model.top_k
-            active = (gain.on.experts_before or top_k, gain.on.experts_after or top_k)
+            active = (on.experts_before or top_k, on.experts_after or top_k)
             bandwidth = GPUS[gpu].bandwidth * 1e9
             estimated = [estimate_step(weights, count, requests * 256, bandwidth)[1] * 1e3 for count in active]
-            yield weights.model.architecture, gpu, estimated, (gain.off.tpot_ms.median, gain.on.tpot_ms.median)
+            yield weights.model.architecture, gpu, estimated, (off.tpot_ms.median, on.tpot_ms.median)
 
 
 def test_misses_are_those_of_the_records(write):

@@ -26,9 +26,9 @@ def schedule(policy: str = "xshare", **keys: Any) -> Any:
         ("xshare", {"k0": 1, "add": 24}, 32),
         ("xshare", {"k0": 2, "add": 24}, 16),
         ("xshare", {"k0": 0, "add": 24}, 64),
-        ("xshare", {"k0": 1, "add": 4, "free_residents": False}, 24),
+        ("xshare", {"k0": 1, "add": 4, "free_residents": False}, 28),
         ("xshare", {"k0": 1, "add": 24, "max_rows": 16}, 16),
-        ("xshare", {"k0": 1, "add": 24, "by_rows": {"8-12": {"policy": "vanilla"}}}, 4),
+        ("xshare", {"k0": 1, "add": 24, "by_rows": {"8-12": {"policy": "vanilla"}}}, 7),
         ("lynx-lat", {"retain": 16}, 64),
     ],
 )

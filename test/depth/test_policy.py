@@ -9,11 +9,10 @@ import pytest
 
 from depth.simulation import CANDIDATES, WELL, Candidates, Simulation, Traffic, costs
 from sglang_xshare.depth import is_on
-from sglang_xshare.depth.acceptance import PooledAcceptance
+from sglang_xshare.depth.acceptance import PooledAcceptance, find_nearest
 from sglang_xshare.depth.decision import BLOCK, TRIAL
 from sglang_xshare.depth.policy import ThroughputPolicy
 from sglang_xshare.depth.shares import Shares
-from sglang_xshare.stage.acceptance import find_nearest
 
 TRAFFIC = Traffic(2, WELL, costs(10e-3, 1e-3))
 

@@ -38,8 +38,9 @@ HEADINGS = (
 )
 BEGIN = "<!-- made by python -m docs.families -->\n"
 TEXT = """\
-SGLang {latest} registers {registered} classes that can hold experts: {executed} are executed in tests, {tried} more are
-[tried](#tried), and {refused} are [refused by name](#refused).
+SGLang {latest} registers {registered} classes that can hold experts. Tests execute {on_cpu} of them on a CPU. They
+execute {stood_in} more on a [stand-in for a GPU](gpu.md#without-a-gpu-make-test-cuda) only, which captures and replays
+graphs and computes nothing. {tried} more are [tried](#tried), and {refused} are [refused by name](#refused).
 
 ### Executed
 
@@ -50,14 +51,15 @@ None of these start commands has run here: the machines of this project cannot h
   transformers, token for token. *Pristine*: the answers equal those of unpatched SGLang while no expert is cut.
   *Interpreted*: Triton's interpreter ran a part that has no CPU path.
 * *Speed, on a GPU*: published widths, random weights, no answer compared ([results](gpu.md#h200-results)).
-* *Graphs, on a stand-in*: captured, padded, replayed and switched; nothing was computed.
+* *Graphs, on a stand-in* for a GPU: captured, padded, replayed and switched; nothing was computed.
 * *Without*: what the tiny model lacks of the published model.
 
 {executed_rows}
 ### Tried
 
-A server with one of these starts. Once the model is loaded, the server checks whether each MoE layer has one router
-that is reproduced; otherwise it is refused and the layer is named. No test has served these classes.
+A server with one of these loads its weights. Then it checks whether each MoE layer has one router whose choice this
+project computes in the same way; otherwise the server is refused and the layer is named. No test has served these
+classes.
 
 {tried_names}
 
@@ -79,7 +81,8 @@ def make_page() -> str:
     part = TEXT.format(
         latest=LATEST,
         registered=len(targets),
-        executed=len(EXECUTED),
+        on_cpu=len(EXECUTED) - len(HERE_ALONE),
+        stood_in=len(HERE_ALONE),
         tried=len(tried),
         refused=len(UNSERVED),
         executed_rows=tabulate(HEADINGS, list_executed()),

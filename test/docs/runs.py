@@ -42,6 +42,11 @@ SHARDING = Run(
     shows="Record: ",
     is_long=True,
 )
+AFFINITY = Run(
+    more="--replicas 2 --per-replica 4 --requests 24 --life 12 --per-domain 8 --calibration 384 --out {scratch}",
+    shows="Record: ",
+    is_long=True,
+)
 DRAFTS = "drafts-1x8 drafts-1x16 drafts-4x8 drafts-4x16"
 TRAINED = Run(more="--steps 1 --out {scratch}/model --state {scratch}/state.pt", shows="step 1: exported", is_long=True)
 NO_GPU = Run(status=2, shows="gpu: no NVIDIA GPU answers here; nothing was measured")
@@ -191,17 +196,8 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
         shows="Record: ",
         is_long=True,
     ),
-    "python -m benchmark.affinity.live": Run(
-        more="expert_affinity --replicas 2 --per-replica 4 --requests 24 --life 12 --per-domain 8 --calibration 384"
-        " --out {scratch}",
-        shows="Record: ",
-        is_long=True,
-    ),
-    "python -m benchmark.affinity.live --traffic mixed shift flood --policies vanilla xshare:k0=1,add=16": Run(
-        more="--replicas 2 --per-replica 4 --requests 24 --life 12 --per-domain 8 --calibration 384 --out {scratch}",
-        shows="Record: ",
-        is_long=True,
-    ),
+    "python -m benchmark.affinity.live": replace(AFFINITY, more=f"expert_affinity {AFFINITY.more}"),
+    "python -m benchmark.affinity.live --traffic mixed shift flood --policies vanilla xshare:k0=1,add=16": AFFINITY,
     "python -m benchmark.expert_sharding": SHARDING,
     "python -m benchmark.expert_sharding --ranks 4 --alpha 0.6 --experts --batch": SHARDING,
     "python -m benchmark.expert_sharding.served": Run(more=f"--model {TINY} {ROUND}", shows="Record: ", is_long=True),
@@ -237,14 +233,14 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     ),
     "python -m benchmark.cost": COST,
     "python -m benchmark.cost xshare:k0=1,add=24 --shapes 16x128 64x256": COST,
-    "make eval TASKS=arithmetic_domain": SERVED_EVALUATION,
-    "make eval TASKS=gsm8k": SERVED_EVALUATION,
-    "make eval PYTHON=python TASKS=gsm8k URL=http://localhost:30000": SERVED_EVALUATION,
-    "python -m benchmark.evaluation.install": SERVED_EVALUATION,
-    "python -m benchmark.evaluation gsm8k --url http://localhost:30000 --policies vanilla xshare": SERVED_EVALUATION,
-    'make eval TASKS="gsm8k ifeval" URL=http://localhost:30000'
-    ' EVAL_ARGS="--chat --policies off xshare:k0=1,add=24 xshare:k0=1,add=12,utility=squared,own_share=0.75"': (
-        SERVED_EVALUATION
+    **dict.fromkeys(
+        (
+            *("make eval TASKS=arithmetic_domain", "make eval TASKS=gsm8k"),
+            "make eval PYTHON=python TASKS=gsm8k URL=http://localhost:30000",
+            'make eval TASKS="gsm8k ifeval" URL=http://localhost:30000 EVAL_ARGS="--chat --policies off'
+            ' xshare:k0=1,add=24 xshare:k0=1,add=12,utility=squared,own_share=0.75"',
+        ),
+        SERVED_EVALUATION,
     ),
     "make demo": DEMO,
     "python -m benchmark.demo": Same("make demo"),
@@ -286,18 +282,12 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     },
     "python -m training.train_eagle3": TRAINED,
     # on a GPU
-    "make gpu": NO_GPU,
-    "make gpu QUICK=1": NO_GPU,
-    "make gpu EXPERIMENT=server PARTS=gpt-oss-120b": NO_GPU,
-    "make gpu EXPERIMENT=tune POLICY=oea:k0=3": NO_GPU,
+    **dict.fromkeys(("make gpu", "make gpu QUICK=1"), NO_GPU),
     **{
         f"make gpu EXPERIMENT={experiment}": NO_GPU
         for experiment in (
-            "paged",
-            "eagle3",
-            "levers PARTS=policies",
-            "selection PARTS=times",
-            "server PARTS=gpt-oss-120b-no-warm-up",
+            *("eagle3", "levers PARTS=policies", "selection PARTS=times", "tune POLICY=oea:k0=3"),
+            *("server PARTS=gpt-oss-120b", "server PARTS=gpt-oss-120b-no-warm-up"),
         )
     },
     "make gpu-bundle FROM=DIR": Run({"DIR": "{scratch}"}, status=1, shows=r"gpu-bundle: FROM=.* no site\.tar\.xz"),

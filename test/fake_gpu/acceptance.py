@@ -7,15 +7,13 @@ from fake_gpu.values import alias
 
 def install_verification(module: Any) -> None:
     """No draft is accepted: each request has the first token of its tree."""
-    import torch
-
     verify = module.verify_tree_greedy_func
 
     def accept_none(*args: Any, **tensors: Any) -> Any:
         answer = verify(*args, **tensors)
-        accept_index, (requests, drafts) = alias(tensors["accept_index"]), tensors["candidates"].shape
+        accept_index, candidates = alias(tensors["accept_index"]), tensors["candidates"]
         accept_index.fill_(-1)
-        accept_index[:, 0] = torch.arange(0, requests * drafts, drafts, dtype=torch.int32)
+        accept_index[:, 0] = _roots(candidates)
         alias(tensors["accept_token_num"]).zero_()
         return answer
 
@@ -24,11 +22,10 @@ def install_verification(module: Any) -> None:
 
 def install_blocks(module: Any) -> None:
     """The same of a DFlash draft's block, for its worker's module, in slots that are not 0, a padding row's."""
-    import torch
 
     def prepare(*, prefix_lens: Any, positions_out: Any, cache_loc_out: Any, **given: Any) -> None:
         positions = alias(positions_out)
-        positions.copy_(alias(prefix_lens).unsqueeze(1) + torch.arange(positions.shape[1]))
+        positions.copy_(alias(prefix_lens).unsqueeze(1) + _count(positions.shape[1]))
         alias(cache_loc_out).copy_(positions + 1)
         alias(given["block_ids_out"]).zero_()
 
@@ -65,3 +62,17 @@ def install_simulation(module: Any) -> None:
         return simulate(accept_index=alias(accept_index), **host).to(accept_index.device)
 
     module.generate_simulated_accept_index = on_host
+
+
+def _count(number: int) -> Any:
+    import torch
+
+    return torch.arange(number)
+
+
+def _roots(candidates: Any) -> Any:
+    """The place of each request's first token among all."""
+    import torch
+
+    requests, drafts = candidates.shape
+    return torch.arange(0, requests * drafts, drafts, dtype=torch.int32)

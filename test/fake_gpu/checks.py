@@ -3,14 +3,13 @@
 import pytest
 import torch
 
-from benchmark.gpu.models import PAGED_SINCE
 from sglang_xshare import Batch, Router, build_plan, select
 from sglang_xshare.patching.tree import find_tree
 from sglang_xshare.upstream.release import is_since
 
-PAGES = is_since(find_tree().release, PAGED_SINCE)
-SINCE_0_5_23 = pytest.mark.skipif(not is_since(find_tree().release, "0.5.23"), reason="served from 0.5.23 on")
-NEEDS_PAGING = pytest.mark.skipif(not PAGES, reason=f"SGLang pages experts from {PAGED_SINCE} on")
+PAGES = is_since(find_tree().release, "0.5.23")
+SINCE_0_5_23 = pytest.mark.skipif(not PAGES, reason="served from 0.5.23 on")
+NEEDS_PAGING = pytest.mark.skipif(not PAGES, reason="SGLang pages experts from 0.5.23 on")
 TOP_K = 4
 SUMS = ("layer_steps", "experts_before", "experts_after", "rows", "exact_rows", "kept_mass")
 MAY_WAIT = {"attach", "report", "publish", "handle"}

@@ -12,7 +12,6 @@ import sys
 import pytest
 
 from benchmark.common.paths import ROOT
-from fake_gpu.checks import NEEDS_PAGING
 
 CHECKS = ("patch", "nvcc", "compilation-32", "compilation-128", "imports", "eagle3")
 WALKS = {
@@ -23,7 +22,6 @@ WALKS = {
     "replay": ("server",),
     "routing": ("128",),
     "eagle3": (),
-    "paged": (),
 }
 
 
@@ -45,9 +43,7 @@ def test_a_captured_selection_is_the_references():
 
 
 @pytest.mark.parametrize("gib", ["78", "139"])
-@pytest.mark.parametrize(
-    "experiment", [pytest.param(name, marks=NEEDS_PAGING if name == "paged" else ()) for name in WALKS]
-)
+@pytest.mark.parametrize("experiment", WALKS)
 def test_an_experiment_comes_to_its_table(experiment, gib, tmp_path):
     run("fake_gpu.walk", experiment, *WALKS[experiment], "--out", str(tmp_path), FAKE_GPU_GIB=gib)
     assert experiment.encode() in run("fake_gpu.walk", "table", "--out", str(tmp_path))

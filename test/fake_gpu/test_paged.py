@@ -6,9 +6,9 @@ import pytest
 import requests
 
 from benchmark.common.paths import TRAINED
-from benchmark.gpu.weights import write_weights
 from fake_gpu.checks import NEEDS_PAGING, check, check_records, count_steps
 from fake_gpu.models import write_model
+from fake_gpu.weights import write_weights
 
 pytestmark = NEEDS_PAGING
 LAYERS = 4

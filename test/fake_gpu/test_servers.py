@@ -1,15 +1,15 @@
 """`make test-cuda`: SGLang for CUDA on a GPU that is not there: graphs are captured, padded, replayed and switched.
 
 Kernels compute nothing here, so that answers mean nothing; what is tested is what the host does: nothing that a capture
-forbids, no wait of ours but for counters and switches, no memory that a graph keeps and we free. Policies in turn and
-what `observe` counts are in test_served_values.py.
+forbids, no wait of ours but for counters and switches, no memory that a graph keeps and we free.
 """
+
+import json
 
 import pytest
 
 from benchmark.common.paths import TRAINED
 from fake_gpu.checks import SINCE_0_5_23, check, count_steps
-from fake_gpu.models import write_model
 from fake_gpu.server import ONE_POOL
 
 XSHARE = ("--expert-policy", "xshare", "--expert-policy-config", '{"k0": 1, "add": 4}')
@@ -42,14 +42,28 @@ def test_no_policy(serve):
     check(server, 0)
 
 
+def test_switches(serve):
+    server = serve("qwen3-moe", *XSHARE, *GRAPHS)
+    for policy, steps in (
+        ({"policy": "xshare", "k0": 1, "add": 2}, 7),
+        ({"policy": "vanilla"}, 0),
+        ({"policy": "xshare", "k0": 1, "add": 6}, 7),
+    ):
+        answer = server.post("/expert_policy", policy)
+        assert answer.status_code == 200, answer.text
+        assert count_steps(server.generate(7)) == {(steps, 7)}
+    refused = {"policy": "lynx-acc", "confidence": 0.5, "recapture": False}
+    assert server.post("/expert_policy", refused).status_code == 400
+    assert count_steps(server.generate(7)) == {(7, 7)}
+    check(server, LAYERS["qwen3-moe"])
+
+
 def test_a_pool_of_a_size_that_no_list_has(serve):
     """SGLang captures it beside those of the list that are smaller, and its graph follows a switch as theirs do."""
     server = serve("qwen3-moe", *XSHARE, *GRAPHS, "--max-running-requests", "6")
     assert server.get("/expert_policy")["limits"]["captured_rows"] == [1, 4, 6]
     answer = server.post("/expert_policy", {"policy": "xshare", "k0": 1, "add": 2}).json()
     assert (answer["recaptured"], answer["add"]) == (False, 2)
-    refused = {"policy": "lynx-acc", "confidence": 0.5, "recapture": False}
-    assert server.post("/expert_policy", refused).status_code == 400
     assert count_steps(server.generate(5)) == {(7, 7)}
     check(server, LAYERS["qwen3-moe"])
 
@@ -69,9 +83,23 @@ def test_weights_are_updated_and_graphs_captured_anew(serve):
 
 @pytest.mark.parametrize("policy", ["oea:k0=3", "lynx-acc:confidence=0.5"])
 def test_other_policies(serve, policy):
-    server = serve("qwen3-moe", "--expert-policy", policy, *GRAPHS)
+    name, _, keys = policy.partition(":")
+    config = {key: float(value) for key, value in (pair.split("=") for pair in keys.split(","))}
+    config = {key: int(value) if value == int(value) else value for key, value in config.items()}
+    server = serve("qwen3-moe", "--expert-policy", name, "--expert-policy-config", json.dumps(config), *GRAPHS)
     assert count_steps(server.generate(7)) == {(7, 7)}
     check(server, LAYERS["qwen3-moe"])
+
+
+def test_observe(serve):
+    plans = {"plans": ["xshare:k0=1,add=4", "oea:k0=3"]}
+    server = serve("qwen3-moe", "--expert-policy", "observe", "--expert-policy-config", json.dumps(plans), *GRAPHS)
+    assert count_steps(server.generate(7)) == {(0, 7)}
+    assert server.post("/expert_policy", {"policy": "observe", **plans}).status_code == 200
+    server.generate(7)
+    check(server)
+    selecting = sorted(kernels["select_kernel"] for kernels in server.read_captures())
+    assert selecting == [3, 6, 6], "two plans in three layers; of one row both leave the model's routing, selected once"
 
 
 def test_a_trace(serve, tmp_path):
@@ -102,10 +130,14 @@ def test_programs_that_wait_for_each_other_are_launched_together(serve):
 
 
 def test_eagle3_in_a_server(serve, tmp_path):
+    from fake_gpu.models import write_model
+
     draft = write_model("qwen3-moe-eagle3", tmp_path)
     speculative = ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "2", "--speculative-eagle-topk", "1"]
     speculative += ["--speculative-num-draft-tokens", "3", "--speculative-draft-model-path", str(draft)]
-    server = serve("qwen3-moe", *XSHARE, *GRAPHS, *speculative)
+    server = serve(
+        "qwen3-moe", *XSHARE, "--cuda-graph-bs-decode", "1", "4", "--disable-prefill-cuda-graph", *speculative
+    )
     metas = server.generate(3)
     assert all(steps == total for steps, total in count_steps(metas)), metas
     check(server, LAYERS["qwen3-moe"])

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmark.common.command import one_line_errors
-from benchmark.gpu import __main__, paged, replay, run, serving
+from benchmark.gpu import __main__, replay, run, serving
 from fake_gpu.server import ONE_POOL
 from sglang_xshare.selection.triton_kernel import tile
 
@@ -21,11 +21,10 @@ NOT_HERE = ("upstream", "selection")
 
 
 def shorten() -> None:
-    """Two rounds of eight tokens; of paged experts one layer, whose stores are the host's memory."""
+    """Two rounds of eight tokens."""
     serving.OUTPUT_TOKENS = 8
     serving.START_LIMIT = SECONDS
     serving.ROUNDS = 2
-    paged.MODEL = "qwen3-30b-a3b-1-layers"
     serving.RUNNER_ARGS["gpt-oss"] += ONE_POOL
     # Kernels count nothing here.
     read = replay.read_settled_totals

@@ -178,4 +178,4 @@ def test_upstreams_refusal_is_one_line(server):
 @pytest.mark.parametrize("url", ["127.0.0.1:30000", "http://127.0.0.1:1", "http://", "http://h:port", "ftp://host"])
 def test_no_server_is_one_line(url, capsys):
     assert main(["policy", "get", url]) == 1
-    assert read_refusal(capsys).startswith(f"policy get: {url}: no ")
+    assert read_refusal(capsys).startswith((f"policy get: {url}: no ", f"policy get: {url}: must be a URL such as "))

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from live.schedulers import REPORTER, fail_once
+from live.schedulers import OEA, REPORTER, Schedulers, fail_once
 from refused import refused
 from sglang_xshare import hooks
 from sglang_xshare.live import ADDED, METHOD, NO_STAGE
@@ -15,6 +16,7 @@ from sglang_xshare.policies.exact import Rule
 from sglang_xshare.policies.keys import as_json
 from sglang_xshare.stage.frame import Assignment
 from sglang_xshare.stage.step import StepKey
+from sglang_xshare.stage.switch import compare_ranks
 from stage.fake import TOP_K, XSHARE
 
 
@@ -86,7 +88,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"policy": "xshare", "add_per_request": 4}, "add_per_request = 4"),
     ({"policy": "moe-spec", "budget": 4}, "moe-spec selects in target-verify"),
     ({"policy": "xshare", "layers": {"7": {"k0": 2}}}, "layers 7"),
-    ({"policy": "xshare", "min_rows": 17}, "min_rows = 17: .*no step of this server has so many rows"),
+    (
+        {"policy": "xshare", "min_rows": 17},
+        "min_rows = 17: .*no step of this server has a number of rows in this range",
+    ),
     ({"policy": "xshare", "recapture": 1}, r"recapture must be true or false \(got 1\)"),
 ]
 
@@ -148,15 +153,12 @@ def test_a_restore_to_a_start_without_a_policy_names_none_again(control, monkeyp
     assert (after.plan, after.schedule, after.rule) == (None, before.schedule, before.rule)
 
 
-def test_what_graphs_cannot_follow_is_refused_with_the_way_out(control):
+def test_what_graphs_cannot_follow_is_refused_where_no_capture_is_allowed(control):
     asked = control()
-    asked.stage.recapture = None
     asked.stage.graphs.captured[StepKey("decode", 2)] = {asked.stage.layers[0]: Assignment()}
-    line = (
-        r"^CUDA graphs would have to be captured again \(graphs of 2 rows: .*this server cannot do that; start it with"
-    )
+    line = r"^CUDA graphs would have to be captured again \(graphs of 2 rows: captured .*\): \"recapture\" is false$"
     with pytest.raises(ValueError, match=line):
-        asked.post({"policy": "xshare", "add": 1})
+        asked.post({"policy": "xshare", "add": 1, "recapture": False})
 
 
 RULE = {"default": True}
@@ -189,6 +191,38 @@ def test_the_rule_outlives_a_search_on_a_server_that_observes(control):
     assert asked.stage.in_force.rule == Rule(**RULE)
 
 
+@pytest.mark.parametrize("failing", ["check", "commit"])
+def test_ranks_compare_after_the_same_forwards_if_one_alone_fails_to_switch(failing, control, monkeypatch):
+    """Otherwise ranks would wait for each other forever. The second rank stays vanilla, so it selects nothing."""
+    monkeypatch.setattr("sglang_xshare.stage.switch.is_first_rank", lambda: False)
+    compared, due = list[int](), list[list[int]]()
+    for rank in range(2):
+        asked = control(tp_size=2)
+        stage = asked.stage
+        asked.post({"policy": "vanilla"})
+        stage.agreement.forwards = 600
+        checksums = iter([torch.tensor([1, 0])])
+        stage.agreement._gather = lambda *own, found=checksums: compared.append(1) or next(found, torch.zeros(2))
+        for kind, body in (("check", {"check": OEA, "epoch": "1"}), ("commit", {"commit": "1", "number": 2})):
+            with monkeypatch.context() as patch:
+                if rank and kind == failing:
+                    patch.setattr("sglang_xshare.live.control.make_next", make_no_policy)
+                Schedulers(asked.control).hand(body)
+        assert stage.in_force.given["policy"] == ("vanilla" if rank else "oea")
+        due.append([])
+        for _ in range(9):
+            compared.clear()
+            asked.decode()
+            compare_ranks(stage)
+            due[rank].append(len(compared))
+        assert stage.in_force.given == {"policy": "vanilla"}
+    assert due[0] == due[1] == [1, 1, 0, 1, 0, 0, 0, 1, 0]
+
+
+def make_no_policy(*args: Any) -> Any:
+    raise ValueError("no memory")
+
+
 def ask(request: SimpleNamespace) -> Any:
     return hooks.handle(SimpleNamespace(metrics_reporter=REPORTER), request)
 
@@ -213,7 +247,7 @@ def test_a_scheduler_never_ends_by_what_is_posted(control, monkeypatch):
         assert not answer.success
         assert answer.error
         assert "\n" not in answer.error, line
-    monkeypatch.setattr("sglang_xshare.live.control.needs_capture", lambda *args: 1 / 0)
+    monkeypatch.setattr("sglang_xshare.live.control.check_graphs", lambda *args: 1 / 0)
     answer = ask(SimpleNamespace(method=METHOD, body={"check": {"policy": "vanilla"}, "epoch": "1"}))
     assert (answer.success, answer.error) == (False, "ZeroDivisionError: division by zero")
     assert asked.stage.switches == 0

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
@@ -50,12 +51,12 @@ def test_deep_json_is_one_short_line_wherever_it_is_given(text, levels, read):
     assert len(str(raised.value)) < LINE
 
 
-LONG_IN = {
+LONG_IN: dict[str, list[dict[str, Any]]] = {
     "vanilla": [{LONG: 1}],
     "xshare": [
         *({LONG: 1}, {"k0": LONG}, {"utility": [LONG]}, {"phases": LONG}, {"min_rows": LONG}, {"exact": LONG}),
         *({"exact": {LONG: 1}}, {"layers": LONG}, {"layers": {LONG: {}}}, {"layers": {"0": LONG}}),
-        *({"by_rows": {"1": inner}} for inner in ({"layers": {LONG: {}}}, {LONG: 1}, {"policy": LONG})),
+        *({"by_rows": {"1": {name: value}}} for name, value in (("layers", {LONG: {}}), (LONG, 1), ("policy", LONG))),
     ],
     "observe": [
         *({LONG: 1}, {"plans": LONG}),

@@ -9,8 +9,8 @@ from selection.hopper import compiling
 from selection.live import select_live
 from sglang_xshare import Batch, Router, RunnerSlots, select
 from sglang_xshare.policies import VANILLA
+from sglang_xshare.policies.bounds import open_up
 from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, Budgets, find_budgets
-from sglang_xshare.stage.graphs import open_up
 
 CHANGES = {
     "add": "xshare:k0=1,add=24 xshare:k0=3,add=2 xshare:k0=6,add=0",

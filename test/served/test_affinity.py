@@ -3,10 +3,12 @@
 sglang serve --model-path DIR --dp-size 4 --load-balance-method expert_affinity --expert-affinity FILE
 """
 
+from dataclasses import dataclass
+
 import pytest
 
 from affinity.tables import make_table as make_synthetic
-from benchmark.affinity.live import draw_requests, make_args, make_env, run_requests
+from benchmark.affinity.live import Run, draw_requests, make_args, make_env, run_requests
 from benchmark.affinity.texts import make_table
 from benchmark.common.paths import TEXTS
 from benchmark.common.server import Server, ServerError
@@ -14,11 +16,26 @@ from benchmark.quality.model import load_model
 from benchmark.quality.text import load_sequences
 
 REPLICAS, PER_REPLICA = 2, 8
-pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def table(tiny_model, tmp_path_factory):
+    file = tmp_path_factory.mktemp("affinity") / "table.safetensors"
+    make_table(load_model(tiny_model), tiny_model, 4096).save(file)
+    return file
+
+
+@dataclass(frozen=True)
+class Served:
+    """What came of 96 mixed requests, by the model's routing, and forced under a policy; then log and metrics."""
+
+    own: Run
+    forced: Run
+    log: str
+    metrics: str
 
 
 def serve(model, table, method):
-    """What came of 96 mixed requests, by the model's routing, and forced under a policy; then metrics and log."""
     requests = draw_requests(load_sequences(TEXTS, model, 100, 30), 96, life=24, prompt=64)
     with Server(model, make_args(method, REPLICAS, table, 1.25), env=make_env(REPLICAS), name=method) as server:
         own = run_requests(server, requests, REPLICAS, PER_REPLICA)
@@ -26,50 +43,46 @@ def serve(model, table, method):
         server.post("/expert_policy", {"policy": "xshare", "k0": 1, "add": 8})
         forced = run_requests(server, requests, REPLICAS, PER_REPLICA, force=True, counter="experts_after")
         assert forced.outputs == [request.text for request in requests]
-        if method == "expert_affinity":
-            check_failed_ids(server)
-        return own, forced, metrics, server.log_text()
+        return Served(own, forced, server.log_text(), metrics)
 
 
-def read_series(metrics, name):
-    """The values of a metric, by its labels."""
-    found = (
-        line.rsplit(maxsplit=1) for line in metrics.splitlines() if line.startswith(f"sglang:expert_affinity_{name}")
-    )
-    return {labels: float(value) for labels, value in found}
-
-
-def check_failed_ids(server):
-    """An id whose request failed counts when it comes again. The gauge is as of the last request, itself counted."""
-    for _ in range(2):
-        with pytest.raises(ServerError, match="longer than the model's context length"):
-            server.post("/generate", {"rid": "mine", "input_ids": [1] * 9000})
-        server.post("/generate", {"rid": "mine", "text": "a", "sampling_params": {"max_new_tokens": 2}})
-        assert sum(read_series(server.get("/metrics"), "running_requests").values()) == 1
-
-
-def test_affinity_answers_as_round_robin_and_keeps_the_bound(tiny_model, tmp_path):
-    table = tmp_path / "table.safetensors"
-    make_table(load_model(tiny_model), tiny_model, 4096).save(table)
-    own, forced, _, _ = serve(tiny_model, table, "round_robin")
-    affine, affine_forced, metrics, log = serve(tiny_model, table, "expert_affinity")
-    assert own.outputs == affine.outputs
-    assert set(affine.replicas) == {0, 1}
-    assert affine.replicas != own.replicas
+@pytest.mark.long
+def test_affinity_answers_as_round_robin_and_keeps_the_bound(tiny_model, table):
+    one, other = serve(tiny_model, table, "round_robin"), serve(tiny_model, table, "expert_affinity")
+    assert one.own.outputs == other.own.outputs
+    assert set(other.own.replicas) == {0, 1}
+    assert other.own.replicas != one.own.replicas
     # 16 at once, and at most 1.25 of the mean: 10 beside 6, but for moments in which a client has not asked again.
-    assert affine.imbalance < 1.3
-    counted = read_series(metrics, "requests_total")
-    assert sum(counted.values()) == 96
-    assert any('reason="affinity"' in labels for labels in counted)
-    assert len(read_series(metrics, "running_requests")) == REPLICAS
-    assert "Expert affinity: " in log
+    assert other.own.imbalance < 1.3
+    lines = other.metrics.splitlines()
+    counted = [line for line in lines if line.startswith("sglang:expert_affinity_requests_total")]
+    assert sum(float(line.split()[-1]) for line in counted) == 96
+    assert any('reason="affinity"' in line for line in counted)
+    running = [line for line in lines if line.startswith("sglang:expert_affinity_running_requests")]
+    assert len(running) == REPLICAS
+    assert "Expert affinity: " in other.log
     # Under a policy both decode the same text from fewer experts.
-    for one, other in ((own, forced), (affine, affine_forced)):
-        assert other.active < 0.8 * one.active
-        assert len(other.nats) == 96
-    assert forced.nats != affine_forced.nats
+    for served in (one, other):
+        assert served.forced.active < 0.8 * served.own.active
+        assert len(served.forced.nats) == 96
+    assert one.forced.nats != other.forced.nats
 
 
+@pytest.mark.long
+def test_an_id_whose_request_failed_counts_when_it_comes_again(tiny_model, table):
+    """The gauge is as of the last request, itself counted."""
+    args = make_args("expert_affinity", REPLICAS, table, 1.25)
+    with Server(tiny_model, args, env=make_env(REPLICAS), name="again") as server:
+        for _ in range(2):
+            with pytest.raises(ServerError, match="longer than the model's context length"):
+                server.post("/generate", {"rid": "mine", "input_ids": [1] * 9000})
+            server.post("/generate", {"rid": "mine", "text": "a", "sampling_params": {"max_new_tokens": 2}})
+            lines = server.get("/metrics").splitlines()
+            running = [line for line in lines if line.startswith("sglang:expert_affinity_running_requests")]
+            assert sum(float(line.split()[-1]) for line in running) == 1
+
+
+@pytest.mark.long
 def test_a_table_of_another_model_is_refused_in_one_line(tiny_model, tmp_path):
     file = tmp_path / "other.safetensors"
     make_synthetic().save(file)

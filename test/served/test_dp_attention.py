@@ -3,13 +3,26 @@ all-to-all backend every rank routes rows of its own, and selects among them or 
 does what DeepEP does, without a GPU. Its probe sees the rows of all ranks, and on each rank the experts that it holds.
 """
 
+from typing import Any
+
 import pytest
 import torch
 
 from served.answers import LAYERS, policy
 from served.eagle import CHAIN, DRAFT_TOKENS, TOP_K, compute, eagle
 from served.probe import read_logits
-from served.ranks import FOUR, OLD_TWO, PER_REQUEST, TWO, TWO_OF_TWO, XSHARE, check_load, experts, keys_of, live
+from served.ranks import (
+    FOUR,
+    OLD_TWO,
+    PER_REQUEST,
+    TWO,
+    TWO_OF_TWO,
+    XSHARE,
+    check_load,
+    experts,
+    keys_of,
+    live,
+)
 from served.release import LATEST, OLDEST
 from sglang_xshare import Batch, Router, build_plan, select
 
@@ -50,6 +63,70 @@ def check_steps(answers, plan, tokens_per_request=1):
     assert traced == [(sum(calls[0]["own"]), calls[0]["after"]) for calls in steps]
 
 
+def test_ranks_select_alike_over_the_rows_of_all(ranked):
+    served = ranked(*keys_of(XSHARE), *TWO)
+    check_load(served)
+    check_steps(served, XSHARE)
+    prefills = [{call["mode"] for call in calls} for calls in served.steps if calls[0]["prefills"]]
+    assert {"EXTEND", "DECODE"} in prefills, "a rank's decode was vanilla while another prefilled"
+    assert served.metrics["rank_comparisons_total"] >= 3
+    assert served.metrics["rank_disagreements_total"] == 0
+
+
+def test_ranks_of_the_oldest_release_select_alike(ranked):
+    served = ranked(*keys_of(XSHARE), *OLD_TWO, release=OLDEST)
+    check_load(served)
+    check_steps(served, XSHARE)
+
+
+def test_four_ranks_select_alike_also_where_rows_are_not_padded(ranked):
+    """One request on four ranks is gathered as one row, not as four."""
+    served = ranked(*keys_of(XSHARE | {"min_rows": 1}), *FOUR)
+    check_load(served)
+    check_steps(served, XSHARE)
+    rows_by_rank = [calls[0]["padded"] for calls in served.selecting]
+    assert {sorted(padded) == [0, 0, 0, 1] for padded in rows_by_rank} == {True, False}
+    assert any(len(set(padded)) == 1 for padded in rows_by_rank)
+
+
+def test_full_budget_answers_as_unpatched(ranked):
+    """Two ranks of tensor parallelism in each of two groups: the verification below has one in each."""
+    served = ranked(*policy("xshare", k0=1, add=64, utility="full"), *TWO_OF_TWO)
+    unpatched = ranked(*TWO, patched=False)
+    check_load(unpatched)
+    assert not any(call["stage"] for calls in unpatched.steps for call in calls)
+    assert served.tokens == unpatched.tokens
+    assert served.metrics["steps policy"] == len(served.selecting) / LAYERS > 0
+
+
+def test_verification_groups_by_request_across_ranks(ranked, tiny_model):
+    """Speculation does not mix: the others wait idle while a rank prefills."""
+    served = ranked(*eagle(tiny_model, CHAIN), *keys_of(PER_REQUEST), *TWO)
+    check_load(served)
+    check_steps(served, PER_REQUEST, DRAFT_TOKENS)
+    assert {call["mode"] for calls in served.selecting for call in calls} == {"TARGET_VERIFY", "IDLE"}
+
+
+def test_full_budget_verifies_as_unpatched_without_speculation(ranked, tiny_model):
+    served = ranked(*eagle(tiny_model, CHAIN), *policy("xshare", k0=1, add=64, utility="full"), *TWO)
+    wanted = ranked(*TWO, patched=False).tokens
+    # A request may end within a verified draft: upstream hands out what it has.
+    assert [tokens[: len(own)] for tokens, own in zip(served.tokens, wanted, strict=True)] == wanted
+
+
+def test_each_expert_parallel_rank_loads_its_share(ranked):
+    """With as many attention-DP as expert-parallel ranks, upstream cannot return the experts' outputs on CPU."""
+    served = ranked(*keys_of(PER_RANK), *TWO_OF_TWO, "--ep-size", "4")
+    check_load(served)
+    for calls in served.selecting:
+        selection = compute(calls[0], PER_RANK, Batch(live(calls[0])), RANK_OF_EXPERT)
+        active = experts(selection.active)
+        shares = [[expert for expert in active if RANK_OF_EXPERT[expert] == rank] for rank in range(4)]
+        assert [call["active"] for call in calls] == shares
+    together = sum(call["after"] for calls in served.selecting for call in calls)
+    assert served.metrics["experts_after_total"] == together > 0
+
+
 def list_selections(call, plan, tokens_per_request, alone):
     """(reference selection, its live rows) of the rows of all ranks, or of each alone, where one row is vanilla."""
     logits, valid = read_logits(dict(call)), live(dict(call))
@@ -81,75 +158,31 @@ def check_dispatched(answers, plan, tokens_per_request=1, alone=False):
     assert answers.metrics["steps prefill"] == (len(answers.steps) - len(answers.selecting)) / LAYERS
 
 
-CASES = {
-    "all": (XSHARE, TWO, LATEST),
-    "oldest release": (XSHARE, OLD_TWO, OLDEST),
-    "verification": (PER_REQUEST, TWO, LATEST),  # it does not mix: the others wait idle while a rank prefills
-    "four": (XSHARE | {"min_rows": 1}, FOUR, LATEST),  # one request is gathered as one row, not as four
-    "own": (XSHARE | {"rows": "rank"}, TWO, LATEST),
-    "two of two": (XSHARE, TWO_OF_TWO, LATEST),  # which divide the rows of a batch
+DISPATCHED: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
+    "among the rows of all": (XSHARE, TWO, LATEST),
+    "on the oldest release": (XSHARE, OLD_TWO, OLDEST),
+    "with ranks that have not even padding": (XSHARE | {"min_rows": 1}, FOUR, LATEST),
+    "among the rows of its own": (XSHARE | {"rows": "rank"}, TWO, LATEST),
+    "with two ranks that divide the rows of a batch": (XSHARE, TWO_OF_TWO, LATEST),
 }
 
 
-@pytest.mark.parametrize(
-    ("case", "dispatched"), [*((name, False) for name in list(CASES)[:4]), *((name, True) for name in CASES)]
-)
-def test_ranks_select_as_the_reference(case, dispatched, ranked, tiny_model):
-    """Among the rows of all, or with an all-to-all backend also among those of its own."""
-    keys, ranks, release = CASES[case]
-    drafts, more = eagle(tiny_model, CHAIN) if keys == PER_REQUEST else (), DEEPEP if dispatched else ()
-    served = ranked(*drafts, *keys_of(keys), *ranks, *more, release=release)
-    plan, tokens = PER_REQUEST if drafts else XSHARE, DRAFT_TOKENS if drafts else 1
+@pytest.mark.parametrize("case", DISPATCHED)
+def test_a_rank_selects_what_it_dispatches(case, ranked):
+    keys, ranks, release = DISPATCHED[case]
+    served = ranked(*keys_of(keys), *ranks, *DEEPEP, release=release)
     check_load(served)
-    if dispatched:
-        check_dispatched(served, plan, tokens, alone=case == "own")
-    else:
-        check_steps(served, plan, tokens)
-    if case == "all" and dispatched:
+    check_dispatched(served, XSHARE, alone="rows" in keys)
+    if ranks == FOUR:
+        assert any(0 in calls[0]["padded"] for calls in served.selecting)
+    if keys == XSHARE and ranks == TWO:
         assert served.metrics["steps policy"] == len(served.selecting) / LAYERS
-    elif case == "all":
-        assert served.metrics["rank_comparisons_total"] >= 3
-        assert served.metrics["rank_disagreements_total"] == 0
-        prefills = [{call["mode"] for call in calls} for calls in served.steps if calls[0]["prefills"]]
-        assert {"EXTEND", "DECODE"} in prefills, "a rank's decode was vanilla while another prefilled"
-    rows_by_rank = [calls[0]["padded"] for calls in served.selecting]
-    if case == "four" and dispatched:
-        assert any(0 in padded for padded in rows_by_rank)
-    elif case == "four":
-        assert {sorted(padded) == [0, 0, 0, 1] for padded in rows_by_rank} == {True, False}
-        assert any(len(set(padded)) == 1 for padded in rows_by_rank)
-    if case == "verification" and not dispatched:
-        assert {call["mode"] for calls in served.selecting for call in calls} == {"TARGET_VERIFY", "IDLE"}
 
 
-def test_full_budget_answers_as_unpatched(ranked):
-    """Two ranks of tensor parallelism in each of two groups: its verification has one in each."""
-    served = ranked(*policy("xshare", k0=1, add=64, utility="full"), *TWO_OF_TWO)
-    unpatched = ranked(*TWO, patched=False)
-    check_load(unpatched)
-    assert not any(call["stage"] for calls in unpatched.steps for call in calls)
-    assert served.tokens == unpatched.tokens
-    assert served.metrics["steps policy"] == len(served.selecting) / LAYERS > 0
-
-
-def test_full_budget_verifies_as_unpatched_without_speculation(ranked, tiny_model):
-    served = ranked(*eagle(tiny_model, CHAIN), *policy("xshare", k0=1, add=64, utility="full"), *TWO)
-    wanted = ranked(*TWO, patched=False).tokens
-    # A request may end within a verified draft: upstream hands out what it has.
-    assert [tokens[: len(own)] for tokens, own in zip(served.tokens, wanted, strict=True)] == wanted
-
-
-def test_each_expert_parallel_rank_loads_its_share(ranked):
-    """With as many attention-DP as expert-parallel ranks, upstream cannot return the experts' outputs on CPU."""
-    served = ranked(*keys_of(PER_RANK), *TWO_OF_TWO, "--ep-size", "4")
+def test_dispatched_verification_groups_by_request_across_ranks(ranked, tiny_model):
+    served = ranked(*eagle(tiny_model, CHAIN), *keys_of(PER_REQUEST), *TWO, *DEEPEP)
     check_load(served)
-    for calls in served.selecting:
-        selection = compute(calls[0], PER_RANK, Batch(live(calls[0])), RANK_OF_EXPERT)
-        active = experts(selection.active)
-        shares = [[expert for expert in active if RANK_OF_EXPERT[expert] == rank] for rank in range(4)]
-        assert [call["active"] for call in calls] == shares
-    together = sum(call["after"] for calls in served.selecting for call in calls)
-    assert served.metrics["experts_after_total"] == together > 0
+    check_dispatched(served, PER_REQUEST, DRAFT_TOKENS)
 
 
 def test_dispatched_at_full_budget_it_answers_as_unpatched(ranked):

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from functools import cache
 
 import pytest
+import torch
 
 from served import recent
-from served.answers import Answers, install_plugin, make_server, policy, read_all, read_lines, say_together
-from served.families import answer, draw_prompts, make, read_routers, select_in_decode
+from served.answers import Answers, generate_together, install_plugin, make_server, policy, read_all, read_lines
+from served.families import answer, make, read_routers, select_in_decode
 from served.family import EXPERTS, FAMILIES, ON_OLDER
 from served.hybrids import HYBRIDS, publish
 from served.probe import read_logits
@@ -63,6 +64,9 @@ class Run:
 def run(tiny_model, patched_release, pristine_release, tmp_path_factory):
     """Call it with the names of a family and a release: each is served once, and alone."""
 
+    def draw_prompts(vocabulary):
+        return torch.randint(1, vocabulary, (BUDGET, 8), generator=torch.Generator().manual_seed(1)).tolist()
+
     def answer_pristine(name, flags, scratch):
         """Write a model that transformers lacks. Returns the answers of the release as published."""
         (scratch / "model").mkdir()
@@ -72,7 +76,8 @@ def run(tiny_model, patched_release, pristine_release, tmp_path_factory):
         tree = pristine_release(LATEST)
         server, probe, _ = make_server(scratch / "model", tree, flags, scratch / "pristine", RECENT[name].env)
         with server:
-            return say_together(server, probe, draw_prompts(VOCABULARY, BUDGET), TOKENS)
+            answers = generate_together(server, probe, draw_prompts(VOCABULARY), TOKENS)
+        return [one["output_ids"] for one in answers]
 
     @cache
     def serve(name, release):
@@ -80,21 +85,22 @@ def run(tiny_model, patched_release, pristine_release, tmp_path_factory):
         flags = ("--tokenizer-path", str(tiny_model))
         if name in RECENT:
             env, routers = RECENT[name].env, {layer: RECENT[name].read_router(layer) for layer in RECENT[name].layers}
-            flags, prompts = (*flags, *recent.FLAGS, *RECENT[name].flags), draw_prompts(VOCABULARY, BUDGET)
+            flags, prompts = (*flags, *recent.FLAGS, *RECENT[name].flags), draw_prompts(VOCABULARY)
             vanilla = answer_pristine(name, flags, scratch)
         else:
             family = (FAMILIES | HYBRIDS)[name]
             model = make(family, scratch / "model")
             publish(family, scratch / "model")
             env, routers, flags = family.env, read_routers(family, model), (*flags, *family.flags)
-            prompts = draw_prompts(model.config.vocab_size, BUDGET)
+            prompts = draw_prompts(model.config.vocab_size)
             vanilla = answer(model, prompts, TOKENS)
             with select_in_decode(family, model, build_plan("xshare", **PLAN), rows=BUDGET):
                 selecting = answer(model, prompts, TOKENS)
         server, probe, trace = make_server(scratch / "model", patched_release(release), (*FLAGS, *flags), scratch, env)
         with server:
-            tokens = [say_together(server, probe, prompts[:size], TOKENS) for size in (ALONE, OFF, FULL, BUDGET)]
+            answers = [generate_together(server, probe, prompts[:size], TOKENS) for size in (ALONE, OFF, FULL, BUDGET)]
             records, metrics = read_all(server, probe, min(routers))
+            tokens = [[answer["output_ids"] for answer in batch] for batch in answers]
             served = Answers(tokens, 0, records, metrics, read_lines(trace), server.log_text(), {})
         return Run(served, routers, vanilla, selecting)
 
@@ -129,12 +135,22 @@ def test_every_layer_and_step_is_counted(name, release, run):
     calls = family.calls(FULL) + family.calls(BUDGET)
     selections = [family.select(call, **({"add": EXPERTS} if call["rows"] == FULL else {})) for call in calls]
     assert [call["layer"] for call in calls] == list(family.routers) * (len(calls) // len(family.routers))
-    before = [int(selection.vanilla_active.sum()) for selection in selections]
-    traced = [(one["layer"], one["experts_before"], one["experts_after"]) for one in family.server.trace]
-    assert traced == [(call["layer"], count, call["after"]) for call, count in zip(calls, before, strict=True)]
+    seen = [
+        {
+            "step": number // len(family.routers),
+            "phase": "decode",
+            "layer": call["layer"],
+            "batch_size": call["rows"],
+            "experts_before": int(selection.vanilla_active.sum()),
+            "experts_after": call["after"],
+            "kept_mass": pytest.approx(float(selection.kept_mass.mean()), rel=1e-5),
+        }
+        for number, (call, selection) in enumerate(zip(calls, selections, strict=True))
+    ]
+    assert family.server.trace == seen
     metrics = family.server.metrics
     assert metrics["layer_steps_total"] == len(calls) > 0
-    assert metrics["experts_before_total"] == sum(before)
+    assert metrics["experts_before_total"] == sum(record["experts_before"] for record in seen)
     assert metrics["experts_after_total"] == sum(call["after"] for call in calls)
     assert metrics["kept_mass_total"] == pytest.approx(sum(float(out.kept_mass.sum()) for out in selections), rel=1e-5)
     steps = {size: len(family.calls(size)) // len(family.routers) for size in (ALONE, OFF, FULL, BUDGET)}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from served.answers import make_server, policy, read_lines, read_metrics, read_prompts, say_together
+from served.answers import generate_together, make_server, policy, read_lines, read_metrics, read_prompts
 from served.probe import read_logits
 from served.release import LATEST
 from sglang_xshare import Batch, Router, build_plan, select
@@ -25,8 +25,8 @@ def test_paged_answers_and_counts(served, patched_release, tiny_model, tmp_path)
     server, probe, trace = make_server(tiny_model, patched_release(LATEST), flags, tmp_path)
     prompts = read_prompts(tiny_model)
     with server:
-        tokens = [say_together(server, probe, prompts[:size]) for size in (16, 16, 1)]
-        assert tokens == served("unpatched").tokens
+        answers = [generate_together(server, probe, prompts[:size]) for size in (16, 16, 1)]
+        assert [[answer["output_ids"] for answer in batch] for batch in answers] == served("unpatched").tokens
         seen = len(read_lines(probe))
         found = read_metrics(server, sum(call["layer"] == 0 for call in read_lines(probe)))
         observed = read_calls(probe)
@@ -35,7 +35,7 @@ def test_paged_answers_and_counts(served, patched_release, tiny_model, tmp_path)
         answer = server.post(PATH, {"policy": "xshare", **PLAN})
         assert answer["in_force"]["min_rows"] == 1
         for size in (16, 4, 1):
-            say_together(server, probe, prompts[:size])
+            generate_together(server, probe, prompts[:size])
         read_metrics(server, sum(call["layer"] == 0 for call in read_lines(probe)))
         calls = read_calls(probe, seen)
         counted = Client(server.url).get_policy()["since_switch"]

@@ -26,7 +26,7 @@ SCHEMA = {
     **{"type": "object", "properties": PROPERTIES, "required": ["kind", "name"]},
     "additionalProperties": False,
 }
-GRAMMARS = (
+GRAMMARS: tuple[dict[str, str], ...] = (
     {"json_schema": json.dumps(SCHEMA)},
     {"regex": "[abc]{8}x"},
     {"ebnf": 'root ::= ("yes" | "no") " " [0-9] [0-9] [0-9]'},

@@ -257,7 +257,7 @@ def test_a_layer_follows_updated_weights(name, tiny_model, patched_release, tmp_
     assert [tokens == wanted for tokens, wanted in zip(said, expected, strict=False)] == [True] * 4
     assert said[4] == expected[3][:1], "a session"
     (info,) = (json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"expert_policy'))
-    unset = {"trace": None, "on_disagreement": None, "ignore_client_exact": False}
+    unset = {"trace": None, "on_disagreement": None, "ignore_client_exact": False, "draft_depth": None}
     assert info == {"expert_policy": "xshare"} | flags | {f"expert_policy_{name}": unset[name] for name in unset}
 
 

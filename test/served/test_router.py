@@ -3,8 +3,12 @@
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 import pytest
 import requests
@@ -13,16 +17,15 @@ from benchmark.common.paths import BUILD
 from benchmark.common.server import die_with_parent, free_port
 from live.conftest import answering
 from served.answers import NEW_TOKENS, parse_metrics, policy, read_prompts
-from served.load import wait_for
 
 __all__ = ["answering"]
-pytestmark = pytest.mark.long
 ROUTER = "sglang-router==0.3.2"
+REQUESTS = 16
 FULL = ("--dtype", "float32", *policy("xshare", k0=1, add=64, utility="full"))
 
 
 @pytest.fixture(scope="session")
-def router_package():
+def router_package() -> Path:
     """A folder for the path, with the router in it: a package of its own, without its dependencies."""
     folder = BUILD / "router"
     if not folder.is_dir():
@@ -34,7 +37,7 @@ def router_package():
 
 
 @contextmanager
-def routing(package, scratch, workers):
+def routing(package: Path, scratch: Path, workers: list[str]) -> Iterator[str]:
     """Within it a router is in front of these servers, by its URL."""
     port = str(free_port())
     url = f"http://127.0.0.1:{port}"
@@ -44,7 +47,7 @@ def routing(package, scratch, workers):
     with (scratch / "router.log").open("w") as log:
         router = subprocess.Popen(command, env=env, stdout=log, stderr=log, preexec_fn=die_with_parent)
     try:
-        wait_for(lambda: count_workers(url) == len(workers))
+        await_workers(url, len(workers))
         yield url
     finally:
         router.kill()
@@ -53,7 +56,7 @@ def routing(package, scratch, workers):
 
 EXACT = {"custom_params": {"expert_policy": "exact"}}
 FIELDS = {**EXACT, "priority": 10, "session_id": "s", "routed_dp_rank": 0, "extra_key": "k", "rid": "r"}
-DROPPED = {
+DROPPED: dict[str, set[str] | None] = {
     "/v1/chat/completions": set(FIELDS),
     "/v1/completions": set(),
     "/generate": {"custom_params", "session_id", "routed_dp_rank"},
@@ -64,6 +67,7 @@ DROPPED = {
 """What the router drops by operations.md: by route, fields that do not arrive; None for a route that it lacks."""
 
 
+@pytest.mark.long
 def test_which_fields_the_router_drops(router_package, tmp_path, answering):
     """A header asks in their place: `X-SMG-Routing-Key`, which SGLang reads on /v1."""
     worker = answering(json.dumps({"model_path": "m", "served_model_name": "m", "is_generation": True}).encode())
@@ -91,27 +95,39 @@ def test_which_fields_the_router_drops(router_package, tmp_path, answering):
         assert "x-override-priority" not in sent
 
 
+@pytest.mark.long
 def test_both_servers_behind_the_router_select(servers, served, tiny_model, router_package, tmp_path):
     """Their seeds differ, since the pool starts no server twice."""
     behind = [servers(*FULL, "--random-seed", str(seed)) for seed in (1, 2)]
     before = [parse_metrics(server.get("/metrics"))["steps policy"] for server in behind]
-    prompts = read_prompts(tiny_model)
-    sampling = {"temperature": 0.0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
-    with routing(router_package, tmp_path, [server.url for server in behind]) as url:
+    prompts = read_prompts(tiny_model)[:REQUESTS]
 
-        def generate(prompt):
-            answer = requests.post(url + "/generate", json={"text": prompt, "sampling_params": sampling}, timeout=60)
-            return answer.json()["output_ids"]
+    def generate(url: str, prompt: str) -> list[int]:
+        sampling = {"temperature": 0.0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+        answer = requests.post(url + "/generate", json={"text": prompt, "sampling_params": sampling}, timeout=60)
+        answer.raise_for_status()
+        tokens: list[int] = answer.json()["output_ids"]
+        return tokens
 
-        with ThreadPoolExecutor(len(prompts)) as threads:
-            tokens = list(threads.map(generate, prompts))
+    with (
+        routing(router_package, tmp_path, [server.url for server in behind]) as url,
+        ThreadPoolExecutor(REQUESTS) as threads,
+    ):
+        tokens = list(threads.map(partial(generate, url), prompts))
     assert tokens == served("unpatched").tokens[0]
     for server, steps in zip(behind, before, strict=True):
         server.generate(prompts[:2], max_new_tokens=2)  # the last step of before is published with it
         assert parse_metrics(server.get("/metrics"))["steps policy"] >= steps + NEW_TOKENS - 1
 
 
-def count_workers(url):
-    """The servers that the router has."""
-    with suppress(requests.RequestException, KeyError, ValueError):
-        return len(requests.get(url + "/workers", timeout=5).json()["workers"])
+def await_workers(url: str, count: int) -> None:
+    """Return once the router has so many servers."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            if len(requests.get(url + "/workers", timeout=5).json()["workers"]) == count:
+                return
+        except (requests.RequestException, KeyError, ValueError):
+            pass
+        time.sleep(0.5)
+    raise AssertionError("the router found no servers within a minute")

@@ -1,16 +1,14 @@
-"""Every way to start a server refuses a wrong policy alike: one line, exit code 1, nothing loaded. After `pip uninstall
-sglang-xshare` it refuses all of them, and serves as published without one.
-"""
+"""Every way to start a server refuses a wrong policy alike: one line, exit code 1, nothing loaded."""
 
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from benchmark.common.paths import ROOT
-from served.answers import ask, install_plugin
+from served.answers import install_plugin
 from served.release import CPU, both_releases, make_env, oldest_takes_long
 
 LAUNCH = (sys.executable, "-m", "sglang.launch_server")
@@ -85,47 +83,11 @@ def test_what_only_a_loaded_model_shows_ends_the_server_alike(release, patched_r
     check_refusal(start([*LAUNCH, *flags], env), "model.layers.0.mlp.topk router: ", loads=True)
 
 
-MISSING = 'raise ModuleNotFoundError("No module named \'sglang_xshare\'", name="sglang_xshare")\n'
-
-
-@pytest.fixture
-def uninstalled(tmp_path):
-    """A folder that comes first on the path, and makes our package as good as uninstalled."""
-    folder = tmp_path / "uninstalled"
-    (folder / "sglang_xshare").mkdir(parents=True)
-    (folder / "sglang_xshare/__init__.py").write_text(MISSING)
-    return folder
-
-
-@pytest.mark.long
-@oldest_takes_long
-def test_without_the_package_it_answers_as_the_unpatched_release(
-    release, patched_release, served, tiny_model, tmp_path, uninstalled
-):
-    tree = patched_release(release)
-    path = f"{uninstalled}:{tree}:{ROOT / 'test'}:{tmp_path / 'plugin'}"
-    answers = ask(tiny_model, tree, (), tmp_path, sizes=(16,), env={"PYTHONPATH": path})
-    assert answers.calls("DECODE"), "the probe counted"
-    assert answers.tokens[0] == served("unpatched", release).tokens[0]
-    assert "xpert policy" not in answers.log
-
-
-@oldest_takes_long
-def test_without_the_package_a_policy_is_refused(release, patched_release, tiny_model, uninstalled):
-    env = make_env(patched_release(release))
-    env["PYTHONPATH"] = f"{uninstalled}:{env['PYTHONPATH']}"
-    line = "--expert-policy xshare: needs the package sglang-xshare, which is not installed, or not in the version of"
-    line += " these patches; install it and run `sglang-xshare patch apply`, or leave the flag out\n"
-    command = [*LAUNCH, "--model-path", str(tiny_model), *CPU, "--expert-policy", "xshare"]
-    _, said = check_refusal(start(command, env), line)
-    assert sum("xshare" in one for one in said.splitlines()) == 1
-
-
-def start(command, env):
+def start(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def check_refusal(process, line, loads=False):
+def check_refusal(process: subprocess.Popen[str], line: str, loads: bool = False) -> tuple[str, str]:
     """The server has printed one line that begins so and no traceback, and ends with status 1. Returns all it said."""
     printed, said = process.communicate(timeout=200)
     assert process.returncode == 1, said

@@ -20,8 +20,8 @@ from sglang_xshare.live.client import Client
 
 FLAGS = ("--expert-policy", 'observe:{"plans": ["oea:k0=3"]}', "--decode-log-interval", "4", "--dtype", "float32")
 XSHARE = {"policy": "xshare", "k0": 1, "add": 6}
-ABSENT = ("Experts on the fullest rank", "Affinity", "Ranks")
-"""Panels of what this server has not: expert parallelism, replicas by affinity, several ranks."""
+ABSENT = ("Experts on the fullest rank", "Affinity", "Ranks", "Page-ins")
+"""Panels of what this server has not: expert parallelism, replicas by affinity, several ranks, paged experts."""
 WINDOW = "1m"
 
 pytestmark = pytest.mark.long

@@ -10,10 +10,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_xshare import hooks
 from sglang_xshare.policies.plan import SelectionPlan
-from sglang_xshare.stage.frame import Assignment, Frame, Running, Slot
+from sglang_xshare.policies.schedule import Schedule
+from sglang_xshare.stage.acceptance import Acceptance
+from sglang_xshare.stage.exact import Exact
+from sglang_xshare.stage.frame import Assignment, CurrentFrame, Frame, Running
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.record.interval import OUTCOMES
+from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step
+from sglang_xshare.upstream.batches import Batches
 
 EXPERTS, TOP_K = 32, 4
 XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
@@ -67,16 +72,25 @@ class Model:
 
 def bind(model: Any, **options: Any) -> list[Layer]:
     """The layers of a model, whose routers have the configs that carry them."""
-    slot = Slot()
-    layers = [Layer(n, config, None, slot=slot, number=n, **options) for n, config in enumerate(model.configs)]
+    current = CurrentFrame()
+    layers = [Layer(n, config, None, current=current, number=n, **options) for n, config in enumerate(model.configs)]
     model.configs = [layer.upstream for layer in layers]
     return layers
+
+
+def make_stage(layers: list[Layer], schedule: Schedule | None, batches: Batches | None = None, **options: Any) -> Stage:
+    """A stage that no server has started: it has these batches, and captures nothing."""
+    batches = batches or Batches()
+    given: dict[str, Any] = {"find_batches": lambda rows: batches, "recapture": lambda *args: None, "device": "cpu"}
+    given |= options
+    exact = Exact(given["device"])
+    return Stage(layers, schedule, batches=batches, exact=exact, acceptance=Acceptance(), **given)
 
 
 def put_in_step(layer: Layer, plan: SelectionPlan | None, step: Step) -> Running:
     """Put a layer that is alone into a forward in which it has this plan and step."""
     running = Running([step], [Assignment(plan)])
-    layer.slot.frame = Frame(step.key, "policy", running)
+    layer.current.frame = Frame(step.key, "policy", running)
     return running
 
 
@@ -156,7 +170,7 @@ def allows_graph(rows: int) -> bool:
     before = hooks.allows_graph(batch)
     installed.begin_forward(batch)
     allowed = hooks.allows_graph(batch)
-    installed.slot.frame = None
+    installed.current.frame = None
     assert before == allowed
     return allowed
 
@@ -177,7 +191,7 @@ def make_reporter(forwards: int = 0, **changes: Any) -> SimpleNamespace:
 
 
 def outcomes(installed: Any) -> dict[str, int]:
-    """What a stage has counted of its steps."""
+    """What a stage has counted of the model's forwards."""
     counts = dict(zip(OUTCOMES, installed.acting.counters.outcomes.tolist(), strict=True))
     return {outcome: count for outcome, count in counts.items() if count}
 

@@ -7,15 +7,12 @@ import torch
 
 from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
-from sglang_xshare.stage.acceptance import Acceptance
-from sglang_xshare.stage.exact import Exact
 from sglang_xshare.stage.forward import wrap_model
-from sglang_xshare.stage.frame import Slot
+from sglang_xshare.stage.frame import CurrentFrame
 from sglang_xshare.stage.layer import Layer
-from sglang_xshare.stage.stage import Stage
 from sglang_xshare.upstream.batches import Batches
 from sglang_xshare.upstream.paging import find_paging
-from stage.fake import EXPERTS, TOP_K, Model, forward_batch, make_reporter
+from stage.fake import EXPERTS, TOP_K, Model, forward_batch, make_reporter, make_stage
 
 SLOTS, LAYERS = 12, 3
 REPORTER = make_reporter(1, current_scheduler_metrics_enabled=False)
@@ -74,20 +71,21 @@ def put(monkeypatch, model, policy="xshare", trace=None, device="cpu", **keys):
     monkeypatch.setattr(hooks, "_stage", None)
     monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
     monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
-    slot = Slot()
+    current = CurrentFrame()
     layers = [
-        Layer(number, config, None, paging=find_paging(SimpleNamespace(quant_method=paging)), slot=slot, number=number)
+        Layer(
+            number,
+            config,
+            None,
+            paging=find_paging(SimpleNamespace(quant_method=paging)),
+            current=current,
+            number=number,
+        )
         for number, (config, paging) in enumerate(zip(model.configs, model.paging, strict=True))
     ]
     model.configs = [layer.upstream for layer in layers]
-    stage = Stage(
-        layers,
-        make_schedule(policy, **keys),
-        device=device,
-        trace=trace,
-        batches=Batches(captured=(1, 2, 4, 8)),
-        exact=Exact(device),
-        acceptance=Acceptance(),
+    stage = make_stage(
+        layers, make_schedule(policy, **keys), Batches(captured=(1, 2, 4, 8)), device=device, trace=trace
     )
     monkeypatch.setattr(hooks, "_stage", stage)
     wrap_model(model, stage)

@@ -17,15 +17,13 @@ from sglang.srt.server_args import ServerArgs, set_global_server_args_for_schedu
 from served.all_to_all import gather
 from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
-from sglang_xshare.stage.acceptance import Acceptance
-from sglang_xshare.stage.exact import Exact
 from sglang_xshare.stage.forward import wrap_model, wrap_router
-from sglang_xshare.stage.frame import Slot
+from sglang_xshare.stage.frame import CurrentFrame
 from sglang_xshare.stage.gather import Ranks
 from sglang_xshare.stage.layer import DROPPED, Layer
-from sglang_xshare.stage.stage import Stage
 from sglang_xshare.upstream.batches import Batches
 from sglang_xshare.upstream.ranks import find_rank
+from stage.fake import make_stage
 from stage.ranks import CASES, EXPERTS, LAYERS, TOP_K, Case, Load, Model, run_experts
 
 SECONDS = 60
@@ -70,20 +68,12 @@ def serve(case: Case, rank: int) -> dict[str, Any]:
     schedule = build_schedule(case.policy, case.keys, any(load.mode == "verify" for load in case.loads))
     assert schedule is not None
     configs = [router.topk_config for router in routers]
-    slot = Slot()
-    layers = [Layer(n, config, None, convention=DROPPED, slot=slot, number=n) for n, config in enumerate(configs)]
+    current = CurrentFrame()
+    layers = [Layer(n, config, None, convention=DROPPED, current=current, number=n) for n, config in enumerate(configs)]
     for router, layer in zip(routers, layers, strict=True):
         router.topk_config = layer.upstream
     ranks = Ranks(*find_rank(), EXPERTS, schedule.rows == "batch")
-    installed = hooks._stage = Stage(
-        layers,
-        schedule,
-        device="cpu",
-        batches=Batches(always_pad=True),
-        ranks=ranks,
-        exact=Exact("cpu"),
-        acceptance=Acceptance(),
-    )
+    installed = hooks._stage = make_stage(layers, schedule, Batches(always_pad=True), ranks=ranks)
     wrap_model(model, installed)
     for router in routers:
         wrap_router(router, installed)

@@ -1,7 +1,7 @@
 """A server with graphs switches to any policy: by new numbers, by graphs captured again, or, to vanilla, without."""
 
 import logging
-from contextlib import nullcontext
+from collections import Counter
 from itertools import permutations
 from typing import Any
 
@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from sglang_xshare.policies import VANILLA
+from sglang_xshare.policies.bounds import open_up
 from sglang_xshare.selection.triton_kernel.budgets import encode
 from sglang_xshare.stage.frame import Assignment
-from sglang_xshare.stage.graphs import open_up
-from sglang_xshare.stage.record.agreement import Agreement
+from sglang_xshare.stage.record.counters import Reader
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import EXPERTS, Model, allows_graph, forward_batch, run
+from stage.fake import EXPERTS, Model, allows_graph, forward_batch, outcomes, run
 from stage.switching import SIZES, Capturing, schedule, switch
 
 POLICIES = {
@@ -84,6 +84,32 @@ def test_every_pair(serve, reporter, former, latter):
     assert find_faults(installed) == []
 
 
+@pytest.mark.parametrize(
+    ("change", "outcome", "acts"),
+    [
+        ({"add": 3}, "policy", True),
+        ({"min_rows": 9}, "min_rows", False),
+        ({"max_rows": 7}, "max_rows", False),
+        ({"layers": {"0-1": {"policy": "vanilla"}}}, "override", False),
+        ({"policy": "vanilla"}, "vanilla", False),
+        ({"policy": "observe", "plans": ["xshare:k0=1,add=2"]}, "observed", False),
+    ],
+    ids=lambda change: ",".join(change) if isinstance(change, dict) else None,
+)
+def test_a_replay_counts_as_the_active_policy(serve, reporter, change, outcome, acts):
+    """Not as the policy of the capture: the counters agree with what the requests of the forward are told."""
+    installed, _ = serve(POLICIES["xshare by add"])
+    keys = change if "policy" in change else POLICIES["xshare by add"] | change
+    assert (switch(installed, schedule(keys), reporter) is not None) == (outcome == "observed")
+    former = Counter(outcomes(installed))
+    batch = forward_batch("decode", 7)  # padded to the graph of 8 rows
+    installed.begin_forward(batch)
+    told = installed.end_forward(batch)
+    assert (told.is_step, told.acts) == (True, acts)
+    interval, _ = Reader(installed.acting.counters).look()
+    assert Counter(interval.outcomes) - former == Counter([outcome])
+
+
 def test_a_capture_is_refused_where_it_is_not_allowed(serve, reporter):
     installed, capture = serve(POLICIES["xshare by add"])
     in_force = installed.in_force
@@ -108,17 +134,6 @@ def test_a_capture_that_fails_restores_the_policy_before(serve, reporter, caplog
     assert installed.graphs.rows == (list(SIZES) if failures == 1 else [])
     assert switch(installed, schedule(POLICIES["oea"]), reporter) is not None or failures == 2
     assert find_faults(installed) == []
-
-
-def test_ranks_compare_after_a_capture_that_failed_on_one_alone(serve, reporter):
-    """They serve two policies then. All of them must count their forwards from the same one."""
-    installed, capture = serve(POLICIES["xshare by add"])
-    for capture.failures in (0, 1):
-        installed.agreement = Agreement(2, "cpu")
-        installed.agreement.forwards = 700
-        with pytest.raises(ValueError, match="could not be captured") if capture.failures else nullcontext():
-            switch(installed, schedule(POLICIES["oea" if capture.failures else "lynx-lat"]), reporter)
-        assert installed.agreement.forwards == 0
 
 
 def test_sizes_are_those_that_sglang_captures(attach, reporter, monkeypatch):

@@ -6,6 +6,7 @@ import torch
 from sglang_xshare import Router, hooks, select
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, allows_graph, forward_batch, runner
 from stage.paged_model import REPORTER, PagedModel, make_schedule, put
@@ -72,10 +73,10 @@ def test_a_graph_is_replayed_only_if_every_layer_fits_its_slots(monkeypatch):
     stage = put(monkeypatch, PagedModel(), k0=1, add=2)
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
     assert allows_graph(8)
-    assert stage.in_force.fits_slots(8)
+    assert stage.in_force.fit(StepKey("decode", 8))
     switch(stage, make_schedule("xshare", k0=1, add=2, layers={"1": {"policy": "vanilla"}}), REPORTER)
     assert not allows_graph(8)
-    assert not stage.in_force.fits_slots(8), "the sizes of a capture"
+    assert not stage.in_force.fit(StepKey("decode", 8)), "the sizes of a capture"
 
 
 @pytest.mark.parametrize("is_first", [True, False])

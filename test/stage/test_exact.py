@@ -14,7 +14,7 @@ from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.exact import ATTACHED, MIXED_SESSION, Exact
 from sglang_xshare.stage.gather import Ranks
 from sglang_xshare.stage.step import read_key, read_step
-from sglang_xshare.stage.switch import make_next, needs_capture
+from sglang_xshare.stage.switch import check_graphs, make_next
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, forward_batch, gathered_batches, run, runner
 
 NO_RULE = Rule()
@@ -279,7 +279,7 @@ def test_the_rule_of_the_last_policy_holds_while_the_model_is_vanilla(served):
 
     def switch(schedule):
         latter = make_next(stage, schedule)
-        needs_capture(stage, latter)
+        check_graphs(stage, latter)
         stage.in_force = latter
 
     policy = {"k0": 1, "add": 2}

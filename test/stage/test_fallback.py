@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from sglang_xshare import hooks
-from sglang_xshare.live.control import Control
+from sglang_xshare.live.control import Checked, Control
 from sglang_xshare.stage.step import StepKey
+from sglang_xshare.stage.switch import make_next
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, XSHARE, Model, allows_graph, forward_batch, make_reporter, runner
 from stage.switching import PLANS, schedule, switch
@@ -30,8 +31,8 @@ def serve(attach, monkeypatch):
         raise Ended
 
     def start(batches: Batches | None = None, **flags: Any) -> Any:
-        for module in ("stage", "switch"):
-            monkeypatch.setattr(f"sglang_xshare.stage.{module}.is_first_rank", lambda: True)
+        for module in ("stage.stage", "stage.switch", "live.control"):
+            monkeypatch.setattr(f"sglang_xshare.{module}.is_first_rank", lambda: True)
         monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
         monkeypatch.setattr("sglang_xshare.stage.switch.end_server", end)
         model = Model()
@@ -48,7 +49,12 @@ def serve(attach, monkeypatch):
             model_runner.forward(forward_batch("decode", 8))
             return [routed is not None for routed in model.routed]
 
-        served.decode = decode
+        def post(keys: dict[str, Any]) -> None:
+            stage, control = served.stage, Control(served.stage, SimpleNamespace())
+            control._checked = Checked("1", stage.switches, make_next(stage, schedule(keys)), False, True, [])
+            control.commit("1", stage.switches + 1, stage.reports.reporter)
+
+        served.decode, served.post = decode, post
         return served
 
     return start
@@ -76,27 +82,26 @@ def test_a_difference_under_one_policy_is_not_the_next_ones(serve):
     for _ in range(3):
         served.decode()
     assert served.stage.agreement._checksum.any(), "the third step was counted and not compared"
-    switch(served.stage, schedule(PLANS[0]), served.stage.reports.reporter)
+    served.post(PLANS[0])
     assert not served.stage.agreement._checksum.any()
 
 
 def test_what_is_posted_later_is_compared_at_once(serve):
     served = serve()
     served.stage.agreement.forwards = 600  # from here on forwards are rarely compared
-    switch(served.stage, schedule(PLANS[0]), served.stage.reports.reporter)
+    served.post(PLANS[0])
     served.differs = [1]
     assert (served.decode(), served.decode()) == ([True] * 3, [False] * 3)
     served.differs = []
-    switch(served.stage, schedule(PLANS[0]), served.stage.reports.reporter)
+    served.post(PLANS[0])
     assert served.stage.disagreement is None
     assert [served.decode() for _ in range(4)] == [[True] * 3] * 4
     assert served.stage.switches == 3
     assert served.stage.agreement.counts["fallbacks"] == 1
 
 
-def test_get_tells_it_and_no_trial_is_left(serve, monkeypatch):
+def test_get_tells_it_and_no_trial_is_left(serve):
     served = serve()
-    monkeypatch.setattr("sglang_xshare.live.control.is_first_rank", lambda: True)
     control = Control(served.stage, SimpleNamespace())
     control._is_trial = True
     assert (control.get()["disagreement"], control.get()["trial"]) == (None, True)

@@ -7,15 +7,13 @@ import torch
 
 from sglang_xshare import Batch, build_plan
 from sglang_xshare.policies.schedule import Schedule, build_schedule
-from sglang_xshare.stage.acceptance import Acceptance
-from sglang_xshare.stage.exact import Exact
 from sglang_xshare.stage.gather import Gather, Ranks
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step, StepKey, read_key, read_step
-from sglang_xshare.stage.switch import make_again, make_next, needs_capture
+from sglang_xshare.stage.switch import check_graphs, make_again, make_next
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import EXPERTS, Config, Model, bind, forward_batch, put_in_step
+from stage.fake import EXPERTS, Config, Model, bind, forward_batch, make_stage, put_in_step
 from stage.ranks import Load
 
 GATHER = "sglang_xshare.stage.gather.all_gather"
@@ -98,7 +96,7 @@ def test_a_router_with_other_rows_than_the_step_is_an_error():
 
 def start(schedule: Schedule | None, **options: Any) -> Stage:
     """A stage of one layer."""
-    return Stage(bind(Model(1)), schedule, device="cpu", exact=Exact("cpu"), acceptance=Acceptance(), **options)
+    return make_stage(bind(Model(1)), schedule, **options)
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -123,10 +121,10 @@ def test_captured_graphs_hold_what_ranks_gather(captured, rows, refused):
         stage.graphs.capture(StepKey("decode", size), stage.in_force)
     if refused:
         with pytest.raises(ValueError, match="the rows that ranks gather change"):
-            needs_capture(stage, make_next(stage, schedules[1]))
+            check_graphs(stage, make_next(stage, schedules[1]), recaptures=False)
         return
     latter = make_next(stage, schedules[1])
-    needs_capture(stage, latter)
+    assert check_graphs(stage, latter, recaptures=False) is not None
     stage.in_force = latter
     assert stage.in_force.ranks.together == (rows == "batch")
 
@@ -144,7 +142,7 @@ def test_a_switch_of_rows_reads_the_sizes_in_the_new_unit(captured):
     stage.in_force = former = make_next(stage, schedule)
     assert former.batches == units["rank"]
     for again in (make_again(stage, vanilla), make_next(stage, None)):
-        assert not needs_capture(stage, again)
+        assert check_graphs(stage, again) is not None
         assert (again.ranks.together, again.batches) == (False, units["rank"])
     stage.in_force = make_next(stage, build_schedule("xshare", {"k0": 1, "add": 2}, False))
     assert stage.in_force.batches == units["batch"]

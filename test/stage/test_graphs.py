@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_xshare.policies.bounds import open_up
 from sglang_xshare.policies.plan import SelectionPlan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, encode
-from sglang_xshare.stage.frame import Assignment, Frame, Running, Slot
-from sglang_xshare.stage.graphs import Graphs, describe_misfits, open_up
+from sglang_xshare.stage.frame import Assignment, CurrentFrame, Frame, Running
+from sglang_xshare.stage.graphs import Graphs, describe_misfits
 from sglang_xshare.stage.in_force import InForce
 from sglang_xshare.stage.lane import Lane, make_lanes
 from sglang_xshare.stage.layer import Layer
@@ -40,8 +41,8 @@ def make_plans(keys: dict[str, Any]) -> InForce:
 
 def make_layers(count: int) -> list[Layer]:
     """Layers of one stage."""
-    slot = Slot()
-    return [Layer(number, Config(), None, slot=slot, number=number) for number in range(count)]
+    current = CurrentFrame()
+    return [Layer(number, Config(), None, current=current, number=number) for number in range(count)]
 
 
 def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, InForce, list[Layer]]:
@@ -57,7 +58,7 @@ def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, InForce,
 def run(graphs: Graphs, plans: InForce, layers: list[Layer], step: Step) -> None:
     """An eager step, which reads no buffer."""
     running = Running([step] * len(layers), replace(plans, layers=layers).assign(step.key))
-    layers[0].slot.frame = Frame(step.key, "policy", running)
+    layers[0].current.frame = Frame(step.key, "policy", running)
     for layer, assignment in zip(layers, running.assignments, strict=True):
         plan = assignment.plan
         assert (plan, assignment.buffer) == (plans.find(layer, step.key).plan, None)
@@ -97,15 +98,15 @@ def test_numbers_are_written_for_every_layer_and_size():
     assert graphs.selecting == [2, 4, 16]
     wanted = {"policy": "xshare", "k0": 2, "add": 4, "layers": {"1": {"add": 3}}, "by_rows": {"4": {"k0": 3}}}
     plans = make_plans(wanted)
-    assert not graphs.find_misfits(plans)
-    graphs.follow(plans)
+    assert not graphs.find_changes(plans).misfits
+    graphs.follow(graphs.find_changes(plans))
     opened = open_up(former.find(layers[0], StepKey("decode", 2)).plan, layers[0].router)
     for (layer_id, rows), numbers in read(graphs).items():
         plan = plans.find(layers[layer_id], StepKey("decode", rows)).plan
         # Two rows of top-4 want four experts beyond two each, as layer 0 has: the model's own routing, by numbers.
         assert (plan is None) == (layer_id == 0 and rows == 2)
         assert numbers == encode(plan or opened).tolist()
-    graphs.follow(former)
+    graphs.follow(graphs.find_changes(former))
     assert read(graphs) == read(capture(TIGHT)[0])
 
 
@@ -113,8 +114,8 @@ def test_numbers_are_written_for_every_layer_and_size():
 def test_graphs_of_bare_xshare_follow_to_its_presets(mass):
     graphs, _, _ = capture({"policy": "xshare"})
     plans = make_plans({"policy": "xshare", "k0": 1, "mass": mass})
-    assert not graphs.find_misfits(plans)
-    graphs.follow(plans)
+    assert not graphs.find_changes(plans).misfits
+    graphs.follow(graphs.find_changes(plans))
     assert read(graphs) == read(capture({"policy": "xshare", "k0": 1, "mass": mass})[0])
 
 
@@ -126,10 +127,10 @@ def test_each_graph_has_the_share_of_its_own_rows():
     graphs, former, _ = capture({"policy": "xshare"})
     assert shares(graphs) == {2: 0.85, 4: 0.85, 16: 0.93}
     plans = make_plans({"policy": "xshare", "mass": "careful", "by_rows": {"4": {"mass": 0.5}}})
-    assert not graphs.find_misfits(plans)
-    graphs.follow(plans)
+    assert not graphs.find_changes(plans).misfits
+    graphs.follow(graphs.find_changes(plans))
     assert shares(graphs) == {2: 0.93, 4: 0.5, 16: 0.97}
-    graphs.follow(former)
+    graphs.follow(graphs.find_changes(former))
     assert shares(graphs) == {2: 0.85, 4: 0.85, 16: 0.93}
 
 
@@ -172,31 +173,31 @@ def test_each_graph_has_the_share_of_its_own_rows():
 def test_what_graphs_cannot_follow_is_told_by_size(started, wanted, line):
     graphs, former, _ = capture(started)
     numbers = read(graphs)
-    reason = describe_misfits(graphs.find_misfits(make_plans(wanted)), True)
+    reason = describe_misfits(graphs.find_changes(make_plans(wanted)).misfits)
     assert re.search(line, reason)
     assert "\n" not in reason
     assert read(graphs) == numbers
-    assert not graphs.find_misfits(former)
+    assert not graphs.find_changes(former).misfits
 
 
 def test_a_plan_that_is_part_of_the_graphs_may_come_back():
     """Under paging vanilla may be switched to, since its graphs are not replayed then."""
     static = {"policy": "moe-spec", "phases": ["decode"], "budget": 4, "ranking": "static", "order": [*range(EXPERTS)]}
     graphs, captured, _ = capture(static)
-    graphs.follow(make_plans({"policy": "vanilla"}))
-    assert not graphs.find_misfits(captured)
-    graphs.follow(captured)
+    graphs.follow(graphs.find_changes(make_plans({"policy": "vanilla"})))
+    assert not graphs.find_changes(captured).misfits
+    graphs.follow(graphs.find_changes(captured))
 
 
 def test_vanilla_and_back_by_numbers_alone():
     graphs, former, layers = capture(TIGHT)
     vanilla = make_plans({"policy": "vanilla"})
-    assert not graphs.find_misfits(vanilla)
-    graphs.follow(vanilla)
+    assert not graphs.find_changes(vanilla).misfits
+    graphs.follow(graphs.find_changes(vanilla))
     opened = open_up(make_plans(TIGHT).find(layers[0], StepKey("decode", 16)).plan, layers[0].router)
     assert set(map(tuple, read(graphs).values())) == {tuple(encode(opened).tolist())}
-    assert not graphs.find_misfits(former)
-    graphs.follow(former)
+    assert not graphs.find_changes(former).misfits
+    graphs.follow(graphs.find_changes(former))
     assert read(graphs) == read(capture(TIGHT)[0])
 
 
@@ -210,14 +211,14 @@ def test_captured_anew_after_a_switch_they_follow_as_before(wanted):
     graphs, former, layers = capture(TIGHT)
     selecting = graphs.selecting
     plans, more = make_plans(wanted), make_plans({"policy": "xshare", "k0": 1, "add": 6})
-    graphs.follow(plans)
+    graphs.follow(graphs.find_changes(plans))
     numbers = read(graphs)
     for (layer_id, rows), plan in capture_anew(graphs, plans, layers).items():
         assert plan is former.find(layers[layer_id], StepKey("decode", rows)).plan
     assert (read(graphs), graphs.selecting) == (numbers, selecting)
     for follower in (more, former):
-        assert not graphs.find_misfits(follower)
-        graphs.follow(follower)
+        assert not graphs.find_changes(follower).misfits
+        graphs.follow(graphs.find_changes(follower))
         plans = follower
     assert read(graphs) == read(capture(TIGHT)[0])
 
@@ -256,14 +257,14 @@ def test_an_estimate_is_written_where_a_plan_asks_for_one():
     graphs.capture(step.key, replace(plans, layers=layers))
     for more, acceptance in (({}, 0.75), ({"layers": {"1": {"acceptance": 0.5}}}, 0.25), ({"acceptance": 1.0}, 0.5)):
         others = make(**more)
-        graphs.follow(others)
+        graphs.follow(graphs.find_changes(others))
         expect(others)
         graphs.weigh(others, acceptance)
         assert others.schedule is not None
         plans = InForce(others.schedule.weigh(acceptance), BATCHES)
         expect(plans)
     assert [find(plans, layer).acceptance for layer in layers] == [1.0, 1.0]
-    graphs.follow(InForce(None, BATCHES))
+    graphs.follow(graphs.find_changes(InForce(None, BATCHES)))
     numbers = read(graphs)
     graphs.weigh(InForce(None, BATCHES), 0.5)
     assert read(graphs) == numbers
@@ -274,7 +275,7 @@ def test_what_an_eager_step_left_is_made_anew():
     graphs, former, layers = Graphs(), make_plans(TIGHT), [Layer(0, Config(), None)]
     run(graphs, former, layers, Step("decode", 16, Batch()))
     plans = make_plans({"policy": "xshare", "k0": 3, "add": 2})
-    graphs.follow(plans)
+    graphs.follow(graphs.find_changes(plans))
     run(graphs, plans, layers, Step("decode", 16, Batch()))
     record(graphs, plans, layers, 16)
     assert read(graphs) == {(0, 16): encode(plans.find(layers[0], StepKey("decode", 16)).plan).tolist()}
@@ -296,13 +297,13 @@ def test_the_same_policy_at_another_estimate_is_no_other_for_graphs_without_numb
     auto = {"policy": "custom", "k0": 1, "budget": 4, "scope": "request", "acceptance": "auto"}
     graphs, former, _ = capture(auto)
     assert not read(graphs)
-    assert not graphs.find_misfits(InForce(former.schedule.weigh(0.25), BATCHES))
-    [reason] = graphs.find_misfits(make_plans(auto | {"budget": 5}))
+    assert not graphs.find_changes(InForce(former.schedule.weigh(0.25), BATCHES)).misfits
+    [reason] = graphs.find_changes(make_plans(auto | {"budget": 5})).misfits
     assert "no kernel reads" in reason
 
 
 def test_without_graphs_every_switch_is_free():
-    assert not Graphs().find_misfits(make_plans({"policy": "observe"}))
+    assert not Graphs().find_changes(make_plans({"policy": "observe"})).misfits
 
 
 @pytest.mark.parametrize("started", [{"policy": "oea", "k0": 2, "kmax": 6}, {"policy": "observe"}])
@@ -310,10 +311,10 @@ def test_to_vanilla_a_graph_that_cannot_follow_goes_stale(started):
     """And it follows again once the policy comes back, since what it launches was not touched."""
     graphs, former, _ = capture(started)
     numbers, stale = read(graphs), {StepKey("decode", rows) for rows in graphs.selecting}
-    graphs.follow(make_plans({"policy": "vanilla"}))
+    graphs.follow(graphs.find_changes(make_plans({"policy": "vanilla"})))
     assert graphs.stale == stale
     assert read(graphs) == numbers
-    graphs.follow(former)
+    graphs.follow(graphs.find_changes(former))
     assert not graphs.stale
 
 
@@ -321,8 +322,8 @@ def test_a_stale_graph_that_is_captured_anew_is_vanilla():
     """As in a weight update: it does what is in force, and may be replayed."""
     graphs, _, layers = capture({"policy": "observe"})
     vanilla = make_plans({"policy": "vanilla"})
-    graphs.follow(vanilla)
+    graphs.follow(graphs.find_changes(vanilla))
     for rows in ROWS:
         assert [assignment.plan for assignment in record(graphs, vanilla, layers, rows)] == [None] * 2
     assert not graphs.stale
-    assert not graphs.find_misfits(vanilla)
+    assert not graphs.find_changes(vanilla).misfits

@@ -5,7 +5,7 @@ import torch
 
 from sglang_xshare import Batch, Router, build_plan, select
 from sglang_xshare.policies import VANILLA
-from sglang_xshare.stage.graphs import open_up
+from sglang_xshare.policies.bounds import open_up
 from stage.fake import EXPERTS
 
 

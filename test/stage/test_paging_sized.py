@@ -81,7 +81,7 @@ def test_graphs_captured_anew_are_those_of_steps_that_fit(monkeypatch):
         assert not capture.recorded or hooks.fits_slots(paging), "a captured decode batch routes more entries"
 
     monkeypatch.setattr(type(model.paging[0]), "place", place)
-    capture(stage.in_force.fits_slots)
+    capture(fits=lambda requests: stage.in_force.fit(StepKey("decode", requests)))
     assert stage.graphs.rows == [1, 2, 8]
     for keys, rows in (
         ({"policy": "observe", "plans": ["xshare:k0=1,add=2"]}, [1, 2]),

@@ -81,20 +81,20 @@ def test_a_process_without_a_scheduler_reports_at_its_end(attach, tmp_path, capl
         assert not ends or "policy steps: 2" in ends[0]
 
 
-def finish(installed: Any, batch: Any) -> None:
-    """A forward of the model runner, launched and over."""
+def forward(installed: Any, batch: Any, launch: Callable[[], None] = lambda: None) -> None:
+    """A forward of the model runner: by default a replay, which does not run the model's forward."""
     installed.begin_forward(batch)
+    launch()
     installed.end_forward(batch)
-    installed.slot.frame = None
+    installed.current.frame = None
 
 
 def decode_elsewhere(installed: Any, model: Model, reporter: Any, forwards: int, requests: int = 3) -> None:
     """Forwards of an attention rank without requests, the first, while another rank decodes `requests`."""
     for _ in range(forwards):
         batch = gathered_batches("decode", [0, requests])[0]
-        run(model, "decode", 2 * requests)
         reporter.scheduler.forward_ct += 1  # and no decode step of its own
-        finish(installed, batch)
+        forward(installed, batch, lambda: run(model, "decode", 2 * requests))
 
 
 def test_an_idle_first_rank_publishes_what_others_decode(attach, tmp_path):
@@ -137,7 +137,7 @@ def test_a_server_without_data_parallel_attention_publishes_with_its_log_alone(a
     for _ in range(20):
         run(model, "decode", 4)
         reporter.scheduler.forward_ct += 1
-        finish(installed, forward_batch("decode", 4))
+        forward(installed, forward_batch("decode", 4))
     assert exported == []
 
 

@@ -273,4 +273,4 @@ def test_calls_are_kept_for_so_many_batch_sizes(attach, monkeypatch):
     installed = attach(model, **XSHARE)
     for rows in range(4, 10):
         run(model, "decode", rows)
-        assert 3 <= len(installed.in_force.calls) <= 2 * 3
+        assert all(1 <= len(layer._calls) <= 2 for layer in installed.layers)

@@ -11,13 +11,11 @@ import torch
 from prometheus_client import REGISTRY
 
 from sglang_xshare import Batch, Router, build_plan, hooks, select
-from sglang_xshare.stage.acceptance import Acceptance
-from sglang_xshare.stage.exact import Exact
 from sglang_xshare.stage.forward import wrap_model
+from sglang_xshare.stage.graphs import Changes
 from sglang_xshare.stage.placement import Placement
-from sglang_xshare.stage.stage import Stage
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import EXPERTS, TOP_K, XSHARE, Model, outcomes, run
+from stage.fake import EXPERTS, TOP_K, XSHARE, Model, make_stage, outcomes, run
 from stage.switching import PLANS, decode, schedule, switch
 
 
@@ -154,7 +152,7 @@ def test_ranks_are_counted_wherever_experts_are(attach, reporter):
     layers = installed.layers
     for layer in layers:
         layer.placement = placement
-    installed = Stage(layers, schedule(PLANS[0]), device="cpu", exact=Exact("cpu"), acceptance=Acceptance())
+    installed = make_stage(layers, schedule(PLANS[0]))
     hooks._stage = installed
     del model.forward
     wrap_model(model, installed)
@@ -170,9 +168,9 @@ def test_a_switch_that_fails_changes_nothing(attach, reporter, monkeypatch):
     model = Model()
     installed = attach(model, **XSHARE)
     plans = installed.in_force
-    monkeypatch.setattr(installed.graphs, "find_misfits", lambda in_force: {"anew": set()})
+    monkeypatch.setattr(installed.graphs, "find_changes", lambda in_force: Changes([], {"anew": set()}))
     with pytest.raises(ValueError, match="captured again"):
-        switch(installed, schedule(PLANS[1]), reporter)
+        switch(installed, schedule(PLANS[1]), reporter, recaptures=False)
     assert (installed.in_force, installed.switches, installed.in_force.plan["policy"]) == (plans, 0, "xshare")
     assert hooks._stage is installed
 

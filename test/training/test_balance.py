@@ -2,41 +2,32 @@
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, PreTrainedModel
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from training.balance import BIAS_RATE, balance_loss, correction_biases, loss_with_moved_biases, watch_experts
 
-EXPERTS, TOP_K, LAYERS = 16, 2, 2
+EXPERTS = 16
 SMALL = Glm4MoeConfig(
     **{"vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "moe_intermediate_size": 8},
-    **{"num_hidden_layers": LAYERS, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8},
-    **{"n_routed_experts": EXPERTS, "num_experts_per_tok": TOP_K, "n_group": 4, "topk_group": 2},
+    **{"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8},
+    **{"n_routed_experts": EXPERTS, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2},
     **{"routed_scaling_factor": 2.5, "first_k_dense_replace": 0, "initializer_range": 0.5},
 )
-
-
-@pytest.fixture
-def model() -> PreTrainedModel:
-    torch.manual_seed(0)
-    return Glm4MoeForCausalLM(SMALL)
-
-
-@pytest.fixture
-def ids() -> Tensor:
-    return torch.randint(50, (8, 32), generator=torch.Generator().manual_seed(1))
 
 
 def test_balance_is_one_at_uniform_load_and_the_experts_at_collapse() -> None:
     uniform = torch.eye(8).repeat(4, 1) * 1e-3  # every expert first equally often, shares nearly equal
     collapsed = torch.tensor([50.0] + [0.0] * 7).repeat(32, 1)
     assert balance_loss((uniform,), 1).item() == pytest.approx(1, abs=1e-3)
-    assert balance_loss((collapsed,), 1).item() == pytest.approx(8)
     opposite = (collapsed, collapsed.flip(1))
     assert balance_loss(opposite, 1).item() == pytest.approx(8), "two layers must not balance each other"
 
 
-def test_the_loss_is_the_models_own_and_biases_even_the_load(model: PreTrainedModel, ids: Tensor) -> None:
+def test_the_loss_is_the_models_own_and_biases_even_the_load() -> None:
+    torch.manual_seed(0)
+    model = Glm4MoeForCausalLM(SMALL)
+    ids = torch.randint(50, (8, 32), generator=torch.Generator().manual_seed(1))
+
     def spread() -> float:
         with watch_experts(model) as chosen, torch.no_grad():
             model(ids)
@@ -44,7 +35,6 @@ def test_the_loss_is_the_models_own_and_biases_even_the_load(model: PreTrainedMo
         return max(float(load.max() / load.mean()) for load in loads)
 
     before = spread()
-    assert before > 1.5
     loss = loss_with_moved_biases(model, ids)
     loss.backward()
     assert model.model.layers[0].mlp.gate.weight.grad.any()
@@ -55,4 +45,4 @@ def test_the_loss_is_the_models_own_and_biases_even_the_load(model: PreTrainedMo
     for _ in range(100):
         with torch.no_grad():
             loss_with_moved_biases(model, ids)
-    assert spread() < 0.75 * before
+    assert 1.1 < spread() < 0.75 * before

@@ -10,38 +10,36 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeForCausalLM
 from small import small_qwen3
 from training.export import export, in_bfloat16, untied
 from training.models import grouped
-from training.tokenizer import encode, train_tokenizer
+from training.tokenizer import train_tokenizer
 
 TEXT = "def add(a, b):\n    return a + b  # 37 and 48 make 85: naïve ∑\n"
 SMALL = small_qwen3(intermediate_size=48, tie_word_embeddings=True, bos_token_id=None, eos_token_id=0)
 
 
-def test_the_exported_model_is_the_trained_one(tmp_path: Path) -> None:
+def test_the_exported_model_and_tokenizer_are_the_trained_ones(tmp_path: Path) -> None:
+    """Embeddings that are tied in training are written twice."""
     torch.manual_seed(0)
     trained = Qwen3MoeForCausalLM(SMALL).eval()
     trained.set_experts_implementation("grouped_mm")
     with torch.no_grad():
         for parameter in trained.parameters():
             parameter.copy_(parameter.bfloat16())
-    tokenizer = train_tokenizer([TEXT], 300, longest=512)
     exported = Qwen3MoeForCausalLM(SMALL)
     exported.load_state_dict(trained.state_dict())
-    export(exported.bfloat16(), tokenizer, tmp_path / "out")
-    served = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
-    ids = encode(tokenizer, [TEXT])[None]
-    with torch.inference_mode():
-        torch.testing.assert_close(served(ids).logits, trained(ids).logits, rtol=1e-4, atol=1e-5)
+    export(untied(exported).bfloat16(), train_tokenizer([TEXT], 300, longest=512), tmp_path / "out")
     assert list(tmp_path.iterdir()) == [tmp_path / "out"], "left something beside the folder"
-
-
-def test_output_matrix_is_written_although_tied_in_training(tmp_path: Path) -> None:
-    tied = Qwen3MoeForCausalLM(SMALL)
-    export(untied(tied).bfloat16(), train_tokenizer([TEXT], 300, longest=512), tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
+    weights = load_file(tmp_path / "out" / "model.safetensors")
     assert torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
-    assert weights["lm_head.weight"].any()
-    assert json.loads((tmp_path / "config.json").read_text())["tie_word_embeddings"] is False
-    assert tied.config.tie_word_embeddings
+    served = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    assert served.config.tie_word_embeddings is False
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    ids = tokenizer.encode(TEXT)
+    assert tokenizer.decode(ids) == TEXT
+    assert [tokenizer.decode(token) for token in tokenizer.encode("1234")] == ["1", "2", "3", "4"]
+    assert tokenizer.encode("<|endoftext|>") == [tokenizer.eos_token_id] == [0]
+    with torch.inference_mode():
+        batch = torch.tensor([ids])
+        torch.testing.assert_close(served(batch).logits, trained(batch).logits, rtol=1e-4, atol=1e-5)
 
 
 def test_correction_biases_stay_in_float32(tmp_path: Path) -> None:
@@ -63,12 +61,3 @@ def test_correction_biases_stay_in_float32(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     wanted = {"n_group": 4, "topk_group": 2, "n_routed_experts": 64, "routed_scaling_factor": 2.5}
     assert wanted.items() <= config.items()
-
-
-def test_tokenizer_keeps_text_and_digits(tmp_path: Path) -> None:
-    export(Qwen3MoeForCausalLM(SMALL).bfloat16(), train_tokenizer([TEXT], 300, longest=512), tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    ids = tokenizer.encode(TEXT)
-    assert tokenizer.decode(ids) == TEXT
-    assert [tokenizer.decode(token) for token in tokenizer.encode("1234")] == ["1", "2", "3", "4"]
-    assert tokenizer.encode("<|endoftext|>") == [tokenizer.eos_token_id] == [0]

@@ -35,6 +35,6 @@ def test_all_ranks_have_the_numbers_of_the_first_to_the_last_bit(tmp_path):
 def test_one_rank_shares_with_nobody(monkeypatch):
     module = ModuleType("sglang.srt.runtime_context")
     group = SimpleNamespace(world_size=1)  # without a group to send in
-    module.get_parallel = lambda: SimpleNamespace(tp_group=group)  # type: ignore[attr-defined]
+    module.get_parallel = lambda: SimpleNamespace(tp_group=group)
     monkeypatch.setitem(sys.modules, "sglang.srt.runtime_context", module)
     assert share_first([0.5]) == [0.5]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from benchmark.common.command import policy, run_main
 from benchmark.common.paths import BUILD
 from benchmark.quality.front.ladders import POLICIES, changes_of, family_of, ladder_of, settings_of, swept_of
-from benchmark.quality.front.report import plot_front, tabulate_front, tabulate_own_share
+from benchmark.quality.front.report import plot_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.model import Layout
 from benchmark.quality.sweep import Point, list_layouts, make_parser, run_sweep
 from sglang_xshare import Router
@@ -42,8 +42,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         ]
 
     run_sweep(record, args, list(list_layouts(args)), list_points)
-    tabulate_front(record.points).show()
-    tabulate_own_share(record.points, models=[args.model.name]).show(record.path)
+    models = [args.model.name]
+    tabulate_gains(record.points, models=models).show()
+    tabulate_own_share(record.points, models=models).show(record.path)
     plot_front(record.points, record.path)
 
 

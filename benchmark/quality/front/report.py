@@ -7,19 +7,12 @@ from typing import Any
 
 from benchmark.common.plot import Picture, draw
 from benchmark.common.table import Table
-from benchmark.quality.equal_loss import experts_for, find_interval, format_share
-from benchmark.quality.front.ladders import CHANGES, OWN_SHARE, PUBLISHED, SQUARED, SWEEP
-from benchmark.quality.measure import explain_errors, find_bound, find_margin, format_loss
+from benchmark.quality.front.ladders import OWN_SHARE, PUBLISHED, SQUARED, SWEEP
+from benchmark.quality.measure import find_bound, find_margin, format_loss
 from benchmark.quality.model import Layout
 from benchmark.quality.report import make_loss_line, make_loss_panel
 
 NOTE = """\
-Loss: cross-entropy above vanilla's on the same tokens, in nats a token, in batches of mixed domains. Experts: active
-ones a layer and step, as published and with the last change that the policy has. Gain: that change's loss less the
-published setting's, paired in the same way. Experts saved: how many fewer the changed policy needs for the published
-setting's loss, on the line between two of its own settings [95 % interval over draws of the batches, from 5 batches
-up]; empty beyond them. {errors}"""
-GAINS_NOTE = """\
 Change of the loss against the published setting with the same budget: the mean of a policy's settings that lose
 anything measurable, ± the mean of their errors; then the number of settings that lose measurably less, or more; then
 the change of active experts, if that is 2 % or more: a budget is kept, but utility over all experts spends it on some
@@ -30,8 +23,11 @@ MODELS = ("softmax, 8 of 64", "sigmoid, groups, 8 of 64", "softmax, wide, 4 of 3
 Points = Mapping[str, Mapping[str, Any]]
 
 
-def tabulate_gains(*records: Points) -> Table:
-    """Return a row a layout and ladder: for each model the change by `own_share`, and with squared utilities too."""
+def tabulate_gains(*records: Points, models: Sequence[str] = MODELS) -> Table:
+    """Return a row a layout and ladder: for each model the change by `own_share`, and with squared utilities too.
+
+    `models` name the records.
+    """
     asked = [(layout_of(point), point["ladder"]) for points in records for point in points.values()]
     order = sorted(dict.fromkeys(asked), key=lambda one: (one[0].tokens_per_request, one[0].batch))
     rows = []
@@ -41,8 +37,8 @@ def tabulate_gains(*records: Points) -> Table:
             members = [one for one in points.values() if (layout_of(one), one["ladder"]) == (layout, ladder)]
             cells += [_gain(members, change) for change in (OWN_SHARE, SQUARED)]
         rows.append([str(layout), ladder, *cells])
-    headings = [f"{model}: {change}" for model in MODELS for change in ("own_share", "and squared")]
-    return Table("Change of the loss", ["a step", "policy", *headings], rows, GAINS_NOTE, text_columns=2)
+    headings = [f"{model}: {change}" for model in models for change in ("own_share", "and squared")]
+    return Table("Change of the loss", ["a step", "policy", *headings], rows, NOTE, text_columns=2)
 
 
 def _gain(members: Sequence[Mapping[str, Any]], change: str) -> str:
@@ -61,44 +57,6 @@ def _gain(members: Sequence[Mapping[str, Any]], change: str) -> str:
     text = f"{mean:+.0%} ± {margin:.0%}, {less} of {len(gains)} less"
     text += f", {more} more" if more else ""
     return f"{text}, {fmean(experts):+.0%} experts" if abs(fmean(experts)) >= 0.02 else text
-
-
-def tabulate_front(points: Points) -> Table:
-    """Return a row a layout and published setting."""
-    headings = ["a step", "policy", "experts, vanilla's", "experts", *CHANGES, "gain", "experts saved"]
-    rows = []
-    for point in sorted(points.values(), key=lambda one: (one["tokens_per_request"], one["batch"])):
-        changes, best = point["changes"], last_change(point)
-        active = changes[PUBLISHED]["active_experts"]
-        rows.append(
-            [
-                str(layout_of(point)),
-                point["setting"],
-                f"{point['vanilla_active']:.1f}",
-                f"{active:.1f} -> {changes[best]['active_experts']:.1f}",
-                *(format_loss(changes[name]["loss"]) if name in changes else "" for name in CHANGES),
-                format_loss(changes[best]["over_published"]),
-                _format_saved(changes[PUBLISHED], list_curve(points, point, best)),
-            ]
-        )
-    errors = explain_errors(change["loss"] for point in points.values() for change in point["changes"].values())
-    note = NOTE.format(errors=errors)
-    return Table("Loss as published and changed, nats", headings, rows, note, text_columns=2)
-
-
-def _format_saved(published: Mapping[str, Any], settings: Sequence[Mapping[str, Any]]) -> str:
-    """Return how many fewer experts a curve of changed settings needs for the published loss."""
-    experts = [one["active_experts"] for one in settings]
-
-    def save(losses: Sequence[float]) -> float | None:
-        needed = experts_for(losses[0], list(zip(experts, losses[1:], strict=True)))
-        return None if needed is None else needed / published["active_experts"] - 1
-
-    saved = save([one["loss"]["delta"] for one in (published, *settings)])
-    if saved is None:
-        return ""
-    drawn = [one["losses"] for one in (published, *settings) if "losses" in one]  # none before 2026-11-28
-    return format_share(saved, find_interval(drawn, save) if drawn else None)
 
 
 def tabulate_own_share(*records: Points, models: Sequence[str] = MODELS) -> Table:

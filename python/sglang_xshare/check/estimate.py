@@ -13,7 +13,7 @@ from .server import ServerFlags
 from .weights import Weights, divide
 
 FIXED = 34e-6
-"""Seconds of a MoE layer without its experts' weights (OEA, H100); other GPUs have the same."""
+"""Seconds of a MoE layer without its experts' weights (OEA, H100), assumed for all other GPUs too."""
 REACHED = 0.97
 """Share of the memory's peak at which experts are loaded: 2.9 us for one of Qwen3-30B-A3B's, 9.4 MB (OEA, H100)."""
 OTHER = 40e-6
@@ -26,7 +26,9 @@ FORMULA = (
     "that a step waits for"
 )
 COMMON = 0.47
-"""Share of the logits' variance in common: 49 of 128 experts are active, as in OEA's Qwen3-30B-A3B at 16 rows."""
+"""Share of the logits' variance that all rows have in common, chosen so that 49 of 128 experts are active at 16
+rows, as in OEA's Qwen3-30B-A3B.
+"""
 ASSUMPTIONS = {"agreeing": COMMON, "independent": 0.0}
 MOST_ROWS = 16_384
 """The most rows of a step that are drawn: at 256 experts 0.6 GB, and 2.6 s of a CPU core a layer."""

@@ -8,9 +8,8 @@ from ..policies import VANILLA
 from ..policies.plan import SelectionPlan
 from ..refusal import REFUSED, ExpertPolicyError, refusal
 from ..selection.mask import check_maskable
-from ..stage.frame import Slot
+from ..stage.frame import CurrentFrame
 from ..stage.layer import DROPPED, FILLED, MASKED, Layer
-from ..stage.placement import read_placement
 from ..upstream.paging import find_paging
 from ..upstream.ranks import find_rank
 from ..upstream.routing import (
@@ -23,6 +22,7 @@ from ..upstream.routing import (
 )
 from ..upstream.server import num_schedulers, resolved, routes_own_rows
 from .arguments import Arguments, read_arguments
+from .placement import read_placement
 from .runners import TRITON, Runner, check_kernel, find_kernel
 
 OUTPUTS = {FILLED: ("standard",), DROPPED: ("standard", "bypassed"), MASKED: ("triton_kernel", "bypassed")}
@@ -78,7 +78,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
     placement = read_placement(model_runner)
     paging = {numbers[name]: find_paging(module) for name, module in experts.items()}
     layers: list[Layer] = []
-    slot = Slot()
+    current = CurrentFrame()
     for name, module in routers.items():
         number, topk_config = numbers[name], module.topk_config
         try:
@@ -88,7 +88,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
             runner = runners.get(number, TRITON)  # DeepSeek's first model has no FusedMoE at all
             options = _read_options(runner, output_format, topk_config, config)
             recorded, pool = config.enable_return_routed_experts, paging.get(number)
-            options |= {"recorded": recorded, "paging": pool, "slot": slot, "number": len(layers)}
+            options |= {"recorded": recorded, "paging": pool, "current": current, "number": len(layers)}
             layer = Layer(number, topk_config, placement, **options)
             if recorded and layer.routes_itself:
                 raise ValueError(

@@ -52,7 +52,7 @@ SINCE = "0.5.23"
 # In two of DSpark's three modes of verification every request has the same number of rows, whatever is accepted.
 MODE, UNIFORM = "SGLANG_RAGGED_VERIFY_MODE", ("static", "cap-accept")
 UNRECORDED = ("DSPARK", "NGRAM", "UNO")
-"""Drafters whose verification drops what SGLang has recorded of its experts; UNO's for one token a step."""
+"""Drafters whose verification drops the experts that SGLang has recorded; UNO's drops those of one token a step."""
 UNPREPARED = ("FROZEN_KV_MTP", "UNO")
 """Drafters that cannot continue from a prefill server's transfer: SGLang 0.5.23 fails at the first step."""
 
@@ -129,9 +129,8 @@ def _check_redundant_experts(config: Any) -> None:
     """Refuse a dispatch that loads other weights than those of the selected experts."""
     dispatch = getattr(config, "ep_dispatch_algorithm", None)
     if dispatch == "fake":
-        raise refusal(
-            "--ep-dispatch-algorithm", dispatch, "the dispatch overwrites the router's logits; must be dynamic"
-        )
+        allowed = "must be left out, or dynamic without redundant experts"
+        raise refusal("--ep-dispatch-algorithm", dispatch, f"the dispatch overwrites the router's logits; {allowed}")
     replicas = getattr(config, "ep_num_redundant_experts", 0)
     if replicas and dispatch not in (None, DISPATCH):
         allowed = f"0, or use --ep-dispatch-algorithm {DISPATCH}"
@@ -203,4 +202,6 @@ def _check_recorded(config: Any, algorithm: str, allowed: list[str]) -> None:
 
 def _explain(algorithm: str) -> str:
     """Return the end of an error line if the user may have given another name than `algorithm`."""
-    return ", with another draft: SGLang turns NEXTN and EAGLE into this" if algorithm == "FROZEN_KV_MTP" else ""
+    if algorithm != "FROZEN_KV_MTP":
+        return ""
+    return "; SGLang turns NEXTN and EAGLE into FROZEN_KV_MTP for this draft, so give another draft"

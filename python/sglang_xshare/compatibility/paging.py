@@ -5,6 +5,7 @@ from typing import Any
 from ..policies.bounds import fits_slots
 from ..policies.schedule import Schedule
 from ..types import Router
+from ..upstream.graphs import find_cap
 from ..upstream.server import resolved
 from .arguments import read_arguments
 
@@ -22,14 +23,10 @@ def fits(schedule: Schedule | None, rows: int, top_k: int, num_experts: int, slo
 def find_limit(server_args: Any, requests: int, top_k: int, num_experts: int, slots: int | None) -> int:
     """Return the most requests of a decode graph with paged experts.
 
-    These are `requests`, or the largest of SGLang's sizes before the first size that does not fit. Slots that SGLang
-    has not sized yet (None) fit nothing.
+    These are `requests` without a policy, and if SGLang has not sized the slots yet (None).
     """
-    arguments = read_arguments(server_args)
-    if arguments is None or slots is None:
+    arguments, sizes = read_arguments(server_args), resolved(server_args).cuda_graph_config.decode.bs
+    if arguments is None or slots is None or not sizes:
         return requests
-    for size in sorted(resolved(server_args).cuda_graph_config.decode.bs or []):
-        if size > requests and not fits(arguments.schedule, size, top_k, num_experts, slots):
-            break
-        requests = max(requests, size)
-    return requests
+    schedule = arguments.schedule
+    return find_cap(sizes, lambda size: fits(schedule, size, top_k, num_experts, slots))

@@ -29,8 +29,8 @@ def check_schedule(
 ) -> tuple[list[SelectionPlan], list[str]]:
     """Return (every plan that the model's layers can get, warnings), from resolved arguments alone.
 
-    A start and a live switch therefore have the same answer. `schedule` is None if only padding rows are masked,
-    `names_runner` False if SGLang has chosen the MoE runner, `requests` as in `read_batches`. Raises
+    A start and a switch give the same answer for the same MoE runner and the same `requests` (as in `read_batches`).
+    `schedule` is None if only padding rows are masked, `names_runner` False if SGLang has chosen the MoE runner. Raises
     `ExpertPolicyError` for a schedule that does not fit the model or the server.
     """
     if schedule is not None:
@@ -41,7 +41,8 @@ def check_schedule(
     for part in schedule.parts if schedule else ():
         check_rows(part, config)
         if missed := find_missed(part, config, requests):
-            reason = f"no step of this server has so many rows; must include some of its batches ({missed[1]})"
+            reason = "no step of this server has a number of rows in this range; must include one of its batch sizes"
+            reason += f" ({missed[1]})"
             raise refusal("--expert-policy", f"{part.policy} with {missed[0]}", reason)
         found = _build_plans(part, model, router, config.ep_size)
         _check_plans(found, model, config)

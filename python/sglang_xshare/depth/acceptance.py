@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..stage.acceptance import Acceptance, find_nearest
+from ..stage.acceptance import GRID, Acceptance
 from .shares import Shares
 
 
@@ -23,3 +23,8 @@ class PooledAcceptance(Acceptance):
         """Return the chance, a multiple of 1 / 64; the last one before the first draft."""
         pooled = self._shares.pooled
         return self.number if pooled is None else find_nearest(pooled)
+
+
+def find_nearest(chance: float) -> float:
+    """Return the multiple of 1 / 64 from 1 / 64 to 63 / 64 that is nearest to `chance`."""
+    return min(GRID, key=lambda one: abs(one - chance))

@@ -21,7 +21,7 @@ API_KEY, ADMIN_API_KEY = "SGLANG_API_KEY", "SGLANG_ADMIN_API_KEY"
 TIMEOUT = 60.0
 """Seconds: a scheduler answers between two steps, and a long prefill is one step."""
 SWITCH_TIMEOUT = 1800.0
-"""The same for a switch, which may capture all CUDA graphs again; twice, if the first capture fails."""
+"""Seconds for a switch, which may capture all CUDA graphs, and if that fails, capture the former ones too."""
 SERVER = "uvicorn"
 """The header `Server` of SGLang's answers."""
 
@@ -86,7 +86,7 @@ class Client:
         return self._check(self.ask(PATH, policy, SWITCH_TIMEOUT, admin=True))
 
     def flush(self) -> None:
-        """Flush the server's cache of prompts, whose keys and values were computed under another policy."""
+        """Flush the server's prefix cache, which keeps what was decoded under another policy."""
         self.read("/flush_cache", {}, admin=True)
 
     def ask(
@@ -143,7 +143,7 @@ def find_proxy(url: str) -> str | None:
 
 
 def describe_sender(headers: Message | None, proxy: str | None) -> str:
-    """Return who sent an answer, for the end of an error line; empty if the sender may be SGLang itself."""
+    """Return the end of an error line: the sender, unless it is SGLang's web server, and the proxy, if there is one."""
     name = str(headers.get("Server", ""))[:80] if headers is not None else ""
     named = f"; answered by {name}" if name and name != SERVER else ""
     return named + _describe_proxy(proxy)

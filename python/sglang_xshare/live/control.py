@@ -17,7 +17,7 @@ from ..policies.schedule import Schedule, build_schedule
 from ..stage.in_force import InForce
 from ..stage.record.counters import KEPT, Reader
 from ..stage.stage import Stage
-from ..stage.switch import make_again, make_next, needs_capture, switch
+from ..stage.switch import check_graphs, make_again, make_next, switch
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import attention_dp_size, model_config, pages_experts, resolved
 from . import ADDED, ASKED, COUNTING_PERIOD, FAULT, NO_STAGE, PATH
@@ -111,7 +111,7 @@ class Control:
         warnings = self._check(schedule, find_limit(reporter.scheduler))
         rule = self.stage.in_force.rule
         latter = make_next(self.stage, schedule, rule if is_trial else None)
-        needs_capture(self.stage, latter, recaptures)
+        check_graphs(self.stage, latter, recaptures)
         if latter.rule != rule and latter.schedule is not None and "exact" not in latter.schedule.given:
             lost = as_json({name: value for name, value in asdict(rule).items() if value not in (None, False)})
             reason = "from now on a request is exact only if it asks for it; to keep the rule, send it again"
@@ -127,6 +127,7 @@ class Control:
         must switch equally often.
         """
         stage, checked = self.stage, self._checked
+        self._begin_comparing()
         if checked is None or checked.epoch != epoch:
             raise ValueError("another client switches the policy at the same time; ask again")
         if checked.switches != stage.switches:
@@ -148,12 +149,18 @@ class Control:
         Do nothing if this epoch changed nothing here, or if a later epoch did. Return whether something was restored.
         """
         former = self._former
+        self._begin_comparing()
         if former is None or former.epoch != epoch:
             return {"restored": False}
         switch(self.stage, make_again(self.stage, former.in_force), reporter, number)
         self.stage.disagreement = former.disagreement
         self._posted, self._is_trial = number, former.is_trial
         return {"restored": True}
+
+    def _begin_comparing(self) -> None:
+        """Let ranks compare the next steps soon, also if this rank alone fails: all compare after the same forward."""
+        if self.stage.agreement is not None:
+            self.stage.agreement.begin()
 
     def begin(self, scheduler: Any) -> None:
         """Log a warning, in the first call, if the policy can act in no step.
@@ -167,8 +174,8 @@ class Control:
         for part in schedule.parts if schedule and requests and is_first_rank() else ():
             missed = find_missed(part, resolved(self.server_args), requests)
             if missed is not None:
-                reason = f"{missed[0]}: no step of this server has so many rows ({missed[1]}), so all stay vanilla"
-                logger.warning("--expert-policy %s: %s", part.policy, reason)
+                reason = f"no step of this server has a number of rows in this range ({missed[1]}), so all stay vanilla"
+                logger.warning("--expert-policy %s: %s: %s", part.policy, missed[0], reason)
 
     def _read(self, body: Mapping[str, Any]) -> Schedule | None:
         """Return the schedule of a POST, None for vanilla. Raises ValueError for keys that make no policy."""

@@ -139,3 +139,10 @@ def fits_slots(
     if rows * router.top_k <= slots:
         return True
     return plan is not None and max_active(plan, router, num_experts, rows, tokens_per_request, slots=slots) <= slots
+
+
+def open_up(plan: SelectionPlan, router: Router) -> SelectionPlan:
+    """Return the plan with which `plan`'s kernel routes as the model. Raises ValueError unless it has top-k columns."""
+    if plan.columns(router) != router.top_k:
+        raise ValueError(f"kmax = {plan.kmax} columns: must be {router.top_k}, as in the model's own routing")
+    return replace(plan, k0=None, p=1.0, beta=None, warm_rows=None)

@@ -35,7 +35,7 @@ def read_rule(value: Any) -> Rule:
 def read_asked(custom_params: Any, routing_key: str | None) -> bool | None:
     """Return whether a request asks to be exact, in `custom_params`, else in `routing_key`; None without a choice.
 
-    A value that no front end has checked stands for an exact answer.
+    Any value except "shared" counts as "exact" here. The server normally refuses other values before.
     """
     said = custom_params.get(KEY) if isinstance(custom_params, Mapping) else None
     said = read_routing_key(routing_key) if said is None else said

@@ -14,9 +14,9 @@ MASSES: dict[str, Table] = {
     DEFAULT: {1: 0.85, 8: 0.90, 16: 0.93},
     "fast": {1: 0.80, 8: 0.85, 16: 0.90},
 }
-"""Shares of the utility by router rows. At equal mass the loss of a larger batch lies in fewer rows, and costs more.
-Over six models of 32 to 512 experts and 2 to 32 requests the worst losses are 0.005, 0.011 and 0.021 nats, with 82, 70
-and 62 % of the experts (`benchmark.quality.defaults`).
+"""Shares of the utility by router rows. At an equal share a larger batch loses more, because fewer of its rows bear the
+loss. Over six models of 32 to 512 experts and 2 to 32 requests the worst losses are 0.005, 0.011 and 0.021 nats, with
+82, 70 and 62 % of the experts (`benchmark.quality.defaults`).
 """
 
 

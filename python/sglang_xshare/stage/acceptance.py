@@ -14,7 +14,8 @@ MEMORY = 8192
 """The most verifications counted. Above this number all counts are halved, so the estimate follows the traffic."""
 MUCH = 1 / 8
 """The smallest change that is logged."""
-_GRID = [count / 64 for count in range(63, 0, -1)]
+GRID = [count / 64 for count in range(63, 0, -1)]
+"""The chances that an estimate can have."""
 
 logger = logging.getLogger(__name__)
 
@@ -69,12 +70,7 @@ def estimate(drafts: float, width: int) -> float:
 
     The chance is a multiple of 1 / 64 from 1 / 64 to 63 / 64. A draft is accepted only if all drafts before it are.
     """
-    return min(_GRID, key=lambda chance: abs(_expect(chance, width) - drafts))
-
-
-def find_nearest(chance: float) -> float:
-    """Return the multiple of 1 / 64 from 1 / 64 to 63 / 64 that is nearest to `chance`."""
-    return min(_GRID, key=lambda one: abs(one - chance))
+    return min(GRID, key=lambda chance: abs(_expect(chance, width) - drafts))
 
 
 def _expect(chance: float, width: int) -> float:

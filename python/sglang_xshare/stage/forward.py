@@ -45,7 +45,7 @@ def wrap_runner(model_runner: Any, stage: Stage) -> None:
             output = forward(*args, **kwargs)
             recorded = stage.end_forward(forward_batch)
         finally:
-            stage.slot.frame = None
+            stage.current.frame = None
         if stage.agreement is not None:
             compare_ranks(stage)
         logits_output = getattr(output, "logits_output", None)

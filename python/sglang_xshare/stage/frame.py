@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
+from ..policies.plan import SelectionPlan
+from ..policies.schedule import Schedule
 from ..types import Selection
 from .record.counters import Counters, Tables
 from .step import Step, StepKey
 
 if TYPE_CHECKING:
-    from ..policies.plan import SelectionPlan
-    from ..policies.schedule import Schedule
-    from ..selection.cpu_call import Call
     from ..selection.triton_kernel.budgets import Budgets
-
-Calls: TypeAlias = "dict[tuple[object, ...], tuple[SelectionPlan, Call | None]]"
-"""Compiled calls on a CPU, by layer, plan and shape of a step."""
 
 
 class PolicyBypassed(RuntimeError):
@@ -45,13 +41,12 @@ class Running:
     `steps`, `assignments` and `selections` have one entry for each layer. A layer's step is None in a prefill. A
     layer's selection is None without a plan, and until the layer selects. `tables` collect the counts of the
     selections: one table for the acting lane, or one for each silent lane. `observed` is the schedule of `observe`,
-    under which the model routes; None if the policy acts. `calls` are those of the active policy.
+    under which the model routes; None if the policy acts.
     """
 
     steps: Sequence[Step | None]
     assignments: Sequence[Assignment]
     tables: Sequence[Tables] = ()
-    calls: Calls | None = None
     observed: Schedule | None = None
     selections: list[Selection | None] = field(init=False)
 
@@ -72,8 +67,8 @@ class Running:
 class Frame(NamedTuple):
     """One forward of the model runner.
 
-    The stage's slot contains a frame with `running` during the model's forward, and frames without `running` before and
-    after it.
+    `CurrentFrame` has a frame with `running` during the model's forward, and frames without `running` before and after
+    it.
 
     `key` is that of the runner's batch; None if the forward is neither decode nor verify. The model's step may have
     more rows: SGLang pads the batch for attention ranks and for a capture. `outcome` names how the forward is counted;
@@ -85,7 +80,7 @@ class Frame(NamedTuple):
     running: Running | None = None
 
 
-class Slot:
+class CurrentFrame:
     """The place of the current frame, shared by a stage and its layers; `counters` count calls without a frame."""
 
     frame: Frame | None = None

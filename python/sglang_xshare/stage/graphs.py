@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..policies import VANILLA
+from ..policies.bounds import open_up
 from ..policies.plan import SelectionPlan
-from ..types import Router
 from .frame import Assignment, Running
 from .in_force import InForce
 from .lane import Lane
@@ -17,6 +17,14 @@ from .step import Step, StepKey
 
 if TYPE_CHECKING:
     from ..selection.triton_kernel.budgets import Budgets
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a switch changes in graphs: the plans to write to buffers, and the graphs that cannot follow, by reason."""
+
+    writes: list[tuple[StepKey, Budgets, SelectionPlan]]
+    misfits: dict[str, set[StepKey]]
 
 
 class Graphs:
@@ -87,27 +95,29 @@ class Graphs:
             self.stale -= {key}
         return list(self.captured[key].values())
 
-    def find_misfits(self, in_force: InForce) -> dict[str, set[StepKey]]:
-        """Return the keys of the graphs that cannot follow a policy, by reason."""
+    def find_changes(self, in_force: InForce) -> Changes:
+        """Return what a switch to a policy changes in the graphs."""
+        writes: list[tuple[StepKey, Budgets, SelectionPlan]] = []
         misfits: dict[str, set[StepKey]] = {}
         for key, layer, kept in self._places():
             try:
-                self._fit(layer, key, kept, in_force)
+                target = self._find_target(layer, key, kept, in_force)
             except ValueError as error:
                 misfits.setdefault(str(error), set()).add(key)
-        return misfits
+            else:
+                writes += [] if target is None else [(key, *target)]
+        return Changes(writes, misfits)
 
     def _places(self) -> Iterator[tuple[StepKey, Layer, Assignment]]:
         for key, layers in self.captured.items():
             for layer, kept in layers.items():
                 yield key, layer, kept
 
-    def follow(self, in_force: InForce) -> None:
-        """Write another policy's numbers for the next replay of each graph; graphs that cannot follow become stale."""
-        self.stale = frozenset[StepKey]().union(*self.find_misfits(in_force).values())
-        for key, layer, kept in self._places():
-            if key not in self.stale and (target := self._fit(layer, key, kept, in_force)) is not None:
-                budgets, plan = target
+    def follow(self, changes: Changes) -> None:
+        """Write the numbers of the next replay of each graph; graphs that cannot follow become stale."""
+        self.stale = frozenset[StepKey]().union(*changes.misfits.values())
+        for key, budgets, plan in changes.writes:
+            if key not in self.stale:
                 budgets.write(plan)
         self._prepared.clear()  # these buffers have the former plans' numbers
 
@@ -133,7 +143,7 @@ class Graphs:
         for buffer in buffers:
             buffer.weigh(drafts)
 
-    def _fit(
+    def _find_target(
         self, layer: Layer, key: StepKey, captured: Assignment, in_force: InForce
     ) -> tuple[Budgets, SelectionPlan] | None:
         """Return (buffer, plan to write to it) for a captured layer and step; None if there is nothing to write.
@@ -163,18 +173,10 @@ class Graphs:
         return captured.buffer, plan
 
 
-def describe_misfits(misfits: dict[str, set[StepKey]], can_capture: bool) -> str:
+def describe_misfits(misfits: dict[str, set[StepKey]]) -> str:
     """Return one line: why graphs would have to be captured again, and why a switch does not capture them."""
     reasons = [
         (f"graphs of {', '.join(map(str, sorted({key.rows for key in keys})))} rows: " if keys else "") + reason
         for reason, keys in misfits.items()
     ]
-    against = '"recapture" is false' if can_capture else "this server cannot do that; start it with this policy"
-    return f"CUDA graphs would have to be captured again ({'; '.join(reasons)}): {against}"
-
-
-def open_up(plan: SelectionPlan, router: Router) -> SelectionPlan:
-    """Return the plan with which `plan`'s kernel routes as the model. Raises ValueError unless it has top-k columns."""
-    if plan.columns(router) != router.top_k:
-        raise ValueError(f"kmax = {plan.kmax} columns: must be {router.top_k}, as in the model's own routing")
-    return replace(plan, k0=None, p=1.0, beta=None, warm_rows=None)
+    return f'CUDA graphs would have to be captured again ({"; ".join(reasons)}): "recapture" is false'

@@ -15,7 +15,7 @@ from ..policies.plan import SelectionPlan
 from ..policies.schedule import Schedule
 from ..policies.spelling import spell_policy
 from ..upstream.batches import Batches
-from .frame import Assignment, Calls, Frame
+from .frame import Assignment
 from .gather import Ranks
 from .lane import Lane
 from .layer import Layer
@@ -49,10 +49,8 @@ class InForce:
 
     # Caches. With init=False they are empty after `dataclasses.replace`.
     _assigned: dict[tuple[StepKey, int | None], list[Assignment]] = field(default_factory=dict, init=False)
-    _found: dict[tuple[Layer, StepKey, int | None], Assignment] = field(default_factory=dict, init=False)
-    _replays: dict[StepKey | None, Forward] = field(default_factory=dict, init=False)
-    calls: Calls = field(default_factory=dict, init=False)
-    """The compiled calls on a CPU, by layer, plan and shape of a step; see `Layer`."""
+    _told: dict[str, Forward] = field(default_factory=dict, init=False)
+    _replays: dict[StepKey | None, str] = field(default_factory=dict, init=False)
 
     @property
     def observes(self) -> bool:
@@ -99,61 +97,46 @@ class InForce:
         spelling = spell_policy(keys.pop("policy"), keys)
         return spelling if len(spelling) <= LONGEST else f"{self.description['policy']}, plan {self.hash}"
 
-    def name_outcome(self, assignments: Sequence[Assignment]) -> str:
-        """Return the outcome of an eager forward in which layers have these assignments."""
+    def find_outcome(self, key: StepKey | None) -> str:
+        """Return the outcome of an eager forward of this size, None for a prefill."""
+        if key is None:
+            return "prefill"
+        assignments = self.assign(key)
         if any(one.plan is not None for one in assignments):
             return "observed" if self.observes else "policy"
         reasons = {one.reason for one in assignments}
-        return next((reason for reason in REASONS if reason in reasons), "prefill")
+        return next(reason for reason in REASONS if reason in reasons)
 
-    def tell(self, frame: Frame, find_key: Callable[[StepKey], StepKey]) -> Forward | None:
-        """Return what the requests of a forward count; None until a policy has been active.
-
-        A graph's replay does not run the model's forward, so it counts by the key of its graph, which `find_key`
-        returns.
-        """
-        if self.spelling is None:
-            return None
-        outcome = frame.outcome
-        if outcome is not None:
-            return Forward(self.spelling, outcome != "prefill", outcome == "policy" and self.schedule is not None)
-        key = frame.key
+    def find_outcome_of_replay(self, key: StepKey | None, find_key: Callable[[StepKey], StepKey]) -> str:
+        """Return the outcome of a replay for a batch of this size, by the key of its graph, which `find_key` finds."""
         if key not in self._replays:
-            acts = key is not None and self.acts(find_key(key))
-            self._replays[key] = Forward(self.spelling, key is not None, acts)
+            self._replays[key] = self.find_outcome(key and find_key(key))
         return self._replays[key]
 
-    def acts(self, key: StepKey) -> bool:
-        """Return whether some layer selects by the policy in a step of this size."""
-        if self.schedule is None or self.observes:
-            return False
-        return any(self.find(layer, key).plan for layer in self.layers)
+    def tell(self, outcome: str) -> Forward | None:
+        """Return what the requests of a forward with this outcome count; None until a policy has been active."""
+        if outcome not in self._told and self.spelling is not None:
+            acts = outcome == "policy" and self.schedule is not None  # without a schedule only padding is masked
+            self._told[outcome] = Forward(self.spelling, outcome != "prefill", acts)
+        return self._told.get(outcome)
 
     def find(self, layer: Layer, key: StepKey) -> Assignment:
         """Return a layer's assignment in an eager step of this size."""
-        slots = layer.num_slots  # SGLang may size the slots only after the first call
-        place = layer, key, slots
-        if place not in self._found:
-            plan, reason = self._choose(layer, key)
-            size = key.rows, key.tokens_per_request
-            fits = slots is None or bounds.fits_slots(plan, layer.router, layer.paging.num_experts, *size, slots)
-            self._found[place] = Assignment(plan, reason, fits=fits)
-        return self._found[place]
+        plan, reason = self._choose(layer, key)
+        slots, size = layer.num_slots, (key.rows, key.tokens_per_request)
+        fits = slots is None or bounds.fits_slots(plan, layer.router, layer.paging.num_experts, *size, slots)
+        return Assignment(plan, reason, fits=fits)
 
     def assign(self, key: StepKey) -> list[Assignment]:
         """Return the assignment of each layer in an eager step of this size."""
-        place = key, self.layers[0].num_slots
+        place = key, self.layers[0].num_slots  # SGLang may size the slots only after the first call
         if place not in self._assigned:
             self._assigned[place] = [self.find(layer, key) for layer in self.layers]
         return self._assigned[place]
 
     def fit(self, key: StepKey) -> bool:
         """Return whether each layer's slots hold all active experts of a step of this size, for all logits."""
-        return all(self.find(layer, key).fits for layer in self.layers)
-
-    def fits_slots(self, rows: int) -> bool:
-        """Return whether each layer's slots hold all active experts of a decode step of this many rows."""
-        return self.fit(StepKey("decode", rows))
+        return all(assignment.fits for assignment in self.assign(key))
 
     def _choose(self, layer: Layer, key: StepKey) -> tuple[SelectionPlan | None, str | None]:
         phase, rows, tokens_per_request = key

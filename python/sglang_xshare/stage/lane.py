@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..policies.schedule import Schedule
 from ..types import Tally
+from .frame import Running
 from .record.counters import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, RESCUED, ROWS, Counters, Reader
-
-if TYPE_CHECKING:
-    from .frame import Running
 
 
 class Lane:

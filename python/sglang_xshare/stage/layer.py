@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..policies.plan import SelectionPlan
+from ..policies.schedule import Schedule
 from ..selection import prepare, select
+from ..selection.cpu_call import Call
 from ..selection.slots import drop_slots, refill_slots
 from ..types import RunnerSlots, Selection, Tally
 from ..upstream.paging import count_slots
@@ -18,12 +20,11 @@ from ..upstream.routing import carry, folds_scaling, num_shared_slots, record_ro
 from ..upstream.server import is_recorded
 from ..upstream.triton_kernels import find_contract
 from . import handover
-from .frame import Running, Slot
+from .frame import CurrentFrame, Running
 from .placement import Placement
 from .step import Step
 
 if TYPE_CHECKING:
-    from ..policies.schedule import Schedule
     from ..selection.triton_kernel.budgets import Budgets
 
 
@@ -38,7 +39,7 @@ class Convention(Enum):
 FILLED, DROPPED, MASKED = Convention
 MASKING = RunnerSlots(masked=True)
 MAX_CALLS = 1024
-"""The most compiled calls kept for each layer, one for each batch size under the active policy."""
+"""The most compiled calls kept for each layer, one for each plan and batch size."""
 
 
 class Layer:
@@ -53,7 +54,7 @@ class Layer:
     experts. `paging` is the result of `find_paging` for the layer's experts. Raises ValueError for a router that the
     stage does not reproduce.
 
-    A layer has no state of a forward. The current frame is in the `slot` that all layers of a model share, and the
+    A layer has no state of a forward. The `current` frame is where all layers of a model find it, and the
     layer's part of the frame is at the layer's `number`.
     """
 
@@ -69,7 +70,7 @@ class Layer:
         takes_kmax: bool = True,
         recorded: bool = False,
         paging: Any = None,
-        slot: Slot | None = None,
+        current: CurrentFrame | None = None,
         number: int = 0,
     ) -> None:
         self.layer_id = layer_id
@@ -85,7 +86,7 @@ class Layer:
         self.num_shared = num_shared_slots(topk_config)
         self.placement = placement
         self.paging = paging
-        self.slot, self.number = slot or Slot(), number
+        self.current, self.number = current or CurrentFrame(), number
         empty = convention == DROPPED and not renumbers
         self.slots = RunnerSlots(empty=empty)
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
@@ -93,6 +94,8 @@ class Layer:
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
         # EPLB and paged experts replace the ids after the selection, so an alignment of the selected ids is wrong then.
         self.hands_over = convention == FILLED and not renumbers and paging is None
+        self._calls: dict[tuple[Any, ...], tuple[SelectionPlan, Call | None]] = {}
+        """The compiled calls on a CPU, by plan and shape of a step. They check nothing that `select` has checked."""
         self._aligned = {slots: replace(slots, aligned=True) for slots in (self.slots, self.with_shared)}
         self.upstream = carry(topk_config, self)
         route: dict[str, Any] = {"custom_routing_function": self.choose}
@@ -109,7 +112,7 @@ class Layer:
     @property
     def running(self) -> Running:
         """The model's forward, in which the layer selects."""
-        frame = self.slot.frame
+        frame = self.current.frame
         assert frame is not None
         assert frame.running is not None
         return frame.running
@@ -123,15 +126,15 @@ class Layer:
 
     def route(self, logits: torch.Tensor) -> Any:
         """Return the `TopKConfig` to route router logits [n, N] with: the layer's own if it selects in this forward."""
-        return self.config if self._selects(logits) else self.upstream
+        return self.config if self._begin_selection(logits) else self.upstream
 
-    def _selects(self, logits: torch.Tensor) -> bool:
+    def _begin_selection(self, logits: torch.Tensor) -> bool:
         """Return whether the layer selects in this forward. Under `observe` count every plan, and return False."""
-        running = self.slot.running
+        running = self.current.running
         if running is None:
             # A captured count would run in every replay, and a replay's forward has its own outcome.
-            if self.number == 0 and self.slot.counters is not None and not is_recorded():
-                self.slot.counters.count_outcome("no_context")
+            if self.number == 0 and self.current.counters is not None and not is_recorded():
+                self.current.counters.count_outcome("no_context")
             return False
         if running.assignments[self.number].plan is None:
             return False
@@ -153,12 +156,12 @@ class Layer:
 
     def join(self, num_experts: int, device: str) -> None:
         """Select in a step that this rank has no rows for: the other ranks wait for its part of the gather."""
-        running = self.slot.running
+        running = self.current.running
         if running is None or running.assignments[self.number].plan is None:
             return
         rows = 0 if self.step.gather is not None else self.step.rows
         logits = torch.zeros(rows, num_experts, device=device)
-        if self._selects(logits):
+        if self._begin_selection(logits):
             self.choose(logits, logits, self.router.top_k, self.router.renormalize)
 
     def choose(
@@ -204,7 +207,7 @@ class Layer:
         The logits are masked if the runner ranks them, and unchanged for a layer that does not select. (None, the
         router's output) replaces both if triton_kernels' `routing()` has nothing left to do.
         """
-        if not self.routes_itself or not self._selects(logits):
+        if not self.routes_itself or not self._begin_selection(logits):
             return output_format, logits
         if self.convention != MASKED:
             return type(output_format).STANDARD, logits
@@ -224,19 +227,18 @@ class Layer:
         assert step is not None
         assert plan is not None
         tally = running.tables[0].of(number, logits) if running.tables else None
-        # Keying by `id()` is safe: the cache keeps the plan alive, and the layer keeps its slots.
-        batch, calls = step.batch, running.calls
-        sizes = logits.shape, step.rows, batch.tokens_per_request, batch.exact is None
-        place = number, id(plan), id(slots), sizes
-        known = calls.get(place) if buffer is None and calls is not None else None
+        # Keying by `id()` is safe: the dictionary keeps the plan alive, and the layer keeps its slots.
+        batch = step.batch
+        place = id(plan), id(slots), logits.shape, step.rows, batch.tokens_per_request, batch.exact is None
+        known = self._calls.get(place) if buffer is None else None
         if known is not None and known[1] is not None:
             selection = known[1](logits, batch, self._find_ranks(plan), tally)
         else:
             selection = self.select(logits, plan, slots, tally, buffer)  # `select` checks all of its arguments
-            if known is None and buffer is None and calls is not None:
-                if len(calls) >= MAX_CALLS * len(running.assignments):
-                    calls.clear()
-                calls[place] = plan, prepare(logits, plan, self.router, batch, slots)
+            if known is None and buffer is None:
+                if len(self._calls) >= MAX_CALLS:
+                    self._calls.clear()
+                self._calls[place] = plan, prepare(logits, plan, self.router, batch, slots)
         running.selections[number] = selection
         return selection
 

@@ -1,13 +1,10 @@
 """The stage around one target model: it decides for every forward which MoE layers select, and with which plan."""
 
-import json
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..policies.description import describe_mass
 from ..policies.exact import Rule
 from ..policies.schedule import Schedule
 from ..upstream.batches import Batches
@@ -32,8 +29,6 @@ from .record.metadata import Forward
 from .record.trace import Trace
 from .reports import Reports
 from .step import Step, read_key, read_step
-
-logger = logging.getLogger(__name__)
 
 
 class Stage:
@@ -64,8 +59,8 @@ class Stage:
         stops: bool = False,
         exact: Exact,
         acceptance: Acceptance,
-        find_batches: Callable[[str], Batches] | None = None,
-        recapture: Callable[[Any, Callable[[int], bool] | None], None] | None = None,
+        find_batches: Callable[[str], Batches],
+        recapture: Callable[[Any, Callable[[int], bool] | None], None],
     ) -> None:
         self.layers, self.device, self.stops = layers, device, stops
         masks = masks or schedule is None
@@ -79,8 +74,8 @@ class Stage:
         self.paged = PagedLayers(layers, device) if layers[0].paging is not None else None
         residents = None if self.paged is None else self.paged.residents
         self.acting = Lane(None, Counters(len(layers), device, residents, self.balance))
-        self.slot = layers[0].slot
-        self.slot.counters = self.acting.counters
+        self.current = layers[0].current
+        self.current.counters = self.acting.counters
         self.trace = None if trace is None else Trace(trace, layer_ids, device, pages=self.paged is not None)
         self.graphs = Graphs()
         self.agreement = Agreement(tp_size, device) if tp_size > 1 else None
@@ -92,11 +87,6 @@ class Stage:
         lanes, is_named = make_lanes(schedule, self.acting), schedule is not None
         self.in_force = InForce(schedule, batches or Batches(), masks, layers, ranks, rule, lanes, is_named)
         self.reports = Reports(self)
-        name = schedule.policy if schedule else "none, padding masked,"
-        plan = f": {json.dumps(self.in_force.plan)}" if schedule else ""
-        mass = describe_mass(schedule) if schedule else None
-        kept = f"; a step keeps at least this share of its batch's utility: {mass}" if mass else ""
-        logger.info("Expert policy %s on %d MoE layers%s%s", name, len(layers), plan, kept)
 
     def run(self, forward_batch: Any, forward: Callable[[], Any]) -> Any:
         """Return what `forward` returns. Assign plans to layers, and check and count what the layers select."""
@@ -113,21 +103,22 @@ class Stage:
             assignments = [Assignment()] * len(layers)
         else:
             assignments = self.graphs.capture(step.key, in_force) if is_captured else in_force.assign(step.key)
-        outcome = in_force.name_outcome(assignments)
-        self.acting.counters.count_outcome(outcome, step)
+        outcome = in_force.find_outcome(None if step is None else step.key)
+        if not is_captured:  # the host counts replays: a graph would count the outcome of its capture, whatever acts
+            self.acting.counters.count_outcome(outcome, step)
         tables = [lane.counters.begin() for lane in in_force.lanes or (self.acting,)]
         observed = in_force.schedule if in_force.lanes else None
-        running = Running(steps, assignments, tables, in_force.calls, observed)
-        former = self.slot.frame  # the model runner's; None in a capture, which runs the model's forward alone
+        running = Running(steps, assignments, tables, observed)
+        former = self.current.frame  # the model runner's; None in a capture, which runs the model's forward alone
         key = None if former is None else former.key
-        self.slot.frame = Frame(key, outcome, running)
+        self.current.frame = Frame(key, outcome, running)
         try:
             output = forward()
             if step is not None:
                 self._finish(step, running, captures and not is_captured)
             return output
         finally:
-            self.slot.frame = None if former is None else Frame(key, outcome)
+            self.current.frame = None if former is None else Frame(key, outcome)
             handover.withdraw()
 
     def _read_batches(self) -> None:
@@ -138,8 +129,6 @@ class Stage:
 
     def find_batches(self, ranks: Ranks | None) -> Batches:
         """Return the sizes of steps, in the rows among which these ranks select."""
-        if self._find_batches is None:
-            return self.in_force.batches
         return self._find_batches("batch" if ranks is None or ranks.together else "rank")
 
     def begin_forward(self, forward_batch: Any) -> None:
@@ -149,7 +138,7 @@ class Stage:
             self._weigh()
         if key is not None and self.exact.is_used:
             self.exact.write(forward_batch.rids or (), key.tokens_per_request)
-        self.slot.frame = Frame(key)
+        self.current.frame = Frame(key)
 
     def _weigh(self) -> None:
         """Replace the estimate by which plans weigh drafts: a switch for which the host does not wait."""
@@ -166,12 +155,19 @@ class Stage:
 
     def end_forward(self, forward_batch: Any) -> Forward | None:
         """End a forward that was launched or replayed. Return what its requests count, None before the first policy."""
-        frame = self.slot.frame
+        frame = self.current.frame
         assert frame is not None
         # With data-parallel attention the first rank reports for all, and may itself decode nothing for long.
         if getattr(forward_batch, "global_num_tokens_cpu", None) is not None:
             self.publish(self.reports.count_forward())
-        return self.in_force.tell(frame, self.graphs.find_key)
+        outcome = frame.outcome
+        if outcome is None:
+            outcome = self.in_force.find_outcome_of_replay(frame.key, self.graphs.find_key)
+            ranks = self.in_force.ranks
+            # A rank that selects by itself has no live row if it is idle.
+            if ranks is None or ranks.together or not forward_batch.forward_mode.is_idle():
+                self.acting.counters.replayed[outcome] += 1
+        return self.in_force.tell(outcome)
 
     def _finish(self, step: Step, running: Running, is_next_captured: bool) -> None:
         """Check that layers with a plan have selected, count the selections, and make buffers if `is_next_captured`."""
@@ -198,7 +194,7 @@ class Stage:
 
     def fits_slots(self, method: Any) -> bool:
         """Return whether the experts that upstream's `PagedExpertsMoEMethod` was just handed surely fit its slots."""
-        running = self.slot.running
+        running = self.current.running
         if running is None:
             return False
         if self.paged is None:
@@ -215,7 +211,7 @@ class Stage:
         if self.paged is None and not self.graphs.stale:
             return True
         # SGLang also calls this before the forward of a verification, to plan attention: both answers must be equal.
-        frame = self.slot.frame
+        frame = self.current.frame
         key = read_key(forward_batch, self.in_force.ranks) if frame is None else frame.key
         if key is None:
             return True

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ..types import Batch
 from ..upstream.ranks import gather_rows
+from .exact import Exact
 from .gather import Gather, Ranks
-
-if TYPE_CHECKING:
-    from .exact import Exact
 
 PADDING, LIVE, EXACT, STATES = range(4)
 """The states of a row, as ranks exchange them."""

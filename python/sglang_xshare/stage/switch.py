@@ -11,10 +11,11 @@ from ..policies.exact import Rule
 from ..policies.schedule import Schedule
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import end_server, show_plan, wait_for_device
-from .graphs import Graphs, describe_misfits
+from .graphs import Changes, Graphs, describe_misfits
 from .in_force import InForce
 from .lane import make_lanes
 from .stage import Stage
+from .step import StepKey
 
 logger = logging.getLogger(__name__)
 
@@ -44,20 +45,22 @@ def make_again(stage: Stage, former: InForce) -> InForce:
     Vanilla keeps the active policy's ranks: each row is routed by itself, whichever rows ranks gather, so no graph has
     to be captured again.
     """
-    if former.schedule is None:
-        return replace(former, ranks=stage.in_force.ranks, batches=stage.in_force.batches)
-    batches = stage.in_force.batches if former.ranks == stage.in_force.ranks else stage.find_batches(former.ranks)
-    return replace(former, schedule=former.schedule.weigh(stage.acceptance.number), batches=batches)
+    again = make_next(stage, former.schedule, former.rule)
+    return replace(again, lanes=former.lanes, is_named=former.is_named)
 
 
-def needs_capture(stage: Stage, latter: InForce, recaptures: bool = True) -> bool:
-    """Return whether a switch to `latter` captures graphs again. Raises ValueError if the server cannot or may not."""
-    misfits = {} if latter.schedule is None else stage.graphs.find_misfits(latter)
+def check_graphs(stage: Stage, latter: InForce, recaptures: bool = True) -> Changes | None:
+    """Return what a switch to `latter` changes in the captured graphs; None if it captures them again.
+
+    Raises ValueError for a switch that may not capture.
+    """
+    changes = stage.graphs.find_changes(latter)
+    misfits = {} if latter.schedule is None else changes.misfits
     if stage.graphs.captured and latter.ranks != stage.in_force.ranks:
         misfits["the rows that ranks gather change"] = set()
-    if misfits and (stage.recapture is None or not recaptures):
-        raise ValueError(describe_misfits(misfits, stage.recapture is not None))
-    return bool(misfits)
+    if misfits and not recaptures:
+        raise ValueError(describe_misfits(misfits))
+    return None if misfits else changes
 
 
 def switch(
@@ -68,22 +71,19 @@ def switch(
     `number` is the server's number for this switch, by default the former number plus one.
 
     Metrics, log and trace (`reporter` as in `Stage.publish`) are updated first, so none of them mixes two policies: the
-    host waits for the device twice. Raises ValueError, and keeps the former policy, if `needs_capture` does or if the
+    host waits for the device twice. Raises ValueError, and keeps the former policy, if `check_graphs` does or if the
     capture fails.
     """
     former = stage.in_force
-    captures = needs_capture(stage, latter, recaptures)
+    changes = check_graphs(stage, latter, recaptures)
     wait_for_device(stage.device)
     # `always`, because the step that was in flight at the last update belongs to the former policy.
     counted = stage.report(reporter, always=True)
     seconds = None
-    if stage.agreement is not None:
-        stage.agreement.begin()  # before a capture, which may fail on one rank: all must compare after the same forward
-    if captures:
-        seconds = _capture(stage, latter, reporter.scheduler)
-        latter = stage.in_force  # with the sizes that were captured
+    if changes is None:
+        seconds, latter = _capture(stage, latter, reporter.scheduler)
     else:
-        stage.graphs.follow(latter)
+        stage.graphs.follow(changes)
     wait_for_device(stage.device)
     stage.acting.since_switch.read()
     stage.switches = stage.switches + 1 if number is None else number
@@ -125,15 +125,15 @@ def compare_ranks(stage: Stage) -> None:
     stage.disagreement = reason
 
 
-def _capture(stage: Stage, latter: InForce, scheduler: Any) -> float:
-    """Capture all graphs again under the latter policy, and return the seconds.
+def _capture(stage: Stage, latter: InForce, scheduler: Any) -> tuple[float, InForce]:
+    """Capture all graphs again under the latter policy. Return the seconds, and the policy with the captured sizes.
 
     If the capture fails, capture the graphs under the active policy, and raise ValueError.
     """
     began, former = time.monotonic(), stage.in_force
     reason = _capture_under(stage, latter, scheduler)
     if reason is None:
-        return time.monotonic() - began
+        return time.monotonic() - began, stage.in_force
     then = "the previous policy is active again"
     if again := _capture_under(stage, former, scheduler):
         stage.graphs = Graphs()
@@ -144,10 +144,10 @@ def _capture(stage: Stage, latter: InForce, scheduler: Any) -> float:
 
 def _capture_under(stage: Stage, in_force: InForce, scheduler: Any) -> str | None:
     """Capture all graphs under a policy (with paged experts, those that fit the slots). Return why that failed."""
-    assert stage.recapture is not None
     stage.graphs, stage.in_force = Graphs(), in_force
     try:
-        stage.recapture(scheduler, None if stage.paged is None else in_force.fits_slots)
+        pages = stage.paged is not None
+        stage.recapture(scheduler, (lambda requests: in_force.fit(StepKey("decode", requests))) if pages else None)
     except Exception as error:
         # As text: a traceback that is kept would keep the memory of the graphs that were captured.
         logger.warning("Expert policy: a capture of CUDA graphs failed\n%s", traceback.format_exc())

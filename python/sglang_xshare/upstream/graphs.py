@@ -29,7 +29,7 @@ def capture_again(model_runner: Any, scheduler: Any, fits: Callable[[int], bool]
 
     `scheduler` is SGLang's, which has the worker of drafts. `fits`, for a server that pages experts, returns whether a
     graph of a number of requests can be captured: a graph cannot load experts in several waves, so SGLang refuses to
-    capture it. The last captured size is the largest number up to which all fit, as at a start.
+    capture it. The last captured size is that of `find_cap`, as at a start.
     """
     if fits is None:
         _capture_widths(model_runner, scheduler)
@@ -39,11 +39,16 @@ def capture_again(model_runner: Any, scheduler: Any, fits: Callable[[int], bool]
     decode = get_exec().graph.cuda_graph_config.decode
     sizes = decode.bs
     try:
-        most = max(takewhile(fits, range(1, max(sizes) + 1)), default=1)
-        decode.bs = sorted({size for size in sizes if size < most} | {most})
+        cap = find_cap(sizes, fits)
+        decode.bs = sorted({size for size in sizes if size < cap} | {cap})
         _capture_widths(model_runner, scheduler)
     finally:
         decode.bs = sizes
+
+
+def find_cap(sizes: list[int], fits: Callable[[int], bool]) -> int:
+    """Return the largest number, up to the largest of `sizes`, up to which all numbers of requests fit; at least 1."""
+    return max(takewhile(fits, range(1, max(sizes) + 1)), default=1)
 
 
 def _capture_widths(model_runner: Any, scheduler: Any) -> None:

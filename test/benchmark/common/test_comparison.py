@@ -1,7 +1,6 @@
-"""A comparison: its order, what it says of a policy that never selected, and its way through a record by rounds."""
+"""A comparison: its order and intervals, a policy that never selected, and its way through a record by rounds."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from common.made_up import NEVER, make_series
@@ -17,66 +16,55 @@ from benchmark.common.variant import parse_variant
 WORKLOAD = Workload(Path("models/large"), Path("texts"), rounds=3)
 
 
-def make_drifting(name, speed, experts, args=()):
-    evidence = NEVER if experts is None else Evidence(77.5, experts, 0.888, 8)
-    return make_series(parse_variant(name, args), [speed * drift for drift in (0.9, 1.0, 1.1)], evidence)
+def compare(*found):
+    """Return the comparison of (name, speed, active experts, flags), whose speed drifts from round to round."""
+    series = [
+        make_series(
+            parse_variant(name, args),
+            [speed * drift for drift in (0.9, 1.0, 1.1)],
+            NEVER if experts is None else Evidence(77.5, experts, 0.888, 8),
+        )
+        for name, speed, experts, *args in found
+    ]
+    return Comparison(WORKLOAD, series)
 
 
-@pytest.fixture
-def comparison():
-    found = ("off", 60.0, None), ("oea", 80.0, 45.0), ("xshare", 90.0, 38.4)
-    return Comparison(WORKLOAD, [make_drifting(*one) for one in found])
-
-
-def test_the_order_is_that_of_the_ratio_after_the_baseline(comparison):
-    assert comparison.order == [0, 2, 1]
-
-
-def test_a_policy_that_selected_in_no_step_is_named(comparison):
+def test_the_order_is_by_ratio_after_the_baseline_and_an_idle_policy_is_named():
+    comparison = compare(("off", 60.0, None), ("oea", 80.0, 45.0), ("xshare", 90.0, 38.4), ("vanilla", 60.0, None))
+    assert comparison.order == [0, 2, 1, 3]
     assert comparison.idle == []  # nor is a server without a policy expected to select
     comparison.series[1].evidence = [NEVER] * 3
-    assert Comparison(WORKLOAD, [*comparison.series, make_drifting("vanilla", 60.0, None)]).idle == ["oea"]
+    assert Comparison(WORKLOAD, comparison.series).idle == ["oea"]
 
 
 def test_active_experts_of_a_server_without_policy_are_those_that_others_of_its_flags_found():
-    drafts = ("--speculative-algorithm", "EAGLE3")
-    found = ("off", 60.0, None), ("vanilla", 60.0, None, drafts), ("xshare", 90.0, 38.4, drafts)
-    series = [make_drifting(*one) for one in found]
-    assert Comparison(WORKLOAD, series).active == [None, 77.5, 38.4]
-    assert Comparison(WORKLOAD, series[:1]).active == [None]
+    drafts = "--speculative-algorithm", "EAGLE3"
+    found = ("off", 60.0, None), ("vanilla", 60.0, None, *drafts), ("xshare", 90.0, 38.4, *drafts)
+    assert compare(*found).active == [None, 77.5, 38.4]
 
 
-@pytest.fixture
-def rounds(monkeypatch):
-    """Rounds take no time; each is noted by its number. Stopped before the number that is put into `stop`."""
-    asked = SimpleNamespace(numbers=[], stop=99)
+def test_a_record_goes_on_at_the_round_it_lacks(tmp_path, monkeypatch):
+    ran, stop = [], [2]
 
     def run_rounds(workload, series, servers):
         for number in range(len(series[0].results), workload.rounds):
-            if number == asked.stop:
+            if number in stop:
                 raise KeyboardInterrupt
-            asked.numbers.append(number)
+            ran.append(number)
             for one in series:
                 one.results += make_series("off", [10.0 + number]).results
                 one.evidence.append(NEVER)
             yield number
 
     monkeypatch.setattr(module, "run_rounds", run_rounds)
-    return asked
-
-
-def test_a_record_goes_on_at_the_round_it_lacks(tmp_path, rounds):
     variants = [parse_variant("off"), parse_variant("xshare")]
-    record = Record(tmp_path, "serving", [])
-    assert not is_measured(record, "key")
-    rounds.stop = 2
     with pytest.raises(KeyboardInterrupt):
-        measure(record, "key", WORKLOAD, variants, [])
-    rounds.stop = 99
+        measure(Record(tmp_path, "serving", []), "key", WORKLOAD, variants, [])
+    stop.clear()
     again = Record(tmp_path, "serving", [])
     assert not is_measured(again, "key")
     comparison = measure(again, "key", WORKLOAD, variants, [])
-    assert rounds.numbers == [0, 1, 2]
+    assert ran == [0, 1, 2]
     assert [result["output_throughput"] for result in comparison.series[1].results] == [10.0, 11.0, 12.0]
     assert is_measured(again, "key")
     assert Comparison.read(again.points["key"]) == comparison
@@ -129,5 +117,4 @@ def test_fit_of_points_on_a_line_and_of_too_few():
     fit = fit_line(x, [5.0 + 2.0 * one for one in x])
     assert fit is not None
     assert (fit.slope, fit.intercept, fit.r_squared) == (pytest.approx(2.0), pytest.approx(5.0), pytest.approx(1.0))
-    assert fit_line(x[:4], x[:4]) is None
     assert fit_line([1.0, 1.0, 2.0, 3.0, 4.0], x) is None

@@ -12,18 +12,42 @@ import time
 
 import psutil
 import pytest
-from common.stand_in import write_stand_in
 
 from benchmark.common import server as server_module
 from benchmark.common.paths import ROOT
 from benchmark.common.server import Server, ServerError
 from programs import write_program
 
+# Has a worker that dies with it, and leaves a temporary file; BEHAVE=exit ends it early, and hang has it never answer.
+LAUNCH_SERVER = """
+import ctypes, os, signal, subprocess, sys, tempfile, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+print("arguments", *sys.argv[1:], flush=True)
+if os.environ.get("BEHAVE") == "exit":
+    sys.exit("out of experts")
+open(os.path.join(tempfile.gettempdir(), "left"), "w").close()
+subprocess.Popen(["sleep", "600"], preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL))
+if os.environ.get("BEHAVE") == "hang":
+    time.sleep(600)
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"# text")
+
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
 
 @pytest.fixture
 def release(tmp_path):
     """A release tree that holds the stand-in."""
-    return write_stand_in(tmp_path)
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").touch()
+    (tmp_path / "sglang" / "launch_server.py").write_text(LAUNCH_SERVER)
+    return tmp_path
 
 
 def start(release, **keys):
@@ -47,11 +71,9 @@ def test_serves_and_leaves_nothing(release):
 def test_a_gpu_can_be_hidden(tmp_path, monkeypatch):
     write_program(tmp_path / "nvidia-smi", "exit 0")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    has_gpu = server_module.has_gpu.__wrapped__
-    monkeypatch.setenv("SGLANG_XSHARE_DEVICE", "")
-    assert has_gpu()
-    monkeypatch.setenv("SGLANG_XSHARE_DEVICE", "cpu")
-    assert not has_gpu()
+    for device, found in (("", True), ("cpu", False)):
+        monkeypatch.setenv("SGLANG_XSHARE_DEVICE", device)
+        assert server_module.has_gpu.__wrapped__() == found
 
 
 def test_an_early_exit_is_told_with_status_and_log(release):

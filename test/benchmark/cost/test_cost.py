@@ -1,14 +1,13 @@
-"""What selection costs: the table's arithmetic, and a real run, small, whose policies really route."""
+"""What selection costs: its share of a decode step, and a real run, small, whose policies really route."""
 
 import pytest
 from common.made_up import make_point, make_series
 
 from benchmark.common.variant import parse_variant
 from benchmark.cost.ranks import read_seconds
-from benchmark.cost.report import ROUTING, ROUTING_LARGE, STEP, UPSTREAM, added_share, shape_key, tabulate_cost
+from benchmark.cost.report import ROUTING, STEP, added_share
 
 POINTS = {
-    shape_key("16x64"): {"seconds": {UPSTREAM: 3e-5, "xshare": 6e-5, "moe-spec": 3e-4}},
     STEP: make_point([make_series("vanilla", [20.0])]),
     ROUTING: {"seconds": {"vanilla": 4e-4, "xshare": 9e-4}, "rows": 16, "layers": 4, "model": "m"},
 }
@@ -16,20 +15,6 @@ POINTS = {
 
 def test_the_stages_cost_is_what_it_adds_to_vanilla():
     assert added_share(POINTS, "xshare") == pytest.approx(0.01)
-    table = tabulate_cost(POINTS)
-    assert table.rows == [
-        [UPSTREAM, "30", "-", "-"],
-        ["xshare", "60 (2.0)", "125", "1.00%"],
-        ["moe-spec", "300 (10.0)", "-", "-"],
-    ]
-
-
-def test_what_it_adds_at_the_large_shape_stands_beside():
-    """Where a record has it."""
-    large = {"seconds": {"vanilla": 4e-4, "xshare": 12e-4}, "rows": 64, "layers": 4, "model": "m"}
-    table = tabulate_cost({**POINTS, ROUTING_LARGE: large})
-    assert table.headings[-3:] == ["added a layer, us", "added a layer of 64x256, us", "share of a decode step"]
-    assert [row[-3:] for row in table.rows] == [["-", "-", "-"], ["125", "200", "1.00%"], ["-", "-", "-"]]
 
 
 def test_routing_really_runs_under_the_stage():

@@ -1,8 +1,12 @@
-"""Scores out of what the harness returns, differences paired by document, and the table of a record."""
+"""Scores out of what the harness returns, and differences paired by document."""
+
+from itertools import pairwise
 
 import pytest
 
+from benchmark.common.paths import TEXTS
 from benchmark.evaluation.report import Score, compare_scores, read_scores, tabulate_evaluation
+from benchmark.evaluation.tasks.sums import load_sums
 
 SUMS = {
     **{"alias": "sums", "sample_len": 3, "exact_match,number": 2 / 3, "exact_match_stderr,number": 0.33},
@@ -16,12 +20,6 @@ SAMPLES = [
 
 def score(*documents, value=None):
     return Score("sums", "exact_match", sum(documents) / len(documents) if value is None else value, 0.1, [*documents])
-
-
-def arm(policy, *documents, **figures):
-    told = {"experts_before": None, "experts_after": None, "kept_mass": None, "policy_steps": 0} | figures
-    fields = vars(score(*documents))
-    return {"task": "sums", "policy": policy, "scores": [fields], "tokens": 30, "seconds": 2.0, **told}
 
 
 def test_scores_of_every_metric_by_document():
@@ -43,12 +41,16 @@ def test_no_difference_where_documents_do_not_tell_the_value(other):
 
 
 def test_a_row_a_policy_beside_the_first():
-    on = {"experts_before": 24.0, "experts_after": 20.5, "kept_mass": 0.98765, "policy_steps": 7}
-    points = {"a": arm("off", 1, 1, 1, 1), "b": arm("xshare", 1, 1, 1, 0, **on), "c": arm("oea:k0=3", 1, 1, 1, 1)}
-    table = tabulate_evaluation(points)
-    assert table.rows == [
-        ["sums, exact_match", "off", "1.0000 ± 0.1000", "", "4", "15.0", "-", "-"],
-        ["sums, exact_match", "xshare", "0.7500 ± 0.1000", "-0.2500 ± 0.7955", "4", "15.0", "24.0 -> 20.5", "0.988"],
-        ["sums, exact_match", "oea:k0=3", "1.0000 ± 0.1000", "+0.0000 ± 0.0000", "4", "15.0", "-", "-"],
-    ]
-    assert table.note.endswith("nothing of the policy: oea:k0=3.")
+    told = {"experts_before": 24.0, "experts_after": 20.5, "kept_mass": 0.98765, "policy_steps": 7}
+    points = {
+        policy: {"task": "sums", "policy": policy, "scores": [vars(one)], "tokens": 30, "seconds": 2.0, **told}
+        for policy, one in (("off", score(1, 1, 1, 1)), ("xshare", score(1, 1, 1, 0)))
+    }
+    row = ["sums, exact_match", "xshare", "0.7500 ± 0.1000", "-0.2500 ± 0.7955", "4", "15.0", "24.0 -> 20.5", "0.988"]
+    assert tabulate_evaluation(points).rows[1] == row
+
+
+def test_a_sum_stands_after_a_solved_one():
+    rows, lines = load_sums()["test"], (TEXTS / "arithmetic.txt").read_text().splitlines()
+    asked = [f"{row['question']} {row['answer']}" for row in rows]
+    assert asked == [f"{solved}\n{line}" for solved, line in pairwise(lines)]

@@ -1,18 +1,17 @@
 """Every experiment continues where its record ends, and refuses parts it does not know. Servers are stand-ins here."""
 
-import pickle
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
-from gpu.recorded import write_record
 
 from benchmark.common import comparison
-from benchmark.common.comparison import Comparison
+from benchmark.common.comparison import Comparison, is_measured
+from benchmark.common.record import Record
 from benchmark.common.variant import parse_variant
-from benchmark.gpu import caches, checks, launch, serving, timing
-from benchmark.gpu.__main__ import main
-from benchmark.gpu.table import EXPERIMENTS, list_rows
+from benchmark.gpu import checks, serving
+from benchmark.gpu.table import list_rows
 
 
 def list_failed(results):
@@ -28,7 +27,8 @@ def test_a_point_that_fails_costs_no_other_and_is_the_last_to_be_tried_again(tmp
             raise RuntimeError(f"{key} does not launch\nat length")
         return {"us": 1.0}
 
-    record = write_record(tmp_path, "tune", {"d": {"us": 2.0}})
+    record = Record(tmp_path, "tune", [])
+    record.add("d", us=2.0)
     calls = {key: partial(call, key) for key in "abcd"}
     assert checks.measure_points(record, calls) == "a: a does not launch"
     assert {key: point["us"] for key, point in record.points.items() if "us" in point} == {"d": 2.0, "b": 1.0}
@@ -42,7 +42,7 @@ def test_a_point_that_fails_costs_no_other_and_is_the_last_to_be_tried_again(tmp
 
 
 def test_a_check_that_passed_is_not_run_again(tmp_path):
-    record, found = write_record(tmp_path, "selection", {}), [{"reason": "2 failed"}, {"equal": 3}]
+    record, found = Record(tmp_path, "selection", []), [{"reason": "2 failed"}, {"equal": 3}]
     assert checks.check(record, "cases", lambda: found.pop(0)) == "2 failed"
     assert [checks.check(record, "cases", lambda: found.pop(0)) for _ in range(2)] == [None, None]
     assert record.points["cases"]["equal"] == 3
@@ -50,11 +50,16 @@ def test_a_check_that_passed_is_not_run_again(tmp_path):
 
 @pytest.fixture
 def measure(tmp_path, monkeypatch):
-    """Call it for rounds of points 8 and 16 on servers that are not there: (point, round) in the order of running."""
-    ran = []
+    """Call it for rounds of points 8 and 16 on servers that are not there: (point, round) in the order of running.
+
+    A round from `stop` on ends the run.
+    """
+    ran, last = [], []
 
     def run_rounds(workload, series, servers):
         for number in range(len(series[0].results), workload.rounds):
+            if number >= last[0]:
+                raise KeyboardInterrupt
             ran.append((workload.concurrency, number))
             for one in series:
                 one.results.append({"output_throughput": 1.0})
@@ -66,63 +71,30 @@ def measure(tmp_path, monkeypatch):
     variants = [parse_variant("off"), parse_variant("xshare")]
     points = [serving.Point(f"point {n}", variants, n) for n in (16, 8)]
 
-    def call(record, **keys):
+    def call(record, stop=99, **keys):
         ran.clear()
-        serving.measure_rounds(record, "model", points, [], **keys)
+        last[:] = [stop]
+        with suppress(KeyboardInterrupt):
+            serving.measure_rounds(record, "model", points, [], **keys)
         return list(ran)
 
     return call
 
 
-def test_every_point_has_two_rounds_before_one_has_more(tmp_path, measure, monkeypatch):
-    record = write_record(tmp_path, "server", {})
+def test_every_point_has_two_rounds_before_one_has_more(tmp_path, measure):
+    record = Record(tmp_path, "server", [])
     first, second = [(16, 0), (16, 1), (8, 0), (8, 1)], [(16, 2), (16, 3), (8, 2), (8, 3)]
-    monkeypatch.setattr(serving, "ROUNDS", 2)
-    assert measure(record) == first
-    assert serving.is_complete(record, "point 8")
-    monkeypatch.setattr(serving, "ROUNDS", 4)
-    assert not serving.is_complete(record, "point 8")
-    assert measure(write_record(tmp_path / "other", "server", {})) == first + second
+    assert measure(record, stop=2) == first
+    assert not is_measured(record, "point 8")
+    assert measure(Record(tmp_path / "other", "server", [])) == first + second
     assert measure(record) == second, "more rounds go on from those that are there"
+    assert is_measured(record, "point 8")
     assert measure(record) == []
     assert Comparison.read(record.points["point 8"]).rounds == 4
     assert len(measure(record, temperature=0.0)) == 8, "rounds of another workload are measured anew"
 
 
-@pytest.fixture
-def run(monkeypatch):
-    """Call it with arguments on a machine that claims to have a GPU."""
-
-    def call(*arguments):
-        monkeypatch.setattr("benchmark.gpu.__main__.has_gpu", lambda: True)
-        monkeypatch.setattr("sys.argv", ["gpu", *arguments])
-        return main()
-
-    return call
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_unknown_parts_are_refused(tmp_path, run, experiment):
-    with pytest.raises(ValueError, match=rf"the part of experiment {experiment} must be .* \(got qwen4\)"):
-        run(experiment, "qwen4", "--out", str(tmp_path))
-
-
-def test_a_policy_is_for_experiment_tune_alone(tmp_path, run):
-    with pytest.raises(ValueError, match=r"--policy must be given for experiment tune alone \(got oea:k0=3 for layer"):
-        run("layer", "qwen3-30b-a3b", "--policy", "oea:k0=3", "--out", str(tmp_path))
-
-
-def test_what_is_timed_is_compiled_beforehand():
-    jobs = [(job.func.__name__, *job.args) for job in pickle.loads(pickle.dumps(caches.list_jobs()))]
-    assert ("time_policies", "qwen3-30b-a3b", ["xshare"]) in jobs
-    assert ("_time", 128, 16, "xshare:k0=4") in jobs
-    tried = [one for name, *args in jobs if name == "run_launches" for one in args[0]]
-    assert tried == launch.list_few()
-
-
-def test_a_dry_run_times_nothing(monkeypatch, capsys):
-    monkeypatch.setattr(timing, "is_dry", False)
-    ran, found = [], []
-    timing.run_dry(lambda: found.append(timing.time_alternating({"a": lambda: print(ran.append("a"))}, parts=8)))
-    assert (ran, found) == (["a"], [{"a": [1.0]}])
-    assert capsys.readouterr().out == ""
+def test_unknown_parts_are_refused():
+    with pytest.raises(ValueError, match=r"the part of experiment layer must be one of a, b \(got qwen4\)"):
+        checks.choose_parts("layer", ["a", "qwen4"], "ab")
+    assert checks.choose_parts("layer", [], "ab") == ["a", "b"]

@@ -1,4 +1,6 @@
-"""What experiment `layer` feeds the layer: logits as real batches have them, and exactly as many experts as it says."""
+"""Experiments `layer` and `levers`: logits as real batches have them, exactly as many experts as they say, and levers
+that the runner took.
+"""
 
 from dataclasses import replace
 
@@ -6,6 +8,8 @@ import pytest
 import torch
 
 from benchmark.gpu import layer
+from benchmark.gpu.layer import PREBUILT, UPSTREAM
+from benchmark.gpu.levers import spell_change
 from benchmark.gpu.moe_layer import ROWS, SHAPES, Shape, draw_logits, make_router, route_to
 from sglang_xshare import Batch, Router, build_plan, select
 
@@ -36,12 +40,8 @@ def test_ids_use_exactly_the_experts_asked_for(active):
         assert counts[counts > 0].max() - counts[counts > 0].min() <= 1
         assert all(len(set(row.tolist())) == 8 for row in one)
     assert not torch.equal(ids[0], ids[1])
-
-
-@pytest.mark.parametrize("active", [7, 129])
-def test_impossible_numbers_of_experts_are_refused(active):
-    with pytest.raises(ValueError, match=rf"active must be between 8 and 128 \(got {active}\)"):
-        route_to(active, QWEN3, ROWS, "cpu")
+    with pytest.raises(ValueError, match=r"active must be between 8 and 128 \(got 129\)"):
+        route_to(129, QWEN3, ROWS, "cpu")
 
 
 def test_the_policy_goes_through_upstreams_own_router_call():
@@ -62,16 +62,20 @@ def test_both_forms_of_a_record_have_the_same_rows():
         "qwen3-30b-a3b/xshare": {"active": 30.0, "us": 135.0, "router_us": 7.25},
     }
     us = {"off": 180.0, "xshare": 135.0, "router of off": 64.0, "router of xshare": 67.25, layer.ONLY: 60.0}
-    new = {
-        "mode_us": {name: [time, time] for name, time in us.items()},
-        "active": {"off": 50.0, "xshare": 30.0},
-    }
+    new = {"mode_us": {name: [time, time] for name, time in us.items()}, "active": {"off": 50.0, "xshare": 30.0}}
     rows = list(layer.rows(old))
     assert rows == list(layer.rows({"qwen3-30b-a3b/policies": new}))
     assert [row.measured for row in rows] == ["180.00 us, 50.0 experts", "25.0 % off", "off 4.00, xshare 7.25 us"]
 
 
-def test_a_warm_up_beyond_the_models_top_k_is_not_timed():
-    policies = layer.list_points(["gpt-oss-20b"])["gpt-oss-20b/policies"].args[1]
-    assert "oea:k0=3" in policies
-    assert "oea:k0=5" not in policies
+def test_a_drift_of_the_clock_is_no_change():
+    assert spell_change([10.0, 20.0, 40.0], [9.0, 19.0, 39.0]) == "-1.00 ± 0.00"
+    # variance 2/3 of four: 3.182 standard errors
+    assert spell_change([10.0] * 4, [8.0, 9.0, 9.0, 10.0]) == "-1.00 ± 1.30"
+
+
+def test_a_lever_that_the_runner_did_not_take_is_no_figure():
+    layer.check_taken(PREBUILT, {"prebuilt": 8, "upstream": 0}, 8)
+    layer.check_taken(UPSTREAM, {}, 0)
+    with pytest.raises(RuntimeError, match=r"prebuilt: the runner must take 8 alignments \(got 7\)"):
+        layer.check_taken(PREBUILT, {"prebuilt": 7, "upstream": 1}, 8)

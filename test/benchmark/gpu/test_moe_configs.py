@@ -2,6 +2,7 @@
 
 import pytest
 from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe_triton_config as upstream
+from sglang.srt.runtime_context import get_context
 
 from benchmark.gpu.moe_configs import merge, read_upstream, write_files
 from benchmark.gpu.moe_layer import SHAPES
@@ -12,14 +13,14 @@ TUNED = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 256, "GROUP_SIZ
 
 
 @pytest.fixture
-def look_up(launches_on, monkeypatch):
+def look_up(monkeypatch):
     """Call it with the folder for $SGLANG_MOE_CONFIG_DIR, or None, for upstream's lookup on a GPU of that name."""
 
-    def read(folder=None, gpu="NVIDIA H200"):
-        launches_on(gpu)
-        if folder is None:
-            monkeypatch.delenv("SGLANG_MOE_CONFIG_DIR", raising=False)
-        else:
+    def read(folder, gpu):
+        monkeypatch.setattr(upstream, "get_device_name", lambda: gpu)
+        upstream.get_moe_configs.cache_clear()
+        monkeypatch.delenv("SGLANG_MOE_CONFIG_DIR", raising=False)
+        if folder is not None:
             monkeypatch.setenv("SGLANG_MOE_CONFIG_DIR", str(folder))
 
         def choose(shape, rows):
@@ -31,11 +32,9 @@ def look_up(launches_on, monkeypatch):
 
         return choose
 
-    return read
-
-
-def read_files(shape):
-    return read_upstream(shape.experts, shape.hidden, shape.width, shape.top_k, TOKENS)
+    with get_context().override_server_args():
+        yield read
+    upstream.get_moe_configs.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -49,10 +48,11 @@ def read_files(shape):
     ids=["up", "up and down", "none", "none, 32 experts"],
 )
 def test_upstream_reads_back_what_was_tuned_and_its_own_above(tmp_path, look_up, shape, gpu):
-    own = look_up(gpu=gpu)
+    own = look_up(None, gpu)
     before = {rows: own(shape, rows) for rows in (*TOKENS, 100, *range(65, 5000))}
     tuned = {rows: TUNED | {"num_stages": rows} for rows in TOKENS} | {4: None}
-    write_files(tmp_path, merge(read_files(shape), tuned))
+    files = read_upstream(shape.experts, shape.hidden, shape.width, shape.top_k, TOKENS)
+    write_files(tmp_path, merge(files, tuned))
     after = look_up(tmp_path, gpu)
     for rows in TOKENS:
         assert after(shape, rows) == (before[4] if rows == 4 else (tuned[rows], tuned[rows]))

@@ -1,8 +1,7 @@
-"""Experiment `routing`: what differs of two sets of arrays, and what a layer computes from each."""
+"""Experiment `routing`: which of two sets of arrays differ."""
 
 from collections import namedtuple
 from dataclasses import dataclass, replace
-from math import inf
 
 import pytest
 import torch
@@ -58,77 +57,27 @@ def make_records(case="random"):
     return data, Pair(by_expert, by_row), Pair(by_row, by_expert)
 
 
-def compare(old, new):
-    return routing.find_differences(old, new), routing.compare_layers(old, new, ROWS, EXPERTS)
-
-
 def test_what_lies_behind_the_last_block_may_differ():
     old = make()
-    schedule = old.a_ragged_metadata.block_schedule_data
-    longer = torch.cat([schedule, torch.zeros(4, 9, dtype=torch.int32)], 1)
-    assert compare(old, old._replace(a_ragged_metadata=replace(old.a_ragged_metadata, block_schedule_data=longer))) == (
-        [],
-        0.0,
-    )
+    metadata = old.a_ragged_metadata
+    longer = torch.cat([metadata.block_schedule_data, torch.zeros(4, 9, dtype=torch.int32)], 1)
+    new = old._replace(a_ragged_metadata=replace(metadata, block_schedule_data=longer))
+    assert routing.find_differences(old, new) == []
     longer[2, 0] += 1
-    names, _ = compare(old, old._replace(a_ragged_metadata=replace(old.a_ragged_metadata, block_schedule_data=longer)))
-    assert names == ["routing.0.block_schedule_data.2"]
+    assert routing.find_differences(old, new) == ["routing.0.block_schedule_data.2"]
 
 
 def test_slots_of_a_row_in_another_order():
-    """The arrays tell the numberings apart, and the layer is the same."""
-    assert compare(make(), make()) == compare(make_records(), make_records()) == ([], 0.0)
-    names, error = compare(make(renumber=True), make())
-    assert names == ["routing.2"]
-    assert 0 <= error < 1e-6
+    find = routing.find_differences
+    assert find(make(), make()) == find(make_records(), make_records()) == []
+    assert find(make(renumber=True), make()) == ["routing.2"]
 
 
 @pytest.mark.parametrize("field", ["gather_indx", "scatter_indx", "gate_scal"])
-def test_a_wrong_row_or_weight_changes_the_layer(field):
+def test_a_wrong_row_or_weight_is_found(field):
     old = make()
     wrong = getattr(old, field).clone()
     wrong[[0, -1]] = wrong[[-1, 0]]
     assert wrong[0] != wrong[-1]
-    names, error = compare(old, old._replace(**{field: wrong}))
-    assert names == [f"routing.{Output._fields.index(field)}"]
-    assert error > routing.LAYER_ERROR
-
-
-def test_a_slot_that_no_place_writes():
-    """From 0.5.18 on a runner adds up what its memory held there; 0.5.17's leaves the slot out."""
-    assert compare(make(), make("holes"))[1] == inf
-    ids, weights = draw_routing("holes", ROWS, EXPERTS, 4)
-    hidden, experts = torch.randn(ROWS, 8), torch.randn(EXPERTS, 8, 6)
-    expected = torch.einsum("rk,rd,rkdo->ro", weights, hidden, experts[ids.long().clamp_min(0)])
-    torch.testing.assert_close(routing.compute_layer(make_records("holes"), hidden, experts), expected)
-
-
-def test_both_releases_compute_the_same_layer():
-    hidden, experts = torch.randn(ROWS, 8), torch.randn(EXPERTS, 8, 6)
-    found = [routing.compute_layer(routed, hidden, experts) for routed in (make(), make_records())]
-    torch.testing.assert_close(*found)
-
-
-def test_rows_show_what_a_layer_saves():
-    us = {
-        routing.OLD: [20.0, 22.0],
-        routing.NEW: [8.0, 10.0],
-        "routing() alone": [17.0, 19.0],
-        "arrays alone": [3.0, 3.0],
-    }
-    point = {"experts": 128, "rows": 16, "policy": "xshare:k0=4", "mode_us": us, "differs": [], "layer_error": 0.001}
-    key = routing.point_key(128, 16, "xshare:k0=4")
-    same, layer, row = routing.rows({key: point})
-    assert (same.measured, same.verdict) == ("equal", "pass")
-    assert (layer.measured, layer.verdict) == ("0.10%", "pass")
-    wrong, layer, _ = routing.rows({key: point | {"differs": ["routing.2", "routing.3"], "layer_error": 0.5}})
-    first, _ = routing.rows(
-        {key: {name: point[name] for name in point if name != "layer_error"} | {"differs": "routing.2"}}
-    )
-    assert first.measured == "16 x 128: routing.2", "a record of 2026-11-27 names the first array alone"
-    assert (wrong.measured, wrong.verdict) == ("16 x 128: routing.2, routing.3", "miss")
-    assert (layer.measured, layer.verdict) == ("50.00%", "miss")
-    assert row.measured == "-12.00 ± 0.00 us a layer"
-    assert row.what.startswith(
-        "16 tokens x 128 experts, xshare:k0=4: mask and routing() 21.00, select and arrays 9.00, "
-    )
+    found = routing.find_differences(old, old._replace(**{field: wrong}))
+    assert found == [f"routing.{Output._fields.index(field)}"]

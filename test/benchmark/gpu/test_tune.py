@@ -7,7 +7,7 @@ from time import monotonic
 import torch
 
 from benchmark.gpu.launch import CHOICES, agree, complete, descend
-from benchmark.gpu.tune import POLICY, plan_at, rows
+from benchmark.gpu.tune import plan_at
 from sglang_xshare import build_plan
 
 START = complete({"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1})
@@ -18,31 +18,6 @@ def test_a_policy_applies_as_in_a_server():
     assert plan_at("oea:k0=3", 2) == build_plan("oea", k0=3)
     assert plan_at('oea:{"k0": 3, "by_rows": {"8-64": {"k0": 5}}}', 16) == build_plan("oea", k0=5)
     assert plan_at("off", 16) == build_plan("vanilla")
-
-
-def tuned(us, own_us, active, **changes):
-    found = {"active": active, "expert_bytes": 9437184, "own_us": own_us, "us": us}
-    return found | {"config": START, "finished": True} | changes
-
-
-def test_the_table_has_both_times_the_bandwidth_and_the_bar():
-    points = {
-        "policy": {"policy": POLICY},
-        "copy": {"gb_per_s": 4000.0},
-        "qwen3-30b-a3b/tokens=16": tuned(90.0, 120.0, 32.5),
-        "qwen3-30b-a3b/tokens=64": tuned(200.0, 200.0, 40.0, config=None),
-        "qwen3-30b-a3b/active=24": tuned(70.0, 82.0, 24, finished=False),
-        "gpt-oss-20b/active=24": tuned(70.0, 82.0, 24),
-    }
-    small, large, aim, other = rows(points)
-    # 32.5 x 9.437184 MB in 90 us: 3408 GB/s of 4000
-    assert small.what == "qwen3-30b-a3b, 16 tokens, 32.5 experts"
-    assert small.measured == "120.0 -> 90.0 us, 3408 GB/s, 85.2 % of the copy"
-    assert large.measured == "200.0 us as it was, 1887 GB/s, 47.2 % of the copy"
-    # 24 x 9.437184 MB in 70 us: 3236 GB/s
-    assert aim.what == ("qwen3-30b-a3b, tuned at 24 experts, 16 tokens, 82.0 -> 70.0 us, 3236 GB/s, search cut short")
-    assert (aim.measured, aim.bar, aim.verdict) == ("80.9 % of the copy", "at least 75 % of the copy", "pass")
-    assert (other.bar, other.verdict) == ("", "")
 
 
 LATER = monotonic() + 3600

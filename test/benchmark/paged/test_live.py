@@ -1,13 +1,11 @@
-"""Paged experts, served side by side: which servers, what the table says of them, and a round for real."""
+"""Paged experts, served side by side: which servers, and a round for real."""
 
 import pytest
-from common.made_up import make_point, make_series
 
-from benchmark.common.evidence import Evidence
 from benchmark.common.paths import TRAINED
 from benchmark.common.record import read_record
 from benchmark.paged import live
-from benchmark.paged.report import OBSERVED, UNIFORM, VANILLA, key_of, quality_key, tabulate_live
+from benchmark.paged.report import OBSERVED, UNIFORM, VANILLA, key_of, quality_key
 
 
 def test_the_policies_and_observe_share_a_server_and_the_baseline_comes_first():
@@ -20,23 +18,6 @@ def test_the_policies_and_observe_share_a_server_and_the_baseline_comes_first():
     assert everything.args[-1] == str(live.MOST)
     assert whole.keys == everything.keys == paged[1].keys
     assert live._judged(variants) == ["vanilla, all in memory", *UNIFORM[:2], OBSERVED]
-
-
-def test_the_table_has_vanillas_own_page_ins_and_what_policies_saved():
-    evidence = Evidence(40.0, 30.0, 0.95, 9, page_ins=4.0, page_ins_before=16.0)
-    speeds = (100.0, 130.0, 250.0, 200.0, 390.0, 390.0)
-    series = [
-        make_series(variant, [speed] * 2, evidence)
-        for variant, speed in zip(live.list_variants(UNIFORM[:2], 32), speeds, strict=False)
-    ]
-    points = {key_of(8): make_point(series, str(TRAINED), concurrency=8)}
-    for name, nats in ((OBSERVED, [2.0, 3.0]), (UNIFORM[0], [2.1, 3.1])):
-        points[quality_key(8, name)] = {"nats": nats, "sums": 0.75, "page_ins": 20.0, "before": 20.0}
-    vanilla, _, policy, *_, everything = tabulate_live(points).rows
-    assert vanilla == ["8", "vanilla, paged", "100", "1.00", "20.0", "2.500", "0.750"]
-    assert policy[3:] == ["2.50", "16.0 -> 4.0", "+0.100 (one batch)", "0.750"]
-    assert everything[1] == "xshare:k0=1,add=4, slots for all"
-    assert everything[-2:] == ["-", "-"]
 
 
 @pytest.mark.long

@@ -7,6 +7,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3MoeForCausalLM
 
+from benchmark.quality.decoding import Decoding
 from benchmark.quality.model import load_model
 from small import small_qwen3
 
@@ -43,5 +44,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(checkpoint: Path) -> PreTrainedModel:
-    """It, loaded."""
+    """The checkpoint, loaded."""
     return load_model(checkpoint)
+
+
+@pytest.fixture
+def tokenizer(checkpoint: Path) -> Tokenizer:
+    """The checkpoint's tokenizer."""
+    return Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+
+
+@pytest.fixture
+def decoding(checkpoint: Path) -> Decoding:
+    """Steps of 4 requests on the checkpoint's text."""
+    return Decoding(checkpoint, checkpoint / "heldout", per_domain=4, prompt=8, steps=12, batch=4)

@@ -90,7 +90,7 @@ def test_prompt_is_read_without_a_policy(model, tokens):
         assert torch.equal(ours.values, vanilla.values)
 
 
-@pytest.mark.parametrize(("layout", "shape"), [(Layout(3), (4, 6, 1)), (Layout(2, 4), (4, 6, 1))])
-def test_leftover_rows_are_an_error(layout, shape):
+@pytest.mark.parametrize("layout", [Layout(3), Layout(2, 4)])
+def test_leftover_rows_are_an_error(layout):
     with pytest.raises(ValueError, match="must divide"):
-        layout.split(torch.zeros(shape))
+        layout.split(torch.zeros(4, 6, 1))

@@ -4,12 +4,10 @@ import json
 
 import pytest
 import torch
-from tokenizers import Tokenizer
 
 from benchmark.quality import samples
 from benchmark.quality.model import Layout, prefill
-from benchmark.quality.samples import Outcome, compare, group_problems, tabulate_samples
-from refused import refused
+from benchmark.quality.samples import Outcome, compare, group_problems
 from sglang_xshare import build_plan
 
 TOLD = [(f"Q: {a}+1 A: {a + 1}\nQ: {b}+1 A:", f" {b + 1}\n") for a in (1, 2, 11) for b in (3, 4, 14)]
@@ -35,14 +33,13 @@ def test_drawn_tokens_are_decoded_as_given_ones(model):
     assert torch.cat([step for one in found for step in one.active]).sum() == torch.cat(routing.active).sum()
 
 
-def test_problems_are_grouped_by_their_tokens_and_fill_their_batches(checkpoint):
-    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+def test_problems_are_grouped_by_their_tokens_and_fill_their_batches(tokenizer):
     groups = list(group_problems(tokenizer, TOLD, 2))
     assert all(len(group.answers) % 2 == 0 for group in groups)
     assert all(len(group.solved) == len(group.questions) == len(group.answers) for group in groups)
     kept = [tokenizer.decode(row.tolist()) for group in groups for row in group.questions]
     assert set(kept) <= {text.split("\n")[1] for text, _ in TOLD}
-    with refused("problems"):
+    with pytest.raises(ValueError, match=r"^problems must include 99 of equally many tokens \(got "):
         list(group_problems(tokenizer, TOLD, 99))
 
 
@@ -70,9 +67,6 @@ def test_command_measures_into_a_record(checkpoint, tmp_path, capsys):
     assert vanilla["distinct"]["value"] > 0.9
     assert vanilla["pass_all"]["value"] >= vanilla["pass_one"]["value"]
     assert vanilla["pass_one"]["delta"] == vanilla["pass_one"]["delta_error"] == 0
-    out = capsys.readouterr().out
-    assert "Sampled answers" in out
-    assert "pass@2" in out
-    assert [row[2] for row in tabulate_samples(points, points).rows] == 2 * list(points)
+    capsys.readouterr()
     samples.main(["xshare:k0=1,add=16", "xshare:k0=1,add=0", *sizes, "--resume"])
     assert ", pass@1 " not in capsys.readouterr().out, "all of it was there"

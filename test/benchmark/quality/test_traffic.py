@@ -4,34 +4,20 @@ import json
 
 import pytest
 import torch
-from tokenizers import Tokenizer
 
-from benchmark.quality.decoding import Decoding
 from benchmark.quality.text import load_sequences
 from benchmark.quality.traffic import Problem, continue_prompts, read_texts, share_batch
 
 
 @pytest.fixture
-def decoding(checkpoint):
-    return Decoding(checkpoint, checkpoint / "heldout", per_domain=4, prompt=8, steps=12, batch=4)
-
-
-@pytest.fixture
-def tokenize(checkpoint):
-    encoder = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    return lambda text: encoder.encode(text, add_special_tokens=False).ids
+def tokenize(tokenizer):
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def test_problems_come_after_a_solved_one(decoding, tokenize):
     problems = read_texts(decoding, tokenize).problems
     assert problems[0] == Problem(tokenize("Q: 0 + 0 = ? A: 0\nQ: 0 + 1 = ? A:"), " 1\n")
     assert len(problems) == 4
-
-
-def write(tmp_path, *lines):
-    file = tmp_path / "mine.jsonl"
-    file.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
-    return file
 
 
 def test_prompts_are_answered_by_the_server_first(decoding, tokenize, tmp_path):
@@ -42,7 +28,9 @@ def test_prompts_are_answered_by_the_server_first(decoding, tokenize, tmp_path):
         asked.append(len(prompts))
         return [list(range(5 if prompt == tokenize("The 1th line") else tokens)) for prompt in prompts]
 
-    traffic = continue_prompts(write(tmp_path, *told), decoding, tokenize, go_on)
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in told))
+    traffic = continue_prompts(file, decoding, tokenize, go_on)
     assert asked == [4, 4]
     assert [one.prompt for one in traffic.samples] == [tokenize(f"The {n}th line") for n in (0, 2, 3, 4)]
     assert all(one.text == list(range(13)) for one in traffic.samples)
@@ -65,13 +53,21 @@ def sequences(checkpoint):
     return load_sequences(checkpoint / "heldout", checkpoint, length=40, per_domain=6)
 
 
-def test_sequences_are_the_text(checkpoint, sequences):
-    decode = Tokenizer.from_file(str(checkpoint / "tokenizer.json")).decode
+def test_sequences_are_the_text_and_answers_stand_in_it(checkpoint, tokenizer, sequences):
     assert sequences.tokens.shape == (12, 40)
     assert sequences.domains == ("arithmetic",) * 6 + ("prose",) * 6
-    for domain in ("arithmetic", "prose"):
-        told = decode(sequences.tokens[sequences.of_domain(domain)].flatten().tolist())
-        assert (checkpoint / "heldout" / f"{domain}.txt").read_text().startswith(told)
+    texts = [
+        tokenizer.decode(sequences.tokens[sequences.of_domain(domain)].flatten().tolist())
+        for domain in ("arithmetic", "prose")
+    ]
+    for domain, text in zip(("arithmetic", "prose"), texts, strict=True):
+        assert (checkpoint / "heldout" / f"{domain}.txt").read_text().startswith(text)
+    told = [tokenizer.decode(sequences.tokens[one.row, one.start : one.stop].tolist()) for one in sequences.answers]
+    # One cut by the end of a sequence is left out.
+    assert texts[0].count("\n") - 6 <= len(told) <= texts[0].count("\n")
+    problems = [line.split(" A:")[1] + "\n" for line in texts[0].splitlines() if " A:" in line]
+    assert all(answer in problems for answer in told)
+    assert told[:2] == [" 0\n", " 1\n"]
 
 
 def test_what_is_skipped_is_left_out_of_every_domain(checkpoint, sequences):
@@ -81,17 +77,6 @@ def test_what_is_skipped_is_left_out_of_every_domain(checkpoint, sequences):
     assert later.answers == sequences.take(kept).answers
     with pytest.raises(ValueError, match=r"must have 420 sequences"):
         load_sequences(checkpoint / "heldout", checkpoint, length=40, per_domain=20, skip=400)
-
-
-def test_answers_are_where_they_are_said_to_be(checkpoint, sequences):
-    decode = Tokenizer.from_file(str(checkpoint / "tokenizer.json")).decode
-    text = decode(sequences.tokens[:6].flatten().tolist())
-    told = [decode(sequences.tokens[one.row, one.start : one.stop].tolist()) for one in sequences.answers]
-    # One cut by the end of a sequence is left out.
-    assert text.count("\n") - 6 <= len(told) <= text.count("\n")
-    problems = [line.split(" A:")[1] + "\n" for line in text.splitlines() if " A:" in line]
-    assert all(answer in problems for answer in told)
-    assert told[:2] == [" 0\n", " 1\n"]
 
 
 def test_mixing_takes_turns_and_answers_follow(sequences):

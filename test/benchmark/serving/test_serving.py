@@ -1,4 +1,4 @@
-"""The command that compares policies in the server: small and for real, and what it says of bad input."""
+"""The command that compares policies in the server, small and for real."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from benchmark.serving.report import KEY, quality_key
 
 
 @pytest.mark.long
-def test_one_round_for_real_and_nothing_more_when_it_is_resumed(tiny_model, tmp_path, capsys, monkeypatch):
+def test_one_round_for_real_and_nothing_more_when_it_is_resumed(tiny_model, tmp_path, monkeypatch):
     """Two policies on one server, and one without; also alone, as a busy machine may not decode requests together."""
     sizes = ["--rounds", "1", "--requests", "4", "--concurrency", "4", "--output-tokens", "4"]
     sizes += ["--per-domain", "1", "--loss-tokens", "8", "--sums", "4"]
@@ -28,8 +28,5 @@ def test_one_round_for_real_and_nothing_more_when_it_is_resumed(tiny_model, tmp_
     assert [len(one) for one in nats] == [4, 4, 4]
     assert sum(nats[0]) < sum(nats[2])  # one expert in eight costs more than noise
     assert points[quality_key("off")]["sums"] >= 0.5
-    printed = capsys.readouterr().out
-    assert (tmp_path / "serving.png").exists()
-    assert "prove nothing" in " ".join(printed.split())
     monkeypatch.setattr(measure, "serve", lambda *_: pytest.fail("served again"))
     command.main([*arguments, "--resume"])

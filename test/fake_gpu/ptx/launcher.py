@@ -1,7 +1,7 @@
 """Triton's launches, executed from the PTX that was compiled for sm_90: the arguments are real tensors' memory."""
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,11 +34,12 @@ class TensorMemory(Memory):
 
 @dataclass
 class Execution:
-    """How launches run, and those that did."""
+    """How launches run, and those that did. `edit` changes the PTX of every kernel before it runs."""
 
     order: Order = "random"
     seed: int = 0
     watch: bool = True
+    edit: Callable[[str], str] | None = None
     launches: list[Launch] = field(default_factory=list)
 
 
@@ -57,8 +58,8 @@ class Launcher:
 
     def execute(self, programs: int, values: Sequence[Any]) -> None:
         """Run with the values of all parameters, those that the kernel was compiled for among them."""
-        memory, execution = TensorMemory(), self.execution
-        module = parse(self.kernel.asm["ptx"])
+        memory, execution, ptx = TensorMemory(), self.execution, self.kernel.asm["ptx"]
+        module = parse(execution.edit(ptx) if execution.edit else ptx)
         arguments = [
             _encode(value, kind, memory)
             for value, kind in zip(values, self.kinds, strict=True)

@@ -36,7 +36,7 @@ class Agreement:
     ) -> None:
         self.size = size
         self.forwards = 0
-        """Forwards since the last switch: the same number on all ranks, or they would wait for each other forever."""
+        """Forwards since the last `begin`: the same number on all ranks, or ranks would wait for each other forever."""
         self._gather = gather
         self._checksum = torch.zeros(1, dtype=torch.int64, device=device)
         self._turn = torch.full_like(self._checksum, _TURN)
@@ -62,7 +62,10 @@ class Agreement:
         return self.size > 1 and (ranks is None or ranks.together)
 
     def begin(self) -> None:
-        """Reset at a switch, so the next plans are compared soon, and without the steps of the former plans."""
+        """Start anew, so the next plans are compared soon, and without the steps of the former plans.
+
+        Every rank must call this after the same forward, also a rank that then fails to switch.
+        """
         self.forwards = 0
         self._checksum.zero_()
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 
-from ...selection.cpu_call import is_readable, load
+from ...selection.cpu_call import count_step, is_readable, load
 from ...types import Tally, allocate_tally
+from ...upstream.paging import Residents
+from ..placement import Balance
 from ..step import Step
 from .interval import OUTCOMES, Interval
-
-if TYPE_CHECKING:
-    from ...upstream.paging import Residents
-    from ..placement import Balance
-
 
 COLUMNS = STEPS, BEFORE, AFTER, KEPT, ROWS, RESCUED, EXACT, PAGED_BEFORE, PAGED, EXCEEDED = range(10)
 """The counts of a layer. The last three stay 0 on a server that does not page experts."""
@@ -54,6 +51,9 @@ class Counters:
         self.names = COUNTS | (PAGING_COUNTS if residents else {}) | (RANK_COUNTS if balance else {})
         """The column, in what `read` returns, of each field of `Interval` that this server counts."""
         self.outcomes = torch.zeros(len(OUTCOMES), dtype=torch.int64, device=device)
+        """Forwards of the model, by outcome."""
+        self.replayed: Counter[str] = Counter()
+        """Replays of graphs, which do not run the model's forward, by outcome."""
         self.in_one_call = is_readable(self.totals) and load() is not None
         # On a CPU the next step of the same shape reuses a step's tables: nothing reads them after the step is counted.
         self._by_shape: dict[torch.Size, tuple[Tally, list[Tally]]] = {}
@@ -65,10 +65,11 @@ class Counters:
     def read(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (totals [layers, columns], outcomes) on the host, which waits for the device."""
         totals = self.totals if self.balance is None else torch.cat([self.totals, self.balance.totals], 1)
-        return totals.to("cpu", copy=True), self.outcomes.to("cpu", copy=True)
+        replayed = torch.tensor([self.replayed[outcome] for outcome in OUTCOMES])
+        return totals.to("cpu", copy=True), self.outcomes.to("cpu") + replayed
 
     def count_outcome(self, outcome: str, step: Step | None = None) -> None:
-        """Count a forward that begins."""
+        """Count a forward of the model that begins, unless it has padding rows alone."""
         valid = None if step is None else step.batch.valid
         self.outcomes[OUTCOMES.index(outcome)].add_(1 if valid is None else valid.any())
 
@@ -104,7 +105,10 @@ class Counters:
         if tables.tally is None:
             return torch.zeros_like(self.totals)
         if self.in_one_call and is_readable(tables.tally.active):
-            return add_tables(self.totals, tables.tally, step, self.residents, fits)
+            paged = self.residents
+            sure = copy_flags(tuple(fits), self.totals.device) if fits and paged is not None else None
+            loaded, slots = (None, 0) if paged is None else (paged.loaded, paged.slots)
+            return count_step(self.totals, tables.tally, step.batch, step.rows, loaded, slots, sure)
         counts = count_tables(tables.tally, step, self.residents, fits)
         self.totals += counts
         return counts
@@ -180,28 +184,3 @@ class Reader:
         found = {name: int(new[column]) for name, column in self._counters.names.items()}
         counts = dict(zip(OUTCOMES, forwards.tolist(), strict=True))
         return Interval(**found, kept_mass=new[KEPT], outcomes=counts), layers.tolist()
-
-
-def add_tables(
-    totals: torch.Tensor, tables: Tally, step: Step, residents: Residents | None, fits: Sequence[bool]
-) -> torch.Tensor:
-    """Add what `count_tables` returns to `totals` [layers, COLUMNS] float64, in one compiled call, and return it."""
-    counts = torch.empty_like(totals)
-    sure = copy_flags(tuple(fits), totals.device) if fits and residents is not None else None
-    flags = None if residents is None else residents.loaded, sure, step.batch.valid, step.batch.exact
-    # In a variable, because a contiguous copy has to live until the call is over.
-    read = [None if flag is None else flag.contiguous() for flag in flags]
-    load().count_step(
-        tables.active.data_ptr(),
-        tables.vanilla_active.data_ptr(),
-        tables.kept_mass.data_ptr(),
-        tables.rescued.data_ptr(),
-        *[None if flag is None else flag.data_ptr() for flag in read],
-        totals.data_ptr(),
-        counts.data_ptr(),
-        0 if residents is None else residents.slots,
-        len(totals),
-        step.rows,
-        tables.active.shape[1],
-    )
-    return counts

@@ -1,4 +1,4 @@
-"""Random weights of a Qwen3-MoE on disk, for servers without dummy weights: paged experts are loaded from files."""
+"""Random weights of a Qwen3-MoE on disk, because SGLang refuses dummy weights with paged experts."""
 
 import json
 import math
@@ -15,20 +15,17 @@ EXPERT, ATTENTION = 0.02, 0.002
 """Standard deviations. An expert moves a hidden state of unit variance by about 0.2: enough for a wrong expert to show
 in the logits, and little enough that rows of all layers agree as embeddings do. See `dummy_server`.
 """
-INDEX = "model.safetensors.index.json"
 
 
-def write_weights(folder: Path, config: Mapping[str, Any], device: str = "cpu") -> None:
-    """Write `config`'s bfloat16 weights, drawn on `device`, a file a layer, unless all are there (11 GB for eight)."""
-    if (folder / INDEX).exists():  # written last
-        return
-    draw = torch.Generator(device).manual_seed(0)
+def write_weights(folder: Path, config: Mapping[str, Any]) -> None:
+    """Write `config`'s bfloat16 weights, a file a layer."""
+    draw = torch.Generator().manual_seed(0)
     files: dict[str, str] = {}
     for number, tensors in enumerate(_list_files(config, draw)):
         name = f"model-{number:05d}.safetensors"
-        save_file({key: tensor.cpu() for key, tensor in tensors.items()}, folder / name, metadata={"format": "pt"})
+        save_file(tensors, folder / name, metadata={"format": "pt"})
         files |= dict.fromkeys(tensors, name)
-    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": files}) + "\n")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}) + "\n")
 
 
 def _list_files(config: Mapping[str, Any], draw: torch.Generator) -> Iterator[dict[str, torch.Tensor]]:
@@ -36,7 +33,7 @@ def _list_files(config: Mapping[str, Any], draw: torch.Generator) -> Iterator[di
     queries, cached = head * config["num_attention_heads"], head * config["num_key_value_heads"]
 
     def normal(rows: int, columns: int, deviation: float) -> torch.Tensor:
-        drawn = torch.empty(rows, columns, dtype=torch.bfloat16, device=draw.device)
+        drawn = torch.empty(rows, columns, dtype=torch.bfloat16)
         return drawn.normal_(0, deviation, generator=draw)
 
     def ones(size: int) -> torch.Tensor:

@@ -6,15 +6,18 @@ a server runs. The dispatcher's table is calibrated on other text.
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from statistics import fmean
+from typing import Any
 
-from benchmark.affinity.report import name_rule, point_key, tabulate_affinity
+from benchmark.affinity.report import name_rule, plot_affinity, point_key, tabulate_affinity
 from benchmark.affinity.routing import Routing, read_routing
-from benchmark.affinity.simulation import SCENARIOS, ByAffinity, RoundRobin, make_traffic, simulate
+from benchmark.affinity.simulation import SCENARIOS, ByAffinity, Outcome, RoundRobin, make_traffic, simulate
 from benchmark.affinity.texts import make_table
 from benchmark.common.command import Parser, positive, run_main
 from benchmark.common.paths import BUILD, TEXTS, TRAINED
+from benchmark.common.plot import draw
 from benchmark.common.record import Record
 from benchmark.common.sweep import fill
 from benchmark.quality.model import load_model
@@ -29,7 +32,7 @@ MAX_LIFE = 128
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Simulate into the record, print the table."""
+    """Simulate into the record, print the table, draw the picture."""
     parser = Parser("benchmark.affinity", __doc__)
     names = f"{', '.join(SCENARIOS)} (default: all)"
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", default=SCENARIOS, help=names)
@@ -49,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     record = parser.open_record("affinity", args, argv)
     measure(args, record)
     tabulate_affinity(record.points).show(record.path)
+    draw(plot_affinity(record.points), args.out / "affinity.png")
 
 
 def measure(args: argparse.Namespace, record: Record) -> None:
@@ -69,13 +73,21 @@ def simulate_rules(
     """Return the outcomes of round robin and of affinity within each bound, by name: means over the seeds."""
     traffic = make_traffic(name, routing, args.requests)
 
-    def run(bound: float | None) -> dict[str, float]:
+    def run(bound: float | None) -> dict[str, Any]:
         rules = [RoundRobin() if bound is None else ByAffinity(table, replicas, bound) for _ in range(args.seeds)]
-        outcomes = [simulate(routing, rule, replicas, traffic, seed) for seed, rule in enumerate(rules)]
-        return {name: fmean(getattr(one, name) for one in outcomes) for name in ("active", "imbalance")}
+        return asdict(_mean([simulate(routing, rule, replicas, traffic, seed) for seed, rule in enumerate(rules)]))
 
     rules = {ROUND_ROBIN: run(None)} | {name_rule(bound): run(bound) for bound in args.bounds}
     return {"scenario": name, "replicas": replicas, "rules": rules}
+
+
+def _mean(outcomes: Sequence[Outcome]) -> Outcome:
+    return Outcome(
+        active=fmean(one.active for one in outcomes),
+        imbalance=fmean(one.imbalance for one in outcomes),
+        worst=max(one.worst for one in outcomes),
+        course=[fmean(tenth) for tenth in zip(*(one.course for one in outcomes), strict=True)],
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The tables of records of dispatch, simulated and served."""
+"""The tables and the plot of records of dispatch, simulated and served."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from benchmark.common.plot import Line, Panel, Picture
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE
 from benchmark.quality.measure import compare_nats
@@ -13,6 +14,7 @@ Mean active experts a layer and step of a replica. In brackets the load imbalanc
 running requests in a step, mean over time. Then the change relative to round robin. Held-out text of four domains; 16
 requests a replica, of 24 - 72 steps each; every figure is the mean of runs with different seeds. Bound: the most
 requests of a replica over the mean."""
+LABEL, DRAWN = "active experts a layer and step", ("shift", "flood")
 OBSERVE = "observe"
 """The model's own routing, whose answers are compared."""
 LIVE_NOTE = """\
@@ -49,6 +51,22 @@ def tabulate_affinity(points: Mapping[str, Any]) -> Table:
 def _cell(outcome: Mapping[str, float], first: float | None) -> str:
     change = "" if first is None else f", {outcome['active'] / first - 1:+.1%}"
     return f"{outcome['active']:.1f} ({outcome['imbalance']:.2f}){change}"
+
+
+def plot_affinity(points: Mapping[str, Any]) -> Picture:
+    """Return the picture of active experts: over replicas under mixed traffic, and over a run of `DRAWN` traffics."""
+    rules = list(next(iter(points.values()))["rules"])
+    mixed = [point for point in points.values() if point["scenario"] == "mixed"]
+    replicas = [point["replicas"] for point in mixed]
+    lines = [Line(rule, replicas, [point["rules"][rule]["active"] for point in mixed]) for rule in rules]
+    panels = [Panel("replicas", LABEL, lines, "mixed domains", log_x=True)]
+    for point in [point for point in points.values() if point["scenario"] in DRAWN]:
+        courses = {rule: point["rules"][rule]["course"] for rule in rules}
+        lines = [Line(rule, [10 * tenth + 5 for tenth in range(len(y))], y) for rule, y in courses.items()]
+        panels.append(
+            Panel("% of the requests sent", LABEL, lines, f"{point['scenario']}, {point['replicas']} replicas")
+        )
+    return Picture(tuple(panels))
 
 
 def tabulate_live(points: Mapping[str, Any]) -> Table:

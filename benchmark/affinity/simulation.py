@@ -2,8 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from dataclasses import dataclass, field
 
 from benchmark.affinity.routing import Routing
 from sglang_xshare.affinity.decision import Affinity
@@ -56,15 +55,18 @@ class Traffic:
     life: int = 48
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
     """Means: active experts after a fifth of the requests is sent, and the imbalance after a sixth of them.
 
-    The imbalance is the largest over the mean number of running requests.
+    The imbalance is the largest over the mean number of running requests; `worst` is its maximum. `course` has the
+    active experts by tenths of the run.
     """
 
-    active: float
-    imbalance: float
+    active: float = 0.0
+    imbalance: float = 0.0
+    worst: float = 0.0
+    course: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -79,7 +81,7 @@ def simulate(routing: Routing, rule: RoundRobin, replicas: int, traffic: Traffic
     """Run the traffic: at any time as many requests run as the replicas that live can hold."""
     source, sent = random.Random(seed), 0
     running: list[list[_Request]] = [[] for _ in range(replicas)]
-    actives: list[float] = []
+    actives: list[list[float]] = [[] for _ in range(10)]
     imbalances: list[float] = []
     while sent < traffic.requests:
         alive = traffic.alive(replicas, sent / traffic.requests)
@@ -93,15 +95,18 @@ def simulate(routing: Routing, rule: RoundRobin, replicas: int, traffic: Traffic
             chosen = rule.choose(sent, routing.prompts[sequence], alive)
             running[chosen].append(_Request(sent, sequence, min(life, len(routing.experts[sequence]))))
             sent += 1
-        if 5 * sent >= traffic.requests:
-            members = [[(one.sequence, one.step) for one in running[place]] for place in alive if running[place]]
-            actives += map(routing.active, members)
+        tenth = actives[min(10 * sent // traffic.requests, 9)]
+        tenth += [
+            routing.active([(one.sequence, one.step) for one in running[place]]) for place in alive if running[place]
+        ]
         if 6 * sent > traffic.requests:
             loads = [len(running[place]) for place in alive]
             imbalances.append(max(loads) * len(loads) / sum(loads))
         for ended in _advance(running):
             rule.finish(ended.name)
-    return Outcome(fmean(actives), fmean(imbalances))
+    steady = [active for tenth in actives[2:] for active in tenth]
+    course = [sum(tenth) / len(tenth) for tenth in actives if tenth]
+    return Outcome(sum(steady) / len(steady), sum(imbalances) / len(imbalances), max(imbalances), course)
 
 
 def _advance(running: list[list[_Request]]) -> Iterator[_Request]:

@@ -89,16 +89,17 @@ def is_recorded(experiment: Experiment, results: Path) -> bool:
 
 
 def _measure(experiment: Experiment, results: Path, small: bool, resume: bool) -> None:
-    """Run an experiment, and move its record into the results after success."""
+    """Run an experiment, and move its record and plots into the results after success."""
     unfinished = _locate_unfinished(experiment, "small" if small else "full")
     arguments = experiment.small if small else experiment.arguments
     command = [sys.executable, "-m", experiment.module, *arguments.split(), "--out", str(unfinished)]
     run = subprocess.run([*command, *(["--resume"] if resume else [])], cwd=ROOT, preexec_fn=die_with_parent)
     if run.returncode != 0:
         raise RuntimeError(f"{experiment.name}: ended with status {run.returncode}; its last line has the reason")
-    path = experiment.path(results)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(unfinished / path.name, path)
+    folder = experiment.path(results).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (f"{experiment.kind}.json", *experiment.plots):
+        shutil.move(unfinished / name, folder / name)
 
 
 def _locate_unfinished(experiment: Experiment, size: str) -> Path:

@@ -10,9 +10,9 @@ from benchmark.common.paths import ROOT
 class Experiment:
     """A run of `python -m <module>`, which writes `<record>.json` into a folder below the results.
 
-    `record` is the name by default. At full size, with `arguments`, the run takes `minutes` on two quiet cores; `small`
-    are the arguments of the smallest size. If `trained` is given, `python -m training.train_moe --model <trained>`
-    makes the model that `arguments` name.
+    `record` is the name by default; `plots` are the files beside the record that a page shows. At full size, with
+    `arguments`, the run takes `minutes` on two quiet cores; `small` are the arguments of the smallest size. If
+    `trained` is given, `python -m training.train_moe --model <trained>` makes the model that `arguments` name.
     """
 
     name: str
@@ -23,6 +23,7 @@ class Experiment:
     arguments: str = ""
     record: str = ""
     trained: str = ""
+    plots: tuple[str, ...] = ()
 
     @property
     def model(self) -> Path | None:
@@ -179,7 +180,7 @@ EXPERIMENTS = {
         Experiment("balance", "benchmark.balance", "balance", 1, SMALL["balance"]),
         Experiment("balance-live", "benchmark.balance.live", "balance", 6, SMALL["balance-live"], record="live"),
         Experiment("tuning", "benchmark.tuning", "tuning", 5, SMALL["tuning"], "--offline"),
-        Experiment("affinity", "benchmark.affinity", "affinity", 3, SMALL["affinity"]),
+        Experiment("affinity", "benchmark.affinity", "affinity", 3, SMALL["affinity"], plots=("affinity.png",)),
         Experiment(
             "affinity-live", "benchmark.affinity.live", "affinity", 24, SMALL["affinity-live"], REPLICAS, "live"
         ),

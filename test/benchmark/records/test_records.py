@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -53,12 +54,12 @@ def ran(made_up):
     return (made_up / "ran").read_text().splitlines()
 
 
-def test_records_are_stored_and_then_skipped(source, made_up, tmp_path):
+def test_records_and_plots_that_a_page_shows_are_stored_and_then_skipped(source, made_up, tmp_path):
     results = tmp_path / "results"
-    command.measure([FIRST, SECOND], results)
+    command.measure([replace(FIRST, plots=("first.png",)), SECOND], results)
     assert ran(made_up) == ["first --out --resume", "second --out --resume"]
-    for name in ("first", "second"):
-        assert [path.name for path in (results / name).iterdir()] == [f"{name}.json"]
+    assert sorted(path.name for path in (results / "first").iterdir()) == ["first.json", "first.png"]
+    assert [path.name for path in (results / "second").iterdir()] == ["second.json"]
     command.measure([FIRST, SECOND], results)
     assert len(ran(made_up)) == 2
 

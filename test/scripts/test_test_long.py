@@ -10,7 +10,8 @@ from benchmark.common.paths import ROOT
 from programs import write_program
 
 PARTS = ["test/patching/test_kill.py", "test/docs/test_cli.py"]
-# Stands for `python -m pytest`: lists two parts and ends with $COLLECT; notes what it runs, and fails the part $FAIL.
+# Stands for `python -m pytest`: lists two parts and ends with $COLLECT; notes what it runs, and fails the part named in
+# $FAIL, or with $MEET one beside which no other runs.
 PYTHON = """#!/bin/sh
 case "$*" in
 *--collect-only*)
@@ -18,7 +19,8 @@ case "$*" in
     printf '%s\\n' test/docs/test_cli.py::test_z "3 tests"
     exit $COLLECT ;;
 *) for part; do :; done; echo "$part" >>ran
-    [ "$part" != "$FAIL" ] ;;
+    [ -z "$MEET" ] || for _ in $(seq 100); do [ $(wc -l <ran) = 2 ] && exit 0; sleep 0.1; done
+    [ -z "$MEET" ] && [ "$part" != "$FAIL" ] ;;
 esac
 """
 
@@ -37,7 +39,7 @@ def checkout(tmp_path):
 
 def run_parts(checkout, **env):
     command = [str(checkout / "scripts" / "test_long.sh")]
-    env = {"PART": "", "FAIL": "", "COLLECT": "0", "LANES": "", **env, "PYTHON": "./python"}
+    env = {"PART": "", "FAIL": "", "COLLECT": "0", "LANES": "", "MEET": "", **env, "PYTHON": "./python"}
     return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
 
 
@@ -49,7 +51,7 @@ def test_runs_every_part_and_resumes_after_a_failure(checkout):
     failed = run_parts(checkout, FAIL="test/docs/test_cli.py")
     assert failed.returncode == 1
     assert "failed: test/docs/test_cli.py" in failed.stderr
-    assert run_parts(checkout, LANES="2").returncode == 0
+    assert run_parts(checkout).returncode == 0
     assert ran(checkout) == [*PARTS, "test/docs/test_cli.py"]
 
 
@@ -64,6 +66,18 @@ def test_a_changed_document_repeats_only_the_tests_of_documents(checkout, name, 
     assert ran(checkout) == [*PARTS, *again]
 
 
+def test_the_longest_part_of_the_last_run_begins_and_parts_share_a_folder_of_one_state(checkout):
+    run_parts(checkout)
+    done = checkout / "build" / "test-long"
+    (done / "test_docs_test_cli.py.log").write_text("=== 1 passed in 100.24s (0:01:40) ===\n")
+    (checkout / "python").write_text(PYTHON + "# changed\n")
+    (before,) = done.glob("served-*")
+    run_parts(checkout)
+    assert ran(checkout) == [*PARTS, *PARTS[::-1]]
+    (after,) = done.glob("served-*")
+    assert after != before
+
+
 def test_one_part_alone(checkout):
     """`make test-long PART=patching/test_kill`."""
     refused = run_parts(checkout, PART="nothing")
@@ -71,6 +85,12 @@ def test_one_part_alone(checkout):
     assert "PART is 'nothing'" in refused.stderr
     assert run_parts(checkout, PART="patching/test_kill").returncode == 0
     assert ran(checkout) == ["test/patching/test_kill.py"]
+
+
+def test_two_parts_at_once(checkout):
+    assert run_parts(checkout, LANES="2", MEET="1").returncode == 0
+    assert sorted(ran(checkout)) == sorted(PARTS)
+    assert run_parts(checkout, LANES="0").stderr == "test-long: LANES must be a number from 1 up (got 0)\n"
 
 
 def test_tests_that_cannot_be_collected_are_told_and_none_is_run(checkout):

@@ -1,4 +1,4 @@
-"""The one command on a GPU: it runs, tabulates and brings back. Without a GPU, `test/docs` runs it."""
+"""The one command: without a GPU it says so and prints no number; with one it runs, tabulates and brings back."""
 
 import os
 import shutil
@@ -13,6 +13,7 @@ from programs import write_program
 # Stands for Python in the environment: notes what it runs; fails where $FAIL is among its arguments.
 PYTHON = """#!/bin/sh
 echo "$*" >>ran
+echo "$CUDA_HOME" >cuda_home
 [ "$1" = -c ] && exit 0
 case " $* " in *" $FAIL "*) exit 3 ;; esac
 exit 0
@@ -25,19 +26,25 @@ def checkout(tmp_path):
     (tmp_path / "scripts" / "gpu").mkdir(parents=True)
     for name in ("gpu.sh", "gpu/toolkit.sh"):
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
-    write_program(tmp_path / "scripts" / "make_venv.sh", "exit 0")
-    write_program(tmp_path / "bin" / "nvidia-smi", "echo NVIDIA H200")
-    for name in ("venv/bin/python", "bin/python3"):
-        write_program(tmp_path / name, PYTHON)
+    programs = {
+        "scripts/make_venv.sh": "#!/bin/sh\n",
+        "venv/bin/python": PYTHON,
+        "bin/python3": PYTHON,
+        "bin/nvidia-smi": "#!/bin/sh\necho NVIDIA H200\n",
+    }
+    for name, text in programs.items():
+        write_program(tmp_path / name, text)
     return tmp_path
 
 
 def run(checkout, *args, **env):
     path = f"{checkout / 'bin'}:{os.environ['PATH']}"
     defaults = {"FAIL": "none", "VENV": "venv", "PATH": path, "RESULTS": "results", "SGLANG_XSHARE_DEVICE": ""}
-    outer = {name: value for name, value in os.environ.items() if name not in ("OUT", "CUDA_HOME")}
     script = str(checkout / "scripts" / "gpu.sh")
-    return subprocess.run([script, *args], env=outer | defaults | env, capture_output=True, text=True)
+    environment = (
+        {name: value for name, value in os.environ.items() if name not in ("OUT", "CUDA_HOME")} | defaults | env
+    )
+    return subprocess.run([script, *args], env=environment, capture_output=True, text=True)
 
 
 def calls(checkout):
@@ -46,26 +53,74 @@ def calls(checkout):
     return [line.removeprefix("-m ") for line in lines]
 
 
+@pytest.mark.parametrize("experiment", ["all", "layer"])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_without_a_gpu_it_says_so_in_one_line_and_exits_with_2(checkout, experiment, hidden):
+    if not hidden:
+        (checkout / "bin" / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    refused = run(checkout, experiment, **({"SGLANG_XSHARE_DEVICE": "cpu"} if hidden else {}))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == "gpu: no NVIDIA GPU answers here; nothing was measured\n"
+    assert not (checkout / "ran").exists()
+    assert not (checkout / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "name", "value"),
+    [
+        (["lyaer"], "EXPERIMENT", "lyaer"),
+        (["all", "a"], "PARTS", "a"),
+        ([], "LIMIT", "soon"),
+        ([], "LIMIT", "0"),
+        ([], "QUICK", "yes"),
+    ],
+)
+def test_a_wrong_setting_is_refused_in_one_line(checkout, args, name, value):
+    refused = run(checkout, *args, **({} if args else {name: value}))
+    assert refused.returncode == 1
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith(f"gpu: {name} must ")
+    assert line.endswith(f" (got {value})")
+
+
 @pytest.mark.parametrize(("fail", "status"), [("none", 0), ("run", 3)])
 def test_all_patches_then_runs_then_tabulates_whatever_fails(checkout, fail, status):
     assert run(checkout, FAIL=fail).returncode == status
-    assert calls(checkout)[1:] == [
+    assert calls(checkout) == [
+        "pip download --quiet --no-deps --retries 0 --timeout 10 --dest build/gpu/probe wheel",  # is there an index?
         "sglang_xshare patch apply",
         "benchmark.gpu run --out results",
         "benchmark.gpu table --out results",
     ]
 
 
+def test_without_an_archive_and_a_package_index_it_ends_at_once(checkout):
+    refused = run(checkout, FAIL="download")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("gpu: no package index answers and .gpu/site.tar.xz is missing; ")
+    assert refused.stderr.count("\n") == 1
+    assert not any("benchmark.gpu" in call for call in calls(checkout))
+
+
+JIT = "gpu: .gpu/jit.tar.xz is missing; the first gpt-oss server builds two kernels, in about a minute\n"
+
+
+def pack(checkout, name, member):
+    with tarfile.open(checkout / ".gpu" / f"{name}.tar.xz", "w:xz") as archive:
+        archive.add(checkout / "module.py", member)
+
+
 def test_the_archive_is_unpacked_once_and_used(checkout):
     (checkout / ".gpu").mkdir()
     (checkout / "module.py").touch()
     for name in ("site", "extras", "tvmcache"):
-        with tarfile.open(checkout / ".gpu" / f"{name}.tar.xz", "w:xz") as archive:
-            archive.add(checkout / "module.py", f"{name}/module.py")
+        pack(checkout, name, f"{name}/module.py")
     for _ in range(2):
-        run(checkout, "layer")
-    build = checkout / "build" / "gpu"
-    assert all((build / name / "module.py").exists() for name in ("site/site", "site/extras", "tvmcache"))
+        assert JIT in run(checkout, "layer").stdout
+    site = checkout / "build" / "gpu" / "site"
+    assert (site / "site" / "module.py").exists()
+    assert (site / "extras" / "module.py").exists()
+    assert (checkout / "build" / "gpu" / "tvmcache" / "module.py").exists()
     assert sum("compileall" in call for call in calls(checkout)) == 1
     assert calls(checkout).count("sglang_xshare patch apply --target build/gpu/site") == 2
 

@@ -2,8 +2,10 @@
 
 import pytest
 
-from benchmark.gpu import eagle3
+from benchmark.common.record import Record
+from benchmark.gpu import eagle3, memory
 from benchmark.gpu.memory import GIB, choose_model, estimate_bytes
+from programs import write_program
 
 
 def test_what_a_server_takes_is_its_weights_and_what_loading_or_serving_takes():
@@ -35,3 +37,20 @@ def test_the_layers_are_those_that_fit(gib, qwen, oss, small):
     assert choose_model("qwen3-30b-a3b", 1, gib * GIB) == qwen
     assert choose_model("gpt-oss-120b", 1, gib * GIB) == oss
     assert choose_model("gpt-oss-20b", 1, gib * GIB) == small
+
+
+def test_what_is_cut_or_left_out_is_said_until_it_fits(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SGLANG_XSHARE_DEVICE", "cpu")  # what stands for a driver below is no GPU
+    record = Record(tmp_path, "server", ["made up"])
+    for gib, said in (
+        (78, "24 of 48: 2 servers of 48 need about 122 GiB of GPU memory; 78 are free"),
+        (11, "none, because 4 do not fit either: 2 servers of 48 need about 122 GiB of GPU memory; 11 are free"),
+    ):
+        write_program(tmp_path / "bin" / "nvidia-smi", f"echo {gib * 1024}")
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+        memory.fit_model(record, "qwen3", "qwen3-30b-a3b", 2)
+        assert capsys.readouterr().out == f"gpu: qwen3: {said}\n"
+        assert [row.measured for row in memory.rows(record.points, "qwen3")] == [said]
+    write_program(tmp_path / "bin" / "nvidia-smi", "echo 142000")
+    assert memory.fit_model(record, "qwen3", "qwen3-30b-a3b", 2) == "qwen3-30b-a3b"
+    assert list(memory.rows(record.points, "qwen3")) == []

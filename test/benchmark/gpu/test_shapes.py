@@ -7,7 +7,7 @@ import pytest
 from benchmark.common.variant import parse_plan
 from benchmark.gpu import selection, shapes
 from benchmark.gpu.checks import FAILED
-from benchmark.gpu.shapes import Trial, choose, list_trials, write_shapes
+from benchmark.gpu.shapes import Trial, choose, describe, list_trials, write_shapes
 from sglang_xshare import Batch, Router
 from sglang_xshare.selection.triton_kernel import supports, tile
 
@@ -23,14 +23,16 @@ def make_points(time, experts=shapes.EXPERTS):
         (lambda one: one.tile, {"one": {"8": 2}, "several": [8, 4]}),
         (lambda one: 100 - one.tile - one.warps / 100, {"one": {"8": 4, "16": 8, "32": 16, "64": 32}}),
         (lambda one: 5.0 if one.tile == one.rows else 6.0, {"one": {"8": 2, "16": 4, "32": 8, "64": 16}}),
+        (lambda one: one.rows / 16 if one.tile == one.rows else 2.5, {"one": {"8": 2, "16": 4, "32": 8}}),
         (lambda one: 9.9 if one.tile == one.rows else 10.0, {"one": {"8": 2}, "several": [8, 4]}),
     ],
-    ids=["small programs", "large ones", "one program", "one not faster by enough"],
+    ids=["small programs", "large ones", "one program", "one program up to 32 rows", "one not faster by enough"],
 )
 def test_the_fastest_is_chosen(time, chosen):
     (found,) = choose(make_points(time, [128]))
     assert found["experts"] == 128
     assert {name: found[name] for name in chosen} == chosen
+    assert len(describe(make_points(time, [128]))) == 1
 
 
 def test_a_trial_that_failed_is_nobodys_fastest():
@@ -45,15 +47,22 @@ def test_a_trial_that_failed_is_nobodys_fastest():
     assert choose(points)[0]["one"] == {"8": 2}
 
 
-def test_the_kernel_reads_what_is_written(tmp_path, monkeypatch):
-    shapes_file = tmp_path / "shapes.json"
-    shapes_file.write_text(tile.SHAPES_FILE.read_text())
-    monkeypatch.setattr(tile, "SHAPES_FILE", shapes_file)
+@pytest.fixture
+def shapes_file(tmp_path, monkeypatch):
+    """A copy of the kernel's own, which the test may change."""
+    path = tmp_path / "shapes.json"
+    path.write_text(tile.SHAPES_FILE.read_text())
+    monkeypatch.setattr(tile, "SHAPES_FILE", path)
+    return path
+
+
+def test_the_kernel_reads_what_is_written(shapes_file):
     before = {shape.experts: shape for shape in tile.load_shapes(shapes_file)}
     write_shapes(make_points(lambda one: one.tile, [128]), "a GPU")
     after = {shape.experts: shape for shape in tile.load_shapes(shapes_file)}
     assert after == before | {128: tile.Shape(128, {8: 2}, (8, 4))}
     assert "a GPU" in json.loads(shapes_file.read_text())["origin"]
+    assert "128 experts" in json.loads(shapes_file.read_text())["origin"]
 
 
 def test_every_case_is_served():

@@ -27,15 +27,36 @@ def run(tmp_path):
     return run
 
 
-def test_a_folder_of_others_is_left_and_what_was_interrupted_is_made_anew(run, tmp_path):
-    mine, new = tmp_path / "mine", tmp_path / "new"
-    mine.mkdir()
-    (mine / "data").write_text("kept")
-    assert run(SGLANG="banana").stderr.startswith("test-cuda: SGLANG must be one of 0.5.17 ")
-    assert f"CUDA_VENV={mine}: " in run(CUDA_VENV=str(mine)).stderr
-    assert [path.name for path in mine.iterdir()] == ["data"]
+@pytest.mark.parametrize(
+    ("wrong", "tells"),
+    [
+        ({"SGLANG": "banana"}, "SGLANG must be one of 0.5.17 "),
+        ({"SGLANG": "../patches/shared"}, "SGLANG must be one of "),
+        ({"CUDA_VENV": "/proc/nope"}, "CUDA_VENV=/proc/nope "),
+        ({"CUDA_VENV": "/dev/null"}, "CUDA_VENV=/dev/null: "),
+    ],
+)
+def test_wrong_input_is_refused_in_a_line(run, wrong, tells):
+    done = run(**wrong)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"test-cuda: {tells}")
+
+
+def test_a_folder_of_others_is_left_as_it_is(run, tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "data").write_text("kept")
+    done = run(CUDA_VENV=str(folder))
+    assert done.returncode == 1
+    assert f"CUDA_VENV={folder}: " in done.stderr
+    assert [path.name for path in folder.iterdir()] == ["data"]
+
+
+def test_what_was_interrupted_is_made_anew(run, tmp_path):
+    folder = tmp_path / "new"
     for _ in range(2):
-        assert run(CUDA_VENV=str(new)).returncode == 1  # no pip
-        assert {path.name for path in new.iterdir()} == {".begun", "bin"}
-        assert not (new / "bin" / "left").exists()
-        (new / "bin" / "left").touch()
+        assert run(CUDA_VENV=str(folder)).returncode == 1  # no pip
+        assert {path.name for path in folder.iterdir()} == {".begun", "bin"}
+        assert not (folder / "bin" / "left").exists()
+        (folder / "bin" / "left").touch()

@@ -81,7 +81,7 @@ def test_linear_attention_caches_nothing():
 
 
 def test_stacked_experts_are_known_by_their_number():
-    """Of Granite and Step-3.5, whose modules and heads of keys are called otherwise; a convolution as long is none."""
+    """Granite and Step-3.5 have other names of modules and key heads. A convolution of equal length is no expert."""
     rest = {name: shape for name, shape in BASE.items() if ".experts." not in name}
     stacked = {
         "model.layers.0.moe.up_proj.weight": (EXPERTS, 3, 8),

@@ -1,4 +1,4 @@
-"""How a loaded model's layers are found or refused, and what its routers rule out."""
+"""Layers of a loaded model that are found or refused, and the plans that its routers rule out."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -135,7 +135,7 @@ WIDER = build_plan("oea", k0=2, kmax=6)
 
 
 def check(router: Router, num_shared: int = 0, dispatch: str | None = None, gate: Any = None) -> None:
-    """What the check says of a layer's router under a plan of six columns."""
+    """Check a layer's router under a plan of six columns."""
     modules = {"model.layers.3.mlp.gate": gate} if gate is not None else {}
     config = SimpleNamespace(ep_dispatch_algorithm=dispatch)
     layer: Any = SimpleNamespace(router=router, num_shared=num_shared, convention=FILLED, takes_kmax=True)

@@ -114,7 +114,7 @@ def test_a_reader_that_leaves_early_is_no_error(tree, queue):
 
 
 def _open_read_only(file: object, mode: str = "r", *args: Any, _open: Callable[..., IO[Any]] = open) -> IO[Any]:
-    """What `open` does on a read-only file system: mode bits do not stop root."""
+    """Fail as `open` does on a read-only file system, because mode bits do not stop root."""
     if set(mode) & set("w+ax"):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(file))
     return _open(file, mode, *args)

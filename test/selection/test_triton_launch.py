@@ -109,7 +109,7 @@ def test_a_score_that_the_kernel_does_not_know_is_left_to_torch(monkeypatch):
 
 
 def test_every_launch_has_the_options():
-    """Of every call of `kernel[grid]`, or of something that is given it."""
+    """Every call of `kernel[grid]`, and every call with `kernel[grid]` among its arguments, passes the options."""
     found = {}
     for path in Path(sglang_xshare.__file__).parent.rglob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):

@@ -54,7 +54,7 @@ def check_counts(metrics, verified, layers):
 
 
 def list_flags(plan, wide, *more):
-    """Of a policy that cuts no experts of few requests, and of drafts that SGLang calls NEXTN, for a random model."""
+    """Return flags of a policy that drops no expert at few requests, with NEXTN drafts, for a random model."""
     drafting = speculative_flags("itself", 1, 3, DRAFT_TOKENS, algorithm="NEXTN")  # which the flags below may name
     drafting = tuple(flag for flag in drafting if flag not in ("--speculative-draft-model-path", "itself"))
     return (*policy("xshare", **plan, by_rows={f"1-{FULL * DRAFT_TOKENS}": wide}), *drafting, *more)

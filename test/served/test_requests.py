@@ -1,4 +1,4 @@
-"""What a request may ask for beyond a text: a grammar, several answers, beams; and its end before time.
+"""Requests with a grammar, several answers or beams, and requests that end before their time.
 
 One server without a policy, one with, and one that speculates. Small batches run at full budget, large ones at a budget
 that drops experts, as the number of rows decides.
@@ -32,7 +32,7 @@ GRAMMARS: tuple[dict[str, str], ...] = (
     {"ebnf": 'root ::= ("yes" | "no") " " [0-9] [0-9] [0-9]'},
     {},
 )
-"""Of four requests side by side, the last without a grammar."""
+"""The grammars of four requests side by side; the last request has none."""
 BEAMS = 3
 UNTIL_ABORTED, LONG = 6, 40
 """Tokens of a request that is aborted then, and of those beside it."""
@@ -78,7 +78,7 @@ def ask_all(server, probe, prompts, has_beams):
 
 
 def generate_tokens(server, prompts, count):
-    """So many tokens to each prompt."""
+    """Return `count` tokens of each prompt's answer."""
     return read_tokens(server.generate(prompts, max_new_tokens=count, ignore_eos=True))
 
 

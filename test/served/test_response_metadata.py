@@ -92,7 +92,7 @@ def check_streams(server, prompt):
     """The last message of a stream tells, also where it is aborted, and where the policy is switched meanwhile."""
 
     def stream(count, *posted):
-        """What the messages of one greedy answer tell; after some of them, (path, body) is posted."""
+        """Return the metadata of one greedy answer's messages. After some messages, post (path, body)."""
         sampling = {"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True}
         body = {"text": prompt, "rid": f"of {count}", "stream": True, "sampling_params": sampling}
         messages = []

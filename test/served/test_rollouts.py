@@ -90,7 +90,7 @@ HOW: dict[str, tuple[str, ...]] = {
     ],
 )
 def test_returned_experts_replay_the_log_probabilities(how, release, tiny_model, patched_release, tmp_path):
-    """Of rollouts of different lengths, drawn at temperature 1."""
+    """Rollouts have different lengths and are drawn at temperature 1."""
     host.install(tmp_path)
     flags = (*FOUR, "--enable-return-routed-experts", *(eagle(tiny_model) if how == "EAGLE-3" else HOW[how]))
     env = TWO_CORES if "--tp" in flags else {}
@@ -135,7 +135,7 @@ def reload(server, model, **options):
 
 @pytest.mark.long
 def test_a_policy_outlives_released_memory(tiny_model, patched_release, tmp_path, served):
-    """Weights and cache are lost and written anew; counters, the plan in force and what is observed go on.
+    """Weights and cache are lost and written anew; counters, active policy and observed plans are kept.
     The policy is read from a file.
     """
     host.install(tmp_path)

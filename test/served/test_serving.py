@@ -20,7 +20,7 @@ SELECTING = [
     *(pytest.param(name, OLDEST, marks=pytest.mark.long) for name in ("full budget", "xshare")),
 ]
 XSHARE, FULL, OEA = "xshare:k0=1,add=8", "xshare:k0=1,add=64", '{"policy": "oea", "k0": 3}'
-"""What server "observe" compares."""
+"""The plans that server "observe" compares."""
 
 
 def schedule_of(name):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Changes:
-    """What a switch changes in graphs: the plans to write to buffers, and the graphs that cannot follow, by reason."""
+    """A switch's changes of graphs: the plans to write to buffers, and by reason the graphs that cannot follow."""
 
     writes: list[tuple[StepKey, Budgets, SelectionPlan]]
     misfits: dict[str, set[StepKey]]

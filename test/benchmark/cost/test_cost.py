@@ -1,4 +1,4 @@
-"""What selection costs: its share of a decode step, and a real run, small, whose policies really route."""
+"""The cost of selection: its share of a decode step, and a small real run in which every policy routes."""
 
 import pytest
 from common.made_up import make_point, make_series

@@ -56,7 +56,7 @@ SIMPLE: dict[str, Callable[..., Array]] = {
 
 
 def _mul(i: Instruction, module: Module) -> Handler:
-    """mul, and mad, which adds a third operand. Raises NotImplementedError for the upper half of a product."""
+    """Multiply, and for mad add a third operand. Raises NotImplementedError for the upper half of a product."""
     if "hi" in i.mods:
         raise NotImplementedError(i.text)
     sum_type = i.type[0] + str(16 * TYPES[i.type].itemsize) if "wide" in i.mods else i.type
@@ -118,7 +118,7 @@ COMPARE: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def _setp(i: Instruction, module: Module) -> Handler:
-    """Raises NotImplementedError for one that is combined with another predicate, or that writes two."""
+    """Compare. Raises NotImplementedError for a comparison combined with a predicate, or that writes two predicates."""
     if len(i.args) > 3 or "|" in i.args[0]:
         raise NotImplementedError(i.text)
     return apply(i, module, COMPARE[i.mods[0]])

@@ -90,6 +90,15 @@ def test_a_redirect_is_refused(words, status, answering, proxied, capsys):
     assert other.asked == []
 
 
+@pytest.mark.parametrize("key", ["secret\n", "secret\r\nX: 1", "sécret", "secret\x7f"])
+@pytest.mark.parametrize("variable", ["SGLANG_API_KEY", "SGLANG_ADMIN_API_KEY"])
+def test_a_key_that_no_header_can_have_is_not_printed(variable, key, monkeypatch, capsys):
+    """As of a variable that was read from a file with a line end."""
+    monkeypatch.setenv(variable, key)
+    assert main(["policy", "set", "http://127.0.0.1:1", "vanilla"]) == 1
+    assert read_refusal(capsys) == "policy set: --api-key and --admin-api-key must be printable ASCII\n"
+
+
 DIRECT = [
     *("http://127.0.0.1:30000", "http://127.8.9.10:30000", "http://[::1]:30000", "http://0.0.0.0:30000"),
     *("http://localhost:30000", "https://LOCALHOST:30000", "http://node.localhost:30000"),

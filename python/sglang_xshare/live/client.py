@@ -70,6 +70,8 @@ class Client:
         if not is_url:
             raise PolicyError(f"{url}: must be a URL such as http://127.0.0.1:30000, with a port from 1 to 65535")
         self.url = url.rstrip("/")
+        if not all(key.isascii() and key.isprintable() for key in (api_key or "", admin_api_key or "")):
+            raise PolicyError("--api-key and --admin-api-key must be printable ASCII")  # an error prints no key
         self._key, self._admin_key = api_key, admin_api_key or api_key
         self._proxy = find_proxy(url)
         scheme = urlsplit(url).scheme

@@ -264,6 +264,18 @@ def test_a_scheduler_never_ends_by_what_is_posted(control, monkeypatch):
     assert asked.stage.switches == 0
 
 
+@pytest.mark.parametrize(
+    "body", [{"check": [], "epoch": "1"}, {"commit": {}, "number": 1}, {"restore": "1", "number": "2"}], ids=str
+)
+def test_a_message_of_another_form_reads_the_policy(body, control, monkeypatch, caplog):
+    """SGLang's route /dumper/expert_policy passes on any body."""
+    asked = control()
+    monkeypatch.setattr(hooks, "_control", asked.control)
+    told = ask(SimpleNamespace(method=METHOD, body=body))
+    assert (told.success, told.response[0]["policy"], asked.stage.switches) == (True, "xshare", 0)
+    assert caplog.records == []
+
+
 FAILURES: list[tuple[dict[str, Any], str, str]] = [
     ({}, "get", "GET"),
     ({"check": {"policy": "vanilla"}, "epoch": "1"}, "check", "POST"),

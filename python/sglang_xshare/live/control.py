@@ -270,10 +270,10 @@ def handle(control: Control | None, depth: DepthReport | None, scheduler: Any, r
 
 def _ask(control: Control, body: Mapping[str, Any], reporter: Any) -> dict[str, Any]:
     match body:
-        case {"check": policy, "epoch": epoch}:
+        case {"check": dict(policy), "epoch": str(epoch)}:
             return control.check(policy, epoch, reporter)
-        case {"commit": epoch, "number": number}:
+        case {"commit": str(epoch), "number": int(number)}:
             return control.commit(epoch, number, reporter)
-        case {"restore": epoch, "number": number}:
+        case {"restore": str(epoch), "number": int(number)}:
             return control.restore(epoch, number, reporter)
     return control.get()

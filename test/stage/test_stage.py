@@ -23,7 +23,7 @@ from stage.fake import (
 
 @pytest.fixture(autouse=True)
 def _on_the_first_rank(monkeypatch):
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
 
 
 def count_experts(model: Model) -> list[int | None]:

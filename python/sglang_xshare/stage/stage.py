@@ -10,7 +10,6 @@ from ..policies.schedule import Schedule
 from ..upstream.batches import Batches
 from ..upstream.graphs import is_capturing
 from ..upstream.paging import count_slots
-from ..upstream.ranks import is_first_rank
 from ..upstream.server import is_recorded
 from . import handover
 from .acceptance import Acceptance
@@ -27,7 +26,6 @@ from .record.agreement import Agreement
 from .record.counters import Counters
 from .record.metadata import Forward
 from .record.trace import Trace
-from .reports import Reports
 from .step import Step, read_key, read_step
 
 
@@ -86,7 +84,6 @@ class Stage:
         rule = Rule() if schedule is None else schedule.exact
         lanes, is_named = make_lanes(schedule, self.acting), schedule is not None
         self.in_force = InForce(schedule, batches or Batches(), masks, layers, ranks, rule, lanes, is_named)
-        self.reports = Reports(self)
 
     def run(self, forward_batch: Any, forward: Callable[[], Any]) -> Any:
         """Return what `forward` returns. Assign plans to layers, and check and count what the layers select."""
@@ -151,15 +148,11 @@ class Stage:
     def admit(self, scheduler: Any, req: Any) -> None:
         """Decide for all steps of an arriving request whether it is exact. All ranks decide alike."""
         self.exact.admit(req, self.in_force.rule, bool(getattr(scheduler, "enable_hicache_storage", False)))
-        self.reports.reporter = scheduler.metrics_reporter
 
     def end_forward(self, forward_batch: Any) -> Forward | None:
         """End a forward that was launched or replayed. Return what its requests count, None before the first policy."""
         frame = self.current.frame
         assert frame is not None
-        # With data-parallel attention the first rank reports for all, and may itself decode nothing for long.
-        if getattr(forward_batch, "global_num_tokens_cpu", None) is not None:
-            self.publish(self.reports.count_forward())
         outcome = frame.outcome
         if outcome is None:
             outcome = self.in_force.find_outcome_of_replay(frame.key, self.graphs.find_key)
@@ -217,25 +210,3 @@ class Stage:
             return True
         captured = self.graphs.find_key(key)
         return captured not in self.graphs.stale and self.in_force.fit(captured)
-
-    def report(self, reporter: Any, always: bool = False) -> str:
-        """Return the end of a decode log line, with the counts since the last line, and publish."""
-        self.publish(reporter, always)
-        return self.reports.log()
-
-    def publish(self, reporter: Any, always: bool = False) -> None:
-        """Update metrics and trace, on one rank only because all ranks have the same steps.
-
-        The host waits for the device only here and in `report`: once a log interval, and when the server turns idle. Do
-        nothing without a `reporter`, and, unless `always`, if no step has run since the last update.
-        """
-        if reporter is None or not is_first_rank() or not (self.reports.note(reporter) or always):
-            return
-        if self.paged is not None:
-            self.paged.check(self.acting.counters.totals)
-        self.reports.publish(reporter)
-
-    def close(self) -> None:
-        """Write the trace and log the counts when a process without a scheduler ends (`sglang.benchmark.one_batch`)."""
-        if self.reports.reporter is None and is_first_rank():
-            self.reports.close()

@@ -104,15 +104,15 @@ def test_the_step_never_waits_for_the_device(attach, tmp_path, forgets):
 
 
 def test_log_metrics_and_trace(attach, tmp_path, reporter, monkeypatch):
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
     model = Model(1)
     installed = attach(model, **OBSERVE, expert_policy_trace=str(tmp_path / "trace.jsonl"))
     decode(model, reporter, 16)
     before, after, kept = expect(model.logits, PLANS["oea:k0=1"])
-    assert f", oea:k0=1 would keep {after:.1f} (kept mass {kept / 16:.4f})" in installed.report(reporter)
+    assert f", oea:k0=1 would keep {after:.1f} (kept mass {kept / 16:.4f})" in hooks.report(reporter)
     labels = {"model_name": "fake", "plan": "oea:k0=1"}
     assert REGISTRY.get_sample_value("sglang:expert_policy_observed_experts_total", labels) == after
-    assert "would keep" not in installed.report(reporter), "told before"
+    assert "would keep" not in hooks.report(reporter), "told before"
 
     installed.trace.write()
     line = json.loads((tmp_path / "trace.jsonl").read_text())

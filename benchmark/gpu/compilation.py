@@ -34,11 +34,11 @@ def run_steps(
     counters.count_outcome("vanilla", step)
     for selecting in (2, 1):
         counters.count_outcome("policy", step)
-        tables = counters.begin()
+        counted = counters.begin()
         for layer in range(selecting):
-            tally, budgets = tables.of(layer, logits), find_budgets(plan, logits.device)
+            tally, budgets = counted.of(layer, logits), find_budgets(plan, logits.device)
             select(logits, plan, router, step.batch, ranks, "triton", slots, tally, budgets)
-        counters.count(step, tables)
+        counters.count(step, counted)
 
 
 def check_served(experts: int) -> None:

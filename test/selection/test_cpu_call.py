@@ -70,17 +70,17 @@ def test_masked_logits_and_their_tally():
 
 @pytest.mark.parametrize("backend", ["cpu", "torch"], indirect=True)
 def test_what_is_counted_is_left_in_the_tally(backend):
-    """In rows of tables of all layers, beside which nothing is written."""
+    """In one layer's part of a tally of all layers, beside which nothing is written."""
     call = make_logits(6, 32), spell(TRUNCATING), Router(4), Batch(torch.arange(6) < 5)
     expected = select(*call, backend="reference")
     flags = [torch.ones(3, 32, dtype=torch.bool) for _ in range(2)]
-    tables = Tally(*flags, torch.full((3, 6), 7.0), torch.full((3,), 7))
-    found = backend(*call, tally=tables.of(1))
+    layers = Tally(*flags, torch.full((3, 6), 7.0), torch.full((3,), 7))
+    found = backend(*call, tally=layers.of(1))
     for name in ("active", "vanilla_active", "kept_mass", "rescued"):
-        table = getattr(tables, name)
-        torch.testing.assert_close(table[1], getattr(expected, name), msg=name)
-        assert torch.equal(getattr(found, name), table[1])
-        assert (table[[0, 2]] == (7 if table.dtype != torch.bool else 1)).all()
+        tensor = getattr(layers, name)
+        torch.testing.assert_close(tensor[1], getattr(expected, name), msg=name)
+        assert torch.equal(getattr(found, name), tensor[1])
+        assert (tensor[[0, 2]] == (7 if tensor.dtype != torch.bool else 1)).all()
 
 
 def test_weights_follow_a_bias_that_changes():

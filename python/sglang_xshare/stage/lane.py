@@ -32,9 +32,9 @@ def make_lanes(schedule: Schedule | None, acting: Lane) -> list[Lane]:
     return [Lane(spelling, acting.counters.make_alike()) for spelling in observed]
 
 
-def find_tables(running: Running) -> Tally | None:
-    """Return a forward's counts by the routing that acts (the model's under `observe`); None without a routed row."""
-    tally = running.tables[0].tally
+def find_tally(running: Running) -> Tally | None:
+    """Return a forward's tally of the routing that acts (the model's under `observe`); None without a routed row."""
+    tally = running.tallies[0].layers
     return replace(tally, active=tally.vanilla_active) if tally is not None and running.observed is not None else tally
 
 

@@ -146,8 +146,8 @@ class Layer:
         """Select by the plan of every silent lane on router logits [n, N]. Equal plans select once."""
         running, chosen = self.running, dict[SelectionPlan, Selection]()
         plans = observed.plans_for(self.layer_id, self.step.phase, self.step.rows)
-        for plan, tables in zip(plans, running.tables, strict=True):
-            tally = tables.of(self.number, logits)
+        for plan, counted in zip(plans, running.tallies, strict=True):
+            tally = counted.of(self.number, logits)
             if plan not in chosen:
                 chosen[plan] = self.select(logits, plan, tally=tally)
             elif tally is not None:
@@ -226,7 +226,7 @@ class Layer:
         step, plan, buffer = running.steps[number], running.assignments[number].plan, running.assignments[number].buffer
         assert step is not None
         assert plan is not None
-        tally = running.tables[0].of(number, logits) if running.tables else None
+        tally = running.tallies[0].of(number, logits) if running.tallies else None
         # Keying by `id()` is safe: the dictionary keeps the plan alive, and the layer keeps its slots.
         batch = step.batch
         place = id(plan), id(slots), logits.shape, step.rows, batch.tokens_per_request, batch.exact is None

@@ -18,7 +18,7 @@ from .frame import Assignment, Frame, Running
 from .gather import Ranks
 from .graphs import Graphs
 from .in_force import InForce
-from .lane import Lane, count_vanilla, find_tables, make_lanes
+from .lane import Lane, count_vanilla, find_tally, make_lanes
 from .layer import Layer
 from .paged import PagedLayers
 from .placement import Balance
@@ -103,9 +103,9 @@ class Stage:
         outcome = in_force.find_outcome(None if step is None else step.key)
         if not is_captured:  # the host counts replays: a graph would count the outcome of its capture, whatever acts
             self.acting.counters.count_outcome(outcome, step)
-        tables = [lane.counters.begin() for lane in in_force.lanes or (self.acting,)]
+        tallies = [lane.counters.begin() for lane in in_force.lanes or (self.acting,)]
         observed = in_force.schedule if in_force.lanes else None
-        running = Running(steps, assignments, tables, observed)
+        running = Running(steps, assignments, tallies, observed)
         former = self.current.frame  # the model runner's; None in a capture, which runs the model's forward alone
         key = None if former is None else former.key
         self.current.frame = Frame(key, outcome, running)
@@ -166,22 +166,22 @@ class Stage:
         """Check that layers with a plan have selected, count the selections, and make buffers if `is_next_captured`."""
         if not running.check(self._layer_ids):
             return
-        tables = find_tables(running)
-        if tables is not None and self.balance is not None:
-            self.balance.count(tables)
+        tally = find_tally(running)
+        if tally is not None and self.balance is not None:
+            self.balance.count(tally)
         observed = {}
         if running.observed is not None:
-            lanes = zip(self.in_force.lanes, running.tables, strict=True)
+            lanes = zip(self.in_force.lanes, running.tallies, strict=True)
             observed = {lane.name: lane.counters.count(step, own) for lane, own in lanes}
             counts = count_vanilla(next(iter(observed.values())))
             self.acting.counters.totals += counts
         else:
             fits = [assignment.fits for assignment in running.assignments] if self.paged is not None else []
-            counts = self.acting.counters.count(step, running.tables[0], fits)
+            counts = self.acting.counters.count(step, running.tallies[0], fits)
             if is_next_captured:
                 self.graphs.prepare(self.layers, step, running)
-            if tables is not None and self.agreement is not None and self.agreement.compares(self.in_force.ranks):
-                self.agreement.count(tables.active)
+            if tally is not None and self.agreement is not None and self.agreement.compares(self.in_force.ranks):
+                self.agreement.count(tally.active)
         if self.trace is not None:
             self.trace.record(counts, step, observed)
 

@@ -1,4 +1,4 @@
-"""A step is counted by what its selections have left in tables: exactly what the reference says of its logits."""
+"""A step is counted by what its selections have left in a tally: exactly what the reference says of its logits."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from sglang_xshare.stage.record.interval import OUTCOMES
 from sglang_xshare.stage.step import Step
 from stage.counted import count_steps
 from stage.fake import Model, forward_batch, run
-from stage.record.tables import make_tables
+from stage.record.tally import make_tally
 
 __all__ = ["kernel"]
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="there is a GPU: the tests of serving count on it")
@@ -167,7 +167,7 @@ def test_a_cpus_step_is_one_call_a_layer_and_one_that_counts(attach, monkeypatch
     with Dispatched() as dispatched:
         model.forward(None, None, batch)
     selecting = 3 - len(layers)
-    # An outcome is added, the tables' two marks are set to 0 once, and every layer's logits are scored.
+    # An outcome is added, the tally's two marks are set to 0 once, and every layer's logits are scored.
     assert dispatched.operations == ["add_", *["zero_"] * 2, *["_softmax"] * selecting]
     assert calls == [*["select_experts"] * selecting, "count_step"]
     assert torch.equal(installed.acting.counters.totals, 2 * totals)
@@ -179,11 +179,11 @@ def test_a_layer_that_does_not_select_again_is_vanilla_in_the_tables_kept():
     counters, logits = Counters(2, "cpu"), torch.randn(4, 16)
     plan = build_plan("xshare", k0=1, add=3)
     for layers in ((0, 1), (1,)):
-        tables = counters.begin()
+        counted = counters.begin()
         for layer in layers:
-            select(logits, plan, ROUTER, tally=tables.of(layer, logits))
-        assert tables.tally.active.any(1).tolist() == [0 in layers, True]
-        counts = counters.count(Step("decode", 4, Batch()), tables)
+            select(logits, plan, ROUTER, tally=counted.of(layer, logits))
+        assert counted.layers.active.any(1).tolist() == [0 in layers, True]
+        counts = counters.count(Step("decode", 4, Batch()), counted)
         assert counts[:, 0].tolist() == [float(0 in layers), 1.0]
 
 
@@ -194,9 +194,9 @@ def test_tables_are_kept_of_so_many_shapes_and_for_every_mode():
         with torch.inference_mode(mode):
             for rows in range(2, MAX_SHAPES + 10):
                 logits = torch.randn(rows, 16)
-                tables = counters.begin()
-                select(logits, plan, ROUTER, tally=tables.of(1, logits))
-                assert counters.count(Step("decode", rows, Batch()), tables)[:, 0].tolist() == [0.0, 1.0]
+                counted = counters.begin()
+                select(logits, plan, ROUTER, tally=counted.of(1, logits))
+                assert counters.count(Step("decode", rows, Batch()), counted)[:, 0].tolist() == [0.0, 1.0]
                 assert len(counters._by_shape) <= MAX_SHAPES
 
 
@@ -212,10 +212,10 @@ def note(calls, name, function):
 
 
 def test_layers_with_other_experts_than_the_first_are_refused():
-    tables = Counters(2, "cpu").begin()
-    tables.of(0, torch.randn(4, 16))
+    counted = Counters(2, "cpu").begin()
+    counted.of(0, torch.randn(4, 16))
     with pytest.raises(RuntimeError, match="12 experts in one MoE layer, 16 in another"):
-        tables.of(1, torch.randn(4, 12))
+        counted.of(1, torch.randn(4, 12))
 
 
 @pytest.mark.parametrize("compiled", [pytest.param(True, marks=NEEDS_COMPILER), False])
@@ -224,7 +224,7 @@ def test_slots_are_exceeded_by_more_experts_than_there_are(monkeypatch, compiled
     if not compiled:
         monkeypatch.setattr("sglang_xshare.stage.record.counters.load", lambda: None)
     counters = Counters(3, "cpu", SimpleNamespace(loaded=torch.zeros(3, 16, dtype=torch.bool), slots=3))
-    tables, tally = counters.begin(), make_tables([(4, 3), (4, 4), (4, 4)])
-    tables.tally = dataclasses.replace(tally, kept_mass=tally.kept_mass.contiguous())
-    counts = counters.count(Step("decode", 1, Batch()), tables, [True, True, False])
+    counted, tally = counters.begin(), make_tally([(4, 3), (4, 4), (4, 4)])
+    counted.layers = dataclasses.replace(tally, kept_mass=tally.kept_mass.contiguous())
+    counts = counters.count(Step("decode", 1, Batch()), counted, [True, True, False])
     assert counts[:, EXCEEDED].tolist() == [0, 1, 0]

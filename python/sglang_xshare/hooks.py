@@ -152,7 +152,7 @@ def prepare(topk_config: Any, output_format: Any, router_logits: Any) -> Any:
 def finish(topk_config: Any, topk_ids: Any, topk_weights: Any, num_token_non_padded: Any = None) -> Any:
     """Return `topk_ids` with empty slots rewritten for the MoE runner: see `Layer.finish`."""
     layer = None if _stage is None else getattr(topk_config, "layer", None)
-    if layer is None or layer.config is not topk_config:
+    if layer is None or layer.selecting_config is not topk_config:
         return topk_ids
     return layer.finish(topk_ids, topk_weights, num_token_non_padded)
 

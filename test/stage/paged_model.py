@@ -84,7 +84,7 @@ def put(monkeypatch, model, policy="xshare", trace=None, device="cpu", **keys):
         )
         for number, (config, paging) in enumerate(zip(model.configs, model.paging, strict=True))
     ]
-    model.configs = [layer.upstream for layer in layers]
+    model.configs = [layer.plain_config for layer in layers]
     stage = make_stage(
         layers, make_schedule(policy, **keys), Batches(captured=(1, 2, 4, 8)), device=device, trace=trace
     )

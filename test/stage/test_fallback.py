@@ -126,7 +126,7 @@ def test_graphs_that_cannot_follow_to_vanilla_are_not_replayed(serve):
     oea = {"expert_policy": "oea", "expert_policy_config": {"k0": 2, "kmax": 6}}
     served = serve(Batches(captured=(8,)), **oea)
     served.decode()
-    served.stage.graphs.capture(StepKey("decode", 8), served.stage.in_force)
+    served.stage.graphs.assign_for_capture(StepKey("decode", 8), served.stage.in_force)
     assert allows_graph(8)
     served.differs = [1]
     served.decode()

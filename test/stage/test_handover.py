@@ -54,7 +54,7 @@ def aligns(monkeypatch: pytest.MonkeyPatch) -> None:
         return dataclasses.replace(found, alignment=align_pairs(found.topk_ids)) if slots and slots.aligned else found
 
     monkeypatch.setattr("sglang_xshare.stage.layer.select", select)
-    monkeypatch.setattr("sglang_xshare.stage.layer.prepare", lambda *args: None)
+    monkeypatch.setattr("sglang_xshare.stage.layer.prepare_call", lambda *args: None)
 
 
 def make_ids(rows: int = ROWS) -> torch.Tensor:

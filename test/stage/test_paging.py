@@ -133,7 +133,7 @@ def test_what_fits_is_known_by_the_plan(monkeypatch, policy, keys, most):
     stage = put(monkeypatch, model, policy, **keys)
     schedule = stage.in_force.schedule
     for rows in range(1, 20):
-        found = stage.in_force.fit(StepKey("decode", rows))
+        found = stage.in_force.fits_slots(StepKey("decode", rows))
         assert found == fits(schedule, rows, TOP_K, EXPERTS, SLOTS)
         if rows <= most + 1:
             assert found == (rows <= most)

@@ -98,7 +98,7 @@ def test_observe_posted_again_goes_on_counting_where_graphs_do(attach, reporter,
     keys = {"policy": "observe", "plans": ["xshare:k0=1,add=2"]}
     model = Model(2)
     installed = attach(model, Batches((8,)), expert_policy="observe", expert_policy_config={"plans": keys["plans"]})
-    installed.graphs.capture(StepKey("decode", 8), installed.in_force)
+    installed.graphs.assign_for_capture(StepKey("decode", 8), installed.in_force)
     [first] = installed.in_force.lanes
     decode(model, reporter, 8)
     switch(installed, schedule(keys), reporter)

@@ -12,8 +12,7 @@ import torch
 from ..policies.keys import as_json
 from ..policies.plan import SelectionPlan
 from ..types import Batch, Router, RunnerSlots, Selection, Tally
-from .cpu_call import Call, is_readable
-from .cpu_call import prepare as prepare_call
+from .cpu_call import Call, find_call, is_readable
 
 if TYPE_CHECKING:
     from .triton_kernel.budgets import Budgets
@@ -91,7 +90,7 @@ def _find_unhandled(plan: SelectionPlan, backend: str) -> list[tuple[str, object
     return [(key, getattr(plan, key)) for key in keys]
 
 
-def prepare(
+def prepare_call(
     logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, slots: RunnerSlots | None
 ) -> Call | None:
     """Return the compiled call for inputs that `select` has checked; None if `select` would choose another backend.
@@ -100,7 +99,7 @@ def prepare(
     """
     if _choose_backend(logits, plan, router, batch) != "cpu":
         return None
-    return prepare_call(plan, router, logits.shape[1], batch.exact is not None, slots)
+    return find_call(plan, router, logits.shape[1], batch.exact is not None, slots)
 
 
 def _check_inputs(

@@ -34,7 +34,7 @@ class Assignment:
     fits: bool = False
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Running:
     """The target model's forward while it runs, in which layers route.
 
@@ -51,7 +51,7 @@ class Running:
     selections: list[Selection | None] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "selections", [None] * len(self.assignments))
+        self.selections = [None] * len(self.assignments)
 
     def check(self, layer_ids: Sequence[int]) -> bool:
         """Return whether some layer has selected. Raises `PolicyBypassed` if a layer with a plan has not selected."""

@@ -1,4 +1,4 @@
-"""Plan sources with their counters: the policy that acts, or a plan that `--expert-policy observe` compares."""
+"""The counters of a plan source: of the policy that acts, or of a plan that `--expert-policy observe` compares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .record.counters import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, RESCUED, 
 
 
 class Lane:
-    """A source of plans with its counters.
+    """The `counters` of one plan source, and their readers.
 
     `name` is the spelling of an observed plan; None for the policy that acts. Log, metrics and `GET /expert_policy`
     each read what was counted since their own last read.

@@ -88,34 +88,38 @@ class Stage:
     def run(self, forward_batch: Any, forward: Callable[[], Any]) -> Any:
         """Return what `forward` returns. Assign plans to layers, and check and count what the layers select."""
         on_gpu = self.device != "cpu"
-        is_captured, captures = on_gpu and is_recorded(), on_gpu and is_capturing()
-        by_depth = self.in_force.by_depth or (captures and self.graphs.by_depth)
+        is_recording, in_capture = on_gpu and is_recorded(), on_gpu and is_capturing()
+        by_depth = self.in_force.by_depth or (in_capture and self.graphs.by_depth)
         exact = None if self.exact.refuses else self.exact
         step = read_step(forward_batch, self.reads_padding, self.in_force.ranks, exact, by_depth)
-        if captures and step is not None:  # SGLang captures prefills before it sets the sizes of decode graphs
+        if in_capture and step is not None:  # SGLang captures prefills before it sets the sizes of decode graphs
             self._read_batches()
         in_force, layers = self.in_force, self.layers
         steps = [step] * len(layers) if step is None or self.paged is None else self.paged.divide(step)
-        if step is None:
+        key = None if step is None else step.key
+        if key is None:
             assignments = [Assignment()] * len(layers)
+        elif is_recording:
+            assignments = self.graphs.assign_for_capture(key, in_force)
         else:
-            assignments = self.graphs.capture(step.key, in_force) if is_captured else in_force.assign(step.key)
-        outcome = in_force.find_outcome(None if step is None else step.key)
-        if not is_captured:  # the host counts replays: a graph would count the outcome of its capture, whatever acts
+            assignments = in_force.assign(key)
+        outcome = in_force.find_outcome(key)
+        if not is_recording:  # the host counts replays: a graph would count the outcome of its capture, whatever acts
             self.acting.counters.count_outcome(outcome, step)
         tallies = [lane.counters.begin() for lane in in_force.lanes or (self.acting,)]
-        observed = in_force.schedule if in_force.lanes else None
+        observed = in_force.schedule if in_force.observes else None
         running = Running(steps, assignments, tallies, observed)
         former = self.current.frame  # the model runner's; None in a capture, which runs the model's forward alone
-        key = None if former is None else former.key
-        self.current.frame = Frame(key, outcome, running)
+        self.current.frame = Frame(None if former is None else former.key, outcome, running)
         try:
             output = forward()
             if step is not None:
-                self._finish(step, running, captures and not is_captured)
+                self._finish(step, running)
+                if in_capture and not is_recording and observed is None:
+                    self.graphs.prepare(layers, step, running)
             return output
         finally:
-            self.current.frame = None if former is None else Frame(key, outcome)
+            self.current.frame = None if former is None else Frame(former.key, outcome)
             handover.withdraw()
 
     def _read_batches(self) -> None:
@@ -160,10 +164,10 @@ class Stage:
             # A rank that selects by itself has no live row if it is idle.
             if ranks is None or ranks.together or not forward_batch.forward_mode.is_idle():
                 self.acting.counters.replayed[outcome] += 1
-        return self.in_force.tell(outcome)
+        return self.in_force.describe_forward(outcome)
 
-    def _finish(self, step: Step, running: Running, is_next_captured: bool) -> None:
-        """Check that layers with a plan have selected, count the selections, and make buffers if `is_next_captured`."""
+    def _finish(self, step: Step, running: Running) -> None:
+        """Check that layers with a plan have selected, and count the selections."""
         if not running.check(self._layer_ids):
             return
         tally = find_tally(running)
@@ -178,8 +182,6 @@ class Stage:
         else:
             fits = [assignment.fits for assignment in running.assignments] if self.paged is not None else []
             counts = self.acting.counters.count(step, running.tallies[0], fits)
-            if is_next_captured:
-                self.graphs.prepare(self.layers, step, running)
             if tally is not None and self.agreement is not None and self.agreement.compares(self.in_force.ranks):
                 self.agreement.count(tally.active)
         if self.trace is not None:
@@ -193,7 +195,7 @@ class Stage:
         if self.paged is None:
             # Not in a prefill: upstream's kernel runs on one warp, and is slower than the host for so many entries.
             return running.steps[0] is not None and count_slots(method) >= method.num_experts
-        return self.paged.fits(method, running)
+        return self.paged.fits_slots(method, running)
 
     def allows_graph(self, forward_batch: Any) -> bool:
         """Return whether a decode graph may be replayed for a batch.
@@ -209,4 +211,4 @@ class Stage:
         if key is None:
             return True
         captured = self.graphs.find_key(key)
-        return captured not in self.graphs.stale and self.in_force.fit(captured)
+        return captured not in self.graphs.stale and self.in_force.fits_slots(captured)

@@ -148,8 +148,8 @@ def _capture_under(stage: Stage, in_force: InForce, scheduler: Any) -> str | Non
     """Capture all graphs under a policy (with paged experts, those that fit the slots). Return why that failed."""
     stage.graphs, stage.in_force = Graphs(), in_force
     try:
-        pages = stage.paged is not None
-        stage.recapture(scheduler, (lambda requests: in_force.fit(StepKey("decode", requests))) if pages else None)
+        fits = None if stage.paged is None else lambda requests: in_force.fits_slots(StepKey("decode", requests))
+        stage.recapture(scheduler, fits)
     except Exception as error:
         # As text: a traceback that is kept would keep the memory of the graphs that were captured.
         logger.warning("Expert policy: a capture of CUDA graphs failed\n%s", traceback.format_exc())

@@ -35,7 +35,7 @@ def copy_flags(flags: tuple[bool, ...], device: torch.device) -> torch.Tensor:
 
 
 class Counters:
-    """Running totals on the device: counting never waits for the host, so a captured graph counts in its replays.
+    """Running totals. Counting runs on the device alone, so it is captured with a graph and repeated in each replay.
 
     A step without a live row, such as the step of a capture, is not counted. Selections write their counts to a
     `StepTally`; a dozen small operations add these up once a step (on a CPU, one compiled call). A server that pages

@@ -13,7 +13,7 @@ from selection.interpreter import interpreted
 from selection.launched import Dispatched, kernel
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
 from sglang_xshare.selection.cpu_call import load
-from sglang_xshare.stage.record.counters import EXCEEDED, MAX_SHAPES, Counters
+from sglang_xshare.stage.record.counters import EXACT, EXCEEDED, MAX_SHAPES, RESCUED, STEPS, Counters
 from sglang_xshare.stage.record.interval import OUTCOMES
 from sglang_xshare.stage.step import Step
 from stage.counted import count_steps
@@ -68,7 +68,8 @@ def test_page_ins_are_counted_as_the_reference_selects(interpreter, plans):
     selecting = [plan is not None for plan in PLANS[plans]]
     assert [bool(row.all()) for row in totals[:, 7:9]] == selecting
     # Of every second layer it was ruled out.
-    assert [bool(count) for count in totals[:, 9]] == [one and layer % 2 == 0 for layer, one in enumerate(selecting)]
+    exceeded = totals[:, EXCEEDED].bool().tolist()
+    assert exceeded == [one and layer % 2 == 0 for layer, one in enumerate(selecting)]
 
 
 def check_counts(interpreter, plans, slots, backend, loaded=None, num_slots=0):
@@ -85,10 +86,10 @@ def check_counts(interpreter, plans, slots, backend, loaded=None, num_slots=0):
             expected = expect(plan, logits[layer], Batch(valid, exact=exact), slots, there, num_slots, layer % 2 == 0)
             assert counts[layer].tolist() == pytest.approx(expected, abs=1e-5)
     torch.testing.assert_close(counters.totals, sum(found), atol=1e-9, rtol=0)
-    assert counters.totals[:, 6].max() == 2 + 3 + 11, "live exact rows"
+    assert counters.totals[:, EXACT].max() == 2 + 3 + 11, "live exact rows"
     assert counters.outcomes.tolist() == [5 * (name == "policy") for name in OUTCOMES]
     if plans is PLANS["rescued rows"] and slots == RunnerSlots():
-        assert counters.totals[:, 5].all()
+        assert counters.totals[:, RESCUED].all()
     return counters.totals
 
 
@@ -184,7 +185,7 @@ def test_a_layer_that_does_not_select_again_is_vanilla_in_the_tables_kept():
             select(logits, plan, ROUTER, tally=counted.of(layer, logits))
         assert counted.layers.active.any(1).tolist() == [0 in layers, True]
         counts = counters.count(Step("decode", 4, Batch()), counted)
-        assert counts[:, 0].tolist() == [float(0 in layers), 1.0]
+        assert counts[:, STEPS].tolist() == [float(0 in layers), 1.0]
 
 
 @NEEDS_COMPILER
@@ -196,7 +197,7 @@ def test_tables_are_kept_of_so_many_shapes_and_for_every_mode():
                 logits = torch.randn(rows, 16)
                 counted = counters.begin()
                 select(logits, plan, ROUTER, tally=counted.of(1, logits))
-                assert counters.count(Step("decode", rows, Batch()), counted)[:, 0].tolist() == [0.0, 1.0]
+                assert counters.count(Step("decode", rows, Batch()), counted)[:, STEPS].tolist() == [0.0, 1.0]
                 assert len(counters._by_shape) <= MAX_SHAPES
 
 

@@ -13,6 +13,7 @@ from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.stage.frame import PolicyBypassed
 from sglang_xshare.stage.layer import DROPPED, MASKED
+from sglang_xshare.stage.record.counters import AFTER, BEFORE, KEPT, ROWS
 from stage.fake import EXPERTS, TOP_K, Formats, Model, RefuseHostData, forward_batch, run
 from stage.switching import decode
 
@@ -52,7 +53,8 @@ def test_padding_is_not_observed(attach):
     run(model, "decode", 8, padding=3)
     valid = torch.arange(8) < 5
     for plan, counters in zip(PLANS.values(), list_counters(installed), strict=True):
-        assert counters.totals[0, 1:5].tolist() == pytest.approx([*expect(model.logits, plan, valid), 5])
+        counts = counters.totals[0, [BEFORE, AFTER, KEPT, ROWS]].tolist()
+        assert counts == pytest.approx([*expect(model.logits, plan, valid), 5])
     totals = [counters.totals.clone() for counters in list_counters(installed)]
     run(model, "decode", 4, padding=4)
     for counters, before in zip(list_counters(installed), totals, strict=True):

@@ -84,7 +84,7 @@ def measure(invoke: Any) -> Any:
 def main() -> None:
     """Batches of several sizes, with padding rows and rows that lose all experts but one."""
     for prebuilt in (False, True):
-        handover.configure(prebuilt=prebuilt)
+        handover.is_prebuilt = prebuilt
         for rows, plan, padding in (
             (6, PLAN, 0),
             (6, PLAN, 2),

@@ -94,8 +94,11 @@ class Layer:
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
         # EPLB and paged experts replace the ids after the selection, so an alignment of the selected ids is wrong then.
         self.hands_over = convention == FILLED and not renumbers and paging is None
-        self._calls: dict[tuple[Any, ...], tuple[SelectionPlan, Call | None]] = {}
-        """The compiled calls on a CPU, by plan and shape of a step. They check nothing that `select` has checked."""
+        self._calls: dict[tuple[Any, ...], Call | None] = {}
+        """The compiled calls on a CPU, by plan and shape of a step; None where `select` takes another backend.
+
+        The calls check nothing that `select` has checked.
+        """
         self._aligned = {slots: replace(slots, aligned=True) for slots in (self.slots, self.with_shared)}
         self.plain_config = carry(topk_config, self)
         route: dict[str, Any] = {"custom_routing_function": self.choose}
@@ -226,19 +229,19 @@ class Layer:
         step, plan, buffer = running.steps[number], running.assignments[number].plan, running.assignments[number].buffer
         assert step is not None
         assert plan is not None
-        tally = running.tallies[0].of(number, logits) if running.tallies else None
-        # Keying by `id()` is safe: the dictionary keeps the plan alive, and the layer keeps its slots.
         batch = step.batch
+        tally = running.tallies[0].of(number, logits) if running.tallies else None
+        # Keying by `id()` is safe: a call keeps its plan alive, and the layer keeps its slots.
         place = id(plan), id(slots), logits.shape, step.rows, batch.tokens_per_request, batch.exact is None
-        known = self._calls.get(place) if buffer is None else None
-        if known is not None and known[1] is not None:
-            selection = known[1](logits, batch, self._find_rank_of_expert(plan), tally)
+        call = self._calls.get(place) if buffer is None else None
+        if call is not None:
+            selection = call(logits, batch, self._find_rank_of_expert(plan), tally)
         else:
             selection = self.select(logits, plan, slots, tally, buffer)  # `select` checks all of its arguments
-            if known is None and buffer is None:
+            if buffer is None and place not in self._calls:
                 if len(self._calls) >= MAX_CALLS:
                     self._calls.clear()
-                self._calls[place] = plan, prepare_call(logits, plan, self.router, batch, slots)
+                self._calls[place] = prepare_call(logits, plan, self.router, batch, slots)
         running.selections[number] = selection
         return selection
 

@@ -108,8 +108,7 @@ def compare_ranks(reports: Reports) -> None:
     """
     stage = reports.stage
     agreement, in_force = stage.agreement, stage.in_force
-    which = [] if agreement is None else agreement.end_forward(in_force.ranks)
-    if agreement is None or not which:
+    if agreement is None or not (which := agreement.end_forward(in_force.ranks)):
         return
     reason = (
         f"ranks {which} have selected other experts than the first: their policies, router logits or placements "

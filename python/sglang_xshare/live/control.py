@@ -30,7 +30,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checked:
-    """A switch that passed its check. A commit of `epoch` makes the switch while the stage's count is `switches`."""
+    """A switch that passed its check.
+
+    A commit with this `epoch` makes the switch, if the stage has switched exactly `switches` times so far.
+    """
 
     epoch: str
     switches: int
@@ -99,7 +102,7 @@ class Control:
     def check(self, body: Mapping[str, Any], epoch: str, reporter: Any) -> dict[str, Any]:
         """Check a switch to the policy in `body`, change nothing, and keep the switch for a commit of `epoch`.
 
-        `body` has the keys of --expert-policy-config, "policy" and "trial". Return the numbers of switches, as `get`
+        `body` has the policy and its keys; optionally "trial" and "recapture". Return the numbers of switches, as `get`
         does. Raises ValueError in one line.
         """
         self._checked = None  # cleared on all schedulers, also if only one of them refuses this check

@@ -227,8 +227,8 @@ def admit(scheduler: Any, req: Any) -> None:
     if _control is not None:
         _control.begin(scheduler)
     if _reports is not None:
-        _reports.reporter = scheduler.metrics_reporter
-        _reports.stage.admit(scheduler, req)
+        stage, _reports.reporter = _reports.stage, scheduler.metrics_reporter
+        stage.exact.admit(req, stage.in_force.rule, bool(getattr(scheduler, "enable_hicache_storage", False)))
 
 
 def count(req: Any, logits_output: Any) -> None:

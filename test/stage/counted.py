@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from sglang_xshare import Batch, Router, RunnerSlots, SelectionPlan, select
-from sglang_xshare.stage.record.counters import Counters
+from sglang_xshare.stage.record.counters import Counters, StepTally
 from sglang_xshare.stage.step import Step
 
 Rows = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
@@ -29,7 +29,7 @@ def count_steps(
     for logits, valid, exact in steps:
         step = Step("decode", logits.shape[1], Batch(valid, exact=exact))
         counters.count_outcome("policy", step)
-        counted = counters.begin()
+        counted = StepTally(counters)
         for layer, (rows, plan) in enumerate(zip(logits, plans, strict=True)):
             if plan is not None:
                 tally = counted.of(layer, rows)

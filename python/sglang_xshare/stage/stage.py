@@ -23,7 +23,7 @@ from .layer import Layer
 from .paged import PagedLayers
 from .placement import Balance
 from .record.agreement import Agreement
-from .record.counters import Counters
+from .record.counters import Counters, StepTally
 from .record.metadata import Forward
 from .record.trace import Trace
 from .step import Step, read_key, read_step
@@ -90,7 +90,7 @@ class Stage:
         on_gpu = self.device != "cpu"
         is_recording, in_capture = on_gpu and is_recorded(), on_gpu and is_capturing()
         by_depth = self.in_force.by_depth or (in_capture and self.graphs.by_depth)
-        exact = None if self.exact.refuses else self.exact
+        exact = self.exact if self.exact.refusal is None else None
         step = read_step(forward_batch, self.reads_padding, self.in_force.ranks, exact, by_depth)
         if in_capture and step is not None:  # SGLang captures prefills before it sets the sizes of decode graphs
             self._read_batches()
@@ -106,7 +106,7 @@ class Stage:
         outcome = in_force.find_outcome(key)
         if not is_recording:  # the host counts replays: a graph would count the outcome of its capture, whatever acts
             self.acting.counters.count_outcome(outcome, step)
-        tallies = [lane.counters.begin() for lane in in_force.lanes or (self.acting,)]
+        tallies = [StepTally(lane.counters) for lane in in_force.lanes or (self.acting,)]
         observed = in_force.schedule if in_force.observes else None
         running = Running(steps, assignments, tallies, observed)
         former = self.current.frame  # the model runner's; None in a capture, which runs the model's forward alone
@@ -148,10 +148,6 @@ class Stage:
             self.graphs.weigh(self.in_force, self.acceptance.number)
             schedule = schedule.weigh(self.acceptance.number)
             self.in_force = replace(self.in_force, schedule=schedule)
-
-    def admit(self, scheduler: Any, req: Any) -> None:
-        """Decide for all steps of an arriving request whether it is exact. All ranks decide alike."""
-        self.exact.admit(req, self.in_force.rule, bool(getattr(scheduler, "enable_hicache_storage", False)))
 
     def end_forward(self, forward_batch: Any) -> Forward | None:
         """End a forward that was launched or replayed. Return what its requests count, None before the first policy."""

@@ -13,7 +13,7 @@ from selection.interpreter import interpreted
 from selection.launched import Dispatched, kernel
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
 from sglang_xshare.selection.cpu_call import load
-from sglang_xshare.stage.record.counters import EXACT, EXCEEDED, MAX_SHAPES, RESCUED, STEPS, Counters
+from sglang_xshare.stage.record.counters import EXACT, EXCEEDED, MAX_SHAPES, RESCUED, STEPS, Counters, StepTally
 from sglang_xshare.stage.record.interval import OUTCOMES
 from sglang_xshare.stage.step import Step
 from stage.counted import count_steps
@@ -180,7 +180,7 @@ def test_a_layer_that_does_not_select_again_is_vanilla_in_the_tables_kept():
     counters, logits = Counters(2, "cpu"), torch.randn(4, 16)
     plan = build_plan("xshare", k0=1, add=3)
     for layers in ((0, 1), (1,)):
-        counted = counters.begin()
+        counted = StepTally(counters)
         for layer in layers:
             select(logits, plan, ROUTER, tally=counted.of(layer, logits))
         assert counted.layers.active.any(1).tolist() == [0 in layers, True]
@@ -195,7 +195,7 @@ def test_tables_are_kept_of_so_many_shapes_and_for_every_mode():
         with torch.inference_mode(mode):
             for rows in range(2, MAX_SHAPES + 10):
                 logits = torch.randn(rows, 16)
-                counted = counters.begin()
+                counted = StepTally(counters)
                 select(logits, plan, ROUTER, tally=counted.of(1, logits))
                 assert counters.count(Step("decode", rows, Batch()), counted)[:, STEPS].tolist() == [0.0, 1.0]
                 assert len(counters._by_shape) <= MAX_SHAPES
@@ -213,7 +213,7 @@ def note(calls, name, function):
 
 
 def test_layers_with_other_experts_than_the_first_are_refused():
-    counted = Counters(2, "cpu").begin()
+    counted = StepTally(Counters(2, "cpu"))
     counted.of(0, torch.randn(4, 16))
     with pytest.raises(RuntimeError, match="12 experts in one MoE layer, 16 in another"):
         counted.of(1, torch.randn(4, 12))
@@ -225,7 +225,7 @@ def test_slots_are_exceeded_by_more_experts_than_there_are(monkeypatch, compiled
     if not compiled:
         monkeypatch.setattr("sglang_xshare.stage.record.counters.load", lambda: None)
     counters = Counters(3, "cpu", SimpleNamespace(loaded=torch.zeros(3, 16, dtype=torch.bool), slots=3))
-    counted, tally = counters.begin(), make_tally([(4, 3), (4, 4), (4, 4)])
+    counted, tally = StepTally(counters), make_tally([(4, 3), (4, 4), (4, 4)])
     counted.layers = dataclasses.replace(tally, kept_mass=tally.kept_mass.contiguous())
     counts = counters.count(Step("decode", 1, Batch()), counted, [True, True, False])
     assert counts[:, EXCEEDED].tolist() == [0, 1, 0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sglang_xshare.stage.record.counters import Counters, Reader
+from sglang_xshare.stage.record.counters import Counters, Reader, StepTally
 from sglang_xshare.stage.record.interval import OUTCOMES, Interval, format_log
 from sglang_xshare.stage.step import Step
 from sglang_xshare.types import Batch
@@ -20,7 +20,7 @@ def step(rows: int, valid: list[bool] | None = None) -> Step:
 
 def count(counters: Counters, step: Step, *given: Any) -> torch.Tensor:
     """Count a step that has left this tally; returns what it added."""
-    left = counters.begin()
+    left = StepTally(counters)
     left.layers = make_tally(*given)
     return counters.count(step, left)
 

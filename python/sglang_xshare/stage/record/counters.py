@@ -73,10 +73,6 @@ class Counters:
         valid = None if step is None else step.batch.valid
         self.outcomes[OUTCOMES.index(outcome)].add_(1 if valid is None else valid.any())
 
-    def begin(self) -> StepTally:
-        """Return an empty tally for a step."""
-        return StepTally(self)
-
     def allocate(self, logits: torch.Tensor) -> tuple[Tally, list[Tally] | None]:
         """Return the tally [layers, ...] of a step with logits [n, N], and each layer's part if later steps reuse it.
 

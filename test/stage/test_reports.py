@@ -25,7 +25,8 @@ def serve(attach: Callable[..., Any], **flags: str) -> tuple[Model, Any, list[in
         if group == "counted":
             exported.append(part.outcomes["policy"])
 
-    hooks._reports.exporter.export = export
+    reports: Any = hooks._reports
+    reports.exporter.export = export
     return model, installed, exported
 
 
@@ -83,9 +84,10 @@ def test_a_process_without_a_scheduler_reports_at_its_end(attach, tmp_path, capl
 
 def forward(installed: Any, batch: Any, launch: Callable[[], None] = lambda: None) -> None:
     """A forward of the model runner: by default a replay, which does not run the model's forward."""
+    reports: Any = hooks._reports
     installed.begin_forward(batch)
     launch()
-    hooks._reports.count_forward(batch)
+    reports.count_forward(batch)
     installed.end_forward(batch)
     installed.current.frame = None
 

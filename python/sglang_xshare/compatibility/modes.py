@@ -111,6 +111,9 @@ def check_draft_tokens(config: Any) -> None:
     """Raise `ExpertPolicyError` for draft tokens that do not fill the rows which several ranks pad theirs to."""
     shares, tokens = attention_dp_size(config), config.speculative_num_draft_tokens or 0
     ranks = config.tp_size // shares
+    if rank_mode(config) is not None and ranks > 1 and config.speculative_adaptive:
+        reason = f"SGLang pads a rank's rows to its {ranks} tensor-parallel ranks, which not every depth fills"
+        raise refusal("--speculative-adaptive", "on", f"{reason}; must be off")
     if rank_mode(config) is not None and config.speculative_algorithm is not None and tokens % ranks:
         reason = f"SGLang pads a rank's rows to its {ranks} tensor-parallel ranks, which must not split a request"
         raise refusal("--speculative-num-draft-tokens", tokens, f"{reason}; must be a multiple of {ranks}")

@@ -1,6 +1,6 @@
 """The choice of a draft depth: the most tokens per second, by the accepted drafts and the times of steps."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from types import MappingProxyType
@@ -153,10 +153,7 @@ class Depths:
         found = self.sizes.get(size)
         if found is None:
             candidates = self._find_candidates(size)
-            near = min(self.sizes, key=lambda known: (abs(known - size), known), default=None)
-            depth = self._start if near is None else self.sizes[near].depth
-            depth = min(candidates, key=lambda one: (abs(one - depth), one))
-            found = self.sizes[size] = Size(candidates, depth)
+            found = self.sizes[size] = Size(candidates, self._copy_depth(size, candidates, self.sizes))
             found.decide(self.shares.expect())
         return found
 
@@ -166,8 +163,21 @@ class Depths:
         return self.find(size).count(depth)
 
     def decide(self, size: int) -> None:
-        """Decide the depth of a batch size until its next block ends."""
-        self.sizes[size].decide(self.shares.expect(), self._borrow(size))
+        """Decide the depth of a batch size until its next block ends.
+
+        If no step of this size follows another, as with a prefill before each, it has no time. It copies a depth then.
+        """
+        own = self.sizes[size]
+        timed = [known for known, other in self.sizes.items() if other.seconds]
+        if timed and not own.seconds:
+            own.depth = self._copy_depth(size, own.candidates, timed)
+        own.decide(self.shares.expect(), self._borrow(size))
+
+    def _copy_depth(self, size: int, candidates: Sequence[int], known: Iterable[int]) -> int:
+        """Return the candidate nearest to the depth of the nearest `known` batch size; without one, to the start."""
+        near = min(known, key=lambda one: (abs(one - size), one), default=None)
+        depth = self._start if near is None else self.sizes[near].depth
+        return min(candidates, key=lambda one: (abs(one - depth), one))
 
     def _borrow(self, size: int) -> dict[int, float]:
         """Return the times of depths without a time at a batch size, by the nearest batch size that has both times.

@@ -99,11 +99,11 @@ def test_metrics_that_fail_are_logged_once_and_end_nothing(served, monkeypatch, 
 
 def test_hooks_show_it_beside_the_policy_and_without_one(served, monkeypatch):
     monkeypatch.setattr(hooks, "_depth", served)
-    monkeypatch.setattr(hooks, "_stage", None)
+    monkeypatch.setattr(hooks, "_reports", None)
     assert hooks.report(make_reporter(enabled=False)) == ", draft depth 5"
     hooks.publish(None)
-    stage = SimpleNamespace(report=lambda reporter: ", policy steps: 3", publish=lambda reporter: None)
-    monkeypatch.setattr(hooks, "_stage", stage)
+    reports = SimpleNamespace(report=lambda reporter: ", policy steps: 3", publish=lambda reporter: None)
+    monkeypatch.setattr(hooks, "_reports", reports)
     assert hooks.report(make_reporter(enabled=False)) == ", policy steps: 3, draft depth 5"
     answers = iter([{"in_force": {}}, {"switches": 1}])
     monkeypatch.setattr(control, "_ask", lambda *_: next(answers))

@@ -13,7 +13,7 @@ from stage.fake import XSHARE, Model, forward_batch, gathered_batches, make_repo
 
 @pytest.fixture(autouse=True)
 def _on_the_first_rank(monkeypatch):
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
 
 
 def serve(attach: Callable[..., Any], **flags: str) -> tuple[Model, Any, list[int]]:
@@ -25,7 +25,7 @@ def serve(attach: Callable[..., Any], **flags: str) -> tuple[Model, Any, list[in
         if group == "counted":
             exported.append(part.outcomes["policy"])
 
-    installed.reports.exporter.export = export
+    hooks._reports.exporter.export = export
     return model, installed, exported
 
 
@@ -53,10 +53,10 @@ def test_one_rank_exports_what_all_have_seen_and_each_logs_it(attach, monkeypatc
     file = tmp_path / "trace.jsonl"
     model, _, exported = serve(attach, expert_policy_trace=str(file))
     run(model, "decode", 4)
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: False)
     assert "policy steps: 1," in hooks.report(make_reporter(forwards=1))
     assert (exported, file.read_text()) == ([], "")
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
     hooks.publish(make_reporter(forwards=1))
     assert exported == [1]
     assert len(file.read_text().splitlines()) == 1
@@ -68,9 +68,9 @@ def test_a_process_without_a_scheduler_reports_at_its_end(attach, tmp_path, capl
         caplog.clear()
         model, file = Model(), tmp_path / f"{is_first} {reporter is None}.jsonl"
         with pytest.MonkeyPatch.context() as patch, caplog.at_level("INFO"):
-            patch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda is_first=is_first: is_first)
-            installed = attach(model, **XSHARE, expert_policy_trace=str(file))
-            installed.reports.reporter = reporter
+            patch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda is_first=is_first: is_first)
+            attach(model, **XSHARE, expert_policy_trace=str(file))
+            hooks._reports.reporter = reporter
             for _ in range(lines):
                 run(model, "decode", 8)
             hooks._close()
@@ -85,6 +85,7 @@ def forward(installed: Any, batch: Any, launch: Callable[[], None] = lambda: Non
     """A forward of the model runner: by default a replay, which does not run the model's forward."""
     installed.begin_forward(batch)
     launch()
+    hooks._reports.count_forward(batch)
     installed.end_forward(batch)
     installed.current.frame = None
 
@@ -122,7 +123,7 @@ def test_a_first_rank_that_decodes_publishes_with_its_log_alone(attach):
 
 
 def test_only_the_first_rank_publishes_between_logs(attach, monkeypatch):
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: False)
     model, installed, exported = serve(attach)
     reporter = make_reporter(decode_log_interval=5)
     hooks.publish(reporter)
@@ -150,7 +151,7 @@ def test_what_ranks_have_compared_is_exported_once(attach):
         if group == "compared":
             exported.append(part)
 
-    installed.reports.exporter.export = export
+    hooks._reports.exporter.export = export
     for number in (1, 2):
         agreement.counts.update(comparisons=number, disagreements=1)
         hooks.publish(make_reporter(forwards=number))

@@ -105,7 +105,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
         reason = f"{len(layers)} TopK modules for {len(experts)} MoE layers; each layer must have one"
         raise refusal("--model-path", model_runner.server_args.model_path, reason)
     for module, layer in zip(routers.values(), layers, strict=True):
-        module.topk_config = layer.upstream
+        module.topk_config = layer.plain_config
     return layers
 
 

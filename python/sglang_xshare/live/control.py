@@ -16,7 +16,7 @@ from ..policies.keys import as_json
 from ..policies.schedule import Schedule, build_schedule
 from ..stage.in_force import InForce
 from ..stage.record.counters import KEPT, Reader
-from ..stage.stage import Stage
+from ..stage.reports import Reports
 from ..stage.switch import check_graphs, make_again, make_next, switch
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import attention_dp_size, model_config, pages_experts, resolved
@@ -30,7 +30,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checked:
-    """A switch that passed its check. A commit of `epoch` makes the switch while the stage's count is `switches`."""
+    """A switch that passed its check.
+
+    A commit with this `epoch` makes the switch, if the stage has switched exactly `switches` times so far.
+    """
 
     epoch: str
     switches: int
@@ -57,11 +60,11 @@ class Control:
     all of them switch between the same two steps, or none does.
     """
 
-    def __init__(self, stage: Stage, server_args: Any) -> None:
-        self.stage = stage
+    def __init__(self, reports: Reports, server_args: Any) -> None:
+        self.reports, self.stage = reports, reports.stage
         self.server_args = server_args
         self._has_begun = self._is_trial = False
-        self._posted = stage.switches
+        self._posted = self.stage.switches
         """The number of the last switch that a POST made."""
         self._checked: Checked | None = None
         self._former: Former | None = None
@@ -99,7 +102,7 @@ class Control:
     def check(self, body: Mapping[str, Any], epoch: str, reporter: Any) -> dict[str, Any]:
         """Check a switch to the policy in `body`, change nothing, and keep the switch for a commit of `epoch`.
 
-        `body` has the keys of --expert-policy-config, "policy" and "trial". Return the numbers of switches, as `get`
+        `body` has the policy and its keys; optionally "trial" and "recapture". Return the numbers of switches, as `get`
         does. Raises ValueError in one line.
         """
         self._checked = None  # cleared on all schedulers, also if only one of them refuses this check
@@ -134,7 +137,7 @@ class Control:
             raise ValueError("the policy changed after the check; ask again")
         self._former = Former(epoch, stage.in_force, stage.disagreement, self._is_trial)
         latter = make_next(stage, checked.latter.schedule, checked.latter.rule)  # weighed by the latest estimate
-        seconds = switch(stage, latter, reporter, number, checked.recaptures)
+        seconds = switch(self.reports, latter, reporter, number, checked.recaptures)
         self._posted, self._is_trial = number, checked.is_trial
         for warning in checked.warnings:
             logger.warning(warning)
@@ -152,7 +155,7 @@ class Control:
         self._begin_comparing()
         if former is None or former.epoch != epoch:
             return {"restored": False}
-        switch(self.stage, make_again(self.stage, former.in_force), reporter, number)
+        switch(self.reports, make_again(self.stage, former.in_force), reporter, number)
         self.stage.disagreement = former.disagreement
         self._posted, self._is_trial = number, former.is_trial
         return {"restored": True}

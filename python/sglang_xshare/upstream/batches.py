@@ -35,7 +35,7 @@ class Batches:
         eager = max(first, self.captured[-1] + 1 if self.captured else 1)
         return any(first <= rows <= last for rows in self.captured) or last // self.unit * self.unit >= eager
 
-    def pad(self, rows: int) -> bool:
+    def may_pad(self, rows: int) -> bool:
         """Return whether some of a step's `rows` may be padding."""
         smaller = rows - self.unit
         return self.always_pad or (rows in self.captured and smaller > 0 and smaller not in self.captured)

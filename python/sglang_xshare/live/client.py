@@ -1,4 +1,4 @@
-"""A client of a running server: the requests of the subcommands, and one line if the server does not answer."""
+"""A client of a running server, for the subcommands. If the server does not answer, the error is one line."""
 
 import argparse
 import ipaddress

@@ -76,7 +76,7 @@ def print_answer(answer: dict[str, Any]) -> None:
     """Print the active policy as a table of its keys, then the counts since the last switch."""
     console = open_console()
     table = Table("key", "value", "")
-    # A word of `mass`, such as "fast", stands for overrides by rows too, which the user has given by that word.
+    # A user who sets `mass` to a word, such as "fast", has also set the overrides by rows that the word stands for.
     overridden = {key for override in answer["in_force"].get("overrides", ()) for key in override}
     given = {*answer, "overrides"} if answer.keys() & overridden else {*answer}
     for key, value in answer["in_force"].items():

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checked:
-    """A switch that passed its check. A commit of `epoch` makes the switch while the stage's count is `switches`."""
+    """A switch that passed its check. A commit of `epoch` makes it if the stage has made exactly `switches` so far."""
 
     epoch: str
     switches: int
@@ -69,7 +69,7 @@ class Control:
         """The last read of the counters: its time, the number of switches at that time, and the counters."""
 
     def get(self) -> dict[str, Any]:
-        """Return the policy and its keys, as POST takes them, and the fields of `ADDED`.
+        """Return the policy and its keys, as POST accepts them, and the fields of `ADDED`.
 
         Wait for the device at most once in `COUNTING_PERIOD` seconds: otherwise return the counters of the last read,
         and their age `counted_ago`.
@@ -122,9 +122,9 @@ class Control:
     def commit(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
         """Make the switch that `check` of the same epoch checked, as the server's switch `number`.
 
-        Return what `get` does, and warnings. Raises ValueError, without a change, for any other epoch, and if the
-        policy was switched since the check. After an exception of the switch itself, call `restore` on all ranks: they
-        must switch equally often.
+        Return the answer of `get`, and warnings. Raises ValueError, without a change, for any other epoch, and if the
+        policy was switched since the check. After an exception of the switch itself, call `restore` on all ranks,
+        because they must make equally many switches.
         """
         stage, checked = self.stage, self._checked
         self._begin_comparing()
@@ -158,7 +158,7 @@ class Control:
         return {"restored": True}
 
     def _begin_comparing(self) -> None:
-        """Let ranks compare the next steps soon, also if this rank alone fails: all compare after the same forward."""
+        """Start comparing ranks, also if only this rank fails: all ranks compare after the same forward."""
         if self.stage.agreement is not None:
             self.stage.agreement.begin()
 

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def decode(server: Server, prompts: list[str], tokens: int) -> Looks:
-    """Decode a batch of prompts. Return what was read for its batch size meanwhile."""
+    """Decode a batch of prompts. Return what GET /expert_policy reported meanwhile about its batch size."""
     looks: list[tuple[int, int]] = []
     thread = threading.Thread(
         target=server.generate, args=(prompts,), kwargs={"max_new_tokens": tokens, "ignore_eos": True}
@@ -92,7 +92,7 @@ def tabulate_changes(points: Mapping[str, Any]) -> Table:
         if number != "0":
             depth = looks[-1][1] if looks else "-"
             rows.append([f"{point['requests']} at a time, {point['texts']}", str(depth), str(arrived)])
-    note = f"Verifications from the first look at a batch until the depth that it kept; the bound is {ALLOWED}."
+    note = f"Verifications from the first look at a batch until the depth that it kept; at most {ALLOWED} are allowed."
     return Table("Changes of the traffic", ["to", "depth", "verifications"], rows, note)
 
 

@@ -43,9 +43,9 @@ SERVERS_32, SERVERS_128 = ((*SERVERS, f"compilation-{experts}") for experts in (
 class Task:
     """Some parts of an experiment, or all; the checks that it needs; and `turn`, its expected seconds.
 
-    A task starts if half of `turn` is left. `is_quick`: a run with a limit has no other task before all such tasks are
-    done. `beside`: it times nothing, and runs beside the checks. `serves`: the model whose server is started beside the
-    checks, if the GPU has room.
+    A task starts if half of `turn` is left. `is_quick`: a run with a limit starts other tasks only after all such tasks
+    are done. `beside`: it times nothing, and runs beside the checks. `serves`: the model whose server is started beside
+    the checks, if the GPU has room.
     """
 
     experiment: str

@@ -35,9 +35,9 @@ GATE = "SGLANG_XSHARE_GATE"
 class Case:
     """A model, the policy that its server starts with, and what is compared: concurrencies, in this order.
 
-    `extra` are further policies, each at one concurrency, whose numbers graphs captured under `policy` take; `bars`
-    are percent of gain by policy and concurrency. `draft` is the draft model, `args` returns further flags, `env` are
-    environment variables, and tokens are drawn at `temperature`.
+    `extra` are further policies, each at one concurrency; graphs that were captured under `policy` take their numbers.
+    `bars` are percent of gain by policy and concurrency. `draft` is the draft model, `args` returns further flags,
+    `env` are environment variables, and tokens are drawn at `temperature`.
     """
 
     model: str

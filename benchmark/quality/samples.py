@@ -29,10 +29,10 @@ LONGEST = 5
 FIGURES = {"pass_one": "pass@1", "pass_all": "pass@{samples}", "distinct": "distinct answers"}
 NOTE = """\
 {problems} problems, {samples} answers each at temperature T, in steps of {batch} rows. pass@1: share of answers that
-are right; pass@{samples}: share of problems with one that is; distinct: different answers to a problem, over {samples}.
-The solved problem before each is read by the model's own routing; question and answer are decoded under the policy. ±:
-half the 95 % t-interval over batches, because selection couples the rows of a batch; in brackets the difference from
-{baseline}, on the same batches and random numbers."""
+are right; pass@{samples}: share of problems with at least one right answer; distinct: different answers to a problem,
+of {samples}. The model's own routing reads the solved problem before each; question and answer are decoded under the
+policy. ±: half the 95 % t-interval over batches, because selection couples the rows of a batch; in brackets the
+difference from {baseline}, on the same batches and random numbers."""
 
 
 @dataclass(frozen=True)

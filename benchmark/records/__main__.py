@@ -69,7 +69,7 @@ def measure(experiments: Sequence[Experiment], results: Path, small: bool = Fals
             raise ValueError(f"the checkout must be clean, or --dirty given (changed: {changes[0]}{more})")
         head = f"[{number}/{len(experiments)}] {one.name}"
         if is_recorded(one, results):
-            print(f"{head}: recorded of this source already", flush=True)
+            print(f"{head}: skipped; this source has a record", flush=True)
             continue
         if one.model and not small and not one.model.is_dir():
             print(f"{head}: skipped; python -m training.train_moe --model {one.trained} makes its model", flush=True)

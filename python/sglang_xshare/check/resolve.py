@@ -1,4 +1,4 @@
-"""Server arguments, parsed and resolved by SGLang itself, with every refusal instead of the first; and the report."""
+"""Server arguments, parsed and resolved by SGLang itself, with all refusals instead of the first; and the report."""
 
 import io
 import logging
@@ -52,7 +52,7 @@ class Resolution:
         self.finished = True
         self._check(self.start, RESOLVED)
         reason = explain_cut(model_config(server_args), self.start.config)
-        if reason is not None and "ranks" not in self.start.refused:  # --expert-placement shard was refused for it
+        if reason is not None and "ranks" not in self.start.refused:  # --expert-placement shard was refused for this
             self.refuse("SGLang", reason)
 
     def _check(self, start: Start, when: str) -> None:
@@ -61,7 +61,7 @@ class Resolution:
                 self.refuse("sglang-xshare", error)
             if when == GIVEN:
                 set_arguments(start)
-        except OSError:  # SGLang misses that file or repository as well
+        except OSError:  # a missing file or repository, which SGLang itself reports too
             raise
         except Exception as error:
             self.fault = error

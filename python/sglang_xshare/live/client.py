@@ -153,7 +153,7 @@ def _describe_proxy(proxy: str | None) -> str:
     if proxy is None:
         return ""
     shown = re.sub(r"//[^/@]*@", "//", proxy)  # without a password
-    return f"; asked through the proxy {shown} of the environment, which no_proxy turns off for a host"
+    return f"; asked through the proxy {shown} of the environment; to bypass it for a host, set no_proxy"
 
 
 def _explain(error: HTTPError, admin: bool) -> str:

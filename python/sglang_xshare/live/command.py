@@ -32,7 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
             action.add_argument(
                 "--exact-by-default",
                 action="store_true",
-                help='requests are exact unless they say "expert_policy": "shared" in their custom_params',
+                help='requests are exact unless they set "expert_policy": "shared" in their custom_params',
             )
             action.add_argument(
                 "--config", metavar="FILE", help="a JSON file: the keys, beside POLICY or with policy in it"

@@ -99,8 +99,8 @@ class Control:
     def check(self, body: Mapping[str, Any], epoch: str, reporter: Any) -> dict[str, Any]:
         """Check a switch to the policy in `body`, change nothing, and keep the switch for a commit of `epoch`.
 
-        `body` has the keys of --expert-policy-config, "policy" and "trial". Return the numbers of switches, as `get`
-        does. Raises ValueError in one line.
+        `body` has the keys of --expert-policy-config, "policy", and optionally "trial" and "recapture". Return the
+        numbers of switches, as `get` does. Raises ValueError in one line.
         """
         self._checked = None  # cleared on all schedulers, also if only one of them refuses this check
         schedule, is_trial, recaptures = self._read(body), body.get("trial", False), body.get("recapture", True)
@@ -114,7 +114,7 @@ class Control:
         check_graphs(self.stage, latter, recaptures)
         if latter.rule != rule and latter.schedule is not None and "exact" not in latter.schedule.given:
             lost = as_json({name: value for name, value in asdict(rule).items() if value not in (None, False)})
-            reason = "from now on a request is exact only if it asks for it; to keep the rule, send it again"
+            reason = "from now on a request is exact only if it sets expert_policy; to keep the rule, send exact again"
             warnings.append(f"exact: this policy does not have {lost} of the previous policy: {reason}")
         self._checked = Checked(epoch, self.stage.switches, latter, is_trial, recaptures, warnings)
         return self._number()
@@ -174,7 +174,7 @@ class Control:
         for part in schedule.parts if schedule and requests and is_first_rank() else ():
             missed = find_missed(part, resolved(self.server_args), requests)
             if missed is not None:
-                reason = f"no step of this server has a number of rows in this range ({missed[1]}), so all stay vanilla"
+                reason = f"no step of this server has a number of rows in this range ({missed[1]}); each stays vanilla"
                 logger.warning("--expert-policy %s: %s: %s", part.policy, missed[0], reason)
 
     def _read(self, body: Mapping[str, Any]) -> Schedule | None:

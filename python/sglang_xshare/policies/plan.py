@@ -102,7 +102,7 @@ class SelectionPlan:
         """Return whether S is the warm-up plus the best experts of a ranking."""
         return self.budget is not None or self.drop is not None
 
-    # The meaning of a coverage. Only the reference reads a coverage's name; all other code reads these properties.
+    # The meaning of `coverage`. Only the reference reads its words; all other code reads the properties below.
 
     @property
     def uses_selected(self) -> bool:
@@ -145,7 +145,7 @@ class SelectionPlan:
 
     @property
     def by_depth(self) -> bool:
-        """Return whether the selection depends on the depth of drafts."""
+        """Return whether the selection depends on the depths of drafts."""
         return self.acceptance < 1 or self.warm_rows is not None
 
     def keys_beyond(self, handled: Mapping[str, tuple[str, ...]]) -> list[str]:

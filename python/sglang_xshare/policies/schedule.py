@@ -20,7 +20,7 @@ from .registry import get_policy
 from .spelling import parse_policy
 
 MOST_RANGES = 1024
-"""Most overrides of a schedule. Building the plans of so many takes 1.5 s, in which a server answers nothing."""
+"""Most overrides of a schedule. Building the plans of 1024 takes 1.5 s, in which a server answers no request."""
 
 
 @dataclass(eq=False)
@@ -46,7 +46,7 @@ class Schedule:
     exact: Rule = field(default_factory=Rule)
     acceptance: float = MOST_LIKELY
     _plans: dict[tuple[int, ...], SelectionPlan | None] = field(default_factory=dict, init=False, repr=False)
-    """The plans built so far, by the overrides and table numbers that apply: few of thousands of layers differ."""
+    """The plans built so far, by the overrides and table numbers that apply: most layers share these."""
 
     @property
     def parts(self) -> list[Schedule]:
@@ -84,7 +84,7 @@ class Schedule:
         return any(plan.estimates for plan in self.plans())
 
     def weigh(self, acceptance: float) -> Schedule:
-        """Return the schedule with another estimate."""
+        """Return the schedule with another estimate of `acceptance`."""
         return replace(self, acceptance=acceptance) if self.estimates else self
 
     def plans_at(self, rows: int) -> list[SelectionPlan | None]:

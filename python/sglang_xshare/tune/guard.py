@@ -47,7 +47,7 @@ class SwitchGuard:
         self._switches += 1
 
     def restore(self) -> bool:
-        """Switch back to `before`, unless somebody else has switched; return whether the server did."""
+        """Switch back to `before`, unless somebody else has switched; return whether the server switched."""
         # The server may have made the switch of a request that was interrupted here.
         numbers = range(self._switches, self._switches + self._asking + 1)
         return any(self._switch(self.before, number) for number in numbers)

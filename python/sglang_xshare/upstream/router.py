@@ -50,8 +50,8 @@ def _check_shared(topk_config: Any, scoring: str) -> None:
     if shared > 1 or (shared and not known):
         kind = f"{'' if grouped else 'un'}grouped{'' if topk_config.renormalize else ', not renormalizing'}"
         raise ValueError(
-            f"{shared} fused shared experts in a router that is {kind} ({scoring}); must be one in a renormalizing "
-            "router, grouped or on CUDA not of softmax; --disable-shared-experts-fusion serves the others"
+            f"{shared} fused shared experts in a router that is {kind} ({scoring}); must be one, in a renormalizing "
+            "router that is grouped, or on CUDA not of softmax; use --disable-shared-experts-fusion"
         )
 
 

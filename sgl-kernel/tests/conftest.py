@@ -1,4 +1,4 @@
-"""These tests need our `sgl_kernel`; where a compiled one is installed in its place they are left out, and said so."""
+"""Skip these tests, and report the skip, if a compiled `sgl_kernel` is installed in place of ours."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -23,7 +23,7 @@ SAMPLES = 256
 WIDTH = 256
 """Width of the random sketch of counts: counts by expert of 152k ids in 48 layers of 128 would take 3.7 GB."""
 SHRINKAGE = 20
-"""Mean tokens that are mixed into every id, so an id that occurs once has a small signature."""
+"""Mean tokens that are added to the counts of every id, so an id that occurs once has a small signature."""
 
 
 def load_model(folder: Path, device: str) -> Any:

@@ -205,7 +205,7 @@ def _judge(
 
 
 def _count(folder: Path, flags: ServerFlags, resolution: Resolution | None, unanswered: list[str]) -> Weights | None:
-    """Count the model's weights as SGLang resolved it, else by the flags; None, with the reason noted, on failure."""
+    """Count the model's weights by SGLang's resolution, else by the flags; on failure note the reason, return None."""
     start = resolution.start if resolution is not None and resolution.finished else None
     if start is not None:
         flags.resolve(start.config)

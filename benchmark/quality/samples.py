@@ -37,7 +37,7 @@ difference from {baseline}, on the same batches and random numbers."""
 
 @dataclass(frozen=True)
 class Problems:
-    """Problems whose tokens are equally many: `solved` [problems, tokens] int64 stand before the `questions`."""
+    """Problems with equally many tokens: `solved` [problems, tokens] int64 precede the `questions`."""
 
     solved: torch.Tensor
     questions: torch.Tensor

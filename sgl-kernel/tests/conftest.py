@@ -1,4 +1,4 @@
-"""Skip these tests, and report the skip, if a compiled `sgl_kernel` is installed in place of ours."""
+"""The rule that skips these tests, with a line in pytest's header, if a compiled `sgl_kernel` replaces ours."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -42,7 +42,7 @@ class Drafted(Layout):
         return rows.flatten(0, 1)[_draw(self, *rows.shape[:2]).source]
 
     def join(self, steps: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-        """Return the choice for emitted rows, and `own` for tokens behind the last step."""
+        """Return the choice for emitted rows, and `own` for tokens after the last step."""
         drawn = _draw(self, *own.shape[:2])
         joined = own.flatten(0, 1).clone()
         joined[drawn.source[drawn.emitted]] = steps[drawn.emitted].to(own.dtype)

@@ -33,9 +33,9 @@ def check_gpu(gpu: Gpu, name: str | None, release: str) -> None:
 
 @contextmanager
 def pretend(gpu: Gpu) -> Iterator[None]:
-    """Make SGLang see a machine with this GPU, FlashInfer and triton_kernels.
+    """Make SGLang detect a machine with this GPU, FlashInfer and triton_kernels.
 
-    Facts that SGLang read when it was imported stay. For AMD's GPUs these are many: of all that SGLang resolves for
+    Facts that SGLang read when it was imported remain. For AMD's GPUs these are many: of all that SGLang resolves for
     them, only the MoE runner is right. SGLang must be `SINCE` or later, see `check_gpu`.
     """
     import torch

@@ -28,7 +28,7 @@ class Resolution:
     """The outcome for a server's arguments.
 
     `refusals` and `warnings` are in a server's own order. `start` has SGLang's record, None before SGLang has one;
-    `finished` says whether SGLang resolved all of the record. `fault` is an error of a check of ours, and no refusal.
+    `finished` is True if SGLang resolved all of the record. `fault` is an error of a check of ours, and no refusal.
     """
 
     refusals: list[Line] = field(default_factory=list)

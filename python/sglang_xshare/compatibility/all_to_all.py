@@ -47,7 +47,7 @@ def check_model(model: MoeModel, config: Any) -> None:
 
 
 def read_ranks(model_runner: Any, schedule: Schedule | None) -> Ranks | None:
-    """Return the ranks of a loaded model's server; None if every rank's router sees the rows of all ranks."""
+    """Return the ranks of a loaded model's server; None if every rank's router gets the rows of all ranks."""
     config = resolved(model_runner.server_args)
     if not routes_own_rows(config):
         return None

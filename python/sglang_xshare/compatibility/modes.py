@@ -17,8 +17,8 @@ from .runners import explain, list_runners
 REFUSED_FLAGS = {
     "enable_deterministic_inference": "batch-aware routing is not batch-invariant",
     "enable_torch_compile": "a compiled TopK does not call the stage",
-    "enable_two_batch_overlap": "the router sees half a batch",
-    "enable_single_batch_overlap": "the router sees part of a batch",
+    "enable_two_batch_overlap": "the router gets half a batch",
+    "enable_single_batch_overlap": "the router gets part of a batch",
     "enable_pdmux": "split prefill bypasses the stage",
     "enable_nvidia_megakernel": "the kernel routes by itself",
     "enable_amd_monokernel": "the kernel routes by itself",

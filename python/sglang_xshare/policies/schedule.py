@@ -110,7 +110,7 @@ class Schedule:
     def sizes(self) -> tuple[Override, ...]:
         """Return the ranges of `by_rows`, then ranges without keys in which each table has one number.
 
-        The latter divide the rows from `min_rows` to `max_rows`; the last of them is left out.
+        The ranges without keys divide the rows from `min_rows` to `max_rows`; the last of these ranges is omitted.
         """
         most = self.max_rows or math.inf
         starts = [self.min_rows, *(rows for rows in self.changes if self.min_rows < rows <= most)]

@@ -34,7 +34,7 @@ DESCRIPTION = (
 LADDER = ("k0=0,add=8", *(f"k0=1,add={add}" for add in (0, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32)))
 SETTINGS = tuple(f"xshare:{keys},utility=squared,own_share=0.75" for keys in LADDER)
 PROCESSOR = "--enable-custom-logit-processor"
-"""The server's flag for forced text. SGLang's alternatives give log-probabilities of a prefill, or behind a mask."""
+"""The server's flag for forced text. SGLang's alternatives report log-probabilities of a prefill, or after a mask."""
 WARNING = f"Warning: with {PROCESSOR} SGLang unpickles what any client sends, which can run code in the server"
 ADVICE = "tune on a server that nobody else can reach, and serve without that flag"
 GROUPS = 8

@@ -18,10 +18,9 @@ class Summary:
     """One row of the table.
 
     `throughput` is in output tokens a second, and `ratios` are its ratios to the baseline's, by round. `tpot_ms` and
-    `ttft_ms` are bench_serving's median times per output token and to the first one, in milliseconds. Active experts
-    are means of layers and steps, without and with selection; `kept_mass` is the mean share of gating mass kept;
-    `policy_steps` counts the forwards under the policy; all cover all rounds. `accept_length` is in tokens a verify
-    step.
+    `ttft_ms` are bench_serving's median times per output token and to the first one, in milliseconds. Over all rounds,
+    active experts are means of layers and steps, without and with selection, `kept_mass` is the mean share of gating
+    mass kept, `policy_steps` the forwards under the policy. `accept_length` is in tokens a verify step.
     """
 
     name: str

@@ -1,9 +1,8 @@
 """Find the budget that fits any model and batch: `python -m benchmark.quality.defaults --model DIR`.
 
 Measures budgets of `xshare` by count, by a share of the model's experts, and by the utility that they hold, in steps of
-several sizes, of one domain and of mixed ones. In verification (`--tokens-per-request`) a count for each request is
-measured too. Policies given as arguments replace the budgets. `--skip` skips the first sequences, on which budgets were
-chosen.
+several sizes, of one domain and of mixed ones; in verification (`--tokens-per-request`) also by count for each request.
+Policies given as arguments replace the budgets. `--skip` skips the first sequences, on which budgets were chosen.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,9 +30,9 @@ NAMED = (*BY_ROWS, "xshare:k0=1,add=24")
 """Policies that the guide compares."""
 NOTE = """\
 All settings have k0=1; a policy by name has, at each size, the setting of its rows. Experts: active experts as a share
-of vanilla's, mean over models and steps: {batches} requests with {tokens} tokens each, of one domain and of mixed ones.
-Loss: cross-entropy above vanilla's on the same tokens, in nats a token: the worst of all these cases and its place,
-then the mean. {errors} The worst of many losses is larger by chance than a single loss. Models: {models}."""
+of vanilla's, mean over models and steps of {batches} requests x {tokens} tokens, of one domain and of mixed ones. Loss:
+nats a token above vanilla's on the same tokens: the worst of all these cases and its place, then the mean. {errors} The
+worst of many losses is larger by chance than a single loss. Models: {models}."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

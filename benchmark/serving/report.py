@@ -21,24 +21,21 @@ KEY = "comparison"
 """The key of the rounds in the record; `quality_key` returns the others."""
 ROUNDS = "ratio by round"
 BRIEF = """\
-Means over the rounds [95 % t-interval]. Ratio: tokens/s divided by the first row's. Loss: cross-entropy above the
-first row's (with drafts: above that of EAGLE-3, off), in nats a token. Sums right: share of arithmetic problems.
-Accepted: tokens that a verify step gives a request.\
+Means over the rounds [95 % t-interval]. Ratio: tokens/s over the first row's. Loss: nats a token above the first row's
+(with drafts: above that of EAGLE-3, off). Sums right: share of arithmetic problems. Accepted: tokens a verify step.\
 """.replace("\n", " ")
 """The README's note."""
 NOTE = """\
-Means over the rounds [95 % t-interval], the highest ratio first. Ratio: output tokens/s divided by the first row's in
-the same round. Active experts: mean of a layer and step, upstream's routing -> the policy. The server counts active
-experts and kept mass."""
+Means over the rounds [95 % t-interval]; the highest ratio first. Ratio: output tokens/s over the first row's in the
+same round. The server counts active experts (a layer and step, upstream's routing -> the policy) and kept mass."""
 BY_ROUND = "Ratio by round: in the order measured."
 OWN_SERVER = "vanilla: the server of the policies, switched to vanilla."
 QUALITY = """\
-Loss: cross-entropy of held-out text of mixed domains, in nats a token, forced through the server's own decode steps; of
-a policy, the difference from the first row ± half its 95 % t-interval over batches. Sums right: share of arithmetic
-problems."""
+Loss: nats a token of held-out text of mixed domains, forced through the server's own decode steps; of a policy, the
+difference from the first row ± half its 95 % t-interval over batches. Sums right: share of arithmetic problems."""
 DRAFTS = """\
-Accepted: tokens that a verify step gives a request, the target's own included. With drafts, each token is forced before
-a verify step, and the loss of a policy is the difference from the first row with drafts."""
+Accepted: tokens of a verify step, the target's own included. With drafts, each token is forced before a verify step,
+and the loss of a policy is the difference from the first row with drafts."""
 
 
 def quality_key(name: str) -> str:
@@ -187,9 +184,9 @@ def _format_losses(points: Mapping[str, Any], comparison: Comparison) -> list[st
 
 
 ESTIMATED = """\
-Measured: time per output token (TPOT) divided by the first row's in the same round, mean [95 % t-interval], of the
-widened model. Estimated: the share of a step's bytes that is still read. The estimate omits the 34 and 40 us a layer,
-because launches cost a CPU next to nothing. Negative: the estimate promises more than was measured."""
+Measured: time per output token (TPOT) over the first row's in the same round, mean [95 % t-interval], of the widened
+model. Estimated: the share of a step's bytes that is still read, without check's 34 and 40 us a layer, because launches
+cost a CPU next to nothing. Negative: the estimate promises more than was measured."""
 
 
 def tabulate_estimate(points: Mapping[str, Any]) -> Table:

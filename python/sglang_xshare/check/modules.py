@@ -81,8 +81,7 @@ def _find_class(
 ) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
     """Return (the model's class, its part of the configuration, the changes to that part).
 
-    The class is that of the whole model; if transformers lacks it, as for remote code, that of the language model
-    inside.
+    The class is that of the whole model, else that of the language model in it, which remote code may wrap.
     """
     auto = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     nested = ((part, changes.get(name) or {}) for name in TEXT_CONFIGS if isinstance(part := config.get(name), dict))

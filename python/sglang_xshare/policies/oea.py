@@ -35,7 +35,6 @@ def oea(
     """Every row's k0 best experts; rows fill up with the experts that other rows have active.
 
     `target_per_rank` is OEA's extension to expert parallelism (section 7). A step waits for the rank with the most
-    active experts, so every other rank adds experts, the next by utility, up to that number; a target of 1 adds no
-    further experts.
+    active experts, so each other rank adds experts by utility up to that number; a target of 1 adds no more.
     """
     return SelectionPlan(balance="literal" if target_per_rank is None else "level", **locals())  # keys alone

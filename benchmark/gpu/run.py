@@ -113,7 +113,7 @@ def run(results: Path, command: Sequence[str], tasks: Sequence[Task], limit: flo
     for line in run_.failed:
         print(f"gpu: {line}", flush=True)
     if run_.left_over:
-        print(f"gpu: left for the same command: {', '.join(run_.left_over)}", flush=True)
+        print(f"gpu: the same command continues with: {', '.join(run_.left_over)}", flush=True)
     return not run_.failed
 
 

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if name not in EXPERIMENTS:
             parser.error(f"experiment must be one of {', '.join(EXPERIMENTS)} (got {name!r})")
     if args.small and args.out == RESULTS:
-        parser.error("--small needs another --out, because pages show no figures of this size")
+        parser.error("--small must be used with another --out, because pages show no figures of this size")
     if not (args.check or args.tables):
         measure([EXPERIMENTS[name] for name in args.experiments], args.out, args.small, args.dirty)
     if args.out == RESULTS:

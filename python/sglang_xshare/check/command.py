@@ -138,7 +138,7 @@ def _read_asked(options: argparse.Namespace) -> Asked | None:
         alone = {"--context": options.context, "--active": options.active, "--compare": options.compare or None}
         for flag, value in alone.items():
             if value is not None:
-                raise ValueError(f"{flag} without --batch: needs --batch N")
+                raise ValueError(f"{flag} without --batch: must be used with --batch N")
         return None
     context = CONTEXT if options.context is None else read_count("--context", options.context, 0)
     active = [read_number("--active", text, 1) for text in options.active or ()]

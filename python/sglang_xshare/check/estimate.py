@@ -71,7 +71,7 @@ class Step:
                 raise ValueError(f"{many}: must be at most {MOST_ROWS:,} rows without --active")
             return
         if num_policies > 1:
-            raise ValueError(f"--active must be used with one policy, whose experts they are (got {num_policies})")
+            raise ValueError(f"--active with {num_policies} policies: must be used with one, whose experts they are")
         whose, most = ("the model's", experts) if ep_size == 1 else ("a rank's", experts // ep_size)
         before, after = self.asked.active
         if not 1 <= before <= most:

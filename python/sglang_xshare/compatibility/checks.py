@@ -187,4 +187,4 @@ def set_environment(start: Start) -> None:
     """Switch off, and log, what bypasses the `TopK` of the model's layers, before the processes start that load it."""
     if start.asks(STAGE) and start.model.architecture in FUSED_FRONTS and is_switched_on(FRONT):
         os.environ[FRONT] = "0"
-        logger.warning("expert policy: %s -> 0, because with it one kernel is gate and TopK", FRONT)
+        logger.warning("expert policy: %s -> 0, because otherwise one kernel computes gate and TopK", FRONT)

@@ -124,7 +124,7 @@ class Client:
 
     def _check(self, answer: Any) -> dict[str, Any]:
         if not isinstance(answer, dict) or "in_force" not in answer:
-            raise PolicyError(f"{self.url}: not an SGLang server with this package{self._answered_by}")
+            raise PolicyError(f"{self.url}: must be an SGLang server with this package{self._answered_by}")
         return answer
 
 

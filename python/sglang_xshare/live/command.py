@@ -68,7 +68,7 @@ def read_policy(arguments: argparse.Namespace) -> dict[str, Any]:
             raise ValueError(f"{key} = {both}: must be given once")
         body |= part
     if "policy" not in body:
-        raise ValueError("no policy; give one such as xshare:k0=1,add=6, or --config with a key policy")
+        raise ValueError("policy must be given, such as xshare:k0=1,add=6, or as a key of --config")
     return body
 
 

@@ -181,7 +181,7 @@ class Control:
         """Return the schedule of a POST, None for vanilla. Raises ValueError for keys that make no policy."""
         keys = {name: value for name, value in body.items() if name not in (*ADDED, *ASKED)}
         if "policy" not in keys:
-            raise ValueError('policy is missing; send an object such as {"policy": "xshare", "k0": 1, "add": 6}')
+            raise ValueError('policy must be given, in an object such as {"policy": "xshare", "k0": 1, "add": 6}')
         name = keys.pop("policy")
         if name in (None, "none"):
             name = "vanilla"
@@ -198,7 +198,7 @@ class Control:
         if schedule is None:
             return []
         if schedule.observed and self.stage.in_force.masks:
-            raise ValueError("--mask-padding-experts with observe: observe routes as the model does")
+            raise ValueError("--mask-padding-experts with observe: observe routes as the model does; use another")
         model = read_model(model_config(self.server_args), self.server_args.model_path)
         plans, warnings = check_schedule(schedule, model, config, requests=requests)
         schedule.plans([layer.layer_id for layer in self.stage.layers])

@@ -154,7 +154,7 @@ class Schedule:
         found = (self.plan(layer, rows) for layer in layers for rows in sizes)
         plans = [plan for plan in dict.fromkeys(found) if plan is not None]
         if not plans:
-            raise ValueError("every layer and batch size is overridden to vanilla: the policy would never run")
+            raise ValueError("layers and by_rows: must leave the policy a layer and batch size (got vanilla for all)")
         return plans
 
 
@@ -173,7 +173,7 @@ def build_schedule(
         raise ValueError(f"policy = {as_json(config['policy'])}: {only}")
     if name == "vanilla":
         if config:
-            raise ValueError(f"{shorten(next(iter(config)))}: vanilla has no keys")
+            raise ValueError(f"{shorten(next(iter(config)))}: must be absent, because vanilla has no keys")
         return None
     if name == "observe":
         return _build_observing(config, speculative, speculates, pages)

@@ -83,8 +83,8 @@ def tune(arguments: argparse.Namespace) -> int:
     gauge = Gauge(server, dict(zip(("tuning", "held out"), samples, strict=True)), guard)
     bench = Bench(gauge, arguments.out / "trace.jsonl", hash_asked(server.get_model(), groups, samples, unit))
     console.print(f"{WARNING}: {ADVICE}", soft_wrap=True)
-    console.print(f"At the end it puts back: {guard}", soft_wrap=True)
-    console.print(f"If it is interrupted, the same command continues from {arguments.out}", soft_wrap=True)
+    console.print(f"At the end tune puts back: {guard}", soft_wrap=True)
+    console.print(f"If tune is interrupted, the same command continues from {arguments.out}", soft_wrap=True)
     found: list[Found] = []
     # A lost terminal and a kill are interruptions too: the server must not keep the plan that was just measured.
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -198,7 +198,7 @@ class Control:
         if schedule is None:
             return []
         if schedule.observed and self.stage.in_force.masks:
-            raise ValueError("--mask-padding-experts with observe: observe routes as the model does; use another")
+            raise ValueError("--mask-padding-experts with observe: observe routes like the model; use another policy")
         model = read_model(model_config(self.server_args), self.server_args.model_path)
         plans, warnings = check_schedule(schedule, model, config, requests=requests)
         schedule.plans([layer.layer_id for layer in self.stage.layers])

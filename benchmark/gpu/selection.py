@@ -1,9 +1,9 @@
 """Experiment `selection`: the Triton kernel on this GPU against the reference, and its time beside upstream's router.
 
-Part `ids` compares ids with the reference's; part `times` times the kernel in CUDA graphs, a call among many, on the
-logits that upstream's fused router takes too: the kernel does what that router does, and selects the batch's experts
-besides. Part `shapes` times how batches can be cut into programs and makes the kernel use the fastest; part `tests`
-runs the kernels' own tests, which compile for minutes.
+Part `ids` compares ids with the reference's. Part `times` times the kernel in CUDA graphs, a call among many, on the
+logits of upstream's fused router: the kernel does the router's work and also selects the batch's experts. Part `shapes`
+times how batches can be cut into programs and makes the kernel use the fastest; part `tests` runs the kernels' own
+tests, which compile for minutes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

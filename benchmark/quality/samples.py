@@ -1,7 +1,7 @@
 """Sample answers under a policy: `python -m benchmark.quality.samples xshare xshare:fast`.
 
-Each arithmetic problem is answered several times at a temperature, all answers to it in the same batch, as in rollouts:
-a policy that keeps greedy answers may still lose what several samples find (arXiv 2602.02443).
+Each arithmetic problem is answered several times at a temperature, with all of its answers in one batch, as in
+rollouts. A policy that keeps greedy answers may still lose answers that several samples find (arXiv 2602.02443).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

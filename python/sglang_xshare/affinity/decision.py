@@ -15,10 +15,10 @@ DEFAULT = 1.175
 benchmark/README.md stayed below 1.1, with 2, 4 and 8 replicas.
 """
 REASONS = ("affinity", "bound", "sticky", "session", "idle", "load", "directed")
-"""Reasons for a choice: the most similar experts and the longest cached prefix (affinity); a more similar replica is
-too full (bound), or busy while the chosen replica is idle (idle); the replica of the conversation's earlier turns
-(sticky) or of the session (session); without signature and cached prefix, the fewest requests (load); the client's
-choice (directed).
+"""Reasons for a choice. affinity: the most similar experts and the longest cached prefix. bound: a more similar replica
+is too full. idle: the chosen replica is idle, and a more similar one is busy. sticky: the replica of the conversation's
+earlier turns. session: the replica of the session. load: the fewest requests, without signature and cached prefix.
+directed: the client's choice.
 """
 PREFIX_WEIGHT = 2.0
 """Weight of the cached share of a prompt, beside the similarity of experts. The similarity is about 0.5 within a domain

@@ -43,9 +43,9 @@ def describe(seconds: Mapping[int, float], batch: int) -> str | None:
     best = max(sorted(speeds), key=speeds.__getitem__)
     then = "no drafts at all would give" if best == 1 else f"{best} would give"
     return (
-        f"{FLAG} {asked} cannot pay with --batch {batch} by this estimate: a step of {seconds[asked] * 1e3:.1f} ms for "
-        f"{expect(asked):.1f} tokens a request, without drafts {seconds[1] * 1e3:.1f} ms for 1, if a draft is accepted "
-        f"with chance {CHANCE}; {then} the most tokens per second"
+        f"{FLAG} {asked} cannot pay with --batch {batch} by this estimate: a step takes {seconds[asked] * 1e3:.1f} ms "
+        f"for {expect(asked):.1f} tokens a request (without drafts: {seconds[1] * 1e3:.1f} ms for 1) if a draft is "
+        f"accepted with chance {CHANCE}; {then} the most tokens per second"
     )
 
 

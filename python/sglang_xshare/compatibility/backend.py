@@ -1,7 +1,7 @@
 """The MoE runner that `--moe-runner-backend auto` becomes under a policy: SGLang's choice, or one that fits the policy.
 
 SGLang first resolves a copy of the arguments, without a log line. If SGLang chooses a runner that does not serve the
-policy, the arguments get another runner before their own resolution, as if the user had given that runner: so
+policy, the arguments get another runner before their own resolution, as if the user had given that runner. So
 everything that SGLang derives from the runner fits. Without a policy nothing here runs.
 """
 

@@ -30,7 +30,7 @@ class SelectionPlan:
     """The selection of the set S of experts, and the cover of every row with experts of S. Frozen, hashable, validated.
 
     S starts with the warm-up (`k0`, `p`) and grows by the budgets `add_per_request`, `add`, `mass` and
-    `target_per_rank`, in this order; or by the best `budget` experts of a `ranking`; or by the votes of the most
+    `target_per_rank`, in this order. Or S is the best `budget` experts of a `ranking`, or follows the votes of the most
     confident rows (`confidence`). `coverage`, `kmax`, `max_rank` and `rescue` decide which experts of S a row gets,
     `own_share` decides their weights. Raises ValueError naming the key, the value and what is allowed.
     """

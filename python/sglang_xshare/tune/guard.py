@@ -10,9 +10,9 @@ from ..policies.spelling import spell_policy
 class SwitchGuard:
     """A server's policy, for one search, guarded against switches by others.
 
-    The guard compares the server's count of switches with its own, before and after each switch, and marks each policy
-    as a trial, so no other search takes it for the policy to put back. `before` is the answer to GET /expert_policy at
-    the beginning.
+    The guard compares the server's count of switches with its own, before and after each switch. It marks each policy
+    as a trial, so no other search takes that policy for the one to put back. `before` is the answer to GET
+    /expert_policy at the beginning.
 
     Raises `PolicyError` as the server does, for a server under trial, and, without a change, if somebody else has
     switched.

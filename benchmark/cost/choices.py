@@ -82,7 +82,7 @@ def _share(point: Mapping[str, float], own: Mapping[str, float]) -> str:
 
 
 def _hold_whole(live: Points) -> list[list[str]]:
-    """Return expert-parallel ranks under the policies for them."""
+    """Return a row for each policy on expert-parallel ranks with whole experts."""
     first, *others = live.values()
     own = sum(point["totals"]["fullest_rank_experts_before"] for point in others)
     steps = sum(point["totals"]["layer_steps"] for point in others)

@@ -131,7 +131,7 @@ def _find_field(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied
 
 
 def time_kernel(rows: int, experts: int, spelling: str) -> dict[str, Any]:
-    """Return microseconds of select() with a policy, as a layer calls it, and of upstream's router beside it."""
+    """Return microseconds of select() with a policy, called as by a layer, and of upstream's router."""
     logits = _make_logits(rows, experts, torch.bfloat16)
     calls = {"us": make_call(rows, experts, spelling), "upstream_us": _make_upstream(logits)}
     runs = {name: partial(repeat, call, CALLS) for name, call in calls.items()}

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="only name tables and pictures that differ from their records, and records of older sources",
     )
     parser.add_argument("--dirty", action="store_true", help="measure although the source differs from its commit")
-    parser.add_argument("--small", action="store_true", help="at the smallest size, to try it; needs --out")
+    parser.add_argument("--small", action="store_true", help="at the smallest size, for a try; needs --out")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the records; only the default has pages")
     args = parser.parse_args(argv)
     for name in args.experiments:

@@ -128,7 +128,7 @@ def _sampled(name: str, model: str, arguments: str) -> Experiment:
 
 
 def _reseed(model: str) -> tuple[str, str]:
-    """Return the flag that names a model of another seed, and what trains the model; nothing for the shipped one."""
+    """Return (the flag of a model of another seed, the arguments that train it), both empty for the shipped model."""
     return (f" --model build/models/{model}-2", f"{model} --seed 2 --steps {STEPS[model]}") if model else ("", "")
 
 

@@ -111,8 +111,8 @@ def find_host(variants: Sequence[Variant], number: int) -> int:
     """Return the number of the variant whose server, started with a policy, also serves variant `number`.
 
     Policies with the same flags share the server of the first of them. So does `vanilla` if it is not the baseline: its
-    ratio shows how far two servers differ without any policy. A server without a policy cannot be switched, and the
-    captured graphs of a GPU do not follow every switch.
+    ratio shows how far two servers differ without any policy. A server without a policy cannot be switched. On a GPU a
+    switch to `vanilla` leaves the selection kernel in the captured graphs.
     """
     one = variants[number]
     if one.policy is None or (one.policy == BASELINE and number == 0):

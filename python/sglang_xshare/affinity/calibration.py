@@ -30,7 +30,7 @@ def load_model(folder: Path, device: str) -> Any:
     """Return the model of a checkpoint. Raises ValueError if `folder` does not contain all of it."""
     from transformers import AutoModelForCausalLM
 
-    # Few CPUs multiply bfloat16 faster.
+    # Few CPUs multiply bfloat16 faster than float32.
     dtype = torch.float32 if device == "cpu" else "auto"
     try:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)

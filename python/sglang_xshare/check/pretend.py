@@ -52,7 +52,7 @@ def pretend(gpu: Gpu) -> Iterator[None]:
         stack.enter_context(_replaced(common, "is_triton_kernels_available", lambda: True))
         # A few models' defaults read the capability from torch, not from the platform.
         stack.enter_context(_replaced(torch.cuda, "get_device_capability", lambda device=None: capability))
-        # The list of quantizations does not follow the platform.
+        # SGLang's list of quantizations reads `is_hip`, not the platform.
         stack.enter_context(_replaced(common, "is_hip", lambda: gpu.capability is None))
         if gpu.capability is not None and "mxfp4" not in QUANTIZATION_METHODS:
             # SGLang registers mxfp4 only at import, on a machine with a GPU or with SGLANG_USE_CPU_ENGINE=1.

@@ -85,7 +85,7 @@ def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:
         with _listening(resolution.warnings), redirect_stdout(said), redirect_stderr(said), machine:
             _resolve(flags, prepare_server_args, resolution)
     except SystemExit:
-        # argparse has printed its usage, which for SGLang is some hundred lines, and at the end what is wrong.
+        # argparse has printed SGLang's usage, some hundred lines; the last line is the error.
         *_, line = ["", *said.getvalue().splitlines()]
         raise ValueError(line.partition("error: ")[2] or f"SGLang: {line}") from None
     finally:

@@ -16,8 +16,8 @@ SINCE = "0.5.20"
 def is_on(config: Any) -> bool:
     """Return whether a server with these arguments chooses the depth by tokens per second.
 
-    It does if the user sets `THROUGHPUT`, and by default if a policy other than vanilla is given. Resolved arguments
-    have `speculative_adaptive` set only if SGLang's drafter adapts.
+    A server does so if the user sets `THROUGHPUT`, and by default, from release `SINCE` on, with a policy except
+    vanilla. Resolved arguments have `speculative_adaptive` set only if SGLang's drafter adapts.
     """
     if not getattr(config, "speculative_adaptive", False):
         return False

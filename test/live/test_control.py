@@ -76,7 +76,7 @@ def test_a_switch_may_name_the_number_that_it_follows(control):
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({}, "policy is missing"),
+    ({}, "policy must be given"),
     ({"policy": "xhsare"}, "policy = 'xhsare'"),
     ({"policy": "xshare", "k00": 1}, "k00 = 1"),
     ({"policy": "xshare:nope"}, "policy = 'xshare:nope': must be a name"),

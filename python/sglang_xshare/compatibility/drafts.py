@@ -26,7 +26,7 @@ def check_depth(server_args: Any) -> None:
     if asked not in (None, THROUGHPUT, UPSTREAM):
         raise ExpertPolicyError(FLAG, asked, f"must be {THROUGHPUT} or {UPSTREAM}")
     if not server_args.speculative_adaptive:
-        raise ExpertPolicyError(FLAG, asked, "needs --speculative-adaptive")
+        raise ExpertPolicyError(FLAG, asked, "must be used with --speculative-adaptive")
     if asked == UPSTREAM:
         return
     if not is_release(SINCE):

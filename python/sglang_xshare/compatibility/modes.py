@@ -17,8 +17,8 @@ from .runners import explain, list_runners
 REFUSED_FLAGS = {
     "enable_deterministic_inference": "batch-aware routing is not batch-invariant",
     "enable_torch_compile": "a compiled TopK does not call the stage",
-    "enable_two_batch_overlap": "the router sees half a batch",
-    "enable_single_batch_overlap": "the router sees part of a batch",
+    "enable_two_batch_overlap": "the router gets half a batch",
+    "enable_single_batch_overlap": "the router gets part of a batch",
     "enable_pdmux": "split prefill bypasses the stage",
     "enable_nvidia_megakernel": "the kernel routes by itself",
     "enable_amd_monokernel": "the kernel routes by itself",
@@ -28,8 +28,8 @@ REFUSED_FLAGS = {
 }
 DEVICES = ("cuda", "cpu")
 """AMD's GPUs are "cuda" too. NPUs route past `select_experts`; the runners of the others were not followed."""
-# Another value changes which rows the ranks of data-parallel attention or of an all-to-all backend gather, or which
-# ranks gather them.
+# Other values change which rows the ranks of data-parallel attention or of an all-to-all backend gather, or by which
+# ranks the rows are gathered.
 RANKS_FLAGS = {
     "attn_cp_size": 1,
     "moe_dp_size": 1,
@@ -94,7 +94,7 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
 
 
 def check_observed(schedule: Schedule | None) -> None:
-    """Raise `ExpertPolicyError` if layers do not get the logits that plans of `observe` look at."""
+    """Raise `ExpertPolicyError` if layers do not get the logits that plans of `observe` read."""
     if schedule is not None and schedule.observed and hands_parts():
         reason = "on AMD this SGLang may give a layer the parts of its logits, and add them up later"
         raise refusal("--expert-policy", schedule.policy, f"{reason}; use another policy")

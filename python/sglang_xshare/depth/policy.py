@@ -1,4 +1,4 @@
-"""SGLang's `AdaptiveSpecPolicy` (speculative/adaptive_runtime_state.py) that chooses depths by tokens per second."""
+"""SGLang's `AdaptiveSpecPolicy` (speculative/adaptive_runtime_state.py), choosing depths by tokens per second."""
 
 import time
 from bisect import bisect_left
@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from .decision import Depths
 
 OWN_TIMES = 15
-"""The most requests for which an eager batch size has its own times. Larger sizes share the times of the power of two
-below, because SGLang's candidates hold from a batch size on.
+"""The largest eager batch, in requests, with times of its own. Larger batches share the times of the power of two
+below, because SGLang's candidates apply from a batch size upwards.
 """
 
 
 class Launch(NamedTuple):
-    """A decode step as launched; `forwards` and `switches` count the forwards and the policy's switches before it."""
+    """A launched decode step; `forwards` and `switches` count forwards and switches of the policy before the step."""
 
     requests: int
     size: int
@@ -27,11 +27,11 @@ class Launch(NamedTuple):
 class ThroughputPolicy:
     """The depth with the most tokens per second, for each captured batch size.
 
-    `upstream` is SGLang's own policy, from which the candidates of each batch size are read; a depth of 0 joins them.
-    The first depth is `start` drafts. `count_forwards` returns how many forwards of the target were launched, prefills
-    included, and `count_switches` how often the expert policy was switched: both are the same on all ranks before the
-    same step. `share` returns the first rank's numbers, given this rank's own: a collective. `list_captured` returns
-    the batch sizes that SGLang captures. `clock` is in seconds.
+    `upstream` is SGLang's own policy, whose candidates at each batch size are used, with a depth of 0 added. The first
+    depth is `start` drafts. `count_forwards` returns how many forwards of the target were launched, prefills included,
+    and `count_switches` how often the expert policy was switched: both are the same on all ranks before the same step.
+    `share`, a collective, takes this rank's numbers and returns the first rank's. `list_captured` returns the batch
+    sizes that SGLang captures. `clock` returns seconds.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class ThroughputPolicy:
         return is_last and follows and (former.size, former.depth) == (launch.size, launch.depth)
 
     def _match(self, requests: int) -> Launch | None:
-        """Return the earliest launch of as many `requests` that is not complete; forget the launches before it."""
+        """Return the earliest incomplete launch of this number of requests, and forget the launches before it."""
         while self._launched:
             launch = self._launched.popleft()
             if launch.requests == requests:

@@ -8,7 +8,7 @@ from ..upstream.ranks import is_first_rank
 from .policy import ThroughputPolicy
 
 GROUP = "depth"
-"""The figures of `FIGURES`."""
+"""The group of depths in `FIGURES` (stage/record/figures.py)."""
 
 
 class DepthReport:
@@ -28,7 +28,7 @@ class DepthReport:
     def describe(self) -> dict[str, Any]:
         """Return the shares accepted by depth, empty before a draft, and for each batch size its depths.
 
-        A batch size has the depth in use and all depths with a time, each with the tokens that a step gives a request
+        A batch size lists the depth in use and each depth with a time, with the tokens that a request gets in a step
         and the step's milliseconds.
         """
         shares = self.policy.depths.shares

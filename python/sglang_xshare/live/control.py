@@ -18,6 +18,7 @@ from ..stage.in_force import InForce
 from ..stage.record.counters import KEPT, Reader
 from ..stage.reports import Reports
 from ..stage.switch import check_graphs, make_again, make_next, switch
+from ..upstream.graphs import check_memory
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import attention_dp_size, model_config, pages_experts, resolved
 from . import ADDED, ASKED, COUNTING_PERIOD, FAULT, NO_STAGE, PATH
@@ -114,7 +115,8 @@ class Control:
         warnings = self._check(schedule, find_limit(reporter.scheduler))
         rule = self.stage.in_force.rule
         latter = make_next(self.stage, schedule, rule if is_trial else None)
-        check_graphs(self.stage, latter, recaptures)
+        if check_graphs(self.stage, latter, recaptures) is None:
+            check_memory(reporter.scheduler)
         if latter.rule != rule and latter.schedule is not None and "exact" not in latter.schedule.given:
             lost = as_json({name: value for name, value in asdict(rule).items() if value not in (None, False)})
             reason = "from now on a request is exact only if it sets expert_policy; to keep the rule, send exact again"

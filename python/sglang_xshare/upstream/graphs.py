@@ -24,6 +24,13 @@ def list_sizes(model_runner: Any, config: Any) -> list[int]:
     return list(sizes)
 
 
+def check_memory(scheduler: Any) -> None:
+    """Raise ValueError if a capture would use memory that POST /release_memory_occupation has released."""
+    if scheduler.weight_updater.offload_tags:
+        reason = "memory must be resumed first (POST /resume_memory_occupation)"
+        raise ValueError(f"CUDA graphs would have to be captured again: {reason}")
+
+
 def capture_again(model_runner: Any, scheduler: Any, fits: Callable[[int], bool] | None = None) -> None:
     """Capture the graphs of the target's decode or verify steps again. Raises SGLang's own errors, as for memory.
 

@@ -69,7 +69,8 @@ def control(attach, monkeypatch):
     def make(flags: dict[str, Any] = XSHARE, batches: Batches | None = None, **changes: Any) -> Asked:
         model = Model()
         attach(model, batches, **CONFIG | flags | changes)
-        return Asked(Control(hooks._reports, SimpleNamespace(**CONFIG | changes)), model)
+        reports: Any = hooks._reports
+        return Asked(Control(reports, SimpleNamespace(**CONFIG | changes)), model)
 
     return make
 

@@ -25,7 +25,8 @@ def serve(attach: Callable[..., Any], **flags: str) -> tuple[Model, Any, list[in
         if group == "counted":
             exported.append(part.outcomes["policy"])
 
-    hooks._reports.exporter.export = export
+    reports: Any = hooks._reports
+    reports.exporter.export = export
     return model, installed, exported
 
 
@@ -85,7 +86,8 @@ def forward(installed: Any, batch: Any, launch: Callable[[], None] = lambda: Non
     """A forward of the model runner: by default a replay, which does not run the model's forward."""
     installed.begin_forward(batch)
     launch()
-    hooks._reports.count_forward(batch)
+    reports: Any = hooks._reports
+    reports.count_forward(batch)
     installed.end_forward(batch)
     installed.current.frame = None
 
@@ -151,7 +153,8 @@ def test_what_ranks_have_compared_is_exported_once(attach):
         if group == "compared":
             exported.append(part)
 
-    hooks._reports.exporter.export = export
+    reports: Any = hooks._reports
+    reports.exporter.export = export
     for number in (1, 2):
         agreement.counts.update(comparisons=number, disagreements=1)
         hooks.publish(make_reporter(forwards=number))

@@ -31,10 +31,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None]] = {
     "upstream's rule without it": ({"expert_policy_draft_depth": "upstream", "speculative_adaptive": False}, None),
     "a tree": ({"speculative_eagle_topk": 4}, None),
     "a depth that SGLang does not try": ({"speculative_num_steps": 4}, None),
+    "a depth that SGLang does not try, by a drafter in lower case": (
+        {"expert_policy_draft_depth": None, "expert_policy": "xshare", "speculative_algorithm": "eagle3"}
+        | {"speculative_num_steps": 4},
+        None,
+    ),
     "a depth that the file does not have": ({**FILE, "speculative_num_steps": 5}, CONFIG),
     "an older release": ({}, None),
     "no file": (FILE, None),
     "a torn file": (FILE, "{"),
+    "a deeply nested file": (FILE, '{"1":' * 9_999),
+    "a file with a long list": (FILE, f'{{"1": {{"candidate_steps": {[-1] * 999}}}}}'),
     **{
         f"a file with {text}": (FILE, text)
         for text in (

@@ -77,9 +77,9 @@ def test_candidates_of_a_batch_size_are_those_of_the_configuration_and_no_drafts
     from sglang.srt.speculative.adaptive_spec_params import AdaptiveSpeculativeParams
 
     config = tmp_path / "adaptive.json"
-    config.write_text('{"1": {"candidate_steps": [1, 3, 7]}, "8": {"candidate_steps": [1, 3]}}')
+    config.write_text('{"1": {"candidate_steps": [true, 3, 7]}, "8": {"candidate_steps": [true, 3]}}')
     controller = make(AdaptiveSpeculativeParams(initial_steps=3, cfg_path=str(config)), captured=[1, 2, 4, 8, 16])
-    assert controller.candidate_steps == [0, 1, 3, 7]
+    assert str(controller.candidate_steps) == "[0, 1, 3, 7]", "true is 1"
     depths = controller.params.depths
     assert [depths.find(size).candidates for size in (4, 8, 16)] == [(0, 1, 3, 7), (0, 1, 3), (0, 1, 3)]
 
@@ -111,6 +111,18 @@ def test_a_batch_has_the_candidates_that_sglang_has_for_its_captured_size(captur
         size = policy._launched[-1].size
         assert policy.depths.sizes[size].candidates == candidates, requests
         assert size == next((one for one in captured if one >= requests), size)
+
+
+def test_eager_sizes_share_times_only_with_the_same_candidates(tmp_path):
+    from sglang.srt.speculative.adaptive_spec_params import AdaptiveSpeculativeParams
+
+    config = tmp_path / "adaptive.json"
+    config.write_text('{"1": {"candidate_steps": [1, 3, 5]}, "24": {"candidate_steps": [0]}}')
+    policy = make(AdaptiveSpeculativeParams(initial_steps=3, cfg_path=str(config))).params
+    for requests, size, candidates in ((23, 16, (0, 1, 3, 5)), (24, 24, (0,)), (31, 31, (0,)), (33, 32, (0,))):
+        policy.get_steps_for_batch(requests)
+        assert policy._launched[-1].size == size
+        assert policy.depths.sizes[size].candidates == candidates
 
 
 def test_more_accepted_drafts_than_a_launch_has_are_another_step_s():

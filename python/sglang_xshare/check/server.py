@@ -23,7 +23,7 @@ def _read_object(text: str) -> dict[str, Any]:
     """Return the JSON object in a flag's `text`."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise argparse.ArgumentTypeError(f"must be a JSON object (got {text[:200]})")
@@ -131,7 +131,7 @@ def _read_config(file: str | None) -> dict[str, Any]:
         raise ValueError(must)
     try:
         found = yaml.safe_load(Path(file).read_text())
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ValueError(f"{must} ({reason})") from None
     if not isinstance(found or {}, dict):
@@ -146,4 +146,5 @@ def _list_flags(written: dict[str, Any]) -> Iterator[str]:
         if value is True:
             yield flag
         elif value is not None and value is not False:
-            yield f"{flag}={value if isinstance(value, str) else json.dumps(value)}"
+            # YAML also has dates and bytes, which SGLang writes as text
+            yield f"{flag}={json.dumps(value, default=str) if isinstance(value, list | dict) else value}"

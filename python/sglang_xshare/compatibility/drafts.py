@@ -5,8 +5,9 @@ import os
 from typing import Any
 
 from ..depth import SINCE, THROUGHPUT, UPSTREAM, is_on
+from ..policies.keys import shorten
 from ..refusal import ExpertPolicyError
-from ..upstream.server import is_release, is_switched_on
+from ..upstream.server import drafter, is_release, is_switched_on
 
 FLAG = "--expert-policy-draft-depth"
 CONFIG = "--speculative-adaptive-config"
@@ -32,7 +33,7 @@ def check_depth(server_args: Any) -> None:
     if not is_release(SINCE):
         raise ExpertPolicyError(FLAG, asked, f"needs SGLang {SINCE} or newer; must be {UPSTREAM} on this release")
     breadth = server_args.speculative_eagle_topk
-    if asked is None and ((breadth or 1) > 1 or server_args.speculative_algorithm not in ADAPTIVE):
+    if asked is None and ((breadth or 1) > 1 or drafter(server_args) not in ADAPTIVE):
         return  # SGLang turns off --speculative-adaptive, and with it this default
     if (breadth or 1) > 1:
         raise ExpertPolicyError("--speculative-eagle-topk", breadth, f"must be 1 with {FLAG} {asked}")
@@ -67,14 +68,14 @@ def _check_candidates(file: str | None, steps: int | None) -> None:
         raise ExpertPolicyError(CONFIG, file, f"must be a JSON file ({error.strerror})") from None
     except json.JSONDecodeError as error:
         raise ExpertPolicyError(CONFIG, file, f"must be a JSON file ({error})") from None
-    except (AttributeError, KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError, RecursionError):
         # SGLang indexes the file's content without a check of its form.
         raise ExpertPolicyError(CONFIG, file, 'must be an object like {"1": {"candidate_steps": [1, 3]}}') from None
     except ValueError as error:
-        raise ExpertPolicyError(CONFIG, file, " ".join(str(error).split())) from None
+        raise ExpertPolicyError(CONFIG, file, shorten(" ".join(str(error).split()))) from None
     if not any(candidates):
         raise ExpertPolicyError(CONFIG, file, "must have a candidate above 0")
     if steps is not None and steps not in candidates:
         source = f"{CONFIG} {file}" if file else f"SGLang without {CONFIG}"
-        reason = f"must be one of {', '.join(map(str, candidates))} (the candidates of {source})"
+        reason = f"must be one of {shorten(', '.join(map(str, candidates)))} (the candidates of {source})"
         raise ExpertPolicyError("--speculative-num-steps", steps, reason)

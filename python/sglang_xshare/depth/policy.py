@@ -10,7 +10,7 @@ from .decision import Depths
 
 OWN_TIMES = 15
 """The largest eager batch, in requests, with times of its own. Larger batches share the times of the power of two
-below, because SGLang's candidates apply from a batch size upwards.
+below, if both sizes have the same candidates.
 """
 
 
@@ -44,7 +44,8 @@ class ThroughputPolicy:
         list_captured: Callable[[], Sequence[int]] = tuple,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.candidate_steps = sorted({0, *upstream.candidate_steps})
+        # As integers: SGLang accepts true for 1.
+        self.candidate_steps = sorted({0, *map(int, upstream.candidate_steps)})
         self.depths = Depths(self._find_candidates, self.candidate_steps[-1], start)
         self.verifications = 0
         self.latest: int | None = None
@@ -131,11 +132,14 @@ class ThroughputPolicy:
         place = bisect_left(self._captured, requests)
         if place < len(self._captured):
             return self._captured[place]
-        return requests if requests <= OWN_TIMES else 1 << (requests.bit_length() - 1)
+        shared = 1 << (requests.bit_length() - 1)
+        if requests > OWN_TIMES and self._find_candidates(shared) == self._find_candidates(requests):
+            return shared
+        return requests
 
     def _find_candidates(self, size: int) -> tuple[int, ...]:
         # SGLang's candidates of a batch size are private. `cuda_graph_bs_for_step` returns the captured sizes that need
         # a depth, so a list of one size shows whether the depth is a candidate.
         self._upstream.set_cuda_graph_bs([size])
-        given = (depth for depth in self._upstream.candidate_steps if self._upstream.cuda_graph_bs_for_step(depth))
-        return tuple(sorted({0, *given}))
+        is_candidate = self._upstream.cuda_graph_bs_for_step
+        return tuple(depth for depth in self.candidate_steps if depth == 0 or is_candidate(depth))

@@ -17,10 +17,12 @@ from .exact import Rule, read_rule
 from .keys import as_json, override_keys, shorten
 from .plan import AUTO, MOST_LIKELY, SelectionPlan
 from .registry import get_policy
-from .spelling import parse_policy
+from .spelling import parse_policy, spell_policy
 
 MOST_RANGES = 1024
 """Most overrides of a schedule. Building the plans of 1024 takes 1.5 s, in which a server answers no request."""
+MOST_PLANS = 64
+"""Most plans of `observe`. The ring of a trace takes 98 kB a layer and plan on the device."""
 
 
 @dataclass(eq=False)
@@ -211,11 +213,15 @@ def _build_observing(config: dict[str, Any], speculative: bool, speculates: str,
     policy = get_policy("observe")
     policy.check_names(config)
     observed: dict[str, Schedule] = {}
-    for plan in policy.resolve(config)["plans"]:
-        spelling = plan if isinstance(plan, str) else json.dumps(plan)
+    plans = policy.resolve(config)["plans"]
+    if len(plans) > MOST_PLANS:
+        raise ValueError(f"plans: must be at most {MOST_PLANS} policies (got {len(plans):,})")
+    for plan in plans:
+        text = plan if isinstance(plan, str) else json.dumps(plan)
         try:
             name, keys = _read_observed(plan)
             schedule = build_schedule(name, keys, speculative, speculates, pages)
+            spelling = spell_policy(name, keys)  # the same for texts that differ in spaces alone
             if schedule is None or schedule.observed or spelling in observed:
                 raise ValueError("must be a policy that selects, given once")
             if schedule.rows != "batch":
@@ -225,7 +231,7 @@ def _build_observing(config: dict[str, Any], speculative: bool, speculates: str,
             if schedule.estimates:
                 raise ValueError(f"acceptance = {AUTO!r}: must be a number under observe")
         except ValueError as error:
-            raise ValueError(f"plans: {shorten(spelling)}: {error}") from None
+            raise ValueError(f"plans: {shorten(text)}: {error}") from None
         observed[spelling] = schedule
     given = {"policy": "observe", **config}
     return Schedule("observe", dict(config), PHASES, min_rows=1, observed=observed, given=given)

@@ -49,7 +49,8 @@ A key without a default must be given. The phases apply unless the key `phases` 
 {policies}
 ## Keys of a policy
 
-`null` switches a key off. The default is that of `custom`; a policy's own default, above, takes precedence.
+`null` switches a key off. An integer is at most 2147483647. The default is that of `custom`; a policy's own default,
+above, takes precedence.
 
 {keys}
 ## Keys of every policy that selects

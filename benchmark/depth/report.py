@@ -11,16 +11,16 @@ from benchmark.common.table import Table
 FIXED = 0, 1, 3, 5, 7
 NO_DRAFTS, UPSTREAM, THROUGHPUT = "no drafts", "SGLang's choice", "as deep as pays"
 REACHED = 0.97
-"""The share of the best fixed depth, and of no drafts, that the depth by tokens per second has to reach."""
+"""The share that the depth by tokens per second must reach of the best fixed depth, and of no drafts."""
 NOTE = (
     "Output tokens/s, means of {rounds} alternating rounds; servers of a policy are measured in the same minutes. "
-    "Fixed: that many drafts a request and step, 0 a server without a draft. {upstream}: --speculative-adaptive as "
-    "published, {throughput}: by tokens per second. Of the best: the chosen depth's tokens/s to those of the best "
-    "fixed depth, of no drafts, and of {upstream}, mean of the rounds' ratios [95 % t-interval]; by round: of the best."
+    "{upstream}: --speculative-adaptive as published; {throughput}: by tokens per second; the others: fixed depths. "
+    "Of the best: tokens/s of {throughput} divided by those of the best fixed depth in the same round, mean [95 % "
+    "t-interval]; of no drafts and of {upstream}: likewise. By round: the ratios to the best fixed depth."
 )
 
 SUMMARY_NOTE = (
-    "Output tokens/s to those without drafts under the same policy, means of {rounds} rounds' ratios [95 % t-interval]."
+    "Output tokens/s over those without drafts, under the same policy: mean of {rounds} rounds' ratios [95 % interval]."
 )
 
 
@@ -30,7 +30,7 @@ def key_of(policy: str, requests: int) -> str:
 
 
 def name_of(policy: str, depth: int | str) -> str:
-    """Return the name of a server: its policy, and its depth or how that is chosen."""
+    """Return the name of a server: its policy, and its depth or the rule that chooses the depth."""
     return f"{policy}, {depth if isinstance(depth, str) else _name_fixed(depth)}"
 
 
@@ -59,12 +59,12 @@ def find_best(found: Mapping[str, Summary]) -> str:
 
 
 def pair(found: Mapping[str, Summary], name: str) -> list[float]:
-    """Return the chosen depth's tokens/s to those of the server `name`, by round."""
+    """Return the chosen depth's tokens/s divided by those of the server `name`, by round."""
     return [own / other for own, other in zip(found[THROUGHPUT].ratios, found[name].ratios, strict=True)]
 
 
 def find_missed(points: Mapping[str, Any]) -> list[str]:
-    """Return a line for each point at which the chosen depth does not reach what it has to."""
+    """Return a line for each point at which the chosen depth is below its required share."""
     missed = []
     for key, point in points.items():
         _, found = _read(point)

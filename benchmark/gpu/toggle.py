@@ -1,9 +1,9 @@
 """Two sets of decode graphs in one dummy server: upstream's own, and the policy's. `POST /expert_policy` swaps them.
 
-A graph that was captured under a policy keeps the selection kernel: after a switch to vanilla its replays still select,
-with numbers that give each row its own top-k (`stage/graphs.py`), and the baseline would pay for the selection in every
-layer. So this server captures its graphs twice: under the policy, then without the stage around the model.
-Weights, KV cache, process and static buffers are the same in both.
+A graph that was captured under a policy keeps the selection kernel. After a switch to vanilla its replays still select,
+with numbers that give each row its own top-k (`stage/graphs.py`), so the baseline would pay for the selection in every
+layer. So this server captures its graphs twice: under the policy, then without the stage around the model. Weights, KV
+cache, process and static buffers are the same in both.
 """
 
 import functools

@@ -118,7 +118,7 @@ class Alignment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The experts and weights of every row, on the logits' device. Only the reference waits for the tensors."""
+    """The experts and weights of every row, on the logits' device. Only the reference waits for the device."""
 
     topk_ids: torch.Tensor
     """[n, k] int32 (`kmax` columns if the plan has it, at least k if rows may be exact), in descending choice score, -1

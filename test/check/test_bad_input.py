@@ -27,6 +27,7 @@ BAD = {
     "--dp-size 3": ("--tp", "8", "--dp-size", "3", "--enable-dp-attention"),
     "--attn-dp-size 3": ("--tp", "8", "--attn-dp-size", "3"),
     "--json-model-override-args must be a JSON object (got [1])": ("--json-model-override-args", "[1]"),
+    f"--json-model-override-args must be a JSON object (got {'[' * 200})": ("--json-model-override-args", "[" * 9_999),
     "--active 9 4": (*SHARDED, "--active", "9", "4"),
     "--active with 2 policies": (*compare("xshare", "oea:k0=3"), "--active", "40", "20"),
     "--batch with --enable-paged-experts": ("--enable-paged-experts",),

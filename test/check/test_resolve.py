@@ -8,6 +8,7 @@ import pytest
 from check.asking import TINY
 from refused import read_refusal
 from sglang_xshare.check.resolve import Resolution, _listening, _resolve
+from sglang_xshare.check.server import read_flags
 from sglang_xshare.cli import main
 
 BAD = {
@@ -29,12 +30,14 @@ def test_bad_input_is_told_before_sglang_is_imported(line, monkeypatch, capsys):
 
 def test_a_configuration_file_that_cannot_be_read_is_one_line(tmp_path, capsys):
     texts = {"torn.yaml": "tp: [", "list.yaml": "- tp", "latin.yaml": "model: caf\xe9", "flags.txt": "tp: 2"}
+    texts["deep.yaml"] = "[" * 5_000
     reasons = {
         "none.yaml": " (No such file or directory)",
         "torn.yaml": " (while parsing a flow node",
         "list.yaml": " (got a list)",
         "latin.yaml": " ('utf-8' codec can't decode",
         "flags.txt": "\n",
+        "deep.yaml": " (maximum recursion depth exceeded",
     }
     for name, text in texts.items():
         (tmp_path / name).write_bytes(text.encode("latin-1"))
@@ -42,6 +45,13 @@ def test_a_configuration_file_that_cannot_be_read_is_one_line(tmp_path, capsys):
         assert main(["check", "--config", str(tmp_path / name)]) == 1
         line = f"check: --config {tmp_path / name}: must be a YAML file of the server's flags, *.yaml"
         assert f"{read_refusal(capsys)}\n".startswith(line + reason)
+
+
+def test_dates_of_a_configuration_file_are_text(tmp_path):
+    file = tmp_path / "dated.yaml"
+    file.write_text("revision: 2026-11-28\njson-model-override-args: {released: 2026-11-28}\n")
+    flags = read_flags(["--config", str(file)])
+    assert (flags.revision, flags.changes) == ("2026-11-28", {"released": "2026-11-28"})
 
 
 def test_warnings_are_told_without_colours():

@@ -12,6 +12,7 @@ from sglang_xshare.depth import report as report_module
 from sglang_xshare.depth.report import DepthReport
 from sglang_xshare.live import control
 from sglang_xshare.live.replicas import merge
+from sglang_xshare.upstream.ranks import share_first
 
 LABELS = {"model_name": "depth-report"}
 
@@ -49,6 +50,10 @@ def test_get_has_tokens_and_milliseconds_by_batch_size_and_depth(served):
     assert [one["depth"] for one in size["by_depth"]] == [0, 1, 3, 5, 7]
     assert [one["ms"] for one in size["by_depth"]] == pytest.approx([10, 11, 13, 15, 17], abs=0.01)
     assert [one["tokens"] for one in size["by_depth"]] == sorted(one["tokens"] for one in size["by_depth"])
+
+
+def test_before_a_draft_no_share_is_known():
+    assert DepthReport(Simulation().policy).describe() == {"accepted": [], "batch_sizes": []}
 
 
 def test_a_batch_size_without_a_time_has_null(served):
@@ -144,6 +149,7 @@ def test_sglang_keeps_its_policy_unless_ours_is_on(monkeypatch):
     policy = choose(expert_policy_draft_depth="throughput")(initial_steps=3, cfg_path="adaptive.json")
     assert hooks._depth is not None
     assert hooks._depth.policy is policy
+    assert policy._share is share_first, "ranks that decide by their own times wait for each other forever"
     stage = SimpleNamespace(switches=0, acceptance=None)
     monkeypatch.setattr(hooks, "_stage", stage)
     policy = choose(expert_policy="xshare")(initial_steps=3, cfg_path="adaptive.json")

@@ -12,6 +12,8 @@ class FakeServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.answer = answer
         self.routes: dict[str, tuple[int, bytes]] = {}
+        self.location = ""
+        """Header `Location` of the answers, which have none unless it is set."""
         self.name = "uvicorn"
         """Header `Server` of the answers; SGLang's unless it is changed."""
         self.headers: list[dict[str, str]] = []
@@ -38,6 +40,8 @@ class Handler(BaseHTTPRequestHandler):
         status, text = self.server.routes.get(self.path, self.server.answer)
         self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
+        if self.server.location:
+            self.send_header("Location", self.server.location)
         self.end_headers()
         self.wfile.write(text)
 

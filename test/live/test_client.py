@@ -68,13 +68,35 @@ def test_an_answer_of_something_else_is_not_sglangs(answering, proxied, capsys):
     proxied("http://127.0.0.1:1")
     server = answering(b"{}")
     server.name = "nginx"
-    for status, line in ((200, "not an SGLang server with this package"), (404, "404: no such route")):
+    for status, line in ((200, "must be an SGLang server with this package"), (404, "404: no such route")):
         server.answer = status, b"{}"
         assert main(["policy", "get", server.url]) == 1
         said = read_refusal(capsys)
         assert line in said
         assert said.endswith("; answered by nginx\n")
         assert "proxy" not in said
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("words", [["get"], ["set", "vanilla"]], ids=["get", "set"])
+def test_a_redirect_is_refused(words, status, answering, proxied, capsys):
+    """Following it would send the key to another host, and GET in place of POST: nothing would be switched."""
+    proxied("http://127.0.0.1:1")
+    server, other = answering(b""), answering(json.dumps(ANSWER).encode())
+    server.answer, server.location = (status, b""), other.url + PATH
+    assert main(["policy", words[0], server.url, *words[1:], "--api-key", "secret"]) == 1
+    reason = f"{status}: redirected to {other.url}{PATH}; the URL must be the server's own"
+    assert read_refusal(capsys) == f"policy {words[0]}: {server.url}: {reason}\n"
+    assert other.asked == []
+
+
+@pytest.mark.parametrize("key", ["secret\n", "secret\r\nX: 1", "sécret", "secret\x7f"])
+@pytest.mark.parametrize("variable", ["SGLANG_API_KEY", "SGLANG_ADMIN_API_KEY"])
+def test_a_key_that_no_header_can_have_is_not_printed(variable, key, monkeypatch, capsys):
+    """As of a variable that was read from a file with a line end."""
+    monkeypatch.setenv(variable, key)
+    assert main(["policy", "set", "http://127.0.0.1:1", "vanilla"]) == 1
+    assert read_refusal(capsys) == "policy set: --api-key and --admin-api-key must be printable ASCII\n"
 
 
 DIRECT = [

@@ -17,7 +17,7 @@ from sglang_xshare.policies.keys import as_json
 from sglang_xshare.stage.frame import Assignment
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.stage.switch import compare_ranks
-from stage.fake import TOP_K, XSHARE
+from stage.fake import TOP_K, XSHARE, make_reporter
 
 
 def test_get_tells_the_plan_and_what_is_counted(control):
@@ -76,7 +76,7 @@ def test_a_switch_may_name_the_number_that_it_follows(control):
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({}, "policy is missing"),
+    ({}, "policy must be given"),
     ({"policy": "xhsare"}, "policy = 'xhsare'"),
     ({"policy": "xshare", "k00": 1}, "k00 = 1"),
     ({"policy": "xshare:nope"}, "policy = 'xshare:nope': must be a name"),
@@ -159,6 +159,17 @@ def test_what_graphs_cannot_follow_is_refused_where_no_capture_is_allowed(contro
     line = r"^CUDA graphs would have to be captured again \(graphs of 2 rows: captured .*\): \"recapture\" is false$"
     with pytest.raises(ValueError, match=line):
         asked.post({"policy": "xshare", "add": 1, "recapture": False})
+
+
+def test_no_graphs_are_captured_while_memory_is_released(control):
+    asked = control()
+    asked.stage.graphs.captured[StepKey("decode", 2)] = {asked.stage.layers[0]: Assignment()}
+    reporter = make_reporter(current_scheduler_metrics_enabled=False)
+    reporter.scheduler.weight_updater.offload_tags.add("kv_cache")
+    reason = r"memory must be resumed first \(POST /resume_memory_occupation\)"
+    with pytest.raises(ValueError, match=f"^CUDA graphs would have to be captured again: {reason}$"):
+        asked.post({"policy": "xshare", "add": 1}, reporter)  # the check refuses, so nothing is restored
+    assert asked.stage.switches == 0
 
 
 RULE = {"default": True}

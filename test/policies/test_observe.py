@@ -8,7 +8,7 @@ from sglang_xshare.policies.description import describe
 from sglang_xshare.policies.schedule import build_schedule
 
 XSHARE, OEA = "xshare:k0=1,add=4,min_rows=4", {"policy": "oea", "k0": 3, "layers": {"1": {"policy": "vanilla"}}}
-SPELT = '{"policy": "oea", "k0": 3, "layers": {"1": {"policy": "vanilla"}}}'
+SPELT = 'oea:k0=3,layers={"1": {"policy": "vanilla"}}'
 
 
 def test_without_keys_it_compares_the_defaults_of_two_policies():
@@ -36,6 +36,19 @@ def test_it_is_described_by_its_plans():
     assert describe(schedule, 8) == {"policy": "observe", "plans": {XSHARE: describe(alone, 8)}}
 
 
+def test_a_plan_has_one_name_however_it_is_typed():
+    """It is a label on /metrics, and a key in the trace."""
+    for plan in (
+        "xshare:k0=1,add=4",
+        "xshare:k0= 1,add=4\n,",
+        'xshare:{"k0":1,"add":4}',
+        {"policy": "xshare", "k0": 1, "add": 4},
+    ):
+        schedule = build_schedule("observe", {"plans": [plan]}, speculative=False)
+        assert list(schedule.observed) == ["xshare:k0=1,add=4"]
+        assert schedule.given["plans"] == [plan]
+
+
 @pytest.mark.parametrize(
     ("config", "error"),
     [
@@ -48,6 +61,10 @@ def test_it_is_described_by_its_plans():
         ({"plans": ["vanilla"]}, r"^plans: vanilla: "),
         ({"plans": ["observe"]}, r"^plans: observe: "),
         ({"plans": ["oea", "oea"]}, r"^plans: oea: "),
+        ({"plans": ["oea:k0=3", 'oea:{"k0":3}']}, r'^plans: oea:\{"k0":3\}: must be .* given once$'),
+        ({"plans": ["oea:k0=3", "oea:k0= 3,"]}, r"^plans: oea:k0= 3,: must be .* given once$"),
+        ({"plans": ["oea:k0=3", {"policy": "oea", "k0": 3}]}, r"^plans: .* given once$"),
+        ({"plans": [f"xshare:add={add}" for add in range(65)]}, r"^plans: must be at most 64 policies \(got 65\)$"),
         ({"plans": [{"k0": 3}]}, r'^plans: \{"k0": 3\}: '),
         ({"plans": [3]}, r"^plans: 3: "),
         ({"plans": ["moe-spec:budget=8"]}, r"^plans: moe-spec:budget=8: "),

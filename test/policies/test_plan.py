@@ -59,7 +59,7 @@ COUNTS |= {"max_add": 1}
 """The least that they may be."""
 Values = tuple[Any, ...]
 ALLOWED: dict[str, tuple[Values, Values]] = {  # values that a key takes, and does not; none is converted
-    **{name: ((least, 10**30), (least - 1, True, "3", 3.0, [3])) for name, least in COUNTS.items()},
+    **{name: ((least, 2**31 - 1), (least - 1, 2**31, True, "3", 3.0, [3])) for name, least in COUNTS.items()},
     **{name: ((0.01, 1), (0, 1.01, "0.5", True, math.nan, math.inf, [0.5])) for name in ("p", "mass", "confidence")},
     "acceptance": ((0.01, 1, "auto"), (0, 1.01, "0.5", "Auto", True, math.nan, [0.5])),
     **{name: ((0, 1), (-0.01, 1.01, "0.5", True, math.nan, [0.5])) for name in ("beta", "own_share")},

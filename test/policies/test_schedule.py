@@ -175,6 +175,8 @@ REFUSED: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "exact of nothing": ("xshare", False, {"exact": {}}),
     "exact of an unknown key": ("xshare", False, {"exact": {"prio": 1}}),
     "exact from a priority in words": ("xshare", False, {"exact": {"priority": "10"}}),
+    "exact from a priority that no message carries": ("xshare", False, {"exact": {"priority": -(2**64)}}),
+    "min_rows that no step can have": ("xshare", False, {"min_rows": 2**31}),
     "exact by a number": ("xshare", False, {"exact": {"default": 1}}),
     "exact requests of what is observed": (
         "observe",
@@ -230,7 +232,7 @@ def test_layers_must_be_the_models():
 
 def test_all_layers_vanilla_is_found_once_their_number_is_known():
     schedule = build(layers={"0-3": {"policy": "vanilla"}})
-    with pytest.raises(ValueError, match="the policy would never run"):
+    with pytest.raises(ValueError, match="must leave the policy a layer and batch size"):
         schedule.plans(range(4))
 
 

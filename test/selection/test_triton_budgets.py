@@ -91,7 +91,7 @@ def test_what_takes_another_kernel_is_refused(first, second, message):
 
 
 def test_a_plan_has_one_buffer_which_stays():
-    """A captured graph reads it where it lies. What is more than 32 bits hold is as good as all."""
+    """A captured graph reads it where it lies."""
     device = torch.device("cpu")
     budgets = find_budgets(spell("xshare:k0=2,add=7"), device)
     for add in range(500):
@@ -99,7 +99,6 @@ def test_a_plan_has_one_buffer_which_stays():
     assert find_budgets(spell("xshare:k0=2,add=7"), device) is budgets
     assert budgets.values[NUMBERS.index("add")] == 7
     assert budgets.values.is_contiguous()
-    assert find_budgets(spell(f"xshare:k0=1,add={2**40}"), device).values[NUMBERS.index("add")] == 2**31 - 1
 
 
 @pytest.mark.skipif(HAS_GPU, reason="there is a GPU: its own driver counts")

@@ -19,7 +19,7 @@ SELECTING = [
     *(pytest.param(name, LATEST, marks=pytest.mark.long) for name in ("four more policies", "sizes")),
     *(pytest.param(name, OLDEST, marks=pytest.mark.long) for name in ("full budget", "xshare")),
 ]
-XSHARE, FULL, OEA = "xshare:k0=1,add=8", "xshare:k0=1,add=64", '{"policy": "oea", "k0": 3}'
+XSHARE, FULL, OEA = "xshare:k0=1,add=8", "xshare:k0=1,add=64", "oea:k0=3"
 """The plans that server "observe" compares."""
 
 

@@ -179,7 +179,7 @@ def make_reporter(forwards: int = 0, **changes: Any) -> SimpleNamespace:
     """Upstream's reporter of a scheduler after so many forwards, its own and those it took part in."""
     return SimpleNamespace(
         forward_ct_decode=forwards,
-        scheduler=SimpleNamespace(forward_ct=forwards),
+        scheduler=SimpleNamespace(forward_ct=forwards, weight_updater=SimpleNamespace(offload_tags=set())),
         **{
             "decode_log_interval": 40,
             "metrics_collector": SimpleNamespace(labels={}),

@@ -120,6 +120,20 @@ def test_a_capture_is_refused_where_it_is_not_allowed(serve, reporter):
     assert switch(installed, schedule({"policy": "xshare", "k0": 2, "add": 1}), reporter, recaptures=False) is None
 
 
+def test_a_capture_waits_until_memory_is_resumed(serve, reporter):
+    """Graphs that follow a switch are written: that needs none of the released memory."""
+    installed, capture = serve(POLICIES["xshare by add"])
+    released = reporter.scheduler.weight_updater.offload_tags
+    released.add("cuda_graph")
+    with pytest.raises(ValueError, match="memory must be resumed first"):
+        switch(installed, schedule(POLICIES["oea"]), reporter)
+    assert (installed.in_force.given, installed.switches) == (POLICIES["xshare by add"], 0)
+    assert switch(installed, schedule({"policy": "vanilla"}), reporter) is None
+    released.clear()
+    assert switch(installed, schedule(POLICIES["oea"]), reporter) is not None
+    assert capture.times == 2
+
+
 @pytest.mark.parametrize(("failures", "end"), [(1, ""), (2, ", without CUDA graphs")])
 def test_a_capture_that_fails_restores_the_policy_before(serve, reporter, caplog, failures, end):
     installed, capture = serve(POLICIES["xshare by add"])

@@ -1,4 +1,4 @@
-"""A server's flags, as far as weights, memory and the estimate need them: SGLang may be absent, or not resolve them."""
+"""The server's flags that weights, memory and the estimate need; read without SGLang, which may be absent or fail."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ def _read_object(text: str) -> dict[str, Any]:
     """Return the JSON object in a flag's `text`."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise argparse.ArgumentTypeError(f"must be a JSON object (got {text[:200]})")
@@ -80,7 +80,7 @@ class ServerFlags:
         return any(value not in (None, False) for value in given)
 
     def resolve(self, config: Any) -> None:
-        """Take what SGLang has resolved."""
+        """Replace flags by the values that SGLang has resolved."""
         self.ranks, self.ep_size = config.tp_size, config.ep_size
         self.dp_size = attention_dp_size(config)
         self.moe_a2a_backend = spell(getattr(config, "moe_a2a_backend", None) or "none")
@@ -131,7 +131,7 @@ def _read_config(file: str | None) -> dict[str, Any]:
         raise ValueError(must)
     try:
         found = yaml.safe_load(Path(file).read_text())
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ValueError(f"{must} ({reason})") from None
     if not isinstance(found or {}, dict):
@@ -146,4 +146,5 @@ def _list_flags(written: dict[str, Any]) -> Iterator[str]:
         if value is True:
             yield flag
         elif value is not None and value is not False:
-            yield f"{flag}={value if isinstance(value, str) else json.dumps(value)}"
+            # YAML also has dates and bytes, which SGLang writes as text
+            yield f"{flag}={json.dumps(value, default=str) if isinstance(value, list | dict) else value}"

@@ -1,4 +1,4 @@
-"""A client of a running server: the requests of the subcommands, and one line if the server does not answer."""
+"""A client of a running server, for the subcommands. If the server does not answer, the error is one line."""
 
 import argparse
 import ipaddress
@@ -10,7 +10,7 @@ from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, Request, build_opener, getproxies, proxy_bypass
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener, getproxies, proxy_bypass
 
 import orjson
 
@@ -32,6 +32,13 @@ class PolicyError(RuntimeError):
     def __init__(self, line: str, status: int | None = None) -> None:
         super().__init__(" ".join(line.split()))
         self.status = status
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """A handler that follows no redirect: urllib would send GET instead of POST, and the key to another host."""
+
+    def redirect_request(self, *args: Any) -> None:
+        """Return no request, so that the opener raises `HTTPError`."""
 
 
 def add_server(parser: argparse.ArgumentParser, needs: str, admin: bool = True) -> None:
@@ -63,10 +70,12 @@ class Client:
         if not is_url:
             raise PolicyError(f"{url}: must be a URL such as http://127.0.0.1:30000, with a port from 1 to 65535")
         self.url = url.rstrip("/")
+        if not all(key.isascii() and key.isprintable() for key in (api_key or "", admin_api_key or "")):
+            raise PolicyError("--api-key and --admin-api-key must be printable ASCII")  # an error prints no key
         self._key, self._admin_key = api_key, admin_api_key or api_key
         self._proxy = find_proxy(url)
         scheme = urlsplit(url).scheme
-        self._opener = build_opener(ProxyHandler({} if self._proxy is None else {scheme: self._proxy}))
+        self._opener = build_opener(ProxyHandler({} if self._proxy is None else {scheme: self._proxy}), _NoRedirects)
         self._answered_by = ""
 
     def get_policy(self) -> dict[str, Any]:
@@ -124,7 +133,7 @@ class Client:
 
     def _check(self, answer: Any) -> dict[str, Any]:
         if not isinstance(answer, dict) or "in_force" not in answer:
-            raise PolicyError(f"{self.url}: not an SGLang server with this package{self._answered_by}")
+            raise PolicyError(f"{self.url}: must be an SGLang server with this package{self._answered_by}")
         return answer
 
 
@@ -153,13 +162,16 @@ def _describe_proxy(proxy: str | None) -> str:
     if proxy is None:
         return ""
     shown = re.sub(r"//[^/@]*@", "//", proxy)  # without a password
-    return f"; asked through the proxy {shown} of the environment, which no_proxy turns off for a host"
+    return f"; asked through the proxy {shown} of the environment; to bypass it for a host, set no_proxy"
 
 
 def _explain(error: HTTPError, admin: bool) -> str:
     if error.code in (401, 403):
         key = "--admin-api-key, or --api-key for a server without an admin key," if admin else "--api-key"
         return f"{error.code}: no permission; {key} must be the server's"
+    if 300 <= error.code < 400:
+        location = str(error.headers.get("Location", ""))[:200]
+        return f"{error.code}: redirected to {location}; the URL must be the server's own"
     if error.code == 404:
         return "404: no such route; the server must have this package and its patches"
     try:

@@ -18,6 +18,7 @@ from ..stage.in_force import InForce
 from ..stage.record.counters import KEPT, Reader
 from ..stage.reports import Reports
 from ..stage.switch import check_graphs, make_again, make_next, switch
+from ..upstream.graphs import check_memory
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import attention_dp_size, model_config, pages_experts, resolved
 from . import ADDED, ASKED, COUNTING_PERIOD, FAULT, NO_STAGE, PATH
@@ -72,7 +73,7 @@ class Control:
         """The last read of the counters: its time, the number of switches at that time, and the counters."""
 
     def get(self) -> dict[str, Any]:
-        """Return the policy and its keys, as POST takes them, and the fields of `ADDED`.
+        """Return the policy and its keys, as POST accepts them, and the fields of `ADDED`.
 
         Wait for the device at most once in `COUNTING_PERIOD` seconds: otherwise return the counters of the last read,
         and their age `counted_ago`.
@@ -102,8 +103,8 @@ class Control:
     def check(self, body: Mapping[str, Any], epoch: str, reporter: Any) -> dict[str, Any]:
         """Check a switch to the policy in `body`, change nothing, and keep the switch for a commit of `epoch`.
 
-        `body` has the policy and its keys; optionally "trial" and "recapture". Return the numbers of switches, as `get`
-        does. Raises ValueError in one line.
+        `body` has the keys of --expert-policy-config, "policy", and optionally "trial" and "recapture". Return the
+        numbers of switches, as `get` does. Raises ValueError in one line.
         """
         self._checked = None  # cleared on all schedulers, also if only one of them refuses this check
         schedule, is_trial, recaptures = self._read(body), body.get("trial", False), body.get("recapture", True)
@@ -114,10 +115,11 @@ class Control:
         warnings = self._check(schedule, find_limit(reporter.scheduler))
         rule = self.stage.in_force.rule
         latter = make_next(self.stage, schedule, rule if is_trial else None)
-        check_graphs(self.stage, latter, recaptures)
+        if check_graphs(self.stage, latter, recaptures) is None:
+            check_memory(reporter.scheduler)
         if latter.rule != rule and latter.schedule is not None and "exact" not in latter.schedule.given:
             lost = as_json({name: value for name, value in asdict(rule).items() if value not in (None, False)})
-            reason = "from now on a request is exact only if it asks for it; to keep the rule, send it again"
+            reason = "from now on a request is exact only if it sets expert_policy; to keep the rule, send exact again"
             warnings.append(f"exact: this policy does not have {lost} of the previous policy: {reason}")
         self._checked = Checked(epoch, self.stage.switches, latter, is_trial, recaptures, warnings)
         return self._number()
@@ -125,9 +127,9 @@ class Control:
     def commit(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
         """Make the switch that `check` of the same epoch checked, as the server's switch `number`.
 
-        Return what `get` does, and warnings. Raises ValueError, without a change, for any other epoch, and if the
-        policy was switched since the check. After an exception of the switch itself, call `restore` on all ranks: they
-        must switch equally often.
+        Return the answer of `get`, and warnings. Raises ValueError, without a change, for any other epoch, and if the
+        policy was switched since the check. After an exception of the switch itself, call `restore` on all ranks,
+        because they must make equally many switches.
         """
         stage, checked = self.stage, self._checked
         self._begin_comparing()
@@ -161,7 +163,7 @@ class Control:
         return {"restored": True}
 
     def _begin_comparing(self) -> None:
-        """Let ranks compare the next steps soon, also if this rank alone fails: all compare after the same forward."""
+        """Start comparing ranks, also if only this rank fails: all ranks compare after the same forward."""
         if self.stage.agreement is not None:
             self.stage.agreement.begin()
 
@@ -177,14 +179,14 @@ class Control:
         for part in schedule.parts if schedule and requests and is_first_rank() else ():
             missed = find_missed(part, resolved(self.server_args), requests)
             if missed is not None:
-                reason = f"no step of this server has a number of rows in this range ({missed[1]}), so all stay vanilla"
+                reason = f"no step of this server has a number of rows in this range ({missed[1]}); each stays vanilla"
                 logger.warning("--expert-policy %s: %s: %s", part.policy, missed[0], reason)
 
     def _read(self, body: Mapping[str, Any]) -> Schedule | None:
         """Return the schedule of a POST, None for vanilla. Raises ValueError for keys that make no policy."""
         keys = {name: value for name, value in body.items() if name not in (*ADDED, *ASKED)}
         if "policy" not in keys:
-            raise ValueError('policy is missing; send an object such as {"policy": "xshare", "k0": 1, "add": 6}')
+            raise ValueError('policy must be given, in an object such as {"policy": "xshare", "k0": 1, "add": 6}')
         name = keys.pop("policy")
         if name in (None, "none"):
             name = "vanilla"
@@ -201,7 +203,7 @@ class Control:
         if schedule is None:
             return []
         if schedule.observed and self.stage.in_force.masks:
-            raise ValueError("--mask-padding-experts with observe: observe routes as the model does")
+            raise ValueError("--mask-padding-experts with observe: observe routes like the model; use another policy")
         model = read_model(model_config(self.server_args), self.server_args.model_path)
         plans, warnings = check_schedule(schedule, model, config, requests=requests)
         schedule.plans([layer.layer_id for layer in self.stage.layers])

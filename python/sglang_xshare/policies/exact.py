@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .keys import as_json
+from .keys import MOST, as_json
 
 KEY = "expert_policy"
 """The key of `custom_params` in a request's sampling parameters."""
@@ -29,6 +29,8 @@ def read_rule(value: Any) -> Rule:
     wrong = not isinstance(value, Mapping) or not value or bool(value.keys() - {"priority", "default"})
     if wrong or type(value.get("priority", 0)) is not int or type(value.get("default", False)) is not bool:
         raise ValueError(f"exact = {as_json(value)}: must be {ALLOWED}")
+    if abs(value.get("priority", 0)) > MOST:
+        raise ValueError(f"exact = {as_json(value)}: priority must be from -{MOST} to {MOST}")
     return Rule(**value)
 
 

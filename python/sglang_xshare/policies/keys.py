@@ -13,6 +13,8 @@ import orjson
 
 LONGEST = 200
 """Characters of a value that an error repeats, because a request may hold megabytes."""
+MOST = 2**31 - 1
+"""The largest integer of a key: the kernels read int32, and SGLang's messages carry no more than 64 bits."""
 DEEPEST = 32
 """Levels of a JSON value. A policy needs at most eight, and Python's own limit would raise a traceback."""
 
@@ -60,6 +62,8 @@ class Key:
             return None
         if not self._accepts(value):
             raise ValueError(f"{name} = {as_json(value)}: must be {self.allowed}")
+        if type(value) is int and value > MOST:
+            raise ValueError(f"{name} = {as_json(value)}: must be at most {MOST}")
         return value if isinstance(value, str) else self.kind(value)
 
     def _accepts(self, value: Any) -> bool:

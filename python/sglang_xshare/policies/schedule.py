@@ -17,10 +17,12 @@ from .exact import Rule, read_rule
 from .keys import as_json, override_keys, shorten
 from .plan import AUTO, MOST_LIKELY, SelectionPlan
 from .registry import get_policy
-from .spelling import parse_policy
+from .spelling import parse_policy, spell_policy
 
 MOST_RANGES = 1024
-"""Most overrides of a schedule. Building the plans of so many takes 1.5 s, in which a server answers nothing."""
+"""Most overrides of a schedule. Building the plans of 1024 takes 1.5 s, in which a server answers no request."""
+MOST_PLANS = 64
+"""Most plans of `observe`. The ring of a trace takes 98 kB a layer and plan on the device."""
 
 
 @dataclass(eq=False)
@@ -46,7 +48,7 @@ class Schedule:
     exact: Rule = field(default_factory=Rule)
     acceptance: float = MOST_LIKELY
     _plans: dict[tuple[int, ...], SelectionPlan | None] = field(default_factory=dict, init=False, repr=False)
-    """The plans built so far, by the overrides and table numbers that apply: few of thousands of layers differ."""
+    """The plans built so far, by the overrides and table numbers that apply: most layers share these."""
 
     @property
     def parts(self) -> list[Schedule]:
@@ -84,7 +86,7 @@ class Schedule:
         return any(plan.estimates for plan in self.plans())
 
     def weigh(self, acceptance: float) -> Schedule:
-        """Return the schedule with another estimate."""
+        """Return the schedule with another estimate of `acceptance`."""
         return replace(self, acceptance=acceptance) if self.estimates else self
 
     def plans_at(self, rows: int) -> list[SelectionPlan | None]:
@@ -110,7 +112,7 @@ class Schedule:
     def sizes(self) -> tuple[Override, ...]:
         """Return the ranges of `by_rows`, then ranges without keys in which each table has one number.
 
-        The latter divide the rows from `min_rows` to `max_rows`; the last of them is left out.
+        The ranges without keys divide the rows from `min_rows` to `max_rows`; the last of these ranges is omitted.
         """
         most = self.max_rows or math.inf
         starts = [self.min_rows, *(rows for rows in self.changes if self.min_rows < rows <= most)]
@@ -154,7 +156,7 @@ class Schedule:
         found = (self.plan(layer, rows) for layer in layers for rows in sizes)
         plans = [plan for plan in dict.fromkeys(found) if plan is not None]
         if not plans:
-            raise ValueError("every layer and batch size is overridden to vanilla: the policy would never run")
+            raise ValueError("layers and by_rows: must leave the policy a layer and batch size (got vanilla for all)")
         return plans
 
 
@@ -173,7 +175,7 @@ def build_schedule(
         raise ValueError(f"policy = {as_json(config['policy'])}: {only}")
     if name == "vanilla":
         if config:
-            raise ValueError(f"{shorten(next(iter(config)))}: vanilla has no keys")
+            raise ValueError(f"{shorten(next(iter(config)))}: must be absent, because vanilla has no keys")
         return None
     if name == "observe":
         return _build_observing(config, speculative, speculates, pages)
@@ -211,11 +213,15 @@ def _build_observing(config: dict[str, Any], speculative: bool, speculates: str,
     policy = get_policy("observe")
     policy.check_names(config)
     observed: dict[str, Schedule] = {}
-    for plan in policy.resolve(config)["plans"]:
-        spelling = plan if isinstance(plan, str) else json.dumps(plan)
+    plans = policy.resolve(config)["plans"]
+    if len(plans) > MOST_PLANS:
+        raise ValueError(f"plans: must be at most {MOST_PLANS} policies (got {len(plans):,})")
+    for plan in plans:
+        text = plan if isinstance(plan, str) else json.dumps(plan)
         try:
             name, keys = _read_observed(plan)
             schedule = build_schedule(name, keys, speculative, speculates, pages)
+            spelling = spell_policy(name, keys)  # the same for texts that differ in spaces alone
             if schedule is None or schedule.observed or spelling in observed:
                 raise ValueError("must be a policy that selects, given once")
             if schedule.rows != "batch":
@@ -225,7 +231,7 @@ def _build_observing(config: dict[str, Any], speculative: bool, speculates: str,
             if schedule.estimates:
                 raise ValueError(f"acceptance = {AUTO!r}: must be a number under observe")
         except ValueError as error:
-            raise ValueError(f"plans: {shorten(spelling)}: {error}") from None
+            raise ValueError(f"plans: {shorten(text)}: {error}") from None
         observed[spelling] = schedule
     given = {"policy": "observe", **config}
     return Schedule("observe", dict(config), PHASES, min_rows=1, observed=observed, given=given)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..policies.exact import Rule
 from ..policies.schedule import Schedule
+from ..upstream.graphs import check_memory
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import end_server, show_plan, wait_for_device
 from .graphs import Changes, Graphs, describe_misfits
@@ -131,6 +132,7 @@ def _capture(stage: Stage, latter: InForce, scheduler: Any) -> tuple[float, InFo
 
     If the capture fails, capture the graphs under the active policy, and raise ValueError.
     """
+    check_memory(scheduler)  # an access to released memory would end the server
     began, former = time.monotonic(), stage.in_force
     reason = _capture_under(stage, latter, scheduler)
     if reason is None:

@@ -44,7 +44,7 @@ class Batches:
 def read_batches(
     config: Any, rows: str = "batch", requests: int | None = None, sizes: list[int] | None = None
 ) -> Batches:
-    """Return the batches of a server by its resolved arguments; of any size if drafts adapt.
+    """Return the batches of a server by its resolved arguments; if drafts adapt, batches of any size.
 
     With `rows` "rank" these are one rank's own rows. `requests` is the most requests that a scheduler runs at once, and
     `sizes` are the numbers of requests that SGLang captures. SGLang decides both after the weights have loaded; before,

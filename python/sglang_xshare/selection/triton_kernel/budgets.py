@@ -80,7 +80,7 @@ def encode(plan: SelectionPlan) -> torch.Tensor:
     given = {name: getattr(plan, name) for name in NUMBERS}
     values: dict[str, Any] = {name: ABSENT.get(name) if value is None else value for name, value in given.items()}
     values["p"] = plan.p if plan.p < 1 else float("inf")  # no prefix reaches this share, even if scores round to 0
-    counts = torch.tensor([min(values[name], ALL) for name in COUNTS], dtype=torch.int64)
+    counts = torch.tensor([values[name] for name in COUNTS], dtype=torch.int64)
     shares = torch.tensor([values[name] for name in SHARES[:-1]], dtype=torch.float64)
     return torch.cat([counts, shares.view(torch.int64), encode_drafts(plan.acceptance)])
 

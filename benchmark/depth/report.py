@@ -36,7 +36,7 @@ def name_of(policy: str, depth: int | str) -> str:
 
 def tabulate_depths(points: Mapping[str, Any]) -> Table:
     """Return a row a policy and number of requests: tokens/s by depth, and what the chosen depth reaches."""
-    rows, headings, rounds = [], [], 0
+    rows, headings = [], []
     for point in points.values():
         comparison, found = _read(point)
         headings = ["policy", "requests", *found, "of the best", "of no drafts", f"of {UPSTREAM}", "by round"]
@@ -47,8 +47,7 @@ def tabulate_depths(points: Mapping[str, Any]) -> Table:
         speeds = {name: f"{row.throughput.mean:.1f}" for name, row in found.items()}
         cells = [f"**{speed}**" if name == best else speed for name, speed in speeds.items()]
         rows.append([policy, str(comparison.workload.concurrency), *cells, *shares])
-        rounds = comparison.rounds
-    note = NOTE.format(rounds=rounds, upstream=UPSTREAM, throughput=THROUGHPUT)
+    note = NOTE.format(rounds=_count_rounds(points), upstream=UPSTREAM, throughput=THROUGHPUT)
     return Table("Draft depths", headings, rows, note)
 
 
@@ -77,17 +76,16 @@ def find_missed(points: Mapping[str, Any]) -> list[str]:
 def summarize_depths(points: Mapping[str, Any]) -> Table:
     """Return a row for each policy: the chosen depth's tokens/s against no drafts, by requests at a time."""
     cells: dict[str, dict[str, str]] = {}
-    rounds = 0
     for point in points.values():
         comparison, found = _read(point)
         policy = comparison.summaries[0].name.rpartition(", ")[0]
         share = format_spread(spread(pair(found, NO_DRAFTS)), 2)
         cells.setdefault(policy, {})[str(comparison.workload.concurrency)] = share
-        rounds = comparison.rounds
     sizes = list(dict.fromkeys(size for by_size in cells.values() for size in by_size))
     rows = [[policy, *(by_size.get(size, "-") for size in sizes)] for policy, by_size in cells.items()]
     headings = [f"{size} request{'' if size == '1' else 's'}" for size in sizes]
-    return Table("Depth by tokens per second", ["EAGLE-3 with", *headings], rows, SUMMARY_NOTE.format(rounds=rounds))
+    note = SUMMARY_NOTE.format(rounds=_count_rounds(points))
+    return Table("Depth by tokens per second", ["EAGLE-3 with", *headings], rows, note)
 
 
 def plot_depths(points: Mapping[str, Any]) -> Picture:
@@ -114,6 +112,10 @@ def _read(point: Mapping[str, Any]) -> tuple[Comparison, dict[str, Summary]]:
     """Return a point's comparison, and its rows by depth."""
     comparison = Comparison.read(point)
     return comparison, {_shorten(row): row for row in comparison.summaries}
+
+
+def _count_rounds(points: Mapping[str, Any]) -> str:
+    return " or ".join(map(str, sorted({Comparison.read(point).rounds for point in points.values()})))
 
 
 def _name_fixed(depth: int) -> str:

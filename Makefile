@@ -1,12 +1,12 @@
-# Every target makes its own environment first; VENV=elsewhere uses another one.
+# Every target makes its environment first; VENV=elsewhere uses another environment.
 VENV ?= .venv
-# PYTHON=python measures in the environment that you are in, with the patched SGLang that it has: nothing is made.
+# PYTHON=python makes nothing, and measures with the patched SGLang of your current environment.
 ifneq ($(origin PYTHON),command line)
 PYTHON := $(VENV)/bin/python
 READY := patch
 endif
 export OMP_NUM_THREADS ?= 1
-# cpu: nothing here uses a GPU that is there, and the environment is one for machines without.
+# cpu: nothing here uses this machine's GPU, and the environment is for machines without a GPU.
 export SGLANG_XSHARE_DEVICE ?=
 GPU := $(if $(SGLANG_XSHARE_DEVICE),,$(shell nvidia-smi >/dev/null 2>&1 && echo yes))
 
@@ -22,7 +22,7 @@ patch: venv     ## apply the patch queue to the installed release
 	@$(VENV)/bin/sglang-xshare patch apply
 
 SGLANG ?= 0.5.23
-release-check: venv ## what of the queue fits an SGLang release, hunk by hunk, and a verdict: SGLANG=0.5.16
+release-check: venv ## how each hunk of the queue fits an SGLang release, and a verdict: SGLANG=0.5.16
 	@$(PYTHON) -m scripts.release_check $(SGLANG)
 
 wheel: venv     ## the wheel of sglang-xshare in dist/
@@ -41,7 +41,7 @@ test: patch lint ## lint and the tests; under 25 minutes on two cores
 test-long: patch ## the tests that take longer, in resumable parts, two at once: LANES=2; one alone: PART=patching/test_kill
 	@PYTHON=$(PYTHON) PART='$(PART)' LANES='$(LANES)' scripts/test_long.sh
 else
-# The kernels on the GPU. Every other test is of no device or serves on the CPU: upstream's CPU kernels are what it counts.
+# The kernels' tests run on the GPU. All other tests use no device, or need servers with upstream's CPU kernels.
 KERNEL_TESTS := $(addprefix test/selection/test_,triton.py backends.py alignment.py triton_budgets.py routing_data.py) \
 	test/stage/test_mask.py test/benchmark/gpu/test_replay.py
 ON_CPU := SGLANG_XSHARE_DEVICE=cpu VENV=build/venv-cpu
@@ -69,14 +69,14 @@ harness: $(READY)
 	@$(PYTHON) -m pip freeze --exclude-editable | grep '^[^@]*==[^@]*$$' >build/installed.txt
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-input -c build/installed.txt -r benchmark/evaluation/requirements.txt
 
-demo: patch     ## serve a checkpoint with the policy off and on, and print what it changed
+demo: patch     ## serve a checkpoint with the policy off and on, and print what the policy changed
 	$(PYTHON) -m benchmark.demo $(DEMO_ARGS)
 
-records: patch  ## measure all that a CPU can, from a clean checkout, three hours on two cores, and write the tables of it
+records: patch  ## measure all that a CPU can, from a clean checkout (three hours on two cores), and write the pages' tables
 	$(PYTHON) -m benchmark.records $(RECORDS_ARGS)
 
 EXPERIMENT ?= all
-gpu:            ## on an NVIDIA GPU: check, time and tabulate everything; QUICK=1: for 9 minutes, then again; one part: EXPERIMENT=layer, its PARTS=...
+gpu:            ## on an NVIDIA GPU: check, time and tabulate everything; QUICK=1: 9 minutes a call; one experiment: EXPERIMENT=layer, or its PARTS=...
 	@scripts/gpu.sh $(EXPERIMENT) $(PARTS)
 
 gpu-bundle:     ## fill .gpu/ for a GPU machine that can install nothing: FROM=folder with SGLang's archive

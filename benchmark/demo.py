@@ -13,7 +13,7 @@ from benchmark.common.variant import OFF
 from benchmark.serving.__main__ import make_parser, run
 
 POLICIES = (OFF, "xshare")
-"""Without drafts and with them."""
+"""The policies, each without drafts and with drafts."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -2,8 +2,8 @@
 # Check, time and tabulate on an NVIDIA GPU: scripts/gpu.sh [all | EXPERIMENT [PART...]]. Experiments: caches, selection,
 # levers, layer, server, eagle3, replay, tune, routing.
 # QUICK=1 ends after LIMIT seconds (default 540), unpacking included; the next call continues from there.
-# RESULTS=DIR holds the records (default: benchmark/results/<date>-<gpu>; if $OUT is set, build/gpu/results, of which
-# $OUT gets one archive in the end); POLICY=xshare:k0=1,add=24 is the policy that experiment tune tunes for (default: xshare).
+# RESULTS=DIR holds the records (default: benchmark/results/<date>-<gpu>; if $OUT is set, build/gpu/results, of which one
+# archive is written to $OUT at the end). POLICY is the policy for which experiment tune tunes (default: xshare).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Fill .gpu/ for a GPU machine that can install nothing: the archives in FROM, and, if FROM has none, extras.tar.xz made
-# of the packages in scripts/gpu/extras.txt, for its Python 3.12. scripts/gpu/site.txt lists what is in the archive of
-# SGLang 0.5.17, site-0.5.23.txt what scripts/gpu/make_site.sh puts into that of 0.5.23, machine.txt what the machine has.
-# `commit` is the source that the records of a machine without git name.
+# Fill .gpu/ for a GPU machine that can install nothing: copy the archives in FROM, and, if FROM has no extras.tar.xz, make
+# it of the packages in scripts/gpu/extras.txt, for that machine's Python 3.12. scripts/gpu/site.txt lists the packages in
+# the archive of SGLang 0.5.17, site-0.5.23.txt those of the archive that scripts/gpu/make_site.sh makes, machine.txt those
+# of the machine. .gpu/commit names the source for the records of a machine without git.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 FROM=${FROM:-}
@@ -29,9 +29,9 @@ if [[ ! -f .gpu/extras.tar.xz ]]; then
     tar -cJf .gpu/extras.tar.xz -C "$site" .
 fi
 
-# The kernels that gpt-oss's servers would compile, built by the archive's own SGLang and FlashInfer for the archive's
-# apache-tvm-ffi, 0.1.11. This environment has the packages for a part of both alone. `&&` joins all steps, because
-# `set -e` is off for a call before `||`: an archive with one kernel would otherwise pass for one with both.
+# Build the kernels that gpt-oss's servers would compile, with the archive's own SGLang and FlashInfer, for the archive's
+# apache-tvm-ffi, 0.1.11: this environment has only some of the packages that both need. `&&` joins all steps, because
+# `set -e` is off for a call before `||`: otherwise an archive with one kernel would pass for an archive with both.
 build_jit() {
     local from=$site.jit
     mkdir -p "$from/archive" "$from/packages" &&

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The project's environment in $VENV: SGLang $SGLANG and what it needs, our package, the tools of the tests.
-# Does nothing when it is already there; a half-made one, or one of other requirements, is made anew. A folder that this
-# checkout did not make is refused: its first file is a mark with the checkout's path. --remove removes it, under that rule.
-# It is for the GPU that is there, or with SGLANG_XSHARE_DEVICE=cpu for none.
+# Make the project's environment in $VENV: SGLang $SGLANG, its dependencies, our package, the tools of the tests. --remove
+# removes the environment. A complete environment with these requirements stays unchanged; any other is made anew. The first
+# file in the folder is a mark with the path of the checkout that made it; a folder without this checkout's mark is refused.
+# The environment is for this machine's GPU, if there is one; SGLANG_XSHARE_DEVICE=cpu makes it for a CPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -19,10 +19,10 @@ other="name a new folder with VENV=DIR; docs/patching.md explains how to patch a
 if [[ -f $mark ]]; then
     [[ $(<"$mark") == "$checkout" ]] || refuse "$VENV was made by the checkout in $(<"$mark"); $other"
 elif [[ -e $VENV && -z $(find "$VENV/" -maxdepth 0 -empty 2>/dev/null) ]]; then
-    # Environments made before there was a mark: inside this checkout, and finished.
+    # Older environments have no mark: accept a complete one inside this checkout.
     [[ $VENV == .venv && -f $stamp ]] || refuse "$VENV is there, and this project did not make it; $other"
 fi
-empty() {  # everything except the mark, so that an interrupted removal leaves a folder that is still ours
+empty() {  # keep the mark: after an interrupted removal the folder is still ours
     if [[ -d $VENV ]]; then find "$VENV/" -mindepth 1 -maxdepth 1 ! -name "${mark##*/}" -exec rm -rf {} +; fi
 }
 if [[ $* == --remove ]]; then
@@ -42,11 +42,11 @@ if [[ -f $stamp && $(<"$stamp") == "$wanted" ]]; then exit 0; fi
 
 mkdir -p build
 : >"$LOG"
-step() {  # step TEXT COMMAND...: run it, its output to the log, which is shown if it fails
+step() {  # step TEXT COMMAND...: run the command with its output in the log; if it fails, show the end of the log
     local began=$SECONDS
     printf 'venv: %-52s ' "$1"
     if "${@:2}" >>"$LOG" 2>&1; then echo "$((SECONDS - began)) s"; else
-        echo "failed"; tail -n 25 "$LOG" >&2; echo "make_venv: '$1' failed; all of it is in $LOG" >&2; exit 1; fi
+        echo "failed"; tail -n 25 "$LOG" >&2; echo "make_venv: '$1' failed; the whole output is in $LOG" >&2; exit 1; fi
 }
 pip_install() { "$VENV/bin/python" -m pip install --disable-pip-version-check --no-input "$@"; }
 
@@ -58,7 +58,7 @@ step "python3 -m venv" python3 -m venv "$VENV"
 if [[ $device == cuda ]]; then
     step "sglang $SGLANG and its CUDA dependencies" pip_install "sglang==$SGLANG"
 else
-    step "torch and what a text-only server imports" pip_install -r scripts/requirements-cpu.txt
+    step "torch and the imports of a text-only server" pip_install -r scripts/requirements-cpu.txt
     step "sglang $SGLANG" pip_install --no-deps "sglang==$SGLANG"
     step "sgl_kernel for the CPU" pip_install --no-deps -e sgl-kernel
 fi

@@ -97,7 +97,7 @@ def _find_sources(release: str, releases: Path | None) -> Tree | None:
 
 
 def _check_sources(queue: Queue, tree: Tree, report: Report, spare: dict[tuple[str, str, int], set[str]]) -> None:
-    """Apply the series to pristine sources and parse the result; narrow `spare` to what this release can spare."""
+    """Apply the series to pristine sources and parse the result; remove from `spare` what this release needs."""
     report.proved[queue.release] = 0
     try:
         state = read(tree)

@@ -93,7 +93,7 @@ def try_queue(tree: Path, queue: Queue, pinned: bool) -> Trial:
 
 
 def find_best(tree: Path, release: str, root: Path) -> Trial:
-    """Return the trial of the release's own queue, else of the queue with the fewest misfits, the newest of equals."""
+    """Return the trial of the release's own queue, else of the queue with the fewest misfits; of equals, the newest."""
     releases = list_releases(root)
     if release in releases:
         return try_queue(tree, load_queue(root, release), pinned=True)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# SGLang for CUDA on a machine without a GPU: test/fake_gpu builds a stand-in for the driver and the runtime, and its
-# tests serve on it. The environment, $CUDA_VENV (default: build/cuda/$SGLANG), takes 10 GB and some minutes to make.
-# PART=text runs only the tests whose names have the text; an expression as pytest's -k takes too. Needed: Python 3.11 or
-# 3.12, g++, and nvcc for what is JIT-compiled.
+# Test SGLang for CUDA on a machine without a GPU: test/fake_gpu builds a stand-in for the driver and the runtime, and the
+# tests start servers on the stand-in. The environment, $CUDA_VENV (default: build/cuda/$SGLANG), takes 10 GB and some
+# minutes to make. PART=text runs only the tests whose names contain the text; PART may also be an expression of pytest's
+# -k. The script needs Python 3.11 or 3.12, g++, and nvcc for kernels that servers compile.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 SGLANG=${SGLANG:-0.5.23}
@@ -18,8 +18,8 @@ wanted=$(cat scripts/test_cuda.sh test/fake_gpu/build_device.py test/fake_gpu/de
 if [[ ! -f $venv/.installed ]]; then
     python3 -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' ||
         refuse "python3 is $(python3 --version 2>&1); SGLang for CUDA needs 3.11 or 3.12"
-    # What an interrupted run has left is made anew, nothing else is removed.
-    [[ -f $venv/.begun || -z $(ls -A "$venv" 2>/dev/null) ]] || refuse "CUDA_VENV=$venv: no environment that this has made"
+    # Only an environment that an interrupted run has begun is removed and made anew.
+    [[ -f $venv/.begun || -z $(ls -A "$venv" 2>/dev/null) ]] || refuse "CUDA_VENV=$venv: must be new, empty, or made by test-cuda"
     { rm -rf "$venv" && mkdir -p "$venv" && touch "$venv/.begun"; } 2>/dev/null || refuse "CUDA_VENV=$venv cannot be made"
     echo "test-cuda: making $venv: SGLang $SGLANG for CUDA (10 GB)"
     python3 -m venv "$venv"
@@ -27,14 +27,14 @@ if [[ ! -f $venv/.installed ]]; then
     touch "$venv/.installed"
 fi
 found=$("$python" -c 'from importlib.metadata import version; print(version("sglang"))')
-[[ $found == "$SGLANG" ]] || refuse "CUDA_VENV=$venv has SGLang $found, not $SGLANG; SGLANG=$found allows it"
+[[ $found == "$SGLANG" ]] || refuse "CUDA_VENV=$venv: must have SGLang $SGLANG (got $found); to use it, set SGLANG=$found"
 venv=$(cd "$venv" && pwd) python=$venv/bin/python
 if [[ ! -f $venv/.device || $(<"$venv/.device") != "$wanted" ]]; then
     "$python" test/fake_gpu/build_device.py "$venv"
     echo "$wanted" >"$venv/.device"
 fi
 site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-# Every process that finds the stand-in follows captures: test/fake_gpu/start.py.
+# Each process of the stand-in imports test/fake_gpu/start.py, which records captures.
 echo "import os, sys; 'FAKE_GPU_LOG' in os.environ and (sys.path.append('$PWD/test'), __import__('fake_gpu.start'))" \
     >"$site/fake_gpu.pth"
 PYTHONPATH=$PWD/python "$python" -m sglang_xshare patch apply
@@ -42,5 +42,5 @@ PYTHONPATH=$PWD/python "$python" -m sglang_xshare patch apply
 . test/fake_gpu/environment.sh "$venv"
 arguments=(-m pytest -p no:cacheprovider ${PART:+-k "$PART"} test/fake_gpu)
 [[ -z ${PART:-} ]] || "$python" "${arguments[@]}" --collect-only -q >/dev/null && status=0 || status=$?
-[[ $status != 5 ]] || refuse "PART=$PART: no test's name has this text"  # 5: pytest found none
+[[ $status != 5 ]] || refuse "PART=$PART: must be a part of a test's name (got none)"  # 5: pytest found no test
 exec nice "$python" "${arguments[@]}" --timeout 3600  # what ends this ends pytest, which ends its servers

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The tests marked `long`, a part for each test file, LANES of them at once (1), the longest of the last run first. A part
-# that passed at this state of the source is not run again, so an interrupted run resumes. A change of the documents alone
-# repeats only the parts that read them. PART=text runs only the parts whose path contains the text. The output of each
-# part is in build/test-long/.
+# Run the tests marked `long`, one part for each test file, LANES parts at once (default 1), longest part of the last run
+# first. A part that passed at this state of the source is skipped, so an interrupted run resumes. After a change of the
+# documents alone, only the parts that read documents run again. PART=text runs only the parts whose path contains the
+# text. The output of each part is in build/test-long/.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PYTHON=${PYTHON:-.venv/bin/python}
@@ -10,7 +10,7 @@ PART=${PART:-} LANES=${LANES:-1}
 [[ $LANES =~ ^[1-9][0-9]*$ ]] || { echo "test-long: LANES must be a number from 1 up (got $LANES)" >&2; exit 1; }
 export done_dir=build/test-long
 mkdir -p "$done_dir"
-read_state() {  # of the files that the pathspecs name
+read_state() {  # read_state PATHSPEC...: print a digest of these files
     { git ls-files -s -- "$@"; git diff -- "$@"; git ls-files -oz --exclude-standard -- "$@" | xargs -0r sha256sum; } \
         | sha256sum
 }
@@ -21,7 +21,7 @@ export SERVED=$PWD/$done_dir/served-${state%% *}
 [[ -d $SERVED ]] || { rm -rf "$done_dir"/served-*; mkdir "$SERVED"; }
 
 collected=$("$PYTHON" -m pytest --collect-only -q -m long) && status=0 || status=$?
-if [[ $status != 0 && $status != 5 ]]; then  # 5: there is none
+if [[ $status != 0 && $status != 5 ]]; then  # 5: pytest found no test
     tail -n 25 <<<"$collected" >&2
     echo "test-long: pytest could not collect the tests: status $status" >&2; exit 1
 fi
@@ -31,7 +31,7 @@ mapfile -t parts < <(sed -n 's/::.*//p' <<<"$collected" | sort | uniq -c | while
         echo "${seconds:-$count} $part"
     done | sort -rn | awk '{print $2}' | grep -F -- "$PART" || true)
 if [[ ${#parts[@]} -eq 0 ]]; then
-    echo "test-long: PART is '$PART', which no file with tests marked long has in its path" >&2; exit 1; fi
+    echo "test-long: PART must be a part of the path of a file with long tests (got '$PART')" >&2; exit 1; fi
 echo "test-long: ${#parts[@]} parts: ${parts[*]}"
 
 run_part() {

@@ -13,7 +13,7 @@ from sglang_xshare.cli import main
 def test_without_a_command_the_commands_are_listed(capsys):
     assert main([]) == 1
     line = read_refusal(capsys)
-    assert line.startswith("sglang-xshare: a command is required, one of ")
+    assert line.startswith("sglang-xshare: a command must be given, one of ")
     named = line.strip().partition("one of ")[2].split(", ")
     assert {"patch", "policies", "policy", "top", "tune", "check", "calibrate"} <= set(named)
     for command in named:

@@ -27,7 +27,7 @@ def draft_hits(target: Qwen3MoeForCausalLM, draft: Draft, hot: Tensor, ids: Tens
 
 @torch.inference_mode()
 def target_hits(target: Qwen3MoeForCausalLM, ids: Tensor) -> list[Tensor]:
-    """Return what `draft_hits` returns, for a draft that is the target itself."""
+    """Return the hits of a draft that is the target itself, in the form of `draft_hits`."""
     hits = target(ids).logits[:, :-1].argmax(-1) == ids[:, 1:]
     return [hits[:, step + 1 :] for step in range(STEPS_AHEAD)]
 

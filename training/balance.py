@@ -23,8 +23,8 @@ def loss_with_penalty(model: PreTrainedModel, ids: Tensor) -> Tensor:
 def loss_with_moved_biases(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """Return the mean cross-entropy of `ids` [rows, tokens] in nats, and move the correction biases.
 
-    The bias of an expert with less than the mean load becomes BIAS_RATE higher, with more load as much lower (Wang et
-    al., 2024, arXiv 2408.15664).
+    The bias of an expert with less than the mean load rises by BIAS_RATE; with more than the mean load it falls by
+    BIAS_RATE (Wang et al., 2024, arXiv 2408.15664).
     """
     with watch_experts(model) as chosen:
         logits = model(ids).logits
@@ -36,8 +36,8 @@ def loss_with_moved_biases(model: PreTrainedModel, ids: Tensor) -> Tensor:
 def balance_loss(router_logits: tuple[Tensor, ...], top_k: int) -> Tensor:
     """Return Switch Transformer's load-balancing loss (Fedus et al., 2021), 1 at uniform load, averaged over layers.
 
-    `router_logits` are [tokens, experts] each. transformers' own pools the layers first, and lets a dozen experts of
-    each layer die.
+    `router_logits` are [tokens, experts] each. transformers' own function pools the layers first, which lets a dozen
+    experts of each layer die.
     """
     losses = []
     for logits in router_logits:

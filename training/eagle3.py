@@ -87,7 +87,7 @@ class Draft(nn.Module):
 
         `aux` [rows, tokens, 3 * hidden] and `embedded` [rows, tokens, hidden] are the target's features and embeddings
         of the same ids. Place i of step s depends on the target's features of ids 0..i and on ids 0..i+s+1, and
-        predicts id i+s+2: [rows, tokens - s - 1, draft_vocab] each.
+        predicts id i+s+2. Each step returns [rows, tokens - s - 1, draft_vocab].
         """
         hidden, tokens = self.fc(aux), aux.shape[1]
         past: list[tuple[Tensor, Tensor]] = []

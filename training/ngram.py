@@ -1,6 +1,6 @@
-"""An interpolated Kneser-Ney trigram model over token ids, the bar the trained checkpoint must clear.
+"""An interpolated Kneser-Ney trigram model over token ids, which the trained checkpoint must beat.
 
-Kneser and Ney (1995) as interpolated by Chen and Goodman (1998); one discount an order, tuned on text of its own.
+Kneser and Ney (1995) as interpolated by Chen and Goodman (1998); one discount for each order, tuned on separate text.
 """
 
 from __future__ import annotations

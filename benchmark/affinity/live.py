@@ -175,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_count("replicas", 4, "replicas of the model")
     parser.add_count("per_replica", 16, "requests at a time and replica")
     parser.add_count("requests", 768, "requests in all; fewer scatter more")
-    parser.add_count("life", 48, "tokens of an answer, in the mean")
+    parser.add_count("life", 48, "mean tokens of an answer")
     parser.add_count("prompt", 64, "tokens a prompt")
     parser.add_count("per_domain", 60, "prompts of each domain")
     parser.add_count("calibration", 20_000, "tokens of each domain that the table is calibrated on")

@@ -124,9 +124,9 @@ SCENARIOS = ("mixed", "one-domain", "shift", "flood", "replica-dies")
 def make_traffic(name: str, routing: Routing, requests: int) -> Traffic:
     """Return the traffic of that name.
 
-    mixed: all sequences are as likely. one-domain: the first domain alone. shift: the first half of the domains, then
-    the other half. flood: mixed, but nine of ten requests of the middle third are of one domain. replica-dies: mixed;
-    the last replica is dead in the middle third.
+    mixed: all sequences are equally likely. one-domain: only the first domain. shift: the first half of the domains,
+    then the other half. flood: mixed, but in the middle third nine of ten requests are of one domain. replica-dies:
+    mixed, but in the middle third the last replica is dead.
     """
     everything = list(range(len(routing.prompts)))
     domains = sorted(set(routing.domains))

@@ -1,8 +1,8 @@
 """Active experts on expert-parallel ranks under policies, served: `python -m benchmark.balance.live [POLICY...]`.
 
-One server of the trained checkpoint on 4 expert-parallel ranks decodes held-out text of mixed domains in full batches,
-by force, and is switched from policy to policy in between: the fullest rank's experts, kept mass and loss of each on
-the same text. The first is the baseline. Nothing is timed, because four ranks share the cores.
+One server of the trained checkpoint on 4 expert-parallel ranks is switched from policy to policy. Under each it decodes
+the same held-out text of mixed domains, by force and in full batches, and reports the fullest rank's experts, kept mass
+and loss. The first is the baseline. Nothing is timed, because four ranks share the cores.
 """
 
 import argparse

@@ -18,9 +18,9 @@ class Summary:
     """One row of the table.
 
     `throughput` is in output tokens a second, and `ratios` are its ratios to the baseline's, by round. `tpot_ms` and
-    `ttft_ms` are bench_serving's median times per output token and to the first one, in milliseconds. Active experts
-    are means of layers and steps, without and with selection; `kept_mass` is the mean share of gating mass kept,
-    `policy_steps` the forwards under the policy, all of all rounds. `accept_length` is in tokens a verify step.
+    `ttft_ms` are bench_serving's median times per output token and to the first one, in milliseconds. Over all rounds,
+    active experts are means of layers and steps, without and with selection, `kept_mass` is the mean share of gating
+    mass kept, `policy_steps` the forwards under the policy. `accept_length` is in tokens a verify step.
     """
 
     name: str
@@ -56,7 +56,7 @@ def summarize(series: Sequence[Series]) -> list[Summary]:
 
 
 def fit_line(x: Sequence[float], y: Sequence[float]) -> Line | None:
-    """Return the line through the points; None below `LEAST` distinct x, which lie near some line by chance."""
+    """Return the line through the points; None below `LEAST` distinct x: few points lie near some line by chance."""
     if len(set(x)) < LEAST:
         return None
     slope, intercept = linear_regression(x, y)
@@ -89,7 +89,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-NO_STEP = "Selected in no step, so the row shows nothing of the policy"
+NO_STEP = "Selected in no step, so the row shows no effect of the policy"
 ONE_ROUND = "One round has no interval: its differences prove nothing."
 
 

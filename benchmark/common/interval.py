@@ -9,7 +9,7 @@ QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.2
 """97.5 % quantiles at 1 to 10 degrees of freedom: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2."""
 NORMAL = NormalDist().inv_cdf(0.975)
 LEAST = 5
-"""Rounds or batches that must stand behind an interval of a headline figure."""
+"""The fewest rounds or batches that an interval of a headline figure must cover."""
 
 
 @dataclass(frozen=True)

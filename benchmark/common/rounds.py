@@ -111,8 +111,8 @@ def find_host(variants: Sequence[Variant], number: int) -> int:
     """Return the number of the variant whose server, started with a policy, also serves variant `number`.
 
     Policies with the same flags share the server of the first of them. So does `vanilla` if it is not the baseline: its
-    ratio shows how far two servers differ without any policy. A server without a policy cannot be switched, and the
-    captured graphs of a GPU do not follow every switch.
+    ratio shows how far two servers differ without any policy. A server without a policy cannot be switched. On a GPU a
+    switch to `vanilla` leaves the selection kernel in the captured graphs.
     """
     one = variants[number]
     if one.policy is None or (one.policy == BASELINE and number == 0):
@@ -148,9 +148,9 @@ def order_round(count: int, number: int) -> list[int]:
 def run_rounds(workload: Workload, series: Sequence[Series], servers: Sequence[Server]) -> Iterator[int]:
     """Measure the running servers in turns, as `order_round` orders them, until every series has all rounds.
 
-    Yield the number of each round when all series hold the round. Each server is warmed up once at the full
-    concurrency; on a GPU, which compiles kernels for new batch sizes, also by as many requests of the workload itself,
-    whose prompts no round has.
+    Yield the number of each round when all series hold the round. Warm up each server once at the full concurrency. On
+    a GPU, which compiles kernels for new batch sizes, also warm up by equally many requests of the workload, whose
+    prompts no round has.
     """
     turns = list(zip(series, servers, strict=True))
     warm_up = [list(range(1, workload.input_tokens + 1))] * workload.concurrency

@@ -44,7 +44,7 @@ def _describe_git() -> str | None:
 
 
 def _read_carried() -> str | None:
-    """Return the carried commit, "-dirty" also if a file has changed since; None without one."""
+    """Return the carried commit, with "-dirty" if a file has changed since; None without a carried commit."""
     if not (ROOT / CARRIED).exists():
         return None
     commit, *lines = (ROOT / CARRIED).read_text().splitlines()

@@ -48,7 +48,7 @@ class Variant:
 
 
 def parse_variant(text: str, args: Sequence[str] = ()) -> Variant:
-    """Read one policy, spelt as for the server, or "off": without the flag. Raises ValueError otherwise."""
+    """Read one policy, spelt as for the server, or "off" for no flag. Raises ValueError for another spelling."""
     name, keys = parse_policy(text)
     return Variant(text, None if name == OFF else name, keys, tuple(args))
 

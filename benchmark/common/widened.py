@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 FACTOR = 64
 """A power of two, by which bfloat16 divides exactly. At 64 an expert has 3.1 MB in float32."""
 SERVED_DTYPE = "float32"
-"""The dtype on a CPU, because arithmetic bounds bfloat16 there: a core reads 5.1 GB/s of active experts with AMX and
-3.6 without, 9 in float32 either way (F.linear on three rows an expert, a Xeon of family 6, model 167)."""
+"""The dtype on a CPU, where bfloat16 is bound by arithmetic: a core reads 5.1 GB/s of active experts with AMX, 3.6
+without, and 9 in float32 (F.linear on three rows an expert, a Xeon of family 6, model 167)."""
 INWARD, OUTWARD = (re.compile(rf"\.experts\.\d+\.{name}\.weight$") for name in ("(gate|up)_proj", "down_proj"))
 
 

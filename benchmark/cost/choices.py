@@ -18,13 +18,13 @@ WHOLE, FILLED = "xshare:k0=1,target_per_rank=5", "xshare:k0=1,target_per_rank=9,
 ROUND_ROBIN = "round robin", "to compare with"
 AFFINITY = "affinity", "as above, and some loss is tolerated"
 NOTE = """\
-All figures are from 2 CPU cores; none is from a GPU. A step waits for: relative to the model's own routing, the active
-experts of a device, those of the fullest rank, or, of served replicas, active experts a decoded token; of slices the
-time of an MoE layer relative to whole experts (python -m benchmark.cost.ranks). Tokens/s: relative to vanilla, if a
-served step was timed. Loss: cross-entropy above the model's own routing, in nats a token; 0 if no
-token can differ; ± half the 95 % t-interval over batches, of replicas, whose batches change, the standard error over
-sequences. Slices were measured with drawn experts, the first row with wider experts that compute the same, and
-all other rows with the trained checkpoint."""
+All figures are from 2 CPU cores; none is from a GPU. A step waits for: active experts relative to the model's own
+routing, of a device or of the fullest rank; of served replicas, active experts a decoded token; of slices, the time of
+an MoE layer relative to whole experts (python -m benchmark.cost.ranks). Tokens/s: relative to vanilla, if a served step
+was timed. Loss: cross-entropy above the model's own routing, in nats a token; 0 if no token can differ; ± half the 95 %
+t-interval over batches, or, of replicas, whose batches change, the standard error over sequences. Slices were measured
+with drawn experts, the first row with wider experts that compute the same, and all other rows with the trained
+checkpoint."""
 
 Points = Mapping[str, Any]
 
@@ -82,7 +82,7 @@ def _share(point: Mapping[str, float], own: Mapping[str, float]) -> str:
 
 
 def _hold_whole(live: Points) -> list[list[str]]:
-    """Return expert-parallel ranks under the policies for them."""
+    """Return a row for each policy on expert-parallel ranks with whole experts."""
     first, *others = live.values()
     own = sum(point["totals"]["fullest_rank_experts_before"] for point in others)
     steps = sum(point["totals"]["layer_steps"] for point in others)
@@ -93,8 +93,8 @@ def _hold_whole(live: Points) -> list[list[str]]:
         loss = compare_nats(live[policy], first, first["shape"]["batch"])
         when = {
             SELECTION: "to compare with",
-            WHOLE: "a model is larger than a device, and experts a rank are many",
-            FILLED: "as above: as many a rank, for the least loss",
+            WHOLE: "a model is larger than a device, and each rank has many experts",
+            FILLED: "as above: equally many experts on each rank, for the least loss",
         }[policy]
         rows.append([f"4 expert-parallel ranks, {policy}", when, f"{share:.2f} of the fullest rank's", "-", str(loss)])
     return rows

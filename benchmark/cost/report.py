@@ -31,8 +31,8 @@ def tabulate_cost(points: Mapping[str, Any]) -> Table:
     step_ms = step_seconds(points) * 1000
     note = (
         "Medians of CPU time on one thread; in brackets relative to upstream's router on the same logits. Added: the "
-        f"time that routing {routing['rows']} rows adds to a layer of {routing['model']} beyond vanilla, with the "
-        f"stage around it. Share: of a decode step of {step_ms:.0f} ms in the server; it must stay below "
+        f"time that a policy and its stage add to the routing of {routing['rows']} rows in a layer of "
+        f"{routing['model']}. Share: of a decode step of {step_ms:.0f} ms in the server; it must stay below "
         f"{SHARE_BAR:.0%}. -: not timed in a step, because the policy selects only in verify steps."
     )
     return Table("What selection costs", headings, rows, note)

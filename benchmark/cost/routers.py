@@ -59,7 +59,7 @@ class Routers:
         if schedule is not None:
             current = CurrentFrame()
             layers = [Layer(n, config, None, current=current, number=n) for n, config in enumerate(self.configs)]
-            self.configs = [layer.upstream for layer in layers]
+            self.configs = [layer.plain_config for layer in layers]
             self.stage = Stage(
                 layers,
                 schedule,

@@ -1,8 +1,8 @@
 """Measure how many drafts pay at each batch size: `python -m benchmark.depth [POLICY...]`.
 
-For each policy, servers of one model stay up side by side: without drafts, with 1, 3, 5 and 7, with SGLang's own choice
-of the depth, and with the depth by tokens per second. All are measured in turns with upstream's bench_serving at each
-number of requests at a time, after enough steps to find the depth.
+For each policy, servers of one model stay up side by side: without drafts, with 1, 3, 5 and 7 drafts, with SGLang's own
+choice of the depth, and with the depth by tokens per second. All are measured in turns with upstream's bench_serving at
+each number of requests at a time, after enough steps to find the depth.
 """
 
 import argparse
@@ -35,11 +35,11 @@ POLICIES = OFF, "xshare"
 SETTLED = 16
 """Batches before the first round of a batch size, for servers that choose the depth: some 300 verifications."""
 LEAST = 8
-"""Requests of a round: two of one request each would take 3 seconds."""
+"""The fewest requests of a round: two requests, one at a time, would take only 3 seconds."""
 PROMPT = 8
 """Tokens of a prompt before the first round."""
 LOG = ("--decode-log-interval", "8")
-"""The accepted length follows the decode log."""
+"""SGLang updates the accepted length with its decode log, by default too rarely for a short run."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--draft", type=folder, default=DRAFT, help="EAGLE-3 draft (default: the trained model's)")
     help = f"requests at a time (default: {' '.join(map(str, CONCURRENCY))})"
     parser.add_argument("--concurrency", nargs="+", type=positive, default=list(CONCURRENCY), help=help)
-    help = f"fixed depths, 0 of which has no draft (default: {' '.join(map(str, FIXED))})"
+    help = f"fixed depths; 0 has no draft model (default: {' '.join(map(str, FIXED))})"
     parser.add_argument("--fixed", nargs="+", type=int, default=list(FIXED), help=help)
     for name, default in (("rounds", 5), ("input_tokens", 8), ("output_tokens", 64)):
         parser.add_count(name, default, COUNTS[name][1])
@@ -101,9 +101,9 @@ def list_variants(text: str, draft: Path, fixed: Sequence[int], scratch: Path) -
 
 
 def settle(servers: Mapping[str, Server], workload: Workload, batches: int) -> None:
-    """Decode batches of the workload, one on the servers of fixed depths and `batches` on the others, by name.
+    """Decode batches of the workload, by server name: one at a fixed depth, `batches` if the server chooses its depth.
 
-    The depths are found in the traffic that is measured.
+    A server finds its depth in the traffic that is measured afterwards.
     """
     for number in range(batches):
         seed = workload.seed + workload.rounds + number

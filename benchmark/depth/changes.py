@@ -20,8 +20,8 @@ from benchmark.depth.report import FIXED
 
 ALLOWED = 300
 """Verifications within which the depth must follow a change."""
-Looks = Sequence[tuple[int, int]]
-"""(verifications, depth in use) of a batch size, as they were read."""
+Looks = Sequence[Sequence[int]]
+"""(verifications since the change, depth in use) of a batch size, as they were read."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -51,48 +51,63 @@ def main(argv: Sequence[str] | None = None) -> None:
                 looks = decode(server, prompts, args.output_tokens)
                 record.add(str(number), requests=requests, texts=texts.name, looks=looks)
     tabulate_changes(record.points).show(record.path)
+    for line in list_late(record.points):
+        print(f"Missed: {line}")
 
 
 def decode(server: Server, prompts: list[str], tokens: int) -> Looks:
-    """Decode a batch of prompts. Return what was read for its batch size meanwhile."""
-    looks: list[tuple[int, int]] = []
+    """Decode a batch of prompts. Return what was read for its batch size meanwhile; verifications count from here."""
+    found = [read_sizes(server)]
     thread = threading.Thread(
         target=server.generate, args=(prompts,), kwargs={"max_new_tokens": tokens, "ignore_eos": True}
     )
     thread.start()
     while thread.is_alive():
-        sizes: list[dict[str, Any]] = server.get("/expert_policy")["draft_depth"]["batch_sizes"]
-        fitting = [one for one in sizes if one["batch_size"] >= len(prompts)]
-        if fitting:
-            looks.append((fitting[0]["verifications"], fitting[0]["depth"]))
+        found.append(read_sizes(server))
         time.sleep(0.05)
     thread.join()
-    return looks
+    return follow(found, len(prompts))
+
+
+def read_sizes(server: Server) -> dict[int, tuple[int, int]]:
+    """Return (verifications, depth in use) by batch size."""
+    sizes: list[dict[str, Any]] = server.get("/expert_policy")["draft_depth"]["batch_sizes"]
+    return {one["batch_size"]: (one["verifications"], one["depth"]) for one in sizes}
+
+
+def follow(found: Sequence[Mapping[int, tuple[int, int]]], requests: int) -> Looks:
+    """Return the looks at the batch size of `requests`, each with the verifications since `found[0]`."""
+    size = min((one for one in found[-1] if one >= requests), default=requests)
+    begin = found[0].get(size, (0, 0))[0]
+    return [(sizes[size][0] - begin, sizes[size][1]) for sizes in found[1:] if size in sizes]
 
 
 def find_arrival(looks: Looks) -> int | None:
     """Return the verifications until the depth that most later looks found; None without a look.
 
-    The first look is the start. A change between two looks counts at the second look, so the number is never too small.
+    A change between two looks counts at the second look, so the number is never too small.
     """
-    if not looks:
-        return None
-    begin, rest = looks[0][0], [depth for count, depth in looks if count >= looks[0][0] + ALLOWED]
-    settled = rest or [depth for _, depth in looks]
-    usual = max(sorted(set(settled)), key=settled.count)
-    return next((count - begin for count, depth in looks if depth == usual), None)
+    settled = [depth for count, depth in looks if count >= ALLOWED] or [depth for _, depth in looks]
+    usual = max(sorted(set(settled)), key=settled.count, default=None)
+    return next((count for count, depth in looks if depth == usual), None)
+
+
+def list_late(points: Mapping[str, Any]) -> list[str]:
+    """Return a line for each change after which the depth arrived later than `ALLOWED`."""
+    arrivals = {number: find_arrival(point["looks"]) for number, point in points.items() if number != "0"}
+    late = {number: count for number, count in arrivals.items() if count is None or count > ALLOWED}
+    return [f"change {number}: {count} verifications, must be at most {ALLOWED}" for number, count in late.items()]
 
 
 def tabulate_changes(points: Mapping[str, Any]) -> Table:
     """Return a row for each change; the first batch is no change."""
     rows = []
     for number, point in points.items():
-        looks = [(count, depth) for count, depth in point["looks"]]
-        arrived = find_arrival(looks)
+        looks = point["looks"]
         if number != "0":
             depth = looks[-1][1] if looks else "-"
-            rows.append([f"{point['requests']} at a time, {point['texts']}", str(depth), str(arrived)])
-    note = f"Verifications from the first look at a batch until the depth that it kept; the bound is {ALLOWED}."
+            rows.append([f"{point['requests']} at a time, {point['texts']}", str(depth), str(find_arrival(looks))])
+    note = f"Verifications of a batch size from the change until the depth that it kept; the bound is {ALLOWED}."
     return Table("Changes of the traffic", ["to", "depth", "verifications"], rows, note)
 
 

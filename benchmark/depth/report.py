@@ -11,16 +11,16 @@ from benchmark.common.table import Table
 FIXED = 0, 1, 3, 5, 7
 NO_DRAFTS, UPSTREAM, THROUGHPUT = "no drafts", "SGLang's choice", "as deep as pays"
 REACHED = 0.97
-"""The share of the best fixed depth, and of no drafts, that the depth by tokens per second has to reach."""
+"""The share that the depth by tokens per second must reach of the best fixed depth, and of no drafts."""
 NOTE = (
     "Output tokens/s, means of {rounds} alternating rounds; servers of a policy are measured in the same minutes. "
-    "Fixed: that many drafts a request and step, 0 a server without a draft. {upstream}: --speculative-adaptive as "
-    "published, {throughput}: by tokens per second. Of the best: the chosen depth's tokens/s to those of the best "
-    "fixed depth, of no drafts, and of {upstream}, mean of the rounds' ratios [95 % t-interval]; by round: of the best."
+    "{upstream}: --speculative-adaptive as published; {throughput}: by tokens per second; the others: fixed depths. "
+    "Of the best: tokens/s of {throughput} divided by those of the best fixed depth in the same round, mean [95 % "
+    "t-interval]; of no drafts and of {upstream}: likewise. By round: the ratios to the best fixed depth."
 )
 
 SUMMARY_NOTE = (
-    "Output tokens/s to those without drafts under the same policy, means of {rounds} rounds' ratios [95 % t-interval]."
+    "Output tokens/s over those without drafts, under the same policy: mean of {rounds} rounds' ratios [95 % interval]."
 )
 
 
@@ -30,13 +30,13 @@ def key_of(policy: str, requests: int) -> str:
 
 
 def name_of(policy: str, depth: int | str) -> str:
-    """Return the name of a server: its policy, and its depth or how that is chosen."""
+    """Return the name of a server: its policy, and its depth or the rule that chooses the depth."""
     return f"{policy}, {depth if isinstance(depth, str) else _name_fixed(depth)}"
 
 
 def tabulate_depths(points: Mapping[str, Any]) -> Table:
     """Return a row a policy and number of requests: tokens/s by depth, and what the chosen depth reaches."""
-    rows, headings, rounds = [], [], 0
+    rows, headings = [], []
     for point in points.values():
         comparison, found = _read(point)
         headings = ["policy", "requests", *found, "of the best", "of no drafts", f"of {UPSTREAM}", "by round"]
@@ -47,8 +47,7 @@ def tabulate_depths(points: Mapping[str, Any]) -> Table:
         speeds = {name: f"{row.throughput.mean:.1f}" for name, row in found.items()}
         cells = [f"**{speed}**" if name == best else speed for name, speed in speeds.items()]
         rows.append([policy, str(comparison.workload.concurrency), *cells, *shares])
-        rounds = comparison.rounds
-    note = NOTE.format(rounds=rounds, upstream=UPSTREAM, throughput=THROUGHPUT)
+    note = NOTE.format(rounds=_count_rounds(points), upstream=UPSTREAM, throughput=THROUGHPUT)
     return Table("Draft depths", headings, rows, note)
 
 
@@ -59,12 +58,12 @@ def find_best(found: Mapping[str, Summary]) -> str:
 
 
 def pair(found: Mapping[str, Summary], name: str) -> list[float]:
-    """Return the chosen depth's tokens/s to those of the server `name`, by round."""
+    """Return the chosen depth's tokens/s divided by those of the server `name`, by round."""
     return [own / other for own, other in zip(found[THROUGHPUT].ratios, found[name].ratios, strict=True)]
 
 
 def find_missed(points: Mapping[str, Any]) -> list[str]:
-    """Return a line for each point at which the chosen depth does not reach what it has to."""
+    """Return a line for each point at which the chosen depth is below its required share."""
     missed = []
     for key, point in points.items():
         _, found = _read(point)
@@ -77,17 +76,16 @@ def find_missed(points: Mapping[str, Any]) -> list[str]:
 def summarize_depths(points: Mapping[str, Any]) -> Table:
     """Return a row for each policy: the chosen depth's tokens/s against no drafts, by requests at a time."""
     cells: dict[str, dict[str, str]] = {}
-    rounds = 0
     for point in points.values():
         comparison, found = _read(point)
         policy = comparison.summaries[0].name.rpartition(", ")[0]
         share = format_spread(spread(pair(found, NO_DRAFTS)), 2)
         cells.setdefault(policy, {})[str(comparison.workload.concurrency)] = share
-        rounds = comparison.rounds
     sizes = list(dict.fromkeys(size for by_size in cells.values() for size in by_size))
     rows = [[policy, *(by_size.get(size, "-") for size in sizes)] for policy, by_size in cells.items()]
     headings = [f"{size} request{'' if size == '1' else 's'}" for size in sizes]
-    return Table("Depth by tokens per second", ["EAGLE-3 with", *headings], rows, SUMMARY_NOTE.format(rounds=rounds))
+    note = SUMMARY_NOTE.format(rounds=_count_rounds(points))
+    return Table("Depth by tokens per second", ["EAGLE-3 with", *headings], rows, note)
 
 
 def plot_depths(points: Mapping[str, Any]) -> Picture:
@@ -114,6 +112,10 @@ def _read(point: Mapping[str, Any]) -> tuple[Comparison, dict[str, Summary]]:
     """Return a point's comparison, and its rows by depth."""
     comparison = Comparison.read(point)
     return comparison, {_shorten(row): row for row in comparison.summaries}
+
+
+def _count_rounds(points: Mapping[str, Any]) -> str:
+    return " or ".join(map(str, sorted({Comparison.read(point).rounds for point in points.values()})))
 
 
 def _name_fixed(depth: int) -> str:

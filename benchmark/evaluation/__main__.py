@@ -77,7 +77,7 @@ def _find_model(args: argparse.Namespace) -> Path | str:
     if args.url is None:
         return args.model or TRAINED
     if args.model is not None:
-        raise ValueError(f"--model and --url exclude each other (got {args.model})")
+        raise ValueError(f"--model must be used without --url (got {args.model})")
     return Instrument(args.url, os.environ.get(API_KEY)).get_model()
 
 

@@ -67,10 +67,10 @@ def compare_scores(score: Score, baseline: Score) -> tuple[float, float] | None:
 
 
 NOTE = """\
-Score: of lm-evaluation-harness, ± its standard error. Difference: to the first policy's, ± half the 95 % t-interval of
-the differences document by document. Tokens/s: output tokens over the time of the task's requests, one pass, with an
-empty prefix cache: `make bench` measures speed. Active experts: means over
-layers and steps under policy, counted by the server; before the arrow those of upstream's own routing."""
+Score: of lm-evaluation-harness, ± its standard error. Difference: from the first policy's, ± half the 95 % t-interval
+of the differences document by document. Tokens/s: output tokens over the time of the task's requests, of one pass with
+an empty prefix cache; `make bench` measures speed. Active experts: means over layers and steps under policy, counted by
+the server; before the arrow those of upstream's own routing."""
 
 
 def tabulate_evaluation(points: Mapping[str, Any]) -> Table:

@@ -144,7 +144,7 @@ def measure(encoder: Encoder, ranks: int, rounds: int) -> dict[str, Any]:
         for process in processes:
             process.join()
         if any(process.exitcode for process in processes):
-            raise RuntimeError(f"ranks ended with {[process.exitcode for process in processes]}")
+            raise RuntimeError(f"ranks must end with status 0 (got {[process.exitcode for process in processes]})")
         by_rank = [torch.load(Path(folder) / str(rank)) for rank in range(ranks)]
     return {name: _combine([rank[name] for rank in by_rank], encoder, rounds) for name in LAYOUTS}
 

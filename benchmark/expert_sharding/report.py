@@ -8,12 +8,12 @@ from benchmark.common.table import Table
 
 NOTE = """\
 An encoder of {layers} layers on {ranks} ranks with one core each, in fp32: attention of a rank's own sequences of
-{sequence} rows, and MoE layers of {hidden} x {width}, top-{top_k}, with MoEShard's skewed router, which draws the first
-tenth of the experts with alpha more than 1 / experts. shard: a slice of every expert on each rank; ep: whole experts,
-with the same collectives; ep, all-to-all: rows go to the ranks of their experts, as in the paper, but no row is
-dropped. First token: one pass of the encoder. Layer: one MoE layer with its collectives. Both are of the slowest rank,
-medians of {rounds} rounds in which the layouts take turns. Speed-up: time to first token over shard's. Balance: largest
-over mean rank, in rows times columns of an expert | in CPU time of the products."""
+{sequence} rows, and MoE layers of {hidden} x {width}, top-{top_k}, with MoEShard's skewed router: each of the first
+tenth of the experts is drawn with odds of 1 / experts + alpha. shard: a slice of every expert on each rank; ep: whole
+experts, with the same collectives; ep, all-to-all: rows go to the ranks of their experts, as in the paper, but no row
+is dropped. First token: one pass of the encoder. Layer: one MoE layer with its collectives. Both are times of the
+slowest rank, medians of {rounds} rounds in which the layouts take turns. Speed-up: time to first token divided by
+shard's. Balance: largest divided by mean rank, in rows times columns of an expert | in CPU time of the products."""
 
 
 def tabulate_sharding(points: Mapping[str, Any]) -> Table:

@@ -1,7 +1,7 @@
 """Placements of experts, served: `python -m benchmark.expert_sharding.served`.
 
-Servers of two ranks with slices of every expert or whole ones, by SGLang's own code and the model's own router, in
-alternating rounds: time to first token and output tokens/s. Ranks are on cores of their own.
+Each server has two ranks, on cores of their own, with a slice of every expert or with whole experts, by SGLang's own
+code and the model's own router. Alternating rounds measure time to first token and output tokens/s.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ def tabulate_served(points: Mapping[str, Any]) -> Table:
         for row in comparison.summaries
     ]
     doubt = f" {ONE_ROUND}" if comparison.rounds == 1 else ""
-    note = f"{comparison.workload}: means [95 % t-interval]. Ratio: of tokens/s to the first row's, by round.{doubt}"
+    note = f"{comparison.workload}: means [95 % t-interval]. Ratio: tokens/s over the first row's, by round.{doubt}"
     return Table(
         "Placements of experts on two ranks", ["placement", "first token, ms", "tokens/s", "ratio"], rows, note
     )

@@ -4,7 +4,7 @@ import torch
 
 from sglang_xshare import Batch, Router, RunnerSlots, SelectionPlan, build_plan, select
 from sglang_xshare.selection.triton_kernel.budgets import find_budgets
-from sglang_xshare.stage.record.counters import Counters
+from sglang_xshare.stage.record.counters import Counters, StepTally
 from sglang_xshare.stage.step import Step
 
 EXPERTS = (8, 16, 32, 40, 60, 64, 72, 96, 128, 160, 256, 288, 320, 384, 512)
@@ -34,11 +34,11 @@ def run_steps(
     counters.count_outcome("vanilla", step)
     for selecting in (2, 1):
         counters.count_outcome("policy", step)
-        tables = counters.begin()
+        counted = StepTally(counters)
         for layer in range(selecting):
-            tally, budgets = tables.of(layer, logits), find_budgets(plan, logits.device)
+            tally, budgets = counted.of(layer, logits), find_budgets(plan, logits.device)
             select(logits, plan, router, step.batch, ranks, "triton", slots, tally, budgets)
-        counters.count(step, tables)
+        counters.count(step, counted)
 
 
 def check_served(experts: int) -> None:

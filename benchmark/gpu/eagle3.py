@@ -1,6 +1,6 @@
 """Experiment `eagle3`: speculative decoding, four requests of three draft tokens each, policy off and on.
 
-The draft has the shape of a real draft and random weights, so none of its tokens would be accepted: upstream simulates
+The draft has the shape of a real draft and random weights, so none of its tokens would be accepted. Upstream simulates
 the acceptance, and takes the draft's own tokens, because a fixed token would give all rows the same experts. The last
 token of a verify step is drawn (`dummy_server.draw_bonus_tokens`): with the likeliest token, 16 rows had 16.3 experts
 active. Verification is greedy: simulated acceptance discards the answer of the kernels for drawn tokens.

@@ -26,7 +26,7 @@ FEW: dict[str, tuple[int, ...]] = {
     "num_stages": (3, 4, 5),
     "num_warps": (4, 8),
 }
-"""The choices of a short search. Blocks have 16 rows, because an alignment of ours has."""
+"""The choices of a short search. Blocks have 16 rows, because the prebuilt alignment has blocks of 16 rows."""
 TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}  # upstream's heuristic omits these
 NOISE = 0.005  # a launch must be faster by this share to count as faster
 TOLERANCE = 0.02  # relative to a value and to the root mean square: three roundings to bf16

@@ -103,12 +103,12 @@ def time_policies(name: str, policies: Sequence[str], alone: bool = False) -> di
 
 
 def _run_policy(layers: MoeLayers, route: moe_layer.Route, prebuilt: bool) -> None:
-    handover.configure(prebuilt)
+    handover.is_prebuilt = prebuilt
     layers.run(route)
 
 
 def _run_router(layers: MoeLayers, route: moe_layer.Route, fixed: moe_layer.Route) -> None:
-    handover.configure(False)
+    handover.is_prebuilt = False
     layers.run(lambda layer, hidden: (route(layer, hidden), fixed(layer, hidden))[1])
 
 

@@ -28,7 +28,7 @@ PADDED = 1.08
 # triton_kernels' `HopperMXValueLayout.swizzle_data`, counted at 2880 x 5760.
 SWIZZLE = 10.2
 STEP = 4
-"""Layers are cut to a multiple of this: as many for 78 GiB as for 79, and even, as gpt-oss needs."""
+"""Layers are cut to a multiple of this: equal for 78 and 79 GiB, and an even number, which gpt-oss needs."""
 LEFT = 0.1
 """Share of the free memory that stays free if layers are cut, because the estimate is rough."""
 

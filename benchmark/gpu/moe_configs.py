@@ -16,10 +16,10 @@ FOLDER = "moe-configs"
 
 
 def read_upstream(experts: int, hidden: int, width: int, top_k: int, tokens: Sequence[int]) -> dict[str, Configs]:
-    """Return the files of a bfloat16 shape, by path below `configs/`, with which upstream chooses as without them.
+    """Return the files of a bfloat16 shape, by path below `configs/`, that leave upstream's choices unchanged.
 
-    They have `tokens`, and every number beyond the last of them at which upstream's heuristic changes if it has no
-    file. The first file is for the up projection, the second for the down projection.
+    The files list `tokens`, and every larger number at which upstream's heuristic, which applies without a file,
+    changes. The first file is for the up projection, the second for the down projection.
     """
     import triton
     from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe_triton_config as upstream

@@ -175,8 +175,8 @@ def make_router(shape: Shape, plan: SelectionPlan | None, logits: Tensor) -> Rou
 
     def route(number: int, hidden: Tensor) -> Any:
         if plan is None:
-            return select_experts(hidden, logits[number], layer.upstream)
-        routed = select_experts(hidden, logits[number], layer.config)
+            return select_experts(hidden, logits[number], layer.plain_config)
+        routed = select_experts(hidden, logits[number], layer.selecting_config)
         return routed._replace(topk_ids=layer.finish(routed.topk_ids, routed.topk_weights))
 
     return route

@@ -100,7 +100,7 @@ def _agree(expected: torch.Tensor | None, found: torch.Tensor | None) -> bool:
 def list_arrays(name: str, routed: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (path, tensor) of what matmul reads: tuples and records of any depth.
 
-    A schedule is cut behind the last block: matmul does not read the rest, whose length differs.
+    A schedule is cut after the last block: matmul does not read the rest, whose length differs.
     """
     if isinstance(routed, torch.Tensor):
         yield name, routed

@@ -43,9 +43,9 @@ SERVERS_32, SERVERS_128 = ((*SERVERS, f"compilation-{experts}") for experts in (
 class Task:
     """Some parts of an experiment, or all; the checks that it needs; and `turn`, its expected seconds.
 
-    A task starts if half of `turn` is left. `is_quick`: a run with a limit has no other task before all such tasks are
-    done. `beside`: it times nothing, and runs beside the checks. `serves`: the model whose server is started beside the
-    checks, if the GPU has room.
+    A task starts if half of `turn` is left. `is_quick`: a run with a limit starts other tasks only after all such tasks
+    are done. `beside`: it times nothing, and runs beside the checks. `serves`: the model whose server is started beside
+    the checks, if the GPU has room.
     """
 
     experiment: str
@@ -113,7 +113,7 @@ def run(results: Path, command: Sequence[str], tasks: Sequence[Task], limit: flo
     for line in run_.failed:
         print(f"gpu: {line}", flush=True)
     if run_.left_over:
-        print(f"gpu: left for the same command: {', '.join(run_.left_over)}", flush=True)
+        print(f"gpu: the same command continues with: {', '.join(run_.left_over)}", flush=True)
     return not run_.failed
 
 

@@ -1,9 +1,9 @@
 """Experiment `selection`: the Triton kernel on this GPU against the reference, and its time beside upstream's router.
 
-Part `ids` compares ids with the reference's; part `times` times the kernel in CUDA graphs, a call among many, on the
-logits that upstream's fused router takes too: the kernel does what that router does, and selects the batch's experts
-besides. Part `shapes` times how batches can be cut into programs and makes the kernel use the fastest; part `tests`
-runs the kernels' own tests, which compile for minutes.
+Part `ids` compares ids with the reference's. Part `times` times the kernel in CUDA graphs, a call among many, on the
+logits of upstream's fused router: the kernel does the router's work and also selects the batch's experts. Part `shapes`
+times how batches can be cut into programs and makes the kernel use the fastest; part `tests` runs the kernels' own
+tests, which compile for minutes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -131,7 +131,7 @@ def _find_field(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied
 
 
 def time_kernel(rows: int, experts: int, spelling: str) -> dict[str, Any]:
-    """Return microseconds of select() with a policy, as a layer calls it, and of upstream's router beside it."""
+    """Return microseconds of select() with a policy, called as by a layer, and of upstream's router."""
     logits = _make_logits(rows, experts, torch.bfloat16)
     calls = {"us": make_call(rows, experts, spelling), "upstream_us": _make_upstream(logits)}
     runs = {name: partial(repeat, call, CALLS) for name, call in calls.items()}

@@ -35,9 +35,9 @@ GATE = "SGLANG_XSHARE_GATE"
 class Case:
     """A model, the policy that its server starts with, and what is compared: concurrencies, in this order.
 
-    `extra` are further policies, each at one concurrency, whose numbers graphs captured under `policy` take; `bars`
-    are percent of gain by policy and concurrency. `draft` is the draft model, `args` returns further flags, `env` are
-    environment variables, and tokens are drawn at `temperature`.
+    `extra` are further policies, each at one concurrency; graphs that were captured under `policy` take their numbers.
+    `bars` are percent of gain by policy and concurrency. `draft` is the draft model, `args` returns further flags,
+    `env` are environment variables, and tokens are drawn at `temperature`.
     """
 
     model: str
@@ -61,7 +61,7 @@ class Case:
 
 
 # vLLM's pull request 35551 gives gpt-oss-120b's gains on the same GPU: 5.4, 16.2, 36.8 and 53.0 % at 4, 8, 16 and 32.
-# Four rows have at most 16 experts active, and a budget of 24 drops none: no row, because the policy does nothing.
+# No point at 4 requests: they have at most 16 active experts, of which a budget of 24 drops none.
 PUBLISHED = {(WITHOUT_WARM_UP, 8): 16.2, (WITHOUT_WARM_UP, 16): 36.8, (WITHOUT_WARM_UP, 32): 53.0}
 CASES = {
     "gpt-oss-120b-no-warm-up": Case(

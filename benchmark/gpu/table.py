@@ -13,7 +13,7 @@ from benchmark.common.table import Table
 from benchmark.gpu.checks import FAILED
 
 EXPERIMENTS = ("caches", "selection", "levers", "layer", "server", "eagle3", "replay", "tune", "routing")
-"""Each is the module of that name: `PARTS`, `rows(points)`, and `measure(record, parts)`, which returns a failure."""
+"""Each is a module with `PARTS`, `rows(points)`, and `measure(record, parts)`, which returns a failure."""
 RECORDS = ("run", *EXPERIMENTS)
 """In the order of the table; `run` has the checks and how every task ended."""
 HEADINGS = ("experiment", "what", "runner", "measured", "bar", "")
@@ -21,7 +21,7 @@ HEADINGS = ("experiment", "what", "runner", "measured", "bar", "")
 
 @dataclass(frozen=True)
 class Row:
-    """One line. `passed`: None without a bar; `is_open`: the bar lies within the error; `runner`: the MoE's."""
+    """One line. `passed`: None without a bar; `is_open`: the bar lies within the error; `runner`: the MoE runner."""
 
     what: str
     measured: str

@@ -1,9 +1,9 @@
 """Two sets of decode graphs in one dummy server: upstream's own, and the policy's. `POST /expert_policy` swaps them.
 
-A graph that was captured under a policy keeps the selection kernel: after a switch to vanilla its replays still select,
-with numbers that give each row its own top-k (`stage/graphs.py`), and the baseline would pay for the selection in every
-layer. So this server captures its graphs twice: under the policy, then without the stage around the model.
-Weights, KV cache, process and static buffers are the same in both.
+A graph that was captured under a policy keeps the selection kernel. After a switch to vanilla its replays still select,
+with numbers that give each row its own top-k (`stage/graphs.py`), so the baseline would pay for the selection in every
+layer. So this server captures its graphs twice: under the policy, then without the stage around the model. Weights, KV
+cache, process and static buffers are the same in both.
 """
 
 import functools
@@ -77,16 +77,16 @@ def install() -> None:
             logger.info("Captured decode graphs twice: under the policy, and without it")
 
     @functools.wraps(switch)
-    def switch_graphs(stage: Any, *args: Any, **kwargs: Any) -> float | None:
+    def switch_graphs(reports: Any, *args: Any, **kwargs: Any) -> float | None:
         for toggle in toggles:
             toggle.take(selecting=True)
         try:
-            return switch(stage, *args, **kwargs)
+            return switch(reports, *args, **kwargs)
         finally:
             # A capture replaces the static attention buffers, which both sets share.
             toggles[:] = [toggle if toggle.is_current else Toggle(toggle.runner) for toggle in toggles]
             for toggle in toggles:
-                toggle.take(selecting=stage.in_force.schedule is not None)
+                toggle.take(selecting=reports.stage.in_force.schedule is not None)
 
     ModelRunner.init_cuda_graphs = capture_both
     control.switch = switch_graphs

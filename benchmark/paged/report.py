@@ -46,7 +46,7 @@ LIVE_NOTE = """\
 At a time: requests. Tokens/s: mean of the rounds [95 % t-interval]. Ratio: output tokens/s relative to paged vanilla
 within each round. Page-ins: a layer and step; of a policy the page-ins of the model's own routing from the same state
 -> those of the policy. Loss: nats a token of held-out text of mixed domains, forced through the server's own decode
-steps; of a policy the difference to vanilla, ± half the 95 % t-interval over batches. Sums right: share of arithmetic
+steps; of a policy the difference from vanilla, ± half its 95 % t-interval over batches. Sums right: share of arithmetic
 problems with a right answer."""
 
 

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.url is None:
         for name, value in (("--prompts", args.prompts), ("--api-key", key)):
             if value is not None:
-                raise ValueError(f"{name} needs --url")
+                raise ValueError(f"{name} must be used with --url")
         record = parser.open_record("quality", args, argv)
         measure = partial(policy_quality, decoding, top=top)
     else:
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _check_asked(args: argparse.Namespace) -> None:
     if args.prompts is not None and args.texts is not None:
-        raise ValueError(f"--prompts and --texts exclude each other (got {args.prompts} and {args.texts})")
+        raise ValueError(f"--prompts must be used without --texts (got {args.prompts} and {args.texts})")
     if args.tokens_per_request != 1:
         asked = f"(got {args.tokens_per_request})"
         raise ValueError(f"--tokens-per-request must be 1 with --url: the server's own speculation decides {asked}")

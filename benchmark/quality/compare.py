@@ -15,9 +15,9 @@ from benchmark.quality.model import router_of
 def policy_quality(decoding: Decoding, policies: Sequence[str], top: int = TOP) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (policy, figures) as they are measured; vanilla, with which all are compared, comes first.
 
-    Under `one_domain` and `mixed` (the make-up of batches) are `active_experts` a layer and step, `kept_mass`, `layers`
-    (these two of each layer), `agreement` (share of greedy tokens equal to vanilla's), `divergence` by the `top`
-    likeliest tokens, `answers_right` of the arithmetic `answers`, with several tokens a request `accepted`, and `loss`:
+    Figures for each make-up of batches, `one_domain` and `mixed`: `active_experts` a layer and step, `kept_mass`,
+    `layers` (both, by layer), `agreement` (share of greedy tokens equal to vanilla's), `divergence` by the `top`
+    likeliest tokens, `answers_right` of the arithmetic `answers`, `accepted` with several tokens a request, and `loss`:
     the fields of `Loss`, of `all` text and of each domain.
 
     Raises ValueError for an unusable policy, model or text, before anything is measured.

@@ -26,9 +26,9 @@ COUNTS = {
 class Decoding:
     """The text that every policy decodes, and its batches.
 
-    `model` is the folder of the checkpoint, with its tokenizer, `texts` that of held-out `*.txt`, a domain each. The
-    counts are those of `COUNTS`; `per_domain` is a multiple of `batch`, `steps` of `tokens_per_request`. The first
-    `skip` sequences of each domain are skipped.
+    `model` is the folder of the checkpoint with its tokenizer, `texts` the folder of held-out `*.txt`, a domain each.
+    The counts are those of `COUNTS`; `per_domain` is a multiple of `batch`, and `steps` of `tokens_per_request`. The
+    first `skip` sequences of each domain are skipped.
 
     Raises ValueError with the flag of a wrong count.
     """

@@ -1,8 +1,8 @@
 """Find the budget that fits any model and batch: `python -m benchmark.quality.defaults --model DIR`.
 
-Budgets of `xshare` by count, by a share of the model's experts, and by the utility that they hold, in steps of several
-sizes, of one domain and of mixed ones; with `--tokens-per-request`, in verification, a count by request too. Policies
-given as arguments replace the budgets. `--skip` skips the first sequences, on which budgets were chosen.
+Measures budgets of `xshare` by count, by a share of the model's experts, and by the utility that they hold, in steps of
+several sizes, of one domain and of mixed ones; in verification (`--tokens-per-request`) also by count for each request.
+Policies given as arguments replace the budgets. `--skip` skips the first sequences, on which budgets were chosen.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,16 +23,16 @@ BATCHES = (2, 4, 8, 16, 32)
 ADDS, SHARES = (24, 16, 32, 48), (0.125, 0.1875, 0.25, 0.375, 0.5)
 MASSES = (0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99)
 PER_REQUEST = (4, 5)
-"""XShare's best with drafts."""
+"""XShare's best budgets for a request, with drafts."""
 BY_ROWS = ("xshare:careful", "xshare", "xshare:fast")
 """Policies whose setting depends on the number of router rows."""
 NAMED = (*BY_ROWS, "xshare:k0=1,add=24")
 """Policies that the guide compares."""
 NOTE = """\
-All settings have k0=1; a policy by name has at each size the setting of its rows. Experts: active ones, of vanilla's,
-mean over models, steps of {batches} requests, tokens of each {tokens}, of one domain and of mixed ones. Loss: nats a
-token above vanilla's on the same tokens: the worst over all of these and where it is, and the mean. {errors} The worst
-of many losses is larger by chance than the loss of its size and model. Models: {models}."""
+All settings have k0=1; a policy by name has, at each size, the setting of its rows. Experts: active experts as a share
+of vanilla's, mean over models and steps of {batches} requests x {tokens} tokens, of one domain and of mixed ones. Loss:
+nats a token above vanilla's on the same tokens: the worst of all these cases and its place, then the mean. {errors} The
+worst of many losses is larger by chance than a single loss. Models: {models}."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -123,7 +123,7 @@ def tabulate_named(*records: Mapping[str, Any]) -> Table:
         shares = [fmean(point["active_experts"] / point["vanilla_active"] for point in points) for points in chosen]
         losses = [max(point["loss"]["delta"] for point in points) for points in chosen]
         rows.append([name, *(f"{share:.0%}, {loss:.3f}" for share, loss in zip(shares, losses, strict=True))])
-    note = "Share of the model's own active experts that is left, and worst loss in nats, of 2 to 32 requests."
+    note = "The share of the model's own active experts that remains, and the worst loss in nats, at 2 to 32 requests."
     return Table("Presets, by model", ["`--expert-policy`", *models], rows, note)
 
 

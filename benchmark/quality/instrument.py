@@ -28,9 +28,9 @@ class Instrument(Server):
         """Return the predictions of each sample's text, verified token by token, all samples in one batch.
 
         Upstream applies logit processors to the result of a prefill, but not to EAGLE's verification. So each token of
-        the text is forced as the first answer to the text before it, and a verify step of that token and the server's
-        own drafts follows: its first row predicts the next token. The text before has always been prefilled: the loss
-        is that of single steps, whose errors do not accumulate over the text as in `force`.
+        the text is forced as the first answer to the text before it. A verify step of that token and the server's own
+        drafts follows; its first row predicts the next token. The text before has always been prefilled: the loss is
+        that of single steps, whose errors do not accumulate over the text as in `force`.
         """
         self.generate([one.prompt + one.text for one in samples], 1)  # the cache keeps the prefix
         predicted: list[list[Prediction]] = [[] for _ in samples]

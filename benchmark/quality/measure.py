@@ -39,8 +39,8 @@ class Top:
 def diverge(reference: Top, other: Top) -> torch.Tensor:
     """Return the Kullback-Leibler divergence of `other` from `reference`, [sequences, tokens] float64, in nats.
 
-    It is taken over the tokens that both have and one bucket for all other tokens: a lower bound, as merged outcomes
-    always give, and exact if both have the whole vocabulary.
+    The sum covers the tokens that both have and one bucket for all other tokens: a lower bound, because merging
+    outcomes never raises the divergence, and exact if both have the whole vocabulary.
     """
     return torch.stack(
         [_diverge(*one) for one in zip(reference.ids, reference.logs, other.ids, other.logs, strict=True)]
@@ -142,7 +142,7 @@ class Loss:
         return self.format()
 
     def format(self, digits: int = 4) -> str:
-        """Return the difference in nats a token, with as many digits."""
+        """Return the difference in nats a token, with this number of digits."""
         return format_loss(asdict(self), digits)
 
 
@@ -172,7 +172,7 @@ def explain_errors(losses: Iterable[Mapping[str, Any]]) -> str:
 
 BY_BATCH = "±: half the 95 % t-interval over batches, because selection couples the sequences of a batch."
 BY_SEQUENCE = """\
-±: the standard error over sequences, as recorded; the coupling of the sequences of a batch is not part of it. A loss
+±: the standard error over sequences, as recorded; it ignores that selection couples the sequences of a batch. A loss
 within two errors of 0 proves nothing."""
 
 

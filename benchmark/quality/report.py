@@ -8,10 +8,10 @@ from benchmark.common.table import Table
 from benchmark.quality.measure import explain_errors, find_margin, format_loss
 
 NOTE = """\
-Batches of one domain and mixed ones hold the same sequences; only their neighbours differ. Loss: cross-entropy above
-vanilla's on the same tokens, in nats a token. Greedy same: tokens for which the most likely one is vanilla's."""
+Batches of one domain and mixed batches hold the same sequences; only their neighbours differ. Loss: cross-entropy above
+vanilla's on the same tokens, in nats a token. Greedy same: share of tokens whose most likely token is vanilla's."""
 DIVERGENCE_NOTE = """\
-KL: the divergence of the predictions from vanilla's, bounded from below by the likeliest tokens of both."""
+KL: the divergence of the predictions from vanilla's, a lower bound by the likeliest tokens of both."""
 ACCEPTED_NOTE = "Accepted: tokens of a verify step; offline, the draft is the text itself."
 
 

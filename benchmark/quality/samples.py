@@ -1,7 +1,7 @@
 """Sample answers under a policy: `python -m benchmark.quality.samples xshare xshare:fast`.
 
-Each arithmetic problem is answered several times at a temperature, all answers to it in the same batch, as in rollouts:
-a policy that keeps greedy answers may still lose what several samples find (arXiv 2602.02443).
+Each arithmetic problem is answered several times at a temperature, with all of its answers in one batch, as in
+rollouts. A policy that keeps greedy answers may still lose answers that several samples find (arXiv 2602.02443).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,15 +29,15 @@ LONGEST = 5
 FIGURES = {"pass_one": "pass@1", "pass_all": "pass@{samples}", "distinct": "distinct answers"}
 NOTE = """\
 {problems} problems, {samples} answers each at temperature T, in steps of {batch} rows. pass@1: share of answers that
-are right; pass@{samples}: share of problems with one that is; distinct: different answers to a problem, over {samples}.
-The solved problem before each is read by the model's own routing; question and answer are decoded under the policy. ±:
-half the 95 % t-interval over batches, because selection couples the rows of a batch; in brackets the difference from
-{baseline}, on the same batches and random numbers."""
+are right; pass@{samples}: share of problems with at least one right answer; distinct: different answers to a problem,
+of {samples}. The model's own routing reads the solved problem before each; question and answer are decoded under the
+policy. ±: half the 95 % t-interval over batches, because selection couples the rows of a batch; in brackets the
+difference from {baseline}, on the same batches and random numbers."""
 
 
 @dataclass(frozen=True)
 class Problems:
-    """Problems whose tokens are equally many: `solved` [problems, tokens] int64 stand before the `questions`."""
+    """Problems with equally many tokens: `solved` [problems, tokens] int64 precede the `questions`."""
 
     solved: torch.Tensor
     questions: torch.Tensor

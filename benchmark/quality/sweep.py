@@ -22,7 +22,7 @@ MIXED, ONE_DOMAIN = "mixed", "one domain"
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the record: policies by name, the first of which is compared with the others, and further fields.
+    """A point of the record: policies by name, all of which are compared with the first, and further fields.
 
     `layout` is how the policies decode, if it differs from vanilla's.
     """

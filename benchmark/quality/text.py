@@ -13,7 +13,7 @@ ANSWER = re.compile(r"(?<=A:) -?\d+\n")
 
 @dataclass(frozen=True)
 class Answer:
-    """The place of an answer: tokens [start, stop) of sequence `row`, behind the whole problem."""
+    """The place of an answer: tokens [start, stop) of sequence `row`, after the whole problem."""
 
     row: int
     start: int
@@ -86,7 +86,7 @@ def load_sequences(texts: Path, tokenizer: Path, length: int, per_domain: int, s
 
 
 def _answers(text: str, encoding: Encoding, length: int, first: int, count: int, skip: int) -> list[Answer]:
-    """Return the answers within one of `count` sequences, which are rows from `first` on, behind `skip` others."""
+    """Return the answers within one of `count` sequences, which are rows from `first` on, after `skip` others."""
     found = []
     for match in ANSWER.finditer(text):
         start = encoding.char_to_token(match.start())

@@ -39,14 +39,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="only name tables and pictures that differ from their records, and records of older sources",
     )
     parser.add_argument("--dirty", action="store_true", help="measure although the source differs from its commit")
-    parser.add_argument("--small", action="store_true", help="at the smallest size, to try it; needs --out")
+    parser.add_argument("--small", action="store_true", help="at the smallest size, for a try; needs --out")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the records; only the default has pages")
     args = parser.parse_args(argv)
     for name in args.experiments:
         if name not in EXPERIMENTS:
             parser.error(f"experiment must be one of {', '.join(EXPERIMENTS)} (got {name!r})")
     if args.small and args.out == RESULTS:
-        parser.error("--small needs another --out, because pages show no figures of this size")
+        parser.error("--small must be used with another --out, because pages show no figures of this size")
     if not (args.check or args.tables):
         measure([EXPERIMENTS[name] for name in args.experiments], args.out, args.small, args.dirty)
     if args.out == RESULTS:
@@ -69,7 +69,7 @@ def measure(experiments: Sequence[Experiment], results: Path, small: bool = Fals
             raise ValueError(f"the checkout must be clean, or --dirty given (changed: {changes[0]}{more})")
         head = f"[{number}/{len(experiments)}] {one.name}"
         if is_recorded(one, results):
-            print(f"{head}: recorded of this source already", flush=True)
+            print(f"{head}: skipped; this source has a record", flush=True)
             continue
         if one.model and not small and not one.model.is_dir():
             print(f"{head}: skipped; python -m training.train_moe --model {one.trained} makes its model", flush=True)

@@ -81,7 +81,7 @@ SERVED = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8 --sums 4 --p
 TEXT = "--per-domain 4 --prompt 16 --steps 8 --batch 4"
 DRAFTS = "--add 8 --batch 1 --tokens-per-request 8 --chance 0.75 --per-domain 4 --prompt 16 --steps 16"
 UNSEEN = "--skip 32"
-"""The front is measured on text behind the first 32 sequences of each domain, on which its keys were chosen."""
+"""The front is measured on text after the first 32 sequences of each domain, on which its keys were chosen."""
 BUDGETS = "--batch 4 --per-domain 4 --prompt 16 --steps 8"
 CHAINS = f"{BUDGETS} --tokens-per-request 4", "--batch 1 2 4 8 16 --tokens-per-request 4"
 """Arguments of verification, at the smallest and at full size."""
@@ -128,7 +128,7 @@ def _sampled(name: str, model: str, arguments: str) -> Experiment:
 
 
 def _reseed(model: str) -> tuple[str, str]:
-    """Return the flag that names a model of another seed, and what trains the model; nothing for the shipped one."""
+    """Return (the flag of a model of another seed, the arguments that train it), both empty for the shipped model."""
     return (f" --model build/models/{model}-2", f"{model} --seed 2 --steps {STEPS[model]}") if model else ("", "")
 
 

@@ -1,7 +1,7 @@
 """Compare expert policies in the real server: `python -m benchmark.serving off xshare:k0=1,add=24 oea:k0=3`.
 
-Serves one model without a policy and with each, and the same with an EAGLE-3 draft; measures all in turns with
-upstream's bench_serving, then what each costs: the loss of held-out text, and sums. Draws a picture beside the record.
+Serves one model without a policy and with each policy, and again with an EAGLE-3 draft. Measures all in turns with
+upstream's bench_serving, then the cost of each: the loss of held-out text, and sums. Draws a picture beside the record.
 """
 
 import argparse

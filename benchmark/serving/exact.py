@@ -32,12 +32,12 @@ POLICIES = tuple(f"xshare:k0=1,add={add},utility=squared,own_share=0.75" for add
 SHAPE = ("batch", "output_tokens", "rounds", "loss_batches")
 COUNTS = ("layer_steps", "experts_before", "experts_after", "kept_mass", "rows", "exact_rows")
 NOTE = """\
-{batch} requests at a time; tokens/s: {output_tokens} greedy tokens each, {rounds} alternating rounds, means [95 %
-t-interval]; ratio: to the first row's within each round, and each of them. Kept, of what the policy gains without exact
-requests, within each round: in tokens/s, (ratio - 1), and in time a token, (1 - 1 / ratio). Active experts of a layer
-and step, and kept mass of the rows that are not exact: counted by the server. Loss: nats a token of held-out text, the
-domains mixed, forced through the server's own decode steps, above the first row's, ± half the 95 % t-interval over
-batches, of the requests that are not exact, and the largest difference of an exact one."""
+{batch} requests at a time. Tokens/s: {output_tokens} greedy tokens each, {rounds} alternating rounds, means [95 %
+t-interval]. Ratio: tokens/s over the first row's in the same round. Kept: the share of the policy's gain without exact
+requests that remains in the same round: in tokens/s (ratio - 1), and in time a token (1 - 1 / ratio). The server counts
+active experts of a layer and step, and the kept mass of rows that are not exact. Loss: nats a token of held-out text of
+mixed domains, forced through the server's own decode steps, above the first row's: of requests that are not exact, ±
+half the 95 % t-interval over batches; of exact requests, the largest difference."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

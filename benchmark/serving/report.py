@@ -21,21 +21,21 @@ KEY = "comparison"
 """The key of the rounds in the record; `quality_key` returns the others."""
 ROUNDS = "ratio by round"
 BRIEF = """\
-Means over the rounds [95 % t-interval]. Ratio: tokens/s to the first row's. Loss: nats a token above the first row's
+Means over the rounds [95 % t-interval]. Ratio: tokens/s over the first row's. Loss: nats a token above the first row's
 (with drafts: above that of EAGLE-3, off). Sums right: share of arithmetic problems. Accepted: tokens a verify step.\
 """.replace("\n", " ")
 """The README's note."""
 NOTE = """\
-Means over the rounds [95 % t-interval]. Ratio: of output tokens/s to the first row's, within each round, the highest
-first. Active experts, a layer and step, upstream's -> the policy's, and kept mass: counted by the server."""
-BY_ROUND = "Ratio by round: of each round, in the order measured."
-OWN_SERVER = "vanilla: the policies' own server with its policy switched off."
+Means over the rounds [95 % t-interval]; the highest ratio first. Ratio: output tokens/s over the first row's in the
+same round. The server counts active experts (a layer and step, upstream's routing -> the policy) and kept mass."""
+BY_ROUND = "Ratio by round: in the order measured."
+OWN_SERVER = "vanilla: the server of the policies, switched to vanilla."
 QUALITY = """\
-Loss: nats a token of held-out text, the domains mixed, forced through the server's own decode steps; of a policy the
-difference to the first row, ± half the 95 % t-interval over batches. Sums right: share of arithmetic problems."""
+Loss: nats a token of held-out text of mixed domains, forced through the server's own decode steps; of a policy, the
+difference from the first row ± half its 95 % t-interval over batches. Sums right: share of arithmetic problems."""
 DRAFTS = """\
-Accepted: tokens a verification step, the last of them the target's own. With drafts, each token is forced before a
-verification step, and losses compare with that of the first such row alone."""
+Accepted: tokens of a verify step, the target's own included. With drafts, each token is forced before a verify step,
+and the loss of a policy is the difference from the first row with drafts."""
 
 
 def quality_key(name: str) -> str:
@@ -127,7 +127,7 @@ def tabulate_verified(*records: Mapping[str, Any]) -> Table:
     comparisons = [Comparison.read(points[KEY]) for points in records]
     rows = [[_name_step(one), *row] for one, table in zip(comparisons, tables, strict=True) for row in table.rows]
     first = comparisons[0]
-    workload = "a step verifies so many requests x tokens of each, a round 4 times as many requests"
+    workload = "a step verifies requests x tokens of each, and a round has 4 times as many requests"
     explained = _explain(first, _format_losses(records[0], first))
     note = f"{first.workload.model.name}: {workload}. {explained}"
     return replace(tables[0], headings=["a step", *tables[0].headings], rows=rows, note=note, text_columns=2)
@@ -145,8 +145,8 @@ def summarize_verified(*records: Mapping[str, Any]) -> Table:
         experts = [format_number(comparison.summaries[number].experts_after, 0) for number in policies]
         rows.append([_name_step(comparison), *ratios, f"{comparison.active[alone]:.0f} -> {', '.join(experts)}"])
     headings = ["requests x tokens", "drafts alone", *names, "experts"]
-    note = "Tokens/s against no drafts and no policy, mean of the rounds' ratios [95 % t-interval]. "
-    note += "Experts: active ones, of drafts alone -> of each."
+    note = "Tokens/s divided by those without drafts and policy, mean of the rounds' ratios [95 % t-interval]. "
+    note += "Experts: active experts with drafts alone -> with each policy."
     return Table("Whether drafts pay", headings, rows, note)
 
 
@@ -184,9 +184,9 @@ def _format_losses(points: Mapping[str, Any], comparison: Comparison) -> list[st
 
 
 ESTIMATED = """\
-Measured: TPOT over the first row's within a round, mean [95 % t-interval], of the widened model. Estimated: the share
-of a step's bytes still read. A CPU has no launch cost worth naming, so the 34 and 40 us a layer are left out. Negative:
-the estimate promises more than was measured."""
+Measured: time per output token (TPOT) over the first row's in the same round, mean [95 % t-interval], of the widened
+model. Estimated: the share of a step's bytes that is still read, without check's 34 and 40 us a layer, because launches
+cost a CPU next to nothing. Negative: the estimate promises more than was measured."""
 
 
 def tabulate_estimate(points: Mapping[str, Any]) -> Table:

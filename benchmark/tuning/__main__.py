@@ -82,7 +82,7 @@ Gauged = tuple[Gauge | OfflineGauge, Sequence[int]]
 @contextmanager
 def open_server(args: argparse.Namespace) -> Iterator[Gauged]:
     """Serve the model, and measure on the server."""
-    # Captured graphs would follow a switch of numbers, not one to another kind of policy.
+    # Without graphs, because a switch to another kind of policy would capture them again.
     flags = ("--expert-policy", "observe", "--disable-cuda-graph", *SERVER_ARGS)
     with Server(args.model, flags, name="tuning") as server:
         running = RunningServer(server.url)

@@ -15,12 +15,12 @@ from benchmark.quality.report import make_loss_line, make_loss_panel
 from sglang_xshare.tune.measure import Measurement, compare
 
 NOTE = """\
-Experts: active ones a layer and step. Loss: cross-entropy above vanilla's on the same tokens of a text that was not
+Experts: active experts a layer and step. Loss: cross-entropy above vanilla's on the same tokens of a text that was not
 tuned on, in nats a token, ± the standard error of the paired differences; its rise in percent of vanilla's. Published:
-the fewest experts with which a published setting, one for all layers, has the tuned plan's own loss there, on the line
-between two settings of a ladder. Saved: how many fewer the tuned plan has, {saved}. At equal divergence: the same with
-the mean Kullback-Leibler divergence from vanilla's predictions in place of the loss, which varies less from text to
-text. The best published setting is chosen on the text that is judged, which favours the published settings."""
+the fewest experts at which a published setting, the same in all layers, has the tuned plan's loss, interpolated between
+two settings of a ladder. Saved: the share of experts that the tuned plan has fewer, {saved}. At equal divergence: the
+same with the mean Kullback-Leibler divergence from vanilla's predictions in place of the loss, which varies less from
+text to text. The best published setting is chosen on the text that is judged, which favours the published settings."""
 BY_BATCH = "[95 % interval over draws of the batches]"
 BY_TEXT = "± the standard error over draws of the texts, as recorded"
 Points = Mapping[str, Mapping[str, Any]]

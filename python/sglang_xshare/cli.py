@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _require_command(arguments: argparse.Namespace) -> int:
-    raise ValueError(f"a command is required, one of {', '.join(arguments.commands)}")
+    raise ValueError(f"a command must be given, one of {', '.join(arguments.commands)}")
 
 
 def _add_policies(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -1,4 +1,4 @@
-"""Files of a command line, which are tried before any work is done for them."""
+"""Files of a command line, checked before any work that needs them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -13,7 +13,7 @@ class Gpu:
 
     @property
     def memory_bytes(self) -> int:
-        """Return the memory in bytes: vendors' GB are 2^30 bytes. A driver reserves a part of the memory."""
+        """Return the memory in bytes: a vendor's GB is 2^30 bytes. A driver reserves a part of the memory."""
         return round(self.memory * 2**30)
 
 

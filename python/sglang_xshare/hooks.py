@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .compatibility.checks import Start
     from .depth.report import DepthReport
     from .live.control import Control
+    from .stage.reports import Reports
     from .stage.stage import Stage
 
 FLAGS = (
@@ -37,6 +38,7 @@ FLAGS = (
 """The arguments that the patches add. The patched `expert_policy.py` repeats them for a server without this package."""
 
 _stage: Stage | None = None
+_reports: Reports | None = None
 _control: Control | None = None
 _depth: DepthReport | None = None
 
@@ -104,11 +106,11 @@ def attach(model_runner: Any) -> None:
         from .live.control import Control
         from .start import start
 
-        global _control, _stage
+        global _control, _reports, _stage
         # Finalizers, unlike atexit handlers, also run in a child process of multiprocessing.
         Finalize(None, _close, exitpriority=0)
-        _stage = start(model_runner, *found)
-        _control = Control(_stage, model_runner.server_args)
+        _reports = start(model_runner, *found)
+        _stage, _control = _reports.stage, Control(_reports, model_runner.server_args)
 
 
 def choose_depth(worker: Any, upstream: Any) -> Any:
@@ -130,9 +132,9 @@ def _start_depth(worker: Any, upstream: Any, **arguments: Any) -> Any:
 
 
 def _close() -> None:
-    """Close the stage when the process ends."""
-    if _stage is not None:
-        _stage.close()
+    """Close the reports when the process ends."""
+    if _reports is not None:
+        _reports.close()
 
 
 def route(topk_config: Any, router_logits: Any) -> Any:
@@ -150,7 +152,7 @@ def prepare(topk_config: Any, output_format: Any, router_logits: Any) -> Any:
 def finish(topk_config: Any, topk_ids: Any, topk_weights: Any, num_token_non_padded: Any = None) -> Any:
     """Return `topk_ids` with empty slots rewritten for the MoE runner: see `Layer.finish`."""
     layer = None if _stage is None else getattr(topk_config, "layer", None)
-    if layer is None or layer.config is not topk_config:
+    if layer is None or layer.selecting_config is not topk_config:
         return topk_ids
     return layer.finish(topk_ids, topk_weights, num_token_non_padded)
 
@@ -183,13 +185,13 @@ def report(reporter: Any) -> str:
     """Return the end of a decode log line: the counts since the last line. Update `/metrics` and the trace."""
     if _depth is not None:
         _depth.publish(reporter)
-    return ("" if _stage is None else _stage.report(reporter)) + ("" if _depth is None else _depth.log())
+    return ("" if _reports is None else _reports.report(reporter)) + ("" if _depth is None else _depth.log())
 
 
 def publish(reporter: Any) -> None:
     """Update `/metrics` and the trace when the server turns idle, because no log line may follow for long."""
-    if _stage is not None:
-        _stage.publish(reporter)
+    if _reports is not None:
+        _reports.publish(reporter)
     if _depth is not None:
         _depth.publish(reporter)
 
@@ -221,11 +223,12 @@ def check_request(manager: Any, sampling_params: Any, request: Any) -> None:
 
 
 def admit(scheduler: Any, req: Any) -> None:
-    """Decide whether a request that enters a scheduler's queue is exact."""
-    if _stage is not None:
-        if _control is not None:
-            _control.begin(scheduler)
-        _stage.admit(scheduler, req)
+    """Decide whether a request that enters a scheduler's queue is exact, and note which reporter the scheduler has."""
+    if _control is not None:
+        _control.begin(scheduler)
+    if _reports is not None:
+        stage, _reports.reporter = _reports.stage, scheduler.metrics_reporter
+        stage.exact.admit(req, stage.in_force.rule, bool(getattr(scheduler, "enable_hicache_storage", False)))
 
 
 def count(req: Any, logits_output: Any) -> None:

@@ -13,14 +13,15 @@ from .stage.acceptance import Acceptance
 from .stage.exact import Exact
 from .stage.forward import wrap_calls
 from .stage.layer import Layer
+from .stage.reports import Reports
 from .stage.stage import Stage
 from .upstream import batches, graphs, server
 
 logger = logging.getLogger(__name__)
 
 
-def start(model_runner: Any, arguments: Arguments, layers: list[Layer]) -> Stage:
-    """Put a stage around the target model of upstream's `model_runner`, by the server's flags."""
+def start(model_runner: Any, arguments: Arguments, layers: list[Layer]) -> Reports:
+    """Put a stage around the target model of upstream's `model_runner`, by the server's flags. Return its reports."""
     config, schedule = server.resolved(model_runner.server_args), arguments.schedule
     low_first = getattr(config, "schedule_low_priority_values_first", False)
     stage = Stage(
@@ -43,7 +44,7 @@ def start(model_runner: Any, arguments: Arguments, layers: list[Layer]) -> Stage
     mass = describe_mass(schedule) if schedule else None
     kept = f"; a step keeps at least this share of its batch's utility: {mass}" if mass else ""
     logger.info("Expert policy %s on %d MoE layers%s%s", name, len(layers), plan, kept)
-    wrap_calls(model_runner, stage)
+    wrap_calls(model_runner, reports := Reports(stage))
     if stage.in_force.plan is not None:
         server.show_plan(stage.in_force.plan)
-    return stage
+    return reports

@@ -118,7 +118,7 @@ class Alignment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The experts and weights of every row, on the logits' device. Only the reference waits for the tensors."""
+    """The experts and weights of every row, on the logits' device. Only the reference waits for the device."""
 
     topk_ids: torch.Tensor
     """[n, k] int32 (`kmax` columns if the plan has it, at least k if rows may be exact), in descending choice score, -1
@@ -148,7 +148,7 @@ class Selection:
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """The counted tensors of `select()`, like the fields of `Selection` of these names, or tables [layers, ...]."""
+    """The counted tensors of a `Selection`, like its fields of these names; of all layers: [layers, ...]."""
 
     active: torch.Tensor
     vanilla_active: torch.Tensor
@@ -156,7 +156,7 @@ class Tally:
     rescued: torch.Tensor
 
     def of(self, layer: int) -> Tally:
-        """Return one layer's rows of the tables."""
+        """Return one layer's part of a tally of all layers."""
         return Tally(self.active[layer], self.vanilla_active[layer], self.kept_mass[layer], self.rescued[layer])
 
     def take(self, selection: Selection) -> None:
@@ -168,7 +168,7 @@ class Tally:
 
 
 def allocate_tally(new: Callable[..., torch.Tensor], rows: int, experts: int, *layers: int) -> Tally:
-    """Return a tally for logits [rows, experts], or tables [layers, ...]; `new`: a tensor's `new_empty` or the like."""
+    """Return a tally for logits [rows, experts], [layers, ...] if given; `new`: a tensor's `new_empty` or the like."""
     import torch
 
     active, vanilla_active = (new((*layers, experts), dtype=torch.bool) for _ in range(2))

@@ -43,7 +43,7 @@ def main(folder: Path) -> None:
 
 
 def link_headers(place: Path) -> None:
-    """Link the headers of torch's wheels that a toolkit may lack; the others are of another compiler's version."""
+    """Link those headers of torch's wheels that a toolkit may lack; others would be of another compiler's version."""
     import nvidia
 
     place.mkdir()

@@ -47,8 +47,8 @@ touch "$site/IPython/__init__.py" "$site/soundfile.py"
 echo 'HTML = display = None' >"$site/IPython/display.py"
 
 # Three changes. SGLang identifies a compiled kernel by nvcc, the C++ compiler and the headers, which differ on another
-# machine: kernels built ahead are identified by name and architecture alone. Triton 3.6 has neither a GPU of AMD's that
-# triton_kernels tests for, nor the column of a kernel's definition, which only debuggers read.
+# machine: kernels built ahead are identified by name and architecture alone. Triton 3.6 lacks the AMD GPU that
+# triton_kernels tests for, and the column of a kernel's definition, which only debuggers read.
 "$python" - "$site" <<'EDIT'
 import sys
 from pathlib import Path
@@ -77,19 +77,19 @@ if [[ -n ${CUDA_HOME:-} ]]; then
         { tail -n 5 "$work/log" >&2; exit 1; }
     tar -cJf "$to/jit.tar.xz" -C "$work/built" .
 else
-    echo "make_site: no CUDA toolkit: without jit.tar.xz the first servers compile for minutes" >&2
+    echo "make_site: jit.tar.xz is missing, because it needs nvcc; the first servers compile for minutes" >&2
 fi
 
-# Not imported by a text-only server without a draft of images: checked on the stand-in for a GPU.
+# A text-only server imports none of these files, which was checked on the stand-in for a GPU.
 cd "$site"
 rm -rf bin b12x build_backend.py build_utils.py sglang/{multimodal_gen,test} flashinfer/{moe_ep,data/{csrc,cutlass,cccl,spdlog}} \
     flashinfer/fused_moe/backends/cudnn_frost/artifacts
 find flashinfer/experimental -mindepth 1 -maxdepth 1 ! -name __init__.py ! -name cake_nvfp4_per_token -exec rm -rf {} +
-rm -f sglang/srt/rust_extensions/*.so sglang/srt/mem_cache/rust_tree_core/*.so  # of Rust: torch 2.11 has Python's
+rm -f sglang/srt/rust_extensions/*.so sglang/srt/mem_cache/rust_tree_core/*.so  # of Rust: with torch 2.11 SGLang uses its Python code
 find . -name __pycache__ -prune -exec rm -rf {} +
 tar -c . | xz -T0 -6 >"$to/site.tar.xz"
 rm -f "$to/extras.tar.xz"
-grep -v -e '^#' -e deep-gemm "$OLDPWD/scripts/gpu/extras.txt" >"$work/extras.txt"  # which 0.5.23's EAGLE-3 imports no longer
+grep -v -e '^#' -e deep-gemm "$OLDPWD/scripts/gpu/extras.txt" >"$work/extras.txt"  # EAGLE-3 of 0.5.23 no longer imports deep-gemm
 fetch install --no-compile --target "$work/extras" --requirement "$work/extras.txt"
 tar -cJf "$to/extras.tar.xz" -C "$work/extras" .
 du -h "$to"/*

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Pack the kernels that Triton has compiled on the stand-in for a GPU, for a machine with the same Triton:
-# scripts/gpu/pack_triton.sh CACHE fills .gpu/triton.tar.xz, which scripts/gpu.sh unpacks. Triton identifies a kernel by its
-# source, its options and Triton's own files, not by its folder; only the paths in its groups are rewritten. A kernel whose
-# source has changed since is compiled on that machine.
+# scripts/gpu/pack_triton.sh CACHE fills .gpu/triton.tar.xz, which scripts/gpu.sh unpacks. Triton identifies a kernel by the
+# kernel's source, its options and Triton's own files, not by the folder; only the paths in the files __grp__* are rewritten.
+# The GPU machine compiles a kernel whose source has changed since.
 set -euo pipefail
 [[ $# -eq 1 && -d $1 ]] || { echo "pack_triton: CACHE must be a folder, Triton's cache (got ${*:-none})" >&2; exit 1; }
 cache=$(cd "$1" && pwd)

@@ -1,5 +1,5 @@
-// The counts of a step in one call: this file adds up the tables of all layers, to which selections write, as
-// `count_tables` of python/sglang_xshare/stage/record/counters.py does.
+// The counts of a step in one call: this file adds up the tally of all layers, to which selections write, as
+// `count_tally` of python/sglang_xshare/stage/record/counters.py does.
 
 #include <algorithm>
 #include <cstddef>

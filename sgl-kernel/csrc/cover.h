@@ -93,8 +93,8 @@ class Cover {
     return take_best(choice, usable_.data(), static_cast<int>(usable_.size()), count, plan_, experts_.data());
   }
 
-  // Divides the scores by their sum, by the sum over the row's own top-k, or by a geometric mean of both. If that is 0,
-  // all scores count as 1.
+  // Divides the scores by their sum, by the sum over the row's own top-k, or by a geometric mean of both. If the divisor
+  // is 0, all scores count as 1.
   void divide(int i, int found) {
     float whole = find_divisor(i);
     if (whole == 0) {

@@ -30,7 +30,7 @@ void select_set(const Rows& rows, uint8_t* selected) {
 }
 
 // Returns the expert that fills empty slots, which must be active already: the last active expert that is in S and in
-// some row's own top-k, else the last active one; 0 if no expert is active.
+// some row's own top-k, else the last active expert; 0 if no expert is active.
 int32_t find_filler(const Answer& answer, int num_experts) {
   int32_t filler = 0;
   for (int32_t j = num_experts - 1; j >= 0; j--) {

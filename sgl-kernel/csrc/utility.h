@@ -34,7 +34,7 @@ inline void add_utility(const Rows& rows, int32_t kind, bool weighs, int begin, 
   }
 }
 
-// Experts ranked by utility, ties to the lower index: one number for both sorts fastest.
+// Experts ranked by utility, ties to the lower index. Utility and index share one number, because such a key sorts fastest.
 class Ranked {
  public:
   template <typename Takes>

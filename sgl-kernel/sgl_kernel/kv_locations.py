@@ -51,10 +51,10 @@ def assign_draft_cache_locs_contiguous_cpu(
     topk: int,
     num_steps: int,
 ) -> None:
-    """Read the `topk * num_steps` slots behind each request's sequence, in which the draft model stores its steps.
+    """Read the `topk * num_steps` slots after each request's sequence, in which the draft model stores its steps.
 
-    req_pool_indices, seq_lens: [bs]; req_to_token: [pool size, pool_len];
-    out_cache_loc: [bs * topk * num_steps], modified.
+    req_pool_indices, seq_lens: [bs]; req_to_token: [pool size, pool_len]; out_cache_loc: [bs * topk * num_steps],
+    modified.
     """
     columns = seq_lens.long()[:, None] + torch.arange(topk * num_steps)
     slots = req_to_token[req_pool_indices.long()[:, None], columns]

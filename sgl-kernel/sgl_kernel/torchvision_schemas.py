@@ -2,7 +2,7 @@
 
 The package index has only CUDA builds of torchvision for Linux, whose compiled operators do not load on a CPU torch.
 torchvision works without them, except for two operators that it registers with torch by name and that must exist.
-SGLang needs torchvision even to serve text: SGLang registers image processors with transformers, which import it.
+SGLang needs torchvision even to serve text, because the image processors that SGLang registers import it.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""These tests need our `sgl_kernel`; where a compiled one is installed in its place they are left out, and said so."""
+"""The rule that skips these tests, with a line in pytest's header, if a compiled `sgl_kernel` replaces ours."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -1,4 +1,4 @@
-"""Draft trees made the way EAGLE makes them, as plain Python: candidates, their parents, the best of them as nodes."""
+"""Draft trees made as EAGLE makes them, in plain Python: candidates, their parents, and the best of them as nodes."""
 
 import random
 from dataclasses import dataclass, field
@@ -22,15 +22,15 @@ class DraftTree:
         self.children = [[c for c, p in enumerate(self.parents) if p == node] for node in range(len(self.parents))]
 
     def path_to(self, node: int | None) -> list[int]:
-        """Nodes from `node` up, the root not counted."""
+        """Return the nodes from `node` up, without the root."""
         return [] if not node else [node, *self.path_to(self.parents[node])]
 
 
 def grow(rng: random.Random, topk: int, steps: int, nodes: int, orphans: bool = False) -> DraftTree:
-    """Grow a tree for `steps` steps of `topk` candidates, each step expanding `topk` of the last one's children.
+    """Grow a tree for `steps` steps of `topk` candidates; each step expands `topk` children of the last step.
 
-    `nodes` counts the root. Unless `orphans`, a candidate is selected only if its parent is, as EAGLE's products of
-    probabilities make it.
+    `nodes` counts the root. Unless `orphans`, a candidate is selected only if its parent is selected, as with EAGLE's
+    products of probabilities.
     """
     candidate_parent: list[int | None] = [None] * topk  # number of the parent candidate; None is the root
     parent_list = [-1, *range(topk)]

@@ -21,7 +21,7 @@ SCALE = 0.3
 
 @dataclass
 class Batch:
-    """Requests of `prefix + queries` tokens in a paged cache; every slot that is not theirs holds NaN."""
+    """Requests of `prefix + queries` tokens in a paged cache; every slot of no request holds NaN."""
 
     prefix: list[int]
     queries: list[int]
@@ -61,7 +61,7 @@ class Batch:
         return output
 
     def expected(self, sees: Callable[[int, int, int], bool], scale: float = SCALE) -> Tensor:
-        """One score at a time; `sees(request, query, other query)` decides among a request's queries."""
+        """Return the outputs, one score at a time; `sees(request, query, other query)` decides among new tokens."""
         heads, group = self.query.shape[1], self.query.shape[1] // self.k_buffer.shape[1]
         out = torch.zeros(*self.query.shape[:2], self.v_buffer.shape[-1], dtype=torch.float64)
         for i, (prefix, queries, start) in enumerate(zip(self.prefix, self.queries, self.query_start, strict=True)):

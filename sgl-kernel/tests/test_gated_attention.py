@@ -1,4 +1,4 @@
-"""What Qwen3.5 does around attention, against single heads."""
+"""Operators around the attention of Qwen3.5, against single heads."""
 
 import torch
 from torch.testing import assert_close

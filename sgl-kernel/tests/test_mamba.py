@@ -21,7 +21,7 @@ def draw(*shape: int) -> Tensor:
 
 
 def lay_out(lengths: list[int]) -> tuple[Tensor, Tensor]:
-    """Where each request's tokens begin, and its slot: the second request has none, if there are several."""
+    """Return the start of each request's tokens, and its slot: of several requests the second has no slot."""
     starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0)
     slots = torch.arange(len(lengths), 0, -1, dtype=torch.int32)
     if len(lengths) > 1:

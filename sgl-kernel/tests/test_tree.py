@@ -17,7 +17,7 @@ from .draft_trees import DraftTree, grow
 
 @dataclass
 class Built:
-    """What the kernel wrote."""
+    """The outputs of the kernel."""
 
     tree_mask: Tensor
     positions: list[int]

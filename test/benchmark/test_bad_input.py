@@ -40,7 +40,7 @@ CASES: dict[str, list[tuple[tuple[str, ...], str]]] = {
         ((*PAGED, "--slots", "4"), "--slots must be the model's top-k, 8, to 64 (got 4)"),
         ((*PAGED, "--batch", "17"), "--batch must be at most the text's 16 sequences (got 17)"),
     ],
-    "records.__main__": [(("--small",), "--small needs another --out")],
+    "records.__main__": [(("--small",), "--small must be used with another --out")],
 }
 
 

@@ -20,9 +20,9 @@ def test_a_chain_gives_each_draft_s_chance_and_one():
 def test_drafts_that_cost_more_than_they_give_are_named_with_the_number_that_gives_most():
     line = describe({1: 10e-3, 2: 12e-3, 4: 40e-3}, batch=8)
     assert line == (
-        "--speculative-num-draft-tokens 4 cannot pay with --batch 8 by this estimate: a step of 40.0 ms for 2.7 tokens "
-        "a request, without drafts 10.0 ms for 1, if a draft is accepted with chance 0.75; 2 would give the most "
-        "tokens per second"
+        "--speculative-num-draft-tokens 4 cannot pay with --batch 8 by this estimate: a step takes 40.0 ms for 2.7 "
+        "tokens a request (without drafts: 10.0 ms for 1) if a draft is accepted with chance 0.75; 2 would give the "
+        "most tokens per second"
     )
     assert "; no drafts at all would give the most" in (describe({1: 10e-3, 2: 19e-3, 4: 40e-3}, batch=8) or "")
     assert describe({1: 10e-3, 2: 12e-3, 4: 20e-3}, batch=8) is None

@@ -27,7 +27,7 @@ def test_a_family_has_the_weights_that_it_was_published_with(name, write):
 def test_every_family_of_the_page_is_counted_or_named():
     assert {*BILLIONS, *UNKNOWN} - {"Llama 4"} == set(ON_HUB)
     page = (ROOT / "docs" / "check.md").read_text()
-    assert f"compares {len(BILLIONS) - 1}, and Llama 4," in page
+    assert f"compares {len(BILLIONS) - 1} families, and Llama 4," in page
 
 
 def test_layers_and_experts_are_the_module_trees(write):

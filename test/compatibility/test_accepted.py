@@ -40,8 +40,16 @@ def test_only_replicas_are_several_writers_of_a_trace(flags, writers):
 def test_draft_tokens_that_fill_the_rows_of_two_ranks_are_served(tokens, fits):
     """Two of four ranks share out the rows of a group of data-parallel attention, padded to a multiple of two."""
     server = SimpleNamespace(tp_size=4, dp_size=1, attn_dp_size=2, speculative_algorithm="EAGLE3")
-    server.speculative_num_draft_tokens = tokens
+    server.speculative_num_draft_tokens, server.speculative_adaptive = tokens, False
     with refused_unless(fits, f"--speculative-num-draft-tokens {tokens}"):
+        check_draft_tokens(server)
+
+
+@pytest.mark.parametrize(("tp_size", "fits"), [(1, True), (2, False)])
+def test_depths_that_adapt_are_served_by_one_rank_of_an_all_to_all_backend(tp_size, fits):
+    server = SimpleNamespace(tp_size=tp_size, dp_size=1, moe_a2a_backend="deepep", speculative_algorithm="EAGLE3")
+    server.speculative_num_draft_tokens, server.speculative_adaptive = 4, True
+    with refused_unless(fits, "--speculative-adaptive on"):
         check_draft_tokens(server)
 
 

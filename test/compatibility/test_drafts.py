@@ -46,7 +46,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None]] = {
         f"a file with {text}": (FILE, text)
         for text in (
             *("[]", "{}", '{"1": {}}', '{"1": 3}'),
-            *('{"1": {"candidate_steps": [-1]}}', '{"1": {"candidate_steps": 3}}'),
+            *('{"1": {"candidate_steps": [-1]}}', '{"1": {"candidate_steps": 3}}', '{"1": {"candidate_steps": [0]}}'),
         )
     },
 }
@@ -90,6 +90,13 @@ def test_a_drafter_that_does_not_adapt_is_refused_by_the_reason_of_sglang(reason
     check_adapts(arguments(), SimpleNamespace(speculative_adaptive=True))
     for asked in (None, "upstream"):
         check_adapts(arguments(expert_policy_draft_depth=asked, expert_policy="xshare"), static)
+
+
+def test_a_draft_model_that_skips_tokens_is_refused_where_the_depth_may_be_0(monkeypatch):
+    monkeypatch.setenv(drafts.SKIPS, "1")
+    check_adapts(arguments(expert_policy_draft_depth="upstream"), arguments(expert_policy_draft_depth="upstream"))
+    with pytest.raises(ExpertPolicyError, match=f"^{drafts.SKIPS} 1: must be unset with --expert-policy-draft-depth"):
+        check_adapts(arguments(), arguments())
 
 
 @pytest.mark.parametrize(

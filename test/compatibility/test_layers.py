@@ -28,8 +28,8 @@ def test_every_router_is_found_with_its_config(read):
     configs = [config(), config(top_k=2)]
     layers = read(configs, runners=2)
     for found, given in zip(layers, configs, strict=True):
-        assert dataclasses.asdict(found.upstream) == dataclasses.asdict(given)
-        assert found.upstream.layer is found.config.layer is found
+        assert dataclasses.asdict(found.plain_config) == dataclasses.asdict(given)
+        assert found.plain_config.layer is found.selecting_config.layer is found
     assert [(layer.layer_id, layer.router.top_k) for layer in layers] == [(0, 4), (1, 2)]
 
 
@@ -46,7 +46,7 @@ def test_a_router_that_is_not_told_its_layer_has_it_in_its_name(layer_id, found,
     runner = SimpleNamespace(model=model, server_args=server_args, device="cpu")
     (layer,) = start_layers.read_layers(runner, arguments)
     assert layer.layer_id == found
-    assert model.layers["3"].topk.topk_config is layer.upstream
+    assert model.layers["3"].topk.topk_config is layer.plain_config
     assert arguments.schedule.plan(layer.layer_id, 16).add == 2
 
 

@@ -75,26 +75,31 @@ def costs(first: float, each: float, drafting: float = 0.0) -> Callable[[int], f
 
 @dataclass
 class Simulation:
-    """A scheduler with overlap: a step is launched before the result of the one before it is processed."""
+    """A scheduler with overlap: a step is launched before the result of the one before it is processed.
+
+    `launching` is how long the host launches a prefill, in which time it sees no result.
+    """
 
     noise: float = 0.03
     seed: int = 0
     start: int = 3
+    launching: float = 0.0
     upstream: Any = field(default_factory=Candidates)
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.now = 0.0
+        self.now = self.device = 0.0
         self.forwards = 0
         self.drawn = random.Random(self.seed)
         options = {"clock": lambda: self.now} | self.options
         self.policy = ThroughputPolicy(self.upstream, self.start, lambda: self.forwards, **options)
-        self.launched: deque[tuple[Traffic, int, float]] = deque()
+        self.launched: deque[tuple[Traffic, int, float, float]] = deque()
 
     def prefill(self, seconds: float) -> None:
-        """Launch a prefill."""
+        """Launch a prefill, and complete all that was launched before."""
         self.forwards += 1
-        self.launched.append((Traffic(0, (), costs(0, 0)), -1, seconds))
+        self.now += self.launching
+        self._launch(Traffic(0, (), costs(0, 0)), -1, seconds)
 
     def step(self, traffic: Traffic) -> int:
         """Launch a step, complete all but the last that were launched before, and return the depth in use."""
@@ -102,13 +107,17 @@ class Simulation:
         self.forwards += 1
         # Some steps wait for something that has nothing to do with their depth.
         seconds = traffic.seconds(depth) * max(0.5, self.drawn.gauss(1, self.noise)) + (self.drawn.random() < 0.005)
-        self.launched.append((traffic, depth, seconds))
+        self._launch(traffic, depth, seconds)
+        return self.policy.depths.find(traffic.requests).depth
+
+    def _launch(self, traffic: Traffic, depth: int, seconds: float) -> None:
+        self.launched.append((traffic, depth, seconds, self.now))
         while len(self.launched) > 1:
-            done, drafts, taken = self.launched.popleft()
-            self.now += taken
+            done, drafts, taken, launched = self.launched.popleft()
+            self.device = max(self.device, launched) + taken
+            self.now = max(self.now, self.device)
             if drafts >= 0:
                 assert self.policy.on_verify_complete(done.accept(drafts, self.drawn), done.requests) is None
-        return self.policy.depths.find(traffic.requests).depth
 
     def serve(self, traffic: Traffic, steps: int) -> list[int]:
         """Return the depth in use after each of so many steps."""

@@ -35,20 +35,25 @@ class Worker:
         self.speculative_num_steps = state.speculative_num_steps
 
 
-def make(upstream: Any = None, captured: Sequence[int] | None = None, steps: int = 3, **options: Any) -> Any:
-    """SGLang's controller with a policy of ours, which has captured these sizes."""
+def make(
+    upstream: Any = None, captured: Sequence[int] = (), flag: list[int] | None = None, steps: int = 3, **options: Any
+) -> Any:
+    """SGLang's controller with a policy of ours; SGLang captures the sizes `captured`, whatever its `flag` has."""
     from sglang.srt.speculative.adaptive_runtime_state import AdaptiveController
 
-    forwards = iter(range(10**6))
-    policy = ThroughputPolicy(upstream or Candidates(), steps, forwards.__next__, **options)
+    forwards = [0]
+    options = {"list_captured": lambda: captured} | options
+    policy = ThroughputPolicy(upstream or Candidates(), steps, lambda: forwards[0], **options)
     controller = AdaptiveController(Worker(steps), policy)
     controller.register(SimpleNamespace(speculative_num_steps=steps))
-    controller.init_states(None if captured is None else list(captured))
+    controller.init_states(flag)
+    controller.forwards = forwards
     return controller
 
 
 def launch(controller: Any, requests: int) -> int:
     controller.activate_step_by_batch(requests)
+    controller.forwards[0] += 1
     return controller.worker.speculative_num_steps
 
 
@@ -75,13 +80,14 @@ def test_candidates_of_a_batch_size_are_those_of_the_configuration_and_no_drafts
     config.write_text('{"1": {"candidate_steps": [true, 3, 7]}, "8": {"candidate_steps": [true, 3]}}')
     controller = make(AdaptiveSpeculativeParams(initial_steps=3, cfg_path=str(config)), captured=[1, 2, 4, 8, 16])
     assert str(controller.candidate_steps) == "[0, 1, 3, 7]", "true is 1"
-    assert controller.worker.built == {0: [1, 2, 4, 8, 16], 1: [1, 2, 4, 8, 16], 7: [1, 2, 4]}
     depths = controller.params.depths
     assert [depths.find(size).candidates for size in (4, 8, 16)] == [(0, 1, 3, 7), (0, 1, 3), (0, 1, 3)]
 
 
-def test_without_graphs_every_depth_is_built_without_sizes():
-    assert make(captured=None).worker.built == dict.fromkeys({*CANDIDATES} - {3})
+@pytest.mark.parametrize("flag", [None, [1, 2, 64]])
+def test_every_depth_is_built_for_all_sizes(flag):
+    """No release captures fewer sizes for a depth."""
+    assert make(flag=flag).worker.built == dict.fromkeys({*CANDIDATES} - {3})
 
 
 @pytest.mark.parametrize(
@@ -93,14 +99,13 @@ def test_a_batch_counts_for_the_captured_size_that_it_runs_in(requests, size):
     assert list(policy.depths.sizes) == [size]
 
 
+@pytest.mark.parametrize("flag", [None, [1, 2, 4, 8, 16, 24, 64, 128]])
 @pytest.mark.parametrize("captured", [(), (1, 2, 4, 8, 16, 24, 40)])
-def test_without_a_flag_of_captured_sizes_a_batch_has_the_candidates_that_sglang_has_for_it(captured):
-    """SGLang passes the sizes of its flag alone. Its own table has other candidates from 8, 32 and 64 requests on."""
+def test_a_batch_has_the_candidates_that_sglang_has_for_its_captured_size(captured, flag):
+    """SGLang's table changes at 8, 32 and 64 requests. The sizes above 40 of its flag are not captured."""
     from sglang.srt.speculative.adaptive_spec_params import AdaptiveSpeculativeParams
 
-    controller = make(AdaptiveSpeculativeParams(initial_steps=3, cfg_path=None), list_captured=lambda: captured)
-    policy = controller.params
-    assert policy.cuda_graph_bs_for_step(3) is None, "SGLang chooses the sizes of each depth"
+    policy = make(AdaptiveSpeculativeParams(initial_steps=3, cfg_path=None), captured, flag).params
     for requests, candidates in ((4, (0, 1, 3, 5, 7)), (17, (0, 1, 3)), (24, (0, 1, 3)), (33, (0, 1)), (64, (0,))):
         policy.get_steps_for_batch(requests)
         size = policy._launched[-1].size
@@ -184,11 +189,12 @@ def test_each_timed_step_counts_in_one_decision():
 
 def test_times_across_a_switch_of_the_policy_are_left_out():
     """A step that was launched before the switch, and the first step after it, have no time."""
-    switches, forwards = [0], iter(range(100))
-    policy = ThroughputPolicy(Candidates(), 3, forwards.__next__, lambda: switches[0])
+    switches, forwards = [0], [0]
+    policy = ThroughputPolicy(Candidates(), 3, lambda: forwards[0], lambda: switches[0])
     for now in (0, 0, 1, 1, 1):
         switches[0] = now
         policy.get_steps_for_batch(2)
+        forwards[0] += 1
         if policy._launched[0].forwards < policy._launched[-1].forwards:
             policy.on_verify_complete([1, 1], 2)
     policy.on_verify_complete([1, 1], 2)

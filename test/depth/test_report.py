@@ -12,6 +12,7 @@ from sglang_xshare.depth import report as report_module
 from sglang_xshare.depth.report import DepthReport
 from sglang_xshare.live import control
 from sglang_xshare.live.replicas import merge
+from sglang_xshare.upstream.ranks import share_first
 
 LABELS = {"model_name": "depth-report"}
 
@@ -49,6 +50,10 @@ def test_get_has_tokens_and_milliseconds_by_batch_size_and_depth(served):
     assert [one["depth"] for one in size["by_depth"]] == [0, 1, 3, 5, 7]
     assert [one["ms"] for one in size["by_depth"]] == pytest.approx([10, 11, 13, 15, 17], abs=0.01)
     assert [one["tokens"] for one in size["by_depth"]] == sorted(one["tokens"] for one in size["by_depth"])
+
+
+def test_before_a_draft_no_share_is_known():
+    assert DepthReport(Simulation().policy).describe() == {"accepted": [], "batch_sizes": []}
 
 
 def test_a_batch_size_without_a_time_has_null(served):
@@ -94,11 +99,11 @@ def test_metrics_that_fail_are_logged_once_and_end_nothing(served, monkeypatch, 
 
 def test_hooks_show_it_beside_the_policy_and_without_one(served, monkeypatch):
     monkeypatch.setattr(hooks, "_depth", served)
-    monkeypatch.setattr(hooks, "_stage", None)
+    monkeypatch.setattr(hooks, "_reports", None)
     assert hooks.report(make_reporter(enabled=False)) == ", draft depth 5"
     hooks.publish(None)
-    stage = SimpleNamespace(report=lambda reporter: ", policy steps: 3", publish=lambda reporter: None)
-    monkeypatch.setattr(hooks, "_stage", stage)
+    reports = SimpleNamespace(report=lambda reporter: ", policy steps: 3", publish=lambda reporter: None)
+    monkeypatch.setattr(hooks, "_reports", reports)
     assert hooks.report(make_reporter(enabled=False)) == ", policy steps: 3, draft depth 5"
     answers = iter([{"in_force": {}}, {"switches": 1}])
     monkeypatch.setattr(control, "_ask", lambda *_: next(answers))
@@ -144,6 +149,7 @@ def test_sglang_keeps_its_policy_unless_ours_is_on(monkeypatch):
     policy = choose(expert_policy_draft_depth="throughput")(initial_steps=3, cfg_path="adaptive.json")
     assert hooks._depth is not None
     assert hooks._depth.policy is policy
+    assert policy._share is share_first, "ranks that decide by their own times wait for each other forever"
     stage = SimpleNamespace(switches=0, acceptance=None)
     monkeypatch.setattr(hooks, "_stage", stage)
     policy = choose(expert_policy="xshare")(initial_steps=3, cfg_path="adaptive.json")

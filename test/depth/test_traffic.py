@@ -67,11 +67,12 @@ def test_drafts_stop_if_they_do_not_pay_and_are_tried_again():
     assert 8 <= sum(depth > 0 for depth in used) <= 32, "4 in every 256, and one in flight"
 
 
-def test_prefills_between_steps_are_in_no_time():
+def test_prefills_and_their_launches_are_in_no_time():
+    """A host that launches a prefill for 50 ms sees the step before it 50 ms late."""
     traffic = Traffic(4, WELL, costs(10e-3, 1e-3))
-    server = Simulation(noise=0.0)
-    for number in range(600):
-        if number % 2 == 0:
+    server = Simulation(noise=0.0, launching=50e-3)
+    for number in range(900):
+        if number % 3 == 0:
             server.prefill(1.0)
         server.step(traffic)
     seconds = server.policy.depths.sizes[4].seconds
@@ -130,3 +131,15 @@ def test_batches_whose_requests_end_one_by_one_cost_no_trials_at_each_size(seed)
                 total[1] += traffic.seconds(used)
     speeds = {depth: tokens / seconds for depth, (tokens, seconds) in totals.items()}
     assert speeds.pop(None) >= ENOUGH * max(speeds.values())
+
+
+def test_a_batch_size_whose_steps_never_follow_one_another_has_the_depth_of_the_nearest_that_is_timed():
+    few, many = (Traffic(requests, BADLY, costs(10e-3, 3e-3, drafting=2e-3)) for requests in (12, 16))
+    server = Simulation()
+    server.step(few)
+    server.serve(many, 400)
+    assert [server.policy.depths.sizes[size].depth for size in (12, 16)] == [3, 0]
+    for _ in range(32):
+        server.prefill(20e-3)
+        server.step(few)
+    assert server.policy.depths.sizes[12].depth == 0

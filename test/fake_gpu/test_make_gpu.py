@@ -52,7 +52,7 @@ def test_an_experiment_comes_to_its_table(experiment, gib, tmp_path):
 def test_a_run_of_few_minutes_leaves_the_rest_for_the_next(tmp_path):
     first = run("fake_gpu.walk", "run", "--limit", "300", "--out", str(tmp_path)).decode()
     assert "gpu: levers, at most" in first
-    assert "gpu: left for the same command: server" in first
+    assert "gpu: the same command continues with: server" in first
     second = run("fake_gpu.walk", "run", "--limit", "150", "--out", str(tmp_path)).decode()
     assert "gpu: levers" not in second
     assert "gpu: check " not in second

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 
 from benchmark.common.paths import ROOT
-from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.stage.record.counters import AFTER, EXCEEDED, PAGED
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch
 from stage.paged_model import REPORTER, SLOTS, PagedModel, put
@@ -56,7 +56,7 @@ def test_a_graph_reads_what_is_loaded(monkeypatch):
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
         subprocess.run(command, env={**os.environ, "FAKE_GPU_VALUES": "1"}, check=True, cwd=ROOT)
         return
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
     model, stage, places = page(monkeypatch)
     graph, logits, slots = capture(monkeypatch, model)
     plan = build_plan("xshare", k0=1, add=2)
@@ -76,4 +76,4 @@ def test_a_graph_reads_what_is_loaded(monkeypatch):
             assert layer[AFTER] == wanted.active.sum() <= SLOTS
             assert layer[PAGED] == (wanted.active & ~there).sum()
             assert layer[EXCEEDED] == 0
-    stage.publish(REPORTER)
+    hooks.publish(REPORTER)

@@ -93,9 +93,11 @@ def install_ours(hooks: Any) -> None:
         if callable(hook) and getattr(hook, "__module__", None) == hooks.__name__ and not isinstance(hook, type):
             setattr(hooks, name, _count(hook, name))
     from sglang_xshare.stage.layer import Layer
+    from sglang_xshare.stage.reports import Reports
     from sglang_xshare.stage.stage import Stage
 
-    for owner, name in ((Stage, "begin_forward"), (Stage, "end_forward"), (Layer, "choose")):
+    calls = (Stage, "begin_forward"), (Reports, "count_forward"), (Stage, "end_forward"), (Layer, "choose")
+    for owner, name in calls:
         setattr(owner, name, _count(getattr(owner, name), name))
 
 

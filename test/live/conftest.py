@@ -9,6 +9,7 @@ import pytest
 
 from live.fake import FakeServer
 from live.schedulers import Asked, Two
+from sglang_xshare import hooks
 from sglang_xshare.compatibility.moe_model import MoeModel
 from sglang_xshare.live.control import Control
 from sglang_xshare.upstream.batches import Batches
@@ -55,7 +56,7 @@ CONFIG: dict[str, Any] = {
 @pytest.fixture
 def control(attach, monkeypatch):
     """Call it with changes to the server's arguments for a server of a fake model's stage."""
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
     monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
     for name, value in {
         "is_first_rank": lambda: True,
@@ -67,8 +68,9 @@ def control(attach, monkeypatch):
 
     def make(flags: dict[str, Any] = XSHARE, batches: Batches | None = None, **changes: Any) -> Asked:
         model = Model()
-        stage = attach(model, batches, **CONFIG | flags | changes)
-        return Asked(Control(stage, SimpleNamespace(**CONFIG | changes)), model)
+        attach(model, batches, **CONFIG | flags | changes)
+        reports: Any = hooks._reports
+        return Asked(Control(reports, SimpleNamespace(**CONFIG | changes)), model)
 
     return make
 

@@ -12,9 +12,10 @@ from sglang_xshare import hooks
 from sglang_xshare.live import METHOD, control
 from sglang_xshare.live.control import Control, handle
 from sglang_xshare.live.replicas import Replicas
+from sglang_xshare.stage.reports import Reports
 from sglang_xshare.stage.stage import Stage
+from sglang_xshare.stage.switch import make_next, switch
 from stage.fake import Model, make_reporter, run
-from stage.switching import switch
 
 REPORTER = make_reporter(current_scheduler_metrics_enabled=False)
 OEA = {"policy": "oea", "k0": 2}
@@ -112,7 +113,7 @@ class Two:
 
 def fall_back(asked: Asked) -> None:
     """What a replica does whose ranks have disagreed."""
-    switch(asked.stage, None, REPORTER)
+    switch(asked.control.reports, make_next(asked.stage, None), REPORTER)
     asked.stage.disagreement = WHICH
 
 
@@ -121,12 +122,12 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, asked: Asked, is_late: bool) -> N
 
     own = control.switch
 
-    def fail(stage: Stage, *args: Any) -> float | None:
-        if stage is not asked.stage:
-            return own(stage, *args)
+    def fail(reports: Reports, *args: Any) -> float | None:
+        if reports is not asked.control.reports:
+            return own(reports, *args)
         monkeypatch.setattr(control, "switch", own)
         if is_late:
-            own(stage, *args)
+            own(reports, *args)
         raise MemoryError("no memory")
 
     monkeypatch.setattr(control, "switch", fail)

@@ -68,7 +68,7 @@ def test_an_answer_of_something_else_is_not_sglangs(answering, proxied, capsys):
     proxied("http://127.0.0.1:1")
     server = answering(b"{}")
     server.name = "nginx"
-    for status, line in ((200, "not an SGLang server with this package"), (404, "404: no such route")):
+    for status, line in ((200, "must be an SGLang server with this package"), (404, "404: no such route")):
         server.answer = status, b"{}"
         assert main(["policy", "get", server.url]) == 1
         said = read_refusal(capsys)

@@ -129,7 +129,7 @@ def test_each_route_is_asked_with_its_key(server, monkeypatch):
         ((404, b'{"detail": "Not Found"}'), "404: no such route"),
         ((500, b"oh"), "500 Internal Server Error"),
         ((200, b"<html>"), "no answer"),
-        ((200, b"{}"), "not an SGLang server with this package"),
+        ((200, b"{}"), "must be an SGLang server with this package"),
     ],
 )
 def test_a_refusal_is_one_line_and_status_1(answer, line, server, capsys):
@@ -141,13 +141,13 @@ def test_a_refusal_is_one_line_and_status_1(answer, line, server, capsys):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], "no policy"),
+        ([], "policy must be given"),
         (["xshare", "--exact-by-default", "--config", "exact.json"], 'exact = {"priority": 3} and {"default": true}:'),
         (["xshare:k0"], "policy 'xshare:k0':"),
         (["xshare", "--config", "missing.json"], "--config missing.json:"),
         (["xshare", "--config", "bad.json"], "--config bad.json:"),
         (["xshare", "--config", "list.json"], "--config list.json:"),
-        (["--config", "keys.json"], "no policy"),
+        (["--config", "keys.json"], "policy must be given"),
         (["xshare:k0=1", "--config", "keys.json"], "k0 = 1 and 2:"),
         (["xshare", "--config", "whole.json"], "policy = 'xshare' and 'oea':"),
     ],

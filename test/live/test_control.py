@@ -76,7 +76,7 @@ def test_a_switch_may_name_the_number_that_it_follows(control):
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({}, "policy is missing"),
+    ({}, "policy must be given"),
     ({"policy": "xhsare"}, "policy = 'xhsare'"),
     ({"policy": "xshare", "k00": 1}, "k00 = 1"),
     ({"policy": "xshare:nope"}, "policy = 'xshare:nope': must be a name"),
@@ -224,7 +224,7 @@ def test_ranks_compare_after_the_same_forwards_if_one_alone_fails_to_switch(fail
         for _ in range(9):
             compared.clear()
             asked.decode()
-            compare_ranks(stage)
+            compare_ranks(asked.control.reports)
             due[rank].append(len(compared))
         assert stage.in_force.given == {"policy": "vanilla"}
     assert due[0] == due[1] == [1, 1, 0, 1, 0, 0, 0, 1, 0]

@@ -248,7 +248,7 @@ def test_a_damaged_stored_copy_is_refused(tree, queue):
 def test_a_foreign_state_file_is_refused(tree, queue, text):
     apply(tree, queue)
     (tree / STORE / "state.json").write_text(text)
-    assert "not a state file of this program" in refused(lambda: revert(tree), tree)
+    assert "must be a state file of this program" in refused(lambda: revert(tree), tree)
 
 
 @pytest.mark.parametrize(("link", "found"), [("../../patches", "a plain file"), (None, "nothing")])

@@ -33,8 +33,8 @@ def test_bytes_survive():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "no diff found"),
-        (HEADER, "no diff found"),
+        ("", "a diff must follow the header"),
+        (HEADER, "a diff must follow the header"),
         ("just prose\n" + ROUTE, "'just prose' must be a header field"),
         (HEADER + ROUTE.replace("-4,2 +5,3", "-4,2 +5,4"), "malformed diff: Hunk is shorter than expected"),
         (HEADER + ROUTE.replace("-4,2 +5,3", "-4,1 +5,2"), "lines outside every hunk"),
@@ -43,7 +43,7 @@ def test_bytes_survive():
         (HEADER + ROUTE + "trailing words\n", "lines outside every hunk"),
         (HEADER + ROUTE.replace("+++ b/sglang", "+++ b/other"), "a/sglang/srt/route.py -> b/other/srt/route.py"),
         (HEADER + ROUTE.replace("a/sglang/srt", "/dev/null"), "must be a/sglang/FILE"),
-        (HEADER + ROUTE.replace("a/sglang/srt/route.py", "/dev/null"), "a new file has one hunk, of added lines only"),
+        (HEADER + ROUTE.replace("a/sglang/srt/route.py", "/dev/null"), "a new file must have one hunk, of added lines"),
         (HEADER + ROUTE.replace("b/sglang/srt/route.py", "/dev/null"), "must be a/sglang/FILE"),
         (HEADER + NEW.replace("/sglang/", "/sglang/../../"), "must be a/sglang/FILE"),
         (HEADER + ROUTE.replace("/sglang/srt/", "/torch/"), "must be a/sglang/FILE"),

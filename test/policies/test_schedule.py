@@ -232,7 +232,7 @@ def test_layers_must_be_the_models():
 
 def test_all_layers_vanilla_is_found_once_their_number_is_known():
     schedule = build(layers={"0-3": {"policy": "vanilla"}})
-    with pytest.raises(ValueError, match="the policy would never run"):
+    with pytest.raises(ValueError, match="must leave the policy a layer and batch size"):
         schedule.plans(range(4))
 
 

@@ -47,9 +47,9 @@ def test_refuses_in_one_line_what_it_cannot_read(text):
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("xshare:carefull", "'carefull' is not key=value, nor careful, nor fast; "),
+        ("xshare:carefull", "'carefull' must be key=value, or careful, or fast; "),
         ("xshare:min_rows=4,fast", "'fast' is a preset, which must stand first and alone; "),
-        ("oea:fast", "'fast' is not key=value; "),
+        ("oea:fast", "'fast' must be key=value; "),
     ],
 )
 def test_refuses_in_one_line_what_is_no_preset_there(text, error):

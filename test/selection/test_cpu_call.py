@@ -14,7 +14,7 @@ from selection.compared import BY_MASS, CLOSE, EXACT, TRUNCATING, VOTERS, Backen
 from selection.compiled import NEEDS_COMPILER
 from selection.launched import Dispatched, forgets
 from sglang_xshare import Batch, Router, RunnerSlots, select
-from sglang_xshare.selection.cpu_call import prepare
+from sglang_xshare.selection.cpu_call import find_call
 from sglang_xshare.selection.torch_backend import vectorized
 from sglang_xshare.selection.torch_backend.rows import lower_first
 from sglang_xshare.types import Tally
@@ -70,17 +70,17 @@ def test_masked_logits_and_their_tally():
 
 @pytest.mark.parametrize("backend", ["cpu", "torch"], indirect=True)
 def test_what_is_counted_is_left_in_the_tally(backend):
-    """In rows of tables of all layers, beside which nothing is written."""
+    """In one layer's part of a tally of all layers, beside which nothing is written."""
     call = make_logits(6, 32), spell(TRUNCATING), Router(4), Batch(torch.arange(6) < 5)
     expected = select(*call, backend="reference")
     flags = [torch.ones(3, 32, dtype=torch.bool) for _ in range(2)]
-    tables = Tally(*flags, torch.full((3, 6), 7.0), torch.full((3,), 7))
-    found = backend(*call, tally=tables.of(1))
+    layers = Tally(*flags, torch.full((3, 6), 7.0), torch.full((3,), 7))
+    found = backend(*call, tally=layers.of(1))
     for name in ("active", "vanilla_active", "kept_mass", "rescued"):
-        table = getattr(tables, name)
-        torch.testing.assert_close(table[1], getattr(expected, name), msg=name)
-        assert torch.equal(getattr(found, name), table[1])
-        assert (table[[0, 2]] == (7 if table.dtype != torch.bool else 1)).all()
+        tensor = getattr(layers, name)
+        torch.testing.assert_close(tensor[1], getattr(expected, name), msg=name)
+        assert torch.equal(getattr(found, name), tensor[1])
+        assert (tensor[[0, 2]] == (7 if tensor.dtype != torch.bool else 1)).all()
 
 
 def test_weights_follow_a_bias_that_changes():
@@ -124,7 +124,7 @@ def test_torchs_default_device_is_of_no_matter(backend, forgets):
 
 def test_a_call_without_memory_is_an_error():
     """No exception of C++ ends the process."""
-    call = prepare(XSHARE, Router(4), 32)
+    call = find_call(XSHARE, Router(4), 32)
     call._run = lambda *arguments: 2
     with pytest.raises(MemoryError, match=r"selection from router_logits \[4, 32\]: out of memory"):
         call(make_logits(4, 32), Batch(), None, None)
@@ -132,15 +132,15 @@ def test_a_call_without_memory_is_an_error():
 
 @pytest.mark.parametrize("slots", SLOTS)
 def test_a_kept_call_refuses_exact_rows_that_its_columns_do_not_hold(slots):
-    """It was prepared for a batch without exact rows, which take top-k experts if `kmax` allows others fewer."""
+    """It was made for a batch without exact rows, which take top-k experts if `kmax` allows others fewer."""
     plan, router, logits = spell("custom:k0=1,add=4,kmax=2"), Router(6), make_logits(33, 64)
     marked = Batch(exact=torch.arange(33) % 2 == 0)
-    call = prepare(plan, router, 64, exact=False, slots=slots)
+    call = find_call(plan, router, 64, exact=False, slots=slots)
     before = call(logits, Batch(), None, None)
-    with pytest.raises(RuntimeError, match="got exact rows, which take 6: prepare it with exact=True"):
+    with pytest.raises(RuntimeError, match="got exact rows, which take 6: make it with exact=True"):
         call(logits, marked, None, None)
     assert torch.equal(call(logits, Batch(), None, None).topk_ids, before.topk_ids)
-    wide = prepare(plan, router, 64, exact=True, slots=slots)
+    wide = find_call(plan, router, 64, exact=True, slots=slots)
     assert wide is not call
     expected = compare(CPU, logits, plan, router, marked, slots=slots)
     assert torch.equal(wide(logits, marked, None, None).topk_ids, expected.topk_ids)
@@ -149,14 +149,14 @@ def test_a_kept_call_refuses_exact_rows_that_its_columns_do_not_hold(slots):
 def test_a_kept_call_takes_exact_rows_that_its_columns_hold():
     plan, router, logits = spell("custom:k0=1,add=4,kmax=8"), Router(6), make_logits(9, 64)
     marked = Batch(exact=torch.arange(9) == 4)
-    found = prepare(plan, router, 64, exact=False)(logits, marked, None, None)
+    found = find_call(plan, router, 64, exact=False)(logits, marked, None, None)
     assert torch.equal(found.topk_ids, compare(CPU, logits, plan, router, marked).topk_ids)
 
 
 @pytest.mark.parametrize("difference", [-1, 1])
 def test_a_call_refuses_tensors_of_another_width(difference):
     """The width of what is written is checked against what was allocated."""
-    call = prepare(XSHARE, Router(4), 32)
+    call = find_call(XSHARE, Router(4), 32)
     call = type(call)(call.plan, call.router, 32, False, None)
     call._width += difference
     with pytest.raises(RuntimeError, match="a call for rows of"):

@@ -10,7 +10,7 @@ from refused import refused
 from selection.cases import fill_logits
 from sglang_xshare import Batch, Router, select, selection
 from sglang_xshare.policies.plan import KEYS, SelectionPlan
-from sglang_xshare.selection import BACKENDS, cpu_call, prepare, reference, triton_kernel
+from sglang_xshare.selection import BACKENDS, cpu_call, prepare_call, reference, triton_kernel
 from sglang_xshare.selection.cpu_call.layout import find_unhandled
 from sglang_xshare.selection.cpu_call.library import load
 from sglang_xshare.selection.triton_kernel import recipe
@@ -58,7 +58,7 @@ def test_a_word_that_no_compiled_backend_knows_is_left_to_torch(monkeypatch, for
     add_word(monkeypatch, name)
     peak = SelectionPlan(k0=1, **{name: "peak", NEEDED[name]: 3})
     assert not COMPILED[backend].supports(peak, ROUTER, Batch(), 6, 16)
-    assert prepare(LOGITS, peak, ROUTER, Batch(), None) is None
+    assert prepare_call(LOGITS, peak, ROUTER, Batch(), None) is None
     with refused(f"{name} = 'peak'"):
         select(LOGITS, peak, ROUTER, None, RANKS, backend)
     # Torch has what the others leave; it refuses a word rather than read it as another one.

@@ -107,7 +107,7 @@ def compare(config: TopKConfig, logits: torch.Tensor) -> dict[str, Any]:
     rows_apart, error = 0, 0.0
     for keys in PLANS:
         put_in_step(layer, build_plan(keys), step)
-        for mine, upstream in zip(route(layer.config, logits), wanted, strict=True):
+        for mine, upstream in zip(route(layer.selecting_config, logits), wanted, strict=True):
             rows_apart += mine.keys() != upstream.keys()
             error = max([error, *(abs(mine[i] - upstream[i]) for i in mine.keys() & upstream.keys())])
     return {"rows_apart": rows_apart, "error": error, "wider": compare_wider(config, layer, logits)}
@@ -121,7 +121,7 @@ def compare_wider(config: TopKConfig, layer: Layer, logits: torch.Tensor) -> flo
     wanted = route(dataclasses.replace(config, top_k=TOP_K + 2 + shared), logits)
     plan = build_plan("custom", add=EXPERTS, utility="full", kmax=TOP_K + 2)
     put_in_step(layer, plan, layer.step)
-    rows = zip(route(layer.config, logits), wanted, strict=True)
+    rows = zip(route(layer.selecting_config, logits), wanted, strict=True)
     return max(abs(mine.get(i, 0.0) - other.get(i, 0.0)) for mine, other in rows for i in mine.keys() | other.keys())
 
 

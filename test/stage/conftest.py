@@ -17,6 +17,7 @@ from stage.fake import Model, bind, make_reporter, runner
 def attach(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Call it with a fake model and server flags to put the stage around it; it is gone after the test."""
     monkeypatch.setattr(hooks, "_stage", None)
+    monkeypatch.setattr(hooks, "_reports", None)
     # What these ask of SGLang is tested on every release in test_layer.py and test/served/test_serving.py.
     monkeypatch.setattr("sglang_xshare.upstream.server.show_plan", lambda plan: None)
     monkeypatch.setattr("sglang_xshare.upstream.server.resolved", lambda server_args: server_args)

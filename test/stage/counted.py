@@ -1,4 +1,4 @@
-"""Steps counted by what selections leave in tables, for the interpreter's process."""
+"""Steps counted by what selections leave in a tally, for the interpreter's process."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from sglang_xshare import Batch, Router, RunnerSlots, SelectionPlan, select
-from sglang_xshare.stage.record.counters import Counters
+from sglang_xshare.stage.record.counters import Counters, StepTally
 from sglang_xshare.stage.step import Step
 
 Rows = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
@@ -29,10 +29,10 @@ def count_steps(
     for logits, valid, exact in steps:
         step = Step("decode", logits.shape[1], Batch(valid, exact=exact))
         counters.count_outcome("policy", step)
-        tables = counters.begin()
+        counted = StepTally(counters)
         for layer, (rows, plan) in enumerate(zip(logits, plans, strict=True)):
             if plan is not None:
-                tally = tables.of(layer, rows)
+                tally = counted.of(layer, rows)
                 select(rows, plan, router, step.batch, backend=backend, slots=slots, tally=tally)
-        found.append(counters.count(step, tables, fits))
+        found.append(counters.count(step, counted, fits))
     return found, counters

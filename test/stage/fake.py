@@ -74,7 +74,7 @@ def bind(model: Any, **options: Any) -> list[Layer]:
     """The layers of a model, whose routers have the configs that carry them."""
     current = CurrentFrame()
     layers = [Layer(n, config, None, current=current, number=n, **options) for n, config in enumerate(model.configs)]
-    model.configs = [layer.upstream for layer in layers]
+    model.configs = [layer.plain_config for layer in layers]
     return layers
 
 

@@ -10,6 +10,7 @@ from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.forward import wrap_model
 from sglang_xshare.stage.frame import CurrentFrame
 from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.reports import Reports
 from sglang_xshare.upstream.batches import Batches
 from sglang_xshare.upstream.paging import find_paging
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch, make_reporter, make_stage
@@ -83,11 +84,12 @@ def put(monkeypatch, model, policy="xshare", trace=None, device="cpu", **keys):
         )
         for number, (config, paging) in enumerate(zip(model.configs, model.paging, strict=True))
     ]
-    model.configs = [layer.upstream for layer in layers]
+    model.configs = [layer.plain_config for layer in layers]
     stage = make_stage(
         layers, make_schedule(policy, **keys), Batches(captured=(1, 2, 4, 8)), device=device, trace=trace
     )
     monkeypatch.setattr(hooks, "_stage", stage)
+    monkeypatch.setattr(hooks, "_reports", Reports(stage))
     wrap_model(model, stage)
     return stage
 

@@ -143,7 +143,7 @@ def run(case: Case) -> dict[str, Any]:
     topk.get_global_experts_capturer = lambda: capturer
     install(layer)
     if masked:
-        _, seen = hooks.prepare(layer.upstream, topk.TopKOutputFormat.BYPASSED, logits)
+        _, seen = hooks.prepare(layer.plain_config, topk.TopKOutputFormat.BYPASSED, logits)
         values, ids = seen.float().topk(TOP_K)  # as FlashInfer's kernel: by logit, then softmax
         ids, weights = ids.int(), values.softmax(-1)
         chosen = select(logits.bfloat16(), plan, layer.router, Batch(valid), backend="reference")
@@ -151,7 +151,7 @@ def run(case: Case) -> dict[str, Any]:
         topk._is_cuda, topk._is_hip = not case.amd, case.amd
         live = torch.tensor(case.live) if case.amd else None
         given = {"num_token_non_padded": live, "expert_location_dispatch_info": info}
-        out = topk.select_experts(hidden, logits, layer.upstream, layer_id=0, **given)
+        out = topk.select_experts(hidden, logits, layer.plain_config, layer_id=0, **given)
         topk._is_cuda = topk._is_hip = False
         ids, weights = out.topk_ids, out.topk_weights
     install(None)

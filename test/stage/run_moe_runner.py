@@ -58,7 +58,7 @@ def route_and_run(layer: Layer, hidden: torch.Tensor, logits: torch.Tensor) -> d
     """Run the layer as the model does: how far the output is off, its largest value, and what the runner was given."""
     handover.taken.clear()
     sizes.clear()
-    weights, ids, _ = select_experts(hidden, logits, layer.config)
+    weights, ids, _ = select_experts(hidden, logits, layer.selecting_config)
     found = fused_moe.fused_experts_impl(hidden.clone(), W1, W2, weights, ids, inplace=True)
     error = (found - run_experts(hidden, weights, ids)).abs().max()
     given = {"taken": dict(handover.taken), "pairs": sizes, "block": block_size(hidden)}
@@ -84,7 +84,7 @@ def measure(invoke: Any) -> Any:
 def main() -> None:
     """Batches of several sizes, with padding rows and rows that lose all experts but one."""
     for prebuilt in (False, True):
-        handover.configure(prebuilt=prebuilt)
+        handover.is_prebuilt = prebuilt
         for rows, plan, padding in (
             (6, PLAN, 0),
             (6, PLAN, 2),

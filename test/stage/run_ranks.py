@@ -71,7 +71,7 @@ def serve(case: Case, rank: int) -> dict[str, Any]:
     current = CurrentFrame()
     layers = [Layer(n, config, None, convention=DROPPED, current=current, number=n) for n, config in enumerate(configs)]
     for router, layer in zip(routers, layers, strict=True):
-        router.topk_config = layer.upstream
+        router.topk_config = layer.plain_config
     ranks = Ranks(*find_rank(), EXPERTS, schedule.rows == "batch")
     installed = hooks._stage = make_stage(layers, schedule, Batches(always_pad=True), ranks=ranks)
     wrap_model(model, installed)

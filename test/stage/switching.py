@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_xshare import hooks
 from sglang_xshare.policies.exact import Rule
 from sglang_xshare.policies.schedule import Schedule, build_schedule
 from sglang_xshare.stage.stage import Stage
@@ -43,7 +44,10 @@ def switch(
     recaptures: bool = True,
 ) -> float | None:
     """Switch to another schedule, as `live.control` does."""
-    return switch_to(stage, make_next(stage, latter, rule), reporter, number, recaptures)
+    reports = hooks._reports
+    assert reports is not None
+    assert reports.stage is stage
+    return switch_to(reports, make_next(stage, latter, rule), reporter, number, recaptures)
 
 
 def decode(model: Model, reporter: SimpleNamespace, rows: int = 12) -> None:
@@ -65,7 +69,7 @@ class Capturing:
             monkeypatch.setattr(f"sglang_xshare.stage.stage.{name}", find)
         monkeypatch.setattr("sglang_xshare.stage.switch.wait_for_device", lambda device: None)
         monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
-        monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
+        monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: False)
 
     def __call__(self, scheduler: Any = None, fits: Callable[[int], bool] | None = None) -> None:
         self.times += 1

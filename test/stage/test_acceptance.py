@@ -165,7 +165,7 @@ class Server:
 
 @pytest.fixture
 def serve(attach, monkeypatch):
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
     monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
     return lambda keys: Server(attach, keys)
 
@@ -218,5 +218,5 @@ def test_a_switch_takes_what_was_counted_before(serve, reporter):
 def test_the_metric_is_the_estimate(serve, reporter):
     server = serve(AUTO)
     server.accept((8000, 0))
-    server.stage.publish(reporter, always=True)
+    hooks._reports.publish(reporter, always=True)
     assert REGISTRY.get_sample_value("sglang:expert_policy_acceptance", {"model_name": "fake"}) == 1 / 64

@@ -13,6 +13,7 @@ from sglang_xshare.policies.exact import NAMESPACE, Rule
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.exact import ATTACHED, MIXED_SESSION, Exact
 from sglang_xshare.stage.gather import Ranks
+from sglang_xshare.stage.record.counters import EXACT
 from sglang_xshare.stage.step import read_key, read_step
 from sglang_xshare.stage.switch import check_graphs, make_next
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, forward_batch, gathered_batches, run, runner
@@ -245,14 +246,14 @@ def test_a_step_is_vanilla_for_exact_rows_and_counts_them(served):
     assert torch.equal(ids[marked], vanilla.topk_ids[marked])
     assert torch.equal(weights[marked], vanilla.topk_weights[marked])
     assert not torch.equal(ids[~marked], vanilla.topk_ids[~marked])
-    assert stage.acting.counters.totals[:, 6].tolist() == [2, 2]
+    assert stage.acting.counters.totals[:, EXACT].tolist() == [2, 2]
     found, _ = stage.acting.since_switch.look()
     assert found.exact_rows == 4
     others = wanted.kept_mass[~marked].double().mean()
     assert found.others_kept_mass == pytest.approx(float(others), rel=1e-6)
     model.logits = model.logits[1:4]
     model_runner.forward(batch_of(reqs[1:4]))
-    assert stage.acting.counters.totals[:, 6].tolist() == [2, 2]
+    assert stage.acting.counters.totals[:, EXACT].tolist() == [2, 2]
 
 
 def test_a_response_tells_that_no_step_was_changed(served):

@@ -11,13 +11,12 @@ __all__ = ["served"]
 
 def test_a_request_that_arrives_tells_what_is_attached_and_who_reports(served):
     """A storage may be attached while the server runs."""
-    _, _, stage = served
     reporter = SimpleNamespace()
     for is_attached, answer in ((False, None), (True, ATTACHED)):
         scheduler = SimpleNamespace(enable_hicache_storage=is_attached, metrics_reporter=reporter)
         hooks.admit(scheduler, req := Req(f"attached {is_attached}", "exact"))
         assert req.aborted == answer
-    assert stage.reports.reporter is reporter
+    assert hooks._reports.reporter is reporter
 
 
 def test_a_graph_reads_flags_though_no_row_is_exact_at_its_capture():

@@ -31,7 +31,7 @@ def serve(attach, monkeypatch):
         raise Ended
 
     def start(batches: Batches | None = None, **flags: Any) -> Any:
-        for module in ("stage.stage", "stage.switch", "live.control"):
+        for module in ("stage.reports", "stage.switch", "live.control"):
             monkeypatch.setattr(f"sglang_xshare.{module}.is_first_rank", lambda: True)
         monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
         monkeypatch.setattr("sglang_xshare.stage.switch.end_server", end)
@@ -39,9 +39,9 @@ def serve(attach, monkeypatch):
         attach(model, batches)
         model_runner = runner(model, **XSHARE | flags, tp_size=2)
         hooks.attach(model_runner)
-        served = SimpleNamespace(model=model, stage=hooks._stage, differs=[])
+        served = SimpleNamespace(model=model, stage=hooks._stage, reports=hooks._reports, differs=[])
         served.stage.agreement._gather = lambda own, ranks: torch.cat([own, own * (1 + len(served.differs))])
-        served.stage.reports.reporter = make_reporter(current_scheduler_metrics_enabled=False)
+        served.reports.reporter = make_reporter(current_scheduler_metrics_enabled=False)
 
         def decode() -> list[bool]:
             """A step; whether each layer selects."""
@@ -50,9 +50,9 @@ def serve(attach, monkeypatch):
             return [routed is not None for routed in model.routed]
 
         def post(keys: dict[str, Any]) -> None:
-            stage, control = served.stage, Control(served.stage, SimpleNamespace())
+            stage, control = served.stage, Control(served.reports, SimpleNamespace())
             control._checked = Checked("1", stage.switches, make_next(stage, schedule(keys)), False, True, [])
-            control.commit("1", stage.switches + 1, stage.reports.reporter)
+            control.commit("1", stage.switches + 1, served.reports.reporter)
 
         served.decode, served.post = decode, post
         return served
@@ -102,7 +102,7 @@ def test_what_is_posted_later_is_compared_at_once(serve):
 
 def test_get_tells_it_and_no_trial_is_left(serve):
     served = serve()
-    control = Control(served.stage, SimpleNamespace())
+    control = Control(served.reports, SimpleNamespace())
     control._is_trial = True
     assert (control.get()["disagreement"], control.get()["trial"]) == (None, True)
     served.differs = [1]
@@ -126,7 +126,7 @@ def test_graphs_that_cannot_follow_to_vanilla_are_not_replayed(serve):
     oea = {"expert_policy": "oea", "expert_policy_config": {"k0": 2, "kmax": 6}}
     served = serve(Batches(captured=(8,)), **oea)
     served.decode()
-    served.stage.graphs.capture(StepKey("decode", 8), served.stage.in_force)
+    served.stage.graphs.assign_for_capture(StepKey("decode", 8), served.stage.in_force)
     assert allows_graph(8)
     served.differs = [1]
     served.decode()
@@ -139,7 +139,7 @@ def test_graphs_that_cannot_follow_to_vanilla_are_not_replayed(serve):
 def test_where_no_policy_is_in_force_there_is_nothing_to_go_back_to(serve, caplog):
     served = serve(Batches(captured=(8,)), mask_padding_experts=True)
     served.decode()
-    switch(served.stage, None, served.stage.reports.reporter)
+    switch(served.stage, None, served.reports.reporter)
     served.differs = [1]
     served.decode()
     assert "; no policy is active" in caplog.text

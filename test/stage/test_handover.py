@@ -54,7 +54,7 @@ def aligns(monkeypatch: pytest.MonkeyPatch) -> None:
         return dataclasses.replace(found, alignment=align_pairs(found.topk_ids)) if slots and slots.aligned else found
 
     monkeypatch.setattr("sglang_xshare.stage.layer.select", select)
-    monkeypatch.setattr("sglang_xshare.stage.layer.prepare", lambda *args: None)
+    monkeypatch.setattr("sglang_xshare.stage.layer.prepare_call", lambda *args: None)
 
 
 def make_ids(rows: int = ROWS) -> torch.Tensor:
@@ -147,11 +147,11 @@ def test_a_layer_offers_the_alignment_of_its_ids(aligns):
 
 
 def test_layers_can_be_kept_from_handing_over(aligns):
-    handover.configure(prebuilt=False)
+    handover.is_prebuilt = False
     layer = make_layer()
     route(layer)
     assert handover._offer is None
-    handover.configure(prebuilt=True)
+    handover.is_prebuilt = True
     assert handover.is_wanted(layer, ROWS)
     assert align(route(layer))[1] == 0
 

@@ -80,7 +80,7 @@ def forward(monkeypatch):
         module.enable_waterfill = False
         layer = Layer(0, config, None, convention=convention, routes_itself=True)
         put_in_step(layer, build_plan("oea", k0=1), Step("decode", len(logits), Batch()))
-        module.topk_config = layer.upstream
+        module.topk_config = layer.plain_config
         monkeypatch.setattr(hooks, "_stage", object() if on else None)
         return topk.TopK.forward_cuda(module, torch.randn(len(logits), 8), logits), layer
 

@@ -78,7 +78,7 @@ def test_padding_rows_that_upstream_has_overwritten_make_no_expert_active(attach
     if written == 0:
         weights[live:] = 0
     given = ids.clone()
-    found = hooks.finish(layer.config, ids, weights, torch.tensor(live))
+    found = hooks.finish(layer.selecting_config, ids, weights, torch.tensor(live))
     used = {
         expert for row, kept in zip(given[:live], weights[:live], strict=True) for expert in row[kept != 0].tolist()
     }
@@ -89,4 +89,6 @@ def test_padding_rows_that_upstream_has_overwritten_make_no_expert_active(attach
         assert set(found.flatten().tolist()) <= (used or {0})
     for row, kept, before in zip(found[:live], weights[:live], given[:live], strict=True):
         assert row[kept != 0].tolist() == before[kept != 0].tolist()
-    assert hooks.finish(layer.config, given, weights) is given, "where upstream leaves padding alone nothing is done"
+    assert hooks.finish(layer.selecting_config, given, weights) is given, (
+        "where upstream leaves padding alone nothing is done"
+    )

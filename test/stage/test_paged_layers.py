@@ -127,7 +127,7 @@ class PagedModel(Model):
 def model(monkeypatch):
     torch.manual_seed(0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
     return PagedModel(monkeypatch)
 
 
@@ -149,7 +149,7 @@ def test_the_device_decides_every_step_that_fits(monkeypatch, model):
     assert counted.page_ins == sum(block.paged for block in model.blocks) > 0
     assert counted.page_ins < counted.page_ins_before
     assert model.worst < 1e-4
-    stage.publish(REPORTER)
+    hooks.publish(REPORTER)
 
 
 def test_waves_take_the_others_and_both_keep_one_state(monkeypatch, model):
@@ -178,9 +178,9 @@ def test_waves_take_the_others_and_both_keep_one_state(monkeypatch, model):
 
 def test_a_broken_bound_drops_an_expert_and_stops_the_server(monkeypatch, model):
     """Nothing but the counter tells: SGLang goes on with a wrong answer."""
-    stage = put(monkeypatch, model, k0=3, add=4)
+    put(monkeypatch, model, k0=3, add=4)
     monkeypatch.setattr("sglang_xshare.policies.bounds.fits_slots", lambda *place: True)
     assert decode(model, 0, 40) == "device_executor"
     assert model.worst > 0.1
     with pytest.raises(SlotsExceeded):
-        stage.publish(REPORTER)
+        hooks.publish(REPORTER)

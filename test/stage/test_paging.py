@@ -47,14 +47,14 @@ def test_a_step_is_the_references_on_what_is_loaded(monkeypatch, keys):
 def test_page_ins_are_what_was_paged_in(monkeypatch, tmp_path):
     model = PagedModel()
     stage = put(monkeypatch, model, trace=tmp_path / "trace.jsonl", **PUBLISHED)
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
     for step in range(20):
         decode(model, step, 1 + step % 9)
     paged = sum(paging.loads for paging in model.paging)
     interval = Reader(stage.acting.counters).read()
     assert (interval.page_ins_before, interval.page_ins) == (model.before, paged)
     assert 0 < paged < model.before
-    line = stage.report(REPORTER)
+    line = hooks.report(REPORTER)
     steps = 20 * LAYERS
     assert f"page-ins: {model.before / steps:.1f} -> {paged / steps:.1f}, kept mass" in line
     records = [json.loads(text) for text in (tmp_path / "trace.jsonl").read_text().splitlines()]
@@ -81,7 +81,7 @@ def test_observe_tells_what_a_plan_would_have_paged_in_from_the_same_state(monke
     assert [interval.page_ins for interval in observed] == kept
     assert {interval.page_ins_before for interval in observed} == {model.before}
     assert all(0 < count < model.before for count in kept)
-    text = stage.reports.log()
+    text = hooks._reports.log()
     assert f"page-ins: {model.before / 12 / LAYERS:.1f}, batch size" in text
     assert f"(page-ins {kept[0] / 12 / LAYERS:.1f}, kept mass" in text
 
@@ -92,7 +92,7 @@ def test_where_all_experts_have_slots_nothing_is_paged(monkeypatch):
     assert plain.paged is None
     decode(model := PagedModel(slots=EXPERTS), 0, 4)
     assert all(routed is None for routed in model.routed)  # of another model
-    assert "page-ins" not in plain.reports.log()
+    assert "page-ins" not in hooks._reports.log()
 
 
 def test_all_experts_fit_in_a_step_where_all_have_slots(monkeypatch):
@@ -133,7 +133,7 @@ def test_what_fits_is_known_by_the_plan(monkeypatch, policy, keys, most):
     stage = put(monkeypatch, model, policy, **keys)
     schedule = stage.in_force.schedule
     for rows in range(1, 20):
-        found = stage.in_force.fit(StepKey("decode", rows))
+        found = stage.in_force.fits_slots(StepKey("decode", rows))
         assert found == fits(schedule, rows, TOP_K, EXPERTS, SLOTS)
         if rows <= most + 1:
             assert found == (rows <= most)
@@ -159,7 +159,7 @@ def test_a_switch_keeps_the_bound(monkeypatch):
     """A graph is not replayed under plans that could have more experts active than slots."""
     model = PagedModel()
     stage = put(monkeypatch, model, **PUBLISHED)
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: False)
     sizes = 1, 3, 4, 8
 
     def allowed():
@@ -190,7 +190,7 @@ def test_an_eager_step_reads_the_numbers_of_the_plan_in_force(monkeypatch):
     """Also where a graph of its size, which is not replayed now, keeps those that it goes on with afterwards."""
     model, read = PagedModel(), []
     stage = put(monkeypatch, model, **PUBLISHED)
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: False)
     select_ = Layer.select
 
     def note(layer, logits, plan, slots=None, tally=None, budgets=None):
@@ -230,7 +230,7 @@ def test_no_switch_frees_what_graphs_write_to(monkeypatch, tmp_path, former, lat
     model = PagedModel()
     start = dict(FORMS[former] or FORMS["policy"])
     stage = put(monkeypatch, model, start.pop("policy"), trace=tmp_path / "trace" if traced else None, **start)
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: False)
     capture(monkeypatch, stage, model, rows)
     if former == "vanilla":
         switch(stage, None, REPORTER)
@@ -252,7 +252,7 @@ def test_captured_anew_while_it_is_not_replayed_a_step_keeps_its_promise(monkeyp
     """As in a weight update under vanilla: the graph is not to ask the host where experts go."""
     model = PagedModel()
     stage = put(monkeypatch, model, **PUBLISHED)
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: False)
     capture(monkeypatch, stage, model, 8)
     switch(stage, None, REPORTER)
     frames, check = [], Running.check
@@ -266,9 +266,9 @@ def test_a_broken_bound_stops_the_server(monkeypatch):
     """Selection that knows nothing of slots, which no plan allows, stands for a bound that was wrong."""
     model = PagedModel()
     stage = put(monkeypatch, model, k0=1, add=24)
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
     decode(model, 0, 8)
-    stage.publish(REPORTER)
+    hooks.publish(REPORTER)
 
     def forget(logits, plan, router, batch, *args, **options):
         return select(logits, plan, router, Batch(batch.valid), *args, **options)
@@ -280,17 +280,17 @@ def test_a_broken_bound_stops_the_server(monkeypatch):
     with pytest.raises(
         SlotsExceeded, match=re.escape(f"more than {SLOTS} experts were active in MoE layers [0, 1, 2]")
     ):
-        stage.publish(REPORTER, always=True)
+        hooks._reports.publish(REPORTER, always=True)
 
 
 def test_what_was_not_promised_may_exceed_the_slots(monkeypatch):
     """Waves take it."""
     model = PagedModel()
-    stage = put(monkeypatch, model, k0=3, add=24)
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    put(monkeypatch, model, k0=3, add=24)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
     decode(model, 0, 40)
     assert any(len(routed[1].unique()) > SLOTS for routed in model.routed)
-    stage.publish(REPORTER)
+    hooks.publish(REPORTER)
 
 
 def test_state_on_the_device_is_read_where_upstream_writes_it():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from prometheus_client import REGISTRY
 
-from sglang_xshare import SelectionPlan
+from sglang_xshare import SelectionPlan, hooks
 from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, Budgets, list_steps
 from sglang_xshare.stage.graphs import Graphs
 from sglang_xshare.stage.layer import Layer
@@ -22,7 +22,7 @@ from stage.switching import decode, schedule, switch
 
 @pytest.fixture(autouse=True)
 def _on_the_first_rank(monkeypatch):
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
     monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
 
 
@@ -98,13 +98,13 @@ def test_observe_posted_again_goes_on_counting_where_graphs_do(attach, reporter,
     keys = {"policy": "observe", "plans": ["xshare:k0=1,add=2"]}
     model = Model(2)
     installed = attach(model, Batches((8,)), expert_policy="observe", expert_policy_config={"plans": keys["plans"]})
-    installed.graphs.capture(StepKey("decode", 8), installed.in_force)
+    installed.graphs.assign_for_capture(StepKey("decode", 8), installed.in_force)
     [first] = installed.in_force.lanes
     decode(model, reporter, 8)
     switch(installed, schedule(keys), reporter)
     assert list(installed.in_force.lanes) == [first]
     decode(model, reporter, 8)
-    assert "xshare:k0=1,add=2 would keep" in installed.report(reporter)
+    assert "xshare:k0=1,add=2 would keep" in hooks.report(reporter)
     totals = first.counters.totals
     labels = {"model_name": "fake", "plan": keys["plans"][0]}
     kept = REGISTRY.get_sample_value("sglang:expert_policy_observed_experts_total", labels)

@@ -7,6 +7,7 @@ import torch
 
 from sglang_xshare import Router, build_plan, hooks, select
 from sglang_xshare.stage.frame import PolicyBypassed
+from sglang_xshare.stage.record.counters import AFTER, STEPS
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import (
     EXPERTS,
@@ -23,7 +24,7 @@ from stage.fake import (
 
 @pytest.fixture(autouse=True)
 def _on_the_first_rank(monkeypatch):
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
 
 
 def count_experts(model: Model) -> list[int | None]:
@@ -69,9 +70,9 @@ def test_decode_selects_in_every_layer(attach):
     run(model, "decode", 16)
     assert all(count <= 16 + 2 for count in count_experts(model))
     assert outcomes(installed) == {"policy": 1}
-    assert installed.acting.counters.totals[:, 0].tolist() == [1, 1, 1]
+    assert installed.acting.counters.totals[:, STEPS].tolist() == [1, 1, 1]
     # Counted by the stage, and by what the runner receives.
-    assert installed.acting.counters.totals[:, 2].tolist() == count_experts(model)
+    assert installed.acting.counters.totals[:, AFTER].tolist() == count_experts(model)
 
 
 def test_prefill_and_single_rows_stay_vanilla(attach):

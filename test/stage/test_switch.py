@@ -14,6 +14,7 @@ from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.stage.forward import wrap_model
 from sglang_xshare.stage.graphs import Changes
 from sglang_xshare.stage.placement import Placement
+from sglang_xshare.stage.reports import Reports
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, make_stage, outcomes, run
 from stage.switching import PLANS, decode, schedule, switch
@@ -21,7 +22,7 @@ from stage.switching import PLANS, decode, schedule, switch
 
 @pytest.fixture(autouse=True)
 def _on_the_first_rank(monkeypatch):
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
     monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
 
 
@@ -91,15 +92,6 @@ def test_log_metrics_and_counters_tell_both_plans_apart(attach, reporter, caplog
     assert f"{before.mean('experts_before'):.1f} -> {before.mean('experts_after'):.1f}" in caplog.text
     assert "policy steps: 3" in caplog.text
     assert installed.acting.logged.look()[0].layer_steps == installed.acting.since_switch.look()[0].layer_steps == 0
-    decode(model, reporter)
-    assert installed.acting.since_switch.look()[0].outcomes["policy"] == 1
-    assert "policy steps: 1" in installed.report(reporter)
-
-    def value(name: str, **labels: str) -> float | None:
-        return REGISTRY.get_sample_value(f"sglang:expert_policy_{name}", {"model_name": "fake", **labels})
-
-    assert value("steps_total", outcome="policy") == 4
-    assert value("layer_steps_total") == 12
     plans = {
         sample.labels["policy"]: sample.value
         for metric in REGISTRY.collect()
@@ -107,6 +99,15 @@ def test_log_metrics_and_counters_tell_both_plans_apart(attach, reporter, caplog
         if sample.name == "sglang:expert_policy_info" and sample.value
     }
     assert plans == {"oea": 1}
+    decode(model, reporter)
+    assert installed.acting.since_switch.look()[0].outcomes["policy"] == 1
+    assert "policy steps: 1" in hooks.report(reporter)
+
+    def value(name: str, **labels: str) -> float | None:
+        return REGISTRY.get_sample_value(f"sglang:expert_policy_{name}", {"model_name": "fake", **labels})
+
+    assert value("steps_total", outcome="policy") == 4
+    assert value("layer_steps_total") == 12
 
 
 def test_observe_and_back_with_a_trace(attach, reporter, tmp_path):
@@ -116,10 +117,10 @@ def test_observe_and_back_with_a_trace(attach, reporter, tmp_path):
     installed = attach(model, **XSHARE, expert_policy_trace=str(file))
     observe = {"policy": "observe", "plans": ["oea:k0=1", "xshare:k0=1,add=2"]}
     for keys in (observe, PLANS[0], observe):
-        decode(model, reporter)
+        run(model, "decode", 12)  # in flight: the scheduler has not counted it
         switch(installed, schedule(keys), reporter)
     decode(model, reporter)
-    installed.publish(reporter)
+    hooks.publish(reporter)
     records = [json.loads(line) for line in file.read_text().splitlines()]
     assert [record["step"] for record in records] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert [record.get("switch") for record in records] == [None, None, 1, 1, 2, 2, 3, 3]
@@ -153,14 +154,14 @@ def test_ranks_are_counted_wherever_experts_are(attach, reporter):
     for layer in layers:
         layer.placement = placement
     installed = make_stage(layers, schedule(PLANS[0]))
-    hooks._stage = installed
+    hooks._stage, hooks._reports = installed, Reports(installed)
     del model.forward
     wrap_model(model, installed)
     counted = []
     for keys in (PLANS[0], {"policy": "vanilla"}, {"policy": "observe"}, PLANS[1]):
         switch(installed, schedule(keys), reporter)
         decode(model, reporter)
-        counted.append(installed.report(reporter).count("fullest rank"))
+        counted.append(hooks.report(reporter).count("fullest rank"))
     assert counted == [1, 0, 1, 1]
 
 
@@ -186,7 +187,7 @@ def test_a_trace_that_cannot_be_written_is_logged_once(attach, reporter, caplog,
     monkeypatch.setattr(installed.trace, "write", fail)
     for _ in range(3):
         decode(model, reporter)
-        assert "policy steps: 1" in installed.report(reporter)
+        assert "policy steps: 1" in hooks.report(reporter)
         assert installed.acting.exported.look()[0].layer_steps == 0, "metrics are up to date without the trace"
     switch(installed, schedule(PLANS[0]), reporter)
     assert (installed.switches, installed.in_force.given["add"]) == (1, 5)
@@ -198,11 +199,11 @@ def test_metrics_that_refuse_a_value_are_logged_once(attach, reporter, caplog, m
     """And the trace is written."""
     file, model = tmp_path / "trace", Model()
     installed = attach(model, **XSHARE, expert_policy_trace=str(file))
-    monkeypatch.setattr(installed.reports.exporter, "export", fail)
+    monkeypatch.setattr(hooks._reports.exporter, "export", fail)
     monkeypatch.setattr(installed.acting.logged, "read", fail)
     for _ in range(2):
         decode(model, reporter)
-        assert installed.report(reporter) == ""
+        assert hooks.report(reporter) == ""
     assert len(file.read_text().splitlines()) == 2 * len(model.configs)
     assert [record.message.partition(" up to")[0] for record in caplog.records] == [
         "Expert policy: could not bring the metrics",

@@ -123,5 +123,5 @@ def test_a_trial_is_never_put_back(texts, tmp_path, server, capsys):
     assert second == [1]
     assert err.startswith("tune: http://fake: its policy is another search's trial")
     assert (server.policy, server.trial) == (own, False)
-    assert "At the end it puts back: oea:k0=3\n" in out
+    assert "At the end tune puts back: oea:k0=3\n" in out
     assert "\nPut back: oea:k0=3\n" in out

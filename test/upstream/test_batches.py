@@ -44,20 +44,20 @@ def test_a_rank_by_itself_has_its_part_of_the_rows():
     assert read_batches(server).captured == (8, 16, 32)
     own = read_batches(server, "rank")
     assert own.captured == (1, 2, 4)
-    assert own.pad(4)
+    assert own.may_pad(4)
 
 
 def test_rows_that_ranks_divide_are_padded_to_their_number():
     server = config(tp_size=2, moe_a2a_backend="deepep")
-    assert read_batches(server).pad(2)
-    assert not read_batches(config(tp_size=2, moe_a2a_backend="none")).pad(2)
+    assert read_batches(server).may_pad(2)
+    assert not read_batches(config(tp_size=2, moe_a2a_backend="none")).may_pad(2)
 
 
 def test_padding_is_where_a_smaller_batch_has_no_graph_of_its_own():
-    assert [rows for rows in (1, 2, 16, 24, 32, 33) if GRAPHS.pad(rows)] == [24, 32]
-    assert [rows for rows in (4, 8, 16) if Batches(captured=(4, 8, 16), unit=4).pad(rows)] == [16]
-    assert not Batches().pad(7)
-    assert Batches(always_pad=True).pad(7)
+    assert [rows for rows in (1, 2, 16, 24, 32, 33) if GRAPHS.may_pad(rows)] == [24, 32]
+    assert [rows for rows in (4, 8, 16) if Batches(captured=(4, 8, 16), unit=4).may_pad(rows)] == [16]
+    assert not Batches().may_pad(7)
+    assert Batches(always_pad=True).may_pad(7)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_what_runs_at_once_has_a_graph_in_place_of_larger_ones(sizes, changes, c
     found = read_batches(config(sizes, **changes))
     assert found.captured == captured
     if captured[-1] == 20:
-        assert found.pad(20), "17 to 19 rows run in it"
+        assert found.may_pad(20), "17 to 19 rows run in it"
 
 
 @pytest.mark.parametrize(("requests", "tokens", "divisor"), [(20, 1, 1), (3, 1, 2), (7, 4, 8), (300, 1, 4), (1, 1, 1)])

@@ -21,10 +21,10 @@ class Drafted(Layout):
     """Chains of drafts, each right with `chance` if all before it are.
 
     A request's step begins at its next token. Its rows up to the first wrong draft are emitted: they are the text. The
-    rows behind hold a piece of another sequence, as drafts behind a wrong guess do. With a `spread` every draft has a
-    chance of its own, evenly distributed that far around `chance`. With `told`, selection gets the rows that will be
-    emitted, which no server can predict: a bound of what weights can reach. With `own`, selection gets each draft's own
-    chance, as `OWN` to the power of its depth.
+    rows after that draft hold a piece of another sequence, because real drafts after a wrong guess continue another
+    text. With a `spread` every draft has a chance of its own, evenly distributed, at most `spread` away from `chance`.
+    With `told`, selection gets the rows that will be emitted, which no server can predict: a bound of what weights can
+    reach. With `own`, selection gets each draft's own chance, as `OWN` to the power of its depth.
     """
 
     chance: float = 1.0
@@ -42,7 +42,7 @@ class Drafted(Layout):
         return rows.flatten(0, 1)[_draw(self, *rows.shape[:2]).source]
 
     def join(self, steps: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-        """Return the choice for emitted rows, and `own` for tokens behind the last step."""
+        """Return the choice for emitted rows, and `own` for tokens after the last step."""
         drawn = _draw(self, *own.shape[:2])
         joined = own.flatten(0, 1).clone()
         joined[drawn.source[drawn.emitted]] = steps[drawn.emitted].to(own.dtype)

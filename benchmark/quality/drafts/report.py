@@ -20,15 +20,15 @@ KINDS = {
 }
 """Further keys of a setting, by name."""
 LEVELS = (0.02, 0.01)
-"""Losses, in nats a token."""
+"""Losses at which experts are compared, in nats a token."""
 NOTE = """\
-Active experts a layer and step at which emitted tokens lose so many nats a token above vanilla, on the line between two
-budgets; in brackets the change from plain, with its 95 % interval over draws of the batches if the record has the loss
-of each; a dash beyond the budgets measured. Each draft is right with this chance if all before it are, or, after ±,
-with a chance of its own, evenly distributed around it; rows behind a wrong draft hold other text and do not count. By
-its own chance: weighed by each draft's own chance. Told: selection knows the rows that will be emitted, which no server
-knows: the most that weights could reach. Settings: xshare:k0=1,utility=squared,own_share=0.75 and a budget add. The
-mean standard error of a loss is {error:.4f}."""
+Active experts a layer and step at which emitted tokens lose so many nats a token above vanilla, interpolated between
+two budgets; in brackets the change from plain, with its 95 % interval over draws of the batches if the record has the
+loss of each. A dash: beyond the measured budgets. Each draft is right with this chance if all drafts before it are
+right; after ±, each draft has a chance of its own, evenly distributed around this chance. Rows after a wrong draft hold
+other text and do not count. By its own chance: weighed by each draft's own chance. Told: the selection gets the rows
+that will be emitted, which no server can predict: a bound of what weights can reach. Settings:
+xshare:k0=1,utility=squared,own_share=0.75 and a budget add. The mean standard error of a loss is {error:.4f}."""
 Ladder = Sequence[Mapping[str, Any]]
 """Points of one layout and kind, fewest experts first."""
 

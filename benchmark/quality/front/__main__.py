@@ -1,7 +1,7 @@
 """Measure what `own_share` and squared utilities save: `python -m benchmark.quality.front [POLICY...]`.
 
-Published settings are decoded in mixed batches of several sizes, token by token and in verification of a chain of
-drafts a request; then the same settings with `own_share` 0.75 and, if a budget goes by utility, with squared ones.
+Decodes published settings in mixed batches of several sizes, token by token and in verification of a chain of drafts a
+request; then the same settings with `own_share` 0.75 and, if a budget goes by utility, with squared utilities too.
 `--skip` skips the first sequences, on which these keys were chosen.
 """
 

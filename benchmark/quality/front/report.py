@@ -14,10 +14,10 @@ from benchmark.quality.report import make_loss_line, make_loss_panel
 
 NOTE = """\
 Change of the loss against the published setting with the same budget: the mean of a policy's settings that lose
-anything measurable, ± the mean of their errors; then the number of settings that lose measurably less, or more; then
-the change of active experts, if that is 2 % or more: a budget is kept, but utility over all experts spends it on some
-that no row uses, most of all in a router with groups. A dash: no setting loses anything measurable, which is two
-standard errors, or the interval over batches. Squared is measured with own_share 0.75."""
+anything measurable, ± the mean of their errors. Then the number of settings that lose measurably less, or more. Then
+the change of active experts, if 2 % or more: the budget is equal, but utility over all experts spends a part of it on
+experts that no row uses, most of all in a router with groups. A dash: no setting loses anything measurable, that is,
+more than two standard errors or the interval over batches. Squared is measured with own_share 0.75."""
 MODELS = ("softmax, 8 of 64", "sigmoid, groups, 8 of 64", "softmax, wide, 4 of 32")
 """The models of the three records: the shipped checkpoint, `grouped` and `wide`."""
 Points = Mapping[str, Mapping[str, Any]]
@@ -83,7 +83,7 @@ def last_change(point: Mapping[str, Any]) -> str:
 
 
 def list_curve(points: Points, like: Mapping[str, Any], change: str) -> list[Mapping[str, Any]]:
-    """Return the settings of one ladder and layout, so changed, fewest experts first."""
+    """Return the settings of one ladder and layout with this change, fewest experts first."""
     own = (layout_of(like), like["ladder"])
     found = [one["changes"].get(change) for one in points.values() if (layout_of(one), one["ladder"]) == own]
     return sorted((one for one in found if one is not None), key=lambda one: one["active_experts"])

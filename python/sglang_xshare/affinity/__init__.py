@@ -1,7 +1,7 @@
 """Expert-affinity dispatch: requests for the same experts go to the same replica.
 
-A request's signature describes its experts. Signatures come from a table (`table.py`) that `calibrate` measures
-(`calibration.py`). `decision.py` decides, independently of SGLang.
+A request's signature describes the experts that its tokens use. Signatures come from a table (`table.py`), which the
+command `calibrate` measures (`calibration.py`). `decision.py` chooses replicas, independently of SGLang.
 """
 
 from typing import Any

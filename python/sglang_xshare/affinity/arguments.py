@@ -82,8 +82,8 @@ def make_dispatcher(controller: Any) -> Dispatcher | None:
     arguments = read_affinity(controller.server_args)
     if arguments is None:
         return None
-    # Without a cache a repeated prompt gains nothing on its former replica. It would only tie the request to a replica
-    # that the bound once forced on it.
+    # Without a cache a repeated prompt gains nothing on its former replica, and that replica may have been chosen only
+    # because the others were full.
     caches = not resolved(controller.server_args).disable_radix_cache
     affinity = Affinity(arguments.table, controller.server_args.dp_size, arguments.bound, caches)
     receive = open_receiver(controller.port_args.instance_id)
@@ -91,7 +91,7 @@ def make_dispatcher(controller: Any) -> Dispatcher | None:
 
 
 def _check_table(server_args: Any, table: Table) -> None:
-    """Refuse a table of another model or tokenizer; properties that are missing in the model's folder are skipped."""
+    """Refuse a table of another model or tokenizer; skip a property that the model's folder lacks."""
     path = server_args.model_path
     found = describe_model(model_config(server_args).hf_text_config, Path(path))
     for what, of_table in table.origin.items():

@@ -23,14 +23,14 @@ SAMPLES = 256
 WIDTH = 256
 """Width of the random sketch of counts: counts by expert of 152k ids in 48 layers of 128 would take 3.7 GB."""
 SHRINKAGE = 20
-"""Mean tokens that are mixed into every id, so an id that occurs once has a small signature."""
+"""Mean tokens that are added to the counts of every id, so an id that occurs once has a small signature."""
 
 
 def load_model(folder: Path, device: str) -> Any:
     """Return the model of a checkpoint. Raises ValueError if `folder` does not contain all of it."""
     from transformers import AutoModelForCausalLM
 
-    # Few CPUs multiply bfloat16 faster.
+    # Few CPUs multiply bfloat16 faster than float32.
     dtype = torch.float32 if device == "cpu" else "auto"
     try:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)

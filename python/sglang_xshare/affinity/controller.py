@@ -15,9 +15,9 @@ PREFIX = "sglang:expert_affinity_"
 LOG_INTERVAL = 10.0
 """Least seconds between log lines. Without requests there are none."""
 EARLY = 4096
-"""Most remembered requests whose end arrived first: a client disconnected at once, and two sockets have no order."""
+"""Most requests remembered whose end arrived before they did: the client disconnected at once, on another socket."""
 WAIT = 60
-"""Seconds for which such a request may still arrive, longer than any backlog; later its id is a new request."""
+"""Seconds in which such a request may still arrive, longer than any backlog; later its id names a new request."""
 
 
 class Dispatcher:
@@ -77,7 +77,7 @@ class Dispatcher:
 
 
 def _describe(request: Any) -> dict[str, Any]:
-    """Return a request's ties to others: its conversation, its session, and the salt of its prompt's cache."""
+    """Return what ties a request to a replica: its conversation, its session, and the salt of its prompt's cache."""
     session = getattr(request, "session_params", None)
     # Placeholder ids are equal for all images, so a prompt with an image shares no cache.
     image = request.rid if getattr(request, "mm_inputs", None) is not None else None

@@ -1,4 +1,4 @@
-"""The decision which replica gets a request."""
+"""The choice of the replica that gets a request."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -11,14 +11,14 @@ from .recent import KEYS, SESSIONS, Prefixes, Recent, hash_blocks
 from .table import Floats, Table
 
 DEFAULT = 1.175
-"""Default bound: the widest, in steps of 0.025, whose load imbalance stayed below 1.1 in the mean over all traffic of
-benchmark/README.md, at 2, 4 and 8 replicas.
+"""Default bound: the widest, in steps of 0.025, at which the mean load imbalance over all traffic of
+benchmark/README.md stayed below 1.1, with 2, 4 and 8 replicas.
 """
 REASONS = ("affinity", "bound", "sticky", "session", "idle", "load", "directed")
-"""Reasons for a choice: the most similar experts and the longest cached prefix (affinity); a more similar replica is
-too full (bound), or busy while the chosen replica is idle (idle); the replica of the conversation's earlier turns
-(sticky) or of the session (session); without signature and cached prefix, the fewest requests (load); the client's
-choice (directed).
+"""Reasons for a choice. affinity: the most similar experts and the longest cached prefix. bound: a more similar replica
+is too full. idle: the chosen replica is idle, and a more similar one is busy. sticky: the replica of the conversation's
+earlier turns. session: the replica of the session. load: the fewest requests, without signature and cached prefix.
+directed: the client's choice.
 """
 PREFIX_WEIGHT = 2.0
 """Weight of the cached share of a prompt, beside the similarity of experts. The similarity is about 0.5 within a domain
@@ -68,9 +68,9 @@ class Decision:
 class Affinity:
     """Decisions for requests to `replicas` replicas, and each replica's running requests.
 
-    `bound` is the most requests of a replica, as a multiple of the mean (`list_open`), and sets the price of requests
-    above the mean (`price_load`). `caches` is True if replicas cache prompts, so a repeated prompt may gain on its
-    former replica. The same calls give the same decisions.
+    `bound` is the most requests of a replica, as a multiple of the mean (`list_open`); it also sets the price of
+    requests above the mean (`price_load`). `caches` is True if replicas cache prompts, so a repeated prompt may gain on
+    its former replica. The same calls give the same decisions.
     """
 
     def __init__(self, table: Table, replicas: int, bound: float = DEFAULT, caches: bool = True) -> None:
@@ -135,7 +135,7 @@ class Affinity:
         return True
 
     def set_alive(self, alive: Sequence[int]) -> None:
-        """Set the replicas that get requests. A replica that comes back has an empty cache and its former experts."""
+        """Set the replicas that get requests. A replica that returns has an empty cache and its former experts."""
         for replica in set(self._alive) - set(alive):
             for request in [name for name, (home, _) in self._running.items() if home == replica]:
                 self.finish(request)

@@ -39,7 +39,7 @@ class WatchedRequests(UserDict[str, Any]):
         return self
 
     def _end(self, request: str, state: Any) -> None:
-        # The controller never gets a request that fails before its dispatch. 0.5.18 and 0.5.19 have no `dispatched`.
+        # The controller never gets a request that fails before `dispatched` is set; 0.5.18 and 0.5.19 lack this field.
         if getattr(state, "dispatched", True):
             self._tell(request)
 
@@ -47,7 +47,7 @@ class WatchedRequests(UserDict[str, Any]):
 def open_sender(instance: str) -> Callable[[str], None]:
     """Return a function that sends an ended request's id to this server's controller. Raises OSError."""
     path, socket = find_path(instance), _make_socket(zmq.PUSH)
-    # -1: after multiprocessing has ended the children. The controller is a child; a killed one leaves its socket.
+    # -1: after multiprocessing has ended the children, because a killed controller, a child, leaves its socket.
     Finalize(None, remove_dead, (path,), exitpriority=-1)
     socket.connect(f"ipc://{path}")
     return lambda request: socket.send(request.encode(), zmq.NOBLOCK)

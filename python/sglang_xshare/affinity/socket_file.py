@@ -12,7 +12,7 @@ PREFIX, NAME = "sglang-xshare-ended-", "socket"
 LONGEST = 107
 """Most bytes of a socket's path: `sun_path` of sockaddr_un on Linux has 108, with the final zero."""
 SETTLED = 60.0
-"""Seconds until a folder without a listener counts as a killed server's. A starting server does not listen yet."""
+"""Seconds for which a folder without a listener may be a starting server's; later it is a killed server's."""
 
 
 def find_path(instance: str) -> Path:
@@ -31,7 +31,7 @@ def find_path(instance: str) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Remove a socket and its folder. A folder that is gone, or holds anything else, is no error."""
+    """Remove a socket and its folder. A missing folder, or a folder with other content, is no error."""
     with suppress(OSError):
         path.unlink(missing_ok=True)
         path.parent.rmdir()

@@ -16,9 +16,9 @@ from ..upstream.configuration import NUM_EXPERTS, find_value
 
 FORMAT = "sglang-xshare expert affinity 2"
 READ = 4096
-"""Most tokens in the mean of a prompt's signature. In each domain of the shipped checkpoint's corpus, 4096 evenly
-spaced of 23,000 to 56,000 tokens have a cosine similarity of at least 0.997 to all tokens; two domains have at most
-0.8.
+"""Most tokens whose mean is a prompt's signature. In each domain of the shipped checkpoint's corpus, the mean of 4096
+evenly spaced tokens has a cosine similarity of at least 0.997 to the mean of all 23,000 to 56,000 tokens; the means of
+two domains have at most 0.8.
 """
 Floats = npt.NDArray[np.float32]
 
@@ -29,7 +29,7 @@ class Table:
 
     `signatures` of token ids: [vocabulary, dimensions] float16, centred on the mean token of the texts, 0 for an id
     that is absent from the texts. `samples`: [samples, dimensions] float16, unit signatures of pieces of the texts,
-    which are the starts of centroids. `origin`: the measured model, from `describe_model`.
+    from which centroids start. `origin`: the measured model, from `describe_model`.
     """
 
     signatures: npt.NDArray[np.float16]
@@ -42,7 +42,7 @@ class Table:
         return len(self.signatures)
 
     def sign(self, tokens: Sequence[int]) -> Floats | None:
-        """Return a prompt's unit signature [dimensions], of up to `READ` even tokens; None if none is in the table."""
+        """Return a prompt's unit signature [dimensions], of up to `READ` evenly spaced tokens; None if it has none."""
         ids = to_ids(tokens[:: max(math.ceil(len(tokens) / READ), 1)])
         known = ids[(ids >= 0) & (ids < self.vocabulary)]  # other ids stand for images and the like
         if not len(known):
@@ -58,7 +58,7 @@ class Table:
 
 
 def to_ids(tokens: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return token ids as an array; -1 for a number beyond 64 bits, which clients of the example may send."""
+    """Return token ids as an array; -1 for a number beyond 64 bits, which a client may send."""
     try:
         return np.asarray(tokens, dtype=np.int64)
     except OverflowError:

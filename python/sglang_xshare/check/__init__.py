@@ -1,1 +1,1 @@
-"""`sglang-xshare check`: would a server with these flags be served, does it fit, what would policies gain."""
+"""`sglang-xshare check`: whether a server with these flags is served, whether it fits, and what policies would gain."""

@@ -1,4 +1,4 @@
-"""Active experts a layer and step, from selection itself on drawn logits; needs torch."""
+"""Active experts per layer and step, from the selection of drawn logits; needs torch."""
 
 from typing import Any
 

@@ -19,12 +19,12 @@ NVFP4. Scales of fp8 by blocks are below 0.1 %.
 """
 GROUPED = ("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16")
 SKIPPED = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
-"""Keys of a quantization's configuration that list modules which stay as they are."""
+"""Keys of a quantization's configuration that list modules without quantization."""
 
 
 @dataclass(frozen=True)
 class Bits:
-    """Bits of a weight: of `experts`, of other `linear` layers, and `plain` of all else and of modules in `skipped`."""
+    """Bits of a weight: `experts`, other `linear` layers, and `plain` for all else and for modules in `skipped`."""
 
     experts: float
     linear: float

@@ -20,7 +20,7 @@ SHARED_COUNT = ("n_shared_experts", "num_shared_experts")
 
 
 def explain_cut(model: Any, config: Any) -> str | None:
-    """Return why SGLang cannot build the experts of `model` (a `ModelConfig`), and flags that help; None if it can."""
+    """Return why SGLang cannot build the experts of `model` (a `ModelConfig`), with flags that help; None if it can."""
     kind = read_format(model, spell(config.quantization))
     # A CPU pads such columns (configs/update_config.py), and so does aiter (fp8.py: padding_size).
     if kind not in CHECKED or config.device == "cpu" or is_switched_on("SGLANG_USE_AITER"):
@@ -46,7 +46,7 @@ def explain_cut(model: Any, config: Any) -> str | None:
 
 
 def _list_cut(text: Any, experts: int, shared: int, block: int, ep_size: int) -> Iterator[tuple[int, int, str]]:
-    """Yield (columns, the ranks that divide them, whose columns) if a rank's columns end within a block.
+    """Yield (columns, the ranks that divide them, their owner) if a rank's columns end within a block.
 
     `experts` ranks divide an expert, and `shared` ranks divide the shared expert.
     """

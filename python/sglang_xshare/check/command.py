@@ -80,8 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
 def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     """Return the report on a server's flags and the subcommand's own flags, as JSON has it.
 
-    Raises ValueError, one line, if there is nothing to report on: a wrong value, no configuration, flags that SGLang's
-    parser does not take.
+    Raises ValueError, one line, if no report is possible: a wrong value, no configuration, flags that SGLang's parser
+    rejects.
     """
     gpu = find_gpu(options.gpu) if options.gpu else None
     bandwidth = gpu.bandwidth if gpu else None
@@ -133,12 +133,12 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _read_asked(options: argparse.Namespace) -> Asked | None:
-    """Return what is to be estimated; None without `--batch`."""
+    """Return the step to estimate; None without `--batch`."""
     if options.batch is None:
         alone = {"--context": options.context, "--active": options.active, "--compare": options.compare or None}
         for flag, value in alone.items():
             if value is not None:
-                raise ValueError(f"{flag} without --batch: needs --batch N")
+                raise ValueError(f"{flag} without --batch: must be used with --batch N")
         return None
     context = CONTEXT if options.context is None else read_count("--context", options.context, 0)
     active = [read_number("--active", text, 1) for text in options.active or ()]
@@ -149,7 +149,7 @@ def _read_asked(options: argparse.Namespace) -> Asked | None:
 def _name_policy(
     given: Sequence[str], asked: Asked | None, options: argparse.Namespace
 ) -> tuple[Sequence[str], ServerFlags]:
-    """Return the server's flags and their values; with `DEFAULT` if no policy is named and a step has several rows."""
+    """Return the server's flags and their values; add `DEFAULT` if no policy is named and a step has several rows."""
     flags = read_flags(given)
     if flags.names_policy or options.compare or options.active or flags.mask_padding_experts:
         return given, flags
@@ -205,7 +205,7 @@ def _judge(
 
 
 def _count(folder: Path, flags: ServerFlags, resolution: Resolution | None, unanswered: list[str]) -> Weights | None:
-    """Count the model's weights as SGLang has resolved it, else as the flags say; None with the reason noted."""
+    """Count the model's weights by SGLang's resolution, else by the flags; on failure note the reason, return None."""
     start = resolution.start if resolution is not None and resolution.finished else None
     if start is not None:
         flags.resolve(start.config)
@@ -222,7 +222,7 @@ def _count(folder: Path, flags: ServerFlags, resolution: Resolution | None, unan
 
 
 def _find_obstacle(memory: dict[str, Any], step: Step) -> str | None:
-    """Return why a step cannot be on a GPU with this memory, or None."""
+    """Return why a step cannot run on a GPU with this memory, or None."""
     if not memory["fits"]:
         return "offloaded weights come from another memory" if step.flags.offloaded else "the weights do not fit"
     needed = step.cached * count_cache(step.weights, step.flags)
@@ -234,7 +234,7 @@ def _find_obstacle(memory: dict[str, Any], step: Step) -> str | None:
 
 
 def _read_served(step: Step, report: dict[str, Any], unanswered: list[str]) -> Schedule | None:
-    """Return the server's policy; None if it routes as the model does, or, with the reason noted, if it is wrong."""
+    """Return the server's policy; None if it routes as the model does, or if it is wrong, with the reason noted."""
     policy, config = step.flags.expert_policy, step.flags.expert_policy_config
     if not policy:
         return None

@@ -1,4 +1,4 @@
-"""Warnings of draft tokens that do not pay, by the estimate of a step."""
+"""Warnings about draft tokens that do not pay, by the estimate of a step."""
 
 from collections.abc import Mapping
 
@@ -7,14 +7,14 @@ from .estimate import COMMON, Step, estimate_step
 from .weights import divide
 
 CHANCE = 0.75
-"""The assumed chance of a draft after those before it: the shipped draft's on held-out text (docs/guide.md)."""
+"""The assumed chance that a draft is accepted after all earlier ones: that of the shipped draft (docs/guide.md)."""
 FLAG = "--speculative-num-draft-tokens"
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-"""Draft tokens that are compared, with those that are asked for."""
+"""Numbers of draft tokens that are compared with the number of the server's flag."""
 
 
 def list_warnings(step: Step, schedule: Schedule | None, bandwidth: float) -> list[str]:
-    """Return a list with a warning if the drafts of a step cannot pay; empty if they may, or if the server adapts them.
+    """Return a list with a warning if the drafts of a step cannot pay; an empty list otherwise, or if drafts adapt.
 
     `schedule` is the server's policy, None for the model's own routing; `bandwidth` is in GB/s.
     """
@@ -43,12 +43,12 @@ def describe(seconds: Mapping[int, float], batch: int) -> str | None:
     best = max(sorted(speeds), key=speeds.__getitem__)
     then = "no drafts at all would give" if best == 1 else f"{best} would give"
     return (
-        f"{FLAG} {asked} cannot pay with --batch {batch} by this estimate: a step of {seconds[asked] * 1e3:.1f} ms for "
-        f"{expect(asked):.1f} tokens a request, without drafts {seconds[1] * 1e3:.1f} ms for 1, if a draft is accepted "
-        f"with chance {CHANCE}; {then} the most tokens per second"
+        f"{FLAG} {asked} cannot pay with --batch {batch} by this estimate: a step takes {seconds[asked] * 1e3:.1f} ms "
+        f"for {expect(asked):.1f} tokens a request (without drafts: {seconds[1] * 1e3:.1f} ms for 1) if a draft is "
+        f"accepted with chance {CHANCE}; {then} the most tokens per second"
     )
 
 
 def expect(width: int) -> float:
-    """Return the tokens that a request gets from a step of `width` draft tokens, in the mean."""
+    """Return the mean tokens that a request gets from a step of `width` draft tokens."""
     return sum(CHANCE**place for place in range(width))

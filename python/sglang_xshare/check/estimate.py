@@ -22,8 +22,8 @@ layer more than the rest of this estimate at 4 to 16 requests, 25 to 27 at one, 
 """
 FORMULA = (
     f"MoE layer = {FIXED * 1e6:.0f} us + active x expert bytes / ({REACHED:.0%} of bandwidth), step = MoE layers x "
-    f"that + layers x {OTHER * 1e6:.0f} us + (all other weights + KV cache) / the same; of several ranks the one "
-    "that a step waits for"
+    f"that + layers x {OTHER * 1e6:.0f} us + (all other weights + KV cache) / the same bandwidth; with several ranks, "
+    "of the rank that the step waits for"
 )
 COMMON = 0.47
 """Share of the logits' variance that all rows have in common, chosen so that 49 of 128 experts are active at 16
@@ -71,7 +71,7 @@ class Step:
                 raise ValueError(f"{many}: must be at most {MOST_ROWS:,} rows without --active")
             return
         if num_policies > 1:
-            raise ValueError(f"--active with {num_policies} policies: must be the one policy whose experts they are")
+            raise ValueError(f"--active with {num_policies} policies: must be used with one, whose experts they are")
         whose, most = ("the model's", experts) if ep_size == 1 else ("a rank's", experts // ep_size)
         before, after = self.asked.active
         if not 1 <= before <= most:
@@ -101,7 +101,7 @@ class Step:
 
 
 def estimate(step: Step, schedules: dict[str, Schedule], bandwidth: float | None) -> dict[str, Any]:
-    """Return the report on `schedules`, by their spelling. `bandwidth` in GB/s; None without a step time."""
+    """Return the report on `schedules`, by their spelling. `bandwidth` is in GB/s; without it no step is timed."""
     asked = step.asked
     report: dict[str, Any] = {
         "is_estimate": True,
@@ -124,7 +124,7 @@ def estimate(step: Step, schedules: dict[str, Schedule], bandwidth: float | None
 
 
 def _list_loads(step: Step, schedule: Schedule | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (source, active experts before and after with the kept mass): assumed without --active."""
+    """Yield (source, active experts before and after with the kept mass); assumed values without --active."""
     ep_size = step.flags.ep_size
     if step.asked.active is not None:
         active = list(step.asked.active)

@@ -28,7 +28,7 @@ MISSES = {
     "Qwen3MoeForCausalLM": Miss("Qwen3-30B-A3B in bf16", 28, (0.85, 1.17), (-0.02, 0.08)),
     "GptOssForCausalLM": Miss("gpt-oss-20b and gpt-oss-120b in mxfp4", 14, (0.52, 0.72), (-0.09, 0.06)),
 }
-"""By class; with a policy off and on, an H100 and H200s."""
+"""Misses by the model's class, with a policy off and on, on an H100 and H200s."""
 
 
 def list_never_executed(flags: ServerFlags, architecture: str, report: dict[str, Any]) -> list[str]:

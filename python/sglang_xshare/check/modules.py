@@ -22,7 +22,7 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
     """Return (the tensors of a model, its language model's configuration with transformers' defaults).
 
     The arguments are the content of config.json and the `changes` of --json-model-override-args. Raises ValueError, one
-    line, for a model that transformers lacks or cannot build, ModuleNotFoundError without transformers or torch.
+    line, for a model that transformers lacks or cannot build, and ModuleNotFoundError without transformers or torch.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -79,9 +79,9 @@ def _build(kind: Any, parsed: Any, mode: AbstractContextManager[Any]) -> Any:
 def _find_class(
     transformers: ModuleType, config: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
-    """Return (the model's class, the class's part of the configuration, the changes to that part).
+    """Return (the model's class, its part of the configuration, the changes to that part).
 
-    The class is that of the whole model, else that of its language model, which remote code wraps.
+    The class is that of the whole model, else that of the language model in it, which remote code may wrap.
     """
     auto = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     nested = ((part, changes.get(name) or {}) for name in TEXT_CONFIGS if isinstance(part := config.get(name), dict))
@@ -115,7 +115,7 @@ class _Placeholder(ModuleType):
 
 
 def _keep(function: Any = None, *arguments: Any, **options: Any) -> Any:
-    """Return the function that is decorated, with or without options."""
+    """Return the decorated function, with or without options."""
     return function if callable(function) else _keep
 
 
@@ -135,8 +135,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def import_lightly() -> Iterator[None]:
     """Import transformers in 1.1 s of processor time instead of 2.7.
 
-    Torch's compiler, image processors and the collection of garbage are left out. A later import gets transformers
-    anew, as a whole; a process that has already imported transformers keeps it.
+    Torch's compiler, image processors and garbage collection are left out. A later import loads all of transformers
+    again; a process that has already imported transformers keeps it.
     """
     if any(name in sys.modules for name in ("transformers", *COMPILER, IMAGES)):
         yield

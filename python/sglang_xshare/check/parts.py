@@ -27,7 +27,7 @@ KV_HEADS = ("num_key_value_heads", "num_attention_groups")
 class Parts:
     """Bytes of a model: the `experts` of all `moe_layers`, and all else.
 
-    `read` is all else that a decode step reads, with the embedding only if the head is the embedding. `held` is all
+    `read` is all else that a decode step reads; the embedding is part of it only if it is also the head. `held` is all
     that a GPU holds beside experts. `cached` is numbers a token, which up to `cache_heads` ranks divide.
     """
 
@@ -96,7 +96,7 @@ def _is_expert(tensor: Tensor, name: str, num_experts: int) -> bool:
 
 
 def _count_cached(attention: list[tuple[int, str, Tensor]], text: Mapping[str, Any]) -> tuple[int, int]:
-    """Return (numbers that all layers cache for a token, the heads among which they are divided)."""
+    """Return (the numbers that all layers cache for a token, the heads that ranks can divide)."""
     queries = _read_heads(text, ("num_attention_heads",)) or 1
     heads, cached = _read_heads(text, KV_HEADS) or queries, 0
     names = {(number, name) for number, name, _ in attention}
@@ -117,6 +117,6 @@ def _count_cached(attention: list[tuple[int, str, Tensor]], text: Mapping[str, A
 
 
 def _read_heads(text: Mapping[str, Any], names: Iterable[str]) -> int | None:
-    """Return a number of heads; of a list by layer the first."""
+    """Return the number of heads; the first number of a list by layer."""
     value = next((text[name] for name in names if text.get(name)), None)
     return value[0] if isinstance(value, list) else value

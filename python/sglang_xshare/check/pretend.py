@@ -33,9 +33,9 @@ def check_gpu(gpu: Gpu, name: str | None, release: str) -> None:
 
 @contextmanager
 def pretend(gpu: Gpu) -> Iterator[None]:
-    """Make SGLang see a machine with this GPU, FlashInfer and triton_kernels.
+    """Make SGLang detect a machine with this GPU, FlashInfer and triton_kernels.
 
-    Facts that SGLang read when it was imported stay. For AMD's GPUs these are many: of all that SGLang resolves for
+    Facts that SGLang read when it was imported remain. For AMD's GPUs these are many: of all that SGLang resolves for
     them, only the MoE runner is right. SGLang must be `SINCE` or later, see `check_gpu`.
     """
     import torch
@@ -48,14 +48,14 @@ def pretend(gpu: Gpu) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(override_platform(**_list_facts(gpu)))
         stack.enter_context(_replaced(common, "get_device_memory_capacity", lambda device=None: memory))
-        # sglang-kernel installs triton_kernels, and gpt-oss runs on them if they are there.
+        # A machine with a GPU has triton_kernels from sglang-kernel, and gpt-oss uses them if they are there.
         stack.enter_context(_replaced(common, "is_triton_kernels_available", lambda: True))
-        # A few models' defaults read torch's answer.
+        # A few models' defaults read the capability from torch, not from the platform.
         stack.enter_context(_replaced(torch.cuda, "get_device_capability", lambda device=None: capability))
-        # The list of quantizations does not follow the platform.
+        # SGLang's list of quantizations reads `is_hip`, not the platform.
         stack.enter_context(_replaced(common, "is_hip", lambda: gpu.capability is None))
         if gpu.capability is not None and "mxfp4" not in QUANTIZATION_METHODS:
-            # SGLang registers it only at import, on a machine with a GPU or with SGLANG_USE_CPU_ENGINE=1.
+            # SGLang registers mxfp4 only at import, on a machine with a GPU or with SGLANG_USE_CPU_ENGINE=1.
             QUANTIZATION_METHODS["mxfp4"] = Mxfp4Config
             stack.callback(QUANTIZATION_METHODS.pop, "mxfp4")
         yield

@@ -1,4 +1,4 @@
-"""One reading of a model for all of a report: SGLang's own once it has resolved the arguments, else config.json's."""
+"""The description of a model that a report uses throughout: SGLang's after its resolution, else config.json's."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def find_folder(model: str, revision: str | None) -> Path:
 
 
 def read_flagged(folder: Path, flags: ServerFlags) -> Reading:
-    """Read config.json with the flags. Raises ValueError in one line if that describes no Mixture-of-Experts model."""
+    """Read config.json with the flags. Raises ValueError in one line if it describes no Mixture-of-Experts model."""
     model, original, config, text = read_folder(str(folder), flags.changes)
     parts = SimpleNamespace(hf_config=SimpleNamespace(**config), hf_text_config=SimpleNamespace(**text))
     declared = find_quantization(parts, QUANTIZATIONS)
@@ -89,7 +89,7 @@ def read_resolved(folder: Path, flags: ServerFlags, start: Start) -> Reading:
 
 
 def _count_cache_bits(dtype: str, plain: float) -> float:
-    """Return the bits of a cached number by --kv-cache-dtype; a scale for each 16 of fp4 is among them."""
+    """Return the bits of a cached number by --kv-cache-dtype; fp4 has a scale for each 16 numbers."""
     if dtype.startswith(("fp8", "int8")):
         return 8.0
     if dtype.startswith("fp4"):

@@ -1,4 +1,4 @@
-"""Server arguments, parsed and resolved by SGLang itself, with every refusal instead of the first; and the report."""
+"""Server arguments, parsed and resolved by SGLang itself, with all refusals instead of the first; and the report."""
 
 import io
 import logging
@@ -28,7 +28,7 @@ class Resolution:
     """The outcome for a server's arguments.
 
     `refusals` and `warnings` are in a server's own order. `start` has SGLang's record, None before SGLang has one;
-    `finished` says whether SGLang resolved all of the record. `fault` is an error of a check of ours, and no refusal.
+    `finished` is True if SGLang resolved all of the record. `fault` is an error of a check of ours, and no refusal.
     """
 
     refusals: list[Line] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Resolution:
         self.finished = True
         self._check(self.start, RESOLVED)
         reason = explain_cut(model_config(server_args), self.start.config)
-        if reason is not None and "ranks" not in self.start.refused:  # --expert-placement shard was refused for it
+        if reason is not None and "ranks" not in self.start.refused:  # --expert-placement shard was refused for this
             self.refuse("SGLang", reason)
 
     def _check(self, start: Start, when: str) -> None:
@@ -61,7 +61,7 @@ class Resolution:
                 self.refuse("sglang-xshare", error)
             if when == GIVEN:
                 set_arguments(start)
-        except OSError:  # SGLang misses that file or repository as well
+        except OSError:  # a missing file or repository, which SGLang itself reports too
             raise
         except Exception as error:
             self.fault = error
@@ -85,7 +85,7 @@ def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:
         with _listening(resolution.warnings), redirect_stdout(said), redirect_stderr(said), machine:
             _resolve(flags, prepare_server_args, resolution)
     except SystemExit:
-        # argparse has printed its usage, which for SGLang is some hundred lines, and at the end what is wrong.
+        # argparse has printed SGLang's usage, some hundred lines; the last line is the error.
         *_, line = ["", *said.getvalue().splitlines()]
         raise ValueError(line.partition("error: ")[2] or f"SGLang: {line}") from None
     finally:

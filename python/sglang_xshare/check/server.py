@@ -1,4 +1,4 @@
-"""A server's flags, as far as weights, memory and the estimate need them: SGLang may be absent, or not resolve them."""
+"""The server's flags that weights, memory and the estimate need; read without SGLang, which may be absent or fail."""
 
 import argparse
 import json
@@ -80,7 +80,7 @@ class ServerFlags:
         return any(value not in (None, False) for value in given)
 
     def resolve(self, config: Any) -> None:
-        """Take what SGLang has resolved."""
+        """Replace flags by the values that SGLang has resolved."""
         self.ranks, self.ep_size = config.tp_size, config.ep_size
         self.dp_size = attention_dp_size(config)
         self.moe_a2a_backend = spell(getattr(config, "moe_a2a_backend", None) or "none")

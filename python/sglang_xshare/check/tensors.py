@@ -15,7 +15,7 @@ CONVERTED = ("BF16", "F16", "F32", "F64", "I64", "BOOL")
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor; `stored` is the bytes that a server keeps unchanged, None if it converts to the model's dtype."""
+    """One tensor; `stored` is the bytes that a server keeps unchanged, None if it converts the tensor's dtype."""
 
     name: str
     shape: tuple[int, ...]
@@ -23,12 +23,12 @@ class Tensor:
 
     @property
     def count(self) -> int:
-        """Return the count of numbers."""
+        """Return how many numbers the tensor has."""
         return prod(self.shape)
 
 
 def read_headers(folder: Path) -> list[Tensor]:
-    """Return the tensors in the headers of a folder's safetensors; empty if a file is missing or no safetensors."""
+    """Return the tensors in the headers of a folder's safetensors; empty if a file is missing or there are none."""
     tensors: dict[str, Tensor] = {}
     try:
         for file in _list_files(folder):
@@ -54,6 +54,6 @@ def _read_header(file: Path) -> dict[str, Any]:
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
         if length > LARGEST_HEADER:
-            raise ValueError(f"{file}: no safetensors")
+            raise ValueError(f"{file}: must be safetensors")
         header: dict[str, Any] = json.loads(opened.read(length))
     return header

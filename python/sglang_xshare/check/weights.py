@@ -1,4 +1,4 @@
-"""The bytes that a decode step of a model reads, and what of a GPU's memory they leave."""
+"""The bytes that a decode step of a model reads, and the bytes that they leave of a GPU's memory."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from .server import ServerFlags, read_flags
 from .tensors import Tensor, read_headers
 
 UNREAD = ("dummy", "pt", "npcache")
-"""Values of --load-format that read no safetensors, and give weights the model's dtype."""
+"""Values of --load-format that read no safetensors; the weights then have the model's dtype."""
 PACKED = ("bitsandbytes", "gguf")
 """Values of --load-format whose bytes neither safetensors nor modules contain."""
 
@@ -58,7 +58,7 @@ def count_weights(reading: Reading) -> Weights:
     model, text = reading.model, reading.text
     tensors = [] if reading.load_format in UNREAD else read_headers(reading.folder)
     source = "safetensors" if tensors else "transformers"
-    # A checkpoint with quantized tensors has its other tensors as they are served.
+    # A checkpoint with quantized tensors stores its other tensors in the dtype in which they are served.
     is_quantized = any(tensor.stored is not None and "scale" not in tensor.name for tensor in tensors)
     name = "none" if is_quantized else reading.quantization
     bits = read_bits(name, reading.declared, text.get("expert_dtype"), reading.plain)

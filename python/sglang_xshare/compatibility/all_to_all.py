@@ -14,8 +14,8 @@ from .architectures import ALL_TO_ALL, DISPATCHED
 from .moe_model import MoeModel, read_model
 
 BACKENDS = ("none", "deepep", "mooncake", "nixl")
-"""Values of --moe-a2a-backend that are served. Upstream itself gives their kernels -1: for its padding rows, and as
-"invalid topk slots" (token_dispatcher/deepep.py). The experts' runner gets what was dispatched, never an empty slot.
+"""Values of --moe-a2a-backend that are served. Upstream itself passes -1 to their kernels: for its padding rows, and as
+"invalid topk slots" (token_dispatcher/deepep.py). The experts' runner gets only dispatched slots, never an empty one.
 """
 _UNKNOWN = "the treatment of an empty slot is unknown"
 _ONE_KERNEL = f"one kernel dispatches, computes and combines, and {_UNKNOWN}"
@@ -38,7 +38,7 @@ def check_backend(config: Any) -> None:
 
 
 def check_model(model: MoeModel, config: Any) -> None:
-    """Raise `ExpertPolicyError` for a model whose layers were not followed under an all-to-all backend."""
+    """Raise `ExpertPolicyError` for a model whose layers nobody has followed under an all-to-all backend."""
     backend = spell(config.moe_a2a_backend or "none")
     served = ALL_TO_ALL if backend == "deepep" else DISPATCHED
     if routes_own_rows(config) and model.architecture not in served:
@@ -47,7 +47,7 @@ def check_model(model: MoeModel, config: Any) -> None:
 
 
 def read_ranks(model_runner: Any, schedule: Schedule | None) -> Ranks | None:
-    """Return the ranks of a loaded model's server; None if every rank's router sees the rows of all ranks."""
+    """Return the ranks of a loaded model's server; None if every rank's router gets the rows of all ranks."""
     config = resolved(model_runner.server_args)
     if not routes_own_rows(config):
         return None

@@ -51,7 +51,7 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
         if ignores_exact(server_args):
             raise ExpertPolicyError(IGNORES_EXACT, None, together)
         return Arguments(None) if mask_padding else None
-    # Read once: SGLang copies the record to its other processes; a file may have changed by then, or a pipe is empty.
+    # Read once, because SGLang copies the record to other processes later: a file may change, and a pipe is then empty.
     if not hasattr(server_args, KEYS):
         setattr(server_args, KEYS, read_config(config))
     keys = getattr(server_args, KEYS)

@@ -1,8 +1,8 @@
 """The MoE runner that `--moe-runner-backend auto` becomes under a policy: SGLang's choice, or one that fits the policy.
 
-SGLang first resolves a copy of the arguments, unnoticed. If it chooses a runner that the policy is not served with, the
-arguments get another runner before their own resolution, as if the user had given that one: all that SGLang derives
-from the runner fits. Without a policy nothing here runs.
+SGLang first resolves a copy of the arguments, without a log line. If SGLang chooses a runner that does not serve the
+policy, the arguments get another runner before their own resolution, as if the user had given that runner. So
+everything that SGLang derives from the runner fits. Without a policy nothing here runs.
 """
 
 import copy
@@ -30,8 +30,8 @@ GIVEN = "_expert_policy_given_runner"
 def choose_runner(server_args: Any, arguments: Arguments) -> None:
     """Replace, and log, the MoE runner that SGLang would choose for `auto` if it does not serve the policy.
 
-    Another runner must fit the experts. Called before SGLang resolves a server's arguments. Refuses nothing: later
-    checks do.
+    The new runner must fit the experts. Call before SGLang resolves a server's arguments. This function refuses
+    nothing, because later checks do.
     """
     setattr(server_args, GIVEN, spell(server_args.moe_runner_backend))
     if is_given(server_args) or server_args.device == "cpu":
@@ -72,7 +72,7 @@ def check_experts(server_args: Any) -> None:
 
 
 def _foresee(server_args: Any, arguments: Arguments, runner: str | None = None) -> tuple[Experts | None, bool]:
-    """Return (how the server would run its experts, whether that serves the policy), with another `runner` if named.
+    """Return (how the server would run its experts, whether that serves the policy), with `runner` if given.
 
     The first is None without a GPU and for arguments that SGLang refuses, which the server's own resolution reports.
     """

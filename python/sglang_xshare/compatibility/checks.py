@@ -119,20 +119,20 @@ def _check_schedule(start: Start) -> None:
 
 # The comment on a check names what the check refuses.
 CHECKS = (
-    # A policy, keys, a trace or flags beside them that make no schedule; every plan it can give is built.
+    # A policy, keys, a trace or related flags that make no schedule; every plan of a schedule is built here.
     Check("policy", GIVEN, STAGE, _check_policy),
     # An SGLang that is not wholly patched by this version of the queue.
     Check("tree", GIVEN, STAGE, _check_patched),
     # Modes, devices and backends that the stage is not served with.
     Check("given modes", GIVEN, STAGE, lambda start: check_modes(start.server_args)),
-    # Flags of affinity without each other, values that are not allowed, a file that is no table.
+    # Flags of affinity that lack each other, wrong values, a file that is no table.
     Check("affinity", GIVEN, AFFINITY, lambda start: start.affinity),
     Check("affinity's tree", GIVEN, AFFINITY, lambda start: _check_tree(FLAG), after="affinity"),
-    # A value that is no placement, and flags that place experts otherwise.
+    # A value that is no placement, and flags that place experts in another way.
     Check("placement", GIVEN, PLACEMENT, lambda start: check_division(start.server_args)),
     # Draft depths without drafts that adapt, trees of drafts, invalid candidates.
     Check("depth", GIVEN, DEPTH, lambda start: check_depth(start.server_args)),
-    # As above, for draft depths.
+    # As "tree", for draft depths.
     Check("depth's tree", GIVEN, DEPTH, lambda start: _check_tree(DEPTH_FLAG), after="depth"),
     # --------------------------------------------------------------------------------- SGLang resolves its arguments
     # `policy` with the flags that SGLang has resolved: speculation, paging.
@@ -149,7 +149,7 @@ CHECKS = (
     # A model that SGLang is not known to serve with data-parallel attention, or with an all-to-all backend.
     Check("attention", RESOLVED, STAGE, lambda start: check_attention(start.model, start.config), after="model"),
     Check("all-to-all", RESOLVED, STAGE, lambda start: check_model(start.model, start.config), after="model"),
-    # Draft tokens of a request that do not fill the rows which ranks are padded to.
+    # Draft tokens of a request that do not fill the rows to which ranks are padded.
     Check("draft tokens", RESOLVED, STAGE, lambda start: check_draft_tokens(start.config)),
     # `observe` if layers do not get whole logits.
     Check("observe", RESOLVED, STAGE, lambda start: check_observed(start.arguments.schedule)),
@@ -187,4 +187,4 @@ def set_environment(start: Start) -> None:
     """Switch off, and log, what bypasses the `TopK` of the model's layers, before the processes start that load it."""
     if start.asks(STAGE) and start.model.architecture in FUSED_FRONTS and is_switched_on(FRONT):
         os.environ[FRONT] = "0"
-        logger.warning("expert policy: %s -> 0, because with it one kernel is gate and TopK", FRONT)
+        logger.warning("expert policy: %s -> 0, because otherwise one kernel computes gate and TopK", FRONT)

@@ -1,15 +1,17 @@
 """Draft depths by tokens per second: flags that they cannot be served with."""
 
 import json
+import os
 from typing import Any
 
 from ..depth import SINCE, THROUGHPUT, UPSTREAM, is_on
 from ..policies.keys import shorten
 from ..refusal import ExpertPolicyError
-from ..upstream.server import drafter, is_release
+from ..upstream.server import drafter, is_release, is_switched_on
 
 FLAG = "--expert-policy-draft-depth"
 CONFIG = "--speculative-adaptive-config"
+SKIPS = "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND"
 ADAPTIVE = ("EAGLE", "EAGLE3", "NEXTN")
 """The algorithms whose drafts adapt (adaptive_unsupported_reason); NEXTN is SGLang's other name of EAGLE."""
 
@@ -25,7 +27,7 @@ def check_depth(server_args: Any) -> None:
     if asked not in (None, THROUGHPUT, UPSTREAM):
         raise ExpertPolicyError(FLAG, asked, f"must be {THROUGHPUT} or {UPSTREAM}")
     if not server_args.speculative_adaptive:
-        raise ExpertPolicyError(FLAG, asked, "needs --speculative-adaptive")
+        raise ExpertPolicyError(FLAG, asked, "must be used with --speculative-adaptive")
     if asked == UPSTREAM:
         return
     if not is_release(SINCE):
@@ -39,7 +41,14 @@ def check_depth(server_args: Any) -> None:
 
 
 def check_adapts(server_args: Any, config: Any) -> None:
-    """Raise `ExpertPolicyError` if the depth is asked for and the drafts of the resolved `config` do not adapt."""
+    """Raise `ExpertPolicyError` if the depth is asked for and the drafts of the resolved `config` do not adapt.
+
+    Refuse a draft model that skips the tokens of a step without drafts: it would draft badly ever after.
+    """
+    if is_on(config) and is_switched_on(SKIPS):
+        raise ExpertPolicyError(
+            SKIPS, os.environ.get(SKIPS, "on"), f"must be unset with {FLAG} {THROUGHPUT}, which stops drafts"
+        )
     asked = getattr(server_args, "expert_policy_draft_depth", None)
     if asked != THROUGHPUT or config.speculative_adaptive:
         return
@@ -64,6 +73,8 @@ def _check_candidates(file: str | None, steps: int | None) -> None:
         raise ExpertPolicyError(CONFIG, file, 'must be an object like {"1": {"candidate_steps": [1, 3]}}') from None
     except ValueError as error:
         raise ExpertPolicyError(CONFIG, file, shorten(" ".join(str(error).split()))) from None
+    if not any(candidates):
+        raise ExpertPolicyError(CONFIG, file, "must have a candidate above 0")
     if steps is not None and steps not in candidates:
         source = f"{CONFIG} {file}" if file else f"SGLang without {CONFIG}"
         reason = f"must be one of {shorten(', '.join(map(str, candidates)))} (the candidates of {source})"

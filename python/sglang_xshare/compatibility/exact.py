@@ -29,7 +29,7 @@ TREE_IN_CPP = "SGLANG_EXPERIMENTAL_CPP_RADIX_TREE"
 
 
 def find_refusal(config: Any, source: str = f"custom_params.{KEY}") -> str | None:
-    """Return in one line why a server has no exact requests, None if it has; `source` names what asks for one."""
+    """Return in one line why a server serves no exact requests, None if it does; `source` names the request's field."""
     if (found := _find_obstacle(config)) is None:
         return None
     flag, value, reason, _ = found

@@ -92,7 +92,7 @@ def check_placement(server_args: Any) -> None:
 
 
 def _check_attention(server_args: Any, ranks: int) -> None:
-    """Refuse what SGLang lacks with data-parallel attention: SGLang's own error names a flag that nobody has given."""
+    """Refuse what SGLang lacks with data-parallel attention: SGLang's own error would name a flag that nobody gave."""
     beside = f"by SGLang with the data-parallel attention that {SHARD} sets"
     instead = f"--tp {ranks} alone, the same slices with tensor-parallel attention"
     context = getattr(server_args, "attn_cp_size", 1)

@@ -50,7 +50,7 @@ class Experts:
 
 
 def read_experts(server_args: Any) -> Experts | None:
-    """Read resolved arguments; None without a GPU, and behind a dispatcher, whose experts are checked once loaded."""
+    """Read resolved arguments; None without a GPU, and for a dispatcher, whose experts are checked once loaded."""
     config = resolved(server_args)
     if str(config.device) != "cuda" or routes_own_rows(config):
         return None

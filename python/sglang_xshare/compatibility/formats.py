@@ -32,15 +32,15 @@ class Format:
     by_aiter: bool = False
     """True if layers choose AMD's aiter with SGLANG_USE_AITER, or triton for shapes that aiter lacks."""
     triton_beside_aiter: str | None = None
-    """The first release that does not shuffle such weights for aiter if the runner is triton; None if none does."""
+    """The first release that does not shuffle such weights for aiter if the runner is triton; None if all shuffle."""
     marlin_from: Capability = (8, 0)
 
     def __str__(self) -> str:
         return self.name
 
 
-# With some formats these runners take only router logits (modelopt_quant.py, compressed_tensors_w4a4_mxint4_moe.py), or
-# nobody has read their code.
+# With some formats these runners take only router logits (modelopt_quant.py, compressed_tensors_w4a4_mxint4_moe.py);
+# with others their code has not been read.
 _TRTLLM = ("flashinfer_trtllm", "flashinfer_trtllm_routed")
 
 BF16 = Format("bf16", ("triton",), by_aiter=True, triton_beside_aiter="0.5.17")

@@ -34,8 +34,8 @@ stage returns ids and weights instead.
 def find_layers(model_runner: Any) -> tuple[Arguments, list[Layer]] | None:
     """Return the stage's flags and every MoE layer of this rank's loaded model; None if the stage is off.
 
-    If the runner of a layer would rank logits itself, its experts are set to add up a row's outputs themselves, see
-    `keep_sums`. Ends the process with one line for a router or a runner that the stage cannot serve, and for a trace
+    If the runner of a layer would rank logits itself, set the layer's experts to add up a row's outputs themselves, see
+    `keep_sums`. End the process with one line for a router or a runner that the stage cannot serve, and for a trace
     that is no longer writable.
     """
     try:
@@ -105,12 +105,12 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
         reason = f"{len(layers)} TopK modules for {len(experts)} MoE layers; each layer must have one"
         raise refusal("--model-path", model_runner.server_args.model_path, reason)
     for module, layer in zip(routers.values(), layers, strict=True):
-        module.topk_config = layer.upstream
+        module.topk_config = layer.plain_config
     return layers
 
 
 def _find_runner(name: str, experts: Any, config: Any) -> Runner:
-    """Return what runs a layer's experts. Raises `ExpertPolicyError` for an unknown kernel."""
+    """Return the runner of a layer's experts. Raises `ExpertPolicyError` for an unknown kernel."""
     try:
         runner = find_kernel(experts)
         if not routes_own_rows(config):  # behind a dispatcher the kernel gets the dispatcher's rows
@@ -121,7 +121,7 @@ def _find_runner(name: str, experts: Any, config: Any) -> Runner:
 
 
 def _read_options(runner: Runner, output_format: str, topk_config: Any, config: Any) -> dict[str, Any]:
-    """Return keywords of a `Layer`. Raises ValueError if the runner does not take what the layer's router gives it."""
+    """Return keywords of a `Layer`. Raises ValueError if the runner does not take the output of the layer's router."""
     if routes_own_rows(config):  # a dispatcher takes ids, and skips a slot of -1
         if output_format != "standard":
             raise ValueError(f"{output_format} output for an all-to-all dispatcher; must be standard")
@@ -169,8 +169,8 @@ def check_plans(layer: Layer, plans: Sequence[SelectionPlan], config: Any) -> No
         if wider and not layer.takes_kmax:
             raise ValueError(f"kmax = {plan.kmax}: the layers' MoE runner uses top-k; must be {layer.router.top_k}")
         if wider and layer.num_shared and (config.ep_dispatch_algorithm is not None or routes_on("_use_aiter")):
-            # Upstream finds a shared expert's column by the width alone: it would look that expert's number up among
-            # the routed ones, or not add the expert.
+            # Upstream finds a shared expert's column by the width alone: in a wider row upstream would look the shared
+            # expert's number up among the routed experts, or omit the expert.
             raise ValueError(
                 f"kmax = {plan.kmax}: upstream would take the fused shared expert for a routed one; must be "
                 f"{layer.router.top_k}, or use --disable-shared-experts-fusion"

@@ -17,8 +17,8 @@ from .runners import explain, list_runners
 REFUSED_FLAGS = {
     "enable_deterministic_inference": "batch-aware routing is not batch-invariant",
     "enable_torch_compile": "a compiled TopK does not call the stage",
-    "enable_two_batch_overlap": "the router sees half a batch",
-    "enable_single_batch_overlap": "the router sees part of a batch",
+    "enable_two_batch_overlap": "the router gets half a batch",
+    "enable_single_batch_overlap": "the router gets part of a batch",
     "enable_pdmux": "split prefill bypasses the stage",
     "enable_nvidia_megakernel": "the kernel routes by itself",
     "enable_amd_monokernel": "the kernel routes by itself",
@@ -28,8 +28,8 @@ REFUSED_FLAGS = {
 }
 DEVICES = ("cuda", "cpu")
 """AMD's GPUs are "cuda" too. NPUs route past `select_experts`; the runners of the others were not followed."""
-# Another value changes which rows the ranks of data-parallel attention or of an all-to-all backend gather, or which
-# ranks gather them.
+# Other values change which rows the ranks of data-parallel attention or of an all-to-all backend gather, or by which
+# ranks the rows are gathered.
 RANKS_FLAGS = {
     "attn_cp_size": 1,
     "moe_dp_size": 1,
@@ -94,7 +94,7 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
 
 
 def check_observed(schedule: Schedule | None) -> None:
-    """Raise `ExpertPolicyError` if layers do not get the logits that plans of `observe` look at."""
+    """Raise `ExpertPolicyError` if layers do not get the logits that plans of `observe` read."""
     if schedule is not None and schedule.observed and hands_parts():
         reason = "on AMD this SGLang may give a layer the parts of its logits, and add them up later"
         raise refusal("--expert-policy", schedule.policy, f"{reason}; use another policy")
@@ -111,6 +111,9 @@ def check_draft_tokens(config: Any) -> None:
     """Raise `ExpertPolicyError` for draft tokens that do not fill the rows which several ranks pad theirs to."""
     shares, tokens = attention_dp_size(config), config.speculative_num_draft_tokens or 0
     ranks = config.tp_size // shares
+    if rank_mode(config) is not None and ranks > 1 and config.speculative_adaptive:
+        reason = f"SGLang pads a rank's rows to its {ranks} tensor-parallel ranks, which not every depth fills"
+        raise refusal("--speculative-adaptive", "on", f"{reason}; must be off")
     if rank_mode(config) is not None and config.speculative_algorithm is not None and tokens % ranks:
         reason = f"SGLang pads a rank's rows to its {ranks} tensor-parallel ranks, which must not split a request"
         raise refusal("--speculative-num-draft-tokens", tokens, f"{reason}; must be a multiple of {ranks}")

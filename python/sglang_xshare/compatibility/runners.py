@@ -77,7 +77,7 @@ REASONS = {
     "(aiter's csrc/include/moe_sorting_opus.h); there may be fewer active experts than a row has slots",
     "flashinfer_cutedsl": "the kernels' treatment of an empty slot has not been followed",
 }
-"""Reasons against other runners, if more is known than `_UNKNOWN`."""
+"""Reasons against other runners, if a reason besides `_UNKNOWN` is known."""
 _UNKNOWN = "the kernel is not known to skip an empty slot, or to take one expert twice"
 
 

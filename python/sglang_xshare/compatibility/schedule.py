@@ -79,7 +79,7 @@ def check_rows(schedule: Schedule, config: Any) -> None:
         return
     flag = "--expert-policy-config rows"
     if not routes_own_rows(config):
-        raise refusal(flag, "rank", "without --moe-a2a-backend a router sees the rows of all ranks; must be batch")
+        raise refusal(flag, "rank", "without --moe-a2a-backend a router gets the rows of all ranks; must be batch")
     share = config.tp_size // attention_dp_size(config)
     if share > 1 and config.speculative_algorithm is not None:
         reason = f"{share} ranks divide the rows of a batch, which splits requests; must be batch with speculation"

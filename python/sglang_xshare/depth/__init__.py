@@ -1,6 +1,6 @@
-"""Adaptive draft depth: `--speculative-adaptive` with the depth of the most tokens per second, for each batch size.
+"""Adaptive draft depth: `--speculative-adaptive` with the depth that gives the most tokens per second at a batch size.
 
-`decision.py` decides, without SGLang and a clock; `policy.py` is SGLang's `AdaptiveSpecPolicy`.
+`decision.py` makes the decisions, without SGLang or a clock; `policy.py` implements SGLang's `AdaptiveSpecPolicy`.
 """
 
 from typing import Any
@@ -14,10 +14,10 @@ SINCE = "0.5.20"
 
 
 def is_on(config: Any) -> bool:
-    """Return whether the depth follows the tokens per second, by a server's arguments.
+    """Return whether a server with these arguments chooses the depth by tokens per second.
 
-    The depth does so if the user asks for `THROUGHPUT`, and by default if a policy is given. Resolved arguments have
-    `speculative_adaptive` only if SGLang's drafter adapts.
+    A server does so if the user sets `THROUGHPUT`, and by default, from release `SINCE` on, with a policy except
+    vanilla. Resolved arguments have `speculative_adaptive` set only if SGLang's drafter adapts.
     """
     if not getattr(config, "speculative_adaptive", False):
         return False

@@ -1,4 +1,4 @@
-"""The value of `acceptance` "auto" if the depth of drafts changes."""
+"""The estimate for `acceptance` "auto" when the draft depth changes."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from .shares import Shares
 
 
 class PooledAcceptance(Acceptance):
-    """The chance of a draft by `Shares`: accepted drafts of all depths, among those whose drafts before were accepted.
+    """The chance that a draft is accepted if all earlier drafts were, over all depths: `Shares.pooled`.
 
     Unlike the mean accepted length, the chance does not depend on the depths that the server used.
     """
@@ -17,10 +17,10 @@ class PooledAcceptance(Acceptance):
         self._shares = shares
 
     def count(self, req: Any) -> None:
-        """Do nothing: the depth's policy counts verifications."""
+        """Do nothing: `ThroughputPolicy` counts the verifications."""
 
     def read(self) -> float:
-        """Return the chance, a multiple of 1 / 64; the last one before the first draft."""
+        """Return the chance, a multiple of 1 / 64; before the first draft, the former estimate."""
         pooled = self._shares.pooled
         return self.number if pooled is None else find_nearest(pooled)
 

@@ -1,6 +1,6 @@
-"""The choice of a draft depth: the most tokens per second, by the accepted drafts and the times of steps."""
+"""The choice of a draft depth: the most tokens per second, from the accepted drafts and the times of steps."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from types import MappingProxyType
@@ -10,36 +10,36 @@ from .shares import Shares
 MARGIN = 1.02
 """The smallest gain in speed, as a factor, for which another depth replaces the depth in use."""
 TRIAL = 8
-"""Verifications in the trial of a depth without a time."""
+"""Verifications in a trial of a depth that has no time yet."""
 RETRIAL, PERIOD = 4, 256
-"""RETRIAL: verifications in a repeated trial, of a neighbour of the chosen depth. PERIOD: the most verifications of a
+"""RETRIAL: verifications in a repeated trial, of a neighbour of the chosen depth. PERIOD: the most verifications at a
 batch size between two trials of one depth.
 """
 SOON, SLOWER = 32, 1.5
-"""The first period after a change of the depth, and the factor by which each next period is longer, up to PERIOD. A
-choice by few steps may be wrong. In 600 simulated verifications after a change (6 % noise, 10 % drift) the slowest
-tenth of the servers reached 0.91 of the best speed with full periods, and 0.96 with growing ones.
+"""The first period after a change of the depth, and the factor by which each next period is longer, up to PERIOD. Short
+periods soon correct a wrong choice from few steps: in 600 simulated verifications after a change (6 % noise, 10 %
+drift), the slowest tenth of the servers reached 0.96 of the best speed, and 0.91 with PERIOD from the start.
 """
 BLOCK = 16
 """Verifications of the chosen depth between two decisions, and so between two trials."""
 HISTORY = 8
-"""Latest steps of a depth in its smoothed time: three retrials, each of which times 3 of its 4 steps."""
+"""Steps that the smoothed time of a depth covers: about three retrials, each of which times 3 of its 4 steps."""
 NEAR = 2
-"""The largest ratio of two batch sizes if one borrows the times of the other. Of 16 requests at a time some end before
-others, so batches of 9 to 15 come and go. With 4 trials of 8 verifications at each of these sizes, a server reached
-0.89 to 0.93 of the best depth for three rounds.
+"""The largest ratio of two batch sizes if one borrows the times of the other. Some of 16 concurrent requests end before
+others, so batches of 9 to 15 come and go. While each of these sizes made 4 trials of 8 verifications of its own, a
+server reached only 0.89 to 0.93 of the best depth's speed, for three rounds.
 """
 CHANGE = 2.0
-"""The largest change of a smoothed time at once: of few steps, even the median may be of a step that waited."""
+"""The largest factor of one update of a smoothed time: the median of few steps may be a step that waited."""
 
 NOTHING: Mapping[int, float] = MappingProxyType({})
 
 
 def choose(tokens: Sequence[float], seconds: Mapping[int, float], depth: int) -> int:
-    """Return the depth with the most tokens per second, `tokens[d]` in `seconds[d]`, or `depth`.
+    """Return the depth with the most tokens per second, `tokens[d] / seconds[d]`, or keep `depth`.
 
-    Keep `depth` while it has no time, and unless another depth is more than `MARGIN` times as fast. Of equal depths
-    return the shallower one.
+    Keep `depth` if it has no time, or if no other depth is more than `MARGIN` times as fast. Of equally fast depths
+    return the shallowest.
     """
     if depth not in seconds:
         return depth
@@ -52,7 +52,7 @@ def choose(tokens: Sequence[float], seconds: Mapping[int, float], depth: int) ->
 class Size:
     """The depth of one batch size, and the smoothed times of its steps.
 
-    `clock` counts its verifications; `left` verifications of the current block are still to complete.
+    `clock` counts the verifications at this batch size; `left` verifications remain in the current block.
     """
 
     candidates: Sequence[int]
@@ -83,11 +83,11 @@ class Size:
         return self.left <= 0
 
     def time(self, depth: int, seconds: Sequence[float]) -> None:
-        """Update the smoothed times by steps of one depth.
+        """Update the smoothed times with the `seconds` of steps of one depth.
 
-        The median ignores a step that waited for something else. A change of the depth in use applies to all depths:
-        contexts have grown, or the machine is slower than before. So depths are compared by steps that ran in turns.
-        The first block of a new depth updates that depth alone, because the depth was chosen by few steps.
+        The median ignores a step that waited for something else. A change at the depth in use scales the times of all
+        depths, because contexts have grown or the machine has become slower: so times of different moments stay
+        comparable. The first block of a new depth updates only that depth, because few steps decided for that depth.
         """
         before, taken = self.seconds.get(depth), median(seconds)
         self._steps[depth] = min(self._steps.get(depth, 0) + len(seconds), HISTORY)
@@ -127,7 +127,7 @@ class Size:
             self.left = TRIAL
 
     def _find_due(self, seconds: Mapping[int, float]) -> Iterator[int]:
-        """Yield the depths to try: those without a time, then the neighbours, if they were not used for a period."""
+        """Yield the depths due for a trial: those without a time, then neighbours that were not used for a period."""
         place = self.candidates.index(self.depth)
         neighbours = [one for one in self.candidates[max(place - 1, 0) : place + 2] if one != self.depth]
         untimed = [one for one in (*neighbours, *self.candidates) if one not in seconds]
@@ -139,8 +139,8 @@ class Size:
 class Depths:
     """The depths of a server's batch sizes.
 
-    `find_candidates` returns the candidates of a batch size, ascending, of at most `deepest` drafts; `start` is the
-    depth before any is measured.
+    `find_candidates` returns the depths to choose from at a batch size, ascending, of at most `deepest` drafts; `start`
+    is the depth before any is measured.
     """
 
     def __init__(self, find_candidates: Callable[[int], Sequence[int]], deepest: int, start: int) -> None:
@@ -153,10 +153,7 @@ class Depths:
         found = self.sizes.get(size)
         if found is None:
             candidates = self._find_candidates(size)
-            near = min(self.sizes, key=lambda known: (abs(known - size), known), default=None)
-            depth = self._start if near is None else self.sizes[near].depth
-            depth = min(candidates, key=lambda one: (abs(one - depth), one))
-            found = self.sizes[size] = Size(candidates, depth)
+            found = self.sizes[size] = Size(candidates, self._copy_depth(size, candidates, self.sizes))
             found.decide(self.shares.expect())
         return found
 
@@ -166,11 +163,24 @@ class Depths:
         return self.find(size).count(depth)
 
     def decide(self, size: int) -> None:
-        """Decide the depth of a batch size until its next block ends."""
-        self.sizes[size].decide(self.shares.expect(), self._borrow(size))
+        """Decide the depth of a batch size until its next block ends.
+
+        If no step of this size follows another, as with a prefill before each, it has no time. It copies a depth then.
+        """
+        own = self.sizes[size]
+        timed = [known for known, other in self.sizes.items() if other.seconds]
+        if timed and not own.seconds:
+            own.depth = self._copy_depth(size, own.candidates, timed)
+        own.decide(self.shares.expect(), self._borrow(size))
+
+    def _copy_depth(self, size: int, candidates: Sequence[int], known: Iterable[int]) -> int:
+        """Return the candidate nearest to the depth of the nearest `known` batch size; without one, to the start."""
+        near = min(known, key=lambda one: (abs(one - size), one), default=None)
+        depth = self._start if near is None else self.sizes[near].depth
+        return min(candidates, key=lambda one: (abs(one - depth), one))
 
     def _borrow(self, size: int) -> dict[int, float]:
-        """Return the times of depths without a time at a batch size, by the nearest batch size that has both times.
+        """Return estimated times of the depths without a time at a batch size, by the nearest batch size that has them.
 
         The nearest batch size shows how much longer a step of such a depth takes than a step of the depth in use.
         """

@@ -1,4 +1,4 @@
-"""SGLang's `AdaptiveSpecPolicy` (speculative/adaptive_runtime_state.py) that chooses depths by tokens per second."""
+"""SGLang's `AdaptiveSpecPolicy` (speculative/adaptive_runtime_state.py), choosing depths by tokens per second."""
 
 import time
 from bisect import bisect_left
@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from .decision import Depths
 
 OWN_TIMES = 15
-"""The most requests for which an eager batch size has its own times. Larger sizes share the times of the power of two
+"""The largest eager batch, in requests, with times of its own. Larger batches share the times of the power of two
 below, if both sizes have the same candidates.
 """
 
 
 class Launch(NamedTuple):
-    """A decode step as launched; `forwards` and `switches` count the forwards and the policy's switches before it."""
+    """A launched decode step; `forwards` and `switches` count forwards and switches of the policy before the step."""
 
     requests: int
     size: int
@@ -27,11 +27,11 @@ class Launch(NamedTuple):
 class ThroughputPolicy:
     """The depth with the most tokens per second, for each captured batch size.
 
-    `upstream` is SGLang's own policy, from which the candidates of each batch size are read; a depth of 0 joins them.
-    The first depth is `start` drafts. `count_forwards` returns how many forwards of the target were launched, prefills
-    included, and `count_switches` how often the expert policy was switched: both are the same on all ranks before the
-    same step. `share` returns the first rank's numbers, given this rank's own: a collective. `list_captured` returns
-    the batch sizes that SGLang captures. `clock` is in seconds.
+    `upstream` is SGLang's own policy, whose candidates at each batch size are used, with a depth of 0 added. The first
+    depth is `start` drafts. `count_forwards` returns how many forwards of the target were launched, prefills included,
+    and `count_switches` how often the expert policy was switched: both are the same on all ranks before the same step.
+    `share`, a collective, takes this rank's numbers and returns the first rank's. `list_captured` returns the batch
+    sizes that SGLang captures. `clock` returns seconds.
     """
 
     def __init__(
@@ -53,7 +53,6 @@ class ThroughputPolicy:
         self._upstream = upstream
         self._count_forwards, self._count_switches = count_forwards, count_switches
         self._share, self._clock, self._list_captured = share, clock, list_captured
-        self._given: list[int] | None = None
         self._captured: list[int] = []
         self._switches = 0
         # With overlap a step is launched before the previous step is complete.
@@ -63,15 +62,11 @@ class ThroughputPolicy:
         """The timed steps since the last decision, by batch size, in seconds of this rank's clock."""
 
     def set_cuda_graph_bs(self, cuda_graph_bs: list[int] | None) -> None:
-        """Set the captured batch sizes: those of SGLang's flag, or, for None, the sizes that SGLang chooses itself."""
-        self._given = cuda_graph_bs
-        self._captured = sorted(self._list_captured() if cuda_graph_bs is None else cuda_graph_bs)
+        """Read the batch sizes that SGLang captures: it replaces some of those in its flag, which are given."""
+        self._captured = sorted(self._list_captured())
 
-    def cuda_graph_bs_for_step(self, step: int) -> list[int] | None:
-        """Return the batch sizes to capture at a depth; None for all, if SGLang chooses the sizes or captures none."""
-        if self._given is None:
-            return None
-        return [size for size in self._captured if step in self._find_candidates(size)]
+    def cuda_graph_bs_for_step(self, step: int) -> None:
+        """Return None: SGLang captures all batch sizes at each depth, whatever is returned here."""
 
     def get_steps_for_batch(self, batch_size: int) -> int:
         """Return the depth of the decode step of `batch_size` requests that is about to be launched."""
@@ -115,12 +110,17 @@ class ThroughputPolicy:
             self.depths.find(size).time(depth, times)
 
     def _is_timed(self, former: Launch, launch: Launch) -> bool:
-        """Return whether `launch` directly follows a like step, `former`, under the active policy: it is timed then."""
+        """Return whether a complete `launch` is timed: it directly follows a like step, `former`, under one policy.
+
+        No prefill was launched after it, because with overlap the host launches a forward before it sees this result.
+        """
+        latest = self._launched[-1] if self._launched else launch
+        is_last = self._count_forwards() == latest.forwards + 1
         follows = launch.forwards == former.forwards + 1 and former.switches == self._switches
-        return follows and (former.size, former.depth) == (launch.size, launch.depth)
+        return is_last and follows and (former.size, former.depth) == (launch.size, launch.depth)
 
     def _match(self, requests: int) -> Launch | None:
-        """Return the earliest launch of as many `requests` that is not complete; forget the launches before it."""
+        """Return the earliest incomplete launch of this number of requests, and forget the launches before it."""
         while self._launched:
             launch = self._launched.popleft()
             if launch.requests == requests:

@@ -8,7 +8,7 @@ from ..upstream.ranks import is_first_rank
 from .policy import ThroughputPolicy
 
 GROUP = "depth"
-"""The figures of `FIGURES`."""
+"""The group of depths in `FIGURES` (stage/record/figures.py)."""
 
 
 class DepthReport:
@@ -26,19 +26,19 @@ class DepthReport:
         return "" if latest is None else f", draft depth {self.policy.depths.sizes[latest].depth}"
 
     def describe(self) -> dict[str, Any]:
-        """Return the shares accepted by depth, and for each batch size its depths.
+        """Return the shares accepted by depth, empty before a draft, and for each batch size its depths.
 
-        A batch size has the depth in use and all depths with a time, each with the tokens that a step gives a request
+        A batch size lists the depth in use and each depth with a time, with the tokens that a request gets in a step
         and the step's milliseconds.
         """
-        tokens = self.policy.depths.shares.expect()
-        sizes = []
+        shares = self.policy.depths.shares
+        tokens, sizes = shares.expect(), []
         for number, size in sorted(self.policy.depths.sizes.items()):
             times = {depth: seconds * 1e3 for depth, seconds in sorted(size.seconds.items())}
             by_depth = [{"depth": depth, "tokens": tokens[depth], "ms": ms} for depth, ms in times.items()]
             own = {"depth": size.depth, "tokens": tokens[size.depth], "ms": times.get(size.depth)}
             sizes.append({"batch_size": number, **own, "verifications": size.clock, "by_depth": by_depth})
-        return {"accepted": self.policy.depths.shares.shares, "batch_sizes": sizes}
+        return {"accepted": [] if shares.pooled is None else shares.shares, "batch_sizes": sizes}
 
     def publish(self, reporter: Any) -> None:
         """Export the depths to the metrics of upstream's `reporter`, on the first rank, if new steps were verified."""

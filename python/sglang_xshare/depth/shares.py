@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 
 MEMORY = 64
-"""Verifications after which a result has lost all but 1/e of its weight: few enough to follow a change of the text
-within 300 verifications, enough to know a share to 0.05 from one request.
+"""Verifications after which the weight of a result has fallen to 1/e: few enough to follow a change of the text within
+300 verifications, enough to estimate a share to 0.05 from one request.
 """
 LEAST = 1.0
-"""Results of a depth that are never forgotten: a share outlasts a time without drafts, and new results outweigh it."""
+"""The least weight of a depth's results: its share survives a time without drafts, and new results outweigh it."""
 PRIOR = 0.5
-"""The weight, in results, of the share of the depth before: a depth without results has that share."""
+"""The weight, in results, of the previous depth's share as a prior: a depth without results has that share."""
 
 
 class Shares:
-    """The smoothed share q_i of requests whose i-th draft was accepted, among those whose drafts before it were.
+    """The smoothed share q_i of requests whose i-th draft was accepted, among those that accepted all drafts before.
 
     i is 1 to `deepest`. Verifications of all batch sizes count, each in the order of its completion.
     """
@@ -56,7 +56,7 @@ class Shares:
         return sum(self._accepted) / tried if tried else None
 
     def expect(self) -> list[float]:
-        """Return the tokens that a verification of 0, 1, ... drafts gives a request, in the mean: at least 1."""
+        """Return the mean tokens that a request gets from a verification of 0, 1, ... drafts; each is at least 1."""
         tokens, chance, found = 1.0, 1.0, [1.0]
         for share in self.shares:
             chance *= share

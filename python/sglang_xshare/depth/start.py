@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def start(worker: Any, upstream: Any, steps: int, stage: Stage | None) -> DepthReport:
-    """Make the policy of the depth for upstream's EAGLE `worker`, in place of its policy `upstream`.
+    """Build the depth policy of SGLang's EAGLE `worker`, which replaces SGLang's own policy `upstream`.
 
     The first depth is `steps`. The `stage`, if there is one, reads its estimate of accepted drafts from the new policy.
     """

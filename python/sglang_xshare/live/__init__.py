@@ -2,7 +2,7 @@
 
 PATH = "/expert_policy"
 METHOD = "expert_policy"
-"""The method of the control messages that carry our questions to SGLang's schedulers."""
+"""The method of the control messages that carry GET and POST to SGLang's schedulers."""
 ADDED = (
     "in_force",
     "plan_hash",
@@ -23,7 +23,7 @@ ADDED = (
 ASKED = ("after", "recapture")
 """Fields of a POST beside the policy."""
 FAULT = {"fault": True}
-"""The mark of a scheduler's answer that failed by a fault of its own, and refused nothing."""
+"""The mark of a scheduler's answer that reports an internal error, not a refusal."""
 COUNTING_PERIOD = 1.0
 """Seconds between two reads of the counters for GET: a read waits for the device, and any client may send GET."""
 NO_STAGE = (

@@ -1,4 +1,4 @@
-"""A client of a running server: the requests of the subcommands, and one line if the server does not answer."""
+"""A client of a running server, for the subcommands. If the server does not answer, the error is one line."""
 
 import argparse
 import ipaddress
@@ -133,7 +133,7 @@ class Client:
 
     def _check(self, answer: Any) -> dict[str, Any]:
         if not isinstance(answer, dict) or "in_force" not in answer:
-            raise PolicyError(f"{self.url}: not an SGLang server with this package{self._answered_by}")
+            raise PolicyError(f"{self.url}: must be an SGLang server with this package{self._answered_by}")
         return answer
 
 
@@ -162,7 +162,7 @@ def _describe_proxy(proxy: str | None) -> str:
     if proxy is None:
         return ""
     shown = re.sub(r"//[^/@]*@", "//", proxy)  # without a password
-    return f"; asked through the proxy {shown} of the environment, which no_proxy turns off for a host"
+    return f"; asked through the proxy {shown} of the environment; to bypass it for a host, set no_proxy"
 
 
 def _explain(error: HTTPError, admin: bool) -> str:

@@ -32,7 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
             action.add_argument(
                 "--exact-by-default",
                 action="store_true",
-                help='requests are exact unless they say "expert_policy": "shared" in their custom_params',
+                help='requests are exact unless they set "expert_policy": "shared" in their custom_params',
             )
             action.add_argument(
                 "--config", metavar="FILE", help="a JSON file: the keys, beside POLICY or with policy in it"
@@ -68,7 +68,7 @@ def read_policy(arguments: argparse.Namespace) -> dict[str, Any]:
             raise ValueError(f"{key} = {both}: must be given once")
         body |= part
     if "policy" not in body:
-        raise ValueError("no policy; give one such as xshare:k0=1,add=6, or --config with a key policy")
+        raise ValueError("policy must be given, such as xshare:k0=1,add=6, or as a key of --config")
     return body
 
 
@@ -76,7 +76,7 @@ def print_answer(answer: dict[str, Any]) -> None:
     """Print the active policy as a table of its keys, then the counts since the last switch."""
     console = open_console()
     table = Table("key", "value", "")
-    # A word of `mass`, such as "fast", stands for overrides by rows too, which the user has given by that word.
+    # A user who sets `mass` to a word, such as "fast", has also set the overrides by rows that the word stands for.
     overridden = {key for override in answer["in_force"].get("overrides", ()) for key in override}
     given = {*answer, "overrides"} if answer.keys() & overridden else {*answer}
     for key, value in answer["in_force"].items():

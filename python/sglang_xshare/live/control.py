@@ -16,7 +16,7 @@ from ..policies.keys import as_json
 from ..policies.schedule import Schedule, build_schedule
 from ..stage.in_force import InForce
 from ..stage.record.counters import KEPT, Reader
-from ..stage.stage import Stage
+from ..stage.reports import Reports
 from ..stage.switch import check_graphs, make_again, make_next, switch
 from ..upstream.graphs import check_memory
 from ..upstream.ranks import is_first_rank
@@ -31,7 +31,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checked:
-    """A switch that passed its check. A commit of `epoch` makes the switch while the stage's count is `switches`."""
+    """A switch that passed its check.
+
+    A commit with this `epoch` makes the switch, if the stage has switched exactly `switches` times so far.
+    """
 
     epoch: str
     switches: int
@@ -58,11 +61,11 @@ class Control:
     all of them switch between the same two steps, or none does.
     """
 
-    def __init__(self, stage: Stage, server_args: Any) -> None:
-        self.stage = stage
+    def __init__(self, reports: Reports, server_args: Any) -> None:
+        self.reports, self.stage = reports, reports.stage
         self.server_args = server_args
         self._has_begun = self._is_trial = False
-        self._posted = stage.switches
+        self._posted = self.stage.switches
         """The number of the last switch that a POST made."""
         self._checked: Checked | None = None
         self._former: Former | None = None
@@ -70,7 +73,7 @@ class Control:
         """The last read of the counters: its time, the number of switches at that time, and the counters."""
 
     def get(self) -> dict[str, Any]:
-        """Return the policy and its keys, as POST takes them, and the fields of `ADDED`.
+        """Return the policy and its keys, as POST accepts them, and the fields of `ADDED`.
 
         Wait for the device at most once in `COUNTING_PERIOD` seconds: otherwise return the counters of the last read,
         and their age `counted_ago`.
@@ -100,8 +103,8 @@ class Control:
     def check(self, body: Mapping[str, Any], epoch: str, reporter: Any) -> dict[str, Any]:
         """Check a switch to the policy in `body`, change nothing, and keep the switch for a commit of `epoch`.
 
-        `body` has the keys of --expert-policy-config, "policy" and "trial". Return the numbers of switches, as `get`
-        does. Raises ValueError in one line.
+        `body` has the keys of --expert-policy-config, "policy", and optionally "trial" and "recapture". Return the
+        numbers of switches, as `get` does. Raises ValueError in one line.
         """
         self._checked = None  # cleared on all schedulers, also if only one of them refuses this check
         schedule, is_trial, recaptures = self._read(body), body.get("trial", False), body.get("recapture", True)
@@ -116,7 +119,7 @@ class Control:
             check_memory(reporter.scheduler)
         if latter.rule != rule and latter.schedule is not None and "exact" not in latter.schedule.given:
             lost = as_json({name: value for name, value in asdict(rule).items() if value not in (None, False)})
-            reason = "from now on a request is exact only if it asks for it; to keep the rule, send it again"
+            reason = "from now on a request is exact only if it sets expert_policy; to keep the rule, send exact again"
             warnings.append(f"exact: this policy does not have {lost} of the previous policy: {reason}")
         self._checked = Checked(epoch, self.stage.switches, latter, is_trial, recaptures, warnings)
         return self._number()
@@ -124,9 +127,9 @@ class Control:
     def commit(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
         """Make the switch that `check` of the same epoch checked, as the server's switch `number`.
 
-        Return what `get` does, and warnings. Raises ValueError, without a change, for any other epoch, and if the
-        policy was switched since the check. After an exception of the switch itself, call `restore` on all ranks: they
-        must switch equally often.
+        Return the answer of `get`, and warnings. Raises ValueError, without a change, for any other epoch, and if the
+        policy was switched since the check. After an exception of the switch itself, call `restore` on all ranks,
+        because they must make equally many switches.
         """
         stage, checked = self.stage, self._checked
         self._begin_comparing()
@@ -136,7 +139,7 @@ class Control:
             raise ValueError("the policy changed after the check; ask again")
         self._former = Former(epoch, stage.in_force, stage.disagreement, self._is_trial)
         latter = make_next(stage, checked.latter.schedule, checked.latter.rule)  # weighed by the latest estimate
-        seconds = switch(stage, latter, reporter, number, checked.recaptures)
+        seconds = switch(self.reports, latter, reporter, number, checked.recaptures)
         self._posted, self._is_trial = number, checked.is_trial
         for warning in checked.warnings:
             logger.warning(warning)
@@ -154,13 +157,13 @@ class Control:
         self._begin_comparing()
         if former is None or former.epoch != epoch:
             return {"restored": False}
-        switch(self.stage, make_again(self.stage, former.in_force), reporter, number)
+        switch(self.reports, make_again(self.stage, former.in_force), reporter, number)
         self.stage.disagreement = former.disagreement
         self._posted, self._is_trial = number, former.is_trial
         return {"restored": True}
 
     def _begin_comparing(self) -> None:
-        """Let ranks compare the next steps soon, also if this rank alone fails: all compare after the same forward."""
+        """Start comparing ranks, also if only this rank fails: all ranks compare after the same forward."""
         if self.stage.agreement is not None:
             self.stage.agreement.begin()
 
@@ -176,14 +179,14 @@ class Control:
         for part in schedule.parts if schedule and requests and is_first_rank() else ():
             missed = find_missed(part, resolved(self.server_args), requests)
             if missed is not None:
-                reason = f"no step of this server has a number of rows in this range ({missed[1]}), so all stay vanilla"
+                reason = f"no step of this server has a number of rows in this range ({missed[1]}); each stays vanilla"
                 logger.warning("--expert-policy %s: %s: %s", part.policy, missed[0], reason)
 
     def _read(self, body: Mapping[str, Any]) -> Schedule | None:
         """Return the schedule of a POST, None for vanilla. Raises ValueError for keys that make no policy."""
         keys = {name: value for name, value in body.items() if name not in (*ADDED, *ASKED)}
         if "policy" not in keys:
-            raise ValueError('policy is missing; send an object such as {"policy": "xshare", "k0": 1, "add": 6}')
+            raise ValueError('policy must be given, in an object such as {"policy": "xshare", "k0": 1, "add": 6}')
         name = keys.pop("policy")
         if name in (None, "none"):
             name = "vanilla"
@@ -200,7 +203,7 @@ class Control:
         if schedule is None:
             return []
         if schedule.observed and self.stage.in_force.masks:
-            raise ValueError("--mask-padding-experts with observe: observe routes as the model does")
+            raise ValueError("--mask-padding-experts with observe: observe routes like the model; use another policy")
         model = read_model(model_config(self.server_args), self.server_args.model_path)
         plans, warnings = check_schedule(schedule, model, config, requests=requests)
         schedule.plans([layer.layer_id for layer in self.stage.layers])

@@ -19,7 +19,7 @@ MEANS = {
     "mean_page_ins_before": "page_ins_before",
     "mean_page_ins": "page_ins",
 }
-"""The means by layer and step, with their totals."""
+"""The means by layer and step, each with the total that it is computed from."""
 
 
 class Refusal(ValueError):
@@ -68,7 +68,7 @@ class Replicas:
                 raise Refusal(f"{error}{restored}", error.status) from None
 
     async def _restore(self, epoch: str, number: int) -> str:
-        """Restore the previous policy where this epoch changed it. Return the end of an error line about it, if any."""
+        """Restore the previous policy where this epoch changed it. Return the end of an error line, maybe empty."""
         try:
             answers = await self._ask({"restore": epoch, "number": number})
         except Refusal as error:
@@ -79,7 +79,7 @@ class Replicas:
     async def _ask(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the answer of each scheduler: each replica, or each rank of data-parallel attention.
 
-        Raises `Refusal` with status 400 if all of them refuse, 500 if some do, or if they fail by a fault of their own.
+        Raises `Refusal` with status 400 if all of them refuse, 500 if only some refuse or one has an internal error.
         """
         outputs = await self._find_manager().dumper_control(DumperControlReqInput(method=METHOD, body=body))
         refusals = [output.error for output in outputs if not output.success]

@@ -39,7 +39,7 @@ def add_routes(app: FastAPI, find_manager: Callable[[], Any]) -> None:
 
 async def _answer(question: Coroutine[Any, Any, dict[str, Any]]) -> Response:
     try:
-        # Shielded: a cancelled handler would leave a switch half made, and its pending answers to the next request.
+        # Shielded, because a cancelled handler would leave a switch half made and pending answers for the next request.
         return JSONResponse(await asyncio.shield(question))
     except Refusal as refusal:
         return _refuse(str(refusal), refusal.status)

@@ -26,7 +26,7 @@ METRICS = "/metrics"
 SPEED, ACCEPTED = "sglang:gen_throughput", "sglang:spec_accept_length"
 RUNNING, QUEUED = "sglang:num_running_reqs", "sglang:num_queue_reqs"
 HEADER = 13
-"""Lines of a terminal above the layers; a plan may take several."""
+"""Lines of a terminal above the layers; a plan may take several lines."""
 BAR = 10
 """Columns of a bar: three tables of layers fit in 160 columns."""
 

@@ -1,8 +1,8 @@
 """Apply, revert and status: all files or none, idempotent, reversible to the byte, whatever interrupts a run.
 
 Apply computes every new content before it writes a file, stores old and new contents beside the tree's files
-(`state.py`), then moves the new contents into place one by one. Whatever stops apply in between, the remedy is that of
-`revert`: every stored pristine file goes back.
+(`state.py`), then moves the new contents into place one by one. If apply fails in between, apply, or after a kill the
+next run, moves every stored pristine file back.
 """
 
 from collections.abc import Mapping
@@ -87,7 +87,7 @@ def _restore(tree: Tree, state: State) -> None:
 
 
 def check_patched(target: Path | None = None, root: Path | None = None) -> None:
-    """Raise PatchError, with the remedy, for a server's tree that is not wholly patched or not readable."""
+    """Raise PatchError, with the remedy, for a server's tree that is unreadable or not wholly patched."""
     tree, root = find_tree(target), root or find_root()
     try:
         wanted = read_digest(root, tree.release)

@@ -54,7 +54,7 @@ def parse_patch(text: str, name: str) -> Patch:
     except unidiff.UnidiffParseError as error:
         raise PatchError(f"{name}: malformed diff: {str(error).strip()}") from error
     if not diffs:
-        raise PatchError(f"{name}: no diff found after the header")
+        raise PatchError(f"{name}: a diff must follow the header (got none)")
     _check_complete(diffs, diff.count("\n") + (not diff.endswith("\n")), name)
     files = tuple(_read_file(file, name) for file in diffs)
     return Patch(name, {field: " ".join(value.split()) for field, value in header.items()}, files)
@@ -81,7 +81,7 @@ def _read_file(file: unidiff.PatchedFile, name: str) -> FileDiff:
         )
     hunks = tuple(_read_hunk(hunk) for hunk in file)
     if str(old) == "/dev/null" and [hunk.source for hunk in hunks] != [()]:
-        raise PatchError(f"{name}: {path}: a new file has one hunk, of added lines only")
+        raise PatchError(f"{name}: {path}: a new file must have one hunk, of added lines only")
     return FileDiff(path, hunks)
 
 

@@ -61,7 +61,7 @@ def read(tree: Tree) -> State:
         return State(**{**record, "patches": tuple(record["patches"]), "files": files})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         advice = f"remove {file.parent} and reinstall sglang"
-        raise PatchError(f"{file}: not a state file of this program ({error}); {advice}") from error
+        raise PatchError(f"{file}: must be a state file of this program ({error}); {advice}") from error
 
 
 def survey(tree: Tree) -> tuple[Condition, State]:

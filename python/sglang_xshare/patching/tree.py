@@ -68,7 +68,7 @@ class Tree:
         try:
             file = open(self.root / "sglang/__init__.py", "rb+")  # noqa: SIM115 - closed below
         except OSError as error:
-            raise PatchError(f"{self.root}: {error.strerror}; patching needs a tree this user may write") from error
+            raise PatchError(f"{self.root}: must be a tree that this user may write ({error.strerror})") from error
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -78,13 +78,13 @@ def _holds_own(
 
 
 def _reaches_own(plan: SelectionPlan, router: Router, num_experts: int) -> bool:
-    """Return whether a row can get all of its own top-k. The last may have any rank if each group has a share."""
+    """Return whether a row can get all of its own top-k. With a share for each group, the last may have any rank."""
     last = router.top_k if router.quota_groups is None else num_experts
     return plan.columns(router) >= router.top_k and (plan.max_rank or num_experts) >= last
 
 
 def _count_sure(plan: SelectionPlan, router: Router) -> int:
-    """Return the fewest experts of a row's warm-up: with a share `p` the warm-up may end with the first."""
+    """Return the fewest experts of a row's warm-up; with a share `p` the warm-up may end after the first."""
     k0 = plan.warm_up(router)
     return k0 if plan.p == 1 else min(k0, 1)
 

@@ -34,7 +34,7 @@ def oea(
 ) -> SelectionPlan:
     """Every row's k0 best experts; rows fill up with the experts that other rows have active.
 
-    `target_per_rank` is OEA's extension to expert parallelism (section 7). A step waits for the rank with most active
-    experts, so each other rank gets as many, the next of its rows by utility; a target of 1 adds no more than that.
+    `target_per_rank` is OEA's extension to expert parallelism (section 7). A step waits for the rank with the most
+    active experts, so each other rank adds experts by utility up to that number; a target of 1 adds no more.
     """
     return SelectionPlan(balance="literal" if target_per_rank is None else "level", **locals())  # keys alone

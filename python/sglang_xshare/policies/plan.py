@@ -30,7 +30,7 @@ class SelectionPlan:
     """The selection of the set S of experts, and the cover of every row with experts of S. Frozen, hashable, validated.
 
     S starts with the warm-up (`k0`, `p`) and grows by the budgets `add_per_request`, `add`, `mass` and
-    `target_per_rank`, in this order; or by the best `budget` experts of a `ranking`; or by the votes of the most
+    `target_per_rank`, in this order. Or S is the best `budget` experts of a `ranking`, or follows the votes of the most
     confident rows (`confidence`). `coverage`, `kmax`, `max_rank` and `rescue` decide which experts of S a row gets,
     `own_share` decides their weights. Raises ValueError naming the key, the value and what is allowed.
     """
@@ -102,7 +102,7 @@ class SelectionPlan:
         """Return whether S is the warm-up plus the best experts of a ranking."""
         return self.budget is not None or self.drop is not None
 
-    # The meaning of a coverage. Only the reference reads a coverage's name; all other code reads these properties.
+    # The meaning of `coverage`. Only the reference reads its words; all other code reads the properties below.
 
     @property
     def uses_selected(self) -> bool:
@@ -145,7 +145,7 @@ class SelectionPlan:
 
     @property
     def by_depth(self) -> bool:
-        """Return whether the selection depends on the depth of drafts."""
+        """Return whether the selection depends on the depths of drafts."""
         return self.acceptance < 1 or self.warm_rows is not None
 
     def keys_beyond(self, handled: Mapping[str, tuple[str, ...]]) -> list[str]:

@@ -22,10 +22,10 @@ class Setting:
 class Policy:
     """A preset: `make` turns keys into a plan. A key without a default in `defaults` is required.
 
-    `bare` are the keys of a user who gives no key; `presets` are keys by the word that replaces them. `depends`
+    `bare` are the keys of a user who gives no key; `presets` are keys by the word that stands for them. `depends`
     describes defaults that depend on other keys, and `complete` adds such defaults to keys. `tables` contain, by key
-    and word, the word's number in steps of different sizes. The policy selects in `phases` unless a user names other
-    phases. A policy with `selects` False leaves every step unchanged and has no common keys.
+    and word, the number for which the word stands, by router rows. The policy selects in `phases` unless a user names
+    other phases. A policy with `selects` False leaves every step unchanged and has no common keys.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Policy:
         return [f"{name} is missing: {self.name} needs {key.allowed}" for name, key in required.items()]
 
     def resolve(self, keys: Mapping[str, Any], rows: int | None = None) -> dict[str, Any]:
-        """Return every key of the policy with its value, given or default; with `rows`, numbers in place of words."""
+        """Return every key of the policy with its given or default value; with `rows`, numbers in place of words."""
         plan, given = self.build(keys, rows), self._check_values(self.complete(keys))
         given = given if rows is None else self._look_up(given, rows)
         return {name: given.get(name, getattr(plan, name, self.defaults.get(name))) for name in self.keys}

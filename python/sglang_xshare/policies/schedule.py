@@ -20,7 +20,7 @@ from .registry import get_policy
 from .spelling import parse_policy, spell_policy
 
 MOST_RANGES = 1024
-"""Most overrides of a schedule. Building the plans of so many takes 1.5 s, in which a server answers nothing."""
+"""Most overrides of a schedule. Building the plans of 1024 takes 1.5 s, in which a server answers no request."""
 MOST_PLANS = 64
 """Most plans of `observe`. The ring of a trace takes 98 kB a layer and plan on the device."""
 
@@ -48,7 +48,7 @@ class Schedule:
     exact: Rule = field(default_factory=Rule)
     acceptance: float = MOST_LIKELY
     _plans: dict[tuple[int, ...], SelectionPlan | None] = field(default_factory=dict, init=False, repr=False)
-    """The plans built so far, by the overrides and table numbers that apply: few of thousands of layers differ."""
+    """The plans built so far, by the overrides and table numbers that apply: most layers share these."""
 
     @property
     def parts(self) -> list[Schedule]:
@@ -86,7 +86,7 @@ class Schedule:
         return any(plan.estimates for plan in self.plans())
 
     def weigh(self, acceptance: float) -> Schedule:
-        """Return the schedule with another estimate."""
+        """Return the schedule with another estimate of `acceptance`."""
         return replace(self, acceptance=acceptance) if self.estimates else self
 
     def plans_at(self, rows: int) -> list[SelectionPlan | None]:
@@ -112,7 +112,7 @@ class Schedule:
     def sizes(self) -> tuple[Override, ...]:
         """Return the ranges of `by_rows`, then ranges without keys in which each table has one number.
 
-        The latter divide the rows from `min_rows` to `max_rows`; the last of them is left out.
+        The ranges without keys divide the rows from `min_rows` to `max_rows`; the last of these ranges is omitted.
         """
         most = self.max_rows or math.inf
         starts = [self.min_rows, *(rows for rows in self.changes if self.min_rows < rows <= most)]
@@ -156,7 +156,7 @@ class Schedule:
         found = (self.plan(layer, rows) for layer in layers for rows in sizes)
         plans = [plan for plan in dict.fromkeys(found) if plan is not None]
         if not plans:
-            raise ValueError("every layer and batch size is overridden to vanilla: the policy would never run")
+            raise ValueError("layers and by_rows: must leave the policy a layer and batch size (got vanilla for all)")
         return plans
 
 
@@ -175,7 +175,7 @@ def build_schedule(
         raise ValueError(f"policy = {as_json(config['policy'])}: {only}")
     if name == "vanilla":
         if config:
-            raise ValueError(f"{shorten(next(iter(config)))}: vanilla has no keys")
+            raise ValueError(f"{shorten(next(iter(config)))}: must be absent, because vanilla has no keys")
         return None
     if name == "observe":
         return _build_observing(config, speculative, speculates, pages)

@@ -56,7 +56,7 @@ def _parse_pair(pair: str, presets: Iterable[str]) -> tuple[str, Any]:
     if not key or not equals or not value:
         if pair in presets:
             raise ValueError(f"{as_json(pair)} is a preset, which must stand first and alone")
-        raise ValueError(f"{as_json(pair)} is not key=value" + "".join(f", nor {preset}" for preset in presets))
+        raise ValueError(f"{as_json(pair)} must be key=value" + "".join(f", or {preset}" for preset in presets))
     try:
         return key, json.loads(value)
     except json.JSONDecodeError:

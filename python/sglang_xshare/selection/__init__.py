@@ -12,8 +12,7 @@ import torch
 from ..policies.keys import as_json
 from ..policies.plan import SelectionPlan
 from ..types import Batch, Router, RunnerSlots, Selection, Tally
-from .cpu_call import Call, is_readable
-from .cpu_call import prepare as prepare_call
+from .cpu_call import Call, find_call, is_readable
 
 if TYPE_CHECKING:
     from .triton_kernel.budgets import Budgets
@@ -25,7 +24,8 @@ BACKENDS = {
     "cpu": "sglang_xshare.selection.cpu_call",
 }
 """Name -> module with a function `select(logits, plan, router, batch, rank_of_expert, slots) -> Selection`, and with
-`HANDLED`, the keys and words of a plan that the backend reads.
+`HANDLED`, the keys and words of a plan that the backend reads. The compiled ones also take `tally`, and "triton" takes
+`budgets`.
 """
 
 MAX_EXPERTS = 1024
@@ -62,8 +62,8 @@ def select(
         backend = _choose_backend(router_logits, plan, router, batch)
     if backend not in BACKENDS:
         raise ValueError(f"backend = {backend!r}: must be one of auto, {', '.join(BACKENDS)}")
-    for key, value in _find_unhandled(plan, backend):
-        raise ValueError(f"{key} = {as_json(value)}: not implemented by backend {backend}")
+    if unhandled := _find_unhandled(plan, backend):
+        raise ValueError(f"{unhandled}: not implemented by backend {backend}")
     arguments = router_logits, plan, router, batch, rank_of_expert, slots
     run = import_module(BACKENDS[backend]).select
     if backend == "triton":  # the kernel and the compiled call fill the tally themselves
@@ -85,13 +85,13 @@ def _choose_backend(logits: torch.Tensor, plan: SelectionPlan, router: Router, b
 
 
 @lru_cache(maxsize=4096)
-def _find_unhandled(plan: SelectionPlan, backend: str) -> list[tuple[str, object]]:
-    """Return (key, value) of the plan's keys that a backend would ignore or misread; cached for the next steps."""
+def _find_unhandled(plan: SelectionPlan, backend: str) -> str:
+    """Return the plan's keys that a backend would ignore or misread, with their values; cached for the next steps."""
     keys = plan.keys_beyond(import_module(BACKENDS[backend]).HANDLED)
-    return [(key, getattr(plan, key)) for key in keys]
+    return ", ".join(f"{key} = {as_json(getattr(plan, key))}" for key in keys)
 
 
-def prepare(
+def prepare_call(
     logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, slots: RunnerSlots | None
 ) -> Call | None:
     """Return the compiled call for inputs that `select` has checked; None if `select` would choose another backend.
@@ -100,7 +100,7 @@ def prepare(
     """
     if _choose_backend(logits, plan, router, batch) != "cpu":
         return None
-    return prepare_call(plan, router, logits.shape[1], batch.exact is not None, slots)
+    return find_call(plan, router, logits.shape[1], batch.exact is not None, slots)
 
 
 def _check_inputs(

@@ -116,8 +116,11 @@ class _Reference:
         kept = self.top_k[i][:k0]
         if self.plan.p < 1:
             reach = math.ceil(self.plan.p * sum(self.fixed[i]))
-            shares = [sum(self.fixed[i][j] for j in kept[: length + 1]) for length in range(len(kept))]
-            kept = kept[: 1 + sum(share < reach for share in shares)]
+            ranked, kept = kept, []
+            for j in ranked:
+                kept.append(j)
+                if sum(self.fixed[i][expert] for expert in kept) >= reach:
+                    break
         if self.plan.beta is not None:
             floor = self.plan.beta * self.scores[i, kept[0]].item() if kept else 0.0
             kept = [j for rank, j in enumerate(kept) if rank == 0 or self.scores[i, j].item() >= floor]
@@ -199,9 +202,9 @@ class _Reference:
                 selected = selected.union(own[: max(target - loads[rank], 0)])
             return selected
         while len(selected - held) < target * ranks:
-            rest = self.best(utility, without=selected)
-            # Each rank's best remaining expert: the last write wins, so walk from the worst to the best.
-            added = {home[j]: j for j in reversed(rest)}
+            added: dict[int, int] = {}
+            for j in self.best(utility, without=selected):
+                added.setdefault(home[j], j)  # each rank's best remaining expert
             if not added:
                 break
             selected = selected.union(added.values())

@@ -33,16 +33,16 @@ class Exact:
         self, device: str, low_first: bool = False, refusal: str | None = None, ignores_asked: bool = False
     ) -> None:
         self.requests: WeakValueDictionary[str, Any] = WeakValueDictionary()
-        self._low_first, self._refusal, self._ignores_asked = low_first, refusal, ignores_asked
+        self._low_first, self.refusal, self._ignores_asked = low_first, refusal, ignores_asked
         self._flags = torch.zeros(MOST_ROWS, dtype=torch.bool, device=device)
         self._written: list[int] = []
 
     def admit(self, req: Any, rule: Rule, is_attached: bool = False) -> None:
-        """Decide whether an arriving request is exact, and set its `expert_policy_exact`.
+        """Decide whether all steps of an arriving request are exact, and set its `expert_policy_exact`.
 
-        The value is True for an exact request, False for a request that asked and is not exact, else None. Exact
-        requests share prefixes with exact requests alone, because other requests have computed keys and values under a
-        policy. With `is_attached` the cache has a storage backend, so an exact request is aborted.
+        The value is True for an exact request, False for a request that asked and is not exact, else None. All ranks
+        decide alike. Exact requests share prefixes with exact requests alone, because other requests have computed keys
+        and values under a policy. With `is_attached` the cache has a storage backend, so an exact request is aborted.
         """
         if hasattr(req, "expert_policy_exact"):  # a retracted request arrives again
             return
@@ -67,14 +67,9 @@ class Exact:
             return
         self.requests[req.rid] = req
         mixed = getattr(session, "streaming", False) and getattr(session, "expert_policy_mixed", False)
-        refusal = self._refusal or (ATTACHED if is_attached else None) or (MIXED_SESSION if mixed else None)
+        refusal = self.refusal or (ATTACHED if is_attached else None) or (MIXED_SESSION if mixed else None)
         if refusal is not None:
             req.set_finish_with_abort(refusal)
-
-    @property
-    def refuses(self) -> bool:
-        """True if the server can have no exact request."""
-        return self._refusal is not None
 
     @property
     def is_used(self) -> bool:

@@ -5,14 +5,16 @@ from typing import Any
 
 from ..upstream.routing import list_routers
 from .record.metadata import KEY
+from .reports import Reports
 from .stage import Stage
 from .switch import compare_ranks
 
 
-def wrap_calls(model_runner: Any, stage: Stage) -> None:
-    """Put a stage around a loaded model and its runner."""
+def wrap_calls(model_runner: Any, reports: Reports) -> None:
+    """Put a stage around a loaded model, and the stage's reports around the model's runner."""
+    stage = reports.stage
     wrap_model(model_runner.model, stage)
-    wrap_runner(model_runner, stage)
+    wrap_runner(model_runner, reports)
     for router in list_routers(model_runner.model) if stage.in_force.ranks is not None else ():
         wrap_router(router, stage)
 
@@ -29,13 +31,13 @@ def wrap_model(model: Any, stage: Stage) -> None:
     model.forward = forward_with_policy
 
 
-def wrap_runner(model_runner: Any, stage: Stage) -> None:
-    """Call the stage around every forward of the model runner.
+def wrap_runner(model_runner: Any, reports: Reports) -> None:
+    """Call the stage and its reports around every forward of the model runner.
 
     `ModelRunner.forward` runs in every step, including graph replays; the model's forward does not. Ranks compare their
     selections here, outside of graphs. The forward's counts are attached to its logits, which reach the requests.
     """
-    forward = model_runner.forward
+    stage, forward = reports.stage, model_runner.forward
 
     @functools.wraps(forward)
     def forward_and_record(*args: Any, **kwargs: Any) -> Any:
@@ -43,11 +45,11 @@ def wrap_runner(model_runner: Any, stage: Stage) -> None:
         stage.begin_forward(forward_batch)
         try:
             output = forward(*args, **kwargs)
+            reports.count_forward(forward_batch)
             recorded = stage.end_forward(forward_batch)
         finally:
             stage.current.frame = None
-        if stage.agreement is not None:
-            compare_ranks(stage)
+        compare_ranks(reports)
         logits_output = getattr(output, "logits_output", None)
         if recorded is not None and logits_output is not None:
             setattr(logits_output, KEY, recorded)

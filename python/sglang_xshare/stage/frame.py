@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..policies.plan import SelectionPlan
 from ..policies.schedule import Schedule
 from ..types import Selection
-from .record.counters import Counters, Tables
+from .record.counters import Counters, StepTally
 from .step import Step, StepKey
 
 if TYPE_CHECKING:
@@ -34,24 +34,24 @@ class Assignment:
     fits: bool = False
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Running:
     """The target model's forward while it runs, in which layers route.
 
     `steps`, `assignments` and `selections` have one entry for each layer. A layer's step is None in a prefill. A
-    layer's selection is None without a plan, and until the layer selects. `tables` collect the counts of the
-    selections: one table for the acting lane, or one for each silent lane. `observed` is the schedule of `observe`,
+    layer's selection is None without a plan, and until the layer selects. `tallies` collect the counts of the
+    selections: one tally for the acting lane, or one for each silent lane. `observed` is the schedule of `observe`,
     under which the model routes; None if the policy acts.
     """
 
     steps: Sequence[Step | None]
     assignments: Sequence[Assignment]
-    tables: Sequence[Tables] = ()
+    tallies: Sequence[StepTally] = ()
     observed: Schedule | None = None
     selections: list[Selection | None] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "selections", [None] * len(self.assignments))
+        self.selections = [None] * len(self.assignments)
 
     def check(self, layer_ids: Sequence[int]) -> bool:
         """Return whether some layer has selected. Raises `PolicyBypassed` if a layer with a plan has not selected."""

@@ -38,7 +38,10 @@ class Graphs:
         self.captured: dict[StepKey, dict[Layer, Assignment]] = {}
         """The plan that each layer of each graph launches."""
         self.stale: frozenset[StepKey] = frozenset()
-        """The graphs that cannot follow the active policy, which is vanilla: none of these graphs is replayed."""
+        """The graphs that are not replayed because they cannot follow the active policy.
+
+        Only a switch to vanilla leaves such graphs: any other captures again or is refused.
+        """
         self._lanes: Sequence[Lane] = ()
         """The silent lanes that the graphs count for."""
         self._prepared: dict[StepKey, list[Assignment]] = {}
@@ -80,13 +83,13 @@ class Graphs:
             assignments.append(replace(found, buffer=buffer))
         self._prepared[step.key] = assignments
 
-    def capture(self, key: StepKey, in_force: InForce) -> list[Assignment]:
+    def assign_for_capture(self, key: StepKey, in_force: InForce) -> list[Assignment]:
         """Return the assignment of each layer in a step that is being captured, with a buffer if its kernel reads one.
 
-        A step that SGLang captures again (a weight update with `recapture_cuda_graph`) keeps its first plan: the active
-        plan, whose numbers are in the buffer, may have fewer steps of the algebra, and the graph of a kernel without
-        these steps could not follow back. The kernel of the first plan has run before, so a capture may launch it. A
-        stale graph is captured for the active policy.
+        A step that SGLang captures again (a weight update with `recapture_cuda_graph`) keeps its first plan, and its
+        buffer has the active plan's numbers. Captured with the active plan, its kernel might lack steps of the first
+        plan, and no switch could go back to that. The kernel of the first plan has run before, so a capture may launch
+        it. A stale graph is captured for the active policy.
         """
         self._lanes = in_force.lanes
         if key not in self.captured or key in self.stale:
@@ -154,11 +157,11 @@ class Graphs:
         if list(in_force.lanes) != list(self._lanes):
             raise ValueError("each plan of observe has counters in the graphs")
         found = in_force.find(layer, key)
-        if in_force.lanes or not found.fits:
+        if in_force.observes or not found.fits:
             return None  # the same lanes need no numbers, and a step that does not fit is not replayed (`allows_graph`)
         then = found.plan
-        # VANILLA, which masks padding, and no plan are written alike: `open_up`'s plan masks padding too, and a size
-        # that was captured without a selection has no padding.
+        # VANILLA and no plan both become `open_up`'s plan: each row's own top-k, with padding masked. A size that was
+        # captured without a selection has no padding.
         changes = None if then is VANILLA else then
         if captured.plan is None:
             if changes is not None:

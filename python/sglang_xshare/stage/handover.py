@@ -28,7 +28,7 @@ class Offer:
 
 
 is_prebuilt = True
-"""True if layers under a policy hand over alignments; see `configure`."""
+"""True if layers under a policy hand over alignments. A benchmark sets it to False, to measure both."""
 taken: Counter[str] = Counter()
 """Calls of the runner that found an offer, by the host's count: eager steps and captures, no replays. Keys are
 "prebuilt", and "upstream" for an offer that was not used.
@@ -36,12 +36,6 @@ taken: Counter[str] = Counter()
 _offer: Offer | None = None
 _untaken: set[tuple[object, int]] = set()
 """(layer, number of rows) of the alignments that no runner has taken."""
-
-
-def configure(prebuilt: bool) -> None:
-    """Choose whether layers hand over the selection kernel's alignment from their next step on, to measure both."""
-    global is_prebuilt
-    is_prebuilt = prebuilt
 
 
 def is_wanted(layer: object, rows: int) -> bool:

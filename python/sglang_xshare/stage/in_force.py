@@ -49,7 +49,7 @@ class InForce:
 
     # Caches. With init=False they are empty after `dataclasses.replace`.
     _assigned: dict[tuple[StepKey, int | None], list[Assignment]] = field(default_factory=dict, init=False)
-    _told: dict[str, Forward] = field(default_factory=dict, init=False)
+    _forwards: dict[str, Forward] = field(default_factory=dict, init=False)
     _replays: dict[StepKey | None, str] = field(default_factory=dict, init=False)
 
     @property
@@ -113,28 +113,28 @@ class InForce:
             self._replays[key] = self.find_outcome(key and find_key(key))
         return self._replays[key]
 
-    def tell(self, outcome: str) -> Forward | None:
+    def describe_forward(self, outcome: str) -> Forward | None:
         """Return what the requests of a forward with this outcome count; None until a policy has been active."""
-        if outcome not in self._told and self.spelling is not None:
+        if outcome not in self._forwards and self.spelling is not None:
             acts = outcome == "policy" and self.schedule is not None  # without a schedule only padding is masked
-            self._told[outcome] = Forward(self.spelling, outcome != "prefill", acts)
-        return self._told.get(outcome)
+            self._forwards[outcome] = Forward(self.spelling, outcome != "prefill", acts)
+        return self._forwards.get(outcome)
 
     def find(self, layer: Layer, key: StepKey) -> Assignment:
         """Return a layer's assignment in an eager step of this size."""
         plan, reason = self._choose(layer, key)
-        slots, size = layer.num_slots, (key.rows, key.tokens_per_request)
+        slots, size = layer.paging_slots, (key.rows, key.tokens_per_request)
         fits = slots is None or bounds.fits_slots(plan, layer.router, layer.paging.num_experts, *size, slots)
         return Assignment(plan, reason, fits=fits)
 
     def assign(self, key: StepKey) -> list[Assignment]:
         """Return the assignment of each layer in an eager step of this size."""
-        place = key, self.layers[0].num_slots  # SGLang may size the slots only after the first call
+        place = key, self.layers[0].paging_slots  # SGLang may size the slots only after the first call
         if place not in self._assigned:
             self._assigned[place] = [self.find(layer, key) for layer in self.layers]
         return self._assigned[place]
 
-    def fit(self, key: StepKey) -> bool:
+    def fits_slots(self, key: StepKey) -> bool:
         """Return whether each layer's slots hold all active experts of a step of this size, for all logits."""
         return all(assignment.fits for assignment in self.assign(key))
 
@@ -143,7 +143,7 @@ class InForce:
         if self.schedule is None:
             if not self.masks:
                 return None, "vanilla"
-            return (VANILLA, None) if self.batches.pad(rows) else (None, "unchanged")
+            return (VANILLA, None) if self.batches.may_pad(rows) else (None, "unchanged")
         reason = self.schedule.reason_to_skip(phase, rows)
         if reason is not None:
             return None, reason
@@ -151,9 +151,9 @@ class InForce:
         if plan is None:
             return None, "override"
         # A plan that cannot change the model's routing is skipped, unless it masks padding or is compared.
-        is_needed = self.schedule.observed or self.batches.pad(rows)
+        is_needed = self.observes or self.batches.may_pad(rows)
         # The number of experts is unknown here; assuming the maximum is conservative.
-        slots = layer.num_slots
+        slots = layer.paging_slots
         if not is_needed and not bounds.can_change(
             plan, layer.router, sys.maxsize, rows, tokens_per_request, slots=slots
         ):

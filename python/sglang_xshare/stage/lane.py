@@ -1,4 +1,4 @@
-"""Plan sources with their counters: the policy that acts, or a plan that `--expert-policy observe` compares."""
+"""The counters of a plan source: of the policy that acts, or of a plan that `--expert-policy observe` compares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .record.counters import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, RESCUED, 
 
 
 class Lane:
-    """A source of plans with its counters.
+    """The `counters` of one plan source, and their readers.
 
     `name` is the spelling of an observed plan; None for the policy that acts. Log, metrics and `GET /expert_policy`
     each read what was counted since their own last read.
@@ -32,9 +32,9 @@ def make_lanes(schedule: Schedule | None, acting: Lane) -> list[Lane]:
     return [Lane(spelling, acting.counters.make_alike()) for spelling in observed]
 
 
-def find_tables(running: Running) -> Tally | None:
-    """Return a forward's counts by the routing that acts (the model's under `observe`); None without a routed row."""
-    tally = running.tables[0].tally
+def find_tally(running: Running) -> Tally | None:
+    """Return a forward's tally of the routing that acts (the model's under `observe`); None without a routed row."""
+    tally = running.tallies[0].layers
     return replace(tally, active=tally.vanilla_active) if tally is not None and running.observed is not None else tally
 
 

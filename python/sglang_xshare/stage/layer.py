@@ -10,7 +10,7 @@ import torch
 
 from ..policies.plan import SelectionPlan
 from ..policies.schedule import Schedule
-from ..selection import prepare, select
+from ..selection import prepare_call, select
 from ..selection.cpu_call import Call
 from ..selection.slots import drop_slots, refill_slots
 from ..types import RunnerSlots, Selection, Tally
@@ -45,8 +45,8 @@ MAX_CALLS = 1024
 class Layer:
     """One MoE layer: its `TopKConfig`, and what its MoE runner takes.
 
-    `upstream`, a copy of the config that carries the layer, replaces the config in upstream's router; `config` routes
-    through `choose`.
+    `plain_config`, a copy of the config that carries the layer, replaces the config in upstream's router.
+    `selecting_config` routes through `choose`.
 
     With `renumbers` upstream looks ids up in a table after the selection, so none may be -1 before. With
     `routes_itself` the layer's runner ranks logits if the layer does not select. With `takes_kmax` the runner takes
@@ -94,18 +94,21 @@ class Layer:
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
         # EPLB and paged experts replace the ids after the selection, so an alignment of the selected ids is wrong then.
         self.hands_over = convention == FILLED and not renumbers and paging is None
-        self._calls: dict[tuple[Any, ...], tuple[SelectionPlan, Call | None]] = {}
-        """The compiled calls on a CPU, by plan and shape of a step. They check nothing that `select` has checked."""
+        self._calls: dict[tuple[Any, ...], Call | None] = {}
+        """The compiled calls on a CPU, by plan and shape of a step; None where `select` takes another backend.
+
+        The calls check nothing that `select` has checked.
+        """
         self._aligned = {slots: replace(slots, aligned=True) for slots in (self.slots, self.with_shared)}
-        self.upstream = carry(topk_config, self)
+        self.plain_config = carry(topk_config, self)
         route: dict[str, Any] = {"custom_routing_function": self.choose}
         if recorded:  # only here: upstream would record the id that fills an empty slot as an expert of the row
             route = {"custom_routing_function": self.choose_recorded, "allow_routed_experts_capture": False}
         own = replace(topk_config, **route, use_grouped_topk=False, apply_routed_scaling_factor_on_output=False)
-        self.config = carry(own, self)
+        self.selecting_config = carry(own, self)
 
     @property
-    def num_slots(self) -> int | None:
+    def paging_slots(self) -> int | None:
         """Experts that can be loaded at once; None if all are loaded, 0 until SGLang has sized the slots."""
         return None if self.paging is None else count_slots(self.paging)
 
@@ -126,7 +129,7 @@ class Layer:
 
     def route(self, logits: torch.Tensor) -> Any:
         """Return the `TopKConfig` to route router logits [n, N] with: the layer's own if it selects in this forward."""
-        return self.config if self._begin_selection(logits) else self.upstream
+        return self.selecting_config if self._begin_selection(logits) else self.plain_config
 
     def _begin_selection(self, logits: torch.Tensor) -> bool:
         """Return whether the layer selects in this forward. Under `observe` count every plan, and return False."""
@@ -146,8 +149,8 @@ class Layer:
         """Select by the plan of every silent lane on router logits [n, N]. Equal plans select once."""
         running, chosen = self.running, dict[SelectionPlan, Selection]()
         plans = observed.plans_for(self.layer_id, self.step.phase, self.step.rows)
-        for plan, tables in zip(plans, running.tables, strict=True):
-            tally = tables.of(self.number, logits)
+        for plan, counted in zip(plans, running.tallies, strict=True):
+            tally = counted.of(self.number, logits)
             if plan not in chosen:
                 chosen[plan] = self.select(logits, plan, tally=tally)
             elif tally is not None:
@@ -187,7 +190,7 @@ class Layer:
     def choose_recorded(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what `choose` returns, and record the ids, with -1 in each slot that adds nothing."""
         weights, ids = self.choose(*args, **kwargs)
-        record_routed(self.upstream, self.layer_id, drop_slots(ids, weights))
+        record_routed(self.plain_config, self.layer_id, drop_slots(ids, weights))
         return weights, ids
 
     def finish(self, ids: torch.Tensor, weights: torch.Tensor, num_token_non_padded: Any = None) -> torch.Tensor:
@@ -226,23 +229,23 @@ class Layer:
         step, plan, buffer = running.steps[number], running.assignments[number].plan, running.assignments[number].buffer
         assert step is not None
         assert plan is not None
-        tally = running.tables[0].of(number, logits) if running.tables else None
-        # Keying by `id()` is safe: the dictionary keeps the plan alive, and the layer keeps its slots.
         batch = step.batch
+        tally = running.tallies[0].of(number, logits) if running.tallies else None
+        # Keying by `id()` is safe: a call keeps its plan alive, and the layer keeps its slots.
         place = id(plan), id(slots), logits.shape, step.rows, batch.tokens_per_request, batch.exact is None
-        known = self._calls.get(place) if buffer is None else None
-        if known is not None and known[1] is not None:
-            selection = known[1](logits, batch, self._find_ranks(plan), tally)
+        call = self._calls.get(place) if buffer is None else None
+        if call is not None:
+            selection = call(logits, batch, self._find_rank_of_expert(plan), tally)
         else:
             selection = self.select(logits, plan, slots, tally, buffer)  # `select` checks all of its arguments
-            if known is None and buffer is None:
+            if buffer is None and place not in self._calls:
                 if len(self._calls) >= MAX_CALLS:
                     self._calls.clear()
-                self._calls[place] = plan, prepare(logits, plan, self.router, batch, slots)
+                self._calls[place] = prepare_call(logits, plan, self.router, batch, slots)
         running.selections[number] = selection
         return selection
 
-    def _find_ranks(self, plan: SelectionPlan) -> torch.Tensor | None:
+    def _find_rank_of_expert(self, plan: SelectionPlan) -> torch.Tensor | None:
         """Return [N] int, the rank of every expert; None for a plan that reads no ranks."""
         if plan.target_per_rank is None or self.placement is None:
             return None
@@ -267,7 +270,7 @@ class Layer:
         budgets: Budgets | None = None,
     ) -> Selection:
         """Return what `plan` selects from router logits [n, N] in this step. Raises RuntimeError as `choose` does."""
-        step, ranks = self.step, self._find_ranks(plan)
+        step, ranks = self.step, self._find_rank_of_expert(plan)
         if len(logits) != step.rows:
             raise RuntimeError(f"MoE layer {self.layer_id}: router rows must be {step.rows} (got {len(logits)})")
         return select(logits, plan, self.router, step.batch, ranks, slots=slots, tally=tally, budgets=budgets)

@@ -14,7 +14,7 @@ from .step import Step
 
 
 class SlotsExceeded(RuntimeError):
-    """More active experts than a layer has slots, in a step that `fits` promised to fit: the server stops."""
+    """More active experts than a layer has slots, in a step that `fits_slots` promised to fit: the server stops."""
 
 
 class PagedLayers:
@@ -32,7 +32,7 @@ class PagedLayers:
         batches = (replace(step.batch, resident=loaded, slots=slots) for loaded in self.residents.loaded)
         return [replace(step, batch=batch) for batch in batches]
 
-    def fits(self, method: Any, running: Running) -> bool:
+    def fits_slots(self, method: Any, running: Running) -> bool:
         """Return whether the experts that upstream's method was just handed surely fit its slots."""
         number = self._numbers[id(method)]
         return running.selections[number] is not None and running.assignments[number].fits

@@ -43,12 +43,12 @@ class Balance:
         self.totals = torch.zeros(len(layer_ids), 2, dtype=torch.float64, device=device)
         """Active experts of the fullest rank under vanilla routing, and under the policy."""
 
-    def count(self, tables: Tally) -> torch.Tensor:
-        """Count one step of every layer's `tables`. Return what is added to `totals`, [layers, 2] float64.
+    def count(self, tally: Tally) -> torch.Tensor:
+        """Count one step of every layer's `tally`. Return what is added to `totals`, [layers, 2] float64.
 
         The result is 0 for a layer that stayed vanilla, and without a live row.
         """
-        found = [self.placement.count(self._layer_ids, one) for one in (tables.vanilla_active, tables.active)]
+        found = [self.placement.count(self._layer_ids, one) for one in (tally.vanilla_active, tally.active)]
         counts = torch.stack([ranks.amax(1) for ranks in found], 1).double()
         counts *= counts[:, :1] > 0
         self.totals += counts

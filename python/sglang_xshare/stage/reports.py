@@ -8,61 +8,75 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ..upstream.ranks import is_first_rank
 from .lane import format_observed
 from .record.agreement import Agreement
 from .record.attempts import Attempts
 from .record.figures import Exporter
 from .record.interval import format_log
+from .stage import Stage
 
 logger = logging.getLogger(__name__)
 
 
 class Reports:
-    """The log, the metrics and the trace of a `Stage`, each of which reads the counts since its own last read.
+    """The log, the metrics and the trace of a `stage`, each of which reads the counts since its own last read.
 
-    A read waits for the device. The first failure of each is logged: neither a full disk nor a value that metrics
-    refuse may end the server, or make the one rank that writes for all ranks miss their switch.
+    The host waits for the device only in these reads: once a log interval, when the server turns idle, and in a switch.
+    The first failure of each is logged: neither a full disk nor a value that metrics refuse may end the server, or make
+    the one rank that writes for all ranks miss their switch.
     """
 
-    def __init__(self, stage: Any) -> None:
-        self._stage = stage
-        self._exported_agreement: Counter[str] = Counter()
-        self._attempt = Attempts()
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
         self.exporter = Exporter()
-        self._published = 0, 0
-        """The scheduler's counts of forwards at the last call of `note`."""
         self.reporter: Any = None
         """The metrics reporter of upstream's scheduler; None before its first request or first idle turn."""
+        self._attempt = Attempts()
+        self._exported_agreement: Counter[str] = Counter()
+        self._published = 0, 0
+        """The scheduler's counts of forwards at the last call of `publish`."""
         self._unpublished = 0
-        """Forwards since the last call of `note`."""
+        """Forwards since the last call of `publish`."""
+
+    def count_forward(self, forward_batch: Any) -> None:
+        """Count a forward with data-parallel attention, and publish if none was published for a decode log interval."""
+        # The first rank reports for all, and may itself decode nothing for long. A rank that decodes publishes earlier
+        # than that, with its log.
+        if getattr(forward_batch, "global_num_tokens_cpu", None) is None:
+            return
+        self._unpublished += 1
+        if self.reporter is not None and self._unpublished > self.reporter.decode_log_interval:
+            self.publish(self.reporter)
+
+    def report(self, reporter: Any, always: bool = False) -> str:
+        """Publish as `publish` does. Return the end of a decode log line, with the counts since the last line."""
+        self.publish(reporter, always)
+        return self.log()
 
     def log(self) -> str:
         """Return the end of a decode log line."""
-        acting, lanes = self._stage.acting, self._stage.in_force.lanes
+        acting, lanes = self.stage.acting, self.stage.in_force.lanes
         return self._attempt("log line", lambda: format_log(acting.logged.read()) + format_observed(lanes)) or ""
 
-    def note(self, reporter: Any) -> bool:
-        """Note the forwards that upstream's `reporter` has counted. Return whether any are new since the last call."""
+    def publish(self, reporter: Any, always: bool = False) -> None:
+        """Update the metrics of upstream's `reporter` and the trace, on one rank because all ranks have the same steps.
+
+        Do nothing without a `reporter`, and, unless `always`, if no step has run since the last call. Raises
+        `SlotsExceeded` if paged experts exceeded their slots.
+        """
+        if reporter is None or not is_first_rank():
+            return
         # An idle server calls this again and again, and must not copy from the device each time. SGLang counts forwards
         # at their launch, also those for other ranks' requests alone, and decode steps when they are done.
-        self.reporter, self._unpublished = reporter, 0
         forwards = reporter.scheduler.forward_ct, reporter.forward_ct_decode
-        former, self._published = self._published, forwards
-        return forwards != former
-
-    def count_forward(self) -> Any:
-        """Count a forward. Return the reporter to publish to if a publication is overdue, else None.
-
-        A publication is overdue if more forwards than a decode log interval have passed since the last call of `note`.
-        A rank that decodes publishes earlier than that, with its log.
-        """
-        self._unpublished += 1
-        overdue = self.reporter is not None and self._unpublished > self.reporter.decode_log_interval
-        return self.reporter if overdue else None
-
-    def publish(self, reporter: Any) -> None:
-        """Update the metrics of upstream's `reporter`, and the trace."""
-        stage = self._stage
+        is_new, self._published = forwards != self._published, forwards
+        self.reporter, self._unpublished = reporter, 0
+        if not (is_new or always):
+            return
+        stage = self.stage
+        if stage.paged is not None:
+            stage.paged.check(stage.acting.counters.totals)
         groups: dict[str, Callable[[], Any]] = {
             "in force": lambda: (stage.in_force.plan, stage.acceptance.estimate),
             "counted": stage.acting.exported.read,
@@ -77,10 +91,12 @@ class Reports:
             self._attempt("trace", stage.trace.write)
 
     def close(self) -> None:
-        """Write the trace, and log the counts since the last read."""
-        if self._stage.trace is not None:
-            self._attempt("trace", self._stage.trace.write)
-        if any(self._stage.acting.exported.read().outcomes.values()):
+        """Write the trace and log the counts when a process without a scheduler ends (`sglang.benchmark.one_batch`)."""
+        if self.reporter is not None or not is_first_rank():
+            return
+        if self.stage.trace is not None:
+            self._attempt("trace", self.stage.trace.write)
+        if any(self.stage.acting.exported.read().outcomes.values()):
             logger.info("Expert policy, at the end: %s", self.log().removeprefix(", "))
 
     def _export(self, group: str, read: Callable[[], Any], reporter: Any) -> None:

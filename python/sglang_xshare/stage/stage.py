@@ -10,7 +10,6 @@ from ..policies.schedule import Schedule
 from ..upstream.batches import Batches
 from ..upstream.graphs import is_capturing
 from ..upstream.paging import count_slots
-from ..upstream.ranks import is_first_rank
 from ..upstream.server import is_recorded
 from . import handover
 from .acceptance import Acceptance
@@ -19,15 +18,14 @@ from .frame import Assignment, Frame, Running
 from .gather import Ranks
 from .graphs import Graphs
 from .in_force import InForce
-from .lane import Lane, count_vanilla, find_tables, make_lanes
+from .lane import Lane, count_vanilla, find_tally, make_lanes
 from .layer import Layer
 from .paged import PagedLayers
 from .placement import Balance
 from .record.agreement import Agreement
-from .record.counters import Counters
+from .record.counters import Counters, StepTally
 from .record.metadata import Forward
 from .record.trace import Trace
-from .reports import Reports
 from .step import Step, read_key, read_step
 
 
@@ -86,39 +84,42 @@ class Stage:
         rule = Rule() if schedule is None else schedule.exact
         lanes, is_named = make_lanes(schedule, self.acting), schedule is not None
         self.in_force = InForce(schedule, batches or Batches(), masks, layers, ranks, rule, lanes, is_named)
-        self.reports = Reports(self)
 
     def run(self, forward_batch: Any, forward: Callable[[], Any]) -> Any:
         """Return what `forward` returns. Assign plans to layers, and check and count what the layers select."""
         on_gpu = self.device != "cpu"
-        is_captured, captures = on_gpu and is_recorded(), on_gpu and is_capturing()
-        by_depth = self.in_force.by_depth or (captures and self.graphs.by_depth)
-        exact = None if self.exact.refuses else self.exact
+        is_recording, in_capture = on_gpu and is_recorded(), on_gpu and is_capturing()
+        by_depth = self.in_force.by_depth or (in_capture and self.graphs.by_depth)
+        exact = self.exact if self.exact.refusal is None else None
         step = read_step(forward_batch, self.reads_padding, self.in_force.ranks, exact, by_depth)
-        if captures and step is not None:  # SGLang captures prefills before it sets the sizes of decode graphs
+        if in_capture and step is not None:  # SGLang captures prefills before it sets the sizes of decode graphs
             self._read_batches()
         in_force, layers = self.in_force, self.layers
         steps = [step] * len(layers) if step is None or self.paged is None else self.paged.divide(step)
-        if step is None:
+        key = None if step is None else step.key
+        if key is None:
             assignments = [Assignment()] * len(layers)
+        elif is_recording:
+            assignments = self.graphs.assign_for_capture(key, in_force)
         else:
-            assignments = self.graphs.capture(step.key, in_force) if is_captured else in_force.assign(step.key)
-        outcome = in_force.find_outcome(None if step is None else step.key)
-        if not is_captured:  # the host counts replays: a graph would count the outcome of its capture, whatever acts
+            assignments = in_force.assign(key)
+        outcome = in_force.find_outcome(key)
+        if not is_recording:  # the host counts replays: a graph would count the outcome of its capture, whatever acts
             self.acting.counters.count_outcome(outcome, step)
-        tables = [lane.counters.begin() for lane in in_force.lanes or (self.acting,)]
-        observed = in_force.schedule if in_force.lanes else None
-        running = Running(steps, assignments, tables, observed)
+        tallies = [StepTally(lane.counters) for lane in in_force.lanes or (self.acting,)]
+        observed = in_force.schedule if in_force.observes else None
+        running = Running(steps, assignments, tallies, observed)
         former = self.current.frame  # the model runner's; None in a capture, which runs the model's forward alone
-        key = None if former is None else former.key
-        self.current.frame = Frame(key, outcome, running)
+        self.current.frame = Frame(None if former is None else former.key, outcome, running)
         try:
             output = forward()
             if step is not None:
-                self._finish(step, running, captures and not is_captured)
+                self._finish(step, running)
+                if in_capture and not is_recording and observed is None:
+                    self.graphs.prepare(layers, step, running)
             return output
         finally:
-            self.current.frame = None if former is None else Frame(key, outcome)
+            self.current.frame = None if former is None else Frame(former.key, outcome)
             handover.withdraw()
 
     def _read_batches(self) -> None:
@@ -148,18 +149,10 @@ class Stage:
             schedule = schedule.weigh(self.acceptance.number)
             self.in_force = replace(self.in_force, schedule=schedule)
 
-    def admit(self, scheduler: Any, req: Any) -> None:
-        """Decide for all steps of an arriving request whether it is exact. All ranks decide alike."""
-        self.exact.admit(req, self.in_force.rule, bool(getattr(scheduler, "enable_hicache_storage", False)))
-        self.reports.reporter = scheduler.metrics_reporter
-
     def end_forward(self, forward_batch: Any) -> Forward | None:
         """End a forward that was launched or replayed. Return what its requests count, None before the first policy."""
         frame = self.current.frame
         assert frame is not None
-        # With data-parallel attention the first rank reports for all, and may itself decode nothing for long.
-        if getattr(forward_batch, "global_num_tokens_cpu", None) is not None:
-            self.publish(self.reports.count_forward())
         outcome = frame.outcome
         if outcome is None:
             outcome = self.in_force.find_outcome_of_replay(frame.key, self.graphs.find_key)
@@ -167,28 +160,26 @@ class Stage:
             # A rank that selects by itself has no live row if it is idle.
             if ranks is None or ranks.together or not forward_batch.forward_mode.is_idle():
                 self.acting.counters.replayed[outcome] += 1
-        return self.in_force.tell(outcome)
+        return self.in_force.describe_forward(outcome)
 
-    def _finish(self, step: Step, running: Running, is_next_captured: bool) -> None:
-        """Check that layers with a plan have selected, count the selections, and make buffers if `is_next_captured`."""
+    def _finish(self, step: Step, running: Running) -> None:
+        """Check that layers with a plan have selected, and count the selections."""
         if not running.check(self._layer_ids):
             return
-        tables = find_tables(running)
-        if tables is not None and self.balance is not None:
-            self.balance.count(tables)
+        tally = find_tally(running)
+        if tally is not None and self.balance is not None:
+            self.balance.count(tally)
         observed = {}
         if running.observed is not None:
-            lanes = zip(self.in_force.lanes, running.tables, strict=True)
+            lanes = zip(self.in_force.lanes, running.tallies, strict=True)
             observed = {lane.name: lane.counters.count(step, own) for lane, own in lanes}
             counts = count_vanilla(next(iter(observed.values())))
             self.acting.counters.totals += counts
         else:
             fits = [assignment.fits for assignment in running.assignments] if self.paged is not None else []
-            counts = self.acting.counters.count(step, running.tables[0], fits)
-            if is_next_captured:
-                self.graphs.prepare(self.layers, step, running)
-            if tables is not None and self.agreement is not None and self.agreement.compares(self.in_force.ranks):
-                self.agreement.count(tables.active)
+            counts = self.acting.counters.count(step, running.tallies[0], fits)
+            if tally is not None and self.agreement is not None and self.agreement.compares(self.in_force.ranks):
+                self.agreement.count(tally.active)
         if self.trace is not None:
             self.trace.record(counts, step, observed)
 
@@ -200,7 +191,7 @@ class Stage:
         if self.paged is None:
             # Not in a prefill: upstream's kernel runs on one warp, and is slower than the host for so many entries.
             return running.steps[0] is not None and count_slots(method) >= method.num_experts
-        return self.paged.fits(method, running)
+        return self.paged.fits_slots(method, running)
 
     def allows_graph(self, forward_batch: Any) -> bool:
         """Return whether a decode graph may be replayed for a batch.
@@ -216,26 +207,4 @@ class Stage:
         if key is None:
             return True
         captured = self.graphs.find_key(key)
-        return captured not in self.graphs.stale and self.in_force.fit(captured)
-
-    def report(self, reporter: Any, always: bool = False) -> str:
-        """Return the end of a decode log line, with the counts since the last line, and publish."""
-        self.publish(reporter, always)
-        return self.reports.log()
-
-    def publish(self, reporter: Any, always: bool = False) -> None:
-        """Update metrics and trace, on one rank only because all ranks have the same steps.
-
-        The host waits for the device only here and in `report`: once a log interval, and when the server turns idle. Do
-        nothing without a `reporter`, and, unless `always`, if no step has run since the last update.
-        """
-        if reporter is None or not is_first_rank() or not (self.reports.note(reporter) or always):
-            return
-        if self.paged is not None:
-            self.paged.check(self.acting.counters.totals)
-        self.reports.publish(reporter)
-
-    def close(self) -> None:
-        """Write the trace and log the counts when a process without a scheduler ends (`sglang.benchmark.one_batch`)."""
-        if self.reports.reporter is None and is_first_rank():
-            self.reports.close()
+        return captured not in self.graphs.stale and self.in_force.fits_slots(captured)

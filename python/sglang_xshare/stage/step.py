@@ -12,8 +12,9 @@ from ..upstream.ranks import gather_rows
 from .exact import Exact
 from .gather import Gather, Ranks
 
-PADDING, LIVE, EXACT, STATES = range(4)
+PADDING, LIVE, EXACT = range(3)
 """The states of a row, as ranks exchange them."""
+NUM_STATES = 3
 GROUPED = "an expert policy groups rows by request, so each request must have the same number of draft tokens"
 
 
@@ -87,7 +88,7 @@ def read_step(
             states = gather.collect(states)
     if by_depth and key.tokens_per_request > 1:
         numbers = states.to(torch.int32)
-        states, depth = numbers % STATES, numbers // STATES
+        states, depth = numbers % NUM_STATES, numbers // NUM_STATES
     flags = None if exact is None else states == EXACT
     return Step(key.phase, len(states), Batch(states != PADDING, key.tokens_per_request, flags, depth=depth), gather)
 
@@ -95,12 +96,13 @@ def read_step(
 def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
     """Return the key of the step that `read_step` reads, without the device.
 
-    If ranks pad each other, each rank has as many rows as the rank that has most.
+    If ranks are padded to one size, each counts as many rows as the largest.
     """
     counts = forward_batch.global_num_tokens_cpu if ranks is not None else read_rows_by_rank(forward_batch)
     if ranks is not None and not ranks.together:
         # Before a graph is replayed no rank has padded its rows: SGLang finds the graph by the most rows of any rank.
-        counts = [-(-max(counts or [len(forward_batch.out_cache_loc)]) // ranks.share)]
+        most = max(counts or [len(forward_batch.out_cache_loc)])
+        counts = [-(-most // ranks.share)]
     if counts:
         return _read_synchronized(forward_batch, counts)
     mode = forward_batch.forward_mode
@@ -140,7 +142,7 @@ def _read_synchronized(forward_batch: Any, rows_by_rank: list[int]) -> StepKey |
 
 
 def _read_states(forward_batch: Any, key: StepKey, exact: Exact | None, by_depth: bool) -> torch.Tensor:
-    """Return [rows] numbers: the state of each of this rank's rows, plus `STATES` times the depth of the draft.
+    """Return [rows] numbers: the state of each of this rank's rows, plus `NUM_STATES` times the depth of the draft.
 
     All ranks exchange these numbers, in two small operations a step, because no rank can infer whether another rank has
     exact rows.
@@ -148,11 +150,14 @@ def _read_states(forward_batch: Any, key: StepKey, exact: Exact | None, by_depth
     live = live_rows(forward_batch)
     states = live if exact is None else live * (LIVE + exact.read(len(live)).to(torch.int32))
     depth = _read_depth(forward_batch, key) if by_depth else None
-    return states if depth is None else states + STATES * depth
+    return states if depth is None else states + NUM_STATES * depth
 
 
 def _read_depth(forward_batch: Any, key: StepKey) -> torch.Tensor | None:
-    """Return [rows] int32, the depth of a verify step's rows in their chain or tree (any if padding); else None."""
+    """Return [rows] int32, the depth of a verify step's rows in their chain or tree; None for a decode step.
+
+    Padding rows have an arbitrary depth.
+    """
     if key.tokens_per_request == 1:
         return None
     positions = forward_batch.positions.view(-1, key.tokens_per_request)

@@ -15,6 +15,7 @@ from ..upstream.server import end_server, show_plan, wait_for_device
 from .graphs import Changes, Graphs, describe_misfits
 from .in_force import InForce
 from .lane import make_lanes
+from .reports import Reports
 from .stage import Stage
 from .step import StepKey
 
@@ -65,21 +66,21 @@ def check_graphs(stage: Stage, latter: InForce, recaptures: bool = True) -> Chan
 
 
 def switch(
-    stage: Stage, latter: InForce, reporter: Any, number: int | None = None, recaptures: bool = True
+    reports: Reports, latter: InForce, reporter: Any, number: int | None = None, recaptures: bool = True
 ) -> float | None:
     """Make `latter` the active policy from the next step on. Return the seconds of a capture, None without a capture.
 
     `number` is the server's number for this switch, by default the former number plus one.
 
-    Metrics, log and trace (`reporter` as in `Stage.publish`) are updated first, so none of them mixes two policies: the
-    host waits for the device twice. Raises ValueError, and keeps the former policy, if `check_graphs` does or if the
-    capture fails.
+    Metrics, log and trace (`reporter` as in `Reports.publish`) are updated first, so none of them mixes two policies:
+    the host waits for the device twice. Raises ValueError, and keeps the former policy, if `check_graphs` does or if
+    the capture fails.
     """
-    former = stage.in_force
+    stage, former = reports.stage, reports.stage.in_force
     changes = check_graphs(stage, latter, recaptures)
     wait_for_device(stage.device)
     # `always`, because the step that was in flight at the last update belongs to the former policy.
-    counted = stage.report(reporter, always=True)
+    counted = reports.report(reporter, always=True)
     seconds = None
     if changes is None:
         seconds, latter = _capture(stage, latter, reporter.scheduler)
@@ -93,22 +94,22 @@ def switch(
     if stage.trace is not None:
         stage.trace.switch(stage.switches, latter.given)
     show_plan(latter.plan)
-    stage.publish(reporter, always=True)
+    reports.publish(reporter, always=True)
     change = f"{json.dumps(former.given)} -> {json.dumps(latter.given)}"
     again = "" if seconds is None else f" (graphs captured again in {seconds:.1f} s)"
     logger.info("Expert policy switch %d: %s%s; until now%s", stage.switches, change, again, counted.removeprefix(","))
     return seconds
 
 
-def compare_ranks(stage: Stage) -> None:
+def compare_ranks(reports: Reports) -> None:
     """Compare the selections of all ranks after a forward, if a comparison is due.
 
     If ranks differ, switch to vanilla, or end the server if the stage `stops`; if no policy selects, only log the
     difference. All ranks do so after the same forward.
     """
+    stage = reports.stage
     agreement, in_force = stage.agreement, stage.in_force
-    which = [] if agreement is None else agreement.end_forward(in_force.ranks)
-    if agreement is None or not which:
+    if agreement is None or not (which := agreement.end_forward(in_force.ranks)):
         return
     reason = (
         f"ranks {which} have selected other experts than the first: their policies, router logits or placements "
@@ -122,7 +123,7 @@ def compare_ranks(stage: Stage) -> None:
         end_server()
     if selects:
         agreement.counts["fallbacks"] += 1
-        switch(stage, make_next(stage, None), stage.reports.reporter)
+        switch(reports, make_next(stage, None), reports.reporter)
     stage.disagreement = reason
 
 
@@ -148,8 +149,8 @@ def _capture_under(stage: Stage, in_force: InForce, scheduler: Any) -> str | Non
     """Capture all graphs under a policy (with paged experts, those that fit the slots). Return why that failed."""
     stage.graphs, stage.in_force = Graphs(), in_force
     try:
-        pages = stage.paged is not None
-        stage.recapture(scheduler, (lambda requests: in_force.fit(StepKey("decode", requests))) if pages else None)
+        fits = None if stage.paged is None else lambda requests: in_force.fits_slots(StepKey("decode", requests))
+        stage.recapture(scheduler, fits)
     except Exception as error:
         # As text: a traceback that is kept would keep the memory of the graphs that were captured.
         logger.warning("Expert policy: a capture of CUDA graphs failed\n%s", traceback.format_exc())

@@ -34,7 +34,7 @@ DESCRIPTION = (
 LADDER = ("k0=0,add=8", *(f"k0=1,add={add}" for add in (0, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32)))
 SETTINGS = tuple(f"xshare:{keys},utility=squared,own_share=0.75" for keys in LADDER)
 PROCESSOR = "--enable-custom-logit-processor"
-"""The server's flag for forced text. SGLang's alternatives give log-probabilities of a prefill, or behind a mask."""
+"""The server's flag for forced text. SGLang's alternatives report log-probabilities of a prefill, or after a mask."""
 WARNING = f"Warning: with {PROCESSOR} SGLang unpickles what any client sends, which can run code in the server"
 ADVICE = "tune on a server that nobody else can reach, and serve without that flag"
 GROUPS = 8
@@ -83,8 +83,8 @@ def tune(arguments: argparse.Namespace) -> int:
     gauge = Gauge(server, dict(zip(("tuning", "held out"), samples, strict=True)), guard)
     bench = Bench(gauge, arguments.out / "trace.jsonl", hash_asked(server.get_model(), groups, samples, unit))
     console.print(f"{WARNING}: {ADVICE}", soft_wrap=True)
-    console.print(f"At the end it puts back: {guard}", soft_wrap=True)
-    console.print(f"If it is interrupted, the same command continues from {arguments.out}", soft_wrap=True)
+    console.print(f"At the end tune puts back: {guard}", soft_wrap=True)
+    console.print(f"If tune is interrupted, the same command continues from {arguments.out}", soft_wrap=True)
     found: list[Found] = []
     # A lost terminal and a kill are interruptions too: the server must not keep the plan that was just measured.
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -17,14 +17,14 @@ SCALE = 100.0
 MOST = 34.0
 """The most nats that are reported: the probability is less than 2e-15."""
 OTHER = 0.345
-"""The addition to a report if another token is likelier; all stays below ln 2, so the forced token is decoded."""
+"""The addition to a report if another token is likelier. All reports stay below ln 2: the forced token is decoded."""
 
 
 class Force:
     """The logit processor: a row's next token is the next of its `tokens`; after the last one the model decides.
 
-    The token's log-probability, negated, is `OTHER` if the model prefers another token, plus the nats of the forced
-    token under the model's logits over `SCALE`. Other tokens share the rest of the probability as they do in the model.
+    The forced token's reported log-probability, negated, is its nats under the model's logits divided by `SCALE`, plus
+    `OTHER` if the model prefers another token. Other tokens share the rest of the probability as they do in the model.
     """
 
     def __call__(self, logits: torch.Tensor, params: list[dict[str, Any]]) -> torch.Tensor:
@@ -59,7 +59,7 @@ def serialize_force() -> str:
 
 
 def read_step(log_probability: float, token: int, others: Sequence[tuple[float | None, int]]) -> Prediction:
-    """Read the forced token's log-probability and the next ones' (log-probability, token), by falling probability."""
+    """Read a prediction from the forced token's log-probability and `others`, (log-probability, token), falling."""
     told = -log_probability
     prefers_other = told >= OTHER - 1e-4
     nats = max((told - OTHER if prefers_other else told) * SCALE, 0.0)

@@ -21,8 +21,8 @@ LEAST = 1e-7
 class Gauge:
     """Measurements of policies on parts of the samples, against vanilla's predictions, which are requested once.
 
-    Raises `PolicyError` as the server does, and if somebody else switches its policy; ValueError if steps have other
-    rows than requested.
+    Raises `PolicyError` as the server does, and if somebody else switches its policy; ValueError if steps have another
+    number of rows than requested.
     """
 
     top = TOP
@@ -40,7 +40,7 @@ class Gauge:
     def __call__(self, policy: dict[str, Any], batch: int, part: str) -> Measurement:
         """Decode a part under a policy, `batch` samples at a time, without the samples that are left over.
 
-        The policy stays active, except vanilla if its predictions are known.
+        The policy stays active; vanilla, once its predictions are known, is neither decoded nor activated again.
         """
         if (batch, part) not in self._vanilla:
             self._vanilla[batch, part] = self._force({"policy": VANILLA_SETTING}, batch, part)

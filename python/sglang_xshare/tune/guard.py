@@ -10,9 +10,9 @@ from ..policies.spelling import spell_policy
 class SwitchGuard:
     """A server's policy, for one search, guarded against switches by others.
 
-    The guard compares the server's count of switches with its own, before and after each switch, and marks each policy
-    as a trial, so no other search takes it for the policy to put back. `before` is the answer to GET /expert_policy at
-    the beginning.
+    The guard compares the server's count of switches with its own, before and after each switch. It marks each policy
+    as a trial, so no other search takes that policy for the one to put back. `before` is the answer to GET
+    /expert_policy at the beginning.
 
     Raises `PolicyError` as the server does, for a server under trial, and, without a change, if somebody else has
     switched.
@@ -47,7 +47,7 @@ class SwitchGuard:
         self._switches += 1
 
     def restore(self) -> bool:
-        """Switch back to `before`, unless somebody else has switched; return whether the server did."""
+        """Switch back to `before`, unless somebody else has switched; return whether the server switched."""
         # The server may have made the switch of a request that was interrupted here.
         numbers = range(self._switches, self._switches + self._asking + 1)
         return any(self._switch(self.before, number) for number in numbers)

@@ -1,4 +1,4 @@
-"""One plan on some texts: its loss, its distance from vanilla, its active experts or page-ins."""
+"""The figures of one plan on some texts: its loss, its distance from vanilla, its active experts or page-ins."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 LEAST_ROWS = 0.75
-"""The least mean share of a batch in a step: prompts are not all prefilled together."""
+"""The least mean rows of a step, as a share of the batch: SGLang does not prefill all prompts together."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ Measure = Callable[[dict[str, Any], int, str], Measurement]
 
 
 def hash_asked(*asked: Any) -> str:
-    """Return a digest of what a trace is about: model, layers, samples, the unit, and the figures."""
+    """Return a digest of what a trace depends on: model, layers, samples, the unit, and the figures."""
     return hashlib.sha256(orjson.dumps([*asked, [one.name for one in fields(Measurement)]])).hexdigest()
 
 

@@ -65,8 +65,8 @@ def join_batches(plans: Mapping[int, Mapping[Layers, str]]) -> dict[str, Any]:
 def _list_overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return each setting as an override.
 
-    Overrides of one policy have each key that one of them gives or that differs: an override starts from what it
-    overrides, and the default of one key may depend on another.
+    An override starts from the keys that it overrides, and the default of one key may depend on another. So each
+    override of a policy repeats every key that any of them gives or in which they differ.
     """
     given = {setting: parse_policy(setting) for setting in settings}
     found = {VANILLA_SETTING: {"policy": VANILLA_SETTING}}

@@ -16,7 +16,7 @@ ACTIVE, PAGED = "active experts", "page-ins"
 
 @dataclass(frozen=True)
 class Option:
-    """A setting of one group of layers, its own loss (nats a token, by divergence), its experts less vanilla's."""
+    """A setting of one group of layers, its own loss (nats a token, by divergence), and its experts minus vanilla's."""
 
     name: str
     loss: float
@@ -38,7 +38,7 @@ def smooth(options: Sequence[Option]) -> list[Option]:
 
 
 def trim(options: Sequence[Option]) -> list[Option]:
-    """Return the smoothed options on the lower convex hull: an option above it is not worth its loss."""
+    """Return the smoothed options on the lower convex hull: an option above the hull is not worth its loss."""
     hull: list[Option] = []
     for option in options:
         if hull and option.experts == hull[-1].experts:
@@ -64,7 +64,7 @@ def rank_choices(groups: Mapping[str, Sequence[Option]]) -> list[dict[str, Optio
 
 
 def _price(one: Option, next: Option) -> float:
-    """Return nats an expert, from an option to one with fewer experts."""
+    """Return the nats that an option with fewer experts costs for each expert less."""
     return (next.loss - one.loss) / (one.experts - next.experts)
 
 

@@ -1,1 +1,1 @@
-"""The only code that reads SGLang's own, and that differs between its releases."""
+"""The only modules that read SGLang's own code, and that differ between its releases."""

@@ -35,7 +35,7 @@ class Batches:
         eager = max(first, self.captured[-1] + 1 if self.captured else 1)
         return any(first <= rows <= last for rows in self.captured) or last // self.unit * self.unit >= eager
 
-    def pad(self, rows: int) -> bool:
+    def may_pad(self, rows: int) -> bool:
         """Return whether some of a step's `rows` may be padding."""
         smaller = rows - self.unit
         return self.always_pad or (rows in self.captured and smaller > 0 and smaller not in self.captured)
@@ -44,7 +44,7 @@ class Batches:
 def read_batches(
     config: Any, rows: str = "batch", requests: int | None = None, sizes: list[int] | None = None
 ) -> Batches:
-    """Return the batches of a server by its resolved arguments; of any size if drafts adapt.
+    """Return the batches of a server by its resolved arguments; if drafts adapt, batches of any size.
 
     With `rows` "rank" these are one rank's own rows. `requests` is the most requests that a scheduler runs at once, and
     `sizes` are the numbers of requests that SGLang captures. SGLang decides both after the weights have loaded; before,

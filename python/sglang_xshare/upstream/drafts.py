@@ -1,4 +1,4 @@
-"""SGLang's worker of EAGLE drafts, as a policy of their depth reads it."""
+"""SGLang's EAGLE worker, as the depth policy reads it."""
 
 import logging
 from collections.abc import Callable

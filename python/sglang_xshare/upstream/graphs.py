@@ -36,7 +36,7 @@ def capture_again(model_runner: Any, scheduler: Any, fits: Callable[[int], bool]
 
     `scheduler` is SGLang's, which has the worker of drafts. `fits`, for a server that pages experts, returns whether a
     graph of a number of requests can be captured: a graph cannot load experts in several waves, so SGLang refuses to
-    capture it. The last captured size is that of `find_cap`, as at a start.
+    capture it. The largest captured size is then that of `find_cap`, as at a start.
     """
     if fits is None:
         _capture_widths(model_runner, scheduler)
@@ -54,12 +54,12 @@ def capture_again(model_runner: Any, scheduler: Any, fits: Callable[[int], bool]
 
 
 def find_cap(sizes: list[int], fits: Callable[[int], bool]) -> int:
-    """Return the largest number, up to the largest of `sizes`, up to which all numbers of requests fit; at least 1."""
+    """Return the largest n, at most max(`sizes`), such that every number of requests from 1 to n fits; at least 1."""
     return max(takewhile(fits, range(1, max(sizes) + 1)), default=1)
 
 
 def _capture_widths(model_runner: Any, scheduler: Any) -> None:
-    """Capture the target's graphs of each draft width, several if drafts adapt. After a failure none has graphs."""
+    """Capture the target's graphs of each draft width, several if drafts adapt. After a failure no width has graphs."""
     worker: Any = getattr(scheduler, "draft_worker", None)
     controller: Any = getattr(worker, "adaptive_controller", None)
     if controller is None:

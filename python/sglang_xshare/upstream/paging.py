@@ -1,4 +1,4 @@
-"""Experts that SGLang pages into slots (`--enable-paged-experts`, from 0.5.23 on), and the loaded ones of a layer."""
+"""Experts that SGLang pages into slots (`--enable-paged-experts`, from 0.5.23 on), and a layer's loaded experts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,16 +18,16 @@ def find_paging(experts: Any) -> Any:
 
 
 def count_slots(method: Any) -> int:
-    """Return the experts of a layer that can be loaded at once; 0 until SGLang has sized the slots."""
+    """Return how many experts of a layer can be loaded at once; 0 until SGLang has sized the slots."""
     slots: int | None = method.num_resident
     return slots or 0
 
 
 class Residents:
-    """The loaded experts of a model's layers: `loaded` [layers, N] bool on the device, by the last `read`.
+    """The loaded experts of a model's layers: `loaded` [layers, N] bool on the device, as of the last `read`.
 
-    `methods` has the result of `find_paging` for each layer. If SGLang decides on the device, its state is read there:
-    a captured graph reads the state at every replay.
+    `methods` has the result of `find_paging` for each layer. If SGLang's paging decides on the device, its state is
+    read there: a captured graph reads the state at every replay.
     """
 
     def __init__(self, methods: Sequence[Any], device: str) -> None:

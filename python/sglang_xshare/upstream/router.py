@@ -50,8 +50,8 @@ def _check_shared(topk_config: Any, scoring: str) -> None:
     if shared > 1 or (shared and not known):
         kind = f"{'' if grouped else 'un'}grouped{'' if topk_config.renormalize else ', not renormalizing'}"
         raise ValueError(
-            f"{shared} fused shared experts in a router that is {kind} ({scoring}); must be one in a renormalizing "
-            "router, grouped or on CUDA not of softmax; --disable-shared-experts-fusion serves the others"
+            f"{shared} fused shared experts in a router that is {kind} ({scoring}); must be one, in a renormalizing "
+            "router that is grouped, or on CUDA not of softmax; use --disable-shared-experts-fusion"
         )
 
 
@@ -74,7 +74,7 @@ def _read_own_routing(function: Any, renormalize: bool) -> dict[str, Any] | None
     # The sigmoids of the top-k logits, rounded to the activations' dtype and never renormalized.
     if function is _find("llama4", "Llama4MoE.custom_routing_function"):
         return {"scoring": "sigmoid", "renormalize": False}
-    # Top-k of the sigmoids with a bias for the choice alone. Its softmax adds the bias to the logits: not known.
+    # Top-k of the sigmoids with a bias for the choice alone. Its softmax adds the bias to the logits: not reproduced.
     if isinstance(function, partial) and function.func is _find("afmoe", "AfmoeMoE._custom_routing_function"):
         if function.keywords["score_func"] == "sigmoid":
             bias = function.keywords["expert_bias"]
@@ -85,7 +85,7 @@ def _read_own_routing(function: Any, renormalize: bool) -> dict[str, Any] | None
     if method and method is _find("interns1pro", "InternS1ProTextDecoderLayer._custom_routing_function"):
         groups = max(function.__self__.router_n_groups, 1)
         return {"scoring": "softmax", "renormalize": renormalize, "quota_groups": groups if groups > 1 else None}
-    # The softmax of the top-k logits, times a factor of each expert. Defined anew in every layer, from one code.
+    # The softmax of the top-k logits, times a factor of each expert. Each layer defines it anew, with the same code.
     make, code = _find("gemma4_causal", "Gemma4MoE.__init__"), getattr(function, "__code__", None)
     if make and code and any(code is constant for constant in make.__code__.co_consts):
         scale = inspect.getclosurevars(function).nonlocals["per_expert_scale"]

@@ -160,7 +160,7 @@ def record_routed(topk_config: Any, layer_id: int, ids: torch.Tensor) -> None:
 
 
 def expert_locations(config: Any) -> torch.Tensor | None:
-    """Return [layers, N], each logical expert's physical number, updated in place by EPLB; None if they are equal."""
+    """Return [layers, N], each logical expert's physical number, updated in place by EPLB; None if both are equal."""
     from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
 
     metadata = get_global_expert_location_metadata()

@@ -44,7 +44,7 @@ class Contract:
 
 
 def find_contract(logits: torch.Tensor, top_k: int) -> Contract | None:
-    """Return the runner's contract for a batch, or None if it is too large for one launch, or the contract unknown."""
+    """Return the runner's contract; None if the batch is too large for one launch, or if no contract is known."""
     if not logits.is_cuda:
         return None
     from ..selection.triton_kernel.routing_data import BLOCK_SIZES, serves

@@ -17,7 +17,7 @@ def test_a_plan_is_spelt_as_for_the_server():
     ("text", "message"),
     [
         ("sharex", "policy = 'sharex':"),
-        ("xshare:k0", "'k0' is not key=value"),
+        ("xshare:k0", "'k0' must be key=value"),
         ("oea:add=3", "add = 3: oea has no such key"),
         ("xshare:k0=1,min_rows=4", "policy must be .* without phases, min_rows, .*min_rows needs a server"),
     ],

@@ -8,7 +8,7 @@ import pytest
 from benchmark.common.rounds import Series, Workload
 from benchmark.common.variant import Variant
 from benchmark.depth.__main__ import list_variants
-from benchmark.depth.changes import find_arrival, tabulate_changes
+from benchmark.depth.changes import find_arrival, follow, list_late, tabulate_changes
 from benchmark.depth.report import (
     THROUGHPUT,
     UPSTREAM,
@@ -94,9 +94,9 @@ def test_servers_differ_in_their_drafts_alone(tmp_path):
 @pytest.mark.parametrize(
     ("looks", "arrived"),
     [
-        ([(1000, 3), (1040, 5), (1080, 0), (1120, 5), (1400, 5), (1500, 5)], 40),
-        ([(1000, 5), (1400, 5)], 0),
-        ([(10, 3), (20, 3)], 0),  # too short to have settled: the depth that it had most
+        ([(0, 3), (40, 5), (80, 0), (120, 5), (400, 5), (500, 5)], 40),
+        ([(0, 5), (400, 5)], 0),
+        ([(10, 3), (20, 3)], 10),  # too short to have settled: the depth that it had most
         ([], None),
     ],
 )
@@ -109,4 +109,14 @@ def test_changes_are_rows_without_the_first_batch():
         "0": {"requests": 16, "texts": "heldout", "looks": [[8, 3]]},
         "1": {"requests": 1, "texts": "heldout", "looks": [[5, 3], [50, 5], [400, 5]]},
     }
-    assert tabulate_changes(points).rows == [["1 at a time, heldout", "5", "45"]]
+    assert tabulate_changes(points).rows == [["1 at a time, heldout", "5", "50"]]
+    assert list_late(points) == []
+    points["2"] = {"requests": 16, "texts": "heldout", "looks": [[5, 3], [301, 5], [400, 5]]}
+    assert list_late(points) == ["change 2: 301 verifications, must be at most 300"]
+
+
+def test_looks_are_at_the_size_of_the_batch_and_count_from_the_change():
+    """A size that was never seen begins with 0; looks before its first step show another size."""
+    found = [{16: (1000, 3)}, {16: (1000, 3)}, {1: (4, 3), 16: (1000, 3)}, {1: (90, 5), 16: (1000, 3)}]
+    assert follow(found, 1) == [(4, 3), (90, 5)]
+    assert follow([{16: (1000, 3)}, {16: (1040, 1)}], 12) == [(40, 1)], "a graph of 16 runs 12 requests"

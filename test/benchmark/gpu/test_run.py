@@ -80,7 +80,7 @@ def test_a_failed_task_or_check_stops_no_other_and_is_tried_last(call, tmp_path,
 def test_what_the_limit_leaves_is_told_and_goes_on_in_the_next_call(call, tmp_path, capsys):
     (tmp_path / "tune-hangs").touch()
     assert call(limit=9) == (True, ["tune"]), "the others would not come to half of their turn"
-    assert "gpu: left for the same command: layer a, server b, tune" in capsys.readouterr().out
+    assert "gpu: the same command continues with: layer a, server b, tune" in capsys.readouterr().out
     (tmp_path / "tune-hangs").unlink()
     assert call() == (True, ["layer", "server", "tune"])
 

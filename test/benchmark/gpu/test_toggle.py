@@ -68,11 +68,11 @@ def test_a_switch_that_captures_again_replaces_both_sets(monkeypatch):
 
     runner, policies = Runner(), {"xshare": None, "oea": 1.5, "vanilla": None}
 
-    def switch(stage, policy, reporter, number=0, rule=None, recaptures=True):
+    def switch(reports, policy, reporter, number=0, rule=None, recaptures=True):
         if policies[policy] is not None:
             assert runner.model.forward is wrapped, "the stage is to see the capture"
             runner.init_decode_cuda_graph()
-        stage.in_force = SimpleNamespace(schedule=None if policy == "vanilla" else policy)
+        reports.stage.in_force = SimpleNamespace(schedule=None if policy == "vanilla" else policy)
         return policies[policy]
 
     monkeypatch.setattr(model_runner, "ModelRunner", Runner)
@@ -81,7 +81,7 @@ def test_a_switch_that_captures_again_replaces_both_sets(monkeypatch):
     install()
     runner.init_cuda_graphs()
     assert describe(runner) == ("stage",) * 3, "it starts with the policy of its flags"
-    served, captured = SimpleNamespace(), runner.attn_backend.buffers
+    served, captured = SimpleNamespace(stage=SimpleNamespace()), runner.attn_backend.buffers
     for policy, told in (("vanilla", "upstream"), ("oea", "stage"), ("vanilla", "upstream"), ("xshare", "stage")):
         before = runner.decode_cuda_graph_runner
         assert control.switch(served, policy, None, 3, None, True) == policies[policy]

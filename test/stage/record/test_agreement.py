@@ -13,7 +13,7 @@ from sglang_xshare.stage.gather import Ranks
 from sglang_xshare.stage.record.agreement import EVERY, Agreement
 from stage import ranks_that_select
 from stage.ranks_that_select import INJECTED, LAYERS, STEPS
-from stage.record.tables import make_tables
+from stage.record.tally import make_tally
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
@@ -47,7 +47,7 @@ def test_the_order_of_steps_and_the_layer_matter():
     for steps in ([[one, two], [two, one]], [[two, one], [one, two]], [[one, None]], [[None, one]], [[None, two]]):
         agreement = make(lambda own: [own])
         for step in steps:
-            agreement.count(make_tables(step).active)
+            agreement.count(make_tally(step).active)
         checksums.append(int(agreement._checksum))
     assert len({*checksums, 0}) == 6
 
@@ -56,10 +56,10 @@ def test_steps_without_a_selection_are_no_comparison():
     agreement = make(lambda own: [own])
     agreement.end_forward(None)
     assert agreement.counts == Counter()
-    agreement.count(make_tables([(0, 0)]).active)  # a graph's capture
+    agreement.count(make_tally([(0, 0)]).active)  # a graph's capture
     agreement.end_forward(None)
     assert agreement.counts == Counter()
-    agreement.count(make_tables([(2, 2)]).active)
+    agreement.count(make_tally([(2, 2)]).active)
     for _ in range(2):
         agreement.end_forward(None)
     assert agreement.counts == Counter(comparisons=1)
@@ -67,7 +67,7 @@ def test_steps_without_a_selection_are_no_comparison():
 
 def test_all_ranks_are_compared_with_the_first():
     agreement = make(lambda own: [own + 1, own + 2, own], 4)
-    agreement.count(make_tables([(2, 2)]).active)
+    agreement.count(make_tally([(2, 2)]).active)
     assert agreement.end_forward(Ranks(0, 4, 2, 32, together=True)) == [1, 2]
     assert agreement.counts == Counter(comparisons=1, disagreements=2)
 

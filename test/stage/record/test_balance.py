@@ -4,7 +4,7 @@ import torch
 
 from sglang_xshare.stage.placement import Balance, Placement
 from sglang_xshare.stage.record.counters import Counters, Reader
-from stage.record.tables import make_tables
+from stage.record.tally import make_tally
 
 EXPERTS = 16
 # The third layer's experts lie the other way round.
@@ -20,11 +20,11 @@ def test_the_fullest_rank_for_every_reader():
     balance = make_balance()
     counters = Counters(2, "cpu", balance=balance)
     log, metrics = Reader(counters), Reader(counters)
-    counts = balance.count(make_tables([(9, 6), (8, 2)]))
+    counts = balance.count(make_tally([(9, 6), (8, 2)]))
     assert counts.tolist() == [[4, 4], [4, 2]]
     found = log.read()
     assert (found.fullest_before, found.fullest_after) == (8, 6)
-    balance.count(make_tables([None, (3, 1)]))
+    balance.count(make_tally([None, (3, 1)]))
     assert log.read().fullest_before == 3
     found, layers = metrics.look()
     assert (found.fullest_before, found.fullest_after) == (11, 7)
@@ -33,4 +33,4 @@ def test_the_fullest_rank_for_every_reader():
 
 def test_a_step_without_a_live_row_counts_as_none():
     """Masked logits have their top-k active even then."""
-    assert not make_balance().count(make_tables([(0, 4), None])).any()
+    assert not make_balance().count(make_tally([(0, 4), None])).any()

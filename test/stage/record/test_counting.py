@@ -1,4 +1,4 @@
-"""A step is counted by what its selections have left in tables: exactly what the reference says of its logits."""
+"""A step is counted by what its selections have left in a tally: exactly what the reference says of its logits."""
 
 import dataclasses
 import functools
@@ -13,12 +13,12 @@ from selection.interpreter import interpreted
 from selection.launched import Dispatched, kernel
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
 from sglang_xshare.selection.cpu_call import load
-from sglang_xshare.stage.record.counters import EXCEEDED, MAX_SHAPES, Counters
+from sglang_xshare.stage.record.counters import EXACT, EXCEEDED, MAX_SHAPES, RESCUED, STEPS, Counters, StepTally
 from sglang_xshare.stage.record.interval import OUTCOMES
 from sglang_xshare.stage.step import Step
 from stage.counted import count_steps
 from stage.fake import Model, forward_batch, run
-from stage.record.tables import make_tables
+from stage.record.tally import make_tally
 
 __all__ = ["kernel"]
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="there is a GPU: the tests of serving count on it")
@@ -68,7 +68,8 @@ def test_page_ins_are_counted_as_the_reference_selects(interpreter, plans):
     selecting = [plan is not None for plan in PLANS[plans]]
     assert [bool(row.all()) for row in totals[:, 7:9]] == selecting
     # Of every second layer it was ruled out.
-    assert [bool(count) for count in totals[:, 9]] == [one and layer % 2 == 0 for layer, one in enumerate(selecting)]
+    exceeded = totals[:, EXCEEDED].bool().tolist()
+    assert exceeded == [one and layer % 2 == 0 for layer, one in enumerate(selecting)]
 
 
 def check_counts(interpreter, plans, slots, backend, loaded=None, num_slots=0):
@@ -85,10 +86,10 @@ def check_counts(interpreter, plans, slots, backend, loaded=None, num_slots=0):
             expected = expect(plan, logits[layer], Batch(valid, exact=exact), slots, there, num_slots, layer % 2 == 0)
             assert counts[layer].tolist() == pytest.approx(expected, abs=1e-5)
     torch.testing.assert_close(counters.totals, sum(found), atol=1e-9, rtol=0)
-    assert counters.totals[:, 6].max() == 2 + 3 + 11, "live exact rows"
+    assert counters.totals[:, EXACT].max() == 2 + 3 + 11, "live exact rows"
     assert counters.outcomes.tolist() == [5 * (name == "policy") for name in OUTCOMES]
     if plans is PLANS["rescued rows"] and slots == RunnerSlots():
-        assert counters.totals[:, 5].all()
+        assert counters.totals[:, RESCUED].all()
     return counters.totals
 
 
@@ -160,14 +161,14 @@ def test_a_cpus_step_is_one_call_a_layer_and_one_that_counts(attach, monkeypatch
     library = load()
     for name in ("select_experts", "count_step"):
         monkeypatch.setattr(library, name, note(calls, name, getattr(library, name)))
-    for _, call in (kept for layer in installed.layers for kept in layer._calls.values()):
+    for call in (kept for layer in installed.layers for kept in layer._calls.values()):
         call._run = library.select_experts
     monkeypatch.setattr(selection, "_check_inputs", lambda *args: calls.append("check"))
     batch, totals = forward_batch("decode", 8), installed.acting.counters.totals.clone()
     with Dispatched() as dispatched:
         model.forward(None, None, batch)
     selecting = 3 - len(layers)
-    # An outcome is added, the tables' two marks are set to 0 once, and every layer's logits are scored.
+    # An outcome is added, the tally's two marks are set to 0 once, and every layer's logits are scored.
     assert dispatched.operations == ["add_", *["zero_"] * 2, *["_softmax"] * selecting]
     assert calls == [*["select_experts"] * selecting, "count_step"]
     assert torch.equal(installed.acting.counters.totals, 2 * totals)
@@ -179,12 +180,12 @@ def test_a_layer_that_does_not_select_again_is_vanilla_in_the_tables_kept():
     counters, logits = Counters(2, "cpu"), torch.randn(4, 16)
     plan = build_plan("xshare", k0=1, add=3)
     for layers in ((0, 1), (1,)):
-        tables = counters.begin()
+        counted = StepTally(counters)
         for layer in layers:
-            select(logits, plan, ROUTER, tally=tables.of(layer, logits))
-        assert tables.tally.active.any(1).tolist() == [0 in layers, True]
-        counts = counters.count(Step("decode", 4, Batch()), tables)
-        assert counts[:, 0].tolist() == [float(0 in layers), 1.0]
+            select(logits, plan, ROUTER, tally=counted.of(layer, logits))
+        assert counted.layers.active.any(1).tolist() == [0 in layers, True]
+        counts = counters.count(Step("decode", 4, Batch()), counted)
+        assert counts[:, STEPS].tolist() == [float(0 in layers), 1.0]
 
 
 @NEEDS_COMPILER
@@ -194,9 +195,9 @@ def test_tables_are_kept_of_so_many_shapes_and_for_every_mode():
         with torch.inference_mode(mode):
             for rows in range(2, MAX_SHAPES + 10):
                 logits = torch.randn(rows, 16)
-                tables = counters.begin()
-                select(logits, plan, ROUTER, tally=tables.of(1, logits))
-                assert counters.count(Step("decode", rows, Batch()), tables)[:, 0].tolist() == [0.0, 1.0]
+                counted = StepTally(counters)
+                select(logits, plan, ROUTER, tally=counted.of(1, logits))
+                assert counters.count(Step("decode", rows, Batch()), counted)[:, STEPS].tolist() == [0.0, 1.0]
                 assert len(counters._by_shape) <= MAX_SHAPES
 
 
@@ -212,10 +213,10 @@ def note(calls, name, function):
 
 
 def test_layers_with_other_experts_than_the_first_are_refused():
-    tables = Counters(2, "cpu").begin()
-    tables.of(0, torch.randn(4, 16))
+    counted = StepTally(Counters(2, "cpu"))
+    counted.of(0, torch.randn(4, 16))
     with pytest.raises(RuntimeError, match="12 experts in one MoE layer, 16 in another"):
-        tables.of(1, torch.randn(4, 12))
+        counted.of(1, torch.randn(4, 12))
 
 
 @pytest.mark.parametrize("compiled", [pytest.param(True, marks=NEEDS_COMPILER), False])
@@ -224,7 +225,7 @@ def test_slots_are_exceeded_by_more_experts_than_there_are(monkeypatch, compiled
     if not compiled:
         monkeypatch.setattr("sglang_xshare.stage.record.counters.load", lambda: None)
     counters = Counters(3, "cpu", SimpleNamespace(loaded=torch.zeros(3, 16, dtype=torch.bool), slots=3))
-    tables, tally = counters.begin(), make_tables([(4, 3), (4, 4), (4, 4)])
-    tables.tally = dataclasses.replace(tally, kept_mass=tally.kept_mass.contiguous())
-    counts = counters.count(Step("decode", 1, Batch()), tables, [True, True, False])
+    counted, tally = StepTally(counters), make_tally([(4, 3), (4, 4), (4, 4)])
+    counted.layers = dataclasses.replace(tally, kept_mass=tally.kept_mass.contiguous())
+    counts = counters.count(Step("decode", 1, Batch()), counted, [True, True, False])
     assert counts[:, EXCEEDED].tolist() == [0, 1, 0]

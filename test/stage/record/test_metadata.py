@@ -23,7 +23,7 @@ SPELT = "xshare:k0=1,add=2"
 def launch(attach, monkeypatch):
     """Call it with flags for a function that launches a forward and returns what its requests count."""
     monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: False)
 
     def start(batches: Batches | None = None, **flags: Any) -> Any:
         model = Model()

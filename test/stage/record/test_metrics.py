@@ -7,21 +7,21 @@ from typing import Any
 
 import torch
 
-from sglang_xshare.stage.record.counters import Counters, Reader
+from sglang_xshare.stage.record.counters import Counters, Reader, StepTally
 from sglang_xshare.stage.record.interval import OUTCOMES, Interval, format_log
 from sglang_xshare.stage.step import Step
 from sglang_xshare.types import Batch
-from stage.record.tables import make_tables
+from stage.record.tally import make_tally
 
 
 def step(rows: int, valid: list[bool] | None = None) -> Step:
     return Step("decode", rows, Batch(valid=None if valid is None else torch.tensor(valid)))
 
 
-def count(counters: Counters, step: Step, *tables: Any) -> torch.Tensor:
-    """Count a step that has left these tables; returns what it added."""
-    left = counters.begin()
-    left.tally = make_tables(*tables)
+def count(counters: Counters, step: Step, *given: Any) -> torch.Tensor:
+    """Count a step that has left this tally; returns what it added."""
+    left = StepTally(counters)
+    left.layers = make_tally(*given)
     return counters.count(step, left)
 
 

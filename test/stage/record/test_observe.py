@@ -13,6 +13,7 @@ from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.stage.frame import PolicyBypassed
 from sglang_xshare.stage.layer import DROPPED, MASKED
+from sglang_xshare.stage.record.counters import AFTER, BEFORE, KEPT, ROWS
 from stage.fake import EXPERTS, TOP_K, Formats, Model, RefuseHostData, forward_batch, run
 from stage.switching import decode
 
@@ -52,7 +53,8 @@ def test_padding_is_not_observed(attach):
     run(model, "decode", 8, padding=3)
     valid = torch.arange(8) < 5
     for plan, counters in zip(PLANS.values(), list_counters(installed), strict=True):
-        assert counters.totals[0, 1:5].tolist() == pytest.approx([*expect(model.logits, plan, valid), 5])
+        counts = counters.totals[0, [BEFORE, AFTER, KEPT, ROWS]].tolist()
+        assert counts == pytest.approx([*expect(model.logits, plan, valid), 5])
     totals = [counters.totals.clone() for counters in list_counters(installed)]
     run(model, "decode", 4, padding=4)
     for counters, before in zip(list_counters(installed), totals, strict=True):
@@ -104,15 +106,15 @@ def test_the_step_never_waits_for_the_device(attach, tmp_path, forgets):
 
 
 def test_log_metrics_and_trace(attach, tmp_path, reporter, monkeypatch):
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
     model = Model(1)
     installed = attach(model, **OBSERVE, expert_policy_trace=str(tmp_path / "trace.jsonl"))
     decode(model, reporter, 16)
     before, after, kept = expect(model.logits, PLANS["oea:k0=1"])
-    assert f", oea:k0=1 would keep {after:.1f} (kept mass {kept / 16:.4f})" in installed.report(reporter)
+    assert f", oea:k0=1 would keep {after:.1f} (kept mass {kept / 16:.4f})" in hooks.report(reporter)
     labels = {"model_name": "fake", "plan": "oea:k0=1"}
     assert REGISTRY.get_sample_value("sglang:expert_policy_observed_experts_total", labels) == after
-    assert "would keep" not in installed.report(reporter), "told before"
+    assert "would keep" not in hooks.report(reporter), "told before"
 
     installed.trace.write()
     line = json.loads((tmp_path / "trace.jsonl").read_text())

@@ -1,8 +1,8 @@
 """Selection on a CPU, one compiled call for each layer and step. The C++ source is `csrc`, a link to sgl-kernel."""
 
-from .call import Call, is_readable, prepare, select, supports
+from .call import Call, find_call, is_readable, select, supports
 from .counting import count_step
 from .layout import HANDLED
 from .library import SWITCH, load
 
-__all__ = ["HANDLED", "SWITCH", "Call", "count_step", "is_readable", "load", "prepare", "select", "supports"]
+__all__ = ["HANDLED", "SWITCH", "Call", "count_step", "find_call", "is_readable", "load", "select", "supports"]

@@ -43,10 +43,11 @@ def select(
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`. Raises ValueError without a call."""
     if not is_readable(logits):
         raise ValueError("backend = 'cpu': must be torch, because the logits are no plain tensor on a CPU")
-    return prepare(plan, router, logits.shape[1], batch.exact is not None, slots)(logits, batch, rank_of_expert, tally)
+    call = find_call(plan, router, logits.shape[1], batch.exact is not None, slots)
+    return call(logits, batch, rank_of_expert, tally)
 
 
-def prepare(
+def find_call(
     plan: SelectionPlan, router: Router, num_experts: int, exact: bool = False, slots: RunnerSlots | None = None
 ) -> Call:
     """Return the call for a router and a plan that the call `supports`; the first use packs both.
@@ -71,7 +72,7 @@ class Call:
         library = load()
         if library is None:
             raise ValueError("backend = 'cpu': must be torch, because this machine has no compiled call")
-        self.plan, self.router, self.slots = plan, router, slots  # kept alive, because `prepare` looks them up by id()
+        self.plan, self.router, self.slots = plan, router, slots  # kept alive: `find_call` looks them up by id()
         self._run = library.select_experts
         self._packed = pack(plan, router, num_experts, exact, slots)
         self._address = ctypes.addressof(self._packed)
@@ -83,7 +84,7 @@ class Call:
     ) -> Selection:
         """Return the plan's selection from logits [n, N], and count it in `tally`.
 
-        Only the width is checked: raises RuntimeError for a batch with exact rows if the call was prepared without
+        Only the width is checked: raises RuntimeError for a batch with exact rows if the call was made without
         exact rows and the rows need more columns. Raises MemoryError.
         """
         router, rows = self.router, logits.shape[0]
@@ -96,7 +97,7 @@ class Call:
         if tally is None:
             tally = allocate_tally(given.new_empty, rows, self._num_experts)
         # Tensors rather than addresses, because a converted tensor must live until the call returns.
-        tables = (
+        inputs = (
             None if batch.valid is None else batch.valid.contiguous(),
             None if batch.exact is None else batch.exact.contiguous(),
             None if batch.resident is None else batch.resident.contiguous(),
@@ -110,7 +111,7 @@ class Call:
             self._address,
             given.data_ptr(),
             scores.data_ptr(),
-            *[None if table is None else table.data_ptr() for table in tables],
+            *[None if one is None else one.data_ptr() for one in inputs],
             given.dtype is torch.bfloat16,
             rows,
             batch.tokens_per_request,
@@ -125,7 +126,7 @@ class Call:
             tally.rescued.data_ptr(),
         ):
             if status == WRONG_WIDTH:
-                reason = f"got exact rows, which take {router.top_k}: prepare it with exact=True"
+                reason = f"got exact rows, which take {router.top_k}: make it with exact=True"
                 raise RuntimeError(f"a call for rows of {self._width} experts {reason}")
             if status != NOT_CLEAN:
                 raise MemoryError(f"selection from router_logits {list(given.shape)}: out of memory")

@@ -55,11 +55,11 @@ def select(
     active, vanilla_active = torch.zeros_like(selected), torch.zeros_like(selected)
     mark(active, chosen.experts, chosen.live)
     mark(vanilla_active, rows.own.experts, rows.own.live)
-    kept = (chosen.scores.sum(1) / rows.own.scores.sum(1)).nan_to_num_(nan=1.0, posinf=1.0)
+    kept_mass = (chosen.scores.sum(1) / rows.own.scores.sum(1)).nan_to_num_(nan=1.0, posinf=1.0)
     if rows.exact is not None:  # sums over more columns may round differently
-        kept = kept.masked_fill(rows.exact.squeeze(1), 1.0)
-    kept = kept if batch.valid is None else kept * batch.valid
-    answer = Selection(ids, weights, selected, active, lost.sum(), vanilla_active, kept)
+        kept_mass = kept_mass.masked_fill(rows.exact.squeeze(1), 1.0)
+    kept_mass = kept_mass if batch.valid is None else kept_mass * batch.valid
+    answer = Selection(ids, weights, selected, active, lost.sum(), vanilla_active, kept_mass)
     return answer if slots is None else replace(answer, **serve_runner(answer, logits, router.top_k, slots))
 
 

@@ -25,7 +25,7 @@ PAGING_COUNTS = {"page_ins_before": PAGED_BEFORE, "page_ins": PAGED}
 RANK_COUNTS = {"fullest_before": len(COLUMNS), "fullest_after": len(COLUMNS) + 1}
 """The same on a server with expert-parallel ranks: the columns of `Balance`, behind the others."""
 MAX_SHAPES = 64
-"""The most shapes whose tables are kept: 48 layers of 128 experts and 512 rows take 0.1 MB."""
+"""The most shapes whose tallies are kept: 48 layers of 128 experts and 512 rows take 0.1 MB."""
 
 
 @cache
@@ -35,11 +35,11 @@ def copy_flags(flags: tuple[bool, ...], device: torch.device) -> torch.Tensor:
 
 
 class Counters:
-    """Running totals on the device: counting never waits for the host, so a captured graph counts in its replays.
+    """Running totals. Counting runs on the device alone, so it is captured with a graph and repeated in each replay.
 
-    A step without a live row, such as the step of a capture, is not counted. Selections write their counts to the
-    `Tables` of all layers; a dozen small operations add these up once a step (on a CPU, one compiled call). A server
-    that pages experts has `residents`, and a server with expert-parallel ranks has `balance`.
+    A step without a live row, such as the step of a capture, is not counted. Selections write their counts to a
+    `StepTally`; a dozen small operations add these up once a step (on a CPU, one compiled call). A server that pages
+    experts has `residents`, and a server with expert-parallel ranks has `balance`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Counters:
         self.replayed: Counter[str] = Counter()
         """Replays of graphs, which do not run the model's forward, by outcome."""
         self.in_one_call = is_readable(self.totals) and load() is not None
-        # On a CPU the next step of the same shape reuses a step's tables: nothing reads them after the step is counted.
+        # On a CPU the next step of the same shape reuses a step's tally: nothing reads it after the step is counted.
         self._by_shape: dict[torch.Size, tuple[Tally, list[Tally]]] = {}
 
     def make_alike(self) -> Counters:
@@ -73,12 +73,8 @@ class Counters:
         valid = None if step is None else step.batch.valid
         self.outcomes[OUTCOMES.index(outcome)].add_(1 if valid is None else valid.any())
 
-    def begin(self) -> Tables:
-        """Return empty tables for a step."""
-        return Tables(self)
-
     def allocate(self, logits: torch.Tensor) -> tuple[Tally, list[Tally] | None]:
-        """Return a step's tables for logits [n, N], and each layer's part if later steps reuse the tables, else None.
+        """Return the tally [layers, ...] of a step with logits [n, N], and each layer's part if later steps reuse it.
 
         `active` and `vanilla_active` are 0, because these mark the layers that have selected.
         """
@@ -89,61 +85,62 @@ class Counters:
             if len(self._by_shape) >= MAX_SHAPES:
                 self._by_shape.clear()
             with torch.inference_mode(False):  # a later step cannot write to a tensor made in inference mode
-                tables = allocate_tally(logits.new_zeros, *logits.shape, layers)
-                self._by_shape[logits.shape] = tables, [tables.of(layer) for layer in range(layers)]
-        tables, by_layer = self._by_shape[logits.shape]
-        tables.active.zero_()
-        tables.vanilla_active.zero_()
-        return tables, by_layer
+                tally = allocate_tally(logits.new_zeros, *logits.shape, layers)
+                self._by_shape[logits.shape] = tally, [tally.of(layer) for layer in range(layers)]
+        tally, by_layer = self._by_shape[logits.shape]
+        tally.active.zero_()
+        tally.vanilla_active.zero_()
+        return tally, by_layer
 
-    def count(self, step: Step, tables: Tables, fits: Sequence[bool] = ()) -> torch.Tensor:
-        """Add a step's tables to the totals. Return what was added, [layers, COLUMNS] float64.
+    def count(self, step: Step, counted: StepTally, fits: Sequence[bool] = ()) -> torch.Tensor:
+        """Add a step's tally to the totals. Return what was added, [layers, COLUMNS] float64.
 
         The result is 0 for a layer that stayed vanilla, and without a live row. With paged experts, `fits` has True for
         each layer whose active experts fit its slots for all logits.
         """
-        if tables.tally is None:
+        tally = counted.layers
+        if tally is None:
             return torch.zeros_like(self.totals)
-        if self.in_one_call and is_readable(tables.tally.active):
+        if self.in_one_call and is_readable(tally.active):
             paged = self.residents
             sure = copy_flags(tuple(fits), self.totals.device) if fits and paged is not None else None
             loaded, slots = (None, 0) if paged is None else (paged.loaded, paged.slots)
-            return count_step(self.totals, tables.tally, step.batch, step.rows, loaded, slots, sure)
-        counts = count_tables(tables.tally, step, self.residents, fits)
+            return count_step(self.totals, tally, step.batch, step.rows, loaded, slots, sure)
+        counts = count_tally(tally, step, self.residents, fits)
         self.totals += counts
         return counts
 
 
-class Tables:
-    """The counts of one step's selections.
+class StepTally:
+    """The tally of one step: `layers` has tensors [layers, ...], 0 for a layer that has not selected.
 
-    `tally` has tensors [layers, ...], 0 for a layer that has not selected; None before the first layer selects.
+    `layers` is None before the first layer selects.
     """
 
     def __init__(self, counters: Counters) -> None:
-        self.tally: Tally | None = None
+        self.layers: Tally | None = None
         self._counters = counters
         self._by_layer: list[Tally] | None = None
 
     def of(self, layer: int, logits: torch.Tensor) -> Tally | None:
-        """Return the tables of one layer for logits [n, N], None without a row. Raises RuntimeError for another N."""
+        """Return the tally of one layer for logits [n, N], None without a row. Raises RuntimeError for another N."""
         rows, experts = logits.shape
         if not rows:
             return None
-        if self.tally is None:
-            self.tally, self._by_layer = self._counters.allocate(logits)
-        if self.tally.active.shape[1] != experts:
-            counts = f"{experts} experts in one MoE layer, {self.tally.active.shape[1]} in another"
+        if self.layers is None:
+            self.layers, self._by_layer = self._counters.allocate(logits)
+        if self.layers.active.shape[1] != experts:
+            counts = f"{experts} experts in one MoE layer, {self.layers.active.shape[1]} in another"
             raise RuntimeError(f"{counts}: an expert policy needs the same number in each layer")
-        return self.tally.of(layer) if self._by_layer is None else self._by_layer[layer]
+        return self.layers.of(layer) if self._by_layer is None else self._by_layer[layer]
 
 
-def count_tables(
-    tables: Tally, step: Step, residents: Residents | None = None, fits: Sequence[bool] = ()
+def count_tally(
+    tally: Tally, step: Step, residents: Residents | None = None, fits: Sequence[bool] = ()
 ) -> torch.Tensor:
     """Return what `Counters.count` adds, [layers, COLUMNS] float64."""
-    before, after = tables.vanilla_active.sum(1), tables.active.sum(1)
-    kept = tables.kept_mass.sum(1, dtype=torch.float64)
+    before, after = tally.vanilla_active.sum(1), tally.active.sum(1)
+    kept = tally.kept_mass.sum(1, dtype=torch.float64)
     valid, marked = step.batch.valid, step.batch.exact
     rows = torch.full_like(before, step.rows) if valid is None else valid.sum().expand_as(before)
     exact = torch.zeros_like(before)
@@ -152,12 +149,12 @@ def count_tables(
     paged_before = paged = exceeded = torch.zeros_like(before)
     if residents is not None:
         missing = ~residents.loaded
-        paged_before, paged = (tables.vanilla_active & missing).sum(1), (tables.active & missing).sum(1)
+        paged_before, paged = (tally.vanilla_active & missing).sum(1), (tally.active & missing).sum(1)
         if fits:
             exceeded = copy_flags(tuple(fits), after.device) & (after > residents.slots)
     # The model itself uses experts in every layer and step with a live row.
     selects = before > 0
-    counts = [selects, before, after, kept, rows, tables.rescued, exact, paged_before, paged, exceeded]
+    counts = [selects, before, after, kept, rows, tally.rescued, exact, paged_before, paged, exceeded]
     return torch.stack(counts, 1) * selects[:, None]
 
 

@@ -1,4 +1,4 @@
-"""Tables of selections, made up."""
+"""Tallies of selections, made up."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ Layer = tuple[int, int] | None
 """Active experts under vanilla routing, and active experts; None where the layer stayed vanilla."""
 
 
-def make_tables(
+def make_tally(
     layers: Sequence[Layer], kept: Sequence[Sequence[float]] = ((0.0,),), rescued: Sequence[int] | None = None
 ) -> Tally:
-    """What layers left in their tables, of rows of so much kept mass each, the same in all where there is one."""
+    """What layers left in a tally, of rows of so much kept mass each, the same in all where there is one."""
     experts = torch.arange(EXPERTS)
     before, after = (torch.tensor([layer[part] if layer else 0 for layer in layers]) for part in (0, 1))
     return Tally(

@@ -248,3 +248,20 @@ def test_more_ranges_than_a_server_can_plan_for_in_seconds_are_refused(key):
     build_schedule("xshare", {key: {str(first): {"mass": 0.9} for first in range(2, 1026)}}, False)
     with pytest.raises(ValueError, match=r"must have at most 1,024 ranges together \(got 1,025\)"):
         build_schedule("xshare", {key: {str(first): {"mass": 0.9} for first in range(2, 1027)}}, False)
+
+
+def test_ranges_of_layers_and_sizes_are_limited_by_the_parts_that_both_make():
+    def divide(sizes):
+        keys = {"layers": {str(layer): {"k0": 1 + layer % 2} for layer in range(31)}}
+        return build_schedule("xshare", keys | {"by_rows": {str(2 + 2 * i): {"add": i} for i in range(sizes)}}, False)
+
+    divide(64)
+    with pytest.raises(ValueError, match=r"must divide layers and rows into at most 4,096 parts \(got 4,160\)"):
+        divide(65)
+
+
+def test_plans_of_a_model_are_those_of_each_of_its_layers():
+    schedule = build(k0=1, add=24, layers={"0-3": {"k0": 2}, "5": {"k0": 3}, "7-9": {"k0": 4}})
+    for layers in (range(10), (1, 4, 5, 9), (2, 5, 6, 8)):
+        found = {schedule.plan(layer, rows) for layer in layers for rows in (2, 8)}
+        assert set(schedule.plans(layers)) == found

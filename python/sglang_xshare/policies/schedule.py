@@ -19,8 +19,10 @@ from .plan import AUTO, MOST_LIKELY, SelectionPlan
 from .registry import get_policy
 from .spelling import parse_policy, spell_policy
 
-MOST_RANGES = 1024
-"""Most overrides of a schedule. Building the plans of 1024 takes 1.5 s, in which a server answers no request."""
+MOST_RANGES, MOST_PARTS = 1024, 4096
+"""Most overrides of a schedule, and most parts into which they divide layers and rows. At both limits a switch takes
+2.6 s to build, describe and check the plans; meanwhile a server answers no request.
+"""
 MOST_PLANS = 64
 """Most plans of `observe`. The ring of a trace takes 98 kB a layer and plan on the device."""
 
@@ -150,7 +152,9 @@ class Schedule:
                 limits = f"from min_rows = {self.min_rows}"
                 limits += "" if self.max_rows is None else f" to max_rows = {self.max_rows}"
                 raise ValueError(f"by_rows {override.first}: must overlap the rows {limits}")
-        layers = {0, *_boundaries(self.layer_overrides)} if model_layers is None else model_layers
+        starts = sorted({0, *_boundaries(self.layer_overrides)})
+        # All layers from one start to the next have the same overrides.
+        layers = starts if model_layers is None else {starts[bisect(starts, layer) - 1] for layer in model_layers}
         ends = {self.min_rows, *_boundaries(self.sizes)}
         sizes = [rows for rows in ends if self.reason_to_skip(self.phases[0], rows) is None]
         found = (self.plan(layer, rows) for layer in layers for rows in sizes)
@@ -197,6 +201,10 @@ def build_schedule(
     ranges = len(schedule.by_rows) + len(schedule.layer_overrides)
     if ranges > MOST_RANGES:
         raise ValueError(f"layers and by_rows: must have at most {MOST_RANGES:,} ranges together (got {ranges:,})")
+    parts = len(_boundaries(schedule.layer_overrides)) * len(_boundaries(schedule.by_rows))
+    if parts > MOST_PARTS:
+        divided = f"must divide layers and rows into at most {MOST_PARTS:,} parts (got {parts:,})"
+        raise ValueError(f"layers and by_rows: {divided}")
     if schedule.max_rows is not None and schedule.max_rows < schedule.min_rows:
         raise ValueError(f"max_rows = {schedule.max_rows}: must be at least min_rows = {schedule.min_rows}")
     for plan in schedule.plans():

@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sglang_xshare import hooks
+from sglang_xshare.stage.forward import wrap_runner
 from sglang_xshare.stage.record.agreement import Agreement
 from stage.fake import XSHARE, Model, forward_batch, gathered_batches, make_reporter, run
 
@@ -16,10 +18,10 @@ def _on_the_first_rank(monkeypatch):
     monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: True)
 
 
-def serve(attach: Callable[..., Any], **flags: str) -> tuple[Model, Any, list[int]]:
-    """Return (a model of one layer, the stage around it, the steps under policy in each interval it exports)."""
+def serve(attach: Callable[..., Any], **flags: str) -> tuple[Model, list[int]]:
+    """Return (a model of one layer under a stage, the steps under policy in each interval that is exported)."""
     model, exported = Model(1), []
-    installed = attach(model, **XSHARE, **flags)
+    attach(model, **XSHARE, **flags)
 
     def export(group: str, part: Any, labels: dict[str, str]) -> None:
         if group == "counted":
@@ -27,11 +29,11 @@ def serve(attach: Callable[..., Any], **flags: str) -> tuple[Model, Any, list[in
 
     reports: Any = hooks._reports
     reports.exporter.export = export
-    return model, installed, exported
+    return model, exported
 
 
 def test_the_log_tells_what_idle_metrics_exported_before(attach):
-    model, _, exported = serve(attach)
+    model, exported = serve(attach)
     run(model, "decode", 4)
     reporter = make_reporter(forwards=1)
     hooks.publish(reporter)
@@ -52,7 +54,7 @@ def test_the_log_tells_what_idle_metrics_exported_before(attach):
 
 def test_one_rank_exports_what_all_have_seen_and_each_logs_it(attach, monkeypatch, tmp_path):
     file = tmp_path / "trace.jsonl"
-    model, _, exported = serve(attach, expert_policy_trace=str(file))
+    model, exported = serve(attach, expert_policy_trace=str(file))
     run(model, "decode", 4)
     monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: False)
     assert "policy steps: 1," in hooks.report(make_reporter(forwards=1))
@@ -72,7 +74,7 @@ def test_a_process_without_a_scheduler_reports_at_its_end(attach, tmp_path, capl
             patch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda is_first=is_first: is_first)
             attach(model, **XSHARE, expert_policy_trace=str(file))
             hooks._reports.reporter = reporter
-            for _ in range(lines):
+            for _ in range(2):
                 run(model, "decode", 8)
             hooks._close()
             hooks._close()  # nothing is there twice
@@ -82,43 +84,41 @@ def test_a_process_without_a_scheduler_reports_at_its_end(attach, tmp_path, capl
         assert not ends or "policy steps: 2" in ends[0]
 
 
-def forward(installed: Any, batch: Any, launch: Callable[[], None] = lambda: None) -> None:
+def forward(batch: Any, launch: Callable[[], None] = lambda: None) -> None:
     """A forward of the model runner: by default a replay, which does not run the model's forward."""
-    installed.begin_forward(batch)
-    launch()
     reports: Any = hooks._reports
-    reports.count_forward(batch)
-    installed.end_forward(batch)
-    installed.current.frame = None
+    model_runner = SimpleNamespace(forward=lambda batch: launch())
+    wrap_runner(model_runner, reports)
+    model_runner.forward(batch)
 
 
-def decode_elsewhere(installed: Any, model: Model, reporter: Any, forwards: int, requests: int = 3) -> None:
+def decode_elsewhere(model: Model, reporter: Any, forwards: int, requests: int = 3) -> None:
     """Forwards of an attention rank without requests, the first, while another rank decodes `requests`."""
     for _ in range(forwards):
         batch = gathered_batches("decode", [0, requests])[0]
         reporter.scheduler.forward_ct += 1  # and no decode step of its own
-        forward(installed, batch, lambda: run(model, "decode", 2 * requests))
+        forward(batch, lambda: run(model, "decode", 2 * requests))
 
 
 def test_an_idle_first_rank_publishes_what_others_decode(attach, tmp_path):
     """Its own decode log, which would publish, comes only with its own decode steps."""
     file = tmp_path / "trace.jsonl"
-    model, installed, exported = serve(attach, expert_policy_trace=str(file))
+    model, exported = serve(attach, expert_policy_trace=str(file))
     reporter = make_reporter(decode_log_interval=5)
     hooks.publish(reporter)  # the server is idle before its first request, which goes to the other rank
-    decode_elsewhere(installed, model, reporter, 5)
+    decode_elsewhere(model, reporter, 5)
     assert exported == []
-    decode_elsewhere(installed, model, reporter, 13)
+    decode_elsewhere(model, reporter, 13)
     assert exported == [6, 6, 6]
     assert len(file.read_text().splitlines()) == 18
 
 
 def test_a_first_rank_that_decodes_publishes_with_its_log_alone(attach):
     """Each publication waits for the device."""
-    model, installed, exported = serve(attach)
+    model, exported = serve(attach)
     reporter = make_reporter(decode_log_interval=5)
     for _ in range(4):
-        decode_elsewhere(installed, model, reporter, 5)
+        decode_elsewhere(model, reporter, 5)
         reporter.forward_ct_decode += 5
         hooks.report(reporter)
     assert exported == [5, 5, 5, 5]
@@ -126,35 +126,34 @@ def test_a_first_rank_that_decodes_publishes_with_its_log_alone(attach):
 
 def test_only_the_first_rank_publishes_between_logs(attach, monkeypatch):
     monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: False)
-    model, installed, exported = serve(attach)
+    model, exported = serve(attach)
     reporter = make_reporter(decode_log_interval=5)
     hooks.publish(reporter)
-    decode_elsewhere(installed, model, reporter, 20)
+    decode_elsewhere(model, reporter, 20)
     assert exported == []
 
 
 def test_a_server_without_data_parallel_attention_publishes_with_its_log_alone(attach):
-    model, installed, exported = serve(attach)
+    model, exported = serve(attach)
     reporter = make_reporter(decode_log_interval=5)
     hooks.publish(reporter)
     for _ in range(20):
         run(model, "decode", 4)
         reporter.scheduler.forward_ct += 1
-        forward(installed, forward_batch("decode", 4))
+        forward(forward_batch("decode", 4))
     assert exported == []
 
 
 def test_what_ranks_have_compared_is_exported_once(attach):
-    _, installed, _ = serve(attach)
-    installed.agreement = agreement = Agreement(2, "cpu")
+    serve(attach)
+    hooks._stage.agreement = agreement = Agreement(2, "cpu")
     exported: list[Counter[str]] = []
 
     def export(group: str, part: Any, labels: dict[str, str]) -> None:
         if group == "compared":
             exported.append(part)
 
-    reports: Any = hooks._reports
-    reports.exporter.export = export
+    hooks._reports.exporter.export = export
     for number in (1, 2):
         agreement.counts.update(comparisons=number, disagreements=1)
         hooks.publish(make_reporter(forwards=number))
@@ -164,7 +163,7 @@ def test_what_ranks_have_compared_is_exported_once(attach):
 def test_a_rank_whose_scheduler_logs_no_statistics_writes_no_trace(attach, tmp_path):
     """As the second of several pipeline or context ranks: one of them has the file."""
     file = tmp_path / "trace.jsonl"
-    model, _, exported = serve(attach, expert_policy_trace=str(file))
+    model, exported = serve(attach, expert_policy_trace=str(file))
     run(model, "decode", 4)
     hooks.publish(make_reporter(forwards=1, is_stats_logging_rank=False))
     assert (exported, file.read_text()) == ([1], "")

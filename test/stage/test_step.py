@@ -8,6 +8,7 @@ import torch
 from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
 from sglang.srt.speculative.uno_info import UnoForwardInput
 
+from sglang_xshare.stage.exact import Exact
 from sglang_xshare.stage.step import Step, read_step
 from sglang_xshare.upstream.ranks import gather_rows
 from stage.fake import Gather, forward_batch, gathered_batches
@@ -86,6 +87,7 @@ def test_other_steps_have_no_drafts():
 
 
 def test_ranks_of_data_parallel_attention_tell_each_other_how_deep_their_drafts_are(monkeypatch):
+    """And which rows are exact, in one number a row."""
     batches = gathered_batches("verify", [2, 1], draft_tokens=3)
     place_drafts(batches[0], [5, 6, 7, 9, 10, 10])
     place_drafts(batches[1], [3, 4, 4, 0, 0, 0])
@@ -96,10 +98,13 @@ def test_ranks_of_data_parallel_attention_tell_each_other_how_deep_their_drafts_
         return torch.cat(told)
 
     monkeypatch.setattr("sglang_xshare.stage.step.gather_rows", gather)
-    read_step(batches[0], mask_padding=True, by_depth=True)
-    step = read_step(batches[1], mask_padding=True, by_depth=True)
+    exact = Exact("cpu")
+    exact._flags[:3] = True  # the first request of each rank
+    read_step(batches[0], mask_padding=True, exact=exact, by_depth=True)
+    step = read_step(batches[1], mask_padding=True, exact=exact, by_depth=True)
     assert step.batch.depth.tolist() == [0, 1, 2, 0, 1, 1, 0, 1, 1, 0, 0, 0]
     assert step.batch.valid.tolist() == [True] * 9 + [False] * 3
+    assert step.batch.exact.tolist() == [True, True, True, False, False, False] * 2
 
 
 class Record(torch.utils._python_dispatch.TorchDispatchMode):

@@ -92,6 +92,13 @@ def test_log_metrics_and_counters_tell_both_plans_apart(attach, reporter, caplog
     assert f"{before.mean('experts_before'):.1f} -> {before.mean('experts_after'):.1f}" in caplog.text
     assert "policy steps: 3" in caplog.text
     assert installed.acting.logged.look()[0].layer_steps == installed.acting.since_switch.look()[0].layer_steps == 0
+    plans = {
+        sample.labels["policy"]: sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name == "sglang:expert_policy_info" and sample.value
+    }
+    assert plans == {"oea": 1}
     decode(model, reporter)
     assert installed.acting.since_switch.look()[0].outcomes["policy"] == 1
     assert "policy steps: 1" in hooks.report(reporter)
@@ -101,13 +108,6 @@ def test_log_metrics_and_counters_tell_both_plans_apart(attach, reporter, caplog
 
     assert value("steps_total", outcome="policy") == 4
     assert value("layer_steps_total") == 12
-    plans = {
-        sample.labels["policy"]: sample.value
-        for metric in REGISTRY.collect()
-        for sample in metric.samples
-        if sample.name == "sglang:expert_policy_info" and sample.value
-    }
-    assert plans == {"oea": 1}
 
 
 def test_observe_and_back_with_a_trace(attach, reporter, tmp_path):
@@ -117,7 +117,7 @@ def test_observe_and_back_with_a_trace(attach, reporter, tmp_path):
     installed = attach(model, **XSHARE, expert_policy_trace=str(file))
     observe = {"policy": "observe", "plans": ["oea:k0=1", "xshare:k0=1,add=2"]}
     for keys in (observe, PLANS[0], observe):
-        decode(model, reporter)
+        run(model, "decode", 12)  # in flight: the scheduler has not counted it
         switch(installed, schedule(keys), reporter)
     decode(model, reporter)
     hooks.publish(reporter)

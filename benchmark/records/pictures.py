@@ -10,6 +10,7 @@ from benchmark.common.interval import spread
 from benchmark.common.paths import ROOT
 from benchmark.common.plot import Line, Panel, Picture, draw, find_digest, read_digest
 from benchmark.common.record import read_record
+from benchmark.depth.report import plot_depths
 from benchmark.quality.report import plot_quality
 from benchmark.records.experiments import EXPERIMENTS
 from benchmark.records.tables import H200_RUN
@@ -58,6 +59,7 @@ def plot_losses(points: Mapping[str, Any]) -> Picture:
 
 PICTURES = {
     "gain-h200": Drawing(f"{H200_RUN}/server.json", plot_gains),
+    "tokens-by-depth": Drawing(str(EXPERIMENTS["depth"].path(Path())), plot_depths),
     "loss-by-experts": Drawing(str(EXPERIMENTS["quality"].path(Path())), plot_losses),
 }
 

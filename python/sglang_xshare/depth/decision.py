@@ -16,9 +16,10 @@ RETRIAL, PERIOD = 4, 256
 batch size between two trials of one depth.
 """
 SOON, SLOWER = 32, 1.5
-"""The first period after a change of the depth, and the factor by which each next period is longer, up to PERIOD. Short
-periods soon correct a wrong choice from few steps: in 600 simulated verifications after a change (6 % noise, 10 %
-drift), the slowest tenth of the servers reached 0.96 of the best speed, and 0.91 with PERIOD from the start.
+"""The first period after a change of the depth, and the factor by which each next period is longer, up to PERIOD. A
+choice from few steps may be wrong; short periods correct it soon. In 600 simulated verifications after a change (6 %
+noise, 10 % drift) the slowest tenth of the servers reached 0.96 of the best speed; had PERIOD applied from the start,
+0.91.
 """
 BLOCK = 16
 """Verifications of the chosen depth between two decisions, and so between two trials."""
@@ -26,8 +27,8 @@ HISTORY = 8
 """Steps that the smoothed time of a depth covers: about three retrials, each of which times 3 of its 4 steps."""
 NEAR = 2
 """The largest ratio of two batch sizes if one borrows the times of the other. Some of 16 concurrent requests end before
-others, so batches of 9 to 15 come and go. While each of these sizes made 4 trials of 8 verifications of its own, a
-server reached only 0.89 to 0.93 of the best depth's speed, for three rounds.
+others, so batches of 9 to 15 come and go. Without borrowing, each of these sizes made 4 trials of 8 verifications, and
+a server reached only 0.89 to 0.93 of the best depth's speed for three rounds of the benchmark.
 """
 CHANGE = 2.0
 """The largest factor of one update of a smoothed time: the median of few steps may be a step that waited."""
@@ -87,7 +88,8 @@ class Size:
 
         The median ignores a step that waited for something else. A change at the depth in use scales the times of all
         depths, because contexts have grown or the machine has become slower: so times of different moments stay
-        comparable. The first block of a new depth updates only that depth, because few steps decided for that depth.
+        comparable. In the first block of a new depth only its own time is updated: that time is from few steps, so a
+        change of it is no sign of a change at the other depths.
         """
         before, taken = self.seconds.get(depth), median(seconds)
         self._steps[depth] = min(self._steps.get(depth, 0) + len(seconds), HISTORY)
@@ -165,7 +167,8 @@ class Depths:
     def decide(self, size: int) -> None:
         """Decide the depth of a batch size until its next block ends.
 
-        If no step of this size follows another, as with a prefill before each, it has no time. It copies a depth then.
+        Only a step directly after a step of the same size and depth is timed. A size that never has such a step, for
+        example with a prefill before each, has no times: it copies the depth of the nearest size that has times.
         """
         own = self.sizes[size]
         timed = [known for known, other in self.sizes.items() if other.seconds]
@@ -180,9 +183,10 @@ class Depths:
         return min(candidates, key=lambda one: (abs(one - depth), one))
 
     def _borrow(self, size: int) -> dict[int, float]:
-        """Return estimated times of the depths without a time at a batch size, by the nearest batch size that has them.
+        """Return an estimated time for each depth that has no time at this batch size.
 
-        The nearest batch size shows how much longer a step of such a depth takes than a step of the depth in use.
+        The estimate is from the nearest batch size that has timed that depth and the depth in use: there the two times
+        show how much longer a step of that depth takes.
         """
         own, found = self.sizes[size], dict[int, float]()
         missing = [one for one in own.candidates if one not in own.seconds]

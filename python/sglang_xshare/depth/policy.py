@@ -62,7 +62,10 @@ class ThroughputPolicy:
         """The timed steps since the last decision, by batch size, in seconds of this rank's clock."""
 
     def set_cuda_graph_bs(self, cuda_graph_bs: list[int] | None) -> None:
-        """Read the batch sizes that SGLang captures: it replaces some of those in its flag, which are given."""
+        """Read the batch sizes that SGLang really captures.
+
+        The argument has the sizes of SGLang's flag, some of which SGLang replaces, so the argument is ignored.
+        """
         self._captured = sorted(self._list_captured())
 
     def cuda_graph_bs_for_step(self, step: int) -> None:
@@ -112,7 +115,8 @@ class ThroughputPolicy:
     def _is_timed(self, former: Launch, launch: Launch) -> bool:
         """Return whether a complete `launch` is timed: it directly follows a like step, `former`, under one policy.
 
-        No prefill was launched after it, because with overlap the host launches a forward before it sees this result.
+        Nor may a prefill have been launched after it: with overlap the host launches the next forward before it reads
+        this result, so the time would include that launch.
         """
         latest = self._launched[-1] if self._launched else launch
         is_last = self._count_forwards() == latest.forwards + 1
@@ -138,8 +142,8 @@ class ThroughputPolicy:
         return requests
 
     def _find_candidates(self, size: int) -> tuple[int, ...]:
-        # SGLang's candidates of a batch size are private. `cuda_graph_bs_for_step` returns the captured sizes that need
-        # a depth, so a list of one size shows whether the depth is a candidate.
+        # SGLang's candidates of a batch size are private. After `set_cuda_graph_bs([size])`, `cuda_graph_bs_for_step`
+        # returns a non-empty list exactly if the depth is a candidate at that size.
         self._upstream.set_cuda_graph_bs([size])
         is_candidate = self._upstream.cuda_graph_bs_for_step
         return tuple(depth for depth in self.candidate_steps if depth == 0 or is_candidate(depth))

@@ -163,7 +163,10 @@ class Control:
         return {"restored": True}
 
     def _begin_comparing(self) -> None:
-        """Start comparing ranks, also if only this rank fails: all ranks compare after the same forward."""
+        """Start the comparison of ranks anew, before anything that can raise.
+
+        A rank whose switch fails must start too, because all ranks compare after the same forward.
+        """
         if self.stage.agreement is not None:
             self.stage.agreement.begin()
 
@@ -179,7 +182,7 @@ class Control:
         for part in schedule.parts if schedule and requests and is_first_rank() else ():
             missed = find_missed(part, resolved(self.server_args), requests)
             if missed is not None:
-                reason = f"no step of this server has a number of rows in this range ({missed[1]}); each stays vanilla"
+                reason = f"this server's steps have other numbers of rows ({missed[1]}), so every step stays vanilla"
                 logger.warning("--expert-policy %s: %s: %s", part.policy, missed[0], reason)
 
     def _read(self, body: Mapping[str, Any]) -> Schedule | None:
@@ -194,7 +197,10 @@ class Control:
         return build_schedule(name, keys, speculative, pages=pages_experts(self.server_args))
 
     def _check(self, schedule: Schedule | None, requests: int | None) -> list[str]:
-        """Return the warnings of a server that starts with this schedule. Raises ValueError if its start is refused."""
+        """Return the warnings that a start with this schedule would log.
+
+        Raises ValueError if such a start would be refused.
+        """
         config = resolved(self.server_args)
         if attention_dp_size(config) > 1 and config.enable_dp_attention_local_control_broadcast:
             flag = "--enable-dp-attention-local-control-broadcast"
@@ -212,10 +218,10 @@ class Control:
         return warnings
 
     def _number(self) -> dict[str, Any]:
-        """Return the number of this scheduler's switches, and the number of its own switches since the last POST.
+        """Return how often this scheduler has switched in all, and how often by itself since the last POST.
 
-        A scheduler switches to vanilla by itself if ranks disagree. The latter number is None if another rank reports
-        it.
+        A scheduler switches by itself, to vanilla, if ranks disagree. The latter number is None if another rank reports
+        this number.
         """
         own = self.stage.switches - self._posted
         return {"switches": self.stage.switches, "own_switches": own if is_first_rank() else None}

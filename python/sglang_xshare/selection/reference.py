@@ -1,6 +1,7 @@
 """The reference: selection in plain torch and loops, as specified. Every fast backend must return the same ids.
 
 The code runs on the CPU, whatever the logits' device, one row and one expert at a time: for tests, not for serving.
+The symbols C, P and S are those of docs/selection.md.
 """
 
 import math
@@ -15,7 +16,7 @@ from .scores import DEPTHS, compute_scores, measure, to_fixed_point, weigh_depth
 from .slots import serve_runner
 
 HANDLED = FULL
-"""Keys and words that the reference reads: all of a plan's. A new key or word is added here first."""
+"""Keys and text values that the reference reads: all of a plan's. A new key or value is added here first."""
 
 
 def select(
@@ -104,7 +105,7 @@ class _Reference:
             kept_mass=kept_mass.to(self.device),
         )
 
-    # Stage 1: the set S.
+    # Select: the set S.
 
     def keep(self, i: int) -> list[int]:
         """Return the warm-up of row i, or what dynamic-skip leaves of its top-k; for an exact row all of its top-k."""
@@ -151,9 +152,10 @@ class _Reference:
         return selected if self.resident is None else self.join(sure, selected, utility)
 
     def join(self, sure: set[int], selected: set[int], utility: list[int]) -> set[int]:
-        """Return S with residents in the slots that remain: rows and requests come first, then the batch's additions.
+        """Return S for paged experts, at most `slots` of them unless `sure` alone is larger.
 
-        Additions and residents are ordered by utility.
+        The experts kept for rows and requests (`sure`) come first, then the batch's additions, then other loaded
+        experts. Additions and loaded experts are ordered by utility.
         """
         assert self.resident is not None
         ranked = [j for j in self.best(utility, without=sure) if j in selected]
@@ -244,7 +246,7 @@ class _Reference:
         rest = self.best(self.utility(self.rows, "full"), without=selected)
         return selected.union(rest[: max(self.router.top_k - len(selected), 0)])
 
-    # Stage 2: the experts of every row.
+    # Cover: the experts of every row.
 
     def cover_rows(self, selected: set[int]) -> tuple[dict[int, list[int]], int]:
         """Return (experts of every valid row, best first; number of rescued rows). A rescue adds to `selected`."""
@@ -268,8 +270,9 @@ class _Reference:
     def weigh(self, i: int, experts: list[int]) -> torch.Tensor:
         """Return the weights of row i: P at its experts times the router's scaling.
 
-        If the model renormalizes, P is divided by the sum of P at these experts, under truncate by the sum over the
-        whole top-k, and with `own_share` by a geometric mean of both sums. If the divisor is 0, every P counts as 1.
+        If the model renormalizes, P is divided by one of three: the sum of P at these experts; with coverage
+        `truncate`, the sum over the row's whole top-k; with `own_share`, a geometric mean of both sums. If the divisor
+        is 0, every P counts as 1.
         """
         weights = self.scores[i, experts]
         if not self.router.renormalize:

@@ -22,7 +22,9 @@ class PolicyBypassed(RuntimeError):
 
 @dataclass(frozen=True)
 class Assignment:
-    """A layer's part in all forwards of one key: a `plan`, or the `reason` why the model routes; neither in a prefill.
+    """The part of one layer in all forwards of one `StepKey`.
+
+    The layer selects by `plan`, or leaves the routing to the model for `reason`. Both are None in a prefill.
 
     A captured graph reads the plan's numbers from `buffer`, to which a switch writes. `fits` is True if the active
     experts fit the layer's slots for all logits.
@@ -40,8 +42,8 @@ class Running:
 
     `steps`, `assignments` and `selections` have one entry for each layer. A layer's step is None in a prefill. A
     layer's selection is None without a plan, and until the layer selects. `tallies` collect the counts of the
-    selections: one tally for the acting lane, or one for each silent lane. `observed` is the schedule of `observe`,
-    under which the model routes; None if the policy acts.
+    selections: one tally for the policy that acts, or one for each plan that `observe` only counts. `observed` is the
+    schedule of `observe`, under which the model routes; None if the policy acts.
     """
 
     steps: Sequence[Step | None]

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 
 class Convention(Enum):
-    """The content of an empty slot for a runner: an active expert with weight 0, or -1; or logits in place of slots."""
+    """The form in which a runner takes a selection.
+
+    FILLED: an active expert of weight 0 in each empty slot. DROPPED: id -1 in each empty slot. MASKED: masked logits
+    instead of slots.
+    """
 
     FILLED = "filled"
     DROPPED = "dropped"
@@ -78,7 +82,8 @@ class Layer:
         self.takes_kmax = takes_kmax
         scaling = topk_config.routed_scaling_factor or 1.0
         on_output = topk_config.apply_routed_scaling_factor_on_output
-        # Upstream would scale only the first top-k of a plan's kmax columns.
+        # The layer scales where upstream would, because upstream scales only the first top-k columns, and a plan with
+        # `kmax` may have more.
         grouped = topk_config.use_grouped_topk
         scales = on_output and (topk_config.renormalize or not grouped or scales_unnormalized_groups())
         scales = scales or folds_scaling(topk_config)
@@ -89,7 +94,8 @@ class Layer:
         self.current, self.number = current or CurrentFrame(), number
         empty = convention == DROPPED and not renumbers
         self.slots = RunnerSlots(empty=empty)
-        # Upstream gives a shared expert the weight that cancels a scaling still to come.
+        # If the router's output is not scaled here, the model scales it later. Upstream then gives a shared expert
+        # 1 / scaling, so its weight ends as 1.
         weight = 1.0 if on_output else 1.0 / scaling
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
         # EPLB and paged experts replace the ids after the selection, so an alignment of the selected ids is wrong then.
@@ -102,7 +108,9 @@ class Layer:
         self._aligned = {slots: replace(slots, aligned=True) for slots in (self.slots, self.with_shared)}
         self.plain_config = carry(topk_config, self)
         route: dict[str, Any] = {"custom_routing_function": self.choose}
-        if recorded:  # only here: upstream would record the id that fills an empty slot as an expert of the row
+        # `choose_recorded` records in place of upstream, which would record the id that fills an empty slot as an
+        # expert of the row.
+        if recorded:
             route = {"custom_routing_function": self.choose_recorded, "allow_routed_experts_capture": False}
         own = replace(topk_config, **route, use_grouped_topk=False, apply_routed_scaling_factor_on_output=False)
         self.selecting_config = carry(own, self)
@@ -207,8 +215,9 @@ class Layer:
     def prepare(self, output_format: Any, logits: torch.Tensor) -> tuple[Any, Any]:
         """Return (what the runner is handed for `output_format`, logits [n, N]).
 
-        The logits are masked if the runner ranks them, and unchanged for a layer that does not select. (None, the
-        router's output) replaces both if triton_kernels' `routing()` has nothing left to do.
+        The logits are masked if the runner ranks them, and unchanged for a layer that does not select. For
+        triton_kernels the router's finished output may be returned instead, as (None, output): the caller then returns
+        this output, and does not call `routing()`.
         """
         if not self.routes_itself or not self._begin_selection(logits):
             return output_format, logits
@@ -255,7 +264,8 @@ class Layer:
         """Return the router logits of all ranks if each routes its own rows, else `logits`. Raises as `choose` does."""
         if self.step.gather is None:
             return logits
-        # A rank without rows does not call its router (`join` passes 0 rows), but the gather counts its padding.
+        # A rank with padding alone passes 0 rows (from `join`), though the gather counts its padding as rows. So 0 is
+        # right too.
         rows = self.step.gather.own
         if len(logits) not in (0, rows):
             raise RuntimeError(f"MoE layer {self.layer_id}: router rows of the rank must be {rows} (got {len(logits)})")

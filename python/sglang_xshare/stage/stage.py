@@ -34,13 +34,13 @@ class Stage:
 
     `hooks.attach` makes one stage in each process, and `forward.wrap_calls` wraps the model with it.
 
-    `schedule` is None if no policy is given; then padding rows alone are masked. `trace` is the file to append to.
+    `schedule` is None if no policy is given: then the stage only masks padding rows. `trace` is the file to append to.
     `batches` are the sizes that the server's steps can have. `ranks` describe a server whose ranks each route their own
     rows. With `masks` padding rows are masked also after a switch to vanilla. If `tp_size` is above 1, the
     tensor-parallel ranks compare their selections: if these differ, the server switches to vanilla, or ends if `stops`
     is set. `exact` holds the exact requests, `acceptance` the estimate of accepted drafts. `find_batches` is called
     with a schedule's `rows`, in captures and switches, and returns the batches with the sizes that SGLang captures.
-    `recapture` captures the graphs again; its arguments are the last two of `upstream.graphs.capture_again`.
+    `recapture(scheduler, fits)` captures the graphs again, as `upstream.graphs.capture_again` does.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class Stage:
     ) -> None:
         self.layers, self.device, self.stops = layers, device, stops
         masks = masks or schedule is None
-        # A CPU server captures no graphs: only a gather pads its rows, and a gather's rows are always masked. On other
-        # devices the mask takes one comparison in each step.
+        # A CPU server need not read padding: without graphs only a gather pads rows, and padding from a gather is
+        # always masked. On other devices the mask takes one comparison in each step.
         self.reads_padding = device != "cpu" or masks
         self._layer_ids = layer_ids = [layer.layer_id for layer in layers]
         self._find_batches, self.recapture = find_batches, recapture
@@ -104,7 +104,9 @@ class Stage:
         else:
             assignments = in_force.assign(key)
         outcome = in_force.find_outcome(key)
-        if not is_recording:  # the host counts replays: a graph would count the outcome of its capture, whatever acts
+        # Not while a graph is recorded: each replay would repeat the outcome at the capture, even under another policy.
+        # `end_forward` counts replays.
+        if not is_recording:
             self.acting.counters.count_outcome(outcome, step)
         tallies = [StepTally(lane.counters) for lane in in_force.lanes or (self.acting,)]
         observed = in_force.schedule if in_force.observes else None
@@ -129,7 +131,7 @@ class Stage:
             self.in_force = replace(self.in_force, batches=batches)
 
     def find_batches(self, ranks: Ranks | None) -> Batches:
-        """Return the sizes of steps, in the rows among which these ranks select."""
+        """Return the sizes of steps, counted in rows of all ranks, or of one rank if each selects by itself."""
         return self._find_batches("batch" if ranks is None or ranks.together else "rank")
 
     def begin_forward(self, forward_batch: Any) -> None:
@@ -142,7 +144,10 @@ class Stage:
         self.current.frame = Frame(key)
 
     def _weigh(self) -> None:
-        """Replace the estimate by which plans weigh drafts: a switch for which the host does not wait."""
+        """Give the plans the latest estimate, with which they weigh drafts.
+
+        The plans change as in a switch, but the host does not wait for the device.
+        """
         schedule = self.in_force.schedule
         if schedule is not None and schedule.estimates:
             self.graphs.weigh(self.in_force, self.acceptance.number)
@@ -150,7 +155,10 @@ class Stage:
             self.in_force = replace(self.in_force, schedule=schedule)
 
     def end_forward(self, forward_batch: Any) -> Forward | None:
-        """End a forward that was launched or replayed. Return what its requests count, None before the first policy."""
+        """End a forward that was launched or replayed. Return what its requests count in their `meta_info`.
+
+        The result is None until a policy has been active.
+        """
         frame = self.current.frame
         assert frame is not None
         outcome = frame.outcome
@@ -196,8 +204,9 @@ class Stage:
     def allows_graph(self, forward_batch: Any) -> bool:
         """Return whether a decode graph may be replayed for a batch.
 
-        A graph may not be replayed if it cannot follow to vanilla, or if the active policy could have more active
-        experts than a layer has slots for paged experts: such a step runs eagerly, in as many waves as it takes.
+        A graph may not be replayed if it is stale (no numbers in its buffers can make it route as the model does, after
+        a switch to vanilla), or if the active policy could have more active experts than a layer has slots for paged
+        experts: such a step runs eagerly, in as many waves as it takes.
         """
         if self.paged is None and not self.graphs.stale:
             return True

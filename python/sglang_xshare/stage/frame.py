@@ -37,16 +37,16 @@ class Assignment:
 
 
 @dataclass(eq=False)
-class Running:
+class ModelForward:
     """The target model's forward while it runs, in which layers route.
 
-    `steps`, `assignments` and `selections` have one entry for each layer. A layer's step is None in a prefill. A
-    layer's selection is None without a plan, and until the layer selects. `tallies` collect the counts of the
+    `step_by_layer`, `assignments` and `selections` have one entry for each layer. A layer's step is None in a prefill.
+    A layer's selection is None without a plan, and until the layer selects. `tallies` collect the counts of the
     selections: one tally for the policy that acts, or one for each plan that `observe` only counts. `observed` is the
     schedule of `observe`, under which the model routes; None if the policy acts.
     """
 
-    steps: Sequence[Step | None]
+    step_by_layer: Sequence[Step | None]
     assignments: Sequence[Assignment]
     tallies: Sequence[StepTally] = ()
     observed: Schedule | None = None
@@ -60,7 +60,7 @@ class Running:
         pairs = zip(self.assignments, self.selections, layer_ids, strict=True)
         missed = [number for assignment, chosen, number in pairs if assignment.plan is not None and chosen is None]
         if missed:
-            step = self.steps[0]
+            step = self.step_by_layer[0]
             phase = "prefill" if step is None else step.phase
             raise PolicyBypassed(f"MoE layers {missed} did not route through the expert policy in a {phase} step")
         return any(chosen is not None for chosen in self.selections)
@@ -69,8 +69,8 @@ class Running:
 class Frame(NamedTuple):
     """One forward of the model runner.
 
-    `CurrentFrame` has a frame with `running` during the model's forward, and frames without `running` before and after
-    it.
+    `CurrentFrame` has a frame with `model_forward` during the model's forward, and frames without `model_forward`
+    before and after the model's forward.
 
     `key` is that of the runner's batch; None if the forward is neither decode nor verify. The model's step may have
     more rows: SGLang pads the batch for attention ranks and for a capture. `outcome` names how the forward is counted;
@@ -79,7 +79,7 @@ class Frame(NamedTuple):
 
     key: StepKey | None = None
     outcome: str | None = None
-    running: Running | None = None
+    model_forward: ModelForward | None = None
 
 
 class CurrentFrame:
@@ -89,6 +89,6 @@ class CurrentFrame:
     counters: Counters | None = None
 
     @property
-    def running(self) -> Running | None:
+    def model_forward(self) -> ModelForward | None:
         """The model's forward; None outside of it."""
-        return None if self.frame is None else self.frame.running
+        return None if self.frame is None else self.frame.model_forward

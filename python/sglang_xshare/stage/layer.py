@@ -20,7 +20,7 @@ from ..upstream.routing import carry, folds_scaling, num_shared_slots, record_ro
 from ..upstream.server import is_recorded
 from ..upstream.triton_kernels import find_contract
 from . import handover
-from .frame import CurrentFrame, Running
+from .frame import CurrentFrame, ModelForward
 from .placement import Placement
 from .step import Step
 
@@ -121,17 +121,17 @@ class Layer:
         return None if self.paging is None else count_slots(self.paging)
 
     @property
-    def running(self) -> Running:
+    def model_forward(self) -> ModelForward:
         """The model's forward, in which the layer selects."""
         frame = self.current.frame
         assert frame is not None
-        assert frame.running is not None
-        return frame.running
+        assert frame.model_forward is not None
+        return frame.model_forward
 
     @property
     def step(self) -> Step:
         """The layer's step in the model's forward."""
-        step = self.running.steps[self.number]
+        step = self.model_forward.step_by_layer[self.number]
         assert step is not None
         return step
 
@@ -141,34 +141,34 @@ class Layer:
 
     def _begin_selection(self, logits: torch.Tensor) -> bool:
         """Return whether the layer selects in this forward. Under `observe` count every plan, and return False."""
-        running = self.current.running
-        if running is None:
+        model_forward = self.current.model_forward
+        if model_forward is None:
             # A captured count would run in every replay, and a replay's forward has its own outcome.
             if self.number == 0 and self.current.counters is not None and not is_recorded():
                 self.current.counters.count_outcome("no_context")
             return False
-        if running.assignments[self.number].plan is None:
+        if model_forward.assignments[self.number].plan is None:
             return False
-        if running.observed is not None:
-            self._observe(running.observed, self.collect(logits))
-        return running.observed is None
+        if model_forward.observed is not None:
+            self._observe(model_forward.observed, self.collect(logits))
+        return model_forward.observed is None
 
     def _observe(self, observed: Schedule, logits: torch.Tensor) -> None:
         """Select by the plan of every silent lane on router logits [n, N]. Equal plans select once."""
-        running, chosen = self.running, dict[SelectionPlan, Selection]()
+        model_forward, chosen = self.model_forward, dict[SelectionPlan, Selection]()
         plans = observed.plans_for(self.layer_id, self.step.phase, self.step.rows)
-        for plan, counted in zip(plans, running.tallies, strict=True):
+        for plan, counted in zip(plans, model_forward.tallies, strict=True):
             tally = counted.of(self.number, logits)
             if plan not in chosen:
                 chosen[plan] = self.select(logits, plan, tally=tally)
             elif tally is not None:
                 tally.take(chosen[plan])
-        running.selections[self.number] = chosen[plans[0]]
+        model_forward.selections[self.number] = chosen[plans[0]]
 
     def join(self, num_experts: int, device: str) -> None:
         """Select in a step that this rank has no rows for: the other ranks wait for its part of the gather."""
-        running = self.current.running
-        if running is None or running.assignments[self.number].plan is None:
+        model_forward = self.current.model_forward
+        if model_forward is None or model_forward.assignments[self.number].plan is None:
             return
         rows = 0 if self.step.gather is not None else self.step.rows
         logits = torch.zeros(rows, num_experts, device=device)
@@ -234,12 +234,16 @@ class Layer:
 
     def _select_in_force(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
         """Select by the layer's plan, count the selection, and keep it in the frame."""
-        running, number = self.running, self.number
-        step, plan, buffer = running.steps[number], running.assignments[number].plan, running.assignments[number].buffer
+        model_forward, number = self.model_forward, self.number
+        step, plan, buffer = (
+            model_forward.step_by_layer[number],
+            model_forward.assignments[number].plan,
+            model_forward.assignments[number].buffer,
+        )
         assert step is not None
         assert plan is not None
         batch = step.batch
-        tally = running.tallies[0].of(number, logits) if running.tallies else None
+        tally = model_forward.tallies[0].of(number, logits) if model_forward.tallies else None
         # Keying by `id()` is safe: a call keeps its plan alive, and the layer keeps its slots.
         place = id(plan), id(slots), logits.shape, step.rows, batch.tokens_per_request, batch.exact is None
         call = self._calls.get(place) if buffer is None else None
@@ -251,7 +255,7 @@ class Layer:
                 if len(self._calls) >= MAX_CALLS:
                     self._calls.clear()
                 self._calls[place] = prepare_call(logits, plan, self.router, batch, slots)
-        running.selections[number] = selection
+        model_forward.selections[number] = selection
         return selection
 
     def _find_rank_of_expert(self, plan: SelectionPlan) -> torch.Tensor | None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..upstream.paging import Residents
-from .frame import Running
+from .frame import ModelForward
 from .layer import Layer
 from .record.counters import EXCEEDED
 from .step import Step
@@ -32,10 +32,10 @@ class PagedLayers:
         batches = (replace(step.batch, resident=loaded, slots=slots) for loaded in self.residents.loaded)
         return [replace(step, batch=batch) for batch in batches]
 
-    def fits_slots(self, method: Any, running: Running) -> bool:
+    def fits_slots(self, method: Any, model_forward: ModelForward) -> bool:
         """Return whether the experts that upstream's method was just handed surely fit its slots."""
         number = self._numbers[id(method)]
-        return running.selections[number] is not None and running.assignments[number].fits
+        return model_forward.selections[number] is not None and model_forward.assignments[number].fits
 
     def check(self, totals: torch.Tensor) -> None:
         """Raise `SlotsExceeded` if `totals` has such a step of a layer. Wait for the device."""

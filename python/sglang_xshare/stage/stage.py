@@ -14,7 +14,7 @@ from ..upstream.server import is_recorded
 from . import handover
 from .acceptance import Acceptance
 from .exact import Exact
-from .frame import Assignment, Frame, Running
+from .frame import Assignment, Frame, ModelForward
 from .gather import Ranks
 from .graphs import Graphs
 from .in_force import InForce
@@ -110,15 +110,15 @@ class Stage:
             self.acting.counters.count_outcome(outcome, step)
         tallies = [StepTally(lane.counters) for lane in in_force.lanes or (self.acting,)]
         observed = in_force.schedule if in_force.observes else None
-        running = Running(steps, assignments, tallies, observed)
+        model_forward = ModelForward(steps, assignments, tallies, observed)
         former = self.current.frame  # the model runner's; None in a capture, which runs the model's forward alone
-        self.current.frame = Frame(None if former is None else former.key, outcome, running)
+        self.current.frame = Frame(None if former is None else former.key, outcome, model_forward)
         try:
             output = forward()
             if step is not None:
-                self._finish(step, running)
+                self._finish(step, model_forward)
                 if in_capture and not is_recording and observed is None:
-                    self.graphs.prepare(layers, step, running)
+                    self.graphs.prepare(layers, step, model_forward)
             return output
         finally:
             self.current.frame = None if former is None else Frame(former.key, outcome)
@@ -170,22 +170,22 @@ class Stage:
                 self.acting.counters.replayed[outcome] += 1
         return self.in_force.describe_forward(outcome)
 
-    def _finish(self, step: Step, running: Running) -> None:
+    def _finish(self, step: Step, model_forward: ModelForward) -> None:
         """Check that layers with a plan have selected, and count the selections."""
-        if not running.check(self._layer_ids):
+        if not model_forward.check(self._layer_ids):
             return
-        tally = find_tally(running)
+        tally = find_tally(model_forward)
         if tally is not None and self.balance is not None:
             self.balance.count(tally)
         observed = {}
-        if running.observed is not None:
-            lanes = zip(self.in_force.lanes, running.tallies, strict=True)
+        if model_forward.observed is not None:
+            lanes = zip(self.in_force.lanes, model_forward.tallies, strict=True)
             observed = {lane.name: lane.counters.count(step, own) for lane, own in lanes}
             counts = count_vanilla(next(iter(observed.values())))
             self.acting.counters.totals += counts
         else:
-            fits = [assignment.fits for assignment in running.assignments] if self.paged is not None else []
-            counts = self.acting.counters.count(step, running.tallies[0], fits)
+            fits = [assignment.fits for assignment in model_forward.assignments] if self.paged is not None else []
+            counts = self.acting.counters.count(step, model_forward.tallies[0], fits)
             if tally is not None and self.agreement is not None and self.agreement.compares(self.in_force.ranks):
                 self.agreement.count(tally.active)
         if self.trace is not None:
@@ -193,13 +193,13 @@ class Stage:
 
     def fits_slots(self, method: Any) -> bool:
         """Return whether the experts that upstream's `PagedExpertsMoEMethod` was just handed surely fit its slots."""
-        running = self.current.running
-        if running is None:
+        model_forward = self.current.model_forward
+        if model_forward is None:
             return False
         if self.paged is None:
             # Not in a prefill: upstream's kernel runs on one warp, and is slower than the host for so many entries.
-            return running.steps[0] is not None and count_slots(method) >= method.num_experts
-        return self.paged.fits_slots(method, running)
+            return model_forward.step_by_layer[0] is not None and count_slots(method) >= method.num_experts
+        return self.paged.fits_slots(method, model_forward)
 
     def allows_graph(self, forward_batch: Any) -> bool:
         """Return whether a decode graph may be replayed for a batch.

@@ -171,7 +171,7 @@ def make_router(shape: Shape, plan: SelectionPlan | None, logits: Tensor) -> Rou
 
     layer, rows = Layer(0, TopKConfig(top_k=shape.top_k, renormalize=True), None), logits.shape[1]
     step = Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=logits.device)))
-    layer.current.frame = Frame(step.key, "policy", ModelForward([step], [Assignment(plan)]))
+    layer.current_frame.frame = Frame(step.key, "policy", ModelForward([step], [Assignment(plan)]))
 
     def route(number: int, hidden: Tensor) -> Any:
         if plan is None:

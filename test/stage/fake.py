@@ -72,8 +72,11 @@ class Model:
 
 def bind(model: Any, **options: Any) -> list[Layer]:
     """The layers of a model, whose routers have the configs that carry them."""
-    current = CurrentFrame()
-    layers = [Layer(n, config, None, current=current, number=n, **options) for n, config in enumerate(model.configs)]
+    current_frame = CurrentFrame()
+    layers = [
+        Layer(n, config, None, current_frame=current_frame, number=n, **options)
+        for n, config in enumerate(model.configs)
+    ]
     model.configs = [layer.plain_config for layer in layers]
     return layers
 
@@ -90,7 +93,7 @@ def make_stage(layers: list[Layer], schedule: Schedule | None, batches: Batches 
 def put_in_step(layer: Layer, plan: SelectionPlan | None, step: Step) -> ModelForward:
     """Put a layer that is alone into a forward in which it has this plan and step."""
     model_forward = ModelForward([step], [Assignment(plan)])
-    layer.current.frame = Frame(step.key, "policy", model_forward)
+    layer.current_frame.frame = Frame(step.key, "policy", model_forward)
     return model_forward
 
 
@@ -170,7 +173,7 @@ def allows_graph(rows: int) -> bool:
     before = hooks.allows_graph(batch)
     installed.begin_forward(batch)
     allowed = hooks.allows_graph(batch)
-    installed.current.frame = None
+    installed.current_frame.frame = None
     assert before == allowed
     return allowed
 

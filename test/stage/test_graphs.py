@@ -41,8 +41,8 @@ def make_plans(keys: dict[str, Any]) -> InForce:
 
 def make_layers(count: int) -> list[Layer]:
     """Layers of one stage."""
-    current = CurrentFrame()
-    return [Layer(number, Config(), None, current=current, number=number) for number in range(count)]
+    current_frame = CurrentFrame()
+    return [Layer(number, Config(), None, current_frame=current_frame, number=number) for number in range(count)]
 
 
 def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, InForce, list[Layer]]:
@@ -58,7 +58,7 @@ def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, InForce,
 def run(graphs: Graphs, plans: InForce, layers: list[Layer], step: Step) -> None:
     """An eager step, which reads no buffer."""
     model_forward = ModelForward([step] * len(layers), replace(plans, layers=layers).assign(step.key))
-    layers[0].current.frame = Frame(step.key, "policy", model_forward)
+    layers[0].current_frame.frame = Frame(step.key, "policy", model_forward)
     for layer, assignment in zip(layers, model_forward.assignments, strict=True):
         plan = assignment.plan
         assert (plan, assignment.buffer) == (plans.find(layer, step.key).plan, None)

@@ -78,7 +78,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
     placement = read_placement(model_runner)
     paging = {numbers[name]: find_paging(module) for name, module in experts.items()}
     layers: list[Layer] = []
-    current = CurrentFrame()
+    current_frame = CurrentFrame()
     for name, module in routers.items():
         number, topk_config = numbers[name], module.topk_config
         try:
@@ -88,7 +88,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
             runner = runners.get(number, TRITON)  # DeepSeek's first model has no FusedMoE at all
             options = _read_options(runner, output_format, topk_config, config)
             recorded, pool = config.enable_return_routed_experts, paging.get(number)
-            options |= {"recorded": recorded, "paging": pool, "current": current, "number": len(layers)}
+            options |= {"recorded": recorded, "paging": pool, "current_frame": current_frame, "number": len(layers)}
             layer = Layer(number, topk_config, placement, **options)
             if recorded and layer.routes_itself:
                 raise ValueError(

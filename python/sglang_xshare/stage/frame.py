@@ -58,7 +58,7 @@ class ModelForward:
     def check(self, layer_ids: Sequence[int]) -> bool:
         """Return whether some layer has selected. Raises `PolicyBypassed` if a layer with a plan has not selected."""
         pairs = zip(self.assignments, self.selections, layer_ids, strict=True)
-        missed = [number for assignment, chosen, number in pairs if assignment.plan is not None and chosen is None]
+        missed = [layer_id for assignment, chosen, layer_id in pairs if assignment.plan is not None and chosen is None]
         if missed:
             step = self.step_by_layer[0]
             phase = "prefill" if step is None else step.phase

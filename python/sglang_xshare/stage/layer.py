@@ -58,8 +58,8 @@ class Layer:
     experts. `paging` is the result of `find_paging` for the layer's experts. Raises ValueError for a router that the
     stage does not reproduce.
 
-    A layer has no state of a forward. The `current` frame is where all layers of a model find it, and the
-    layer's part of the frame is at the layer's `number`.
+    A layer has no state of a forward: all layers of a model read this state from `current_frame`, in which a layer's
+    entries are at the layer's `number`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Layer:
         takes_kmax: bool = True,
         recorded: bool = False,
         paging: Any = None,
-        current: CurrentFrame | None = None,
+        current_frame: CurrentFrame | None = None,
         number: int = 0,
     ) -> None:
         self.layer_id = layer_id
@@ -91,7 +91,7 @@ class Layer:
         self.num_shared = num_shared_slots(topk_config)
         self.placement = placement
         self.paging = paging
-        self.current, self.number = current or CurrentFrame(), number
+        self.current_frame, self.number = current_frame or CurrentFrame(), number
         empty = convention == DROPPED and not renumbers
         self.slots = RunnerSlots(empty=empty)
         # If the router's output is not scaled here, the model scales it later. Upstream then gives a shared expert
@@ -123,7 +123,7 @@ class Layer:
     @property
     def model_forward(self) -> ModelForward:
         """The model's forward, in which the layer selects."""
-        frame = self.current.frame
+        frame = self.current_frame.frame
         assert frame is not None
         assert frame.model_forward is not None
         return frame.model_forward
@@ -141,11 +141,11 @@ class Layer:
 
     def _begin_selection(self, logits: torch.Tensor) -> bool:
         """Return whether the layer selects in this forward. Under `observe` count every plan, and return False."""
-        model_forward = self.current.model_forward
+        model_forward = self.current_frame.model_forward
         if model_forward is None:
             # A captured count would run in every replay, and a replay's forward has its own outcome.
-            if self.number == 0 and self.current.counters is not None and not is_recorded():
-                self.current.counters.count_outcome("no_context")
+            if self.number == 0 and self.current_frame.counters is not None and not is_recorded():
+                self.current_frame.counters.count_outcome("no_context")
             return False
         if model_forward.assignments[self.number].plan is None:
             return False
@@ -167,7 +167,7 @@ class Layer:
 
     def join(self, num_experts: int, device: str) -> None:
         """Select in a step that this rank has no rows for: the other ranks wait for its part of the gather."""
-        model_forward = self.current.model_forward
+        model_forward = self.current_frame.model_forward
         if model_forward is None or model_forward.assignments[self.number].plan is None:
             return
         rows = 0 if self.step.gather is not None else self.step.rows

@@ -72,8 +72,8 @@ class Stage:
         self.paged = PagedLayers(layers, device) if layers[0].paging is not None else None
         residents = None if self.paged is None else self.paged.residents
         self.acting = Lane(None, Counters(len(layers), device, residents, self.balance))
-        self.current = layers[0].current
-        self.current.counters = self.acting.counters
+        self.current_frame = layers[0].current_frame
+        self.current_frame.counters = self.acting.counters
         self.trace = None if trace is None else Trace(trace, layer_ids, device, pages=self.paged is not None)
         self.graphs = Graphs()
         self.agreement = Agreement(tp_size, device) if tp_size > 1 else None
@@ -111,8 +111,8 @@ class Stage:
         tallies = [StepTally(lane.counters) for lane in in_force.lanes or (self.acting,)]
         observed = in_force.schedule if in_force.observes else None
         model_forward = ModelForward(steps, assignments, tallies, observed)
-        former = self.current.frame  # the model runner's; None in a capture, which runs the model's forward alone
-        self.current.frame = Frame(None if former is None else former.key, outcome, model_forward)
+        former = self.current_frame.frame  # the model runner's; None in a capture, which runs the model's forward alone
+        self.current_frame.frame = Frame(None if former is None else former.key, outcome, model_forward)
         try:
             output = forward()
             if step is not None:
@@ -121,7 +121,7 @@ class Stage:
                     self.graphs.prepare(layers, step, model_forward)
             return output
         finally:
-            self.current.frame = None if former is None else Frame(former.key, outcome)
+            self.current_frame.frame = None if former is None else Frame(former.key, outcome)
             handover.withdraw()
 
     def _read_batches(self) -> None:
@@ -141,7 +141,7 @@ class Stage:
             self._weigh()
         if key is not None and self.exact.is_used:
             self.exact.write(forward_batch.rids or (), key.tokens_per_request)
-        self.current.frame = Frame(key)
+        self.current_frame.frame = Frame(key)
 
     def _weigh(self) -> None:
         """Give the plans the latest estimate, with which they weigh drafts.
@@ -159,7 +159,7 @@ class Stage:
 
         The result is None until a policy has been active.
         """
-        frame = self.current.frame
+        frame = self.current_frame.frame
         assert frame is not None
         outcome = frame.outcome
         if outcome is None:
@@ -193,7 +193,7 @@ class Stage:
 
     def fits_slots(self, method: Any) -> bool:
         """Return whether the experts that upstream's `PagedExpertsMoEMethod` was just handed surely fit its slots."""
-        model_forward = self.current.model_forward
+        model_forward = self.current_frame.model_forward
         if model_forward is None:
             return False
         if self.paged is None:
@@ -211,7 +211,7 @@ class Stage:
         if self.paged is None and not self.graphs.stale:
             return True
         # SGLang also calls this before the forward of a verification, to plan attention: both answers must be equal.
-        frame = self.current.frame
+        frame = self.current_frame.frame
         key = read_key(forward_batch, self.in_force.ranks) if frame is None else frame.key
         if key is None:
             return True

@@ -59,7 +59,7 @@ class Routers:
         if schedule is not None:
             current_frame = CurrentFrame()
             layers = [
-                Layer(n, config, None, current_frame=current_frame, number=n) for n, config in enumerate(self.configs)
+                Layer(n, config, None, current_frame=current_frame, index=n) for n, config in enumerate(self.configs)
             ]
             self.configs = [layer.plain_config for layer in layers]
             self.stage = Stage(

@@ -74,7 +74,7 @@ def bind(model: Any, **options: Any) -> list[Layer]:
     """The layers of a model, whose routers have the configs that carry them."""
     current_frame = CurrentFrame()
     layers = [
-        Layer(n, config, None, current_frame=current_frame, number=n, **options)
+        Layer(n, config, None, current_frame=current_frame, index=n, **options)
         for n, config in enumerate(model.configs)
     ]
     model.configs = [layer.plain_config for layer in layers]

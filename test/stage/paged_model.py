@@ -80,7 +80,7 @@ def put(monkeypatch, model, policy="xshare", trace=None, device="cpu", **keys):
             None,
             paging=find_paging(SimpleNamespace(quant_method=paging)),
             current_frame=current_frame,
-            number=number,
+            index=number,
         )
         for number, (config, paging) in enumerate(zip(model.configs, model.paging, strict=True))
     ]

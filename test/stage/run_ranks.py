@@ -70,7 +70,7 @@ def serve(case: Case, rank: int) -> dict[str, Any]:
     configs = [router.topk_config for router in routers]
     current_frame = CurrentFrame()
     layers = [
-        Layer(n, config, None, convention=DROPPED, current_frame=current_frame, number=n)
+        Layer(n, config, None, convention=DROPPED, current_frame=current_frame, index=n)
         for n, config in enumerate(configs)
     ]
     for router, layer in zip(routers, layers, strict=True):

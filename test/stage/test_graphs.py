@@ -42,7 +42,7 @@ def make_plans(keys: dict[str, Any]) -> InForce:
 def make_layers(count: int) -> list[Layer]:
     """Layers of one stage."""
     current_frame = CurrentFrame()
-    return [Layer(number, Config(), None, current_frame=current_frame, number=number) for number in range(count)]
+    return [Layer(number, Config(), None, current_frame=current_frame, index=number) for number in range(count)]
 
 
 def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, InForce, list[Layer]]:
@@ -63,7 +63,7 @@ def run(graphs: Graphs, plans: InForce, layers: list[Layer], step: Step) -> None
         plan = assignment.plan
         assert (plan, assignment.buffer) == (plans.find(layer, step.key).plan, None)
         chosen = None if plan is None else layer.select(torch.zeros(step.rows, EXPERTS), plan)
-        model_forward.selections[layer.number] = chosen
+        model_forward.selections[layer.index] = chosen
     graphs.prepare(layers, step, model_forward)
 
 

@@ -88,7 +88,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
             runner = runners.get(number, TRITON)  # DeepSeek's first model has no FusedMoE at all
             options = _read_options(runner, output_format, topk_config, config)
             recorded, pool = config.enable_return_routed_experts, paging.get(number)
-            options |= {"recorded": recorded, "paging": pool, "current_frame": current_frame, "number": len(layers)}
+            options |= {"recorded": recorded, "paging": pool, "current_frame": current_frame, "index": len(layers)}
             layer = Layer(number, topk_config, placement, **options)
             if recorded and layer.routes_itself:
                 raise ValueError(

@@ -59,7 +59,7 @@ class Layer:
     stage does not reproduce.
 
     A layer has no state of a forward: all layers of a model read this state from `current_frame`, in which a layer's
-    entries are at the layer's `number`.
+    entries are at the layer's `index`.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Layer:
         recorded: bool = False,
         paging: Any = None,
         current_frame: CurrentFrame | None = None,
-        number: int = 0,
+        index: int = 0,
     ) -> None:
         self.layer_id = layer_id
         self.convention, self.renumbers, self.routes_itself = convention, renumbers, routes_itself
@@ -91,7 +91,7 @@ class Layer:
         self.num_shared = num_shared_slots(topk_config)
         self.placement = placement
         self.paging = paging
-        self.current_frame, self.number = current_frame or CurrentFrame(), number
+        self.current_frame, self.index = current_frame or CurrentFrame(), index
         empty = convention == DROPPED and not renumbers
         self.slots = RunnerSlots(empty=empty)
         # If the router's output is not scaled here, the model scales it later. Upstream then gives a shared expert
@@ -131,7 +131,7 @@ class Layer:
     @property
     def step(self) -> Step:
         """The layer's step in the model's forward."""
-        step = self.model_forward.step_by_layer[self.number]
+        step = self.model_forward.step_by_layer[self.index]
         assert step is not None
         return step
 
@@ -144,10 +144,10 @@ class Layer:
         model_forward = self.current_frame.model_forward
         if model_forward is None:
             # A captured count would run in every replay, and a replay's forward has its own outcome.
-            if self.number == 0 and self.current_frame.counters is not None and not is_recorded():
+            if self.index == 0 and self.current_frame.counters is not None and not is_recorded():
                 self.current_frame.counters.count_outcome("no_context")
             return False
-        if model_forward.assignments[self.number].plan is None:
+        if model_forward.assignments[self.index].plan is None:
             return False
         if model_forward.observed is not None:
             self._observe(model_forward.observed, self.collect(logits))
@@ -158,17 +158,17 @@ class Layer:
         model_forward, chosen = self.model_forward, dict[SelectionPlan, Selection]()
         plans = observed.plans_for(self.layer_id, self.step.phase, self.step.rows)
         for plan, counted in zip(plans, model_forward.tallies, strict=True):
-            tally = counted.of(self.number, logits)
+            tally = counted.of(self.index, logits)
             if plan not in chosen:
                 chosen[plan] = self.select(logits, plan, tally=tally)
             elif tally is not None:
                 tally.take(chosen[plan])
-        model_forward.selections[self.number] = chosen[plans[0]]
+        model_forward.selections[self.index] = chosen[plans[0]]
 
     def join(self, num_experts: int, device: str) -> None:
         """Select in a step that this rank has no rows for: the other ranks wait for its part of the gather."""
         model_forward = self.current_frame.model_forward
-        if model_forward is None or model_forward.assignments[self.number].plan is None:
+        if model_forward is None or model_forward.assignments[self.index].plan is None:
             return
         rows = 0 if self.step.gather is not None else self.step.rows
         logits = torch.zeros(rows, num_experts, device=device)
@@ -234,16 +234,16 @@ class Layer:
 
     def _select_in_force(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
         """Select by the layer's plan, count the selection, and keep it in the frame."""
-        model_forward, number = self.model_forward, self.number
+        model_forward, index = self.model_forward, self.index
         step, plan, buffer = (
-            model_forward.step_by_layer[number],
-            model_forward.assignments[number].plan,
-            model_forward.assignments[number].buffer,
+            model_forward.step_by_layer[index],
+            model_forward.assignments[index].plan,
+            model_forward.assignments[index].buffer,
         )
         assert step is not None
         assert plan is not None
         batch = step.batch
-        tally = model_forward.tallies[0].of(number, logits) if model_forward.tallies else None
+        tally = model_forward.tallies[0].of(index, logits) if model_forward.tallies else None
         # Keying by `id()` is safe: a call keeps its plan alive, and the layer keeps its slots.
         place = id(plan), id(slots), logits.shape, step.rows, batch.tokens_per_request, batch.exact is None
         call = self._calls.get(place) if buffer is None else None
@@ -255,7 +255,7 @@ class Layer:
                 if len(self._calls) >= MAX_CALLS:
                     self._calls.clear()
                 self._calls[place] = prepare_call(logits, plan, self.router, batch, slots)
-        model_forward.selections[number] = selection
+        model_forward.selections[index] = selection
         return selection
 
     def _find_rank_of_expert(self, plan: SelectionPlan) -> torch.Tensor | None:

@@ -23,7 +23,7 @@ class PagedLayers:
     def __init__(self, layers: Sequence[Layer], device: str) -> None:
         self.layers = layers
         self.residents = Residents([layer.paging for layer in layers], device)
-        self._numbers = {id(layer.paging): layer.number for layer in layers}
+        self._indices = {id(layer.paging): layer.index for layer in layers}
 
     def divide(self, step: Step) -> list[Step]:
         """Return the step of each layer, with the layer's loaded experts. One launch reads all layers."""
@@ -34,8 +34,8 @@ class PagedLayers:
 
     def fits_slots(self, method: Any, model_forward: ModelForward) -> bool:
         """Return whether the experts that upstream's method was just handed surely fit its slots."""
-        number = self._numbers[id(method)]
-        return model_forward.selections[number] is not None and model_forward.assignments[number].fits
+        index = self._indices[id(method)]
+        return model_forward.selections[index] is not None and model_forward.assignments[index].fits
 
     def check(self, totals: torch.Tensor) -> None:
         """Raise `SlotsExceeded` if `totals` has such a step of a layer. Wait for the device."""

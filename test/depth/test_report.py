@@ -27,7 +27,7 @@ def served(monkeypatch):
     monkeypatch.setattr(report_module, "is_first_rank", lambda: True)
     server = Simulation(noise=0.0)
     server.serve(Traffic(2, WELL, costs(10e-3, 1e-3)), 400)
-    server.policy.depths.sizes[2].depth = 5
+    server.policy.depths.states[2].depth = 5
     return DepthReport(server.policy)
 
 
@@ -69,7 +69,7 @@ def test_metrics_are_those_of_the_depth_in_use(served, monkeypatch):
     served.publish(make_reporter())
     assert (read("draft_depth"), read("draft_step_seconds")) == (5, pytest.approx(0.015, abs=1e-5))
     assert read("draft_tokens") == served.describe()["batch_sizes"][0]["tokens"]
-    served.policy.depths.sizes[2].depth = 3
+    served.policy.depths.states[2].depth = 3
     served.publish(make_reporter())
     assert read("draft_depth") == 5, "an idle server has nothing new"
     served.policy.verifications += 1

@@ -50,7 +50,7 @@ def choose(tokens: Sequence[float], seconds: Mapping[int, float], depth: int) ->
 
 
 @dataclass
-class Size:
+class SizeState:
     """The depth of one batch size, and the smoothed times of its steps.
 
     `clock` counts the verifications at this batch size; `left` verifications remain in the current block.
@@ -83,7 +83,7 @@ class Size:
             self.left -= 1
         return self.left <= 0
 
-    def time(self, depth: int, seconds: Sequence[float]) -> None:
+    def update_times(self, depth: int, seconds: Sequence[float]) -> None:
         """Update the smoothed times with the `seconds` of steps of one depth.
 
         The median ignores a step that waited for something else. A change at the depth in use scales the times of all
@@ -147,15 +147,15 @@ class Depths:
 
     def __init__(self, find_candidates: Callable[[int], Sequence[int]], deepest: int, start: int) -> None:
         self.shares = Shares(deepest)
-        self.sizes: dict[int, Size] = {}
+        self.states: dict[int, SizeState] = {}
         self._find_candidates, self._start = find_candidates, start
 
-    def find(self, size: int) -> Size:
+    def find(self, size: int) -> SizeState:
         """Return the state of a batch size, which begins with the depth of the nearest known batch size."""
-        found = self.sizes.get(size)
+        found = self.states.get(size)
         if found is None:
             candidates = self._find_candidates(size)
-            found = self.sizes[size] = Size(candidates, self._copy_depth(size, candidates, self.sizes))
+            found = self.states[size] = SizeState(candidates, self._copy_depth(size, candidates, self.states))
             found.decide(self.shares.expect())
         return found
 
@@ -170,8 +170,8 @@ class Depths:
         Only a step directly after a step of the same size and depth is timed. A size that never has such a step, for
         example with a prefill before each, has no times: it copies the depth of the nearest size that has times.
         """
-        own = self.sizes[size]
-        timed = [known for known, other in self.sizes.items() if other.seconds]
+        own = self.states[size]
+        timed = [known for known, other in self.states.items() if other.seconds]
         if timed and not own.seconds:
             own.depth = self._copy_depth(size, own.candidates, timed)
         own.decide(self.shares.expect(), self._borrow(size))
@@ -179,7 +179,7 @@ class Depths:
     def _copy_depth(self, size: int, candidates: Sequence[int], known: Iterable[int]) -> int:
         """Return the candidate nearest to the depth of the nearest `known` batch size; without one, to the start."""
         near = min(known, key=lambda one: (abs(one - size), one), default=None)
-        depth = self._start if near is None else self.sizes[near].depth
+        depth = self._start if near is None else self.states[near].depth
         return min(candidates, key=lambda one: (abs(one - depth), one))
 
     def _borrow(self, size: int) -> dict[int, float]:
@@ -188,13 +188,13 @@ class Depths:
         The estimate is from the nearest batch size that has timed that depth and the depth in use: there the two times
         show how much longer a step of that depth takes.
         """
-        own, found = self.sizes[size], dict[int, float]()
+        own, found = self.states[size], dict[int, float]()
         missing = [one for one in own.candidates if one not in own.seconds]
         if not missing or own.depth not in own.seconds:
             return found
-        near = [known for known in self.sizes if known != size and max(known, size) <= NEAR * min(known, size)]
+        near = [known for known in self.states if known != size and max(known, size) <= NEAR * min(known, size)]
         for known in sorted(near, key=lambda known: (abs(known - size), known)):
-            times = self.sizes[known].seconds
+            times = self.states[known].seconds
             if own.depth in times:
                 factor = own.seconds[own.depth] / times[own.depth]
                 for depth in missing:
@@ -204,6 +204,6 @@ class Depths:
 
     def forget_times(self) -> None:
         """Forget the times of steps, as after a switch of the policy. Keep depths and shares."""
-        for size in self.sizes.values():
-            size.forget_times()
-            size.decide(self.shares.expect())
+        for state in self.states.values():
+            state.forget_times()
+            state.decide(self.shares.expect())

@@ -110,7 +110,7 @@ class ThroughputPolicy:
         for (launch, _), seconds in zip(own, self._share([seconds for _, seconds in own]), strict=True):
             steps.setdefault(launch.depth, []).append(seconds)
         for depth, times in steps.items():
-            self.depths.find(size).time(depth, times)
+            self.depths.find(size).update_times(depth, times)
 
     def _is_timed(self, former: Launch, launch: Launch) -> bool:
         """Return whether a complete `launch` is timed: it directly follows a like step, `former`, under one policy.

@@ -64,12 +64,12 @@ class Control:
     def __init__(self, reports: Reports, server_args: Any) -> None:
         self.reports, self.stage = reports, reports.stage
         self.server_args = server_args
-        self._has_begun = self._is_trial = False
+        self._has_checked_effect = self._is_trial = False
         self._posted = self.stage.switches
         """The number of the last switch that a POST made."""
         self._checked: Checked | None = None
         self._former: Former | None = None
-        self._looked: tuple[float, int, dict[str, Any]] | None = None
+        self._latest: tuple[float, int, dict[str, Any]] | None = None
         """The last read of the counters: its time, the number of switches at that time, and the counters."""
 
     def get(self) -> dict[str, Any]:
@@ -93,8 +93,8 @@ class Control:
                 "most_rows": in_force.batches.most,
                 "router": {"top_k": router.top_k, "renormalize": router.renormalize},
             },
-            **(self._look() if counts else dict.fromkeys(("counters", "since_switch", "counted_ago"))),
-            **self._number(),
+            **(self._read_counters() if counts else dict.fromkeys(("counters", "since_switch", "counted_ago"))),
+            **self._count_switches(),
             "disagreement": stage.disagreement,
             "trial": self._is_trial and stage.disagreement is None,
             "estimated_acceptance": stage.acceptance.estimate,
@@ -112,7 +112,7 @@ class Control:
             raise ValueError(f"trial must be true or false (got {as_json(is_trial)})")
         if type(recaptures) is not bool:
             raise ValueError(f"recapture must be true or false (got {as_json(recaptures)})")
-        warnings = self._check(schedule, find_limit(reporter.scheduler))
+        warnings = self._check_as_at_start(schedule, find_limit(reporter.scheduler))
         rule = self.stage.in_force.rule
         latter = make_next(self.stage, schedule, rule if is_trial else None)
         if check_graphs(self.stage, latter, recaptures) is None:
@@ -122,7 +122,7 @@ class Control:
             reason = "from now on a request is exact only if it sets expert_policy; to keep the rule, send exact again"
             warnings.append(f"exact: this policy does not have {lost} of the previous policy: {reason}")
         self._checked = Checked(epoch, self.stage.switches, latter, is_trial, recaptures, warnings)
-        return self._number()
+        return self._count_switches()
 
     def commit(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
         """Make the switch that `check` of the same epoch checked, as the server's switch `number`.
@@ -145,7 +145,7 @@ class Control:
             logger.warning(warning)
         captured = {"recaptured": seconds is not None, "recapture_seconds": seconds}
         answer = self.get() | {"warnings": checked.warnings} | captured
-        self._looked = None  # the next GET reads the new policy's counters
+        self._latest = None  # the next GET reads the new policy's counters
         return answer
 
     def restore(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
@@ -170,14 +170,14 @@ class Control:
         if self.stage.agreement is not None:
             self.stage.agreement.begin()
 
-    def begin(self, scheduler: Any) -> None:
+    def warn_if_without_effect(self, scheduler: Any) -> None:
         """Log a warning, in the first call, if the policy can act in no step.
 
         SGLang decides how many requests run at once only after the checks of the start.
         """
-        if self._has_begun:
+        if self._has_checked_effect:
             return
-        self._has_begun = True
+        self._has_checked_effect = True
         schedule, requests = self.stage.in_force.schedule, find_limit(scheduler)
         for part in schedule.parts if schedule and requests and is_first_rank() else ():
             missed = find_missed(part, resolved(self.server_args), requests)
@@ -196,7 +196,7 @@ class Control:
         speculative = self.server_args.speculative_algorithm is not None
         return build_schedule(name, keys, speculative, pages=pages_experts(self.server_args))
 
-    def _check(self, schedule: Schedule | None, requests: int | None) -> list[str]:
+    def _check_as_at_start(self, schedule: Schedule | None, requests: int | None) -> list[str]:
         """Return the warnings that a start with this schedule would log.
 
         Raises ValueError if such a start would be refused.
@@ -217,7 +217,7 @@ class Control:
             check_plans(layer, plans, config)
         return warnings
 
-    def _number(self) -> dict[str, Any]:
+    def _count_switches(self) -> dict[str, Any]:
         """Return how often this scheduler has switched in all, and how often by itself since the last POST.
 
         A scheduler switches by itself, to vanilla, if ranks disagree. The latter number is None if another rank reports
@@ -226,14 +226,14 @@ class Control:
         own = self.stage.switches - self._posted
         return {"switches": self.stage.switches, "own_switches": own if is_first_rank() else None}
 
-    def _look(self) -> dict[str, Any]:
+    def _read_counters(self) -> dict[str, Any]:
         """Return the counters, the counters since the last switch, and the age of both in seconds."""
         stage, now = self.stage, time.monotonic()
-        if self._looked is None or now - self._looked[0] >= COUNTING_PERIOD or stage.switches != self._looked[1]:
+        if self._latest is None or now - self._latest[0] >= COUNTING_PERIOD or stage.switches != self._latest[1]:
             readers = {"counters": Reader(stage.acting.counters), "since_switch": stage.acting.since_switch}
             counts = {name: self._count(reader) for name, reader in readers.items()}
-            self._looked = now, stage.switches, counts
-        at, _, counts = self._looked
+            self._latest = now, stage.switches, counts
+        at, _, counts = self._latest
         return counts | {"counted_ago": now - at}
 
     def _count(self, reader: Reader) -> dict[str, Any]:

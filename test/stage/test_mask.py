@@ -78,7 +78,7 @@ def forward(monkeypatch):
         torch.nn.Module.__init__(module)
         vars(module).update(topk_config=config, layer_id=0, is_draft=True, waterfill_balancer=None)
         module.enable_waterfill = False
-        layer = Layer(0, config, None, convention=convention, routes_itself=True)
+        layer = Layer(0, config, None, convention=convention, runner_ranks_logits=True)
         put_in_step(layer, build_plan("oea", k0=1), Step("decode", len(logits), Batch()))
         module.topk_config = layer.plain_config
         monkeypatch.setattr(hooks, "_stage", object() if on else None)

@@ -45,7 +45,7 @@ def find_layers(model_runner: Any) -> tuple[Arguments, list[Layer]] | None:
         layers = read_layers(model_runner, arguments)
     except ExpertPolicyError as error:
         end_refused(error, resolved(model_runner.server_args))
-    keep_sums(model_runner.model, {layer.layer_id for layer in layers if layer.routes_itself})
+    keep_sums(model_runner.model, {layer.layer_id for layer in layers if layer.runner_ranks_logits})
     return arguments, layers
 
 
@@ -90,7 +90,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
             recorded, pool = config.enable_return_routed_experts, paging.get(number)
             options |= {"recorded": recorded, "paging": pool, "current_frame": current_frame, "index": len(layers)}
             layer = Layer(number, topk_config, placement, **options)
-            if recorded and layer.routes_itself:
+            if recorded and layer.runner_ranks_logits:
                 raise ValueError(
                     f"MoE runner {runner.name} ranks the logits itself, so --enable-return-routed-experts would "
                     "return nothing; use --moe-runner-backend triton"
@@ -137,7 +137,7 @@ def _read_options(runner: Runner, output_format: str, topk_config: Any, config: 
     return {
         "convention": runner.convention,
         "renumbers": config.ep_dispatch_algorithm is not None or looked_up,
-        "routes_itself": output_format != "standard",
+        "runner_ranks_logits": output_format != "standard",
         "takes_kmax": runner.takes_kmax,
     }
 

@@ -53,10 +53,10 @@ class Layer:
     `selecting_config` routes through `choose`.
 
     With `renumbers` upstream looks ids up in a table after the selection, so none may be -1 before. With
-    `routes_itself` the layer's runner ranks logits if the layer does not select. With `takes_kmax` the runner takes
-    rows of another width than the model's top-k. With `recorded` --enable-return-routed-experts returns the selected
-    experts. `paging` is the result of `find_paging` for the layer's experts. Raises ValueError for a router that the
-    stage does not reproduce.
+    `runner_ranks_logits` the layer's runner ranks logits if the layer does not select. With `takes_kmax` the runner
+    takes rows of another width than the model's top-k. With `recorded` --enable-return-routed-experts returns the
+    selected experts. `paging` is the result of `find_paging` for the layer's experts. Raises ValueError for a router
+    that the stage does not reproduce.
 
     A layer has no state of a forward: all layers of a model read this state from `current_frame`, in which a layer's
     entries are at the layer's `index`.
@@ -70,7 +70,7 @@ class Layer:
         *,
         convention: Convention = FILLED,
         renumbers: bool = False,
-        routes_itself: bool = False,
+        runner_ranks_logits: bool = False,
         takes_kmax: bool = True,
         recorded: bool = False,
         paging: Any = None,
@@ -78,7 +78,7 @@ class Layer:
         index: int = 0,
     ) -> None:
         self.layer_id = layer_id
-        self.convention, self.renumbers, self.routes_itself = convention, renumbers, routes_itself
+        self.convention, self.renumbers, self.runner_ranks_logits = convention, renumbers, runner_ranks_logits
         self.takes_kmax = takes_kmax
         scaling = topk_config.routed_scaling_factor or 1.0
         on_output = topk_config.apply_routed_scaling_factor_on_output
@@ -219,7 +219,7 @@ class Layer:
         triton_kernels the router's finished output may be returned instead, as (None, output): the caller then returns
         this output, and does not call `routing()`.
         """
-        if not self.routes_itself or not self._begin_selection(logits):
+        if not self.runner_ranks_logits or not self._begin_selection(logits):
             return output_format, logits
         if self.convention != MASKED:
             return type(output_format).STANDARD, logits

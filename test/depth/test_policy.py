@@ -181,7 +181,7 @@ def test_each_timed_step_counts_in_one_decision():
         shared.append(own)
         return own
 
-    server = Simulation(noise=0.03, options={"share": share})
+    server = Simulation(noise=0.03, options={"take_first_ranks": share})
     server.serve(TRAFFIC, 200)
     seconds = [one for own in shared for one in own]
     assert len(set(seconds)) == len(seconds) > 100

@@ -149,7 +149,7 @@ def test_sglang_keeps_its_policy_unless_ours_is_on(monkeypatch):
     policy = choose(expert_policy_draft_depth="throughput")(initial_steps=3, cfg_path="adaptive.json")
     assert hooks._depth is not None
     assert hooks._depth.policy is policy
-    assert policy._share is share_first, "ranks that decide by their own times wait for each other forever"
+    assert policy._take_first_ranks is share_first, "ranks that decide by their own times wait for each other forever"
     stage = SimpleNamespace(switches=0, acceptance=None)
     monkeypatch.setattr(hooks, "_stage", stage)
     policy = choose(expert_policy="xshare")(initial_steps=3, cfg_path="adaptive.json")

@@ -109,9 +109,9 @@ def test_ranks_with_other_clocks_decide_alike_by_the_times_of_the_first():
         return used
 
     # The same requests on both, by the same seed; what is drawn for the noise has no effect on them.
-    first = serve(0.0, share=send)
+    first = serve(0.0, take_first_ranks=send)
     queue = iter(sent)
-    assert serve(0.0, share=lambda own: next(queue), clock=lambda: 0.0) == first
+    assert serve(0.0, take_first_ranks=lambda own: next(queue), clock=lambda: 0.0) == first
     assert next(queue, None) is None, "both share at the same count of verifications"
     assert serve(0.0, clock=iter(range(10**6)).__next__) != first, "by its own times it decides otherwise"
 

@@ -30,8 +30,8 @@ class ThroughputPolicy:
     `upstream` is SGLang's own policy, whose candidates at each batch size are used, with a depth of 0 added. The first
     depth is `start` drafts. `count_forwards` returns how many forwards of the target were launched, prefills included,
     and `count_switches` how often the expert policy was switched: both are the same on all ranks before the same step.
-    `share`, a collective, takes this rank's numbers and returns the first rank's. `list_captured` returns the batch
-    sizes that SGLang captures. `clock` returns seconds.
+    `take_first_ranks`, a collective, takes this rank's numbers and returns the first rank's. `list_captured` returns
+    the batch sizes that SGLang captures. `clock` returns seconds.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ThroughputPolicy:
         start: int,
         count_forwards: Callable[[], int],
         count_switches: Callable[[], int] = lambda: 0,
-        share: Callable[[list[float]], list[float]] = list,
+        take_first_ranks: Callable[[list[float]], list[float]] = list,
         list_captured: Callable[[], Sequence[int]] = tuple,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -52,7 +52,7 @@ class ThroughputPolicy:
         """The batch size of the last verification."""
         self._upstream = upstream
         self._count_forwards, self._count_switches = count_forwards, count_switches
-        self._share, self._clock, self._list_captured = share, clock, list_captured
+        self._take_first_ranks, self._clock, self._list_captured = take_first_ranks, clock, list_captured
         self._captured: list[int] = []
         self._switches = 0
         # With overlap a step is launched before the previous step is complete.
@@ -107,7 +107,7 @@ class ThroughputPolicy:
         """Update the smoothed times of a batch size by the first rank's times since its last decision."""
         own = self._taken.pop(size, [])
         steps: dict[int, list[float]] = {}
-        for (launch, _), seconds in zip(own, self._share([seconds for _, seconds in own]), strict=True):
+        for (launch, _), seconds in zip(own, self._take_first_ranks([seconds for _, seconds in own]), strict=True):
             steps.setdefault(launch.depth, []).append(seconds)
         for depth, times in steps.items():
             self.depths.find(size).update_times(depth, times)

@@ -149,9 +149,9 @@ class _Reference:
                 selected = selected | {expert}
         if self.plan.target_per_rank is not None:
             selected = self.balance(selected, utility, self.plan.target_per_rank)
-        return selected if self.resident is None else self.join(sure, selected, utility)
+        return selected if self.resident is None else self.fill_with_residents(sure, selected, utility)
 
-    def join(self, sure: set[int], selected: set[int], utility: list[int]) -> set[int]:
+    def fill_with_residents(self, sure: set[int], selected: set[int], utility: list[int]) -> set[int]:
         """Return S for paged experts, at most `slots` of them unless `sure` alone is larger.
 
         The experts kept for rows and requests (`sure`) come first, then the batch's additions, then other loaded
@@ -162,7 +162,7 @@ class _Reference:
         ranked += [j for j in self.best(utility, without=selected) if j in self.resident]
         return sure.union(ranked[: max(self.slots - len(sure), 0)])
 
-    def held(self, rows: list[int]) -> set[int]:
+    def exact_experts(self, rows: list[int]) -> set[int]:
         """Return the experts of the exact rows among `rows`. A budget does not count these experts."""
         return set().union(*(self.top_k[i] for i in rows if i in self.exact))
 
@@ -194,16 +194,16 @@ class _Reference:
         assert self.rank_of_expert is not None
         ranks = max(self.rank_of_expert) + 1
         home = self.rank_of_expert
-        held = self.held(self.rows)
+        exact_experts = self.exact_experts(self.rows)
         if self.plan.balance in ("fill", "level"):
-            loads = [sum(home[j] == rank for j in selected - held) for rank in range(ranks)]
+            loads = [sum(home[j] == rank for j in selected - exact_experts) for rank in range(ranks)]
             if self.plan.balance == "level":  # exact rows included, because the step waits for the fullest rank
                 target = max(target, *(sum(home[j] == rank for j in selected) for rank in range(ranks)))
             for rank in range(ranks):
                 own = [j for j in self.best(utility, without=selected) if home[j] == rank]
                 selected = selected.union(own[: max(target - loads[rank], 0)])
             return selected
-        while len(selected - held) < target * ranks:
+        while len(selected - exact_experts) < target * ranks:
             added: dict[int, int] = {}
             for j in self.best(utility, without=selected):
                 added.setdefault(home[j], j)  # each rank's best remaining expert
@@ -214,15 +214,15 @@ class _Reference:
 
     def rank_experts(self, rows: list[int]) -> set[int]:
         """Return the top `budget` of a ranking over `rows`, without the experts of exact rows."""
-        plan, held = self.plan, self.held(rows)
+        plan, exact_experts = self.plan, self.exact_experts(rows)
         if plan.ranking == "static":
             assert plan.order is not None
-            return set([j for j in plan.order if j not in held][: plan.budget])
+            return set([j for j in plan.order if j not in exact_experts][: plan.budget])
         if plan.ranking == "router":
-            return set(self.best(self.utility(rows), without=held)[: plan.budget])
+            return set(self.best(self.utility(rows), without=exact_experts)[: plan.budget])
         votes = self.count_votes(rows)
         utility = self.utility(rows, "full")
-        ranked = [j for j in range(self.num_experts) if (votes[j] or utility[j]) and j not in held]
+        ranked = [j for j in range(self.num_experts) if (votes[j] or utility[j]) and j not in exact_experts]
         ranked.sort(key=lambda j: (-votes[j], -utility[j], j))
         retain = plan.budget if plan.drop is None else sum(votes[j] > 0 for j in ranked) - plan.drop
         assert retain is not None

@@ -106,8 +106,8 @@ def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: t
     inside = selected
     if plan.max_rank is not None and plan.max_rank < rows.num_experts:
         last = rows.keys.topk(plan.max_rank, 1).values[:, -1:]
-        own = torch.zeros_like(rows.keys, dtype=torch.bool).scatter_(1, rows.own.experts, kept)
-        inside = selected & ((rows.keys >= last) | own)
+        warm = torch.zeros_like(rows.keys, dtype=torch.bool).scatter_(1, rows.own.experts, kept)
+        inside = selected & ((rows.keys >= last) | warm)
     chosen = rows.find_best(inside, min(plan.kmax or rows.top_k, rows.num_experts))
     if rows.exact is None:
         return chosen

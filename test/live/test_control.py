@@ -172,6 +172,23 @@ def test_no_graphs_are_captured_while_memory_is_released(control):
     assert asked.stage.switches == 0
 
 
+def test_a_restore_does_not_try_a_capture_that_has_failed_twice(control):
+    """The restore undoes a refused switch; graphs come back with the next POST that may capture."""
+    asked, captures = control(), list[bool]()
+    asked.stage.graphs.captured[StepKey("decode", 2)] = {asked.stage.layers[0]: Assignment()}
+    asked.stage.recapture = lambda *args: captures.append(False) or 1 / 0
+    end = "without CUDA graphs: division by zero; 1 of 1 restored the previous policy"
+    with pytest.raises(Refusal, match=f"{end}$"):
+        asked.post({"policy": "xshare", "add": 1})
+    assert captures == [False] * 2
+    asked.stage.recapture = lambda *args: captures.append(True)
+    for policy, recapture in (("vanilla", True), ("oea", False), ("oea", True)):
+        told = asked.post({"policy": policy, "recapture": recapture})
+        assert told["recaptured"] == (policy == "oea" and recapture)
+    assert captures == [False, False, True]
+    assert asked.post({"policy": "xshare", "add": 1})["recaptured"] is False
+
+
 RULE = {"default": True}
 KEEPING: list[dict[str, Any]] = [
     {"policy": "xshare", "add": 2, "trial": True},

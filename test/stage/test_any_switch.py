@@ -146,8 +146,14 @@ def test_a_capture_that_fails_restores_the_policy_before(serve, reporter, caplog
     assert (installed.in_force, installed.switches) == (in_force, 0)
     assert find_faults(installed) == []
     assert installed.graphs.rows == (list(SIZES) if failures == 1 else [])
-    assert switch(installed, schedule(POLICIES["oea"]), reporter) is not None or failures == 2
-    assert find_faults(installed) == []
+    if failures == 2:
+        assert switch(installed, None, reporter) is None
+        assert switch(installed, schedule(POLICIES["xshare by add"]), reporter, recaptures=False) is None
+        assert installed.graphs.rows == []
+    for latter, captures in (({"policy": "xshare", "k0": 1, "add": 3}, failures == 2), (POLICIES["oea"], True)):
+        assert (switch(installed, schedule(latter), reporter) is not None) == captures
+        assert installed.graphs.rows == list(SIZES)
+        assert find_faults(installed) == []
 
 
 def test_sizes_are_those_that_sglang_captures(attach, reporter, monkeypatch):

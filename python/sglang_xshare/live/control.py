@@ -157,7 +157,9 @@ class Control:
         self._begin_comparing()
         if former is None or former.epoch != epoch:
             return {"restored": False}
-        switch(self.reports, make_again(self.stage, former.in_force), reporter, number)
+        # Without another capture if two have just failed: this restore would fail too.
+        recaptures = not self.stage.graphs.lost
+        switch(self.reports, make_again(self.stage, former.in_force), reporter, number, recaptures)
         self.stage.disagreement = former.disagreement
         self._posted, self._is_trial = number, former.is_trial
         return {"restored": True}

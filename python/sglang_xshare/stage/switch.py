@@ -54,6 +54,7 @@ def make_again(stage: Stage, former: InForce) -> InForce:
 def check_graphs(stage: Stage, latter: InForce, recaptures: bool = True) -> Changes | None:
     """Return what a switch to `latter` changes in the captured graphs; None if it captures them again.
 
+    Graphs that a failed capture has lost are captured again by the next switch that may capture, except to vanilla.
     Raises ValueError for a switch that may not capture.
     """
     changes = stage.graphs.find_changes(latter)
@@ -62,7 +63,8 @@ def check_graphs(stage: Stage, latter: InForce, recaptures: bool = True) -> Chan
         misfits["the rows that ranks gather change"] = set()
     if misfits and not recaptures:
         raise ValueError(describe_misfits(misfits))
-    return None if misfits else changes
+    returns = stage.graphs.lost and recaptures and latter.schedule is not None
+    return None if misfits or returns else changes
 
 
 def switch(
@@ -139,7 +141,7 @@ def _capture(stage: Stage, latter: InForce, scheduler: Any) -> tuple[float, InFo
         return time.monotonic() - began, stage.in_force
     then = "the previous policy is active again"
     if again := _capture_under(stage, former, scheduler):
-        stage.graphs = Graphs()
+        stage.graphs = Graphs(lost=True)
         then += ", without CUDA graphs"
         logger.error("Expert policy: the graphs of the previous policy could not be captured either: %s", again)
     raise ValueError(f"CUDA graphs could not be captured again, {then}: {reason}")

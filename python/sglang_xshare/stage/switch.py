@@ -4,12 +4,13 @@ import json
 import logging
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from ..policies.exact import Rule
 from ..policies.schedule import Schedule
-from ..upstream.graphs import check_memory
+from ..upstream.graphs import check_memory, find_cap
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import end_server, show_plan, wait_for_device
 from .graphs import Changes, Graphs, describe_misfits
@@ -54,8 +55,8 @@ def make_again(stage: Stage, former: InForce) -> InForce:
 def check_graphs(stage: Stage, latter: InForce, recaptures: bool = True) -> Changes | None:
     """Return what a switch to `latter` changes in the captured graphs; None if it captures them again.
 
-    Graphs that a failed capture has lost are captured again by the next switch that may capture, except to vanilla.
-    Raises ValueError for a switch that may not capture.
+    A switch that may capture also does so to add graphs that the server lacks. Raises ValueError for a switch that may
+    not capture.
     """
     changes = stage.graphs.find_changes(latter)
     misfits = {} if latter.schedule is None else changes.misfits
@@ -63,8 +64,23 @@ def check_graphs(stage: Stage, latter: InForce, recaptures: bool = True) -> Chan
         misfits["the rows that ranks gather change"] = set()
     if misfits and not recaptures:
         raise ValueError(describe_misfits(misfits))
-    returns = stage.graphs.lost and recaptures and latter.schedule is not None
-    return None if misfits or returns else changes
+    return None if misfits or (recaptures and _adds_graphs(stage, latter)) else changes
+
+
+def _adds_graphs(stage: Stage, latter: InForce) -> bool:
+    """Return whether a capture under `latter` adds graphs: all after a failed capture, larger ones with paged experts.
+
+    With paged experts the server lacks the sizes that the policy of the last capture did not fit. A switch to vanilla
+    never captures.
+    """
+    if latter.schedule is None or stage.paged is None or not stage.graphs.captured:
+        return latter.schedule is not None and stage.graphs.lost
+    return find_cap(stage.find_batches(latter.ranks).captured, _find_fits(latter)) > max(stage.graphs.rows)
+
+
+def _find_fits(in_force: InForce) -> Callable[[int], bool]:
+    """Return a function that returns whether the experts of a number of requests fit the slots in each layer."""
+    return lambda requests: in_force.fits_slots(StepKey("decode", requests))
 
 
 def switch(
@@ -151,8 +167,7 @@ def _capture_under(stage: Stage, in_force: InForce, scheduler: Any) -> str | Non
     """Capture all graphs under a policy (with paged experts, those that fit the slots). Return why that failed."""
     stage.graphs, stage.in_force = Graphs(), in_force
     try:
-        fits = None if stage.paged is None else lambda requests: in_force.fits_slots(StepKey("decode", requests))
-        stage.recapture(scheduler, fits)
+        stage.recapture(scheduler, None if stage.paged is None else _find_fits(in_force))
     except Exception as error:
         # As text: a traceback that is kept would keep the memory of the graphs that were captured.
         logger.warning("Expert policy: a capture of CUDA graphs failed\n%s", traceback.format_exc())

@@ -141,8 +141,9 @@ def test_a_capture_that_fails_restores_the_policy_before(serve, reporter, caplog
     line = (
         f"^CUDA graphs could not be captured again, the previous policy is active again{end}: Capture .* out of memory$"
     )
-    with pytest.raises(ValueError, match=line):
+    with pytest.raises(ValueError, match=line), caplog.at_level(logging.INFO):
         switch(installed, schedule(POLICIES["oea"]), reporter)
+    assert "Expert policy: no switch; until now active experts: " in caplog.text, "counts that no other line reports"
     assert (installed.in_force, installed.switches) == (in_force, 0)
     assert find_faults(installed) == []
     assert installed.graphs.rows == (list(SIZES) if failures == 1 else [])

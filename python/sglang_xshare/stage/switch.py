@@ -101,7 +101,11 @@ def switch(
     counted = reports.report(reporter, always=True)
     seconds = None
     if changes is None:
-        seconds, latter = _capture(stage, latter, reporter.scheduler)
+        try:
+            seconds, latter = _capture(stage, latter, reporter.scheduler)
+        except ValueError:
+            logger.info("Expert policy: no switch; until now%s", counted.removeprefix(","))
+            raise
     else:
         stage.graphs.follow(changes)
     wait_for_device(stage.device)

@@ -161,7 +161,7 @@ def test_sizes_are_those_that_sglang_captures(attach, reporter, monkeypatch):
     """With a request pool of 37 it captures 37 rows, which no list has: padding is masked there, and numbers follow."""
     model = Model(1)
     installed = attach(model, Batches((8, 36)), expert_policy="xshare", expert_policy_config={"k0": 1, "add": 2})
-    installed._find_batches = lambda rows: Batches((8, 37))
+    installed.find_batches = lambda rows: Batches((8, 37))
     installed.device = "cuda"
     capture = Capturing(monkeypatch, model)
     capture.running = True
@@ -180,7 +180,7 @@ def test_sizes_are_read_in_every_capture_and_in_no_other_step(attach, reporter, 
     """SGLang captures prefills too, on a server without decode graphs as well."""
     model, sizes = Model(1), [8, 37]
     installed = attach(model, Batches((8, 36)), expert_policy="xshare", expert_policy_config={"k0": 1, "add": 2})
-    installed._find_batches = lambda rows: Batches((8, sizes[-1]))
+    installed.find_batches = lambda rows: Batches((8, sizes[-1]))
     installed.device = "cuda"
     installed.recapture = capture = Capturing(monkeypatch, model)
     capture.running = True

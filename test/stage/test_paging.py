@@ -180,7 +180,7 @@ def test_a_switch_keeps_the_bound(monkeypatch):
 def capture(monkeypatch, stage, model, rows):
     """A step of so many rows as SGLang captures it: first eagerly, then recorded."""
     stage.device = "cuda"
-    stage._find_batches = lambda _: Batches(tuple(size for size in (1, 2, 4, 8) if size <= rows))
+    stage.find_batches = lambda _: Batches(tuple(size for size in (1, 2, 4, 8) if size <= rows))
     monkeypatch.setattr("sglang_xshare.stage.stage.is_capturing", lambda: True)
     for recorded in (False, True):
         monkeypatch.setattr("sglang_xshare.stage.stage.is_recorded", lambda recorded=recorded: recorded)

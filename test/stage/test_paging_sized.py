@@ -99,7 +99,7 @@ def test_captured_sizes_are_those_of_the_active_policy_whatever_came_before(monk
     monkeypatch.setattr("stage.switching.SIZES", (4, 8))
     model = PagedModel()
     stage = put(monkeypatch, model, k0=3, add=2)
-    stage.device, stage._find_batches = "cuda", lambda rows: Batches((4, 8))
+    stage.device, stage.find_batches = "cuda", lambda rows: Batches((4, 8))
     stage.recapture = capture = Capturing(monkeypatch, model)
     capture(fits=lambda requests: stage.in_force.fits_slots(StepKey("decode", requests)))
     assert stage.graphs.rows == [4]

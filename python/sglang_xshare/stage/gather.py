@@ -39,6 +39,11 @@ class Ranks:
         return rows.tensor_split(self.share)[self.rank % self.share]
 
 
+def name_rows(ranks: Ranks | None) -> str:
+    """Return whose rows a step of these ranks counts, as the policy's key `rows` does: "rank" if each has its own."""
+    return "batch" if ranks is None or ranks.together else "rank"
+
+
 @dataclass(frozen=True)
 class Gather:
     """The rows of one step on each rank, padding included. All ranks must call `collect` in the same order."""

@@ -15,7 +15,7 @@ from . import handover
 from .acceptance import Acceptance
 from .exact import Exact
 from .frame import Assignment, Frame, Running
-from .gather import Ranks
+from .gather import Ranks, name_rows
 from .graphs import Graphs
 from .in_force import InForce
 from .lane import Lane, count_vanilla, find_tally, make_lanes
@@ -66,7 +66,7 @@ class Stage:
         # devices the mask takes one comparison in each step.
         self.reads_padding = device != "cpu" or masks
         self._layer_ids = layer_ids = [layer.layer_id for layer in layers]
-        self._find_batches, self.recapture = find_batches, recapture
+        self.find_batches, self.recapture = find_batches, recapture
         placement = layers[0].placement
         self.balance = None if placement is None else Balance(placement, layer_ids, device)
         self.paged = PagedLayers(layers, device) if layers[0].paging is not None else None
@@ -124,13 +124,9 @@ class Stage:
 
     def _read_batches(self) -> None:
         """Read the sizes that SGLang captures, which it sets after the weights have loaded."""
-        batches = self.find_batches(self.in_force.ranks)
+        batches = self.find_batches(name_rows(self.in_force.ranks))
         if batches != self.in_force.batches:
             self.in_force = replace(self.in_force, batches=batches)
-
-    def find_batches(self, ranks: Ranks | None) -> Batches:
-        """Return the sizes of steps, in the rows among which these ranks select."""
-        return self._find_batches("batch" if ranks is None or ranks.together else "rank")
 
     def begin_forward(self, forward_batch: Any) -> None:
         """Weigh drafts by the latest estimate, and mark the exact rows of a forward, which may be a graph's replay."""

@@ -13,6 +13,7 @@ from ..policies.schedule import Schedule
 from ..upstream.graphs import check_memory, find_cap
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import end_server, show_plan, wait_for_device
+from .gather import name_rows
 from .graphs import Changes, Graphs, describe_misfits
 from .in_force import InForce
 from .lane import make_lanes
@@ -35,7 +36,7 @@ def make_next(stage: Stage, schedule: Schedule | None, rule: Rule | None = None)
     schedule = schedule and schedule.weigh(stage.acceptance.number)
     if ranks is not None and schedule is not None:
         ranks = replace(ranks, together=schedule.rows == "batch")
-    batches = former.batches if ranks == former.ranks else stage.find_batches(ranks)
+    batches = former.batches if ranks == former.ranks else stage.find_batches(name_rows(ranks))
     latter = replace(former, schedule=schedule, rule=rule, ranks=ranks, batches=batches, is_named=True)
     if latter.given == former.given:  # the same plans keep their lanes: captured graphs write to their counters
         return latter
@@ -75,7 +76,7 @@ def _adds_graphs(stage: Stage, latter: InForce) -> bool:
     """
     if latter.schedule is None or stage.paged is None or not stage.graphs.captured:
         return latter.schedule is not None and stage.graphs.lost
-    return find_cap(stage.find_batches(latter.ranks).captured, _find_fits(latter)) > max(stage.graphs.rows)
+    return find_cap(stage.find_batches(name_rows(latter.ranks)).captured, _find_fits(latter)) > max(stage.graphs.rows)
 
 
 def _find_fits(in_force: InForce) -> Callable[[int], bool]:

@@ -25,6 +25,12 @@ def start(model_runner: Any, arguments: Arguments, layers: list[Layer]) -> Repor
     """Put a stage around the target model of upstream's `model_runner`, by the server's flags. Return its reports."""
     config, schedule = server.resolved(model_runner.server_args), arguments.schedule
     ranks = read_ranks(model_runner, schedule)
+
+    def find_batches(rows: str) -> batches.Batches:
+        # SGLang sets both after the weights have loaded.
+        requests, sizes = getattr(model_runner, "max_running_requests", None), graphs.list_sizes(model_runner, config)
+        return batches.read_batches(config, rows, requests, sizes)
+
     low_first = getattr(config, "schedule_low_priority_values_first", False)
     stage = Stage(
         layers,
@@ -38,7 +44,7 @@ def start(model_runner: Any, arguments: Arguments, layers: list[Layer]) -> Repor
         stops=arguments.stops,
         exact=Exact(model_runner.device, low_first, find_refusal(config), arguments.ignores_exact),
         acceptance=Acceptance(server.draft_width(config)),
-        find_batches=lambda rows: batches.read_batches(config, rows, sizes=graphs.list_sizes(model_runner, config)),
+        find_batches=find_batches,
         recapture=partial(graphs.capture_again, model_runner),
     )
     name = schedule.policy if schedule else "none, padding masked,"

@@ -112,7 +112,7 @@ class Control:
             raise ValueError(f"trial must be true or false (got {as_json(is_trial)})")
         if type(recaptures) is not bool:
             raise ValueError(f"recapture must be true or false (got {as_json(recaptures)})")
-        warnings = self._check(schedule, find_limit(reporter.scheduler))
+        warnings = self._check(schedule)
         rule = self.stage.in_force.rule
         latter = make_next(self.stage, schedule, rule if is_trial else None)
         if check_graphs(self.stage, latter, recaptures) is None:
@@ -169,20 +169,23 @@ class Control:
         if self.stage.agreement is not None:
             self.stage.agreement.begin()
 
-    def begin(self, scheduler: Any) -> None:
+    def begin(self) -> None:
         """Log a warning, in the first call, if the policy can act in no step.
 
-        SGLang decides how many requests run at once only after the checks of the start.
+        SGLang decides how many requests run at once only after the checks of the start. `limits` have the number from
+        this call on.
         """
         if self._has_begun:
             return
         self._has_begun = True
-        schedule, requests = self.stage.in_force.schedule, find_limit(scheduler)
-        for part in schedule.parts if schedule and requests and is_first_rank() else ():
-            missed = find_missed(part, resolved(self.server_args), requests)
-            if missed is not None:
-                reason = f"no step of this server has a number of rows in this range ({missed[1]}); each stays vanilla"
-                logger.warning("--expert-policy %s: %s: %s", part.policy, missed[0], reason)
+        if self.stage.in_force.batches.most is None:
+            self.stage.read_batches()
+        schedule = self.stage.in_force.schedule
+        for part in schedule.parts if schedule and is_first_rank() else ():
+            batches = self.stage.find_batches(part.rows)
+            if missed := find_missed(part, batches):
+                reason = f"no step of this server has a number of rows in this range ({batches}); each stays vanilla"
+                logger.warning("--expert-policy %s: %s: %s", part.policy, missed, reason)
 
     def _read(self, body: Mapping[str, Any]) -> Schedule | None:
         """Return the schedule of a POST, None for vanilla. Raises ValueError for keys that make no policy."""
@@ -195,7 +198,7 @@ class Control:
         speculative = self.server_args.speculative_algorithm is not None
         return build_schedule(name, keys, speculative, pages=pages_experts(self.server_args))
 
-    def _check(self, schedule: Schedule | None, requests: int | None) -> list[str]:
+    def _check(self, schedule: Schedule | None) -> list[str]:
         """Return the warnings of a server that starts with this schedule. Raises ValueError if its start is refused."""
         config = resolved(self.server_args)
         if attention_dp_size(config) > 1 and config.enable_dp_attention_local_control_broadcast:
@@ -207,7 +210,7 @@ class Control:
         if schedule.observed and self.stage.in_force.masks:
             raise ValueError("--mask-padding-experts with observe: observe routes like the model; use another policy")
         model = read_model(model_config(self.server_args), self.server_args.model_path)
-        plans, warnings = check_schedule(schedule, model, config, requests=requests)
+        plans, warnings = check_schedule(schedule, model, config, find_batches=self.stage.find_batches)
         schedule.plans([layer.layer_id for layer in self.stage.layers])
         for layer in self.stage.layers:
             check_plans(layer, plans, config)
@@ -241,12 +244,6 @@ class Control:
             for layer, row in zip(self.stage.layers, rows, strict=True)
         ]
         return asdict(interval) | {"by_layer": layers}
-
-
-def find_limit(scheduler: Any) -> int | None:
-    """Return the most requests that a scheduler of upstream's runs at once."""
-    limit: int | None = getattr(scheduler, "max_running_requests", None)
-    return limit
 
 
 def handle(control: Control | None, depth: DepthReport | None, scheduler: Any, request: Any) -> Any:

@@ -39,7 +39,7 @@ class Stage:
     rows. With `masks` padding rows are masked also after a switch to vanilla. If `tp_size` is above 1, the
     tensor-parallel ranks compare their selections: if these differ, the server switches to vanilla, or ends if `stops`
     is set. `exact` holds the exact requests, `acceptance` the estimate of accepted drafts. `find_batches` is called
-    with a schedule's `rows`, in captures and switches, and returns the batches with the sizes that SGLang captures.
+    with a schedule's `rows` once SGLang serves or captures, and returns the batches that SGLang then has.
     `recapture` captures the graphs again; its arguments are the last two of `upstream.graphs.capture_again`.
     """
 
@@ -93,7 +93,7 @@ class Stage:
         exact = self.exact if self.exact.refusal is None else None
         step = read_step(forward_batch, self.reads_padding, self.in_force.ranks, exact, by_depth)
         if in_capture and step is not None:  # SGLang captures prefills before it sets the sizes of decode graphs
-            self._read_batches()
+            self.read_batches()
         in_force, layers = self.in_force, self.layers
         steps = [step] * len(layers) if step is None or self.paged is None else self.paged.divide(step)
         key = None if step is None else step.key
@@ -122,8 +122,8 @@ class Stage:
             self.current.frame = None if former is None else Frame(former.key, outcome)
             handover.withdraw()
 
-    def _read_batches(self) -> None:
-        """Read the sizes that SGLang captures, which it sets after the weights have loaded."""
+    def read_batches(self) -> None:
+        """Read the captured sizes and the most rows, both of which SGLang sets after the weights have loaded."""
         batches = self.find_batches(name_rows(self.in_force.ranks))
         if batches != self.in_force.batches:
             self.in_force = replace(self.in_force, batches=batches)

@@ -139,7 +139,9 @@ def test_a_rule_of_exact_requests_is_not_lost_without_a_word(control):
     assert asked.post({"policy": "vanilla"})["warnings"] == []
     (warning,) = asked.post({"policy": "xshare", "add": 2})["warnings"]
     assert warning.startswith('exact: this policy does not have {"default": true} of the previous policy: ')
-    assert asked.post({"policy": "xshare", "add": 3})["warnings"] == []
+    assert asked.post({"policy": "xshare", "add": 3, "exact": {"priority": 0}})["warnings"] == []
+    (warning,) = asked.post({"policy": "xshare", "add": 3})["warnings"]
+    assert '{"priority": 0}' in warning
 
 
 def test_a_restore_to_a_start_without_a_policy_names_none_again(control, monkeypatch):
@@ -207,6 +209,7 @@ def test_trials_and_observe_keep_the_rule_for_exact_requests(body, control):
     asked.post({"policy": "xshare", "add": 1, "exact": RULE})
     asked.post(body)
     assert asked.stage.in_force.rule == (Rule(**RULE) if body in KEEPING else Rule())
+    assert asked.get()["exact_rule"] == (RULE if body in KEEPING else {})
 
 
 def test_the_rule_outlives_a_search_on_a_server_that_observes(control):

@@ -85,6 +85,7 @@ class Control:
         return in_force.given | {
             "in_force": in_force.description,
             "plan_hash": in_force.hash,
+            "exact_rule": in_force.rule.given,
             "limits": {
                 "moe_layers": [layer.layer_id for layer in stage.layers],
                 "batches": str(in_force.batches),
@@ -118,9 +119,8 @@ class Control:
         if check_graphs(self.stage, latter, recaptures) is None:
             check_memory(reporter.scheduler)
         if latter.rule != rule and latter.schedule is not None and "exact" not in latter.schedule.given:
-            lost = as_json({name: value for name, value in asdict(rule).items() if value not in (None, False)})
             reason = "from now on a request is exact only if it sets expert_policy; to keep the rule, send exact again"
-            warnings.append(f"exact: this policy does not have {lost} of the previous policy: {reason}")
+            warnings.append(f"exact: this policy does not have {as_json(rule.given)} of the previous policy: {reason}")
         self._checked = Checked(epoch, self.stage.switches, latter, is_trial, recaptures, warnings)
         return self._number()
 

@@ -12,6 +12,7 @@ from ..compatibility.layers import check_plans
 from ..compatibility.modes import check_observed
 from ..compatibility.moe_model import read_model
 from ..compatibility.schedule import check_schedule, find_missed
+from ..policies.exact import Rule
 from ..policies.keys import as_json
 from ..policies.schedule import Schedule, build_schedule
 from ..stage.in_force import InForce
@@ -38,7 +39,8 @@ class Checked:
 
     epoch: str
     switches: int
-    latter: InForce
+    schedule: Schedule | None
+    rule: Rule
     is_trial: bool
     recaptures: bool
     warnings: list[str]
@@ -121,7 +123,9 @@ class Control:
         if latter.rule != rule and latter.schedule is not None and "exact" not in latter.schedule.given:
             reason = "from now on a request is exact only if it sets expert_policy; to keep the rule, send exact again"
             warnings.append(f"exact: this policy does not have {as_json(rule.given)} of the previous policy: {reason}")
-        self._checked = Checked(epoch, self.stage.switches, latter, is_trial, recaptures, warnings)
+        self._checked = Checked(
+            epoch, self.stage.switches, latter.schedule, latter.rule, is_trial, recaptures, warnings
+        )
         return self._number()
 
     def commit(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
@@ -138,7 +142,7 @@ class Control:
         if checked.switches != stage.switches:
             raise ValueError("the policy changed after the check; ask again")
         self._former = Former(epoch, stage.in_force, stage.disagreement, self._is_trial)
-        latter = make_next(stage, checked.latter.schedule, checked.latter.rule)  # weighed by the latest estimate
+        latter = make_next(stage, checked.schedule, checked.rule)  # weighed by the latest estimate
         seconds = switch(self.reports, latter, reporter, number, checked.recaptures)
         self._posted, self._is_trial = number, checked.is_trial
         for warning in checked.warnings:

@@ -52,12 +52,11 @@ def test_what_no_batch_reaches_is_warned_of_before_the_first_request(limits, war
     asked = control({"expert_policy": "xshare", "expert_policy_config": config}, max_running_requests=None)
     asked.stage.find_batches = lambda rows: Batches(most=16)
     monkeypatch.setattr(hooks, "_control", asked.control)
-    assert asked.get()["limits"]["most_rows"] is None
     sampling = SimpleNamespace(custom_params=None)
     for rid in ("first", "second"):
         request = SimpleNamespace(rid=rid, sampling_params=sampling, priority=None, extra_key=None, finished=bool)
         hooks.admit(SimpleNamespace(metrics_reporter=make_reporter()), request)
-    assert asked.get()["limits"]["most_rows"] == 16
+    assert (asked.get()["limits"]["batches"], asked.get()["limits"]["most_rows"]) == ("at most 16", 16)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == (warned is not None)
     line = f"--expert-policy xshare: {warned}: no step of this server has a number of rows in this range (at most 16)"

@@ -80,7 +80,10 @@ class Control:
         Wait for the device at most once in `COUNTING_PERIOD` seconds: otherwise return the counters of the last read,
         and their age `counted_ago`.
         """
-        stage, in_force = self.stage, self.stage.in_force
+        stage = self.stage
+        if stage.in_force.batches.most is None:  # no capture has read them since SGLang decided
+            stage.read_batches()
+        in_force = stage.in_force
         # All ranks of data-parallel attention count the same steps, so the first one reports them.
         counts = is_first_rank()
         router = stage.layers[0].router
@@ -176,14 +179,11 @@ class Control:
     def begin(self) -> None:
         """Log a warning, in the first call, if the policy can act in no step.
 
-        SGLang decides how many requests run at once only after the checks of the start. `limits` have the number from
-        this call on.
+        SGLang decides how many requests run at once only after the checks of the start.
         """
         if self._has_begun:
             return
         self._has_begun = True
-        if self.stage.in_force.batches.most is None:
-            self.stage.read_batches()
         schedule = self.stage.in_force.schedule
         for part in schedule.parts if schedule and is_first_rank() else ():
             batches = self.stage.find_batches(part.rows)

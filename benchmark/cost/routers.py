@@ -57,8 +57,10 @@ class Routers:
         schedule = None if variant.policy is None else build_schedule(variant.policy, variant.keys, speculative=False)
         self.stage: Stage | None = None
         if schedule is not None:
-            current = CurrentFrame()
-            layers = [Layer(n, config, None, current=current, number=n) for n, config in enumerate(self.configs)]
+            current_frame = CurrentFrame()
+            layers = [
+                Layer(n, config, None, current_frame=current_frame, index=n) for n, config in enumerate(self.configs)
+            ]
             self.configs = [layer.plain_config for layer in layers]
             self.stage = Stage(
                 layers,

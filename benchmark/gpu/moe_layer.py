@@ -12,7 +12,7 @@ from benchmark.gpu import timing
 from sglang_xshare import Batch, Router, SelectionPlan, select
 from sglang_xshare.selection.alignment import align_pairs
 from sglang_xshare.stage import handover
-from sglang_xshare.stage.frame import Assignment, Frame, Running
+from sglang_xshare.stage.frame import Assignment, Frame, ModelForward
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.step import Step
 from sglang_xshare.types import Alignment
@@ -171,7 +171,7 @@ def make_router(shape: Shape, plan: SelectionPlan | None, logits: Tensor) -> Rou
 
     layer, rows = Layer(0, TopKConfig(top_k=shape.top_k, renormalize=True), None), logits.shape[1]
     step = Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=logits.device)))
-    layer.current.frame = Frame(step.key, "policy", Running([step], [Assignment(plan)]))
+    layer.current_frame.frame = Frame(step.key, "policy", ModelForward([step], [Assignment(plan)]))
 
     def route(number: int, hidden: Tensor) -> Any:
         if plan is None:

@@ -47,7 +47,7 @@ def describe(case: tuple[Method, str, Convention]) -> str:
 def test_each_layers_own_runner_says_how_its_empty_slots_are_taken(case, read):
     method, output_format, convention = case
     (layer,) = read([config(FORMATS[output_format])], 1, method=method)
-    assert (layer.convention, layer.routes_itself) == (convention, output_format != "STANDARD")
+    assert (layer.convention, layer.runner_ranks_logits) == (convention, output_format != "STANDARD")
     assert layer.slots.empty == (convention == DROPPED)
     (layer,) = read([config(FORMATS[output_format])], 1, method=method, ep_dispatch_algorithm="static")
     assert layer.renumbers
@@ -174,4 +174,4 @@ def test_older_releases_keep_the_runner_in_the_method_its_scheme_or_a_kernel():
 def test_a_dispatcher_leaves_out_what_its_runner_would_not(changes, renumbers, read):
     """Whatever runs the experts, which gets what was dispatched: of Triton's kernels alone a slot would be filled."""
     (layer,) = read([config()], runners=1, moe_a2a_backend="deepep", **{"ep_size": 4, **changes})
-    assert (layer.convention, layer.renumbers, layer.routes_itself) == (DROPPED, renumbers, False)
+    assert (layer.convention, layer.renumbers, layer.runner_ranks_logits) == (DROPPED, renumbers, False)

@@ -7,7 +7,7 @@ from itertools import groupby
 import pytest
 
 from depth.simulation import CANDIDATES
-from sglang_xshare.depth.decision import BLOCK, HISTORY, PERIOD, RETRIAL, SOON, TRIAL, Depths, Size, choose
+from sglang_xshare.depth.decision import BLOCK, HISTORY, PERIOD, RETRIAL, SOON, TRIAL, Depths, SizeState, choose
 
 TOKENS = [1.0, 1.8, 2.4, 2.9]
 LEVEL = dict.fromkeys(CANDIDATES, 1.0)
@@ -30,22 +30,24 @@ def test_the_depth_with_most_tokens_per_second_wins_by_more_than_2_percent(secon
     assert choose(TOKENS, seconds, depth) == chosen
 
 
-def run(size: Size, steps: int, tokens: list[float] | None = None, times: dict[int, float] | None = None) -> list[int]:
+def run(
+    state: SizeState, steps: int, tokens: list[float] | None = None, times: dict[int, float] | None = None
+) -> list[int]:
     """The depths of so many steps, each of which completes with its time before the next."""
     used = []
     for _ in range(steps):
-        used.append(size.current)
+        used.append(state.current)
         if times is not None:
-            size.time(size.current, [times[size.current]])
-        if size.count(size.current):
-            size.decide(tokens or [1.0] * 8)
+            state.update_times(state.current, [times[state.current]])
+        if state.count(state.current):
+            state.decide(tokens or [1.0] * 8)
     return used
 
 
-def make(depth: int = 3) -> Size:
-    size = Size(CANDIDATES, depth)
-    size.decide([1.0] * 8)
-    return size
+def make(depth: int = 3) -> SizeState:
+    state = SizeState(CANDIDATES, depth)
+    state.decide([1.0] * 8)
+    return state
 
 
 EXPLORED = BLOCK + (len(CANDIDATES) - 1) * (TRIAL + BLOCK)
@@ -64,9 +66,9 @@ def test_every_candidate_without_a_time_has_8_verifications_neighbours_first_bet
 
 
 def test_neighbours_of_the_depth_in_use_have_4_verifications_in_every_256():
-    size = make()
-    run(size, EXPLORED + 4 * PERIOD, times=LEVEL)
-    used = run(size, 4 * PERIOD, times=LEVEL)
+    state = make()
+    run(state, EXPLORED + 4 * PERIOD, times=LEVEL)
+    used = run(state, 4 * PERIOD, times=LEVEL)
     assert {depth: used.count(depth) for depth in set(used)} == {
         1: pytest.approx(4 * RETRIAL, abs=RETRIAL),
         5: pytest.approx(4 * RETRIAL, abs=RETRIAL),
@@ -76,13 +78,13 @@ def test_neighbours_of_the_depth_in_use_have_4_verifications_in_every_256():
 
 def test_a_new_depth_is_compared_with_its_neighbours_sooner():
     """A choice by few steps may be wrong, and a change of the text is followed from neighbour to neighbour."""
-    size = make(depth=0)
-    run(size, EXPLORED + 8 * PERIOD, times=LEVEL)
-    assert size.depth == 0
+    state = make(depth=0)
+    run(state, EXPLORED + 8 * PERIOD, times=LEVEL)
+    assert state.depth == 0
     one_pays = [1.0, 1.4, *[1.0] * 6]
-    while size.depth == 0:
-        run(size, 1, one_pays, LEVEL)
-    blocks = count_blocks(run(size, 2 * PERIOD, one_pays, LEVEL))
+    while state.depth == 0:
+        run(state, 1, one_pays, LEVEL)
+    blocks = count_blocks(run(state, 2 * PERIOD, one_pays, LEVEL))
     assert blocks[:2] == [(1, BLOCK), (3, RETRIAL)], "not used for long"
     last: dict[int, int] = {}
     waits, clock = [], 0
@@ -98,12 +100,12 @@ def test_a_new_depth_is_compared_with_its_neighbours_sooner():
 
 def test_a_trial_without_a_time_is_not_repeated_before_a_period_has_passed():
     """Prefills between the steps of a trial: it is not timed, and the server must not try for ever."""
-    size = make()
-    size.time(3, [1.0])
-    blocks = count_blocks(run(size, EXPLORED))
+    state = make()
+    state.update_times(3, [1.0])
+    blocks = count_blocks(run(state, EXPLORED))
     assert blocks[1::2] == [(depth, TRIAL) for depth in (1, 5, 0, 7)]
-    assert set(run(size, PERIOD - EXPLORED)) == {3}
-    assert set(run(size, PERIOD)) == {*CANDIDATES}
+    assert set(run(state, PERIOD - EXPLORED)) == {3}
+    assert set(run(state, PERIOD)) == {*CANDIDATES}
 
 
 def test_without_a_time_of_the_depth_in_use_there_is_nothing_to_try():
@@ -115,7 +117,7 @@ def serve(depths: Depths, size: int, steps: int, times: dict[int, float]) -> lis
     used, state = [], depths.find(size)
     for _ in range(steps):
         used.append(state.current)
-        state.time(state.current, [times[state.current]])
+        state.update_times(state.current, [times[state.current]])
         if depths.count(size, state.current, [state.current]):
             depths.decide(size)
     return used
@@ -128,7 +130,7 @@ def test_a_batch_size_borrows_the_times_of_the_nearest_one_of_at_most_twice_as_m
     # Of 16 requests depths have another ratio, so a time that was borrowed there would show.
     for size, taken in ((4, alike), (16, {depth: 99.0 * (1 + depth) ** 1.01 for depth in CANDIDATES})):
         assert set(serve(depths, size, EXPLORED, taken)) == {*CANDIDATES}
-        depths.sizes[size].depth = 3
+        depths.states[size].depth = 3
     slower = {depth: 1.5 * seconds for depth, seconds in alike.items()}
     assert set(serve(depths, 8, SOON, slower)) == {3}
     assert depths._borrow(8) == pytest.approx({depth: slower[depth] for depth in (0, 1, 5, 7)}), "4 is nearer than 16"
@@ -138,56 +140,56 @@ def test_a_batch_size_borrows_the_times_of_the_nearest_one_of_at_most_twice_as_m
 
 
 def test_a_time_is_the_median_so_that_a_step_that_waited_counts_no_more_than_another():
-    size = make()
-    size.time(3, [1.0, 1.1, 0.9, 50.0, 1.0])
-    assert size.seconds == {3: 1.0}
+    state = make()
+    state.update_times(3, [1.0, 1.1, 0.9, 50.0, 1.0])
+    assert state.seconds == {3: 1.0}
 
 
 def test_the_depth_in_use_shows_how_much_slower_all_steps_are_than_before():
-    size = make()
+    state = make()
     for depth, seconds in ((3, 1.0), (5, 2.0)):
-        size.time(depth, [seconds] * HISTORY)
-    size.decide([1.0] * 5 + [3.0] * 3)
-    assert size.depth == 5
-    size.time(5, [2.2] * HISTORY)
-    assert size.seconds == {3: 1.0, 5: pytest.approx(2.2)}, "the first block of a depth corrects that depth alone"
-    size.decide([1.0] * 5 + [3.0] * 3)
-    size.time(5, [3.3] * HISTORY)
-    assert size.seconds == {3: pytest.approx(1.5), 5: pytest.approx(3.3)}
-    size.time(3, [1.2] * HISTORY)
-    assert size.seconds == {3: pytest.approx(1.2), 5: pytest.approx(3.3)}, "a trial is of its depth alone"
+        state.update_times(depth, [seconds] * HISTORY)
+    state.decide([1.0] * 5 + [3.0] * 3)
+    assert state.depth == 5
+    state.update_times(5, [2.2] * HISTORY)
+    assert state.seconds == {3: 1.0, 5: pytest.approx(2.2)}, "the first block of a depth corrects that depth alone"
+    state.decide([1.0] * 5 + [3.0] * 3)
+    state.update_times(5, [3.3] * HISTORY)
+    assert state.seconds == {3: pytest.approx(1.5), 5: pytest.approx(3.3)}
+    state.update_times(3, [1.2] * HISTORY)
+    assert state.seconds == {3: pytest.approx(1.2), 5: pytest.approx(3.3)}, "a trial is of its depth alone"
 
 
 def test_a_retrial_counts_as_its_part_of_the_latest_8_steps():
-    size = make()
-    size.time(5, [1.0] * 4)
-    size.time(5, [1.44] * 4)
-    assert size.seconds == {5: pytest.approx(1.2)}, "of equal parts the geometric mean"
-    size.time(5, [1.2 * 1.21**2] * 4)
-    assert size.seconds == {5: pytest.approx(1.2 * 1.21)}
+    state = make()
+    state.update_times(5, [1.0] * 4)
+    state.update_times(5, [1.44] * 4)
+    assert state.seconds == {5: pytest.approx(1.2)}, "of equal parts the geometric mean"
+    state.update_times(5, [1.2 * 1.21**2] * 4)
+    assert state.seconds == {5: pytest.approx(1.2 * 1.21)}
 
 
 def test_a_smoothed_time_doubles_at_most_at_once():
     """Two of three steps may have waited, for example for a kernel that is compiled at a new width."""
-    size = make()
-    size.time(3, [1.0] * HISTORY)
-    size.time(3, [50.0] * HISTORY)
-    assert size.seconds == {3: 2.0}
-    size.time(3, [0.1] * HISTORY)
-    assert size.seconds == {3: 1.0}
+    state = make()
+    state.update_times(3, [1.0] * HISTORY)
+    state.update_times(3, [50.0] * HISTORY)
+    assert state.seconds == {3: 2.0}
+    state.update_times(3, [0.1] * HISTORY)
+    assert state.seconds == {3: 1.0}
 
 
 def test_steps_launched_before_the_last_decision_end_no_block():
-    size = make()
-    assert not any(size.count(1) for _ in range(BLOCK))
-    assert size.left == BLOCK
-    assert [size.count(3) for _ in range(BLOCK)] == [False] * (BLOCK - 1) + [True]
+    state = make()
+    assert not any(state.count(1) for _ in range(BLOCK))
+    assert state.left == BLOCK
+    assert [state.count(3) for _ in range(BLOCK)] == [False] * (BLOCK - 1) + [True]
 
 
 def test_a_new_batch_size_begins_with_the_depth_of_the_nearest():
     depths = Depths(lambda size: (0, 1) if size >= 32 else CANDIDATES, 7, start=3)
     assert depths.find(8).depth == 3
-    depths.sizes[8].depth = 5
+    depths.states[8].depth = 5
     assert depths.find(6).depth == 5
     assert depths.find(64).depth == 1, "the candidate that is nearest"
 
@@ -197,29 +199,29 @@ def test_forgotten_times_leave_depths_and_shares():
     depths.find(2)
     for _ in range(TRIAL):
         depths.count(2, 3, [2, 3])
-        depths.sizes[2].time(3, [1.0])
-    shares, depths.sizes[2].depth = depths.shares.shares, 5
+        depths.states[2].update_times(3, [1.0])
+    shares, depths.states[2].depth = depths.shares.shares, 5
     depths.forget_times()
-    assert (depths.shares.shares, depths.sizes[2].depth, depths.sizes[2].seconds) == (shares, 5, {})
-    assert (depths.sizes[2].current, depths.sizes[2].left) == (5, BLOCK), "measured again, the depth in use first"
+    assert (depths.shares.shares, depths.states[2].depth, depths.states[2].seconds) == (shares, 5, {})
+    assert (depths.states[2].current, depths.states[2].left) == (5, BLOCK), "measured again, the depth in use first"
 
 
 def test_one_candidate_is_never_left():
-    size = Size((0,), 0)
-    size.decide([1.0])
-    assert set(run(size, 600, [1.0], {0: 1.0})) == {0}
+    state = SizeState((0,), 0)
+    state.decide([1.0])
+    assert set(run(state, 600, [1.0], {0: 1.0})) == {0}
 
 
 def test_deciding_takes_at_most_20_us_a_step():
     """The mean processor time of a step, with 16 requests and 5 candidates that have all their times."""
     depths = Depths(lambda size: CANDIDATES, 7, start=7)
-    size = depths.find(16)
+    state = depths.find(16)
     for depth in CANDIDATES:
-        size.time(depth, [0.01] * BLOCK)
+        state.update_times(depth, [0.01] * BLOCK)
 
     def step() -> None:
         if depths.count(16, 7, [3] * 16):
-            size.time(7, [0.01] * BLOCK)
+            state.update_times(7, [0.01] * BLOCK)
             depths.decide(16)
 
     taken = min(timeit.repeat(step, number=1000, repeat=5, timer=time.process_time)) / 1000

@@ -96,7 +96,7 @@ def test_every_depth_is_built_for_all_sizes(flag):
 def test_a_batch_counts_for_the_captured_size_that_it_runs_in(requests, size):
     policy = make(captured=[1, 2, 4, 8]).params
     policy.get_steps_for_batch(requests)
-    assert list(policy.depths.sizes) == [size]
+    assert list(policy.depths.states) == [size]
 
 
 @pytest.mark.parametrize("flag", [None, [1, 2, 4, 8, 16, 24, 64, 128]])
@@ -109,7 +109,7 @@ def test_a_batch_has_the_candidates_that_sglang_has_for_its_captured_size(captur
     for requests, candidates in ((4, (0, 1, 3, 5, 7)), (17, (0, 1, 3)), (24, (0, 1, 3)), (33, (0, 1)), (64, (0,))):
         policy.get_steps_for_batch(requests)
         size = policy._launched[-1].size
-        assert policy.depths.sizes[size].candidates == candidates, requests
+        assert policy.depths.states[size].candidates == candidates, requests
         assert size == next((one for one in captured if one >= requests), size)
 
 
@@ -122,7 +122,7 @@ def test_eager_sizes_share_times_only_with_the_same_candidates(tmp_path):
     for requests, size, candidates in ((23, 16, (0, 1, 3, 5)), (24, 24, (0,)), (31, 31, (0,)), (33, 32, (0,))):
         policy.get_steps_for_batch(requests)
         assert policy._launched[-1].size == size
-        assert policy.depths.sizes[size].candidates == candidates
+        assert policy.depths.states[size].candidates == candidates
 
 
 def test_more_accepted_drafts_than_a_launch_has_are_another_step_s():
@@ -141,7 +141,7 @@ def test_results_are_those_of_the_step_that_was_launched_first():
         launch(controller, 2)
         complete(controller, 2, accepted=3)
     assert launch(controller, 2) == 1, "the next trial"
-    controller.params.depths.sizes[2].trial = 7
+    controller.params.depths.states[2].trial = 7
     assert launch(controller, 2) == 7
     complete(controller, 2, accepted=1)  # of one draft, not of 7 drafts of which one was accepted
     assert controller.params.depths.shares.shares[0] == 1.0
@@ -166,12 +166,12 @@ def test_a_switch_of_the_policy_forgets_the_times_and_keeps_the_acceptance():
     server = Simulation(options={"count_switches": lambda: switches[0]})
     server.serve(TRAFFIC, 300)
     depths = server.policy.depths
-    shares, depth = depths.shares.shares, depths.sizes[2].depth
-    assert len(depths.sizes[2].seconds) == len(CANDIDATES)
+    shares, depth = depths.shares.shares, depths.states[2].depth
+    assert len(depths.states[2].seconds) == len(CANDIDATES)
     switches[0] = 1
     server.policy.get_steps_for_batch(2)
-    assert depths.sizes[2].seconds == {}
-    assert (depths.shares.shares, depths.sizes[2].depth) == (shares, depth)
+    assert depths.states[2].seconds == {}
+    assert (depths.shares.shares, depths.states[2].depth) == (shares, depth)
 
 
 def test_each_timed_step_counts_in_one_decision():
@@ -181,7 +181,7 @@ def test_each_timed_step_counts_in_one_decision():
         shared.append(own)
         return own
 
-    server = Simulation(noise=0.03, options={"share": share})
+    server = Simulation(noise=0.03, options={"take_first_ranks": share})
     server.serve(TRAFFIC, 200)
     seconds = [one for own in shared for one in own]
     assert len(set(seconds)) == len(seconds) > 100

@@ -27,7 +27,7 @@ def served(monkeypatch):
     monkeypatch.setattr(report_module, "is_first_rank", lambda: True)
     server = Simulation(noise=0.0)
     server.serve(Traffic(2, WELL, costs(10e-3, 1e-3)), 400)
-    server.policy.depths.sizes[2].depth = 5
+    server.policy.depths.states[2].depth = 5
     return DepthReport(server.policy)
 
 
@@ -69,7 +69,7 @@ def test_metrics_are_those_of_the_depth_in_use(served, monkeypatch):
     served.publish(make_reporter())
     assert (read("draft_depth"), read("draft_step_seconds")) == (5, pytest.approx(0.015, abs=1e-5))
     assert read("draft_tokens") == served.describe()["batch_sizes"][0]["tokens"]
-    served.policy.depths.sizes[2].depth = 3
+    served.policy.depths.states[2].depth = 3
     served.publish(make_reporter())
     assert read("draft_depth") == 5, "an idle server has nothing new"
     served.policy.verifications += 1
@@ -149,7 +149,7 @@ def test_sglang_keeps_its_policy_unless_ours_is_on(monkeypatch):
     policy = choose(expert_policy_draft_depth="throughput")(initial_steps=3, cfg_path="adaptive.json")
     assert hooks._depth is not None
     assert hooks._depth.policy is policy
-    assert policy._share is share_first, "ranks that decide by their own times wait for each other forever"
+    assert policy._take_first_ranks is share_first, "ranks that decide by their own times wait for each other forever"
     stage = SimpleNamespace(switches=0, acceptance=None)
     monkeypatch.setattr(hooks, "_stage", stage)
     policy = choose(expert_policy="xshare")(initial_steps=3, cfg_path="adaptive.json")

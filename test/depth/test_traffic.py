@@ -75,7 +75,7 @@ def test_prefills_and_their_launches_are_in_no_time():
         if number % 3 == 0:
             server.prefill(1.0)
         server.step(traffic)
-    seconds = server.policy.depths.sizes[4].seconds
+    seconds = server.policy.depths.states[4].seconds
     # Steps that wait, one in 200, count for little; a prefill takes 60 times as long.
     assert seconds == pytest.approx({depth: traffic.seconds(depth) for depth in seconds}, rel=0.2)
     assert set(seconds) == set(CANDIDATES)
@@ -86,9 +86,9 @@ def test_a_step_of_another_batch_size_between_two_is_in_no_time():
     server = Simulation(noise=0.0)
     for number in range(900):
         server.step(one if number % 4 else other)
-    seconds = server.policy.depths.sizes[1].seconds
+    seconds = server.policy.depths.states[1].seconds
     assert seconds == pytest.approx({depth: one.seconds(depth) for depth in seconds})
-    assert server.policy.depths.sizes[8].seconds == {}, "no two of them in a row"
+    assert server.policy.depths.states[8].seconds == {}, "no two of them in a row"
 
 
 def test_ranks_with_other_clocks_decide_alike_by_the_times_of_the_first():
@@ -109,9 +109,9 @@ def test_ranks_with_other_clocks_decide_alike_by_the_times_of_the_first():
         return used
 
     # The same requests on both, by the same seed; what is drawn for the noise has no effect on them.
-    first = serve(0.0, share=send)
+    first = serve(0.0, take_first_ranks=send)
     queue = iter(sent)
-    assert serve(0.0, share=lambda own: next(queue), clock=lambda: 0.0) == first
+    assert serve(0.0, take_first_ranks=lambda own: next(queue), clock=lambda: 0.0) == first
     assert next(queue, None) is None, "both share at the same count of verifications"
     assert serve(0.0, clock=iter(range(10**6)).__next__) != first, "by its own times it decides otherwise"
 
@@ -138,8 +138,8 @@ def test_a_batch_size_whose_steps_never_follow_one_another_has_the_depth_of_the_
     server = Simulation()
     server.step(few)
     server.serve(many, 400)
-    assert [server.policy.depths.sizes[size].depth for size in (12, 16)] == [3, 0]
+    assert [server.policy.depths.states[size].depth for size in (12, 16)] == [3, 0]
     for _ in range(32):
         server.prefill(20e-3)
         server.step(few)
-    assert server.policy.depths.sizes[12].depth == 0
+    assert server.policy.depths.states[12].depth == 0

@@ -59,7 +59,7 @@ def test_what_no_batch_reaches_is_warned_of_before_the_first_request(limits, war
     assert (asked.get()["limits"]["batches"], asked.get()["limits"]["most_rows"]) == ("at most 16", 16)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == (warned is not None)
-    line = f"--expert-policy xshare: {warned}: no step of this server has a number of rows in this range (at most 16)"
+    line = f"--expert-policy xshare: {warned}: this server's steps have other numbers of rows (at most 16)"
     assert warned is None or warnings[0].startswith(line)
 
 

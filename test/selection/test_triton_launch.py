@@ -67,7 +67,7 @@ def test_a_layer_of_the_stage_is_one_launch(kernel, monkeypatch, shared, masked)
     keys = {"correction_bias": torch.zeros(128), **groups} if shared else {}
     monkeypatch.setattr("sglang_xshare.stage.layer.num_shared_slots", lambda config: shared)
     config = TopKConfig(top_k=8 + shared, renormalize=True, **keys)
-    layer = Layer(0, config, None, convention=MASKED if masked else FILLED, routes_itself=masked)
+    layer = Layer(0, config, None, convention=MASKED if masked else FILLED, runner_ranks_logits=masked)
     put_in_step(layer, spell("xshare"), Step("decode", 16, Batch(torch.ones(16, dtype=torch.bool))))
     monkeypatch.setattr(selection, "_choose_backend", lambda *args: "triton")
     logits = torch.zeros(16, 128)

@@ -13,7 +13,7 @@ from sglang_xshare.policies.plan import SelectionPlan
 from sglang_xshare.policies.schedule import Schedule
 from sglang_xshare.stage.acceptance import Acceptance
 from sglang_xshare.stage.exact import Exact
-from sglang_xshare.stage.frame import Assignment, CurrentFrame, Frame, Running
+from sglang_xshare.stage.frame import Assignment, CurrentFrame, Frame, ModelForward
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.record.interval import OUTCOMES
 from sglang_xshare.stage.stage import Stage
@@ -72,8 +72,11 @@ class Model:
 
 def bind(model: Any, **options: Any) -> list[Layer]:
     """The layers of a model, whose routers have the configs that carry them."""
-    current = CurrentFrame()
-    layers = [Layer(n, config, None, current=current, number=n, **options) for n, config in enumerate(model.configs)]
+    current_frame = CurrentFrame()
+    layers = [
+        Layer(n, config, None, current_frame=current_frame, index=n, **options)
+        for n, config in enumerate(model.configs)
+    ]
     model.configs = [layer.plain_config for layer in layers]
     return layers
 
@@ -87,11 +90,11 @@ def make_stage(layers: list[Layer], schedule: Schedule | None, batches: Batches 
     return Stage(layers, schedule, batches=batches, exact=exact, acceptance=Acceptance(), **given)
 
 
-def put_in_step(layer: Layer, plan: SelectionPlan | None, step: Step) -> Running:
+def put_in_step(layer: Layer, plan: SelectionPlan | None, step: Step) -> ModelForward:
     """Put a layer that is alone into a forward in which it has this plan and step."""
-    running = Running([step], [Assignment(plan)])
-    layer.current.frame = Frame(step.key, "policy", running)
-    return running
+    model_forward = ModelForward([step], [Assignment(plan)])
+    layer.current_frame.frame = Frame(step.key, "policy", model_forward)
+    return model_forward
 
 
 def forward_batch(mode: str, rows: int, batch_size: int | None = None, padding: int = 0) -> SimpleNamespace:
@@ -170,7 +173,7 @@ def allows_graph(rows: int) -> bool:
     before = hooks.allows_graph(batch)
     installed.begin_forward(batch)
     allowed = hooks.allows_graph(batch)
-    installed.current.frame = None
+    installed.current_frame.frame = None
     assert before == allowed
     return allowed
 

@@ -72,15 +72,15 @@ def put(monkeypatch, model, policy="xshare", trace=None, device="cpu", **keys):
     monkeypatch.setattr(hooks, "_stage", None)
     monkeypatch.setattr("sglang_xshare.stage.switch.show_plan", lambda plan: None)
     monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
-    current = CurrentFrame()
+    current_frame = CurrentFrame()
     layers = [
         Layer(
             number,
             config,
             None,
             paging=find_paging(SimpleNamespace(quant_method=paging)),
-            current=current,
-            number=number,
+            current_frame=current_frame,
+            index=number,
         )
         for number, (config, paging) in enumerate(zip(model.configs, model.paging, strict=True))
     ]

@@ -130,7 +130,7 @@ def run(case: Case) -> dict[str, Any]:
         None,
         convention=case.convention,
         renumbers=renumbers,
-        routes_itself=masked,
+        runner_ranks_logits=masked,
         recorded=not masked,
     )
     plan = build_plan(PLANS[case.plan])

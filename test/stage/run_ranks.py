@@ -68,8 +68,11 @@ def serve(case: Case, rank: int) -> dict[str, Any]:
     schedule = build_schedule(case.policy, case.keys, any(load.mode == "verify" for load in case.loads))
     assert schedule is not None
     configs = [router.topk_config for router in routers]
-    current = CurrentFrame()
-    layers = [Layer(n, config, None, convention=DROPPED, current=current, number=n) for n, config in enumerate(configs)]
+    current_frame = CurrentFrame()
+    layers = [
+        Layer(n, config, None, convention=DROPPED, current_frame=current_frame, index=n)
+        for n, config in enumerate(configs)
+    ]
     for router, layer in zip(routers, layers, strict=True):
         router.topk_config = layer.plain_config
     ranks = Ranks(*find_rank(), EXPERTS, schedule.rows == "batch")

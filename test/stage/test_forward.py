@@ -45,7 +45,7 @@ def test_no_frame_outlives_its_forward(attach):
     for model.error in (None, RuntimeError("out of memory")):
         with pytest.raises(RuntimeError, match="out of memory") if model.error else nullcontext():
             model_runner.forward(forward_batch("decode", 4))
-        assert hooks._stage.current.frame is None
+        assert hooks._stage.current_frame.frame is None
 
 
 def test_a_router_without_rows_selects_with_the_others_before_it_answers():

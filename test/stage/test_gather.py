@@ -53,9 +53,9 @@ def test_a_rank_without_rows_takes_part_in_the_step_of_the_others(gather, monkey
     monkeypatch.setattr(GATHER, lambda own, ranks: sent.append(own) or own.repeat(2, 1))
     layer = Layer(0, Config(), None)
     step = Step("decode", 4, Batch(), gather)
-    running = put_in_step(layer, build_plan("xshare", k0=1, add=2), step)
+    model_forward = put_in_step(layer, build_plan("xshare", k0=1, add=2), step)
     layer.join(EXPERTS, "cpu")
-    assert running.selections[0].topk_ids.shape == (4, layer.router.top_k)
+    assert model_forward.selections[0].topk_ids.shape == (4, layer.router.top_k)
     assert len(sent) == (gather is not None)
 
 

@@ -11,7 +11,7 @@ from sglang_xshare.policies.bounds import open_up
 from sglang_xshare.policies.plan import SelectionPlan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, encode
-from sglang_xshare.stage.frame import Assignment, CurrentFrame, Frame, Running
+from sglang_xshare.stage.frame import Assignment, CurrentFrame, Frame, ModelForward
 from sglang_xshare.stage.graphs import Graphs, describe_misfits
 from sglang_xshare.stage.in_force import InForce
 from sglang_xshare.stage.lane import Lane, make_lanes
@@ -41,8 +41,8 @@ def make_plans(keys: dict[str, Any]) -> InForce:
 
 def make_layers(count: int) -> list[Layer]:
     """Layers of one stage."""
-    current = CurrentFrame()
-    return [Layer(number, Config(), None, current=current, number=number) for number in range(count)]
+    current_frame = CurrentFrame()
+    return [Layer(number, Config(), None, current_frame=current_frame, index=number) for number in range(count)]
 
 
 def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, InForce, list[Layer]]:
@@ -57,14 +57,14 @@ def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, InForce,
 
 def run(graphs: Graphs, plans: InForce, layers: list[Layer], step: Step) -> None:
     """An eager step, which reads no buffer."""
-    running = Running([step] * len(layers), replace(plans, layers=layers).assign(step.key))
-    layers[0].current.frame = Frame(step.key, "policy", running)
-    for layer, assignment in zip(layers, running.assignments, strict=True):
+    model_forward = ModelForward([step] * len(layers), replace(plans, layers=layers).assign(step.key))
+    layers[0].current_frame.frame = Frame(step.key, "policy", model_forward)
+    for layer, assignment in zip(layers, model_forward.assignments, strict=True):
         plan = assignment.plan
         assert (plan, assignment.buffer) == (plans.find(layer, step.key).plan, None)
         chosen = None if plan is None else layer.select(torch.zeros(step.rows, EXPERTS), plan)
-        running.selections[layer.number] = chosen
-    graphs.prepare(layers, step, running)
+        model_forward.selections[layer.index] = chosen
+    graphs.prepare(layers, step, model_forward)
 
 
 def record(graphs: Graphs, plans: InForce, layers: list[Layer], rows: int) -> list[Assignment]:

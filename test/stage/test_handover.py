@@ -200,8 +200,8 @@ def test_an_alignment_that_is_not_taken_is_not_written_again(aligns):
     assert align(route(layer), 64)[1] == 1
     assert not handover.is_wanted(layer, ROWS)
     assert align(route(layer))[1] == 1
-    assert layer.running.selections[0] is not None
-    assert layer.running.selections[0].alignment is None
+    assert layer.model_forward.selections[0] is not None
+    assert layer.model_forward.selections[0].alignment is None
     handover._untaken.clear()
     assert align(route(layer))[1] == 0
     assert handover.is_wanted(layer, ROWS)

@@ -78,7 +78,7 @@ def forward(monkeypatch):
         torch.nn.Module.__init__(module)
         vars(module).update(topk_config=config, layer_id=0, is_draft=True, waterfill_balancer=None)
         module.enable_waterfill = False
-        layer = Layer(0, config, None, convention=convention, routes_itself=True)
+        layer = Layer(0, config, None, convention=convention, runner_ranks_logits=True)
         put_in_step(layer, build_plan("oea", k0=1), Step("decode", len(logits), Batch()))
         module.topk_config = layer.plain_config
         monkeypatch.setattr(hooks, "_stage", object() if on else None)
@@ -100,8 +100,8 @@ def test_upstream_hands_the_masked_logits_to_a_runner_that_ranks_them(output_for
     # FlashInfer's kernel gets them as bfloat16 and must find there what was chosen.
     assert seen.dtype == (torch.float32 if output_format == "TRITON_KERNEL" else torch.bfloat16)
     weights, ids = route(seen, 4)
-    assert set(ids[weights > 0].tolist()) <= set(layer.running.selections[0].active.nonzero().flatten().tolist())
-    assert layer.running.selections[0].vanilla_active.sum() > layer.running.selections[0].active.sum()
+    assert set(ids[weights > 0].tolist()) <= set(layer.model_forward.selections[0].active.nonzero().flatten().tolist())
+    assert layer.model_forward.selections[0].vanilla_active.sum() > layer.model_forward.selections[0].active.sum()
     found, _ = forward(output_format, MASKED, logits, on=False)
     assert (found.gate_scal if output_format == "TRITON_KERNEL" else found.raw_router_logits) is logits, "off means off"
 
@@ -122,8 +122,8 @@ def test_upstream_hands_over_what_routing_would_return(slots, forward, monkeypat
     out = select(logits, build_plan("oea", k0=1), Router(top_k=4), Batch(), slots=slots)
     assert torch.equal(ids, out.topk_ids)
     assert torch.equal(weights, out.topk_weights)
-    assert layer.running.selections[0].masked_logits is None
-    assert torch.equal(layer.running.selections[0].active, out.active)
+    assert layer.model_forward.selections[0].masked_logits is None
+    assert torch.equal(layer.model_forward.selections[0].active, out.active)
     forward("BYPASSED", MASKED, logits)
     assert asked == [4], "FlashInfer's kernel ranks logits"
     layer.router = replace(layer.router, scaling=2.5)
@@ -136,7 +136,7 @@ def test_upstream_hands_ids_to_a_runner_that_would_route_itself(forward):
     logits = torch.randn(6, 32)
     found, layer = forward("BYPASSED", DROPPED, logits)
     assert type(found).__name__ == "StandardTopKOutput"
-    assert torch.equal(found.topk_ids, layer.running.selections[0].topk_ids)
-    assert torch.equal(found.topk_weights, layer.running.selections[0].topk_weights)
+    assert torch.equal(found.topk_ids, layer.model_forward.selections[0].topk_ids)
+    assert torch.equal(found.topk_weights, layer.model_forward.selections[0].topk_weights)
     found, _ = forward("BYPASSED", DROPPED, logits, on=False)
     assert type(found).__name__ == "BypassedTopKOutput", "prefill stays in the runner"

@@ -13,7 +13,7 @@ import torch
 from sglang_xshare import Batch, hooks, select
 from sglang_xshare.compatibility.paging import fits
 from sglang_xshare.selection.triton_kernel.budgets import encode
-from sglang_xshare.stage.frame import Running
+from sglang_xshare.stage.frame import ModelForward
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.paged import SlotsExceeded
 from sglang_xshare.stage.record.counters import Reader
@@ -257,8 +257,8 @@ def test_captured_anew_while_it_is_not_replayed_a_step_keeps_its_promise(monkeyp
     monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: False)
     capture(monkeypatch, stage, model, 8)
     switch(stage, None, REPORTER)
-    frames, check = [], Running.check
-    monkeypatch.setattr(Running, "check", lambda frame, layer_ids: frames.append(frame) or check(frame, layer_ids))
+    frames, check = [], ModelForward.check
+    monkeypatch.setattr(ModelForward, "check", lambda frame, layer_ids: frames.append(frame) or check(frame, layer_ids))
     capture(monkeypatch, stage, model, 8)
     assert all(chosen is not None for chosen in frames[-1].selections)
     assert all(assignment.fits for assignment in frames[-1].assignments)

@@ -45,7 +45,7 @@ def find_layers(model_runner: Any) -> tuple[Arguments, list[Layer]] | None:
         layers = read_layers(model_runner, arguments)
     except ExpertPolicyError as error:
         end_refused(error, resolved(model_runner.server_args))
-    keep_sums(model_runner.model, {layer.layer_id for layer in layers if layer.routes_itself})
+    keep_sums(model_runner.model, {layer.layer_id for layer in layers if layer.runner_ranks_logits})
     return arguments, layers
 
 
@@ -78,7 +78,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
     placement = read_placement(model_runner)
     paging = {numbers[name]: find_paging(module) for name, module in experts.items()}
     layers: list[Layer] = []
-    current = CurrentFrame()
+    current_frame = CurrentFrame()
     for name, module in routers.items():
         number, topk_config = numbers[name], module.topk_config
         try:
@@ -88,9 +88,9 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
             runner = runners.get(number, TRITON)  # DeepSeek's first model has no FusedMoE at all
             options = _read_options(runner, output_format, topk_config, config)
             recorded, pool = config.enable_return_routed_experts, paging.get(number)
-            options |= {"recorded": recorded, "paging": pool, "current": current, "number": len(layers)}
+            options |= {"recorded": recorded, "paging": pool, "current_frame": current_frame, "index": len(layers)}
             layer = Layer(number, topk_config, placement, **options)
-            if recorded and layer.routes_itself:
+            if recorded and layer.runner_ranks_logits:
                 raise ValueError(
                     f"MoE runner {runner.name} ranks the logits itself, so --enable-return-routed-experts would "
                     "return nothing; use --moe-runner-backend triton"
@@ -137,7 +137,7 @@ def _read_options(runner: Runner, output_format: str, topk_config: Any, config: 
     return {
         "convention": runner.convention,
         "renumbers": config.ep_dispatch_algorithm is not None or looked_up,
-        "routes_itself": output_format != "standard",
+        "runner_ranks_logits": output_format != "standard",
         "takes_kmax": runner.takes_kmax,
     }
 

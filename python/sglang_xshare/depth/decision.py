@@ -16,9 +16,10 @@ RETRIAL, PERIOD = 4, 256
 batch size between two trials of one depth.
 """
 SOON, SLOWER = 32, 1.5
-"""The first period after a change of the depth, and the factor by which each next period is longer, up to PERIOD. Short
-periods soon correct a wrong choice from few steps: in 600 simulated verifications after a change (6 % noise, 10 %
-drift), the slowest tenth of the servers reached 0.96 of the best speed, and 0.91 with PERIOD from the start.
+"""The first period after a change of the depth, and the factor by which each next period is longer, up to PERIOD. A
+choice from few steps may be wrong; short periods correct it soon. In 600 simulated verifications after a change (6 %
+noise, 10 % drift) the slowest tenth of the servers reached 0.96 of the best speed; had PERIOD applied from the start,
+0.91.
 """
 BLOCK = 16
 """Verifications of the chosen depth between two decisions, and so between two trials."""
@@ -26,8 +27,8 @@ HISTORY = 8
 """Steps that the smoothed time of a depth covers: about three retrials, each of which times 3 of its 4 steps."""
 NEAR = 2
 """The largest ratio of two batch sizes if one borrows the times of the other. Some of 16 concurrent requests end before
-others, so batches of 9 to 15 come and go. While each of these sizes made 4 trials of 8 verifications of its own, a
-server reached only 0.89 to 0.93 of the best depth's speed, for three rounds.
+others, so batches of 9 to 15 come and go. Without borrowing, each of these sizes made 4 trials of 8 verifications, and
+a server reached only 0.89 to 0.93 of the best depth's speed for three rounds of the benchmark.
 """
 CHANGE = 2.0
 """The largest factor of one update of a smoothed time: the median of few steps may be a step that waited."""
@@ -49,7 +50,7 @@ def choose(tokens: Sequence[float], seconds: Mapping[int, float], depth: int) ->
 
 
 @dataclass
-class Size:
+class SizeState:
     """The depth of one batch size, and the smoothed times of its steps.
 
     `clock` counts the verifications at this batch size; `left` verifications remain in the current block.
@@ -82,12 +83,13 @@ class Size:
             self.left -= 1
         return self.left <= 0
 
-    def time(self, depth: int, seconds: Sequence[float]) -> None:
+    def update_times(self, depth: int, seconds: Sequence[float]) -> None:
         """Update the smoothed times with the `seconds` of steps of one depth.
 
         The median ignores a step that waited for something else. A change at the depth in use scales the times of all
         depths, because contexts have grown or the machine has become slower: so times of different moments stay
-        comparable. The first block of a new depth updates only that depth, because few steps decided for that depth.
+        comparable. In the first block of a new depth only its own time is updated: that time is from few steps, so a
+        change of it is no sign of a change at the other depths.
         """
         before, taken = self.seconds.get(depth), median(seconds)
         self._steps[depth] = min(self._steps.get(depth, 0) + len(seconds), HISTORY)
@@ -145,15 +147,15 @@ class Depths:
 
     def __init__(self, find_candidates: Callable[[int], Sequence[int]], deepest: int, start: int) -> None:
         self.shares = Shares(deepest)
-        self.sizes: dict[int, Size] = {}
+        self.states: dict[int, SizeState] = {}
         self._find_candidates, self._start = find_candidates, start
 
-    def find(self, size: int) -> Size:
+    def find(self, size: int) -> SizeState:
         """Return the state of a batch size, which begins with the depth of the nearest known batch size."""
-        found = self.sizes.get(size)
+        found = self.states.get(size)
         if found is None:
             candidates = self._find_candidates(size)
-            found = self.sizes[size] = Size(candidates, self._copy_depth(size, candidates, self.sizes))
+            found = self.states[size] = SizeState(candidates, self._copy_depth(size, candidates, self.states))
             found.decide(self.shares.expect())
         return found
 
@@ -165,10 +167,11 @@ class Depths:
     def decide(self, size: int) -> None:
         """Decide the depth of a batch size until its next block ends.
 
-        If no step of this size follows another, as with a prefill before each, it has no time. It copies a depth then.
+        Only a step directly after a step of the same size and depth is timed. A size that never has such a step, for
+        example with a prefill before each, has no times: it copies the depth of the nearest size that has times.
         """
-        own = self.sizes[size]
-        timed = [known for known, other in self.sizes.items() if other.seconds]
+        own = self.states[size]
+        timed = [known for known, other in self.states.items() if other.seconds]
         if timed and not own.seconds:
             own.depth = self._copy_depth(size, own.candidates, timed)
         own.decide(self.shares.expect(), self._borrow(size))
@@ -176,21 +179,22 @@ class Depths:
     def _copy_depth(self, size: int, candidates: Sequence[int], known: Iterable[int]) -> int:
         """Return the candidate nearest to the depth of the nearest `known` batch size; without one, to the start."""
         near = min(known, key=lambda one: (abs(one - size), one), default=None)
-        depth = self._start if near is None else self.sizes[near].depth
+        depth = self._start if near is None else self.states[near].depth
         return min(candidates, key=lambda one: (abs(one - depth), one))
 
     def _borrow(self, size: int) -> dict[int, float]:
-        """Return estimated times of the depths without a time at a batch size, by the nearest batch size that has them.
+        """Return an estimated time for each depth that has no time at this batch size.
 
-        The nearest batch size shows how much longer a step of such a depth takes than a step of the depth in use.
+        The estimate is from the nearest batch size that has timed that depth and the depth in use: there the two times
+        show how much longer a step of that depth takes.
         """
-        own, found = self.sizes[size], dict[int, float]()
+        own, found = self.states[size], dict[int, float]()
         missing = [one for one in own.candidates if one not in own.seconds]
         if not missing or own.depth not in own.seconds:
             return found
-        near = [known for known in self.sizes if known != size and max(known, size) <= NEAR * min(known, size)]
+        near = [known for known in self.states if known != size and max(known, size) <= NEAR * min(known, size)]
         for known in sorted(near, key=lambda known: (abs(known - size), known)):
-            times = self.sizes[known].seconds
+            times = self.states[known].seconds
             if own.depth in times:
                 factor = own.seconds[own.depth] / times[own.depth]
                 for depth in missing:
@@ -200,6 +204,6 @@ class Depths:
 
     def forget_times(self) -> None:
         """Forget the times of steps, as after a switch of the policy. Keep depths and shares."""
-        for size in self.sizes.values():
-            size.forget_times()
-            size.decide(self.shares.expect())
+        for state in self.states.values():
+            state.forget_times()
+            state.decide(self.shares.expect())

@@ -30,8 +30,8 @@ class ThroughputPolicy:
     `upstream` is SGLang's own policy, whose candidates at each batch size are used, with a depth of 0 added. The first
     depth is `start` drafts. `count_forwards` returns how many forwards of the target were launched, prefills included,
     and `count_switches` how often the expert policy was switched: both are the same on all ranks before the same step.
-    `share`, a collective, takes this rank's numbers and returns the first rank's. `list_captured` returns the batch
-    sizes that SGLang captures. `clock` returns seconds.
+    `take_first_ranks`, a collective, takes this rank's numbers and returns the first rank's. `list_captured` returns
+    the batch sizes that SGLang captures. `clock` returns seconds.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ThroughputPolicy:
         start: int,
         count_forwards: Callable[[], int],
         count_switches: Callable[[], int] = lambda: 0,
-        share: Callable[[list[float]], list[float]] = list,
+        take_first_ranks: Callable[[list[float]], list[float]] = list,
         list_captured: Callable[[], Sequence[int]] = tuple,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -52,7 +52,7 @@ class ThroughputPolicy:
         """The batch size of the last verification."""
         self._upstream = upstream
         self._count_forwards, self._count_switches = count_forwards, count_switches
-        self._share, self._clock, self._list_captured = share, clock, list_captured
+        self._take_first_ranks, self._clock, self._list_captured = take_first_ranks, clock, list_captured
         self._captured: list[int] = []
         self._switches = 0
         # With overlap a step is launched before the previous step is complete.
@@ -62,7 +62,10 @@ class ThroughputPolicy:
         """The timed steps since the last decision, by batch size, in seconds of this rank's clock."""
 
     def set_cuda_graph_bs(self, cuda_graph_bs: list[int] | None) -> None:
-        """Read the batch sizes that SGLang captures: it replaces some of those in its flag, which are given."""
+        """Read the batch sizes that SGLang really captures.
+
+        The argument has the sizes of SGLang's flag, some of which SGLang replaces, so the argument is ignored.
+        """
         self._captured = sorted(self._list_captured())
 
     def cuda_graph_bs_for_step(self, step: int) -> None:
@@ -104,15 +107,16 @@ class ThroughputPolicy:
         """Update the smoothed times of a batch size by the first rank's times since its last decision."""
         own = self._taken.pop(size, [])
         steps: dict[int, list[float]] = {}
-        for (launch, _), seconds in zip(own, self._share([seconds for _, seconds in own]), strict=True):
+        for (launch, _), seconds in zip(own, self._take_first_ranks([seconds for _, seconds in own]), strict=True):
             steps.setdefault(launch.depth, []).append(seconds)
         for depth, times in steps.items():
-            self.depths.find(size).time(depth, times)
+            self.depths.find(size).update_times(depth, times)
 
     def _is_timed(self, former: Launch, launch: Launch) -> bool:
         """Return whether a complete `launch` is timed: it directly follows a like step, `former`, under one policy.
 
-        No prefill was launched after it, because with overlap the host launches a forward before it sees this result.
+        Nor may a prefill have been launched after it: with overlap the host launches the next forward before it reads
+        this result, so the time would include that launch.
         """
         latest = self._launched[-1] if self._launched else launch
         is_last = self._count_forwards() == latest.forwards + 1
@@ -138,8 +142,8 @@ class ThroughputPolicy:
         return requests
 
     def _find_candidates(self, size: int) -> tuple[int, ...]:
-        # SGLang's candidates of a batch size are private. `cuda_graph_bs_for_step` returns the captured sizes that need
-        # a depth, so a list of one size shows whether the depth is a candidate.
+        # SGLang's candidates of a batch size are private. After `set_cuda_graph_bs([size])`, `cuda_graph_bs_for_step`
+        # returns a non-empty list exactly if the depth is a candidate at that size.
         self._upstream.set_cuda_graph_bs([size])
         is_candidate = self._upstream.cuda_graph_bs_for_step
         return tuple(depth for depth in self.candidate_steps if depth == 0 or is_candidate(depth))

@@ -23,7 +23,7 @@ class DepthReport:
     def log(self) -> str:
         """Return the end of a decode log line: the depth of the last batch size; empty before a verification."""
         latest = self.policy.latest
-        return "" if latest is None else f", draft depth {self.policy.depths.sizes[latest].depth}"
+        return "" if latest is None else f", draft depth {self.policy.depths.states[latest].depth}"
 
     def describe(self) -> dict[str, Any]:
         """Return the shares accepted by depth, empty before a draft, and for each batch size its depths.
@@ -33,11 +33,11 @@ class DepthReport:
         """
         shares = self.policy.depths.shares
         tokens, sizes = shares.expect(), []
-        for number, size in sorted(self.policy.depths.sizes.items()):
-            times = {depth: seconds * 1e3 for depth, seconds in sorted(size.seconds.items())}
+        for size, state in sorted(self.policy.depths.states.items()):
+            times = {depth: seconds * 1e3 for depth, seconds in sorted(state.seconds.items())}
             by_depth = [{"depth": depth, "tokens": tokens[depth], "ms": ms} for depth, ms in times.items()]
-            own = {"depth": size.depth, "tokens": tokens[size.depth], "ms": times.get(size.depth)}
-            sizes.append({"batch_size": number, **own, "verifications": size.clock, "by_depth": by_depth})
+            own = {"depth": state.depth, "tokens": tokens[state.depth], "ms": times.get(state.depth)}
+            sizes.append({"batch_size": size, **own, "verifications": state.clock, "by_depth": by_depth})
         return {"accepted": [] if shares.pooled is None else shares.shares, "batch_sizes": sizes}
 
     def publish(self, reporter: Any) -> None:

@@ -26,7 +26,7 @@ def start(worker: Any, upstream: Any, steps: int, stage: Stage | None) -> DepthR
         upstream,
         steps,
         forward_counter(worker),
-        share=share_first,
+        take_first_ranks=share_first,
         list_captured=lambda: list_sizes(worker.target_worker.model_runner, resolved(worker.server_args)),
         **switches,
     )

@@ -66,12 +66,12 @@ class Control:
     def __init__(self, reports: Reports, server_args: Any) -> None:
         self.reports, self.stage = reports, reports.stage
         self.server_args = server_args
-        self._has_begun = self._is_trial = False
+        self._has_checked_effect = self._is_trial = False
         self._posted = self.stage.switches
         """The number of the last switch that a POST made."""
         self._checked: Checked | None = None
         self._former: Former | None = None
-        self._looked: tuple[float, int, dict[str, Any]] | None = None
+        self._latest: tuple[float, int, dict[str, Any]] | None = None
         """The last read of the counters: its time, the number of switches at that time, and the counters."""
 
     def get(self) -> dict[str, Any]:
@@ -99,8 +99,8 @@ class Control:
                 "most_rows": in_force.batches.most,
                 "router": {"top_k": router.top_k, "renormalize": router.renormalize},
             },
-            **(self._look() if counts else dict.fromkeys(("counters", "since_switch", "counted_ago"))),
-            **self._number(),
+            **(self._read_counters() if counts else dict.fromkeys(("counters", "since_switch", "counted_ago"))),
+            **self._count_switches(),
             "disagreement": stage.disagreement,
             "trial": self._is_trial and stage.disagreement is None,
             "estimated_acceptance": stage.acceptance.estimate,
@@ -118,7 +118,7 @@ class Control:
             raise ValueError(f"trial must be true or false (got {as_json(is_trial)})")
         if type(recaptures) is not bool:
             raise ValueError(f"recapture must be true or false (got {as_json(recaptures)})")
-        warnings = self._check(schedule)
+        warnings = self._check_as_at_start(schedule)
         rule = self.stage.in_force.rule
         latter = make_next(self.stage, schedule, rule if is_trial else None)
         if check_graphs(self.stage, latter, recaptures) is None:
@@ -129,7 +129,7 @@ class Control:
         self._checked = Checked(
             epoch, self.stage.switches, latter.schedule, latter.rule, is_trial, recaptures, warnings
         )
-        return self._number()
+        return self._count_switches()
 
     def commit(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
         """Make the switch that `check` of the same epoch checked, as the server's switch `number`.
@@ -152,7 +152,7 @@ class Control:
             logger.warning(warning)
         captured = {"recaptured": seconds is not None, "recapture_seconds": seconds}
         answer = self.get() | {"warnings": checked.warnings} | captured
-        self._looked = None  # the next GET reads the new policy's counters
+        self._latest = None  # the next GET reads the new policy's counters
         return answer
 
     def restore(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
@@ -172,23 +172,26 @@ class Control:
         return {"restored": True}
 
     def _begin_comparing(self) -> None:
-        """Start comparing ranks, also if only this rank fails: all ranks compare after the same forward."""
+        """Start the comparison of ranks anew, before anything that can raise.
+
+        A rank whose switch fails must start too, because all ranks compare after the same forward.
+        """
         if self.stage.agreement is not None:
             self.stage.agreement.begin()
 
-    def begin(self) -> None:
+    def warn_if_without_effect(self) -> None:
         """Log a warning, in the first call, if the policy can act in no step.
 
         SGLang decides how many requests run at once only after the checks of the start.
         """
-        if self._has_begun:
+        if self._has_checked_effect:
             return
-        self._has_begun = True
+        self._has_checked_effect = True
         schedule = self.stage.in_force.schedule
         for part in schedule.parts if schedule and is_first_rank() else ():
             batches = self.stage.find_batches(part.rows)
             if missed := find_missed(part, batches):
-                reason = f"no step of this server has a number of rows in this range ({batches}); each stays vanilla"
+                reason = f"this server's steps have other numbers of rows ({batches}), so every step stays vanilla"
                 logger.warning("--expert-policy %s: %s: %s", part.policy, missed, reason)
 
     def _read(self, body: Mapping[str, Any]) -> Schedule | None:
@@ -202,8 +205,11 @@ class Control:
         speculative = self.server_args.speculative_algorithm is not None
         return build_schedule(name, keys, speculative, pages=pages_experts(self.server_args))
 
-    def _check(self, schedule: Schedule | None) -> list[str]:
-        """Return the warnings of a server that starts with this schedule. Raises ValueError if its start is refused."""
+    def _check_as_at_start(self, schedule: Schedule | None) -> list[str]:
+        """Return the warnings that a start with this schedule would log.
+
+        Raises ValueError if such a start would be refused.
+        """
         config = resolved(self.server_args)
         if attention_dp_size(config) > 1 and config.enable_dp_attention_local_control_broadcast:
             flag = "--enable-dp-attention-local-control-broadcast"
@@ -220,23 +226,23 @@ class Control:
             check_plans(layer, plans, config)
         return warnings
 
-    def _number(self) -> dict[str, Any]:
-        """Return the number of this scheduler's switches, and the number of its own switches since the last POST.
+    def _count_switches(self) -> dict[str, Any]:
+        """Return how often this scheduler has switched in all, and how often by itself since the last POST.
 
-        A scheduler switches to vanilla by itself if ranks disagree. The latter number is None if another rank reports
-        it.
+        A scheduler switches by itself, to vanilla, if ranks disagree. The latter number is None if another rank reports
+        this number.
         """
         own = self.stage.switches - self._posted
         return {"switches": self.stage.switches, "own_switches": own if is_first_rank() else None}
 
-    def _look(self) -> dict[str, Any]:
+    def _read_counters(self) -> dict[str, Any]:
         """Return the counters, the counters since the last switch, and the age of both in seconds."""
         stage, now = self.stage, time.monotonic()
-        if self._looked is None or now - self._looked[0] >= COUNTING_PERIOD or stage.switches != self._looked[1]:
+        if self._latest is None or now - self._latest[0] >= COUNTING_PERIOD or stage.switches != self._latest[1]:
             readers = {"counters": Reader(stage.acting.counters), "since_switch": stage.acting.since_switch}
             counts = {name: self._count(reader) for name, reader in readers.items()}
-            self._looked = now, stage.switches, counts
-        at, _, counts = self._looked
+            self._latest = now, stage.switches, counts
+        at, _, counts = self._latest
         return counts | {"counted_ago": now - at}
 
     def _count(self, reader: Reader) -> dict[str, Any]:

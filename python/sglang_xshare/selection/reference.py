@@ -1,6 +1,7 @@
 """The reference: selection in plain torch and loops, as specified. Every fast backend must return the same ids.
 
 The code runs on the CPU, whatever the logits' device, one row and one expert at a time: for tests, not for serving.
+The symbols C, P and S are those of docs/selection.md.
 """
 
 import math
@@ -15,7 +16,7 @@ from .scores import DEPTHS, compute_scores, measure, to_fixed_point, weigh_depth
 from .slots import serve_runner
 
 HANDLED = FULL
-"""Keys and words that the reference reads: all of a plan's. A new key or word is added here first."""
+"""Keys and text values that the reference reads: all of a plan's. A new key or value is added here first."""
 
 
 def select(
@@ -104,7 +105,7 @@ class _Reference:
             kept_mass=kept_mass.to(self.device),
         )
 
-    # Stage 1: the set S.
+    # Select: the set S.
 
     def keep(self, i: int) -> list[int]:
         """Return the warm-up of row i, or what dynamic-skip leaves of its top-k; for an exact row all of its top-k."""
@@ -148,19 +149,20 @@ class _Reference:
                 selected = selected | {expert}
         if self.plan.target_per_rank is not None:
             selected = self.balance(selected, utility, self.plan.target_per_rank)
-        return selected if self.resident is None else self.join(sure, selected, utility)
+        return selected if self.resident is None else self.fill_with_residents(sure, selected, utility)
 
-    def join(self, sure: set[int], selected: set[int], utility: list[int]) -> set[int]:
-        """Return S with residents in the slots that remain: rows and requests come first, then the batch's additions.
+    def fill_with_residents(self, sure: set[int], selected: set[int], utility: list[int]) -> set[int]:
+        """Return S for paged experts, at most `slots` of them unless `sure` alone is larger.
 
-        Additions and residents are ordered by utility.
+        The experts kept for rows and requests (`sure`) come first, then the batch's additions, then other loaded
+        experts. Additions and loaded experts are ordered by utility.
         """
         assert self.resident is not None
         ranked = [j for j in self.best(utility, without=sure) if j in selected]
         ranked += [j for j in self.best(utility, without=selected) if j in self.resident]
         return sure.union(ranked[: max(self.slots - len(sure), 0)])
 
-    def held(self, rows: list[int]) -> set[int]:
+    def exact_experts(self, rows: list[int]) -> set[int]:
         """Return the experts of the exact rows among `rows`. A budget does not count these experts."""
         return set().union(*(self.top_k[i] for i in rows if i in self.exact))
 
@@ -192,16 +194,16 @@ class _Reference:
         assert self.rank_of_expert is not None
         ranks = max(self.rank_of_expert) + 1
         home = self.rank_of_expert
-        held = self.held(self.rows)
+        exact_experts = self.exact_experts(self.rows)
         if self.plan.balance in ("fill", "level"):
-            loads = [sum(home[j] == rank for j in selected - held) for rank in range(ranks)]
+            loads = [sum(home[j] == rank for j in selected - exact_experts) for rank in range(ranks)]
             if self.plan.balance == "level":  # exact rows included, because the step waits for the fullest rank
                 target = max(target, *(sum(home[j] == rank for j in selected) for rank in range(ranks)))
             for rank in range(ranks):
                 own = [j for j in self.best(utility, without=selected) if home[j] == rank]
                 selected = selected.union(own[: max(target - loads[rank], 0)])
             return selected
-        while len(selected - held) < target * ranks:
+        while len(selected - exact_experts) < target * ranks:
             added: dict[int, int] = {}
             for j in self.best(utility, without=selected):
                 added.setdefault(home[j], j)  # each rank's best remaining expert
@@ -212,15 +214,15 @@ class _Reference:
 
     def rank_experts(self, rows: list[int]) -> set[int]:
         """Return the top `budget` of a ranking over `rows`, without the experts of exact rows."""
-        plan, held = self.plan, self.held(rows)
+        plan, exact_experts = self.plan, self.exact_experts(rows)
         if plan.ranking == "static":
             assert plan.order is not None
-            return set([j for j in plan.order if j not in held][: plan.budget])
+            return set([j for j in plan.order if j not in exact_experts][: plan.budget])
         if plan.ranking == "router":
-            return set(self.best(self.utility(rows), without=held)[: plan.budget])
+            return set(self.best(self.utility(rows), without=exact_experts)[: plan.budget])
         votes = self.count_votes(rows)
         utility = self.utility(rows, "full")
-        ranked = [j for j in range(self.num_experts) if (votes[j] or utility[j]) and j not in held]
+        ranked = [j for j in range(self.num_experts) if (votes[j] or utility[j]) and j not in exact_experts]
         ranked.sort(key=lambda j: (-votes[j], -utility[j], j))
         retain = plan.budget if plan.drop is None else sum(votes[j] > 0 for j in ranked) - plan.drop
         assert retain is not None
@@ -244,7 +246,7 @@ class _Reference:
         rest = self.best(self.utility(self.rows, "full"), without=selected)
         return selected.union(rest[: max(self.router.top_k - len(selected), 0)])
 
-    # Stage 2: the experts of every row.
+    # Cover: the experts of every row.
 
     def cover_rows(self, selected: set[int]) -> tuple[dict[int, list[int]], int]:
         """Return (experts of every valid row, best first; number of rescued rows). A rescue adds to `selected`."""
@@ -268,8 +270,9 @@ class _Reference:
     def weigh(self, i: int, experts: list[int]) -> torch.Tensor:
         """Return the weights of row i: P at its experts times the router's scaling.
 
-        If the model renormalizes, P is divided by the sum of P at these experts, under truncate by the sum over the
-        whole top-k, and with `own_share` by a geometric mean of both sums. If the divisor is 0, every P counts as 1.
+        If the model renormalizes, P is divided by one of three: the sum of P at these experts; with coverage
+        `truncate`, the sum over the row's whole top-k; with `own_share`, a geometric mean of both sums. If the divisor
+        is 0, every P counts as 1.
         """
         weights = self.scores[i, experts]
         if not self.router.renormalize:

@@ -48,7 +48,7 @@ def wrap_runner(model_runner: Any, reports: Reports) -> None:
             reports.count_forward(forward_batch)
             recorded = stage.end_forward(forward_batch)
         finally:
-            stage.current.frame = None
+            stage.current_frame.frame = None
         compare_ranks(reports)
         logits_output = getattr(output, "logits_output", None)
         if recorded is not None and logits_output is not None:

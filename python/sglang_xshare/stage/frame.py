@@ -22,7 +22,9 @@ class PolicyBypassed(RuntimeError):
 
 @dataclass(frozen=True)
 class Assignment:
-    """A layer's part in all forwards of one key: a `plan`, or the `reason` why the model routes; neither in a prefill.
+    """The part of one layer in all forwards of one `StepKey`.
+
+    The layer selects by `plan`, or leaves the routing to the model for `reason`. Both are None in a prefill.
 
     A captured graph reads the plan's numbers from `buffer`, to which a switch writes. `fits` is True if the active
     experts fit the layer's slots for all logits.
@@ -35,16 +37,16 @@ class Assignment:
 
 
 @dataclass(eq=False)
-class Running:
+class ModelForward:
     """The target model's forward while it runs, in which layers route.
 
-    `steps`, `assignments` and `selections` have one entry for each layer. A layer's step is None in a prefill. A
-    layer's selection is None without a plan, and until the layer selects. `tallies` collect the counts of the
-    selections: one tally for the acting lane, or one for each silent lane. `observed` is the schedule of `observe`,
-    under which the model routes; None if the policy acts.
+    `step_by_layer`, `assignments` and `selections` have one entry for each layer. A layer's step is None in a prefill.
+    A layer's selection is None without a plan, and until the layer selects. `tallies` collect the counts of the
+    selections: one tally for the policy that acts, or one for each plan that `observe` only counts. `observed` is the
+    schedule of `observe`, under which the model routes; None if the policy acts.
     """
 
-    steps: Sequence[Step | None]
+    step_by_layer: Sequence[Step | None]
     assignments: Sequence[Assignment]
     tallies: Sequence[StepTally] = ()
     observed: Schedule | None = None
@@ -56,9 +58,9 @@ class Running:
     def check(self, layer_ids: Sequence[int]) -> bool:
         """Return whether some layer has selected. Raises `PolicyBypassed` if a layer with a plan has not selected."""
         pairs = zip(self.assignments, self.selections, layer_ids, strict=True)
-        missed = [number for assignment, chosen, number in pairs if assignment.plan is not None and chosen is None]
+        missed = [layer_id for assignment, chosen, layer_id in pairs if assignment.plan is not None and chosen is None]
         if missed:
-            step = self.steps[0]
+            step = self.step_by_layer[0]
             phase = "prefill" if step is None else step.phase
             raise PolicyBypassed(f"MoE layers {missed} did not route through the expert policy in a {phase} step")
         return any(chosen is not None for chosen in self.selections)
@@ -67,8 +69,8 @@ class Running:
 class Frame(NamedTuple):
     """One forward of the model runner.
 
-    `CurrentFrame` has a frame with `running` during the model's forward, and frames without `running` before and after
-    it.
+    `CurrentFrame` has a frame with `model_forward` during the model's forward, and frames without `model_forward`
+    before and after the model's forward.
 
     `key` is that of the runner's batch; None if the forward is neither decode nor verify. The model's step may have
     more rows: SGLang pads the batch for attention ranks and for a capture. `outcome` names how the forward is counted;
@@ -77,7 +79,7 @@ class Frame(NamedTuple):
 
     key: StepKey | None = None
     outcome: str | None = None
-    running: Running | None = None
+    model_forward: ModelForward | None = None
 
 
 class CurrentFrame:
@@ -87,6 +89,6 @@ class CurrentFrame:
     counters: Counters | None = None
 
     @property
-    def running(self) -> Running | None:
+    def model_forward(self) -> ModelForward | None:
         """The model's forward; None outside of it."""
-        return None if self.frame is None else self.frame.running
+        return None if self.frame is None else self.frame.model_forward

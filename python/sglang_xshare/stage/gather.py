@@ -40,7 +40,7 @@ class Ranks:
 
 
 def name_rows(ranks: Ranks | None) -> str:
-    """Return whose rows a step of these ranks counts, as the policy's key `rows` does: "rank" if each has its own."""
+    """Return the policy's key `rows` for these ranks: "rank" if each rank selects by itself, else "batch"."""
     return "batch" if ranks is None or ranks.together else "rank"
 
 

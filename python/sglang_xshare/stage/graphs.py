@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..policies import VANILLA
 from ..policies.bounds import open_up
 from ..policies.plan import SelectionPlan
-from .frame import Assignment, Running
+from .frame import Assignment, ModelForward
 from .in_force import InForce
 from .lane import Lane
 from .layer import Layer
@@ -69,7 +69,7 @@ class Graphs:
         found = (graph for graph in self.captured if graph._replace(rows=key.rows) == key and graph.rows >= key.rows)
         return min(found, default=key)
 
-    def prepare(self, layers: Sequence[Layer], step: Step, running: Running) -> None:
+    def prepare(self, layers: Sequence[Layer], step: Step, model_forward: ModelForward) -> None:
         """Make the buffers for a graph of this size in the eager step before its capture: a capture cannot copy."""
         if step.key in self._prepared or (step.key in self.captured and step.key not in self.stale):
             return
@@ -77,7 +77,7 @@ class Graphs:
         from ..selection.triton_kernel.budgets import Budgets
 
         assignments = []
-        for layer, found, chosen in zip(layers, running.assignments, running.selections, strict=True):
+        for layer, found, chosen in zip(layers, model_forward.assignments, model_forward.selections, strict=True):
             plan, buffer = found.plan, None
             if plan is not None and chosen is not None:
                 is_read = supports(plan, layer.router, step.batch, step.rows, len(chosen.active))

@@ -9,7 +9,7 @@ import torch
 
 from ..policies.schedule import Schedule
 from ..types import Tally
-from .frame import Running
+from .frame import ModelForward
 from .record.counters import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, RESCUED, ROWS, Counters, Reader
 
 
@@ -32,10 +32,14 @@ def make_lanes(schedule: Schedule | None, acting: Lane) -> list[Lane]:
     return [Lane(spelling, acting.counters.make_alike()) for spelling in observed]
 
 
-def find_tally(running: Running) -> Tally | None:
+def find_tally(model_forward: ModelForward) -> Tally | None:
     """Return a forward's tally of the routing that acts (the model's under `observe`); None without a routed row."""
-    tally = running.tallies[0].layers
-    return replace(tally, active=tally.vanilla_active) if tally is not None and running.observed is not None else tally
+    tally = model_forward.tallies[0].layers
+    return (
+        replace(tally, active=tally.vanilla_active)
+        if tally is not None and model_forward.observed is not None
+        else tally
+    )
 
 
 def count_vanilla(counts: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from ..upstream.routing import carry, folds_scaling, num_shared_slots, record_ro
 from ..upstream.server import is_recorded
 from ..upstream.triton_kernels import find_contract
 from . import handover
-from .frame import CurrentFrame, Running
+from .frame import CurrentFrame, ModelForward
 from .placement import Placement
 from .step import Step
 
@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 
 class Convention(Enum):
-    """The content of an empty slot for a runner: an active expert with weight 0, or -1; or logits in place of slots."""
+    """The form in which a runner takes a selection.
+
+    FILLED: an active expert of weight 0 in each empty slot. DROPPED: id -1 in each empty slot. MASKED: masked logits
+    instead of slots.
+    """
 
     FILLED = "filled"
     DROPPED = "dropped"
@@ -49,13 +53,13 @@ class Layer:
     `selecting_config` routes through `choose`.
 
     With `renumbers` upstream looks ids up in a table after the selection, so none may be -1 before. With
-    `routes_itself` the layer's runner ranks logits if the layer does not select. With `takes_kmax` the runner takes
-    rows of another width than the model's top-k. With `recorded` --enable-return-routed-experts returns the selected
-    experts. `paging` is the result of `find_paging` for the layer's experts. Raises ValueError for a router that the
-    stage does not reproduce.
+    `runner_ranks_logits` the layer's runner ranks logits if the layer does not select. With `takes_kmax` the runner
+    takes rows of another width than the model's top-k. With `recorded` --enable-return-routed-experts returns the
+    selected experts. `paging` is the result of `find_paging` for the layer's experts. Raises ValueError for a router
+    that the stage does not reproduce.
 
-    A layer has no state of a forward. The `current` frame is where all layers of a model find it, and the
-    layer's part of the frame is at the layer's `number`.
+    A layer has no state of a forward: all layers of a model read this state from `current_frame`, in which a layer's
+    entries are at the layer's `index`.
     """
 
     def __init__(
@@ -66,19 +70,20 @@ class Layer:
         *,
         convention: Convention = FILLED,
         renumbers: bool = False,
-        routes_itself: bool = False,
+        runner_ranks_logits: bool = False,
         takes_kmax: bool = True,
         recorded: bool = False,
         paging: Any = None,
-        current: CurrentFrame | None = None,
-        number: int = 0,
+        current_frame: CurrentFrame | None = None,
+        index: int = 0,
     ) -> None:
         self.layer_id = layer_id
-        self.convention, self.renumbers, self.routes_itself = convention, renumbers, routes_itself
+        self.convention, self.renumbers, self.runner_ranks_logits = convention, renumbers, runner_ranks_logits
         self.takes_kmax = takes_kmax
         scaling = topk_config.routed_scaling_factor or 1.0
         on_output = topk_config.apply_routed_scaling_factor_on_output
-        # Upstream would scale only the first top-k of a plan's kmax columns.
+        # The layer scales where upstream would, because upstream scales only the first top-k columns, and a plan with
+        # `kmax` may have more.
         grouped = topk_config.use_grouped_topk
         scales = on_output and (topk_config.renormalize or not grouped or scales_unnormalized_groups())
         scales = scales or folds_scaling(topk_config)
@@ -86,10 +91,11 @@ class Layer:
         self.num_shared = num_shared_slots(topk_config)
         self.placement = placement
         self.paging = paging
-        self.current, self.number = current or CurrentFrame(), number
+        self.current_frame, self.index = current_frame or CurrentFrame(), index
         empty = convention == DROPPED and not renumbers
         self.slots = RunnerSlots(empty=empty)
-        # Upstream gives a shared expert the weight that cancels a scaling still to come.
+        # If the router's output is not scaled here, the model scales it later. Upstream then gives a shared expert
+        # 1 / scaling, so its weight ends as 1.
         weight = 1.0 if on_output else 1.0 / scaling
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
         # EPLB and paged experts replace the ids after the selection, so an alignment of the selected ids is wrong then.
@@ -102,7 +108,9 @@ class Layer:
         self._aligned = {slots: replace(slots, aligned=True) for slots in (self.slots, self.with_shared)}
         self.plain_config = carry(topk_config, self)
         route: dict[str, Any] = {"custom_routing_function": self.choose}
-        if recorded:  # only here: upstream would record the id that fills an empty slot as an expert of the row
+        # `choose_recorded` records in place of upstream, which would record the id that fills an empty slot as an
+        # expert of the row.
+        if recorded:
             route = {"custom_routing_function": self.choose_recorded, "allow_routed_experts_capture": False}
         own = replace(topk_config, **route, use_grouped_topk=False, apply_routed_scaling_factor_on_output=False)
         self.selecting_config = carry(own, self)
@@ -113,17 +121,17 @@ class Layer:
         return None if self.paging is None else count_slots(self.paging)
 
     @property
-    def running(self) -> Running:
+    def model_forward(self) -> ModelForward:
         """The model's forward, in which the layer selects."""
-        frame = self.current.frame
+        frame = self.current_frame.frame
         assert frame is not None
-        assert frame.running is not None
-        return frame.running
+        assert frame.model_forward is not None
+        return frame.model_forward
 
     @property
     def step(self) -> Step:
         """The layer's step in the model's forward."""
-        step = self.running.steps[self.number]
+        step = self.model_forward.step_by_layer[self.index]
         assert step is not None
         return step
 
@@ -133,34 +141,34 @@ class Layer:
 
     def _begin_selection(self, logits: torch.Tensor) -> bool:
         """Return whether the layer selects in this forward. Under `observe` count every plan, and return False."""
-        running = self.current.running
-        if running is None:
+        model_forward = self.current_frame.model_forward
+        if model_forward is None:
             # A captured count would run in every replay, and a replay's forward has its own outcome.
-            if self.number == 0 and self.current.counters is not None and not is_recorded():
-                self.current.counters.count_outcome("no_context")
+            if self.index == 0 and self.current_frame.counters is not None and not is_recorded():
+                self.current_frame.counters.count_outcome("no_context")
             return False
-        if running.assignments[self.number].plan is None:
+        if model_forward.assignments[self.index].plan is None:
             return False
-        if running.observed is not None:
-            self._observe(running.observed, self.collect(logits))
-        return running.observed is None
+        if model_forward.observed is not None:
+            self._observe(model_forward.observed, self.collect(logits))
+        return model_forward.observed is None
 
     def _observe(self, observed: Schedule, logits: torch.Tensor) -> None:
         """Select by the plan of every silent lane on router logits [n, N]. Equal plans select once."""
-        running, chosen = self.running, dict[SelectionPlan, Selection]()
+        model_forward, chosen = self.model_forward, dict[SelectionPlan, Selection]()
         plans = observed.plans_for(self.layer_id, self.step.phase, self.step.rows)
-        for plan, counted in zip(plans, running.tallies, strict=True):
-            tally = counted.of(self.number, logits)
+        for plan, counted in zip(plans, model_forward.tallies, strict=True):
+            tally = counted.of(self.index, logits)
             if plan not in chosen:
                 chosen[plan] = self.select(logits, plan, tally=tally)
             elif tally is not None:
                 tally.take(chosen[plan])
-        running.selections[self.number] = chosen[plans[0]]
+        model_forward.selections[self.index] = chosen[plans[0]]
 
     def join(self, num_experts: int, device: str) -> None:
         """Select in a step that this rank has no rows for: the other ranks wait for its part of the gather."""
-        running = self.current.running
-        if running is None or running.assignments[self.number].plan is None:
+        model_forward = self.current_frame.model_forward
+        if model_forward is None or model_forward.assignments[self.index].plan is None:
             return
         rows = 0 if self.step.gather is not None else self.step.rows
         logits = torch.zeros(rows, num_experts, device=device)
@@ -207,10 +215,11 @@ class Layer:
     def prepare(self, output_format: Any, logits: torch.Tensor) -> tuple[Any, Any]:
         """Return (what the runner is handed for `output_format`, logits [n, N]).
 
-        The logits are masked if the runner ranks them, and unchanged for a layer that does not select. (None, the
-        router's output) replaces both if triton_kernels' `routing()` has nothing left to do.
+        The logits are masked if the runner ranks them, and unchanged for a layer that does not select. For
+        triton_kernels the router's finished output may be returned instead, as (None, output): the caller then returns
+        this output, and does not call `routing()`.
         """
-        if not self.routes_itself or not self._begin_selection(logits):
+        if not self.runner_ranks_logits or not self._begin_selection(logits):
             return output_format, logits
         if self.convention != MASKED:
             return type(output_format).STANDARD, logits
@@ -225,12 +234,16 @@ class Layer:
 
     def _select_in_force(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
         """Select by the layer's plan, count the selection, and keep it in the frame."""
-        running, number = self.running, self.number
-        step, plan, buffer = running.steps[number], running.assignments[number].plan, running.assignments[number].buffer
+        model_forward, index = self.model_forward, self.index
+        step, plan, buffer = (
+            model_forward.step_by_layer[index],
+            model_forward.assignments[index].plan,
+            model_forward.assignments[index].buffer,
+        )
         assert step is not None
         assert plan is not None
         batch = step.batch
-        tally = running.tallies[0].of(number, logits) if running.tallies else None
+        tally = model_forward.tallies[0].of(index, logits) if model_forward.tallies else None
         # Keying by `id()` is safe: a call keeps its plan alive, and the layer keeps its slots.
         place = id(plan), id(slots), logits.shape, step.rows, batch.tokens_per_request, batch.exact is None
         call = self._calls.get(place) if buffer is None else None
@@ -242,7 +255,7 @@ class Layer:
                 if len(self._calls) >= MAX_CALLS:
                     self._calls.clear()
                 self._calls[place] = prepare_call(logits, plan, self.router, batch, slots)
-        running.selections[number] = selection
+        model_forward.selections[index] = selection
         return selection
 
     def _find_rank_of_expert(self, plan: SelectionPlan) -> torch.Tensor | None:
@@ -255,7 +268,8 @@ class Layer:
         """Return the router logits of all ranks if each routes its own rows, else `logits`. Raises as `choose` does."""
         if self.step.gather is None:
             return logits
-        # A rank without rows does not call its router (`join` passes 0 rows), but the gather counts its padding.
+        # A rank with padding alone passes 0 rows (from `join`), though the gather counts its padding as rows. So 0 is
+        # right too.
         rows = self.step.gather.own
         if len(logits) not in (0, rows):
             raise RuntimeError(f"MoE layer {self.layer_id}: router rows of the rank must be {rows} (got {len(logits)})")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..upstream.paging import Residents
-from .frame import Running
+from .frame import ModelForward
 from .layer import Layer
 from .record.counters import EXCEEDED
 from .step import Step
@@ -23,7 +23,7 @@ class PagedLayers:
     def __init__(self, layers: Sequence[Layer], device: str) -> None:
         self.layers = layers
         self.residents = Residents([layer.paging for layer in layers], device)
-        self._numbers = {id(layer.paging): layer.number for layer in layers}
+        self._indices = {id(layer.paging): layer.index for layer in layers}
 
     def divide(self, step: Step) -> list[Step]:
         """Return the step of each layer, with the layer's loaded experts. One launch reads all layers."""
@@ -32,10 +32,10 @@ class PagedLayers:
         batches = (replace(step.batch, resident=loaded, slots=slots) for loaded in self.residents.loaded)
         return [replace(step, batch=batch) for batch in batches]
 
-    def fits_slots(self, method: Any, running: Running) -> bool:
+    def fits_slots(self, method: Any, model_forward: ModelForward) -> bool:
         """Return whether the experts that upstream's method was just handed surely fit its slots."""
-        number = self._numbers[id(method)]
-        return running.selections[number] is not None and running.assignments[number].fits
+        index = self._indices[id(method)]
+        return model_forward.selections[index] is not None and model_forward.assignments[index].fits
 
     def check(self, totals: torch.Tensor) -> None:
         """Raise `SlotsExceeded` if `totals` has such a step of a layer. Wait for the device."""

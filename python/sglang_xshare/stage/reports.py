@@ -23,8 +23,8 @@ class Reports:
     """The log, the metrics and the trace of a `stage`, each of which reads the counts since its own last read.
 
     The host waits for the device only in these reads: once a log interval, when the server turns idle, and in a switch.
-    The first failure of each is logged: neither a full disk nor a value that metrics refuse may end the server, or make
-    the one rank that writes for all ranks miss their switch.
+    Their failures never reach the caller, and the first failure of each is logged. Otherwise a full disk, or a value
+    that metrics refuse, could end the server, or the rank that writes for all could miss a switch that the others make.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -40,7 +40,7 @@ class Reports:
         """Forwards since the last call of `publish`."""
 
     def count_forward(self, forward_batch: Any) -> None:
-        """Count a forward with data-parallel attention, and publish if none was published for a decode log interval."""
+        """Count a forward with data-parallel attention, and publish if `publish` is over a decode log interval ago."""
         # The first rank reports for all, and may itself decode nothing for long. A rank that decodes publishes earlier
         # than that, with its log.
         if getattr(forward_batch, "global_num_tokens_cpu", None) is None:
@@ -67,8 +67,9 @@ class Reports:
         """
         if reporter is None or not is_first_rank():
             return
-        # An idle server calls this again and again, and must not copy from the device each time. SGLang counts forwards
-        # at their launch, also those for other ranks' requests alone, and decode steps when they are done.
+        # An idle server calls this again and again, and must not copy from the device each time. `forward_ct` counts
+        # forwards when they are launched, even those in which only other ranks have requests. `forward_ct_decode`
+        # counts decode steps when they are done.
         forwards = reporter.scheduler.forward_ct, reporter.forward_ct_decode
         is_new, self._published = forwards != self._published, forwards
         self.reporter, self._unpublished = reporter, 0

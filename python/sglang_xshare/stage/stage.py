@@ -14,7 +14,7 @@ from ..upstream.server import is_recorded
 from . import handover
 from .acceptance import Acceptance
 from .exact import Exact
-from .frame import Assignment, Frame, Running
+from .frame import Assignment, Frame, ModelForward
 from .gather import Ranks, name_rows
 from .graphs import Graphs
 from .in_force import InForce
@@ -34,13 +34,13 @@ class Stage:
 
     `hooks.attach` makes one stage in each process, and `forward.wrap_calls` wraps the model with it.
 
-    `schedule` is None if no policy is given; then padding rows alone are masked. `trace` is the file to append to.
+    `schedule` is None if no policy is given: then the stage only masks padding rows. `trace` is the file to append to.
     `batches` are the sizes that the server's steps can have. `ranks` describe a server whose ranks each route their own
     rows. With `masks` padding rows are masked also after a switch to vanilla. If `tp_size` is above 1, the
     tensor-parallel ranks compare their selections: if these differ, the server switches to vanilla, or ends if `stops`
     is set. `exact` holds the exact requests, `acceptance` the estimate of accepted drafts. `find_batches` is called
     with a schedule's `rows` once SGLang serves or captures, and returns the batches that SGLang then has.
-    `recapture` captures the graphs again; its arguments are the last two of `upstream.graphs.capture_again`.
+    `recapture(scheduler, fits)` captures the graphs again, as `upstream.graphs.capture_again` does.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class Stage:
     ) -> None:
         self.layers, self.device, self.stops = layers, device, stops
         masks = masks or schedule is None
-        # A CPU server captures no graphs: only a gather pads its rows, and a gather's rows are always masked. On other
-        # devices the mask takes one comparison in each step.
+        # A CPU server need not read padding: without graphs only a gather pads rows, and padding from a gather is
+        # always masked. On other devices the mask takes one comparison in each step.
         self.reads_padding = device != "cpu" or masks
         self._layer_ids = layer_ids = [layer.layer_id for layer in layers]
         self.find_batches, self.recapture = find_batches, recapture
@@ -72,8 +72,8 @@ class Stage:
         self.paged = PagedLayers(layers, device) if layers[0].paging is not None else None
         residents = None if self.paged is None else self.paged.residents
         self.acting = Lane(None, Counters(len(layers), device, residents, self.balance))
-        self.current = layers[0].current
-        self.current.counters = self.acting.counters
+        self.current_frame = layers[0].current_frame
+        self.current_frame.counters = self.acting.counters
         self.trace = None if trace is None else Trace(trace, layer_ids, device, pages=self.paged is not None)
         self.graphs = Graphs()
         self.agreement = Agreement(tp_size, device) if tp_size > 1 else None
@@ -104,22 +104,24 @@ class Stage:
         else:
             assignments = in_force.assign(key)
         outcome = in_force.find_outcome(key)
-        if not is_recording:  # the host counts replays: a graph would count the outcome of its capture, whatever acts
+        # Not while a graph is recorded: each replay would repeat the outcome at the capture, even under another policy.
+        # `end_forward` counts replays.
+        if not is_recording:
             self.acting.counters.count_outcome(outcome, step)
         tallies = [StepTally(lane.counters) for lane in in_force.lanes or (self.acting,)]
         observed = in_force.schedule if in_force.observes else None
-        running = Running(steps, assignments, tallies, observed)
-        former = self.current.frame  # the model runner's; None in a capture, which runs the model's forward alone
-        self.current.frame = Frame(None if former is None else former.key, outcome, running)
+        model_forward = ModelForward(steps, assignments, tallies, observed)
+        former = self.current_frame.frame  # the model runner's; None in a capture, which runs the model's forward alone
+        self.current_frame.frame = Frame(None if former is None else former.key, outcome, model_forward)
         try:
             output = forward()
             if step is not None:
-                self._finish(step, running)
+                self._finish(step, model_forward)
                 if in_capture and not is_recording and observed is None:
-                    self.graphs.prepare(layers, step, running)
+                    self.graphs.prepare(layers, step, model_forward)
             return output
         finally:
-            self.current.frame = None if former is None else Frame(former.key, outcome)
+            self.current_frame.frame = None if former is None else Frame(former.key, outcome)
             handover.withdraw()
 
     def read_batches(self) -> None:
@@ -135,10 +137,13 @@ class Stage:
             self._weigh()
         if key is not None and self.exact.is_used:
             self.exact.write(forward_batch.rids or (), key.tokens_per_request)
-        self.current.frame = Frame(key)
+        self.current_frame.frame = Frame(key)
 
     def _weigh(self) -> None:
-        """Replace the estimate by which plans weigh drafts: a switch for which the host does not wait."""
+        """Give the plans the latest estimate, with which they weigh drafts.
+
+        The plans change as in a switch, but the host does not wait for the device.
+        """
         schedule = self.in_force.schedule
         if schedule is not None and schedule.estimates:
             self.graphs.weigh(self.in_force, self.acceptance.number)
@@ -146,8 +151,11 @@ class Stage:
             self.in_force = replace(self.in_force, schedule=schedule)
 
     def end_forward(self, forward_batch: Any) -> Forward | None:
-        """End a forward that was launched or replayed. Return what its requests count, None before the first policy."""
-        frame = self.current.frame
+        """End a forward that was launched or replayed. Return what its requests count in their `meta_info`.
+
+        The result is None until a policy has been active.
+        """
+        frame = self.current_frame.frame
         assert frame is not None
         outcome = frame.outcome
         if outcome is None:
@@ -158,22 +166,22 @@ class Stage:
                 self.acting.counters.replayed[outcome] += 1
         return self.in_force.describe_forward(outcome)
 
-    def _finish(self, step: Step, running: Running) -> None:
+    def _finish(self, step: Step, model_forward: ModelForward) -> None:
         """Check that layers with a plan have selected, and count the selections."""
-        if not running.check(self._layer_ids):
+        if not model_forward.check(self._layer_ids):
             return
-        tally = find_tally(running)
+        tally = find_tally(model_forward)
         if tally is not None and self.balance is not None:
             self.balance.count(tally)
         observed = {}
-        if running.observed is not None:
-            lanes = zip(self.in_force.lanes, running.tallies, strict=True)
+        if model_forward.observed is not None:
+            lanes = zip(self.in_force.lanes, model_forward.tallies, strict=True)
             observed = {lane.name: lane.counters.count(step, own) for lane, own in lanes}
             counts = count_vanilla(next(iter(observed.values())))
             self.acting.counters.totals += counts
         else:
-            fits = [assignment.fits for assignment in running.assignments] if self.paged is not None else []
-            counts = self.acting.counters.count(step, running.tallies[0], fits)
+            fits = [assignment.fits for assignment in model_forward.assignments] if self.paged is not None else []
+            counts = self.acting.counters.count(step, model_forward.tallies[0], fits)
             if tally is not None and self.agreement is not None and self.agreement.compares(self.in_force.ranks):
                 self.agreement.count(tally.active)
         if self.trace is not None:
@@ -181,24 +189,25 @@ class Stage:
 
     def fits_slots(self, method: Any) -> bool:
         """Return whether the experts that upstream's `PagedExpertsMoEMethod` was just handed surely fit its slots."""
-        running = self.current.running
-        if running is None:
+        model_forward = self.current_frame.model_forward
+        if model_forward is None:
             return False
         if self.paged is None:
             # Not in a prefill: upstream's kernel runs on one warp, and is slower than the host for so many entries.
-            return running.steps[0] is not None and count_slots(method) >= method.num_experts
-        return self.paged.fits_slots(method, running)
+            return model_forward.step_by_layer[0] is not None and count_slots(method) >= method.num_experts
+        return self.paged.fits_slots(method, model_forward)
 
     def allows_graph(self, forward_batch: Any) -> bool:
         """Return whether a decode graph may be replayed for a batch.
 
-        A graph may not be replayed if it cannot follow to vanilla, or if the active policy could have more active
-        experts than a layer has slots for paged experts: such a step runs eagerly, in as many waves as it takes.
+        A graph may not be replayed if it is stale (no numbers in its buffers can make it route as the model does, after
+        a switch to vanilla), or if the active policy could have more active experts than a layer has slots for paged
+        experts: such a step runs eagerly, in as many waves as it takes.
         """
         if self.paged is None and not self.graphs.stale:
             return True
         # SGLang also calls this before the forward of a verification, to plan attention: both answers must be equal.
-        frame = self.current.frame
+        frame = self.current_frame.frame
         key = read_key(forward_batch, self.in_force.ranks) if frame is None else frame.key
         if key is None:
             return True

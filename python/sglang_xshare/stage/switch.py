@@ -25,10 +25,11 @@ logger = logging.getLogger(__name__)
 
 
 def make_next(stage: Stage, schedule: Schedule | None, rule: Rule | None = None) -> InForce:
-    """Return the policy of another schedule, None for vanilla, for a switch from the active one.
+    """Return the next `InForce`, for a switch from the active policy to `schedule`, which is None for vanilla.
 
     `rule` replaces the schedule's rule for exact requests. Vanilla and `observe` keep the active policy's rule, because
-    that policy may come back.
+    that policy may come back. With `schedule` None the ranks stay as they are: vanilla routes each row by itself,
+    whichever rows ranks gather, so no graph has to be captured again.
     """
     former, ranks = stage.in_force, stage.in_force.ranks
     if rule is None:
@@ -44,11 +45,7 @@ def make_next(stage: Stage, schedule: Schedule | None, rule: Rule | None = None)
 
 
 def make_again(stage: Stage, former: InForce) -> InForce:
-    """Return a policy that was active before, for a switch back: with the latest estimate and captured sizes.
-
-    Vanilla keeps the active policy's ranks: each row is routed by itself, whichever rows ranks gather, so no graph has
-    to be captured again.
-    """
+    """Return a policy that was active before, for a switch back: with the latest estimate and captured sizes."""
     again = make_next(stage, former.schedule, former.rule)
     return replace(again, lanes=former.lanes, is_named=former.is_named)
 
@@ -56,8 +53,8 @@ def make_again(stage: Stage, former: InForce) -> InForce:
 def check_graphs(stage: Stage, latter: InForce, recaptures: bool = True) -> Changes | None:
     """Return what a switch to `latter` changes in the captured graphs; None if it captures them again.
 
-    A switch that may capture also does so to add graphs that the server lacks. Raises ValueError for a switch that may
-    not capture.
+    A switch that may capture also does so to add graphs that the server lacks. Raises ValueError if the switch would
+    have to capture and `recaptures` is False.
     """
     changes = stage.graphs.find_changes(latter)
     misfits = {} if latter.schedule is None else changes.misfits

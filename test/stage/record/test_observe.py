@@ -84,7 +84,7 @@ def test_a_layer_that_is_not_observed_stops_the_server(attach):
 def test_a_runner_that_ranks_logits_gets_the_models_own(attach, convention):
     model = Model(1)
     installed = attach(model, **OBSERVE)
-    installed.layers[0].convention, installed.layers[0].routes_itself = convention, True
+    installed.layers[0].convention, installed.layers[0].runner_ranks_logits = convention, True
     logits, output_format = torch.randn(4, EXPERTS), Formats.BYPASSED
 
     def forward() -> str:

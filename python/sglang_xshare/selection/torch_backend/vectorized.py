@@ -34,8 +34,8 @@ def select(
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`."""
     selected = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
-    # Autograd would take a quarter of the time on a CPU. The callers' tensors are made outside inference mode, because
-    # a caller may not change an inference tensor in place.
+    # On a CPU autograd would make up a quarter of the time, so it is off. The returned tensors are made outside this
+    # block: a caller could not change an inference tensor in place.
     with torch.inference_mode():
         rows = rank_rows(logits, router, batch, plan.by_depth)
         kept = _keep(rows, plan)
@@ -102,12 +102,12 @@ def _cover(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: torch.
 
 
 def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: torch.Tensor) -> Slots:
-    """Return every row's `kmax` best experts of S, down to `max_rank` in its ranking, and its warm-up."""
+    """Return every row's best `kmax` among its warm-up and the experts of S within `max_rank` of its ranking."""
     inside = selected
     if plan.max_rank is not None and plan.max_rank < rows.num_experts:
         last = rows.keys.topk(plan.max_rank, 1).values[:, -1:]
-        own = torch.zeros_like(rows.keys, dtype=torch.bool).scatter_(1, rows.own.experts, kept)
-        inside = selected & ((rows.keys >= last) | own)
+        warm = torch.zeros_like(rows.keys, dtype=torch.bool).scatter_(1, rows.own.experts, kept)
+        inside = selected & ((rows.keys >= last) | warm)
     chosen = rows.find_best(inside, min(plan.kmax or rows.top_k, rows.num_experts))
     if rows.exact is None:
         return chosen

@@ -66,14 +66,17 @@ def check_graphs(stage: Stage, latter: InForce, recaptures: bool = True) -> Chan
 
 
 def _adds_graphs(stage: Stage, latter: InForce) -> bool:
-    """Return whether a capture under `latter` adds graphs: all after a failed capture, larger ones with paged experts.
+    """Return whether a capture under `latter` adds graphs.
 
-    With paged experts the server lacks the sizes that the policy of the last capture did not fit. A switch to vanilla
-    never captures.
+    It adds all graphs after a failed capture, and with paged experts the sizes that the last capture's policy did not
+    fit. A switch to vanilla never captures.
     """
-    if latter.schedule is None or stage.paged is None or not stage.graphs.captured:
-        return latter.schedule is not None and stage.graphs.lost
-    return find_cap(stage.find_batches(name_rows(latter.ranks)).captured, _find_fits(latter)) > max(stage.graphs.rows)
+    if latter.schedule is None:
+        return False
+    if stage.paged is None or not stage.graphs.captured:
+        return stage.graphs.lost
+    sizes = stage.find_batches(name_rows(latter.ranks)).captured
+    return find_cap(sizes, _find_fits(latter)) > max(stage.graphs.rows)
 
 
 def _find_fits(in_force: InForce) -> Callable[[int], bool]:

@@ -225,7 +225,7 @@ def check_request(manager: Any, sampling_params: Any, request: Any) -> None:
 def admit(scheduler: Any, req: Any) -> None:
     """Decide whether a request that enters a scheduler's queue is exact, and note which reporter the scheduler has."""
     if _control is not None:
-        _control.warn_if_without_effect(scheduler)
+        _control.warn_if_without_effect()
     if _reports is not None:
         stage, _reports.reporter = _reports.stage, scheduler.metrics_reporter
         stage.exact.admit(req, stage.in_force.rule, bool(getattr(scheduler, "enable_hicache_storage", False)))

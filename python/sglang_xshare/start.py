@@ -12,6 +12,7 @@ from .policies.description import describe_mass
 from .stage.acceptance import Acceptance
 from .stage.exact import Exact
 from .stage.forward import wrap_calls
+from .stage.gather import name_rows
 from .stage.layer import Layer
 from .stage.reports import Reports
 from .stage.stage import Stage
@@ -23,20 +24,27 @@ logger = logging.getLogger(__name__)
 def start(model_runner: Any, arguments: Arguments, layers: list[Layer]) -> Reports:
     """Put a stage around the target model of upstream's `model_runner`, by the server's flags. Return its reports."""
     config, schedule = server.resolved(model_runner.server_args), arguments.schedule
+    ranks = read_ranks(model_runner, schedule)
+
+    def find_batches(rows: str) -> batches.Batches:
+        # SGLang sets both after the weights have loaded.
+        requests, sizes = getattr(model_runner, "max_running_requests", None), graphs.list_sizes(model_runner, config)
+        return batches.read_batches(config, rows, requests, sizes)
+
     low_first = getattr(config, "schedule_low_priority_values_first", False)
     stage = Stage(
         layers,
         schedule,
         device=model_runner.device,
         trace=arguments.trace,
-        batches=batches.read_batches(config, schedule.rows if schedule else "batch"),
+        batches=batches.read_batches(config, name_rows(ranks)),
         masks=bool(getattr(model_runner.server_args, "mask_padding_experts", False)),
-        ranks=read_ranks(model_runner, schedule),
+        ranks=ranks,
         tp_size=getattr(config, "tp_size", 1),
         stops=arguments.stops,
         exact=Exact(model_runner.device, low_first, find_refusal(config), arguments.ignores_exact),
         acceptance=Acceptance(server.draft_width(config)),
-        find_batches=lambda rows: batches.read_batches(config, rows, sizes=graphs.list_sizes(model_runner, config)),
+        find_batches=find_batches,
         recapture=partial(graphs.capture_again, model_runner),
     )
     name = schedule.policy if schedule else "none, padding masked,"

@@ -1,6 +1,7 @@
 """Fixtures of the live control's tests: the stage's fake model, the stage around it, a server for the subcommands."""
 
 from contextlib import ExitStack
+from functools import partial
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from live.schedulers import Asked, Two
 from sglang_xshare import hooks
 from sglang_xshare.compatibility.moe_model import MoeModel
 from sglang_xshare.live.control import Control
-from sglang_xshare.upstream.batches import Batches
+from sglang_xshare.upstream.batches import read_batches
 from stage.conftest import attach
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model
 
@@ -66,9 +67,11 @@ def control(attach, monkeypatch):
     }.items():
         monkeypatch.setattr(f"sglang_xshare.live.control.{name}", value)
 
-    def make(flags: dict[str, Any] = XSHARE, batches: Batches | None = None, **changes: Any) -> Asked:
+    def make(flags: dict[str, Any] = XSHARE, **changes: Any) -> Asked:
         model = Model()
-        attach(model, batches, **CONFIG | flags | changes)
+        installed = attach(model, **CONFIG | flags | changes)
+        installed.find_batches = partial(read_batches, SimpleNamespace(**CONFIG | changes))
+        installed.read_batches()
         reports: Any = hooks._reports
         return Asked(Control(reports, SimpleNamespace(**CONFIG | changes)), model)
 

@@ -139,7 +139,9 @@ def test_a_rule_of_exact_requests_is_not_lost_without_a_word(control):
     assert asked.post({"policy": "vanilla"})["warnings"] == []
     (warning,) = asked.post({"policy": "xshare", "add": 2})["warnings"]
     assert warning.startswith('exact: this policy does not have {"default": true} of the previous policy: ')
-    assert asked.post({"policy": "xshare", "add": 3})["warnings"] == []
+    assert asked.post({"policy": "xshare", "add": 3, "exact": {"priority": 0}})["warnings"] == []
+    (warning,) = asked.post({"policy": "xshare", "add": 3})["warnings"]
+    assert '{"priority": 0}' in warning
 
 
 def test_a_restore_to_a_start_without_a_policy_names_none_again(control, monkeypatch):
@@ -172,6 +174,23 @@ def test_no_graphs_are_captured_while_memory_is_released(control):
     assert asked.stage.switches == 0
 
 
+def test_a_restore_does_not_try_a_capture_that_has_failed_twice(control):
+    """The restore undoes a refused switch; graphs come back with the next POST that may capture."""
+    asked, captures = control(), list[bool]()
+    asked.stage.graphs.captured[StepKey("decode", 2)] = {asked.stage.layers[0]: Assignment()}
+    asked.stage.recapture = lambda *args: captures.append(False) or 1 / 0
+    end = "without CUDA graphs: division by zero; 1 of 1 restored the previous policy"
+    with pytest.raises(Refusal, match=f"{end}$"):
+        asked.post({"policy": "xshare", "add": 1})
+    assert captures == [False] * 2
+    asked.stage.recapture = lambda *args: captures.append(True)
+    for policy, recapture in (("vanilla", True), ("oea", False), ("oea", True)):
+        told = asked.post({"policy": policy, "recapture": recapture})
+        assert told["recaptured"] == (policy == "oea" and recapture)
+    assert captures == [False, False, True]
+    assert asked.post({"policy": "xshare", "add": 1})["recaptured"] is False
+
+
 RULE = {"default": True}
 KEEPING: list[dict[str, Any]] = [
     {"policy": "xshare", "add": 2, "trial": True},
@@ -190,6 +209,7 @@ def test_trials_and_observe_keep_the_rule_for_exact_requests(body, control):
     asked.post({"policy": "xshare", "add": 1, "exact": RULE})
     asked.post(body)
     assert asked.stage.in_force.rule == (Rule(**RULE) if body in KEEPING else Rule())
+    assert asked.get()["exact_rule"] == (RULE if body in KEEPING else {})
 
 
 def test_the_rule_outlives_a_search_on_a_server_that_observes(control):

@@ -141,20 +141,27 @@ def test_a_capture_that_fails_restores_the_policy_before(serve, reporter, caplog
     line = (
         f"^CUDA graphs could not be captured again, the previous policy is active again{end}: Capture .* out of memory$"
     )
-    with pytest.raises(ValueError, match=line):
+    with pytest.raises(ValueError, match=line), caplog.at_level(logging.INFO):
         switch(installed, schedule(POLICIES["oea"]), reporter)
+    assert "Expert policy: no switch; until now active experts: " in caplog.text, "counts that no other line reports"
     assert (installed.in_force, installed.switches) == (in_force, 0)
     assert find_faults(installed) == []
     assert installed.graphs.rows == (list(SIZES) if failures == 1 else [])
-    assert switch(installed, schedule(POLICIES["oea"]), reporter) is not None or failures == 2
-    assert find_faults(installed) == []
+    if failures == 2:
+        assert switch(installed, None, reporter) is None
+        assert switch(installed, schedule(POLICIES["xshare by add"]), reporter, recaptures=False) is None
+        assert installed.graphs.rows == []
+    for latter, captures in (({"policy": "xshare", "k0": 1, "add": 3}, failures == 2), (POLICIES["oea"], True)):
+        assert (switch(installed, schedule(latter), reporter) is not None) == captures
+        assert installed.graphs.rows == list(SIZES)
+        assert find_faults(installed) == []
 
 
 def test_sizes_are_those_that_sglang_captures(attach, reporter, monkeypatch):
     """With a request pool of 37 it captures 37 rows, which no list has: padding is masked there, and numbers follow."""
     model = Model(1)
     installed = attach(model, Batches((8, 36)), expert_policy="xshare", expert_policy_config={"k0": 1, "add": 2})
-    installed._find_batches = lambda rows: Batches((8, 37))
+    installed.find_batches = lambda rows: Batches((8, 37))
     installed.device = "cuda"
     capture = Capturing(monkeypatch, model)
     capture.running = True
@@ -173,7 +180,7 @@ def test_sizes_are_read_in_every_capture_and_in_no_other_step(attach, reporter, 
     """SGLang captures prefills too, on a server without decode graphs as well."""
     model, sizes = Model(1), [8, 37]
     installed = attach(model, Batches((8, 36)), expert_policy="xshare", expert_policy_config={"k0": 1, "add": 2})
-    installed._find_batches = lambda rows: Batches((8, sizes[-1]))
+    installed.find_batches = lambda rows: Batches((8, sizes[-1]))
     installed.device = "cuda"
     installed.recapture = capture = Capturing(monkeypatch, model)
     capture.running = True

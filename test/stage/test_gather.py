@@ -6,14 +6,16 @@ import pytest
 import torch
 
 from sglang_xshare import Batch, build_plan
+from sglang_xshare.compatibility.arguments import Arguments
 from sglang_xshare.policies.schedule import Schedule, build_schedule
 from sglang_xshare.stage.gather import Gather, Ranks
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step, StepKey, read_key, read_step
 from sglang_xshare.stage.switch import check_graphs, make_again, make_next
+from sglang_xshare.start import start as start_in
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import EXPERTS, Config, Model, bind, forward_batch, make_stage, put_in_step
+from stage.fake import EXPERTS, Config, Model, bind, forward_batch, make_stage, put_in_step, runner
 from stage.ranks import Load
 
 GATHER = "sglang_xshare.stage.gather.all_gather"
@@ -104,10 +106,21 @@ def test_captured_sizes_are_counted_in_the_rows_that_ranks_select_among(together
     """Those of all ranks, or those of one."""
     stage = start(None, ranks=Ranks(0, 2, 1, EXPERTS, together))
     asked = []
-    stage._find_batches = lambda rows: asked.append(rows) or Batches((4,))
-    stage._read_batches()
+    stage.find_batches = lambda rows: asked.append(rows) or Batches((4,))
+    stage.read_batches()
     assert asked == ["batch" if together else "rank"]
     assert stage.in_force.batches.captured == (4,)
+
+
+@pytest.mark.usefixtures("attach")
+def test_ranks_that_only_mask_padding_begin_with_the_rows_of_one_rank(monkeypatch):
+    """Without a policy no rank gathers rows."""
+    batches = {"batch": Batches((16,), most=64), "rank": Batches((4,), most=16)}
+    monkeypatch.setattr("sglang_xshare.upstream.batches.read_batches", lambda config, rows: batches[rows])
+    monkeypatch.setattr("sglang_xshare.start.read_ranks", lambda *args: Ranks(0, 4, 1, EXPERTS, False))
+    monkeypatch.setattr("sglang_xshare.start.wrap_calls", lambda *args: None)
+    reports = start_in(runner(model := Model(1)), Arguments(schedule=None), bind(model))
+    assert reports.stage.in_force.batches == batches["rank"]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +147,7 @@ def test_a_switch_of_rows_reads_the_sizes_in_the_new_unit(captured):
     """Also without graphs, whose capture would read them; and a switch back to vanilla keeps both, and no capture."""
     stage = start(None, batches=Batches(captured, most=8), ranks=Ranks(0, 2, 1, EXPERTS, True))
     units = {"batch": Batches(captured, most=8), "rank": Batches(tuple(rows // 2 for rows in captured), most=4)}
-    stage._find_batches = units.__getitem__
+    stage.find_batches = units.__getitem__
     vanilla = stage.in_force
     for size in captured:
         stage.graphs.assign_for_capture(StepKey("decode", size), stage.in_force)

@@ -18,6 +18,7 @@ from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.paged import SlotsExceeded
 from sglang_xshare.stage.record.counters import Reader
 from sglang_xshare.stage.step import StepKey
+from sglang_xshare.upstream.batches import Batches
 from sglang_xshare.upstream.paging import Residents
 from stage.fake import EXPERTS, TOP_K, allows_graph, forward_batch
 from stage.paged_model import LAYERS, REPORTER, SLOTS, PagedModel, Paging, decode, make_schedule, put
@@ -179,6 +180,7 @@ def test_a_switch_keeps_the_bound(monkeypatch):
 def capture(monkeypatch, stage, model, rows):
     """A step of so many rows as SGLang captures it: first eagerly, then recorded."""
     stage.device = "cuda"
+    stage.find_batches = lambda _: Batches(tuple(size for size in (1, 2, 4, 8) if size <= rows))
     monkeypatch.setattr("sglang_xshare.stage.stage.is_capturing", lambda: True)
     for recorded in (False, True):
         monkeypatch.setattr("sglang_xshare.stage.stage.is_recorded", lambda recorded=recorded: recorded)

@@ -5,6 +5,7 @@ import torch
 from sglang_xshare import Batch, hooks, select
 from sglang_xshare.stage.record.counters import Reader
 from sglang_xshare.stage.step import Step, StepKey
+from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, allows_graph
 from stage.paged_model import LAYERS, REPORTER, SLOTS, PagedModel, decode, make_schedule, put
 from stage.switching import Capturing, switch
@@ -91,3 +92,25 @@ def test_graphs_captured_anew_are_those_of_steps_that_fit(monkeypatch):
         assert switch(stage, make_schedule(**keys), REPORTER) is not None
         assert stage.graphs.rows == rows
         assert [size for size in (1, 2, 8) if allows_graph(size)] == rows
+
+
+def test_captured_sizes_are_those_of_the_active_policy_whatever_came_before(monkeypatch):
+    """A policy that only differs in numbers may fit larger batches than the graphs of the previous policy."""
+    monkeypatch.setattr("stage.switching.SIZES", (4, 8))
+    model = PagedModel()
+    stage = put(monkeypatch, model, k0=3, add=2)
+    stage.device, stage.find_batches = "cuda", lambda rows: Batches((4, 8))
+    stage.recapture = capture = Capturing(monkeypatch, model)
+    capture(fits=lambda requests: stage.in_force.fits_slots(StepKey("decode", requests)))
+    assert stage.graphs.rows == [4]
+    larger, smaller = make_schedule("xshare", k0=1, add=2), make_schedule("xshare", k0=3, add=2)
+    for schedule, may_capture, captures, rows in (
+        (larger, False, False, [4]),
+        (None, True, False, [4]),
+        (larger, True, True, [4, 8]),
+        (larger, True, False, [4, 8]),
+        (smaller, True, False, [4, 8]),
+    ):
+        assert (switch(stage, schedule, REPORTER, recaptures=may_capture) is not None) == captures
+        assert stage.graphs.rows == rows
+    assert [size for size in (4, 8) if allows_graph(size)] == [4]

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from sglang_xshare import Router, build_plan, hooks, select
+from sglang_xshare.compatibility.arguments import Arguments
 from sglang_xshare.stage.frame import PolicyBypassed
 from sglang_xshare.stage.record.counters import AFTER, STEPS
+from sglang_xshare.start import start
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import (
     EXPERTS,
@@ -16,9 +18,11 @@ from stage.fake import (
     Config,
     Gather,
     Model,
+    bind,
     gathered_batches,
     outcomes,
     run,
+    runner,
 )
 
 
@@ -30,6 +34,19 @@ def _on_the_first_rank(monkeypatch):
 def count_experts(model: Model) -> list[int | None]:
     """Different ids handed to each layer's runner, None for vanilla."""
     return [routed and len(routed[1].unique()) for routed in model.routed]
+
+
+@pytest.mark.usefixtures("attach")
+def test_batches_are_those_that_sglang_decides_on_after_loading(monkeypatch):
+    """Without --max-running-requests it decides how many requests run at once by the memory that is left."""
+    own = runner(model := Model(1), **dict.fromkeys(("max_running_requests", "speculative_num_draft_tokens")))
+    own.server_args.device, own.server_args.speculative_adaptive = "cpu", False
+    stage = start(own, Arguments(schedule=None), bind(model)).stage
+    assert stage.in_force.batches == Batches()
+    own.max_running_requests = 50
+    monkeypatch.setattr("sglang_xshare.upstream.graphs.list_sizes", lambda *args: [48, 50])
+    stage.read_batches()
+    assert stage.in_force.batches == Batches((48, 50), most=50)
 
 
 @pytest.mark.parametrize("flags", [{}, {"expert_policy": "vanilla"}])

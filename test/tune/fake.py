@@ -28,6 +28,7 @@ class FakeServer:
         self.paged = False
         self.asked = 16
         self.policy: dict[str, Any] = {"policy": "xshare"}
+        self.exact_rule: dict[str, Any] = {}
         self.trial = False
         self.switched: list[dict[str, Any]] = []
         self.intrude: Callable[[FakeServer], None] = lambda server: None  # before each batch that it decodes
@@ -60,7 +61,7 @@ class FakeServer:
         limits: dict[str, Any] = {"moe_layers": list(WEIGHTS), "captured_rows": [4, 16] if self.captured else []}
         limits |= {"most_rows": 40, "router": {"top_k": 8, "renormalize": True}}
         counted = {"since_switch": since, "switches": len(self.switched), "trial": self.trial}
-        return self.policy | counted | {"limits": limits}
+        return self.policy | counted | {"limits": limits, "exact_rule": self.exact_rule}
 
     def get_model(self) -> str:
         return "fake"

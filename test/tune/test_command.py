@@ -130,7 +130,7 @@ def test_a_setting_that_the_model_cannot_have_is_refused_first(texts, tmp_path, 
 
 
 def test_what_the_server_left_exact_stays_so_in_the_plan(texts, tmp_path, server):
-    server.policy = {"policy": "oea", "k0": 3, "exact": {"priority": 10}}
+    server.policy, server.exact_rule = {"policy": "vanilla"}, {"priority": 10}
     assert tune(texts, tmp_path / "out") == 0
     plan = json.loads((tmp_path / "out" / "plan.json").read_text())
     assert plan["exact"] == {"priority": 10}

@@ -1,6 +1,8 @@
 """Checks of a schedule against a model and its server, by their configuration and without weights."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..depth import is_on as chooses_depth
@@ -25,12 +27,13 @@ def check_schedule(
     model: MoeModel,
     config: Any,
     names_runner: bool = True,
-    requests: int | None = None,
+    find_batches: Callable[[str], Batches] | None = None,
 ) -> tuple[list[SelectionPlan], list[str]]:
     """Return (every plan that the model's layers can get, warnings), from resolved arguments alone.
 
-    A start and a switch give the same answer for the same MoE runner and the same `requests` (as in `read_batches`).
-    `schedule` is None if only padding rows are masked, `names_runner` False if SGLang has chosen the MoE runner. Raises
+    A start and a switch give the same answer for the same MoE runner and the same batches. `schedule` is None if only
+    padding rows are masked, `names_runner` False if SGLang has chosen the MoE runner. `find_batches` returns the
+    server's batches in the unit of a schedule's `rows`; by default `read_batches` predicts them. Raises
     `ExpertPolicyError` for a schedule that does not fit the model or the server.
     """
     if schedule is not None:
@@ -38,12 +41,14 @@ def check_schedule(
     plans: list[SelectionPlan] = [] if schedule else [VANILLA]
     warnings: dict[str, None] = {}  # a dict, because up to hundreds of `observe`'s plans have the same warning
     router, experts = Router(model.top_k, renormalize=model.renormalize), model.num_experts
+    find_batches = find_batches or partial(read_batches, config)
     for part in schedule.parts if schedule else ():
         check_rows(part, config)
-        if missed := find_missed(part, config, requests):
+        batches = find_batches(part.rows)
+        if missed := find_missed(part, batches):
             reason = "no step of this server has a number of rows in this range; must include one of its batch sizes"
-            reason += f" ({missed[1]})"
-            raise refusal("--expert-policy", f"{part.policy} with {missed[0]}", reason)
+            reason += f" ({batches})"
+            raise refusal("--expert-policy", f"{part.policy} with {missed}", reason)
         found = _build_plans(part, model, router, config.ep_size)
         _check_plans(found, model, config)
         plans += found
@@ -86,13 +91,12 @@ def check_rows(schedule: Schedule, config: Any) -> None:
         raise refusal(flag, "rank", reason)
 
 
-def find_missed(schedule: Schedule, config: Any, requests: int | None = None) -> tuple[str, Batches] | None:
-    """Return (the policy's limits, the server's batches) if no batch fits; `requests` as in `read_batches`."""
-    batches = read_batches(config, schedule.rows, requests)
+def find_missed(schedule: Schedule, batches: Batches) -> str | None:
+    """Return the policy's limits if none of the server's batches is within them, else None."""
     if batches.meet(schedule.min_rows, schedule.max_rows):
         return None
     last = "" if schedule.max_rows is None else f" to max_rows = {schedule.max_rows}"
-    return f"min_rows = {schedule.min_rows}{last}", batches
+    return f"min_rows = {schedule.min_rows}{last}"
 
 
 def _build_plans(schedule: Schedule, model: MoeModel, router: Router, ranks: int) -> list[SelectionPlan]:

@@ -6,6 +6,7 @@ METHOD = "expert_policy"
 ADDED = (
     "in_force",
     "plan_hash",
+    "exact_rule",
     "limits",
     "counters",
     "since_switch",

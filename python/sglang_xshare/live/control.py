@@ -12,6 +12,7 @@ from ..compatibility.layers import check_plans
 from ..compatibility.modes import check_observed
 from ..compatibility.moe_model import read_model
 from ..compatibility.schedule import check_schedule, find_missed
+from ..policies.exact import Rule
 from ..policies.keys import as_json
 from ..policies.schedule import Schedule, build_schedule
 from ..stage.in_force import InForce
@@ -38,7 +39,8 @@ class Checked:
 
     epoch: str
     switches: int
-    latter: InForce
+    schedule: Schedule | None
+    rule: Rule
     is_trial: bool
     recaptures: bool
     warnings: list[str]
@@ -78,13 +80,17 @@ class Control:
         Wait for the device at most once in `COUNTING_PERIOD` seconds: otherwise return the counters of the last read,
         and their age `counted_ago`.
         """
-        stage, in_force = self.stage, self.stage.in_force
+        stage = self.stage
+        if stage.in_force.batches.most is None:  # no capture has read them since SGLang decided
+            stage.read_batches()
+        in_force = stage.in_force
         # All ranks of data-parallel attention count the same steps, so the first one reports them.
         counts = is_first_rank()
         router = stage.layers[0].router
         return in_force.given | {
             "in_force": in_force.description,
             "plan_hash": in_force.hash,
+            "exact_rule": in_force.rule.given,
             "limits": {
                 "moe_layers": [layer.layer_id for layer in stage.layers],
                 "batches": str(in_force.batches),
@@ -112,16 +118,17 @@ class Control:
             raise ValueError(f"trial must be true or false (got {as_json(is_trial)})")
         if type(recaptures) is not bool:
             raise ValueError(f"recapture must be true or false (got {as_json(recaptures)})")
-        warnings = self._check_as_at_start(schedule, find_limit(reporter.scheduler))
+        warnings = self._check_as_at_start(schedule)
         rule = self.stage.in_force.rule
         latter = make_next(self.stage, schedule, rule if is_trial else None)
         if check_graphs(self.stage, latter, recaptures) is None:
             check_memory(reporter.scheduler)
         if latter.rule != rule and latter.schedule is not None and "exact" not in latter.schedule.given:
-            lost = as_json({name: value for name, value in asdict(rule).items() if value not in (None, False)})
             reason = "from now on a request is exact only if it sets expert_policy; to keep the rule, send exact again"
-            warnings.append(f"exact: this policy does not have {lost} of the previous policy: {reason}")
-        self._checked = Checked(epoch, self.stage.switches, latter, is_trial, recaptures, warnings)
+            warnings.append(f"exact: this policy does not have {as_json(rule.given)} of the previous policy: {reason}")
+        self._checked = Checked(
+            epoch, self.stage.switches, latter.schedule, latter.rule, is_trial, recaptures, warnings
+        )
         return self._count_switches()
 
     def commit(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
@@ -138,7 +145,7 @@ class Control:
         if checked.switches != stage.switches:
             raise ValueError("the policy changed after the check; ask again")
         self._former = Former(epoch, stage.in_force, stage.disagreement, self._is_trial)
-        latter = make_next(stage, checked.latter.schedule, checked.latter.rule)  # weighed by the latest estimate
+        latter = make_next(stage, checked.schedule, checked.rule)  # weighed by the latest estimate
         seconds = switch(self.reports, latter, reporter, number, checked.recaptures)
         self._posted, self._is_trial = number, checked.is_trial
         for warning in checked.warnings:
@@ -157,7 +164,9 @@ class Control:
         self._begin_comparing()
         if former is None or former.epoch != epoch:
             return {"restored": False}
-        switch(self.reports, make_again(self.stage, former.in_force), reporter, number)
+        # Without another capture if two have just failed: this restore would fail too.
+        recaptures = not self.stage.graphs.lost
+        switch(self.reports, make_again(self.stage, former.in_force), reporter, number, recaptures)
         self.stage.disagreement = former.disagreement
         self._posted, self._is_trial = number, former.is_trial
         return {"restored": True}
@@ -170,7 +179,7 @@ class Control:
         if self.stage.agreement is not None:
             self.stage.agreement.begin()
 
-    def warn_if_without_effect(self, scheduler: Any) -> None:
+    def warn_if_without_effect(self) -> None:
         """Log a warning, in the first call, if the policy can act in no step.
 
         SGLang decides how many requests run at once only after the checks of the start.
@@ -178,12 +187,12 @@ class Control:
         if self._has_checked_effect:
             return
         self._has_checked_effect = True
-        schedule, requests = self.stage.in_force.schedule, find_limit(scheduler)
-        for part in schedule.parts if schedule and requests and is_first_rank() else ():
-            missed = find_missed(part, resolved(self.server_args), requests)
-            if missed is not None:
-                reason = f"this server's steps have other numbers of rows ({missed[1]}), so every step stays vanilla"
-                logger.warning("--expert-policy %s: %s: %s", part.policy, missed[0], reason)
+        schedule = self.stage.in_force.schedule
+        for part in schedule.parts if schedule and is_first_rank() else ():
+            batches = self.stage.find_batches(part.rows)
+            if missed := find_missed(part, batches):
+                reason = f"this server's steps have other numbers of rows ({batches}), so every step stays vanilla"
+                logger.warning("--expert-policy %s: %s: %s", part.policy, missed, reason)
 
     def _read(self, body: Mapping[str, Any]) -> Schedule | None:
         """Return the schedule of a POST, None for vanilla. Raises ValueError for keys that make no policy."""
@@ -196,7 +205,7 @@ class Control:
         speculative = self.server_args.speculative_algorithm is not None
         return build_schedule(name, keys, speculative, pages=pages_experts(self.server_args))
 
-    def _check_as_at_start(self, schedule: Schedule | None, requests: int | None) -> list[str]:
+    def _check_as_at_start(self, schedule: Schedule | None) -> list[str]:
         """Return the warnings that a start with this schedule would log.
 
         Raises ValueError if such a start would be refused.
@@ -211,7 +220,7 @@ class Control:
         if schedule.observed and self.stage.in_force.masks:
             raise ValueError("--mask-padding-experts with observe: observe routes like the model; use another policy")
         model = read_model(model_config(self.server_args), self.server_args.model_path)
-        plans, warnings = check_schedule(schedule, model, config, requests=requests)
+        plans, warnings = check_schedule(schedule, model, config, find_batches=self.stage.find_batches)
         schedule.plans([layer.layer_id for layer in self.stage.layers])
         for layer in self.stage.layers:
             check_plans(layer, plans, config)
@@ -245,12 +254,6 @@ class Control:
             for layer, row in zip(self.stage.layers, rows, strict=True)
         ]
         return asdict(interval) | {"by_layer": layers}
-
-
-def find_limit(scheduler: Any) -> int | None:
-    """Return the most requests that a scheduler of upstream's runs at once."""
-    limit: int | None = getattr(scheduler, "max_running_requests", None)
-    return limit
 
 
 def handle(control: Control | None, depth: DepthReport | None, scheduler: Any, request: Any) -> Any:

@@ -23,6 +23,11 @@ class Rule:
     priority: int | None = None
     default: bool = False
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The rule as the policy's key `exact`; empty without a rule."""
+        return {name: value for name, value in vars(self).items() if value is not None and value is not False}
+
 
 def read_rule(value: Any) -> Rule:
     """Return the rule of the policy's key `exact`. Raises ValueError naming what is allowed."""

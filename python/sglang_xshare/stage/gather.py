@@ -39,6 +39,11 @@ class Ranks:
         return rows.tensor_split(self.share)[self.rank % self.share]
 
 
+def name_rows(ranks: Ranks | None) -> str:
+    """Return the policy's key `rows` for these ranks: "rank" if each rank selects by itself, else "batch"."""
+    return "batch" if ranks is None or ranks.together else "rank"
+
+
 @dataclass(frozen=True)
 class Gather:
     """The rows of one step on each rank, padding included. All ranks must call `collect` in the same order."""

@@ -34,7 +34,9 @@ class Graphs:
     own for the plan's numbers, to which a switch writes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lost: bool = False) -> None:
+        self.lost = lost
+        """True if a capture has failed and no other has followed: the server runs without its graphs."""
         self.captured: dict[StepKey, dict[Layer, Assignment]] = {}
         """The plan that each layer of each graph launches."""
         self.stale: frozenset[StepKey] = frozenset()
@@ -91,7 +93,7 @@ class Graphs:
         plan, and no switch could go back to that. The kernel of the first plan has run before, so a capture may launch
         it. A stale graph is captured for the active policy.
         """
-        self._lanes = in_force.lanes
+        self._lanes, self.lost = in_force.lanes, False
         if key not in self.captured or key in self.stale:
             found = self._prepared.pop(key, None) or in_force.assign(key)
             self.captured[key] = dict(zip(in_force.layers, found, strict=True))

@@ -15,7 +15,7 @@ from . import handover
 from .acceptance import Acceptance
 from .exact import Exact
 from .frame import Assignment, Frame, ModelForward
-from .gather import Ranks
+from .gather import Ranks, name_rows
 from .graphs import Graphs
 from .in_force import InForce
 from .lane import Lane, count_vanilla, find_tally, make_lanes
@@ -39,7 +39,7 @@ class Stage:
     rows. With `masks` padding rows are masked also after a switch to vanilla. If `tp_size` is above 1, the
     tensor-parallel ranks compare their selections: if these differ, the server switches to vanilla, or ends if `stops`
     is set. `exact` holds the exact requests, `acceptance` the estimate of accepted drafts. `find_batches` is called
-    with a schedule's `rows`, in captures and switches, and returns the batches with the sizes that SGLang captures.
+    with a schedule's `rows` once SGLang serves or captures, and returns the batches that SGLang then has.
     `recapture(scheduler, fits)` captures the graphs again, as `upstream.graphs.capture_again` does.
     """
 
@@ -66,7 +66,7 @@ class Stage:
         # always masked. On other devices the mask takes one comparison in each step.
         self.reads_padding = device != "cpu" or masks
         self._layer_ids = layer_ids = [layer.layer_id for layer in layers]
-        self._find_batches, self.recapture = find_batches, recapture
+        self.find_batches, self.recapture = find_batches, recapture
         placement = layers[0].placement
         self.balance = None if placement is None else Balance(placement, layer_ids, device)
         self.paged = PagedLayers(layers, device) if layers[0].paging is not None else None
@@ -93,7 +93,7 @@ class Stage:
         exact = self.exact if self.exact.refusal is None else None
         step = read_step(forward_batch, self.reads_padding, self.in_force.ranks, exact, by_depth)
         if in_capture and step is not None:  # SGLang captures prefills before it sets the sizes of decode graphs
-            self._read_batches()
+            self.read_batches()
         in_force, layers = self.in_force, self.layers
         steps = [step] * len(layers) if step is None or self.paged is None else self.paged.divide(step)
         key = None if step is None else step.key
@@ -124,15 +124,11 @@ class Stage:
             self.current_frame.frame = None if former is None else Frame(former.key, outcome)
             handover.withdraw()
 
-    def _read_batches(self) -> None:
-        """Read the sizes that SGLang captures, which it sets after the weights have loaded."""
-        batches = self.find_batches(self.in_force.ranks)
+    def read_batches(self) -> None:
+        """Read the captured sizes and the most rows, both of which SGLang sets after the weights have loaded."""
+        batches = self.find_batches(name_rows(self.in_force.ranks))
         if batches != self.in_force.batches:
             self.in_force = replace(self.in_force, batches=batches)
-
-    def find_batches(self, ranks: Ranks | None) -> Batches:
-        """Return the sizes of steps, counted in rows of all ranks, or of one rank if each selects by itself."""
-        return self._find_batches("batch" if ranks is None or ranks.together else "rank")
 
     def begin_forward(self, forward_batch: Any) -> None:
         """Weigh drafts by the latest estimate, and mark the exact rows of a forward, which may be a graph's replay."""

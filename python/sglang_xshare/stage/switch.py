@@ -4,14 +4,16 @@ import json
 import logging
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from ..policies.exact import Rule
 from ..policies.schedule import Schedule
-from ..upstream.graphs import check_memory
+from ..upstream.graphs import check_memory, find_cap
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import end_server, show_plan, wait_for_device
+from .gather import name_rows
 from .graphs import Changes, Graphs, describe_misfits
 from .in_force import InForce
 from .lane import make_lanes
@@ -35,7 +37,7 @@ def make_next(stage: Stage, schedule: Schedule | None, rule: Rule | None = None)
     schedule = schedule and schedule.weigh(stage.acceptance.number)
     if ranks is not None and schedule is not None:
         ranks = replace(ranks, together=schedule.rows == "batch")
-    batches = former.batches if ranks == former.ranks else stage.find_batches(ranks)
+    batches = former.batches if ranks == former.ranks else stage.find_batches(name_rows(ranks))
     latter = replace(former, schedule=schedule, rule=rule, ranks=ranks, batches=batches, is_named=True)
     if latter.given == former.given:  # the same plans keep their lanes: captured graphs write to their counters
         return latter
@@ -51,7 +53,8 @@ def make_again(stage: Stage, former: InForce) -> InForce:
 def check_graphs(stage: Stage, latter: InForce, recaptures: bool = True) -> Changes | None:
     """Return what a switch to `latter` changes in the captured graphs; None if it captures them again.
 
-    Raises ValueError if the switch would have to capture and `recaptures` is False.
+    A switch that may capture also does so to add graphs that the server lacks. Raises ValueError if the switch would
+    have to capture and `recaptures` is False.
     """
     changes = stage.graphs.find_changes(latter)
     misfits = {} if latter.schedule is None else changes.misfits
@@ -59,7 +62,26 @@ def check_graphs(stage: Stage, latter: InForce, recaptures: bool = True) -> Chan
         misfits["the rows that ranks gather change"] = set()
     if misfits and not recaptures:
         raise ValueError(describe_misfits(misfits))
-    return None if misfits else changes
+    return None if misfits or (recaptures and _adds_graphs(stage, latter)) else changes
+
+
+def _adds_graphs(stage: Stage, latter: InForce) -> bool:
+    """Return whether a capture under `latter` adds graphs.
+
+    It adds all graphs after a failed capture, and with paged experts the sizes that the last capture's policy did not
+    fit. A switch to vanilla never captures.
+    """
+    if latter.schedule is None:
+        return False
+    if stage.paged is None or not stage.graphs.captured:
+        return stage.graphs.lost
+    sizes = stage.find_batches(name_rows(latter.ranks)).captured
+    return find_cap(sizes, _find_fits(latter)) > max(stage.graphs.rows)
+
+
+def _find_fits(in_force: InForce) -> Callable[[int], bool]:
+    """Return a function that returns whether the experts of a number of requests fit the slots in each layer."""
+    return lambda requests: in_force.fits_slots(StepKey("decode", requests))
 
 
 def switch(
@@ -80,7 +102,11 @@ def switch(
     counted = reports.report(reporter, always=True)
     seconds = None
     if changes is None:
-        seconds, latter = _capture(stage, latter, reporter.scheduler)
+        try:
+            seconds, latter = _capture(stage, latter, reporter.scheduler)
+        except ValueError:
+            logger.info("Expert policy: no switch; until now%s", counted.removeprefix(","))
+            raise
     else:
         stage.graphs.follow(changes)
     wait_for_device(stage.device)
@@ -136,7 +162,7 @@ def _capture(stage: Stage, latter: InForce, scheduler: Any) -> tuple[float, InFo
         return time.monotonic() - began, stage.in_force
     then = "the previous policy is active again"
     if again := _capture_under(stage, former, scheduler):
-        stage.graphs = Graphs()
+        stage.graphs = Graphs(lost=True)
         then += ", without CUDA graphs"
         logger.error("Expert policy: the graphs of the previous policy could not be captured either: %s", again)
     raise ValueError(f"CUDA graphs could not be captured again, {then}: {reason}")
@@ -146,8 +172,7 @@ def _capture_under(stage: Stage, in_force: InForce, scheduler: Any) -> str | Non
     """Capture all graphs under a policy (with paged experts, those that fit the slots). Return why that failed."""
     stage.graphs, stage.in_force = Graphs(), in_force
     try:
-        fits = None if stage.paged is None else lambda requests: in_force.fits_slots(StepKey("decode", requests))
-        stage.recapture(scheduler, fits)
+        stage.recapture(scheduler, None if stage.paged is None else _find_fits(in_force))
     except Exception as error:
         # As text: a traceback that is kept would keep the memory of the graphs that were captured.
         logger.warning("Expert policy: a capture of CUDA graphs failed\n%s", traceback.format_exc())

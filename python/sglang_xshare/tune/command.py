@@ -103,7 +103,7 @@ def tune(arguments: argparse.Namespace) -> int:
         {one.batch: one.chosen.settings if one.chosen else {groups[0]: VANILLA_SETTING} for one in found}
     )
     if plan["policy"] != VANILLA_SETTING:
-        plan |= {"exact": guard.before["exact"]} if "exact" in guard.before else {}  # the server's own exact requests
+        plan |= {"exact": rule} if (rule := guard.before.get("exact_rule")) else {}  # the server's own exact requests
         plan |= {"min_rows": FIRST_SIZE} if unit == PAGED else {}  # one row was not measured
     report = {"policy": dict(plan), "batches": [describe_found(one) for one in found]}
     name, options = plan.pop("policy"), orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE

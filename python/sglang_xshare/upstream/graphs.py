@@ -1,6 +1,6 @@
 """SGLang's CUDA graphs of decode and verify steps: whether a capture runs, its sizes, and another capture."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -53,7 +53,7 @@ def capture_again(model_runner: Any, scheduler: Any, fits: Callable[[int], bool]
         decode.bs = sizes
 
 
-def find_cap(sizes: list[int], fits: Callable[[int], bool]) -> int:
+def find_cap(sizes: Sequence[int], fits: Callable[[int], bool]) -> int:
     """Return the largest n, at most max(`sizes`), such that every number of requests from 1 to n fits; at least 1."""
     return max(takewhile(fits, range(1, max(sizes) + 1)), default=1)
 

@@ -10,8 +10,8 @@ import torch
 
 from sglang_xshare import hooks
 from sglang_xshare.live.control import Checked, Control
+from sglang_xshare.policies.exact import Rule
 from sglang_xshare.stage.step import StepKey
-from sglang_xshare.stage.switch import make_next
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, XSHARE, Model, allows_graph, forward_batch, make_reporter, runner
 from stage.switching import PLANS, schedule, switch
@@ -51,7 +51,7 @@ def serve(attach, monkeypatch):
 
         def post(keys: dict[str, Any]) -> None:
             stage, control = served.stage, Control(served.reports, SimpleNamespace())
-            control._checked = Checked("1", stage.switches, make_next(stage, schedule(keys)), False, True, [])
+            control._checked = Checked("1", stage.switches, schedule(keys), Rule(), False, True, [])
             control.commit("1", stage.switches + 1, served.reports.reporter)
 
         served.decode, served.post = decode, post

@@ -134,7 +134,7 @@ def test_what_a_loaded_layers_runner_cannot_follow_is_refused(control):
 
 
 def test_a_rule_of_exact_requests_is_not_lost_without_a_word(control):
-    asked = control()
+    asked = control(enable_priority_scheduling=True)
     assert asked.post({"policy": "xshare", "add": 2, "exact": {"default": True}})["warnings"] == []
     assert asked.post({"policy": "vanilla"})["warnings"] == []
     (warning,) = asked.post({"policy": "xshare", "add": 2})["warnings"]

@@ -157,6 +157,16 @@ def test_a_capture_that_fails_restores_the_policy_before(serve, reporter, caplog
         assert find_faults(installed) == []
 
 
+def test_lost_graphs_that_a_weight_update_captures_are_not_captured_again(serve, reporter):
+    installed, capture = serve(POLICIES["xshare by add"])
+    capture.failures = 2
+    with pytest.raises(ValueError, match="without CUDA graphs"):
+        switch(installed, schedule(POLICIES["oea"]), reporter)
+    capture()
+    assert switch(installed, schedule({"policy": "xshare", "k0": 1, "add": 3}), reporter) is None
+    assert find_faults(installed) == []
+
+
 def test_sizes_are_those_that_sglang_captures(attach, reporter, monkeypatch):
     """With a request pool of 37 it captures 37 rows, which no list has: padding is masked there, and numbers follow."""
     model = Model(1)

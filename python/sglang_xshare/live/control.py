@@ -188,9 +188,9 @@ class Control:
             return
         self._has_checked_effect = True
         schedule = self.stage.in_force.schedule
-        for part in schedule.parts if schedule and is_first_rank() else ():
+        for part in schedule.parts if schedule else ():
             batches = self.stage.find_batches(part.rows)
-            if missed := find_missed(part, batches):
+            if (missed := find_missed(part, batches)) and is_first_rank():
                 reason = f"this server's steps have other numbers of rows ({batches}), so every step stays vanilla"
                 logger.warning("--expert-policy %s: %s: %s", part.policy, missed, reason)
 

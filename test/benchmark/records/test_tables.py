@@ -9,7 +9,7 @@ from benchmark.common.paths import RESULTS
 from benchmark.records import history
 from benchmark.records.experiments import EXPERIMENTS
 from benchmark.records.pages import check_tables, write_tables
-from benchmark.records.pictures import check_pictures, write_pictures
+from benchmark.records.pictures import PICTURES, check_pictures, write_pictures
 from benchmark.records.tables import _read
 
 OLD = {"serving": "old\n", "quality": ""}
@@ -46,7 +46,7 @@ def test_a_figure_changed_by_hand_and_a_record_measured_anew_are_told(page, resu
     assert problem.startswith(f"{page}: table quality: differs from its record")
     page.write_text(text)
     pictures = tmp_path / "pictures"
-    assert len(check_pictures(results, pictures)) == 2
+    assert len(check_pictures(results, pictures)) == len(PICTURES)
     assert write_pictures(results, pictures) == [] == check_pictures(results, pictures)
     path = EXPERIMENTS["quality"].path(results)
     record = json.loads(path.read_text())

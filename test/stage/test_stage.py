@@ -292,3 +292,13 @@ def test_calls_are_kept_for_so_many_batch_sizes(attach, monkeypatch):
     for rows in range(4, 10):
         run(model, "decode", rows)
         assert all(1 <= len(layer._calls) <= 2 for layer in installed.layers)
+
+
+def test_a_plan_without_a_compiled_call_is_kept_alive(attach, monkeypatch):
+    """Calls are found by `id()`: a plan made after a switch could have the id of one that is gone, and no call then."""
+    monkeypatch.setattr("sglang_xshare.stage.layer.prepare_call", lambda *args: None)
+    model = Model(1)
+    installed = attach(model, **XSHARE)
+    run(model, "decode", 4)
+    ((place, (plan, call)),) = installed.layers[0]._calls.items()
+    assert (id(plan), call) == (place[0], None)

@@ -100,10 +100,10 @@ class Layer:
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
         # EPLB and paged experts replace the ids after the selection, so an alignment of the selected ids is wrong then.
         self.hands_over = convention == FILLED and not renumbers and paging is None
-        self._calls: dict[tuple[Any, ...], Call | None] = {}
+        self._calls: dict[tuple[Any, ...], tuple[SelectionPlan, Call | None]] = {}
         """The compiled calls on a CPU, by plan and shape of a step; None where `select` takes another backend.
 
-        The calls check nothing that `select` has checked.
+        The calls check nothing that `select` has checked. The plan is kept alive, because the keys have its `id()`.
         """
         self._aligned = {slots: replace(slots, aligned=True) for slots in (self.slots, self.with_shared)}
         self.plain_config = carry(topk_config, self)
@@ -235,26 +235,23 @@ class Layer:
     def _select_in_force(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
         """Select by the layer's plan, count the selection, and keep it in the frame."""
         model_forward, index = self.model_forward, self.index
-        step, plan, buffer = (
-            model_forward.step_by_layer[index],
-            model_forward.assignments[index].plan,
-            model_forward.assignments[index].buffer,
-        )
+        step, assignment = model_forward.step_by_layer[index], model_forward.assignments[index]
+        plan, buffer = assignment.plan, assignment.buffer
         assert step is not None
         assert plan is not None
         batch = step.batch
         tally = model_forward.tallies[0].of(index, logits) if model_forward.tallies else None
-        # Keying by `id()` is safe: a call keeps its plan alive, and the layer keeps its slots.
+        # Keying by `id()` is safe: `_calls` keeps the plan alive, and the layer keeps its slots.
         place = id(plan), id(slots), logits.shape, step.rows, batch.tokens_per_request, batch.exact is None
-        call = self._calls.get(place) if buffer is None else None
-        if call is not None:
-            selection = call(logits, batch, self._find_rank_of_expert(plan), tally)
+        known = self._calls.get(place) if buffer is None else None
+        if known is not None and known[1] is not None:
+            selection = known[1](logits, batch, self._find_rank_of_expert(plan), tally)
         else:
             selection = self.select(logits, plan, slots, tally, buffer)  # `select` checks all of its arguments
-            if buffer is None and place not in self._calls:
+            if known is None and buffer is None:
                 if len(self._calls) >= MAX_CALLS:
                     self._calls.clear()
-                self._calls[place] = prepare_call(logits, plan, self.router, batch, slots)
+                self._calls[place] = plan, prepare_call(logits, plan, self.router, batch, slots)
         model_forward.selections[index] = selection
         return selection
 

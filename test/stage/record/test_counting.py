@@ -161,7 +161,7 @@ def test_a_cpus_step_is_one_call_a_layer_and_one_that_counts(attach, monkeypatch
     library = load()
     for name in ("select_experts", "count_step"):
         monkeypatch.setattr(library, name, note(calls, name, getattr(library, name)))
-    for call in (kept for layer in installed.layers for kept in layer._calls.values()):
+    for _, call in (kept for layer in installed.layers for kept in layer._calls.values()):
         call._run = library.select_experts
     monkeypatch.setattr(selection, "_check_inputs", lambda *args: calls.append("check"))
     batch, totals = forward_batch("decode", 8), installed.acting.counters.totals.clone()

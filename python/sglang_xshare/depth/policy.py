@@ -4,6 +4,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from .decision import Depths
@@ -44,6 +45,7 @@ class ThroughputPolicy:
         list_captured: Callable[[], Sequence[int]] = tuple,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._find_candidates = cache(self._read_candidates)  # for each launch of a large eager batch
         # As integers: SGLang accepts true for 1.
         self.candidate_steps = sorted({0, *map(int, upstream.candidate_steps)})
         self.depths = Depths(self._find_candidates, self.candidate_steps[-1], start)
@@ -141,7 +143,7 @@ class ThroughputPolicy:
             return shared
         return requests
 
-    def _find_candidates(self, size: int) -> tuple[int, ...]:
+    def _read_candidates(self, size: int) -> tuple[int, ...]:
         # SGLang's candidates of a batch size are private. After `set_cuda_graph_bs([size])`, `cuda_graph_bs_for_step`
         # returns a non-empty list exactly if the depth is a candidate at that size.
         self._upstream.set_cuda_graph_bs([size])

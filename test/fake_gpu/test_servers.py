@@ -1,7 +1,7 @@
 """`make test-cuda`: SGLang for CUDA on a GPU that is not there: graphs are captured, padded, replayed and switched.
 
-Kernels compute nothing here, so that answers mean nothing; what is tested is what the host does: nothing that a capture
-forbids, no wait of ours but for counters and switches, no memory that a graph keeps and we free.
+Kernels compute nothing here, so answers mean nothing. The tests check the host: it does nothing that a capture forbids,
+waits for the device only for counters and switches, and frees no memory that a graph keeps.
 """
 
 import json

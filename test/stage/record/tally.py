@@ -14,7 +14,10 @@ Layer = tuple[int, int] | None
 def make_tally(
     layers: Sequence[Layer], kept: Sequence[Sequence[float]] = ((0.0,),), rescued: Sequence[int] | None = None
 ) -> Tally:
-    """What layers left in a tally, of rows of so much kept mass each, the same in all where there is one."""
+    """Make the tally of a step.
+
+    `kept` has the kept mass of each row, by layer; one entry stands for all layers.
+    """
     experts = torch.arange(EXPERTS)
     before, after = (torch.tensor([layer[part] if layer else 0 for layer in layers]) for part in (0, 1))
     return Tally(

@@ -96,10 +96,10 @@ def _measure(experiment: Experiment, results: Path, small: bool, resume: bool) -
     run = subprocess.run([*command, *(["--resume"] if resume else [])], cwd=ROOT, preexec_fn=die_with_parent)
     if run.returncode != 0:
         raise RuntimeError(f"{experiment.name}: ended with status {run.returncode}; its last line has the reason")
-    folder = experiment.path(results).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in (f"{experiment.kind}.json", *experiment.plots):
-        shutil.move(unfinished / name, folder / name)
+    path = experiment.path(results)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for name in (path.name, *experiment.plots):
+        shutil.move(unfinished / name, path.parent / name)
 
 
 def _locate_unfinished(experiment: Experiment, size: str) -> Path:

@@ -22,8 +22,8 @@ KEY = "comparison"
 ROUNDS = "ratio by round"
 BRIEF = """\
 Means over the rounds [95 % t-interval]. Ratio: tokens/s over the first row's. Loss: nats a token above the first row's
-(with drafts: above that of EAGLE-3, off). Sums right: share of arithmetic problems. Accepted: tokens
-that a verify step yields.\
+(with drafts: above that of EAGLE-3, off). Sums right: share of arithmetic problems. Accepted: tokens that
+a verify step yields.\
 """.replace("\n", " ")
 """The README's note."""
 NOTE = """\

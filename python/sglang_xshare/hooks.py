@@ -227,8 +227,9 @@ def admit(scheduler: Any, req: Any) -> None:
     if _control is not None:
         _control.warn_if_without_effect()
     if _reports is not None:
-        stage, _reports.reporter = _reports.stage, scheduler.metrics_reporter
+        stage = _reports.stage
         stage.exact.admit(req, stage.in_force.rule, bool(getattr(scheduler, "enable_hicache_storage", False)))
+        _reports.reporter = scheduler.metrics_reporter
 
 
 def count(req: Any, logits_output: Any) -> None:

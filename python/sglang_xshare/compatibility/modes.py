@@ -109,14 +109,15 @@ def check_writers(trace: Path | None, config: Any) -> None:
 
 def check_draft_tokens(config: Any) -> None:
     """Raise `ExpertPolicyError` for draft tokens that do not fill the rows which several ranks pad theirs to."""
-    shares, tokens = attention_dp_size(config), config.speculative_num_draft_tokens or 0
-    ranks = config.tp_size // shares
-    if rank_mode(config) is not None and ranks > 1 and config.speculative_adaptive:
-        reason = f"SGLang pads a rank's rows to its {ranks} tensor-parallel ranks, which not every depth fills"
-        raise refusal("--speculative-adaptive", "on", f"{reason}; must be off")
-    if rank_mode(config) is not None and config.speculative_algorithm is not None and tokens % ranks:
-        reason = f"SGLang pads a rank's rows to its {ranks} tensor-parallel ranks, which must not split a request"
-        raise refusal("--speculative-num-draft-tokens", tokens, f"{reason}; must be a multiple of {ranks}")
+    if rank_mode(config) is None or config.speculative_algorithm is None:
+        return
+    ranks, tokens = config.tp_size // attention_dp_size(config), config.speculative_num_draft_tokens or 0
+    reason = f"SGLang pads a rank's rows to its {ranks} tensor-parallel ranks, which"
+    if ranks > 1 and config.speculative_adaptive:
+        raise refusal("--speculative-adaptive", "on", f"{reason} not every depth fills; must be off")
+    if tokens % ranks:
+        allowed = f"must be a multiple of {ranks}"
+        raise refusal("--speculative-num-draft-tokens", tokens, f"{reason} must not split a request; {allowed}")
 
 
 def _check_keys(config: Any) -> None:

@@ -35,11 +35,9 @@ def make_lanes(schedule: Schedule | None, acting: Lane) -> list[Lane]:
 def find_tally(model_forward: ModelForward) -> Tally | None:
     """Return a forward's tally of the routing that acts (the model's under `observe`); None without a routed row."""
     tally = model_forward.tallies[0].layers
-    return (
-        replace(tally, active=tally.vanilla_active)
-        if tally is not None and model_forward.observed is not None
-        else tally
-    )
+    if tally is None or model_forward.observed is None:
+        return tally
+    return replace(tally, active=tally.vanilla_active)
 
 
 def count_vanilla(counts: torch.Tensor) -> torch.Tensor:

@@ -77,7 +77,7 @@ def make_calls(experts: int, rows: int, policy: str) -> dict[str, Callable[[], A
 
 def _time(experts: int, rows: int, policy: str) -> dict[str, Any]:
     calls = make_calls(experts, rows, policy)
-    differs = find_differences(calls[OLD](), calls[NEW]()) if policy == POLICIES[0] else None
+    differs = ", ".join(find_differences(calls[OLD](), calls[NEW]())) if policy == POLICIES[0] else None
     us = time_alternating({name: partial(repeat, call, LAYERS) for name, call in calls.items()}, ROUNDS, LAYERS)
     print(f"{rows} x {experts}, {policy}: {spell_times(us)}", flush=True)
     return {"experts": experts, "rows": rows, "policy": policy, "mode_us": us, "differs": differs}
@@ -121,7 +121,7 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
     """Yield which arrays differ, both times at every shape, and what a layer saves."""
     checked = [point for point in points.values() if point.get("policy") == POLICIES[0]]
     if checked:
-        wrong = [f"{one['rows']} x {one['experts']}: {_join(one['differs'])}" for one in checked if one["differs"]]
+        wrong = [f"{one['rows']} x {one['experts']}: {one['differs']}" for one in checked if one["differs"]]
         yield Row("arrays beside routing()'s", "; ".join(wrong) or "equal", "equal", not wrong)
     for experts, count, policy in product(PARTS, ROWS, POLICIES):
         point = points.get(point_key(int(experts), count, policy))
@@ -129,8 +129,3 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
             us = point["mode_us"]
             what = f"{count} tokens x {experts} experts, {policy}: {spell_times(us)}"
             yield Row(what, f"{spell_change(us[OLD], us[NEW])} us a layer")
-
-
-def _join(differs: str | Sequence[str]) -> str:
-    """Return the names of arrays in one line; the records of 2026-11-27 have the first name alone."""
-    return differs if isinstance(differs, str) else ", ".join(differs)

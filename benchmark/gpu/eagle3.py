@@ -11,7 +11,6 @@ from typing import Any
 
 from benchmark.common.comparison import Comparison
 from benchmark.common.record import Record
-from benchmark.gpu import memory
 from benchmark.gpu.models import write_model
 from benchmark.gpu.server import Case, measure_cases
 from benchmark.gpu.serving import gain_row
@@ -40,7 +39,7 @@ def draft_args() -> list[str]:
     ]
 
 
-CASE = Case(MODEL, (BATCH,), POLICY, draft=DRAFT, args=draft_args, env=ENV, temperature=0.0)
+CASE = Case(MODEL, (BATCH,), POLICY, args=draft_args, env=ENV, temperature=0.0)
 
 
 def measure(record: Record, parts: Sequence[str]) -> str | None:
@@ -49,8 +48,7 @@ def measure(record: Record, parts: Sequence[str]) -> str | None:
 
 
 def rows(points: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield what was cut, the policy's gain, and the acceptance: another one would make it another workload."""
-    yield from memory.rows(points, "eagle3")
+    """Yield the policy's gain, and the acceptance: another acceptance would make it another workload."""
     for point in [point for point in points.values() if "series" in point]:
         comparison = Comparison.read(point)
         accepted = comparison.summaries[1].accept_length

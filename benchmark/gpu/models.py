@@ -27,11 +27,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
 """The published configurations. `gpt-oss-120b-eagle3` is its draft: one dense layer on three of its hidden states."""
 
 
-def name_cut(name: str, layers: int) -> str:
-    """Return the name of a model's first layers, an even number, for `read_config`."""
-    return f"{LAYERS.sub('', name)}-{layers}-layers"
-
-
 def read_config(name: str) -> dict[str, Any]:
     """Return the configuration of a model, or of its first layers if the name ends with their number."""
     cut = LAYERS.search(name)

@@ -13,9 +13,8 @@ from benchmark.common.evidence import read_settled_totals, read_totals
 from benchmark.common.record import Record
 from benchmark.common.server import Server
 from benchmark.common.variant import Variant, parse_variant
-from benchmark.gpu import memory
 from benchmark.gpu.checks import check, run_tests
-from benchmark.gpu.serving import Point, gain_row, measure_rounds, serve_dummies
+from benchmark.gpu.serving import Point, gain_row, has_room, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row, check_row
 
 PARTS = ("server", "tests")
@@ -48,16 +47,13 @@ def _measure_servers(record: Record) -> None:
     live = {name: one for name, one in LIVE.items() if name not in record}
     points = [Point(masking_key(n), MASKING, n) for n in MASKED_AT if not is_measured(record, masking_key(n))]
     # All at once if they fit, as on an H200: their start takes longer than their rounds.
-    servers = len(live) + len(MASKING) * bool(points)
-    at_once = memory.fits(MODEL, servers, memory.read_free_bytes())
-    for some, missing in [(live, points)] if at_once else [(live, []), ({}, points)]:
+    for some, missing in [(live, points)] if has_room() else [(live, []), ({}, points)]:
         variants = [*some.values(), *(MASKING if missing else [])]
-        model = memory.fit_model(record, "live" if some else "masking", MODEL, len(variants)) if variants else None
-        if model is not None:
-            with serve_dummies(model, variants) as started:
+        if variants:
+            with serve_dummies(MODEL, variants) as started:
                 for name, server in zip(some, started, strict=False):
                     record.add(name, **_count(server))
-                measure_rounds(record, model, missing, started[len(some) :])
+                measure_rounds(record, MODEL, missing, started[len(some) :])
 
 
 def _count(server: Server) -> dict[str, float]:
@@ -73,9 +69,7 @@ def _count(server: Server) -> dict[str, float]:
 
 
 def rows(points: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield what was cut, what the server counted, the gain of masking, and the tests."""
-    for part in ("live", "masking"):
-        yield from memory.rows(points, part)
+    """Yield what the server counted, the gain of masking, and the tests."""
     if all(name in points for name in LIVE):
         padded, exact, tighter = (points[name] for name in LIVE)
         text = f"{padded['rows']:.0f} in graphs of 8, {exact['rows']:.0f} in graphs of every size"

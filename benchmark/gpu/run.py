@@ -17,19 +17,17 @@ from typing import Any
 
 from benchmark.common.paths import ROOT
 from benchmark.common.record import Record
-from benchmark.gpu import memory
 from benchmark.gpu.checks import is_passed
 from benchmark.gpu.preflight import CHECKS
 from benchmark.gpu.process import Ended, Process
 from benchmark.gpu.server import GATE
+from benchmark.gpu.serving import has_room
 from benchmark.gpu.table import Row, check_row
 
 LONGEST = 1800.0  # seconds of a task in a run without a limit
 CHECKING = 150.0  # seconds of a check: first imports and first compilations, all side by side
 ROUND = 20.0  # least seconds for the rounds of a server that is ready
 READY = 150.0  # seconds after the checks in which the first server must be ready
-BESIDE = 48 << 30
-"""Bytes of GPU memory that must be left beside the first server: contexts and layers of all that runs meanwhile."""
 ENDING = 25.0  # seconds to stop a task, write the table and copy the records back
 MODULE = "benchmark.gpu"  # runs one task in a process of its own
 CHECKED = ROOT / "build" / "gpu" / "checked"
@@ -44,8 +42,8 @@ class Task:
     """Some parts of an experiment, or all; the checks that it needs; and `turn`, its expected seconds.
 
     A task starts if half of `turn` is left. `is_quick`: a run with a limit starts other tasks only after all such tasks
-    are done. `beside`: it times nothing, and runs beside the checks. `serves`: the model whose server is started beside
-    the checks, if the GPU has room.
+    are done. `beside`: it times nothing, and runs beside the checks. `serves`: its server may be started beside the
+    checks, if the GPU has room.
     """
 
     experiment: str
@@ -54,7 +52,7 @@ class Task:
     needs: tuple[str, ...] = ()
     is_quick: bool = False
     beside: bool = False
-    serves: str = ""
+    serves: bool = False
 
     @property
     def name(self) -> str:
@@ -73,8 +71,8 @@ TASKS: tuple[Task, ...] = (
     Task("levers", (), 75.0, KERNELS, is_quick=True),
     Task("tune", ("fixed",), 75.0, KERNELS, is_quick=True),
     Task("selection", ("times",), 60.0, is_quick=True),
-    Task("server", ("gpt-oss-120b-no-warm-up",), 140.0, SERVERS_128, is_quick=True, serves="gpt-oss-120b"),
-    Task("server", ("qwen3-30b-a3b",), 210.0, SERVERS_128, is_quick=True, serves="qwen3-30b-a3b"),
+    Task("server", ("gpt-oss-120b-no-warm-up",), 140.0, SERVERS_128, is_quick=True, serves=True),
+    Task("server", ("qwen3-30b-a3b",), 210.0, SERVERS_128, is_quick=True, serves=True),
     Task("routing", ("128",), 60.0, KERNELS, is_quick=True),
     Task("layer", ("qwen3-30b-a3b",), 90.0, KERNELS),
     Task("server", ("gpt-oss-20b",), 210.0, SERVERS_32),
@@ -138,7 +136,7 @@ class _Run:
         self.gate.parent.mkdir(parents=True, exist_ok=True)
         self.gate.unlink(missing_ok=True)
         task = next((task for task in tasks if task.serves), None)
-        if task is not None and has_room(task.serves):
+        if task is not None and has_room():
             print(f"gpu: {task.name} is started", flush=True)
             self._early = task, Process(self._arguments(task), {GATE: str(self.gate)})
         try:
@@ -204,14 +202,6 @@ class _Run:
     def _arguments(self, task: Task) -> list[str]:
         policy = ["--policy", self.policy] if self.policy and task.experiment == "tune" else []
         return ["-m", MODULE, task.experiment, *task.parts, "--out", str(self.results), *policy]
-
-
-def has_room(model: str) -> bool:
-    """Return whether the GPU's free memory takes a server of a model, and what runs beside it."""
-    try:
-        return memory.estimate_bytes(model) + BESIDE <= memory.read_free_bytes()
-    except RuntimeError:
-        return False
 
 
 def check_all(record: Record, names: Iterable[str]) -> None:

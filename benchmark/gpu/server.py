@@ -18,7 +18,6 @@ from benchmark.common.record import Record
 from benchmark.common.server import Server
 from benchmark.common.table import Table
 from benchmark.common.variant import OFF, parse_variant
-from benchmark.gpu import memory
 from benchmark.gpu.checks import FAILED, explain
 from benchmark.gpu.serving import Point, gain_row, list_percents, make_toggled, measure_rounds
 from benchmark.gpu.table import Row
@@ -36,8 +35,8 @@ class Case:
     """A model, the policy that its server starts with, and what is compared: concurrencies, in this order.
 
     `extra` are further policies, each at one concurrency; graphs that were captured under `policy` take their numbers.
-    `bars` are percent of gain by policy and concurrency. `draft` is the draft model, `args` returns further flags,
-    `env` are environment variables, and tokens are drawn at `temperature`.
+    `bars` are percent of gain by policy and concurrency. `args` returns further flags, `env` are environment variables,
+    and tokens are drawn at `temperature`.
     """
 
     model: str
@@ -45,7 +44,6 @@ class Case:
     policy: str = POLICY
     extra: Mapping[str, int] = field(default_factory=dict)
     bars: Mapping[tuple[str, int], float] = field(default_factory=dict)
-    draft: str | None = None
     args: Callable[[], Sequence[str]] = tuple
     env: Mapping[str, str] = field(default_factory=dict)
     temperature: float = 1.0
@@ -79,7 +77,7 @@ PARTS = tuple(CASES)
 
 
 def measure(record: Record, parts: Sequence[str]) -> str | None:
-    """Measure the rounds that the record lacks, with as many layers as fit. Return the first failure."""
+    """Measure the rounds that the record lacks. Return the first failure."""
     return measure_cases(record, {name: CASES[name] for name in parts})
 
 
@@ -98,12 +96,11 @@ def measure_cases(record: Record, cases: Mapping[str, Case]) -> str | None:
 
 def _measure_case(record: Record, name: str, case: Case) -> None:
     missing = [point for point in case.points(name) if not is_measured(record, point.key)]
-    model = memory.fit_model(record, name, case.model, draft=case.draft) if missing else None
-    if model is None:
+    if not missing:
         return
-    with make_toggled(model, parse_variant(case.policy), case.args(), case.env) as server:
+    with make_toggled(case.model, parse_variant(case.policy), case.args(), case.env) as server:
         wait_at_gate(server)
-        measure_rounds(record, model, missing, [server, server], case.temperature)
+        measure_rounds(record, case.model, missing, [server, server], case.temperature)
 
 
 def wait_at_gate(server: Server) -> None:
@@ -122,9 +119,8 @@ def wait_at_gate(server: Server) -> None:
 
 
 def rows(points: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield what was cut, and the gain of every point in which a policy acted."""
+    """Yield the gain of every point in which a policy acted."""
     for name, case in CASES.items():
-        yield from memory.rows(points, name)
         for policy, concurrency, comparison in _list_compared(name, points):
             what = f"{comparison.workload.model.name}, {policy}, concurrency {concurrency}"
             yield gain_row(comparison, what, case.bars.get((policy, concurrency)), case.model)

@@ -12,6 +12,7 @@ from benchmark.common.record import Record
 from benchmark.common.variant import parse_variant
 from benchmark.gpu import checks, serving
 from benchmark.gpu.table import list_rows
+from programs import write_program
 
 
 def list_failed(results):
@@ -92,6 +93,13 @@ def test_every_point_has_two_rounds_before_one_has_more(tmp_path, measure):
     assert measure(record) == []
     assert Comparison.read(record.points["point 8"]).rounds == 4
     assert len(measure(record, temperature=0.0)) == 8, "rounds of another workload are measured anew"
+
+
+@pytest.mark.parametrize(("mib", "room"), [("142000", True), ("80000", False), ("[N/A]", False)])
+def test_an_h200_has_room_for_several_servers_and_an_h100_has_not(mib, room, tmp_path, monkeypatch):
+    write_program(tmp_path / "nvidia-smi", f"echo '{mib}'")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert serving.has_room() == room
 
 
 def test_unknown_parts_are_refused():

@@ -86,8 +86,8 @@ def test_what_the_limit_leaves_is_told_and_goes_on_in_the_next_call(call, tmp_pa
 
 
 def test_nothing_is_timed_before_the_first_server_is_ready(call, monkeypatch):
-    monkeypatch.setattr(module, "has_room", lambda model: True)
-    server = Task("server", ("b",), 30.0, serves="a model")
+    monkeypatch.setattr(module, "has_room", lambda: True)
+    server = Task("server", ("b",), 30.0, serves=True)
     tasks = (Task("selection", (), 30.0, beside=True), Task("layer", ("a",), 30.0, is_quick=True), server)
     well, ran = call(tasks=tasks)
     assert well

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Check, time and tabulate on an NVIDIA GPU: scripts/gpu.sh [all | EXPERIMENT [PART...]]. Experiments: caches, selection,
-# levers, layer, server, eagle3, replay, tune, routing.
+# Check, time and tabulate on an NVIDIA GPU: scripts/gpu.sh [all | EXPERIMENT [PART...]].
 # QUICK=1 ends after LIMIT seconds (default 540), unpacking included; the next call continues from there.
 # RESULTS=DIR holds the records (default: benchmark/results/<date>-<gpu>; if $OUT is set, build/gpu/results, of which one
 # archive is written to $OUT at the end). POLICY is the policy for which experiment tune tunes (default: xshare).

@@ -150,9 +150,9 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
         yield from _gain_rows(name, mine)
 
 
-def find_us(point: Mapping[str, Any], mode: str = UPSTREAM) -> float:
-    """Return a point's time in a mode. A record of 2026-11-27 or before has one median in place of all rounds."""
-    return float(point["us"]) if "us" in point else mean(point["mode_us"][mode])
+def find_us(point: Mapping[str, Any]) -> float:
+    """Return upstream's time of a point. A record of 2026-11-27 or before has one median in place of all rounds."""
+    return float(point["us"]) if "us" in point else mean(point["mode_us"][UPSTREAM])
 
 
 def bandwidth_row(before: str, after: str, expert_bytes: int, us: float, copy: float, bar: float | None) -> Row:

@@ -15,8 +15,6 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from benchmark.gpu.upstream import EXPERTS, TOP_K, UPSTREAM
-
 KERNEL = """
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -49,7 +47,8 @@ CUDA_MODULES = (
     "sglang.srt.layers.attention.deepseek_v4_backend",
 )
 """Modules that EAGLE-3's worker imports when it starts on a GPU. No other task needs them."""
-GRAPH_ROWS = 128  # too many for one program, so the launch is cooperative
+GRAPH_ROWS, EXPERTS, TOP_K = 128, 128, 8
+"""The batch of check `selection`: too many rows for one program, so the launch is cooperative."""
 
 
 def check_imports() -> None:
@@ -114,7 +113,7 @@ def check_compilation(experts: int) -> None:
 
 def check_upstream() -> None:
     """Run upstream's compiled kernels on this GPU and compare them with plain torch."""
-    for name, is_right in UPSTREAM.items():
+    for name, is_right in import_module("benchmark.gpu.upstream").UPSTREAM.items():
         try:
             right = is_right()
         except Exception as error:  # a kernel that cannot load or launch raises any class of error

@@ -1,20 +1,16 @@
-"""Upstream's compiled kernels, run once each and compared with plain torch; imported only when they run."""
-
-from __future__ import annotations
+"""Upstream's compiled kernels, run once each and compared with plain torch."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
+
+from benchmark.gpu.moe_layer import publish_arguments
 
 ROWS, HIDDEN, EXPERTS, TOP_K, BLOCK = 16, 2048, 128, 8, 16
 
 
 def is_rmsnorm_right() -> bool:
     """Return whether `sgl_kernel.rmsnorm` is right for the arguments of every layer."""
-    import torch
-
     import sgl_kernel
 
     norm: Callable[..., torch.Tensor] = vars(sgl_kernel)["rmsnorm"]  # not in the stand-in for the CPU
@@ -25,10 +21,6 @@ def is_rmsnorm_right() -> bool:
 
 def is_router_right() -> bool:
     """Return whether upstream's fused softmax and top-k are right."""
-    import torch
-
-    from benchmark.gpu.moe_layer import publish_arguments
-
     publish_arguments()
     from sglang.srt.layers.moe.topk import TopKConfig, select_experts
 
@@ -39,7 +31,6 @@ def is_router_right() -> bool:
 
 def is_alignment_right() -> bool:
     """Return whether `moe_align_block_size` is right, which sorts tokens by expert for the Triton runner."""
-    import torch
     from sglang.srt.layers.moe.moe_runner.triton_utils import moe_align_block_size
 
     ids = torch.randn(ROWS, EXPERTS, device="cuda").topk(TOP_K).indices.int()

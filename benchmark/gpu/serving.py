@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import mean
 
-from benchmark.common.comparison import Comparison, format_experts, format_number, is_measured, measure_each
+from benchmark.common.comparison import Comparison, format_experts, format_number, measure_each
 from benchmark.common.interval import find_margin
 from benchmark.common.record import Record
 from benchmark.common.rounds import Workload, serve
@@ -129,8 +129,6 @@ def _begin(record: Record, name: str, point: Point, servers: Sequence[Server], t
         is_same = replace(former, model=workload.model, texts=workload.texts) == workload
         if not is_same or former.model.name != workload.model.name:
             del record.points[point.key]
-        elif is_measured(record, point.key):
-            return
     print(point.key, flush=True)
     yield from measure_each(record, point.key, workload, point.variants, servers)
 

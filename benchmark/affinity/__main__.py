@@ -85,7 +85,6 @@ def _mean(outcomes: Sequence[Outcome]) -> Outcome:
     return Outcome(
         active=fmean(one.active for one in outcomes),
         imbalance=fmean(one.imbalance for one in outcomes),
-        worst=max(one.worst for one in outcomes),
         course=[fmean(tenth) for tenth in zip(*(one.course for one in outcomes), strict=True)],
     )
 

@@ -33,7 +33,7 @@ from sglang_xshare.affinity.decision import DEFAULT
 from sglang_xshare.parser import LARGEST, between
 from sglang_xshare.tune.forcing import read_step, serialize_force
 
-METHODS = ("round_robin", "total_requests", "expert_affinity")
+METHODS = ("round_robin", "expert_affinity")
 SERVED = tuple(name for name in SCENARIOS if name != "replica-dies")
 """SGLang ends a server whose replica dies: that scenario is only simulated."""
 KEPT = ("nats", "active", "rows", "imbalance", "seconds")

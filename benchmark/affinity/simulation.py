@@ -59,13 +59,12 @@ class Traffic:
 class Outcome:
     """Means: active experts after a fifth of the requests is sent, and the imbalance after a sixth of them.
 
-    The imbalance is the largest over the mean number of running requests; `worst` is its maximum. `course` has the
-    active experts by tenths of the run.
+    The imbalance is the largest over the mean number of running requests. `course` has the active experts by tenths of
+    the run.
     """
 
     active: float = 0.0
     imbalance: float = 0.0
-    worst: float = 0.0
     course: list[float] = field(default_factory=list)
 
 
@@ -106,7 +105,7 @@ def simulate(routing: Routing, rule: RoundRobin, replicas: int, traffic: Traffic
             rule.finish(ended.name)
     steady = [active for tenth in actives[2:] for active in tenth]
     course = [sum(tenth) / len(tenth) for tenth in actives if tenth]
-    return Outcome(sum(steady) / len(steady), sum(imbalances) / len(imbalances), max(imbalances), course)
+    return Outcome(sum(steady) / len(steady), sum(imbalances) / len(imbalances), course)
 
 
 def _advance(running: list[list[_Request]]) -> Iterator[_Request]:

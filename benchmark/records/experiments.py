@@ -161,7 +161,7 @@ SMALL = {
     "neighbours": f"{POLICY} --prompts 2 --others 3 --prompt 8 --tokens 4",
 }
 """Arguments of the smallest size."""
-REPLICAS = "round_robin expert_affinity --traffic mixed shift flood --policies vanilla xshare:k0=1,add=16"
+REPLICAS = "--traffic mixed shift flood --policies vanilla xshare:k0=1,add=16"
 EXPERIMENTS = {
     one.name: one
     for one in (

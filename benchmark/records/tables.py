@@ -70,7 +70,7 @@ TABLES = {
     "presets": Source(DEFAULTS, tabulate_named),
     "defaults-verified": Source(("defaults-verified",), tabulate_defaults),
     "fresh": Source(FRESH, tabulate_defaults),
-    "samples": Source(tuple(name for name, *_ in SAMPLED), tabulate_samples),
+    "samples": Source(tuple(one.name for one in SAMPLED), tabulate_samples),
     "front": Source(FRONTS, tabulate_gains),
     "own-share": Source(FRONTS, tabulate_own_share),
     "cost": Source(("cost",), tabulate_cost),

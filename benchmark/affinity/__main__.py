@@ -71,7 +71,7 @@ def simulate_rules(
     routing: Routing, table: Table, name: str, replicas: int, args: argparse.Namespace
 ) -> dict[str, object]:
     """Return the outcomes of round robin and of affinity within each bound, by name: means over the seeds."""
-    traffic = make_traffic(name, routing, args.requests)
+    traffic = make_traffic(name, routing.domains, args.requests)
 
     def run(bound: float | None) -> dict[str, Any]:
         rules = [RoundRobin() if bound is None else ByAffinity(table, replicas, bound) for _ in range(args.seeds)]

@@ -17,7 +17,6 @@ from statistics import fmean
 from typing import Any
 
 from benchmark.affinity.report import OBSERVE, tabulate_live
-from benchmark.affinity.routing import Routing
 from benchmark.affinity.simulation import SCENARIOS, make_traffic
 from benchmark.affinity.texts import make_table
 from benchmark.common.command import Parser, run_main
@@ -32,6 +31,7 @@ from benchmark.quality.text import Sequences, load_sequences
 from sglang_xshare.affinity.decision import DEFAULT
 from sglang_xshare.parser import LARGEST, between
 from sglang_xshare.tune.forcing import read_step, serialize_force
+from sglang_xshare.tune.texts import Sample
 
 METHODS = ("round_robin", "expert_affinity")
 SERVED = tuple(name for name in SCENARIOS if name != "replica-dies")
@@ -40,14 +40,6 @@ KEPT = ("nats", "active", "rows", "imbalance", "seconds")
 """Fields of a run in the record."""
 SAMPLES = 500
 """Moments at which running requests are counted."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt of token ids, and the text that follows it."""
-
-    prompt: list[int]
-    text: list[int]
 
 
 @dataclass(frozen=True)
@@ -70,21 +62,21 @@ class Run:
 
 def draw_requests(
     sequences: Sequences, count: int, life: int, prompt: int, traffic: str = "mixed", seed: int = 0
-) -> list[Request]:
+) -> list[Sample]:
     """Return requests of a traffic of `SCENARIOS`: `prompt` tokens, then half to 1.5 times `life`."""
     source, tokens = random.Random(seed), sequences.tokens.tolist()
-    draw = make_traffic(traffic, Routing([row[:prompt] for row in tokens], sequences.domains, [], 0), count).draw
+    draw = make_traffic(traffic, sequences.domains, count).draw
     requests = []
     for number in range(count):
         row = tokens[draw(source, number / count)]
         end = prompt + source.randint(life // 2, life * 3 // 2)
-        requests.append(Request(row[:prompt], row[prompt:end]))
+        requests.append(Sample(row[:prompt], row[prompt:end]))
     return requests
 
 
 def run_requests(
     server: Server,
-    requests: Sequence[Request],
+    requests: Sequence[Sample],
     replicas: int,
     per_replica: int,
     force: bool = False,

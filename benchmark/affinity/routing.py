@@ -26,10 +26,6 @@ class Routing:
             active |= self.experts[sequence][step]
         return active.bit_count() / self.layers
 
-    def of_domain(self, domain: str) -> list[int]:
-        """Return the sequences of a domain."""
-        return [place for place, name in enumerate(self.domains) if name == domain]
-
 
 def read_routing(model: PreTrainedModel, sequences: Sequences, prompt: int, batch: int = 24) -> Routing:
     """Return the model's own routing of sequences [sequences, tokens], by teacher forcing."""

@@ -120,18 +120,18 @@ def _advance(running: list[list[_Request]]) -> Iterator[_Request]:
 SCENARIOS = ("mixed", "one-domain", "shift", "flood", "replica-dies")
 
 
-def make_traffic(name: str, routing: Routing, requests: int) -> Traffic:
-    """Return the traffic of that name.
+def make_traffic(name: str, domains: Sequence[str], requests: int) -> Traffic:
+    """Return the traffic of that name over sequences, each of which has one of the `domains`.
 
     mixed: all sequences are equally likely. one-domain: only the first domain. shift: the first half of the domains,
     then the other half. flood: mixed, but in the middle third nine of ten requests are of one domain. replica-dies:
     mixed, but in the middle third the last replica is dead.
     """
-    everything = list(range(len(routing.prompts)))
-    domains = sorted(set(routing.domains))
-    early = [place for name in domains[: len(domains) // 2] for place in routing.of_domain(name)]
+    everything = list(range(len(domains)))
+    names = sorted(set(domains))
+    early = [place for name in names[: len(names) // 2] for place in everything if domains[place] == name]
     late = [place for place in everything if place not in early]
-    flooding = routing.of_domain(domains[0])
+    flooding = [place for place in everything if domains[place] == names[0]]
 
     def middle(share: float) -> bool:
         return 1 / 3 <= share < 2 / 3

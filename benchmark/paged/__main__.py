@@ -44,11 +44,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     decoding = read_decoding(args, batch=1, tokens_per_request=1)
     record = parser.open_record("paged", args, argv)
     model, sequences = decoding.load()
-    mixed = sequences.mixing()
+    mixed = sequences.mix()
     _check(model, len(mixed), args.slots, args.batch)
     for rows in sorted(args.batch, reverse=True):
         plans = {policy: list_plans(model, policy, rows) for policy in (BASELINE, *args.policies)}
-        bench = Bench(model, sequences.take(mixed[: min(args.batches, len(mixed) // rows) * rows]), decoding.prompt)
+        bench = Bench(model, mixed.take(range(min(args.batches, len(mixed) // rows) * rows)), decoding.prompt)
         for slots in args.slots:
             if all(_name(rows, slots, policy) in record for policy in plans):
                 continue

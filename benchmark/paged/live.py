@@ -77,8 +77,7 @@ def _measure(
     key = key_of(workload.concurrency)
     if not is_measured(record, key):
         measure(record, key, workload, variants[:-1], servers[:-1])
-    sequences = load_sequences(workload.texts, workload.model, PROMPT + args.loss_tokens + 1, args.per_domain)
-    tokens = sequences.take(sequences.mixing()).tokens
+    sequences = load_sequences(workload.texts, workload.model, PROMPT + args.loss_tokens + 1, args.per_domain).mix()
     problems = read_problems(workload.texts, args.sums)
     for variant, server in zip(variants, servers, strict=True):
         name = quality_key(workload.concurrency, variant.name)
@@ -86,7 +85,7 @@ def _measure(
             continue
         switch(server, variant, servers)
         before = read_totals(server)
-        nats = measure_nats(server, tokens, PROMPT, workload.concurrency).mean(1)
+        nats = measure_nats(server, sequences.tokens, PROMPT, workload.concurrency).mean(1)
         counted = evidence_between(before, read_settled_totals(server))
         sums = measure_answers(server, problems, workload.concurrency) if problems else None
         record.add(name, nats=nats.tolist(), sums=sums, page_ins=counted.page_ins, before=counted.page_ins_before)

@@ -68,7 +68,7 @@ def run_sweep(
         layout.check(decoding.per_domain if text == ONE_DOMAIN else len(sequences), decoding.steps)
         for policy in (policy for point in points for policy in point.policies.values()):
             parse_plan(policy, layout.rows).check(router, experts)
-    order = {ONE_DOMAIN: sequences, MIXED: sequences.take(sequences.mixing())}
+    order = {ONE_DOMAIN: sequences, MIXED: sequences.mix()}
     benches = {text: Bench(model, order[text], decoding.prompt) for text in texts}
     for layout, text, points in planned:
         missing = [point for point in points if point.key not in record]

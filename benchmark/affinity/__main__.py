@@ -15,7 +15,7 @@ from benchmark.affinity.report import name_rule, plot_affinity, point_key, tabul
 from benchmark.affinity.routing import Routing, read_routing
 from benchmark.affinity.simulation import SCENARIOS, ByAffinity, Outcome, RoundRobin, make_traffic, simulate
 from benchmark.affinity.texts import make_table
-from benchmark.common.command import Parser, positive, run_main
+from benchmark.common.command import Parser, run_main
 from benchmark.common.paths import BUILD, TEXTS, TRAINED
 from benchmark.common.plot import draw
 from benchmark.common.record import Record
@@ -26,7 +26,6 @@ from sglang_xshare.affinity.decision import DEFAULT
 from sglang_xshare.affinity.table import Table
 from sglang_xshare.parser import LARGEST, between
 
-AT_LEAST_ONE = between(1, LARGEST)
 ROUND_ROBIN = "round robin"
 MAX_LIFE = 128
 
@@ -37,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = f"{', '.join(SCENARIOS)} (default: all)"
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", default=SCENARIOS, help=names)
     parser.add_checkpoint(TRAINED, TEXTS)
-    parser.add_argument("--replicas", nargs="+", type=positive, default=(2, 4, 8), metavar="N", help="of mixed traffic")
-    parser.add_argument("--bounds", nargs="+", type=AT_LEAST_ONE, default=(1.1, DEFAULT, 1.5), metavar="B")
+    parser.add_numbers("replicas", (2, 4, 8), "replicas of the mixed traffic")
+    parser.add_numbers("bounds", (1.1, DEFAULT, 1.5), "bounds of the load", between(1, LARGEST))
     parser.add_count("per_domain", 60, "sequences of each domain")
     parser.add_count("prompt", 64, "tokens a prompt")
     parser.add_count("requests", 1200, "requests of a run")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmark.common.command import Parser, positive
+from benchmark.common.command import Parser
 from benchmark.common.record import Record
 from benchmark.common.variant import BASELINE, parse_plan
 from benchmark.quality.decoding import add_decoding, read_decoding
@@ -40,10 +40,8 @@ List = Callable[[Layout, str, Router, int], Sequence[Point]]
 def make_parser(module: str, text: str | None, batches: Sequence[int], tokens: Sequence[int], **counts: int) -> Parser:
     """Return a parser with the flags of every sweep; `counts` replace the usual defaults of `COUNTS`."""
     parser = Parser(module, text)
-    help = f"requests of a step (default: {spell(batches)})"
-    parser.add_argument("--batch", nargs="+", type=positive, default=batches, help=help)
-    help = f"tokens of a request in a step; above 1, drafts are verified (default: {spell(tokens)})"
-    parser.add_argument("--tokens-per-request", nargs="+", type=positive, default=tokens, help=help)
+    parser.add_numbers("batch", batches, "requests of a step")
+    parser.add_numbers("tokens_per_request", tokens, "tokens of a request in a step; above 1, drafts are verified")
     parser.add_argument("--skip", type=int, default=0, metavar="N", help="sequences of each domain to skip first")
     add_decoding(parser, COUNTS, **counts)
     return parser
@@ -101,8 +99,3 @@ def list_layouts(args: argparse.Namespace) -> Iterator[Layout]:
     """Yield the layouts of the flags, those with the fewest steps first."""
     for batch, tokens in product(sorted(args.batch, reverse=True), args.tokens_per_request):
         yield Layout(batch, tokens)
-
-
-def spell(numbers: Sequence[float]) -> str:
-    """Return numbers as a command line has them."""
-    return " ".join(map(str, numbers))

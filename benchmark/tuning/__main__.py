@@ -44,9 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     text = "to choose from (default: tune's)"
     parser.add_argument("--settings", nargs="+", type=selecting, default=SETTINGS, help=text)
     parser.add_argument("--tolerances", nargs="+", type=_percent, default=[0.5, 1.0, 2.0], metavar="PERCENT")
-    parser.add_argument(
-        "--batch", nargs="+", type=whole(2), default=[16], metavar="N", help="requests of a step (default: 16)"
-    )
+    parser.add_numbers("batch", (16,), "requests of a step", whole(2))
     parser.add_checkpoint(TRAINED)
     text = "texts to tune on, as many to confirm, and twice as many to compare on (default: 80)"
     parser.add_argument("--samples", type=whole(2), default=80, metavar="N", help=text)

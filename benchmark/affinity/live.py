@@ -23,7 +23,7 @@ from benchmark.common.command import Parser, run_main
 from benchmark.common.evidence import read_totals
 from benchmark.common.paths import BUILD, TEXTS, TRAINED
 from benchmark.common.record import Record
-from benchmark.common.server import Server
+from benchmark.common.server import Server, bind_ranks
 from benchmark.common.variant import BASELINE, OFF, parse_plan, parse_variant
 from benchmark.quality.model import load_model
 from benchmark.quality.served import SERVER_ARGS
@@ -150,11 +150,6 @@ def make_args(method: str, replicas: int, table: Path, bound: float) -> list[str
     return flags
 
 
-def make_env(replicas: int) -> dict[str, str]:
-    """Return the core of each replica, which SGLang's CPU server needs; replicas share two cores."""
-    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(place % 2) for place in range(replicas))}
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure on servers into the record, print the table."""
     parser = Parser("benchmark.affinity.live", __doc__)
@@ -213,7 +208,7 @@ def measure(args: argparse.Namespace, record: Record) -> None:
         if not missing:
             continue
         flags = make_args(method, args.replicas, table, args.bound)
-        with Server(TRAINED, flags, env=make_env(args.replicas), name=method, deadline=900) as server:
+        with Server(TRAINED, flags, env=bind_ranks(args.replicas), name=method, deadline=900) as server:
             for traffic, name in missing:
                 requests = draw_requests(sequences, args.requests, args.life, args.prompt, traffic)
                 own = name in (OBSERVE, BASELINE)  # these count the model's own routing

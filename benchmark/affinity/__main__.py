@@ -6,14 +6,13 @@ a server runs. The dispatcher's table is calibrated on other text.
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from statistics import fmean
 from typing import Any
 
 from benchmark.affinity.report import name_rule, plot_affinity, point_key, tabulate_affinity
 from benchmark.affinity.routing import Routing, read_routing
-from benchmark.affinity.simulation import SCENARIOS, ByAffinity, Outcome, RoundRobin, make_traffic, simulate
+from benchmark.affinity.simulation import SCENARIOS, ByAffinity, RoundRobin, make_traffic, simulate
 from benchmark.affinity.texts import make_table
 from benchmark.common.command import Parser, run_main
 from benchmark.common.paths import BUILD, TEXTS, TRAINED
@@ -74,18 +73,15 @@ def simulate_rules(
 
     def run(bound: float | None) -> dict[str, Any]:
         rules = [RoundRobin() if bound is None else ByAffinity(table, replicas, bound) for _ in range(args.seeds)]
-        return asdict(_mean([simulate(routing, rule, replicas, traffic, seed) for seed, rule in enumerate(rules)]))
+        found = [simulate(routing, rule, replicas, traffic, seed) for seed, rule in enumerate(rules)]
+        return {
+            "active": fmean(one.active for one in found),
+            "imbalance": fmean(one.imbalance for one in found),
+            "course": [fmean(tenth) for tenth in zip(*(one.course for one in found), strict=True)],
+        }
 
     rules = {ROUND_ROBIN: run(None)} | {name_rule(bound): run(bound) for bound in args.bounds}
     return {"scenario": name, "replicas": replicas, "rules": rules}
-
-
-def _mean(outcomes: Sequence[Outcome]) -> Outcome:
-    return Outcome(
-        active=fmean(one.active for one in outcomes),
-        imbalance=fmean(one.imbalance for one in outcomes),
-        course=[fmean(tenth) for tenth in zip(*(one.course for one in outcomes), strict=True)],
-    )
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ KEPT = ("nats", "active", "rows", "imbalance", "seconds")
 """Fields of a run in the record."""
 SAMPLES = 500
 """Moments at which running requests are counted."""
+Span = tuple[int, float, float]
+"""The replica that ran a request, and when the request began and ended, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def run_requests(
     first, last = 2 * concurrency, len(requests) - 1  # the load is steady between the starts of these requests
     looks: dict[int, tuple[dict[str, float], float]] = {}
 
-    def ask(number: int) -> _Answer:
+    def ask(number: int) -> tuple[list[int], list[float], Span]:
         if number in (first, last):
             looks[number] = read_totals(server), time.monotonic()
         request, began = requests[number], time.monotonic()
@@ -103,26 +105,25 @@ def run_requests(
         scores = info["output_token_logprobs"][1:] if force else []
         nats = [read_step(score, token, []).nats for score, token, *_ in scores]
         replica = info.get("dp_rank")
-        return _Answer(answer["output_ids"], nats, -1 if replica is None else replica, began, ended)
+        return answer["output_ids"], nats, (-1 if replica is None else replica, began, ended)
 
     with ThreadPoolExecutor(concurrency) as threads:
-        answers = list(threads.map(ask, range(len(requests))))
+        outputs, nats, spans = zip(*threads.map(ask, range(len(requests))), strict=True)
     (before, start), (after, end) = looks[first], looks[last]
     new = {name: after[name] - before.get(name, 0.0) for name in ("layer_steps", counter, "rows")}
-    spans = [(answer.replica, answer.began, answer.ended) for answer in answers]
     return Run(
-        outputs=[answer.output for answer in answers],
-        nats=[fmean(answer.nats) for answer in answers if answer.nats],
-        replicas=[answer.replica for answer in answers],
+        outputs=list(outputs),
+        nats=[fmean(one) for one in nats if one],
+        replicas=[replica for replica, _, _ in spans],
         active=new[counter] / new["layer_steps"],
         rows=new["rows"] / new["layer_steps"],
         imbalance=measure_imbalance(spans, replicas, start, end),
-        seconds=max(answer.ended for answer in answers) - min(answer.began for answer in answers),
+        seconds=max(ended for _, _, ended in spans) - min(began for _, began, _ in spans),
     )
 
 
-def measure_imbalance(spans: Sequence[tuple[int, float, float]], replicas: int, start: float, end: float) -> float:
-    """Return largest over mean running requests, mean over `start` to `end`, of (replica, began, ended)."""
+def measure_imbalance(spans: Sequence[Span], replicas: int, start: float, end: float) -> float:
+    """Return largest over mean running requests, mean over `start` to `end`."""
     values = []
     for number in range(SAMPLES):
         moment = start + (end - start) * number / SAMPLES
@@ -130,15 +131,6 @@ def measure_imbalance(spans: Sequence[tuple[int, float, float]], replicas: int, 
         if running:
             values.append(max(running.values()) * replicas / running.total())
     return fmean(values) if values else float("nan")
-
-
-@dataclass(frozen=True)
-class _Answer:
-    output: list[int]
-    nats: list[float]
-    replica: int
-    began: float
-    ended: float
 
 
 def make_args(method: str, replicas: int, table: Path, bound: float) -> list[str]:

@@ -1,7 +1,7 @@
 """The runner of `front`, `defaults` and `drafts`: many policies at several layouts of one text, into a record."""
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from typing import Any
@@ -93,9 +93,3 @@ def _measure(bench: Bench, layout: Layout, point: Point, vanilla: Decoded, count
         }
     start = {"batch": layout.batch, "tokens_per_request": layout.tokens_per_request, "vanilla_active": vanilla.active}
     return {**start, **point.fields, **({"changes": found} if len(found) > 1 else next(iter(found.values())))}
-
-
-def list_layouts(args: argparse.Namespace) -> Iterator[Layout]:
-    """Yield the layouts of the flags, those with the fewest steps first."""
-    for batch, tokens in product(sorted(args.batch, reverse=True), args.tokens_per_request):
-        yield Layout(batch, tokens)

@@ -1,39 +1,31 @@
 """Upstream's own, unmodified bench_serving against a running server."""
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmark.common.paths import LOGS, ROOT
 from benchmark.common.server import Server, die_with_parent
 
-
-@dataclass(frozen=True)
-class Load:
-    """The load of one run: `requests` prompts of a file, `concurrency` at a time, `output_tokens` tokens each."""
-
-    prompts: Path
-    requests: int
-    concurrency: int
-    output_tokens: int
-    seed: int = 0
-    temperature: float = 0.0
+if TYPE_CHECKING:
+    from benchmark.common.rounds import Workload
 
 
-def bench_args(server: Server, tokenizer: Path, load: Load, output: Path) -> list[str]:
-    """Return the arguments of `python -m sglang.benchmark.serving` for one run."""
+def bench_args(server: Server, workload: Workload, prompts: Path, output: Path) -> list[str]:
+    """Return the arguments of `python -m sglang.benchmark.serving` for one run on a file of prompts."""
     return [
-        *("--backend", "sglang", "--base-url", server.url, "--model", str(tokenizer), "--dataset-name", "custom"),
-        *("--dataset-path", str(load.prompts), "--sharegpt-output-len", str(load.output_tokens)),
-        *("--num-prompts", str(load.requests), "--max-concurrency", str(load.concurrency)),
+        *("--backend", "sglang", "--base-url", server.url, "--model", str(workload.model), "--dataset-name", "custom"),
+        *("--dataset-path", str(prompts), "--sharegpt-output-len", str(workload.output_tokens)),
+        *("--num-prompts", str(workload.requests), "--max-concurrency", str(workload.concurrency)),
         # The caller has warmed up at the full concurrency; one request alone would take longer than some runs.
-        *("--warmup-requests", "0", "--seed", str(load.seed), "--disable-tqdm", "--output-file", str(output)),
-        *("--temperature", str(load.temperature)),
+        *("--warmup-requests", "0", "--seed", str(workload.seed), "--disable-tqdm", "--output-file", str(output)),
+        *("--temperature", str(workload.temperature)),
     ]
 
 
@@ -58,16 +50,16 @@ class Client:
                 text=True,
             )
 
-    def run(self, server: Server, tokenizer: Path, load: Load) -> dict[str, Any]:
+    def run(self, server: Server, workload: Workload, prompts: Path) -> dict[str, Any]:
         """Run bench_serving once, and return its record without settings. Raises RuntimeError if a request failed."""
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "result.jsonl"
-            status = self._ask(bench_args(server, tokenizer, load, output))
+            status = self._ask(bench_args(server, workload, prompts, output))
             result = json.loads(output.read_text().splitlines()[-1]) if status == "0" and output.exists() else {}
-        if result.get("completed") != load.requests:
+        if result.get("completed") != workload.requests:
             self._stop()
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-10:])
-            answered = f"{result.get('completed', 0)} of {load.requests} requests answered"
+            answered = f"{result.get('completed', 0)} of {workload.requests} requests answered"
             failure = f"bench_serving against {server.name}: status {status or 'none'}, {answered}"
             raise RuntimeError(f"{failure}; the end of {self.log}:\n{tail}")
         # JSON has no number for the request rate, which is infinite.

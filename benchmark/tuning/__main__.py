@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from benchmark.common.command import Parser, run_main, selecting
 from benchmark.common.paths import BUILD, TRAINED
 from benchmark.common.plot import draw
 from benchmark.common.server import Server
 from benchmark.quality.served import SERVER_ARGS
-from benchmark.tuning.offline import OfflineGauge, load_tokenizer
+from benchmark.tuning.offline import OfflineGauge
 from benchmark.tuning.report import describe, estimate_interval, find_saved, plot_tuning, tabulate_tuning
 from sglang_xshare.parser import whole
 from sglang_xshare.tune.command import GROUPS, SETTINGS
@@ -90,7 +92,7 @@ def open_server(args: argparse.Namespace) -> Iterator[Gauged]:
 @contextmanager
 def open_offline(args: argparse.Namespace) -> Iterator[Gauged]:
     """Load the model into this process, and measure there."""
-    tokenizer = load_tokenizer(args.model)
+    tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     gauge = OfflineGauge(
         args.model, read_parts(args, lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
     )

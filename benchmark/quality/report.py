@@ -31,10 +31,6 @@ def tabulate_quality(points: Mapping[str, Any]) -> Table:
     return Table("Quality of policies", headings, rows, note)
 
 
-def _format_divergence(divergence: Mapping[str, float]) -> str:
-    return format_loss({**divergence, "delta": divergence["nats"]}).removeprefix("+")
-
-
 def tabulate_domains(points: Mapping[str, Any]) -> Table:
     """Return a row a policy: its loss in each domain, in batches of one domain."""
     domains = [name for name in next(iter(points.values()))["one_domain"]["loss"] if name != "all"]
@@ -70,6 +66,7 @@ def make_loss_panel(lines: Sequence[Line], title: str) -> Panel:
 
 
 def _cells(one: Mapping[str, Any], mixed: Mapping[str, Any]) -> list[str]:
+    divergence = {**mixed["divergence"], "delta": mixed["divergence"]["nats"]}
     return [
         f"{one['active_experts']:.1f}",
         format_loss(one["loss"]["all"]),
@@ -78,5 +75,5 @@ def _cells(one: Mapping[str, Any], mixed: Mapping[str, Any]) -> list[str]:
         format_loss(mixed["loss"]["all"]),
         f"{mixed['agreement']:.1%}",
         f"{mixed['answers_right']} / {mixed['answers']}" if mixed["answers"] else "-",
-        _format_divergence(mixed["divergence"]),
+        format_loss(divergence).removeprefix("+"),
     ]

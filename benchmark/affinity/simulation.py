@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from benchmark.affinity.routing import Routing
 from sglang_xshare.affinity.decision import Affinity
@@ -63,9 +63,9 @@ class Outcome:
     the run.
     """
 
-    active: float = 0.0
-    imbalance: float = 0.0
-    course: list[float] = field(default_factory=list)
+    active: float
+    imbalance: float
+    course: list[float]
 
 
 @dataclass

@@ -1,9 +1,17 @@
-"""Upstream's own, unmodified bench_serving against a running server."""
+"""Upstream's own, unmodified bench_serving against a running server.
+
+Importing bench_serving takes longer than most runs do. So a worker, `python -m benchmark.common.client`, imports the
+module once and is forked for every run. Each line of the worker's input is a JSON list of arguments. The worker runs
+the unmodified module as `python -m sglang.benchmark.serving` does, with the output on stderr, and writes the exit
+status of each run as a line.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -15,6 +23,9 @@ from benchmark.common.server import Server, die_with_parent
 
 if TYPE_CHECKING:
     from benchmark.common.rounds import Workload
+
+MODULE = "sglang.benchmark.serving"
+"""Upstream has announced the removal of the older name, `sglang.bench_serving`."""
 
 
 def bench_args(server: Server, workload: Workload, prompts: Path, output: Path) -> list[str]:
@@ -30,7 +41,7 @@ def bench_args(server: Server, workload: Workload, prompts: Path, output: Path) 
 
 
 class Client:
-    """Runs of bench_serving, one after another, in the process of `bench_worker`, which the first run starts."""
+    """Runs of bench_serving, one after another, by a worker, which the first run starts."""
 
     def __init__(self) -> None:
         self.log = LOGS / f"bench-{os.getpid()}.log"
@@ -41,7 +52,7 @@ class Client:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         with self.log.open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "benchmark.common.bench_worker"],
+                [sys.executable, "-W", "ignore", "-m", "benchmark.common.client"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -88,3 +99,24 @@ class Client:
 
 
 CLIENT = Client()
+
+
+def work() -> None:
+    """Serve runs until the input ends."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    importlib.import_module(MODULE)  # and every module that it imports
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            die_with_parent()
+            sys.argv = [MODULE, *json.loads(line)]
+            runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
+            sys.stdout.flush()
+            os._exit(0)  # tearing down all that was imported takes seconds
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(status, file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    work()

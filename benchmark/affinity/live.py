@@ -62,11 +62,9 @@ class Run:
     seconds: float
 
 
-def draw_requests(
-    sequences: Sequences, count: int, life: int, prompt: int, traffic: str = "mixed", seed: int = 0
-) -> list[Sample]:
+def draw_requests(sequences: Sequences, count: int, life: int, prompt: int, traffic: str = "mixed") -> list[Sample]:
     """Return requests of a traffic of `SCENARIOS`: `prompt` tokens, then half to 1.5 times `life`."""
-    source, tokens = random.Random(seed), sequences.tokens.tolist()
+    source, tokens = random.Random(0), sequences.tokens.tolist()
     draw = make_traffic(traffic, sequences.domains, count).draw
     requests = []
     for number in range(count):

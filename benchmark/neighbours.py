@@ -37,8 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     missing = [name for name in policies if name not in record]
     if missing:
         count = args.prompts + args.others
-        sequences = load_sequences(TEXTS, TRAINED, args.prompt, -(-count // 4))
-        prompts = sequences.take(sequences.mixing()).tokens[:count].tolist()
+        prompts = load_sequences(TEXTS, TRAINED, args.prompt, -(-count // 4)).mix().tokens[:count].tolist()
         asked, others = prompts[: args.prompts], prompts[args.prompts :]
         flags = ("--expert-policy", "observe", "--dtype", "float32", "--disable-radix-cache")
         shape = {name: getattr(args, name) for name in ("prompts", "others", "prompt", "tokens")}

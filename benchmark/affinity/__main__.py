@@ -6,16 +6,15 @@ a server runs. The dispatcher's table is calibrated on other text.
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from statistics import fmean
 from typing import Any
 
 from benchmark.affinity.report import name_rule, plot_affinity, point_key, tabulate_affinity
 from benchmark.affinity.routing import Routing, read_routing
-from benchmark.affinity.simulation import SCENARIOS, ByAffinity, Outcome, RoundRobin, make_traffic, simulate
+from benchmark.affinity.simulation import SCENARIOS, ByAffinity, RoundRobin, make_traffic, simulate
 from benchmark.affinity.texts import make_table
-from benchmark.common.command import Parser, positive, run_main
+from benchmark.common.command import Parser, run_main
 from benchmark.common.paths import BUILD, TEXTS, TRAINED
 from benchmark.common.plot import draw
 from benchmark.common.record import Record
@@ -26,7 +25,6 @@ from sglang_xshare.affinity.decision import DEFAULT
 from sglang_xshare.affinity.table import Table
 from sglang_xshare.parser import LARGEST, between
 
-AT_LEAST_ONE = between(1, LARGEST)
 ROUND_ROBIN = "round robin"
 MAX_LIFE = 128
 
@@ -37,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = f"{', '.join(SCENARIOS)} (default: all)"
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", default=SCENARIOS, help=names)
     parser.add_checkpoint(TRAINED, TEXTS)
-    parser.add_argument("--replicas", nargs="+", type=positive, default=(2, 4, 8), metavar="N", help="of mixed traffic")
-    parser.add_argument("--bounds", nargs="+", type=AT_LEAST_ONE, default=(1.1, DEFAULT, 1.5), metavar="B")
+    parser.add_numbers("replicas", (2, 4, 8), "replicas of the mixed traffic")
+    parser.add_numbers("bounds", (1.1, DEFAULT, 1.5), "bounds of the load", between(1, LARGEST))
     parser.add_count("per_domain", 60, "sequences of each domain")
     parser.add_count("prompt", 64, "tokens a prompt")
     parser.add_count("requests", 1200, "requests of a run")
@@ -71,23 +69,19 @@ def simulate_rules(
     routing: Routing, table: Table, name: str, replicas: int, args: argparse.Namespace
 ) -> dict[str, object]:
     """Return the outcomes of round robin and of affinity within each bound, by name: means over the seeds."""
-    traffic = make_traffic(name, routing, args.requests)
+    traffic = make_traffic(name, routing.domains, args.requests)
 
     def run(bound: float | None) -> dict[str, Any]:
         rules = [RoundRobin() if bound is None else ByAffinity(table, replicas, bound) for _ in range(args.seeds)]
-        return asdict(_mean([simulate(routing, rule, replicas, traffic, seed) for seed, rule in enumerate(rules)]))
+        found = [simulate(routing, rule, replicas, traffic, seed) for seed, rule in enumerate(rules)]
+        return {
+            "active": fmean(one.active for one in found),
+            "imbalance": fmean(one.imbalance for one in found),
+            "course": [fmean(tenth) for tenth in zip(*(one.course for one in found), strict=True)],
+        }
 
     rules = {ROUND_ROBIN: run(None)} | {name_rule(bound): run(bound) for bound in args.bounds}
     return {"scenario": name, "replicas": replicas, "rules": rules}
-
-
-def _mean(outcomes: Sequence[Outcome]) -> Outcome:
-    return Outcome(
-        active=fmean(one.active for one in outcomes),
-        imbalance=fmean(one.imbalance for one in outcomes),
-        worst=max(one.worst for one in outcomes),
-        course=[fmean(tenth) for tenth in zip(*(one.course for one in outcomes), strict=True)],
-    )
 
 
 if __name__ == "__main__":

@@ -17,14 +17,13 @@ from statistics import fmean
 from typing import Any
 
 from benchmark.affinity.report import OBSERVE, tabulate_live
-from benchmark.affinity.routing import Routing
 from benchmark.affinity.simulation import SCENARIOS, make_traffic
 from benchmark.affinity.texts import make_table
 from benchmark.common.command import Parser, run_main
 from benchmark.common.evidence import read_totals
 from benchmark.common.paths import BUILD, TEXTS, TRAINED
 from benchmark.common.record import Record
-from benchmark.common.server import Server
+from benchmark.common.server import Server, bind_ranks
 from benchmark.common.variant import BASELINE, OFF, parse_plan, parse_variant
 from benchmark.quality.model import load_model
 from benchmark.quality.served import SERVER_ARGS
@@ -32,22 +31,17 @@ from benchmark.quality.text import Sequences, load_sequences
 from sglang_xshare.affinity.decision import DEFAULT
 from sglang_xshare.parser import LARGEST, between
 from sglang_xshare.tune.forcing import read_step, serialize_force
+from sglang_xshare.tune.texts import Sample
 
-METHODS = ("round_robin", "total_requests", "expert_affinity")
+METHODS = ("round_robin", "expert_affinity")
 SERVED = tuple(name for name in SCENARIOS if name != "replica-dies")
 """SGLang ends a server whose replica dies: that scenario is only simulated."""
 KEPT = ("nats", "active", "rows", "imbalance", "seconds")
 """Fields of a run in the record."""
 SAMPLES = 500
 """Moments at which running requests are counted."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt of token ids, and the text that follows it."""
-
-    prompt: list[int]
-    text: list[int]
+Span = tuple[int, float, float]
+"""The replica that ran a request, and when the request began and ended, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -68,23 +62,21 @@ class Run:
     seconds: float
 
 
-def draw_requests(
-    sequences: Sequences, count: int, life: int, prompt: int, traffic: str = "mixed", seed: int = 0
-) -> list[Request]:
+def draw_requests(sequences: Sequences, count: int, life: int, prompt: int, traffic: str = "mixed") -> list[Sample]:
     """Return requests of a traffic of `SCENARIOS`: `prompt` tokens, then half to 1.5 times `life`."""
-    source, tokens = random.Random(seed), sequences.tokens.tolist()
-    draw = make_traffic(traffic, Routing([row[:prompt] for row in tokens], sequences.domains, [], 0), count).draw
+    source, tokens = random.Random(0), sequences.tokens.tolist()
+    draw = make_traffic(traffic, sequences.domains, count).draw
     requests = []
     for number in range(count):
         row = tokens[draw(source, number / count)]
         end = prompt + source.randint(life // 2, life * 3 // 2)
-        requests.append(Request(row[:prompt], row[prompt:end]))
+        requests.append(Sample(row[:prompt], row[prompt:end]))
     return requests
 
 
 def run_requests(
     server: Server,
-    requests: Sequence[Request],
+    requests: Sequence[Sample],
     replicas: int,
     per_replica: int,
     force: bool = False,
@@ -98,7 +90,7 @@ def run_requests(
     first, last = 2 * concurrency, len(requests) - 1  # the load is steady between the starts of these requests
     looks: dict[int, tuple[dict[str, float], float]] = {}
 
-    def ask(number: int) -> _Answer:
+    def ask(number: int) -> tuple[list[int], list[float], Span]:
         if number in (first, last):
             looks[number] = read_totals(server), time.monotonic()
         request, began = requests[number], time.monotonic()
@@ -111,26 +103,25 @@ def run_requests(
         scores = info["output_token_logprobs"][1:] if force else []
         nats = [read_step(score, token, []).nats for score, token, *_ in scores]
         replica = info.get("dp_rank")
-        return _Answer(answer["output_ids"], nats, -1 if replica is None else replica, began, ended)
+        return answer["output_ids"], nats, (-1 if replica is None else replica, began, ended)
 
     with ThreadPoolExecutor(concurrency) as threads:
-        answers = list(threads.map(ask, range(len(requests))))
+        outputs, nats, spans = zip(*threads.map(ask, range(len(requests))), strict=True)
     (before, start), (after, end) = looks[first], looks[last]
     new = {name: after[name] - before.get(name, 0.0) for name in ("layer_steps", counter, "rows")}
-    spans = [(answer.replica, answer.began, answer.ended) for answer in answers]
     return Run(
-        outputs=[answer.output for answer in answers],
-        nats=[fmean(answer.nats) for answer in answers if answer.nats],
-        replicas=[answer.replica for answer in answers],
+        outputs=list(outputs),
+        nats=[fmean(one) for one in nats if one],
+        replicas=[replica for replica, _, _ in spans],
         active=new[counter] / new["layer_steps"],
         rows=new["rows"] / new["layer_steps"],
         imbalance=measure_imbalance(spans, replicas, start, end),
-        seconds=max(answer.ended for answer in answers) - min(answer.began for answer in answers),
+        seconds=max(ended for _, _, ended in spans) - min(began for _, began, _ in spans),
     )
 
 
-def measure_imbalance(spans: Sequence[tuple[int, float, float]], replicas: int, start: float, end: float) -> float:
-    """Return largest over mean running requests, mean over `start` to `end`, of (replica, began, ended)."""
+def measure_imbalance(spans: Sequence[Span], replicas: int, start: float, end: float) -> float:
+    """Return largest over mean running requests, mean over `start` to `end`."""
     values = []
     for number in range(SAMPLES):
         moment = start + (end - start) * number / SAMPLES
@@ -140,15 +131,6 @@ def measure_imbalance(spans: Sequence[tuple[int, float, float]], replicas: int, 
     return fmean(values) if values else float("nan")
 
 
-@dataclass(frozen=True)
-class _Answer:
-    output: list[int]
-    nats: list[float]
-    replica: int
-    began: float
-    ended: float
-
-
 def make_args(method: str, replicas: int, table: Path, bound: float) -> list[str]:
     """Return the flags of a server with this number of replicas that observes its experts."""
     flags = ["--dp-size", str(replicas), "--dtype", "float32", "--expert-policy", OBSERVE, "--enable-metrics"]
@@ -156,11 +138,6 @@ def make_args(method: str, replicas: int, table: Path, bound: float) -> list[str
     if method == "expert_affinity":
         flags += ["--expert-affinity", str(table), "--expert-affinity-bound", str(bound)]
     return flags
-
-
-def make_env(replicas: int) -> dict[str, str]:
-    """Return the core of each replica, which SGLang's CPU server needs; replicas share two cores."""
-    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(place % 2) for place in range(replicas))}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -221,7 +198,7 @@ def measure(args: argparse.Namespace, record: Record) -> None:
         if not missing:
             continue
         flags = make_args(method, args.replicas, table, args.bound)
-        with Server(TRAINED, flags, env=make_env(args.replicas), name=method, deadline=900) as server:
+        with Server(TRAINED, flags, env=bind_ranks(args.replicas), name=method, deadline=900) as server:
             for traffic, name in missing:
                 requests = draw_requests(sequences, args.requests, args.life, args.prompt, traffic)
                 own = name in (OBSERVE, BASELINE)  # these count the model's own routing

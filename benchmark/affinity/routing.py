@@ -26,17 +26,13 @@ class Routing:
             active |= self.experts[sequence][step]
         return active.bit_count() / self.layers
 
-    def of_domain(self, domain: str) -> list[int]:
-        """Return the sequences of a domain."""
-        return [place for place, name in enumerate(self.domains) if name == domain]
 
-
-def read_routing(model: PreTrainedModel, sequences: Sequences, prompt: int, batch: int = 24) -> Routing:
+def read_routing(model: PreTrainedModel, sequences: Sequences, prompt: int) -> Routing:
     """Return the model's own routing of sequences [sequences, tokens], by teacher forcing."""
     top_k = router_of(model)[0].top_k
     experts: list[list[int]] = []
     layers = 0
-    for tokens in sequences.tokens[:, :-1].split(batch):
+    for tokens in sequences.tokens[:, :-1].split(24):  # sequences of a forward
         logits = router_logits(model, tokens)[:, :, prompt:]
         layers = len(logits)
         chosen = torch.zeros(logits.shape, dtype=torch.bool).scatter_(3, logits.topk(top_k).indices, True)

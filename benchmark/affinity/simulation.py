@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from benchmark.affinity.routing import Routing
 from sglang_xshare.affinity.decision import Affinity
@@ -59,14 +59,13 @@ class Traffic:
 class Outcome:
     """Means: active experts after a fifth of the requests is sent, and the imbalance after a sixth of them.
 
-    The imbalance is the largest over the mean number of running requests; `worst` is its maximum. `course` has the
-    active experts by tenths of the run.
+    The imbalance is the largest over the mean number of running requests. `course` has the active experts by tenths of
+    the run.
     """
 
-    active: float = 0.0
-    imbalance: float = 0.0
-    worst: float = 0.0
-    course: list[float] = field(default_factory=list)
+    active: float
+    imbalance: float
+    course: list[float]
 
 
 @dataclass
@@ -106,7 +105,7 @@ def simulate(routing: Routing, rule: RoundRobin, replicas: int, traffic: Traffic
             rule.finish(ended.name)
     steady = [active for tenth in actives[2:] for active in tenth]
     course = [sum(tenth) / len(tenth) for tenth in actives if tenth]
-    return Outcome(sum(steady) / len(steady), sum(imbalances) / len(imbalances), max(imbalances), course)
+    return Outcome(sum(steady) / len(steady), sum(imbalances) / len(imbalances), course)
 
 
 def _advance(running: list[list[_Request]]) -> Iterator[_Request]:
@@ -121,18 +120,18 @@ def _advance(running: list[list[_Request]]) -> Iterator[_Request]:
 SCENARIOS = ("mixed", "one-domain", "shift", "flood", "replica-dies")
 
 
-def make_traffic(name: str, routing: Routing, requests: int) -> Traffic:
-    """Return the traffic of that name.
+def make_traffic(name: str, domains: Sequence[str], requests: int) -> Traffic:
+    """Return the traffic of that name over sequences, each of which has one of the `domains`.
 
     mixed: all sequences are equally likely. one-domain: only the first domain. shift: the first half of the domains,
     then the other half. flood: mixed, but in the middle third nine of ten requests are of one domain. replica-dies:
     mixed, but in the middle third the last replica is dead.
     """
-    everything = list(range(len(routing.prompts)))
-    domains = sorted(set(routing.domains))
-    early = [place for name in domains[: len(domains) // 2] for place in routing.of_domain(name)]
+    everything = list(range(len(domains)))
+    names = sorted(set(domains))
+    early = [place for name in names[: len(names) // 2] for place in everything if domains[place] == name]
     late = [place for place in everything if place not in early]
-    flooding = routing.of_domain(domains[0])
+    flooding = [place for place in everything if domains[place] == names[0]]
 
     def middle(share: float) -> bool:
         return 1 / 3 <= share < 2 / 3

@@ -15,7 +15,7 @@ from benchmark.common.command import Parser, run_main, selecting
 from benchmark.common.evidence import read_settled_totals
 from benchmark.common.paths import BUILD, TEXTS, TRAINED
 from benchmark.common.record import Record
-from benchmark.common.server import Server
+from benchmark.common.server import Server, bind_ranks
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE, parse_variant
 from benchmark.quality.measure import compare_nats
@@ -56,13 +56,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     record = parser.open_record("live", args, argv)
     policies = [BASELINE, *dict.fromkeys(args.policies)]
     if any(name not in record for name in policies):
-        sequences = load_sequences(TEXTS, TRAINED, args.prompt + args.steps + 1, -(-args.batch * args.rounds // 4))
-        tokens = sequences.take(sequences.mixing()).tokens[: args.batch * args.rounds]
+        per_domain = -(-args.batch * args.rounds // 4)
+        tokens = load_sequences(TEXTS, TRAINED, args.prompt + args.steps + 1, per_domain).mix().tokens
         flags = ["--tp", str(args.ep_size), "--ep-size", str(args.ep_size), "--dtype", "float32", "--enable-metrics"]
         flags += ["--disable-radix-cache", *SERVER_ARGS, *parse_variant(policies[1]).server_args()]
-        cores = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % 2) for rank in range(args.ep_size))}
-        with Server(TRAINED, flags, env=cores, name="ranks", deadline=900) as server:
-            measure(record, server, policies, tokens.split(args.batch), args)
+        with Server(TRAINED, flags, env=bind_ranks(args.ep_size), name="ranks", deadline=900) as server:
+            measure(record, server, policies, tokens.split(args.batch)[: args.rounds], args)
     tabulate_live(record.points).show(record.path)
 
 

@@ -1,44 +1,47 @@
-"""Upstream's own, unmodified bench_serving against a running server."""
+"""Upstream's own, unmodified bench_serving against a running server.
 
+Importing bench_serving takes longer than most runs do. So a worker, `python -m benchmark.common.client`, imports the
+module once and is forked for every run. Each line of the worker's input is a JSON list of arguments. The worker runs
+the unmodified module as `python -m sglang.benchmark.serving` does, with the output on stderr, and writes the exit
+status of each run as a line.
+"""
+
+from __future__ import annotations
+
+import importlib
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmark.common.paths import LOGS, ROOT
 from benchmark.common.server import Server, die_with_parent
 
+if TYPE_CHECKING:
+    from benchmark.common.rounds import Workload
 
-@dataclass(frozen=True)
-class Load:
-    """The load of one run: `requests` prompts of a file, `concurrency` at a time, `output_tokens` tokens each."""
-
-    prompts: Path
-    requests: int
-    concurrency: int
-    output_tokens: int
-    seed: int = 0
-    temperature: float = 0.0
+MODULE = "sglang.benchmark.serving"
+"""Upstream has announced the removal of the older name, `sglang.bench_serving`."""
 
 
-def bench_args(server: Server, tokenizer: Path, load: Load, output: Path) -> list[str]:
-    """Return the arguments of `python -m sglang.benchmark.serving` for one run."""
+def bench_args(server: Server, workload: Workload, prompts: Path, output: Path) -> list[str]:
+    """Return the arguments of `python -m sglang.benchmark.serving` for one run on a file of prompts."""
     return [
-        *("--backend", "sglang", "--base-url", server.url, "--model", str(tokenizer), "--dataset-name", "custom"),
-        *("--dataset-path", str(load.prompts), "--sharegpt-output-len", str(load.output_tokens)),
-        *("--num-prompts", str(load.requests), "--max-concurrency", str(load.concurrency)),
+        *("--backend", "sglang", "--base-url", server.url, "--model", str(workload.model), "--dataset-name", "custom"),
+        *("--dataset-path", str(prompts), "--sharegpt-output-len", str(workload.output_tokens)),
+        *("--num-prompts", str(workload.requests), "--max-concurrency", str(workload.concurrency)),
         # The caller has warmed up at the full concurrency; one request alone would take longer than some runs.
-        *("--warmup-requests", "0", "--seed", str(load.seed), "--disable-tqdm", "--output-file", str(output)),
-        *("--temperature", str(load.temperature)),
+        *("--warmup-requests", "0", "--seed", str(workload.seed), "--disable-tqdm", "--output-file", str(output)),
+        *("--temperature", str(workload.temperature)),
     ]
 
 
 class Client:
-    """Runs of bench_serving, one after another, in the process of `bench_worker`, which the first run starts."""
+    """Runs of bench_serving, one after another, by a worker, which the first run starts."""
 
     def __init__(self) -> None:
         self.log = LOGS / f"bench-{os.getpid()}.log"
@@ -49,7 +52,7 @@ class Client:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         with self.log.open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "benchmark.common.bench_worker"],
+                [sys.executable, "-W", "ignore", "-m", "benchmark.common.client"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -58,16 +61,16 @@ class Client:
                 text=True,
             )
 
-    def run(self, server: Server, tokenizer: Path, load: Load) -> dict[str, Any]:
+    def run(self, server: Server, workload: Workload, prompts: Path) -> dict[str, Any]:
         """Run bench_serving once, and return its record without settings. Raises RuntimeError if a request failed."""
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "result.jsonl"
-            status = self._ask(bench_args(server, tokenizer, load, output))
+            status = self._ask(bench_args(server, workload, prompts, output))
             result = json.loads(output.read_text().splitlines()[-1]) if status == "0" and output.exists() else {}
-        if result.get("completed") != load.requests:
+        if result.get("completed") != workload.requests:
             self._stop()
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-10:])
-            answered = f"{result.get('completed', 0)} of {load.requests} requests answered"
+            answered = f"{result.get('completed', 0)} of {workload.requests} requests answered"
             failure = f"bench_serving against {server.name}: status {status or 'none'}, {answered}"
             raise RuntimeError(f"{failure}; the end of {self.log}:\n{tail}")
         # JSON has no number for the request rate, which is infinite.
@@ -96,3 +99,24 @@ class Client:
 
 
 CLIENT = Client()
+
+
+def work() -> None:
+    """Serve runs until the input ends."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    importlib.import_module(MODULE)  # and every module that it imports
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            die_with_parent()
+            sys.argv = [MODULE, *json.loads(line)]
+            runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
+            sys.stdout.flush()
+            os._exit(0)  # tearing down all that was imported takes seconds
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(status, file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    work()

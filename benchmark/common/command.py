@@ -3,7 +3,7 @@
 import argparse
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -38,15 +38,23 @@ class Parser(argparse.ArgumentParser):
             "policies", nargs="*", type=kind, default=default, help=f"{text} (default: {' '.join(default)})"
         )
 
-    def add_counts(self, **defaults: int) -> None:
-        """Add flags of the counts of a served workload, with these defaults or the usual ones."""
-        for name, (usual, text) in COUNTS.items():
+    def add_counts(self, counts: Mapping[str, tuple[int, str]] = COUNTS, /, *names: str, **defaults: int) -> None:
+        """Add flags of the named `counts`, or of all, with these defaults or the usual ones."""
+        for name in names or counts:
+            usual, text = counts[name]
             self.add_count(name, defaults.get(name, usual), text)
 
     def add_count(self, name: str, default: int, text: str) -> None:
         """Add a flag that takes a whole number above 0."""
         flag = "--" + name.replace("_", "-")
         self.add_argument(flag, type=positive, default=default, metavar="N", help=f"{text} (default: {default})")
+
+    def add_numbers(
+        self, name: str, default: Sequence[float], text: str, kind: Callable[[str], float] | None = None
+    ) -> None:
+        """Add a flag that takes one number or several, each of this kind, by default whole and above 0."""
+        flag, help = "--" + name.replace("_", "-"), f"{text} (default: {' '.join(map(str, default))})"
+        self.add_argument(flag, nargs="+", type=kind or positive, default=default, metavar="N", help=help)
 
     def add_checkpoint(self, model: Path, texts: Path | None = None) -> None:
         """Add flags of the folder of a checkpoint and of its texts, a domain a `*.txt`; by default the model's own."""

@@ -40,13 +40,10 @@ def read_totals(server: Server) -> dict[str, float]:
 
 def read_settled_totals(server: Server) -> dict[str, float]:
     """Return the counters once they are constant: an idle server reports the last steps after its answers."""
-    totals = read_totals(server)
-    while totals:
+    before: dict[str, float] = {}
+    while (totals := read_totals(server)) != before:
+        before = totals
         time.sleep(0.2)
-        later = read_totals(server)
-        if later == totals:
-            break
-        totals = later
     return totals
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from benchmark.common.client import CLIENT, Load
+from benchmark.common.client import CLIENT
 from benchmark.common.evidence import Evidence, evidence_between, read_settled_totals, read_totals
 from benchmark.common.server import Server, has_gpu
 from benchmark.common.variant import BASELINE, Variant
@@ -159,29 +159,28 @@ def run_rounds(workload: Workload, series: Sequence[Series], servers: Sequence[S
         server.generate(warm_up, max_new_tokens=8, ignore_eos=True)
     with tempfile.TemporaryDirectory() as folder:
         if has_gpu():
-            wave = replace(workload, requests=workload.concurrency)
-            load = _load_of_round(wave, workload.rounds, Path(folder))
+            wave = replace(workload, requests=workload.concurrency, seed=workload.seed + workload.rounds)
+            prompts = _write_prompts_of(wave, Path(folder))
             for server in dict.fromkeys(servers):
-                CLIENT.run(server, workload.model, load)
+                CLIENT.run(server, wave, prompts)
         for number in range(len(series[0].results), workload.rounds):
-            load = _load_of_round(workload, number, Path(folder))
+            load = replace(workload, seed=workload.seed + number)
+            prompts = _write_prompts_of(load, Path(folder))
             for one, server in (turns[place] for place in order_round(len(turns), number)):
                 switch(server, one.variant, servers)
-                _run(one, server, load, workload)
+                _run(one, server, load, prompts)
             yield number
 
 
-def _load_of_round(workload: Workload, number: int, folder: Path) -> Load:
-    prompts = folder / f"round-{number}.jsonl"
-    seed = workload.seed + number
-    write_prompts(prompts, workload.texts, workload.model, workload.requests, workload.input_tokens, seed)
-    sent = workload.requests, workload.concurrency, workload.output_tokens
-    return Load(prompts, *sent, seed, workload.temperature)
+def _write_prompts_of(workload: Workload, folder: Path) -> Path:
+    prompts = folder / f"{workload.seed}.jsonl"
+    write_prompts(prompts, workload.texts, workload.model, workload.requests, workload.input_tokens, workload.seed)
+    return prompts
 
 
-def _run(series: Series, server: Server, load: Load, workload: Workload) -> None:
+def _run(series: Series, server: Server, workload: Workload, prompts: Path) -> None:
     before = read_totals(server)
-    result = CLIENT.run(server, workload.model, load)
+    result = CLIENT.run(server, workload, prompts)
     evidence = evidence_between(before, read_settled_totals(server))
     series.results.append({name: result[name] for name in KEPT if name in result})
     series.evidence.append(evidence)

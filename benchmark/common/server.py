@@ -82,6 +82,11 @@ def free_port() -> int:
             return port
 
 
+def bind_ranks(ranks: int) -> dict[str, str]:
+    """Return the environment that gives each rank a core, which SGLang's CPU server needs; ranks share two cores."""
+    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % 2) for rank in range(ranks))}
+
+
 class Server:
     """`python -m sglang.launch_server`, or another `program`, in a session of its own, which ends with the server.
 

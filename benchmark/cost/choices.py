@@ -69,7 +69,7 @@ def _serve_replicas(live: Points) -> list[list[str]]:
     own, alone = points[BASELINE, "round_robin"], points[BASELINE, "expert_affinity"]
     rows = [["4 replicas, affinity, served", "as above", _share(alone, own), "-", "0"]]
     for (policy, method), point in points.items():
-        if policy not in (OBSERVE, BASELINE) and method != "total_requests":
+        if policy not in (OBSERVE, BASELINE):
             name, when = AFFINITY if method == "expert_affinity" else ROUND_ROBIN
             loss = str(compare_nats(point, own))
             rows.append([f"4 replicas, {name}, {policy}", when, _share(point, own), "-", loss])

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from benchmark.common.command import Parser, positive, run_main
+from benchmark.common.command import Parser, run_main
 from benchmark.common.paths import BUILD
 from benchmark.common.table import Table
-from benchmark.expert_sharding.ranks import Encoder, Router, activate, add_counts, sweep
+from benchmark.expert_sharding.ranks import COUNTS, Encoder, Router, activate, sweep
 
 LAYERS = 2
 SPREAD, FIRST = "spread", "on the first ranks"
@@ -21,11 +21,10 @@ SPREAD, FIRST = "spread", "on the first ranks"
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record, print the table."""
     parser = Parser("benchmark.cost.ranks", __doc__)
-    swept = "(default: %(default)s)"
-    parser.add_argument("--batch", nargs="+", type=positive, default=[16, 64], help=f"requests of a step {swept}")
-    parser.add_argument("--active", nargs="+", type=positive, default=[16, 32, 64, 128], help=f"active experts {swept}")
+    parser.add_numbers("batch", (16, 64), "requests of a step")
+    parser.add_numbers("active", (16, 32, 64, 128), "active experts")
     parser.add_count("experts", 128, "experts of a layer")
-    add_counts(parser, "ranks", "rounds", "hidden", "width", "top_k", rounds=7, top_k=4)
+    parser.add_counts(COUNTS, "ranks", "rounds", "hidden", "width", "top_k", rounds=7, top_k=4)
     parser.add_record(BUILD / "cost")
     args = parser.parse_args(argv)
     cases: dict[str, tuple[Encoder, dict[str, Any]]] = {}

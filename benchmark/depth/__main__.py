@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmark.common.command import COUNTS, Parser, folder, policy, positive, run_main
+from benchmark.common.command import COUNTS, Parser, folder, policy, run_main
 from benchmark.common.comparison import is_measured, measure
 from benchmark.common.paths import BUILD, DRAFT, TEXTS, WIDENED
 from benchmark.common.plot import draw
@@ -48,12 +48,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_policies(policy, POLICIES, "each with servers of its own, one policy after another")
     parser.add_checkpoint(WIDENED, TEXTS)
     parser.add_argument("--draft", type=folder, default=DRAFT, help="EAGLE-3 draft (default: the trained model's)")
-    help = f"requests at a time (default: {' '.join(map(str, CONCURRENCY))})"
-    parser.add_argument("--concurrency", nargs="+", type=positive, default=list(CONCURRENCY), help=help)
-    help = f"fixed depths; 0 has no draft model (default: {' '.join(map(str, FIXED))})"
-    parser.add_argument("--fixed", nargs="+", type=int, default=list(FIXED), help=help)
-    for name, default in (("rounds", 5), ("input_tokens", 8), ("output_tokens", 64)):
-        parser.add_count(name, default, COUNTS[name][1])
+    parser.add_numbers("concurrency", CONCURRENCY, "requests at a time")
+    parser.add_numbers("fixed", FIXED, "fixed depths; 0 has no draft model", int)
+    parser.add_counts(COUNTS, "rounds", "input_tokens", "output_tokens", output_tokens=64)
     parser.add_count("waves", 2, f"requests a round, for each that runs at a time; at least {LEAST} in all")
     parser.add_count("settled", SETTLED, "batches before the first round, for servers that choose the depth")
     parser.add_record(BUILD / "depth")

@@ -38,10 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_record(BUILD / "depth")
     args = parser.parse_args(argv)
     record = parser.open_record("changes", args, argv)
-    sides = (
-        (args.from_requests, args.texts or args.model / "heldout"),
-        (args.to_requests, args.other_texts or args.texts or args.model / "heldout"),
-    )
+    sides = (args.from_requests, args.texts), (args.to_requests, args.other_texts or args.texts)
     variant = list_variants(args.policy, args.draft, FIXED, record.path.parent)[-1]
     if not all(str(number) in record for number in range(2 * args.changes)):
         with serve(args.model, [variant], prepare(args.model)) as (server,):

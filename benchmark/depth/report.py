@@ -38,15 +38,14 @@ def tabulate_depths(points: Mapping[str, Any]) -> Table:
     """Return a row a policy and number of requests: tokens/s by depth, and what the chosen depth reaches."""
     rows, headings = [], []
     for point in points.values():
-        comparison, found = _read(point)
+        policy, requests, found = _read(point)
         headings = ["policy", "requests", *found, "of the best", "of no drafts", f"of {UPSTREAM}", "by round"]
-        policy = comparison.summaries[0].name.rpartition(", ")[0]
         best = find_best(found)
         shares = [format_spread(spread(pair(found, one)), 2) for one in (best, NO_DRAFTS, UPSTREAM)]
         shares.append(format_rounds(pair(found, best), 2))
         speeds = {name: f"{row.throughput.mean:.1f}" for name, row in found.items()}
         cells = [f"**{speed}**" if name == best else speed for name, speed in speeds.items()]
-        rows.append([policy, str(comparison.workload.concurrency), *cells, *shares])
+        rows.append([policy, str(requests), *cells, *shares])
     note = NOTE.format(rounds=_count_rounds(points), upstream=UPSTREAM, throughput=THROUGHPUT)
     return Table("Draft depths", headings, rows, note)
 
@@ -66,7 +65,7 @@ def find_missed(points: Mapping[str, Any]) -> list[str]:
     """Return a line for each point at which the chosen depth is below its required share."""
     missed = []
     for key, point in points.items():
-        _, found = _read(point)
+        _, _, found = _read(point)
         for other, least in ((find_best(found), REACHED), (NO_DRAFTS, REACHED), (UPSTREAM, 1.0)):
             share = spread(pair(found, other)).mean
             missed += [f"{key}: {share:.3f} of {other}, must be {least}"] if share < least else []
@@ -77,10 +76,8 @@ def summarize_depths(points: Mapping[str, Any]) -> Table:
     """Return a row for each policy: the chosen depth's tokens/s against no drafts, by requests at a time."""
     cells: dict[str, dict[str, str]] = {}
     for point in points.values():
-        comparison, found = _read(point)
-        policy = comparison.summaries[0].name.rpartition(", ")[0]
-        share = format_spread(spread(pair(found, NO_DRAFTS)), 2)
-        cells.setdefault(policy, {})[str(comparison.workload.concurrency)] = share
+        policy, requests, found = _read(point)
+        cells.setdefault(policy, {})[str(requests)] = format_spread(spread(pair(found, NO_DRAFTS)), 2)
     sizes = list(dict.fromkeys(size for by_size in cells.values() for size in by_size))
     rows = [[policy, *(by_size.get(size, "-") for size in sizes)] for policy, by_size in cells.items()]
     headings = [f"{size} request{'' if size == '1' else 's'}" for size in sizes]
@@ -92,10 +89,9 @@ def plot_depths(points: Mapping[str, Any]) -> Picture:
     """Return the picture of tokens/s against requests, a panel a policy and a line a depth, the chosen one on top."""
     found: dict[str, dict[str, list[tuple[int, Spread]]]] = {}
     for point in points.values():
-        comparison, rows = _read(point)
+        policy, requests, rows = _read(point)
         for depth, row in rows.items():
-            by_depth = found.setdefault(row.name.rpartition(", ")[0], {})
-            by_depth.setdefault(depth, []).append((comparison.workload.concurrency, row.throughput))
+            found.setdefault(policy, {}).setdefault(depth, []).append((requests, row.throughput))
     panels = []
     for policy, by_depth in found.items():
         lines = []
@@ -108,10 +104,11 @@ def plot_depths(points: Mapping[str, Any]) -> Picture:
     return Picture(panels, "error bars: 95 % t-intervals over rounds")
 
 
-def _read(point: Mapping[str, Any]) -> tuple[Comparison, dict[str, Summary]]:
-    """Return a point's comparison, and its rows by depth."""
+def _read(point: Mapping[str, Any]) -> tuple[str, int, dict[str, Summary]]:
+    """Return a point's policy, its requests at a time, and its rows by depth."""
     comparison = Comparison.read(point)
-    return comparison, {_shorten(row): row for row in comparison.summaries}
+    by_depth = {row.name.rpartition(", ")[2]: row for row in comparison.summaries}
+    return comparison.summaries[0].name.rpartition(", ")[0], comparison.workload.concurrency, by_depth
 
 
 def _count_rounds(points: Mapping[str, Any]) -> str:
@@ -120,7 +117,3 @@ def _count_rounds(points: Mapping[str, Any]) -> str:
 
 def _name_fixed(depth: int) -> str:
     return NO_DRAFTS if depth == 0 else f"{depth} draft{'s' if depth > 1 else ''}"
-
-
-def _shorten(row: Summary) -> str:
-    return row.name.rpartition(", ")[2]

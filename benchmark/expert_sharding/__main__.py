@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmark.common.command import Parser, positive, run_main
 from benchmark.common.paths import BUILD
-from benchmark.expert_sharding.ranks import COUNTS, Encoder, Router, add_counts, skew, sweep
+from benchmark.expert_sharding.ranks import COUNTS, Encoder, Router, skew, sweep
 from benchmark.expert_sharding.report import tabulate_sharding
 from sglang_xshare.parser import LARGEST, between
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--alpha", nargs="*", type=skews, default=[0.0, 0.1, 0.6, 2.0], help=f"skews {swept}")
     parser.add_argument("--experts", nargs="*", type=positive, default=[8, 32, 128, 256], help=f"experts {swept}")
     parser.add_argument("--batch", nargs="*", type=positive, default=[10, 50, 100, 250], help=f"sequences {swept}")
-    add_counts(parser)
+    parser.add_counts(COUNTS)
     parser.add_record(BUILD / "expert-sharding")
     args = parser.parse_args(argv)
     shape = {name: getattr(args, name) for name in COUNTS}

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
-from benchmark.common.command import Parser
 from benchmark.common.record import Record
 from benchmark.common.sweep import fill
 from benchmark.expert_sharding.layers import LAYOUTS, Experts, Layout, run_alone
@@ -103,13 +102,6 @@ class Encoder:
             seconds += perf_counter() - began
             x = x + out.view_as(x)
         return seconds
-
-
-def add_counts(parser: Parser, *names: str, **defaults: int) -> None:
-    """Add the flags of `COUNTS` that are named, or all, with these defaults or the usual ones."""
-    for name in names or COUNTS:
-        usual, text = COUNTS[name]
-        parser.add_count(name, defaults.get(name, usual), text)
 
 
 def sweep(record: Record, cases: Mapping[str, tuple[Encoder, Mapping[str, Any]]], ranks: int, rounds: int) -> None:

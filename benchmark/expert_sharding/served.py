@@ -12,12 +12,12 @@ from benchmark.common.comparison import ONE_ROUND, Comparison, is_measured, meas
 from benchmark.common.interval import format_spread
 from benchmark.common.paths import BUILD, TEXTS, WIDENED
 from benchmark.common.rounds import Workload, serve
+from benchmark.common.server import bind_ranks
 from benchmark.common.table import Table
 from benchmark.common.variant import Variant
 from benchmark.common.widened import prepare
 
 RANKS = ("--tp", "2")
-CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 PLACEMENTS = ("ep", "shard")
 """Values of --expert-placement; the first is the baseline."""
 KEY = "placements"
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not is_measured(record, KEY):
         workload = Workload(args.model, args.texts, **{name: getattr(args, name) for name in COUNTS})
         variants = [Variant(name, None, {}, (*RANKS, "--expert-placement", name)) for name in PLACEMENTS]
-        with serve(args.model, variants, prepare(args.model), env=CORES) as servers:
+        with serve(args.model, variants, prepare(args.model), env=bind_ranks(2)) as servers:
             measure(record, KEY, workload, variants, servers)
     tabulate_served(record.points).show(record.path)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from benchmark.common.command import Parser, positive, run_main, selecting
+from benchmark.common.command import Parser, run_main, selecting
 from benchmark.common.paths import BUILD
 from benchmark.common.variant import BASELINE, parse_variant
 from benchmark.paged.report import POLICIES, tabulate_paged
@@ -33,10 +33,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record and print the table."""
     parser = Parser("benchmark.paged", __doc__)
     parser.add_policies(selecting, POLICIES, "vanilla is always the baseline")
-    parser.add_argument("--slots", nargs="+", type=positive, default=(32, 16), help="slots of a layer (default: 32 16)")
-    parser.add_argument(
-        "--batch", nargs="+", type=positive, default=(1, 4, 8, 16), help="requests of a step (default: 1 4 8 16)"
-    )
+    parser.add_numbers("slots", (32, 16), "slots of a layer")
+    parser.add_numbers("batch", (1, 4, 8, 16), "requests of a step")
     parser.add_count("batches", 16, "batches of this many requests, or as many as the text has")
     add_decoding(parser, COUNTS, per_domain=48)
     parser.add_record(BUILD / "paged")
@@ -44,11 +42,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     decoding = read_decoding(args, batch=1, tokens_per_request=1)
     record = parser.open_record("paged", args, argv)
     model, sequences = decoding.load()
-    mixed = sequences.mixing()
+    mixed = sequences.mix()
     _check(model, len(mixed), args.slots, args.batch)
     for rows in sorted(args.batch, reverse=True):
         plans = {policy: list_plans(model, policy, rows) for policy in (BASELINE, *args.policies)}
-        bench = Bench(model, sequences.take(mixed[: min(args.batches, len(mixed) // rows) * rows]), decoding.prompt)
+        bench = Bench(model, mixed.take(range(min(args.batches, len(mixed) // rows) * rows)), decoding.prompt)
         for slots in args.slots:
             if all(_name(rows, slots, policy) in record for policy in plans):
                 continue

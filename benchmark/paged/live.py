@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmark.common.command import COUNTS, Parser, positive, run_main, selecting
+from benchmark.common.command import COUNTS, Parser, run_main, selecting
 from benchmark.common.comparison import is_measured, measure
 from benchmark.common.evidence import evidence_between, read_settled_totals, read_totals
 from benchmark.common.paths import BUILD, TEXTS, WIDENED
@@ -34,10 +34,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_policies(selecting, DEFAULT, "the first also with slots for all experts, beside the same one unpaged")
     parser.add_checkpoint(WIDENED, TEXTS)
     parser.add_count("slots", 32, "experts of a layer that are loaded")
-    help = "requests at a time (default: 8 16)"
-    parser.add_argument("--concurrency", nargs="+", type=positive, default=CONCURRENCY, help=help)
-    for name, default in (("rounds", 4), ("requests", 16), ("input_tokens", 8), ("output_tokens", 32)):
-        parser.add_count(name, default, COUNTS[name][1])
+    parser.add_numbers("concurrency", CONCURRENCY, "requests at a time")
+    parser.add_counts(COUNTS, "rounds", "requests", "input_tokens", "output_tokens", rounds=4, requests=16)
     add_text(parser, per_domain=8, loss_tokens=48, sums=48)
     parser.add_record(BUILD / "paged")
     args = parser.parse_args(argv)
@@ -77,8 +75,7 @@ def _measure(
     key = key_of(workload.concurrency)
     if not is_measured(record, key):
         measure(record, key, workload, variants[:-1], servers[:-1])
-    sequences = load_sequences(workload.texts, workload.model, PROMPT + args.loss_tokens + 1, args.per_domain)
-    tokens = sequences.take(sequences.mixing()).tokens
+    sequences = load_sequences(workload.texts, workload.model, PROMPT + args.loss_tokens + 1, args.per_domain).mix()
     problems = read_problems(workload.texts, args.sums)
     for variant, server in zip(variants, servers, strict=True):
         name = quality_key(workload.concurrency, variant.name)
@@ -86,7 +83,7 @@ def _measure(
             continue
         switch(server, variant, servers)
         before = read_totals(server)
-        nats = measure_nats(server, tokens, PROMPT, workload.concurrency).mean(1)
+        nats = measure_nats(server, sequences.tokens, PROMPT, workload.concurrency).mean(1)
         counted = evidence_between(before, read_settled_totals(server))
         sums = measure_answers(server, problems, workload.concurrency) if problems else None
         record.add(name, nats=nats.tolist(), sums=sums, page_ins=counted.page_ins, before=counted.page_ins_before)

@@ -26,7 +26,7 @@ def policy_quality(decoding: Decoding, policies: Sequence[str], top: int = TOP) 
     model, sequences = decoding.load()
     for plan in plans.values():
         plan.check(*router_of(model))
-    batches = {"one_domain": sequences, "mixed": sequences.take(sequences.mixing())}
+    batches = {"one_domain": sequences, "mixed": sequences.mix()}
     benches = {name: Bench(model, chosen, decoding.prompt) for name, chosen in batches.items()}
     vanilla: dict[str, Decoded] = {}
     for text, plan in plans.items():

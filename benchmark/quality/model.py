@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
@@ -154,13 +153,13 @@ def prefill(model: PreTrainedModel, prompt: torch.Tensor) -> Prefilled:
 
 
 @torch.inference_mode()
-def router_logits(model: PreTrainedModel, tokens: torch.Tensor, **inputs: Any) -> torch.Tensor:
-    """Return router logits [layers, sequences, tokens, experts] of the model's own routing; `inputs`: cache, mask."""
+def router_logits(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
+    """Return router logits [layers, sequences, tokens, experts] of the model's own routing."""
     seen: list[torch.Tensor] = []
     with ExitStack() as stack:
         for gate in find_gates(model):
             stack.callback(gate.intercept(lambda logits, choice: seen.append(logits)).remove)
-        model(tokens, logits_to_keep=1, **inputs)
+        model(tokens, logits_to_keep=1)
     return torch.stack(seen).unflatten(1, tokens.shape)
 
 

@@ -1,6 +1,6 @@
 """The tables and the picture of policies' quality."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmark.common.plot import Line, Panel, Picture
@@ -17,32 +17,18 @@ ACCEPTED_NOTE = "Accepted: tokens of a verify step; offline, the draft is the te
 
 def tabulate_quality(points: Mapping[str, Any]) -> Table:
     """Return a row a policy: its figures in batches of one domain, then in mixed ones."""
-    mixed = ["experts", "kept mass", "loss, nats", "greedy same", "sums right"]
+    mixed = ["experts", "kept mass", "loss, nats", "greedy same", "sums right", "KL, nats"]
     rows = [[policy, *_cells(point["one_domain"], point["mixed"])] for policy, point in points.items()]
-    first = next(iter(points.values()))["mixed"]
-    errors = explain_errors(point["mixed"]["loss"]["all"] for point in points.values())
-    vanilla = f"Vanilla's cross-entropy is {first['loss']['all']['cross_entropy']:.3f} nats a token."
-    note = f"{NOTE} {errors} {vanilla}"
     figures = [point["mixed"] for point in points.values()]
-    for kind, heading, more, spell in MORE:
-        if all(kind in one for one in figures):  # older records have none
-            mixed.append(heading)
-            note = f"{note} {more}"
-            for row, one in zip(rows, figures, strict=True):
-                row.append(spell(one[kind]))
+    errors = explain_errors(one["loss"]["all"] for one in figures)
+    vanilla = f"Vanilla's cross-entropy is {figures[0]['loss']['all']['cross_entropy']:.3f} nats a token."
+    note = f"{NOTE} {errors} {vanilla} {DIVERGENCE_NOTE}"
+    if all("accepted" in one for one in figures):
+        mixed.append("accepted")
+        note = f"{note} {ACCEPTED_NOTE}"
+        rows = [[*row, f"{one['accepted']:.2f}"] for row, one in zip(rows, figures, strict=True)]
     headings = ["policy", "one domain: experts", "one domain: loss, nats", *(f"mixed: {kind}" for kind in mixed)]
     return Table("Quality of policies", headings, rows, note)
-
-
-def _format_divergence(divergence: Mapping[str, float]) -> str:
-    return format_loss({**divergence, "delta": divergence["nats"]}).removeprefix("+")
-
-
-MORE: tuple[tuple[str, str, str, Callable[[Any], str]], ...] = (
-    ("divergence", "KL, nats", DIVERGENCE_NOTE, _format_divergence),
-    ("accepted", "accepted", ACCEPTED_NOTE, "{:.2f}".format),
-)
-"""Figures that not every record has: key, heading, note, and format."""
 
 
 def tabulate_domains(points: Mapping[str, Any]) -> Table:
@@ -80,6 +66,7 @@ def make_loss_panel(lines: Sequence[Line], title: str) -> Panel:
 
 
 def _cells(one: Mapping[str, Any], mixed: Mapping[str, Any]) -> list[str]:
+    divergence = {**mixed["divergence"], "delta": mixed["divergence"]["nats"]}
     return [
         f"{one['active_experts']:.1f}",
         format_loss(one["loss"]["all"]),
@@ -88,4 +75,5 @@ def _cells(one: Mapping[str, Any], mixed: Mapping[str, Any]) -> list[str]:
         format_loss(mixed["loss"]["all"]),
         f"{mixed['agreement']:.1%}",
         f"{mixed['answers_right']} / {mixed['answers']}" if mixed["answers"] else "-",
+        format_loss(divergence).removeprefix("+"),
     ]

@@ -19,7 +19,7 @@ from benchmark.common.paths import BUILD, TRAINED
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE, PLAN_SPELLING, parse_plan
 from benchmark.quality.defaults import describe_router, name_model
-from benchmark.quality.model import Layout, Routing, load_model, prefill, router_of
+from benchmark.quality.model import Layout, load_model, prefill, router_of
 from benchmark.quality.served import read_problems
 from sglang_xshare import SelectionPlan
 
@@ -46,17 +46,10 @@ class Problems:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Figures of each batch, [batches] float64 each, and what the policy chose in each forward."""
+    """The `FIGURES` of each batch, [batches] float64 each, and the mean active experts a layer and step."""
 
-    pass_one: torch.Tensor
-    pass_all: torch.Tensor
-    distinct: torch.Tensor
-    routings: Sequence[Routing]
-
-    @property
-    def active(self) -> float:
-        """Return the mean active experts a layer and step."""
-        return torch.cat([step for one in self.routings for step in one.active]).mean().item()
+    figures: Mapping[str, torch.Tensor]
+    active: float
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -129,7 +122,7 @@ def sample(
     """Return the figures of answers drawn under `plan`; every plan has the same random numbers."""
     draws = torch.Generator().manual_seed(0)
     figures: dict[str, list[torch.Tensor]] = {name: [] for name in FIGURES}
-    routings: list[Routing] = []
+    active: list[torch.Tensor] = []
 
     def draw(logits: torch.Tensor) -> torch.Tensor:
         noise = torch.empty_like(logits).exponential_(generator=draws)  # Gumbel-max, with its logarithm
@@ -151,15 +144,15 @@ def sample(
             ("distinct", torch.tensor([len(set(some)) / samples for some in answers], dtype=torch.float64)),
         ):
             figures[name].append(values.view(-1, per_batch).mean(1))
-        routings += found
-    return Outcome(**{name: torch.cat(values) for name, values in figures.items()}, routings=routings)
+        active += [step for one in found for step in one.active]
+    return Outcome({name: torch.cat(values) for name, values in figures.items()}, torch.cat(active).mean().item())
 
 
 def compare(found: Outcome, vanilla: Outcome) -> dict[str, Any]:
     """Return each figure and its difference from vanilla's figure, both with standard errors."""
     figures = {}
-    for name in FIGURES:
-        values, own = getattr(found, name), getattr(vanilla, name)
+    for name, values in found.figures.items():
+        own = vanilla.figures[name]
         figures[name] = {
             "value": values.mean().item(),
             "error": _find_error(values),

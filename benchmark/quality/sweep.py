@@ -1,14 +1,14 @@
 """The runner of `front`, `defaults` and `drafts`: many policies at several layouts of one text, into a record."""
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from typing import Any
 
 import torch
 
-from benchmark.common.command import Parser, positive
+from benchmark.common.command import Parser
 from benchmark.common.record import Record
 from benchmark.common.variant import BASELINE, parse_plan
 from benchmark.quality.decoding import add_decoding, read_decoding
@@ -40,10 +40,8 @@ List = Callable[[Layout, str, Router, int], Sequence[Point]]
 def make_parser(module: str, text: str | None, batches: Sequence[int], tokens: Sequence[int], **counts: int) -> Parser:
     """Return a parser with the flags of every sweep; `counts` replace the usual defaults of `COUNTS`."""
     parser = Parser(module, text)
-    help = f"requests of a step (default: {spell(batches)})"
-    parser.add_argument("--batch", nargs="+", type=positive, default=batches, help=help)
-    help = f"tokens of a request in a step; above 1, drafts are verified (default: {spell(tokens)})"
-    parser.add_argument("--tokens-per-request", nargs="+", type=positive, default=tokens, help=help)
+    parser.add_numbers("batch", batches, "requests of a step")
+    parser.add_numbers("tokens_per_request", tokens, "tokens of a request in a step; above 1, drafts are verified")
     parser.add_argument("--skip", type=int, default=0, metavar="N", help="sequences of each domain to skip first")
     add_decoding(parser, COUNTS, **counts)
     return parser
@@ -68,7 +66,7 @@ def run_sweep(
         layout.check(decoding.per_domain if text == ONE_DOMAIN else len(sequences), decoding.steps)
         for policy in (policy for point in points for policy in point.policies.values()):
             parse_plan(policy, layout.rows).check(router, experts)
-    order = {ONE_DOMAIN: sequences, MIXED: sequences.take(sequences.mixing())}
+    order = {ONE_DOMAIN: sequences, MIXED: sequences.mix()}
     benches = {text: Bench(model, order[text], decoding.prompt) for text in texts}
     for layout, text, points in planned:
         missing = [point for point in points if point.key not in record]
@@ -95,14 +93,3 @@ def _measure(bench: Bench, layout: Layout, point: Point, vanilla: Decoded, count
         }
     start = {"batch": layout.batch, "tokens_per_request": layout.tokens_per_request, "vanilla_active": vanilla.active}
     return {**start, **point.fields, **({"changes": found} if len(found) > 1 else next(iter(found.values())))}
-
-
-def list_layouts(args: argparse.Namespace) -> Iterator[Layout]:
-    """Yield the layouts of the flags, those with the fewest steps first."""
-    for batch, tokens in product(sorted(args.batch, reverse=True), args.tokens_per_request):
-        yield Layout(batch, tokens)
-
-
-def spell(numbers: Sequence[float]) -> str:
-    """Return numbers as a command line has them."""
-    return " ".join(map(str, numbers))

@@ -31,19 +31,15 @@ class Sequences:
     def __len__(self) -> int:
         return len(self.domains)
 
-    def of_domain(self, domain: str) -> torch.Tensor:
-        """Return which sequences are of one domain, [sequences] bool."""
-        return torch.tensor([name == domain for name in self.domains])
-
     def take(self, rows: Sequence[int]) -> "Sequences":
         """Return these sequences, in this order."""
         place = {row: new for new, row in enumerate(rows)}
         answers = [Answer(place[one.row], one.start, one.stop) for one in self.answers if one.row in place]
         return Sequences(self.tokens[list(rows)], tuple(self.domains[row] for row in rows), tuple(answers))
 
-    def mixing(self) -> list[int]:
-        """Return an order in which the domains take turns, so every batch holds all of them."""
-        return mix_domains(self.domains)
+    def mix(self) -> "Sequences":
+        """Return the same sequences in an order in which the domains take turns, so every batch holds all of them."""
+        return self.take(mix_domains(self.domains))
 
 
 def mix_domains(domains: Sequence[str]) -> list[int]:

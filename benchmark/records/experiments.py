@@ -2,17 +2,18 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from benchmark.common.paths import ROOT
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A run of `python -m <module>`, which writes `<record>.json` into a folder below the results.
+    """A run of `python -m <module>`, which writes its record into a folder below the results.
 
-    `record` is the name by default; `plots` are the files beside the record that a page shows. At full size, with
-    `arguments`, the run takes `minutes` on two quiet cores; `small` are the arguments of the smallest size. If
-    `trained` is given, `python -m training.train_moe --model <trained>` makes the model that `arguments` name.
+    At full size, with `arguments`, the run takes `minutes` on two quiet cores; `small` are the arguments of the
+    smallest size. `plots` are the files beside the record that a page shows. If `trained` is given, `python -m
+    training.train_moe --model <trained>` makes the model that `arguments` name.
     """
 
     name: str
@@ -21,7 +22,6 @@ class Experiment:
     minutes: int
     small: str
     arguments: str = ""
-    record: str = ""
     trained: str = ""
     plots: tuple[str, ...] = ()
 
@@ -33,8 +33,8 @@ class Experiment:
 
     @property
     def kind(self) -> str:
-        """Return the name in the record, which is also that of the file."""
-        return self.record or self.name
+        """Return the name in the record, which is also that of the file and of the module."""
+        return self.module.rpartition(".")[2].replace("_", "-")
 
     def path(self, results: Path) -> Path:
         """Return the record's path."""
@@ -86,50 +86,42 @@ BUDGETS = "--batch 4 --per-domain 4 --prompt 16 --steps 8"
 CHAINS = f"{BUDGETS} --tokens-per-request 4", "--batch 1 2 4 8 16 --tokens-per-request 4"
 """Arguments of verification, at the smallest and at full size."""
 FRESH = "xshare xshare:careful xshare:fast xshare:mass=0.9 --skip 32"
+CAPPED = " ".join([*(f"xshare:max_add={most}" for most in (24, 32, 48, 64)), FRESH])
 SIZES = {
-    "decoded": "--batch 3 6 12 24 48 --per-domain 48",
-    "decoded-64": "--batch 64 --per-domain 64",
-    "verified-4": "--batch 1 3 6 12 --per-domain 24 --tokens-per-request 4",
-    "verified-8": "--batch 1 3 6 12 --per-domain 24 --tokens-per-request 8",
+    "decoded": f"{CAPPED} --batch 3 6 12 24 48 --per-domain 48",
+    "decoded-64": f"{CAPPED} --batch 64 --per-domain 64",
+    "verified-4": f"{FRESH} --batch 1 3 6 12 --per-domain 24 --tokens-per-request 4",
+    "verified-8": f"{FRESH} --batch 1 3 6 12 --per-domain 24 --tokens-per-request 8",
 }
-CAPS = " ".join(f"xshare:max_add={most}" for most in (24, 32, 48, 64))
 STEPS = {"grouped": 400, "many128": 200, "wide": 250, "biased": 160}
 """Training steps of the models of another seed, which check the default."""
-SAMPLED = (("samples", "", ""), ("samples-hot", "", "--temperature 2"), ("samples-grouped", "grouped", ""))
 BUDGETED = ("wide", "many128", "grouped", "biased", "many512")
 DISPATCH = "--per-domain 8 --calibration 384 --replicas 2"
 
 
+def _vary(one: Experiment, word: str, **changes: Any) -> Experiment:
+    """Return a variation of an experiment, with one more word in its name and in its folder."""
+    return replace(one, name=f"{one.name}-{word}", folder=f"{one.folder}/{word}", **changes)
+
+
+def _on(one: Experiment, model: str, seed: int = 1) -> Experiment:
+    """Return the same experiment on another model than the shipped checkpoint, trained with this seed."""
+    made = model if seed == 1 else f"{model}-{seed}"
+    trained = model if seed == 1 else f"{model} --seed {seed} --steps {STEPS[model]}"
+    return _vary(one, model, arguments=f"{one.arguments} --model build/models/{made}".strip(), trained=trained)
+
+
 FRONT = Experiment("front", "benchmark.quality.front", "quality/front", 6, f"{POLICY} {TEXT}", UNSEEN)
 CHOICE = Experiment("defaults", "benchmark.quality.defaults", "quality", 8, BUDGETS)
-
-
-def _on_trained(one: Experiment, model: str) -> Experiment:
-    """Return the same experiment on another model than the shipped checkpoint."""
-    name, folder, record = f"{one.name}-{model}", f"{one.folder}/{model}", one.kind
-    arguments = f"{one.arguments} --model build/models/{model}".strip()
-    return replace(one, name=name, folder=folder, record=record, arguments=arguments, trained=model)
+SAMPLES = Experiment("samples", "benchmark.quality.samples", "quality/samples", 4, "xshare --problems 64")
+SAMPLED = SAMPLES, _vary(SAMPLES, "hot", arguments="--temperature 2"), _on(SAMPLES, "grouped", seed=2)
+"""Experiments that draw several answers to each arithmetic problem."""
 
 
 def _fresh(model: str, sizes: str) -> Experiment:
     """Return the check of the default and its presets on text, sizes and seeds that did not choose their numbers."""
-    caps = f"{CAPS} " if sizes.startswith("decoded") else ""
-    told, (flag, trained) = model or "shipped", _reseed(model)
-    folder, arguments = f"quality/fresh/{told}/{sizes}", f"{caps}{FRESH} {SIZES[sizes]}{flag}"
-    small = f"xshare --skip 2 {BUDGETS}"
-    return Experiment(f"fresh-{told}-{sizes}", CHOICE.module, folder, 8, small, arguments, "defaults", trained)
-
-
-def _sampled(name: str, model: str, arguments: str) -> Experiment:
-    """Return the experiment that draws several answers to each arithmetic problem."""
-    folder, small = f"quality/{name.replace('-', '/')}", "xshare --problems 64"
-    flag, trained = _reseed(model)
-    return Experiment(name, "benchmark.quality.samples", folder, 4, small, arguments + flag, "samples", trained)
-
-
-def _reseed(model: str) -> tuple[str, str]:
-    """Return (the flag of a model of another seed, the arguments that train it), both empty for the shipped model."""
-    return (f" --model build/models/{model}-2", f"{model} --seed 2 --steps {STEPS[model]}") if model else ("", "")
+    one = Experiment("fresh", CHOICE.module, "quality/fresh", 8, f"xshare --skip 2 {BUDGETS}", SIZES[sizes])
+    return _vary(_vary(one, model) if model == "shipped" else _on(one, model, seed=2), sizes)
 
 
 def _with_drafts(batch: int, tokens: int) -> Experiment:
@@ -142,7 +134,7 @@ def _with_drafts(batch: int, tokens: int) -> Experiment:
     small = f"{policies} {drafts} {SERVED}"
     folder = f"serving/drafts-{batch}x{tokens}"
     arguments = f"{policies} {drafts} {counts} {text}"
-    return Experiment(f"drafts-{batch}x{tokens}", "benchmark.serving", folder, 8, small, arguments, "serving")
+    return Experiment(f"drafts-{batch}x{tokens}", "benchmark.serving", folder, 8, small, arguments)
 
 
 SMALL = {
@@ -161,7 +153,7 @@ SMALL = {
     "neighbours": f"{POLICY} --prompts 2 --others 3 --prompt 8 --tokens 4",
 }
 """Arguments of the smallest size."""
-REPLICAS = "round_robin expert_affinity --traffic mixed shift flood --policies vanilla xshare:k0=1,add=16"
+REPLICAS = "--traffic mixed shift flood --policies vanilla xshare:k0=1,add=16"
 EXPERIMENTS = {
     one.name: one
     for one in (
@@ -169,29 +161,27 @@ EXPERIMENTS = {
         Experiment("quality", "benchmark.quality", "quality", 4, f"{POLICY} {TEXT}"),
         *(_with_drafts(*both) for both in VERIFIED),
         Experiment("depth", "benchmark.depth", "depth", 75, SMALL["depth"]),
-        Experiment("depth-changes", "benchmark.depth.changes", "depth", 15, SMALL["depth-changes"], record="changes"),
+        Experiment("depth-changes", "benchmark.depth.changes", "depth", 15, SMALL["depth-changes"]),
         Experiment("drafts", "benchmark.quality.drafts", "quality", 16, DRAFTS),
         FRONT,
         Experiment("paged", "benchmark.paged", "paged", 6, f"{PREFERRED} {TEXT}"),
-        Experiment("paged-live", "benchmark.paged.live", "paged", 9, f"{PREFERRED} {SERVED}", record="live"),
+        Experiment("paged-live", "benchmark.paged.live", "paged", 9, f"{PREFERRED} {SERVED}"),
         Experiment("cost", "benchmark.cost", "cost", 3, SMALL["cost"]),
         Experiment("exact", "benchmark.serving.exact", "serving", 9, SMALL["exact"]),
-        Experiment("observe", "benchmark.serving", "observe", 2, f"{OBSERVED} {SERVED}", OBSERVED, "serving"),
+        Experiment("observe", "benchmark.serving", "observe", 2, f"{OBSERVED} {SERVED}", OBSERVED),
         Experiment("balance", "benchmark.balance", "balance", 1, SMALL["balance"]),
-        Experiment("balance-live", "benchmark.balance.live", "balance", 6, SMALL["balance-live"], record="live"),
+        Experiment("balance-live", "benchmark.balance.live", "balance", 6, SMALL["balance-live"]),
         Experiment("tuning", "benchmark.tuning", "tuning", 5, SMALL["tuning"], "--offline"),
         Experiment("affinity", "benchmark.affinity", "affinity", 3, SMALL["affinity"], plots=("affinity.png",)),
-        Experiment(
-            "affinity-live", "benchmark.affinity.live", "affinity", 24, SMALL["affinity-live"], REPLICAS, "live"
-        ),
+        Experiment("affinity-live", "benchmark.affinity.live", "affinity", 24, SMALL["affinity-live"], REPLICAS),
         Experiment("ranks", "benchmark.cost.ranks", "cost", 2, SMALL["ranks"]),
         Experiment("expert-sharding", "benchmark.expert_sharding", "expert_sharding", 4, SMALL["expert-sharding"]),
         Experiment("neighbours", "benchmark.neighbours", "neighbours", 2, SMALL["neighbours"]),
-        *(_on_trained(FRONT, model) for model in ("grouped", "wide")),
+        *(_on(FRONT, model) for model in ("grouped", "wide")),
         replace(CHOICE, minutes=4),
-        Experiment("defaults-verified", CHOICE.module, "quality/verified", 8, *CHAINS, "defaults"),
-        *(_on_trained(CHOICE, model) for model in BUDGETED),
-        *(_fresh(model, sizes) for model in ("", *STEPS) for sizes in SIZES),
-        *(_sampled(*one) for one in SAMPLED),
+        _vary(CHOICE, "verified", small=CHAINS[0], arguments=CHAINS[1]),
+        *(_on(CHOICE, model) for model in BUDGETED),
+        *(_fresh(model, sizes) for model in ("shipped", *STEPS) for sizes in SIZES),
+        *SAMPLED,
     )
 }

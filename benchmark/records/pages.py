@@ -10,10 +10,9 @@ from benchmark.records.tables import format_table
 BEGIN, END = re.compile(r"<!-- table: (.*) -->"), "<!-- end table -->"
 
 
-def list_pages(root: Path = ROOT) -> list[Path]:
+def list_pages() -> list[Path]:
     """Return every page that may hold a table."""
-    folders = [*sorted((root / "docs").rglob("*.md")), *sorted((root / "benchmark").rglob("*.md"))]
-    return [root / "README.md", *folders]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmark").rglob("*.md"))]
 
 
 def write_tables(pages: list[Path], results: Path) -> list[str]:

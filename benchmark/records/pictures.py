@@ -1,7 +1,6 @@
 """Pictures that pages show, each drawn from one record into docs/pictures, with a digest of the data in the file."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,6 @@ from benchmark.records.tables import H200_RUN
 FOLDER = ROOT / "docs" / "pictures"
 SHOWN = ("vanilla", "xshare:k0=1,add", "xshare:k0=1,mass", "oea:k0", "moe-spec:budget", "lynx-lat:retain", "pruned:k0")
 """Ladders in the picture of the loss: those with more than two settings, and `mass`, from which bare `xshare` comes."""
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A picture: the record below the results, and the function of the record's points that returns the picture."""
-
-    record: str
-    make: Callable[[Mapping[str, Any]], Picture]
 
 
 def plot_gains(points: Mapping[str, Any]) -> Picture:
@@ -57,11 +48,12 @@ def plot_losses(points: Mapping[str, Any]) -> Picture:
     return plot_quality({name: point for name, point in points.items() if (name.rpartition("=")[0] or name) in SHOWN})
 
 
-PICTURES = {
-    "gain-h200": Drawing(f"{H200_RUN}/server.json", plot_gains),
-    "tokens-by-depth": Drawing(str(EXPERIMENTS["depth"].path(Path())), plot_depths),
-    "loss-by-experts": Drawing(str(EXPERIMENTS["quality"].path(Path())), plot_losses),
+PICTURES: dict[str, tuple[Path, Callable[[Mapping[str, Any]], Picture]]] = {
+    "gain-h200": (Path(H200_RUN, "server.json"), plot_gains),
+    "tokens-by-depth": (EXPERIMENTS["depth"].path(Path()), plot_depths),
+    "loss-by-experts": (EXPERIMENTS["quality"].path(Path()), plot_losses),
 }
+"""Name -> the record below the results, and the function of the record's points that returns the picture."""
 
 
 def check_pictures(results: Path, folder: Path = FOLDER) -> list[str]:
@@ -83,6 +75,6 @@ def write_pictures(results: Path, folder: Path = FOLDER) -> list[str]:
 
 def _make(results: Path, folder: Path) -> list[tuple[Path, Picture]]:
     return [
-        (folder / f"{name}.svg", one.make(read_record(results / one.record)["points"]))
-        for name, one in PICTURES.items()
+        (folder / f"{name}.svg", plot(read_record(results / record)["points"]))
+        for name, (record, plot) in PICTURES.items()
     ]

@@ -1,5 +1,6 @@
 """The tables that pages show, by name, each out of one record or two."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -70,7 +71,7 @@ TABLES = {
     "presets": Source(DEFAULTS, tabulate_named),
     "defaults-verified": Source(("defaults-verified",), tabulate_defaults),
     "fresh": Source(FRESH, tabulate_defaults),
-    "samples": Source(tuple(name for name, *_ in SAMPLED), tabulate_samples),
+    "samples": Source(tuple(one.name for one in SAMPLED), tabulate_samples),
     "front": Source(FRONTS, tabulate_gains),
     "own-share": Source(FRONTS, tabulate_own_share),
     "cost": Source(("cost",), tabulate_cost),
@@ -102,7 +103,7 @@ def format_table(name: str, results: Path, page: Path) -> str:
     except KeyError as error:
         raise ValueError(f"the record must have {error}") from None
     measured = [
-        f"[{one}]({_link(paths[one], page)}): {format_machine(last_session(record))}."
+        f"[{one}]({os.path.relpath(paths[one], page.parent)}): {format_machine(last_session(record))}."
         for one, record in records.items()
     ]
     return "\n".join([table.to_markdown(), "", *measured])
@@ -118,9 +119,3 @@ def _read(path: Path, is_gpu: bool) -> dict[str, Any]:
 
 def _locate(results: Path, name: str, run: str | None) -> Path:
     return EXPERIMENTS[name].path(results) if run is None else results / run / f"{name}.json"
-
-
-def _link(path: Path, page: Path) -> str:
-    """Return `path` relative to the page, which is in a folder above or beside it."""
-    up = next(depth for depth, folder in enumerate(page.resolve().parents) if path.resolve().is_relative_to(folder))
-    return "../" * up + path.resolve().relative_to(page.resolve().parents[up]).as_posix()

@@ -85,8 +85,8 @@ def measure(record: Record, server: Server, arms: Sequence[tuple[str, int]], arg
     """Measure every round under every arm in turns, as `order_round` orders them; then the loss of each."""
     asking = Marking(server.url)
     length, batches = args.output_tokens, args.rounds + 1 + args.loss_batches
-    sequences = load_sequences(TEXTS, WIDENED, 32 + length + 1, -(-args.batch * batches // 4))
-    some = [batch.tolist() for batch in sequences.take(sequences.mixing()).tokens.split(args.batch)][:batches]
+    sequences = load_sequences(TEXTS, WIDENED, 32 + length + 1, -(-args.batch * batches // 4)).mix()
+    some = [batch.tolist() for batch in sequences.tokens.split(args.batch)][:batches]
     timed, forced = some[: args.rounds + 1], some[args.rounds + 1 :]
     totals = {arm: dict.fromkeys(COUNTS, 0.0) for arm in arms}
     speeds: dict[tuple[str, int], list[float]] = {arm: [] for arm in arms}

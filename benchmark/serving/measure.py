@@ -39,8 +39,7 @@ def measure_serving(
     counts = {name: getattr(args, name) for name in COUNTS}
     workload = Workload(model, texts, seed=args.seed, **counts)
     own = prepare(model)
-    sequences = load_sequences(texts, model, PROMPT + args.loss_tokens + 1, args.per_domain)
-    tokens = sequences.take(sequences.mixing()).tokens
+    tokens = load_sequences(texts, model, PROMPT + args.loss_tokens + 1, args.per_domain).mix().tokens
     with serve(model, variants, [*own, *SERVER_ARGS, *flags]) as servers:
         measure(record, KEY, workload, variants, servers)
         for variant, server, key in zip(variants, servers, keys, strict=True):

@@ -153,13 +153,8 @@ def summarize_verified(*records: Mapping[str, Any]) -> Table:
 
 def _name_step(comparison: Comparison) -> str:
     """Return requests x tokens of each in a verify step."""
-    return f"{comparison.workload.concurrency} x {_count_verified(comparison)}"
-
-
-def _count_verified(comparison: Comparison) -> str:
-    """Return the tokens of a request in a verify step."""
     flags = next(one.variant.args for one in comparison.series if one.variant.args)
-    return flags[flags.index("--speculative-num-draft-tokens") + 1]
+    return f"{comparison.workload.concurrency} x {flags[flags.index('--speculative-num-draft-tokens') + 1]}"
 
 
 def _find_losses(points: Mapping[str, Any], comparison: Comparison) -> list[Loss | None]:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from benchmark.common.command import Parser, run_main, selecting
 from benchmark.common.paths import BUILD, TRAINED
 from benchmark.common.plot import draw
 from benchmark.common.server import Server
 from benchmark.quality.served import SERVER_ARGS
-from benchmark.tuning.offline import OfflineGauge, load_tokenizer
+from benchmark.tuning.offline import OfflineGauge
 from benchmark.tuning.report import describe, estimate_interval, find_saved, plot_tuning, tabulate_tuning
 from sglang_xshare.parser import whole
 from sglang_xshare.tune.command import GROUPS, SETTINGS
@@ -44,9 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     text = "to choose from (default: tune's)"
     parser.add_argument("--settings", nargs="+", type=selecting, default=SETTINGS, help=text)
     parser.add_argument("--tolerances", nargs="+", type=_percent, default=[0.5, 1.0, 2.0], metavar="PERCENT")
-    parser.add_argument(
-        "--batch", nargs="+", type=whole(2), default=[16], metavar="N", help="requests of a step (default: 16)"
-    )
+    parser.add_numbers("batch", (16,), "requests of a step", whole(2))
     parser.add_checkpoint(TRAINED)
     text = "texts to tune on, as many to confirm, and twice as many to compare on (default: 80)"
     parser.add_argument("--samples", type=whole(2), default=80, metavar="N", help=text)
@@ -92,7 +92,7 @@ def open_server(args: argparse.Namespace) -> Iterator[Gauged]:
 @contextmanager
 def open_offline(args: argparse.Namespace) -> Iterator[Gauged]:
     """Load the model into this process, and measure there."""
-    tokenizer = load_tokenizer(args.model)
+    tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     gauge = OfflineGauge(
         args.model, read_parts(args, lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
     )

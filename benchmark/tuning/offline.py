@@ -6,7 +6,6 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 
 from benchmark.quality.measure import Bench, Decoded, diverge
 from benchmark.quality.model import Layout, load_model
@@ -17,11 +16,6 @@ from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.tune.gauge import TOP
 from sglang_xshare.tune.measure import Measurement
 from sglang_xshare.tune.texts import Sample
-
-
-def load_tokenizer(model: Path) -> Tokenizer:
-    """Return a checkpoint's own tokenizer."""
-    return Tokenizer.from_file(str(model / "tokenizer.json"))
 
 
 class OfflineGauge:

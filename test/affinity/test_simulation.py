@@ -34,7 +34,7 @@ def test_active_experts_are_those_of_the_step(routing):
 
 
 def test_fewer_experts_are_active_with_affinity_within_its_bound(routing):
-    traffic = make_traffic("mixed", routing, 400)
+    traffic = make_traffic("mixed", routing.domains, 400)
     turns = simulate(routing, RoundRobin(), 4, traffic)
     narrow = simulate(routing, ByAffinity(make_table(), 4, 1.1), 4, traffic)
     wide = simulate(routing, ByAffinity(make_table(), 4, 1.5), 4, traffic)

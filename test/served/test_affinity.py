@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pytest
 
 from affinity.tables import make_table as make_synthetic
-from benchmark.affinity.live import Run, draw_requests, make_args, make_env, run_requests
+from benchmark.affinity.live import Run, draw_requests, make_args, run_requests
 from benchmark.affinity.texts import make_table
 from benchmark.common.paths import TEXTS
-from benchmark.common.server import Server, ServerError
+from benchmark.common.server import Server, ServerError, bind_ranks
 from benchmark.quality.model import load_model
 from benchmark.quality.text import load_sequences
 
@@ -37,7 +37,7 @@ class Served:
 
 def serve(model, table, method):
     requests = draw_requests(load_sequences(TEXTS, model, 100, 30), 96, life=24, prompt=64)
-    with Server(model, make_args(method, REPLICAS, table, 1.25), env=make_env(REPLICAS), name=method) as server:
+    with Server(model, make_args(method, REPLICAS, table, 1.25), env=bind_ranks(REPLICAS), name=method) as server:
         own = run_requests(server, requests, REPLICAS, PER_REPLICA)
         metrics = server.get("/metrics")
         server.post("/expert_policy", {"policy": "xshare", "k0": 1, "add": 8})
@@ -72,7 +72,7 @@ def test_affinity_answers_as_round_robin_and_keeps_the_bound(tiny_model, table):
 def test_an_id_whose_request_failed_counts_when_it_comes_again(tiny_model, table):
     """The gauge is as of the last request, itself counted."""
     args = make_args("expert_affinity", REPLICAS, table, 1.25)
-    with Server(tiny_model, args, env=make_env(REPLICAS), name="again") as server:
+    with Server(tiny_model, args, env=bind_ranks(REPLICAS), name="again") as server:
         for _ in range(2):
             with pytest.raises(ServerError, match="longer than the model's context length"):
                 server.post("/generate", {"rid": "mine", "input_ids": [1] * 9000})

@@ -54,7 +54,7 @@ def test_a_switched_server_costs_what_the_plan_costs_offline(servers, tiny_model
     own = ("--expert-policy", "xshare", "--expert-policy-config", json.dumps(QUALITY))
     server = servers("--dtype", "float32", *own, *SERVER_ARGS)
     texts = load_sequences(tiny_model / "heldout", tiny_model, PROMPT + STEPS + 1, per_domain=BATCH // 4)
-    mixed = texts.take(texts.mixing())
+    mixed = texts.mix()
     bench = Bench(load_model(tiny_model), mixed, PROMPT)
     before = server.get(PATH)
     switched = before["switches"]

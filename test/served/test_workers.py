@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from benchmark.affinity.live import make_args, make_env
+from benchmark.affinity.live import make_args
 from benchmark.affinity.texts import make_table
-from benchmark.common.server import Server
+from benchmark.common.server import Server, bind_ranks
 from benchmark.common.variant import parse_variant
 from benchmark.quality.model import load_model
 from served.answers import read_prompts
@@ -27,7 +27,7 @@ def test_workers_switch_tell_and_dispatch(release, tiny_model, patched_release, 
     make_table(load_model(tiny_model), tiny_model, 4096).save(table)
     flags = [*make_args("expert_affinity", 2, table, 1.25), "--tokenizer-worker-num", "2"]
     # 0.5.17 takes the cores of one replica alone, and gives each all of them where nobody says.
-    env = PATIENT if release == "0.5.17" else make_env(2) | PATIENT
+    env = PATIENT if release == "0.5.17" else bind_ranks(2) | PATIENT
     prompts = read_prompts(tiny_model)
     tree = patched_release(release)
     with Server(tiny_model, flags, release=tree, env=env, name="workers", deadline=600) as server:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
-from benchmark.common.command import positive, run_main
+from benchmark.common.command import run_main
 from benchmark.common.paths import BUILD
 from benchmark.quality.drafts.layout import Drafted
 from benchmark.quality.drafts.report import BY_OWN, KINDS, TOLD, tabulate_drafts
 from benchmark.quality.model import Layout
-from benchmark.quality.sweep import Point, make_parser, run_sweep, spell
+from benchmark.quality.sweep import Point, make_parser, run_sweep
 from sglang_xshare import Router
 
 SETTING = "xshare:k0=1,utility=squared,own_share=0.75,add={}{}"
@@ -25,9 +25,8 @@ SPREAD = 0.25
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record, print the table."""
     parser = make_parser("benchmark.quality.drafts", __doc__, BATCHES, TOKENS, per_domain=16)
-    parser.add_argument("--add", nargs="+", type=positive, default=ADDS, help=f"budgets (default: {spell(ADDS)})")
-    help = f"chance that a draft is right if all before it are (default: {spell(CHANCES)})"
-    parser.add_argument("--chance", nargs="+", type=float, default=CHANCES, help=help)
+    parser.add_numbers("add", ADDS, "budgets")
+    parser.add_numbers("chance", CHANCES, "chance that a draft is right if all before it are", float)
     parser.add_record(BUILD / "quality" / "drafts")
     args = parser.parse_args(argv)
     for chance in args.chance:

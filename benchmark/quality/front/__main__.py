@@ -6,13 +6,14 @@ request; then the same settings with `own_share` 0.75 and, if a budget goes by u
 """
 
 from collections.abc import Sequence
+from itertools import product
 
 from benchmark.common.command import policy, run_main
 from benchmark.common.paths import BUILD
 from benchmark.quality.front.ladders import POLICIES, changes_of, family_of, ladder_of, settings_of, swept_of
 from benchmark.quality.front.report import plot_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.model import Layout
-from benchmark.quality.sweep import Point, list_layouts, make_parser, run_sweep
+from benchmark.quality.sweep import Point, make_parser, run_sweep
 from sglang_xshare import Router
 
 BATCHES, TOKENS = (4, 16, 64), (1, 4)
@@ -41,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             for setting in args.policies or settings_of(experts, layout)
         ]
 
-    run_sweep(record, args, list(list_layouts(args)), list_points)
+    fewest_steps_first = product(sorted(args.batch, reverse=True), args.tokens_per_request)
+    run_sweep(record, args, [Layout(*both) for both in fewest_steps_first], list_points)
     models = [args.model.name]
     tabulate_gains(record.points, models=models).show()
     tabulate_own_share(record.points, models=models).show(record.path)

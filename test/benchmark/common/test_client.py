@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from benchmark.common import client as client_module
-from benchmark.common.client import Client, Load
+from benchmark.common.client import Client
+from benchmark.common.rounds import Workload
 from benchmark.common.server import Server
 
 WORKER = """
@@ -32,7 +33,7 @@ def test_one_worker_serves_all_runs_until_one_fails(fails, monkeypatch, tmp_path
         return started[-1]
 
     def run(prompts):
-        return client.run(Server("model"), tmp_path, Load(prompts, requests=4, concurrency=2, output_tokens=8))
+        return client.run(Server("model"), Workload(tmp_path, tmp_path, requests=4, concurrency=2), prompts)
 
     monkeypatch.setattr(client, "_start", start)
     try:

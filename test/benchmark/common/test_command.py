@@ -14,6 +14,7 @@ def parser(tmp_path):
     parser.add_argument("policies", nargs="*", type=policy, default=("vanilla",))
     parser.add_argument("--model", type=folder)
     parser.add_counts(rounds=2)
+    parser.add_numbers("batch", (4, 8), "requests of a step")
     parser.add_record(tmp_path)
     return parser
 
@@ -24,6 +25,7 @@ def parser(tmp_path):
         (["XShare"], "argument policies: policy 'XShare':"),
         (["--model", "/nowhere"], "argument --model: must be an existing folder (got /nowhere)"),
         (["--rounds", "0"], "argument --rounds: must be a whole number above 0 (got '0')"),
+        (["--batch", "4", "x"], "argument --batch: must be a whole number above 0 (got 'x')"),
     ],
 )
 def test_bad_input_is_one_line_and_status_1(parser, args, message):
@@ -42,7 +44,7 @@ def test_a_record_holds_what_was_asked_for_and_is_replaced_unless_resumed(parser
     record = read_record(tmp_path / "made-up.json", "made-up")
     assert record["sessions"][0]["command"] == ["python", "-m", "benchmark.made_up", *argv]
     counts = {"rounds": 3, "requests": 32, "concurrency": 16, "input_tokens": 8, "output_tokens": 32}
-    assert record["arguments"] == {"policies": ["xshare:k0=1"], "model": str(tmp_path)} | counts
+    assert record["arguments"] == {"policies": ["xshare:k0=1"], "model": str(tmp_path), "batch": [4, 8]} | counts
     assert list(run(*argv, "--resume").points) == ["first"]
     with pytest.raises(ValueError, match=r"made-up\.json: rounds must be 3, as recorded \(got 5\)"):
         run(*argv[:-1], "5", "--resume")

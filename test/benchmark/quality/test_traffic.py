@@ -56,10 +56,7 @@ def sequences(checkpoint):
 def test_sequences_are_the_text_and_answers_stand_in_it(checkpoint, tokenizer, sequences):
     assert sequences.tokens.shape == (12, 40)
     assert sequences.domains == ("arithmetic",) * 6 + ("prose",) * 6
-    texts = [
-        tokenizer.decode(sequences.tokens[sequences.of_domain(domain)].flatten().tolist())
-        for domain in ("arithmetic", "prose")
-    ]
+    texts = [tokenizer.decode(part.flatten().tolist()) for part in sequences.tokens.split(6)]
     for domain, text in zip(("arithmetic", "prose"), texts, strict=True):
         assert (checkpoint / "heldout" / f"{domain}.txt").read_text().startswith(text)
     told = [tokenizer.decode(sequences.tokens[one.row, one.start : one.stop].tolist()) for one in sequences.answers]
@@ -80,8 +77,8 @@ def test_what_is_skipped_is_left_out_of_every_domain(checkpoint, sequences):
 
 
 def test_mixing_takes_turns_and_answers_follow(sequences):
-    order = sequences.mixing()
-    mixed = sequences.take(order)
+    order = [row for pair in zip(range(6), range(6, 12), strict=True) for row in pair]
+    mixed = sequences.mix()
     assert mixed.domains == ("arithmetic", "prose") * 6
     assert torch.equal(mixed.tokens, sequences.tokens[order])
     spans = {tuple(sequences.tokens[one.row, one.start : one.stop].tolist()) for one in sequences.answers}

@@ -40,32 +40,31 @@ BEGIN = "<!-- made by python -m docs.families -->\n"
 TEXT = """\
 SGLang {latest} registers {registered} classes that can hold experts. Tests execute {on_cpu} of them on a CPU. They
 execute {stood_in} more on a [stand-in for a GPU](gpu.md#without-a-gpu-make-test-cuda) only, which captures and replays
-graphs and computes nothing. {tried} more are [tried](#tried), and {refused} are [refused by name](#refused).
+graphs and computes nothing. {tried} more are [untested](#untested), and {refused} are [refused by name](#refused).
 
 ### Executed
 
 None of these start commands has run here: the machines of this project cannot hold the models. `--tp` is an example;
-[`check`](check.md) reports what holds the weights.
+[`check`](check.md) reports whether the weights fit with another number.
 
 * *Answers, on a CPU*: a tiny model with random weights in float32. *Transformers*: the answers equal those of
   transformers, token for token. *Pristine*: the answers equal those of unpatched SGLang while no expert is cut.
   *Interpreted*: Triton's interpreter ran a part that has no CPU path.
 * *Speed, on a GPU*: published widths, random weights, no answer compared ([results](gpu.md#h200-results)).
 * *Graphs, on a stand-in* for a GPU: captured, padded, replayed and switched; nothing was computed.
-* *Without*: what the tiny model lacks of the published model.
+* *Without*: parts of the published model that the tiny model lacks, or that other code computes in its place.
 
 {executed_rows}
-### Tried
+### Untested
 
-A server with one of these loads its weights. Then it checks whether each MoE layer has one router whose choice this
-project computes in the same way; otherwise the server is refused and the layer is named. No test has served these
-classes.
+No test has served these classes. Their server loads its weights; it is then refused, and the layer named, unless each
+MoE layer has one router whose choice this project computes in the same way.
 
 {tried_names}
 
 ### Refused
 
-Before weights load, in one line with this reason:
+A server with one of these classes is refused before its weights load, in one line with this reason:
 
 {refused_rows}"""
 

@@ -16,22 +16,24 @@ class OnHub:
         return [START.format(model) for model in self.models]
 
 
-LINEAR = "its own linear attention: this project's `sgl-kernel` stands in"
+LINEAR = "its linear attention's kernels: this project's `sgl-kernel` computes them"
 ON_HUB = {
     "Cohere 2 MoE": OnHub("CohereLabs/BLS-Mini-Code-1.0"),
     "DeepSeek-V2": OnHub("deepseek-ai/DeepSeek-V2-Lite-Chat"),
     "DeepSeek-V3": OnHub("deepseek-ai/DeepSeek-V3 --tp 8", "moonshotai/Kimi-K2-Instruct --tp 16 --trust-remote-code"),
     "DeepSeek-V4": OnHub("deepseek-ai/DeepSeek-V4-Flash --tp 4"),
     "ERNIE 4.5": OnHub("baidu/ERNIE-4.5-21B-A3B-PT"),
-    "EXAONE-MoE": OnHub("LGAI-EXAONE/K-EXAONE-236B-A23B --tp 8", without="its window"),
+    "EXAONE-MoE": OnHub("LGAI-EXAONE/K-EXAONE-236B-A23B --tp 8", without="its sliding-window attention"),
     "Gemma 4": OnHub(
         "google/gemma-4-26B-A4B-it",
-        without="its window, and images: the model on the hub is `Gemma4ForConditionalGeneration`, which is tried",
+        without="its sliding-window attention, and images: the hub's model is the untested "
+        "`Gemma4ForConditionalGeneration`",
     ),
     "GLM-4-MoE": OnHub("zai-org/GLM-4.6 --tp 8"),
     "GLM-4.7-Flash": OnHub("zai-org/GLM-4.7-Flash"),
     "GLM-5.2": OnHub(
-        "zai-org/GLM-5.2 --tp 16", without="its indexer, which is of CUDA and chooses all of a short text"
+        "zai-org/GLM-5.2 --tp 16",
+        without="its sparse-attention indexer, for CUDA only; it would choose every token of the test's short texts",
     ),
     "gpt-oss": OnHub("openai/gpt-oss-120b"),
     "Granite 4": OnHub("ibm-granite/granite-4.0-h-small", without="its Mamba layers"),
@@ -42,20 +44,20 @@ ON_HUB = {
     "Kimi K2.5": OnHub("moonshotai/Kimi-K2.5 --tp 8 --trust-remote-code", without="images"),
     "Kimi K3": OnHub(
         "moonshotai/Kimi-K3 --tp 16 --trust-remote-code",
-        without="images: the model on the hub is `KimiK3ForConditionalGeneration`, which is tried; weights that are "
-        "merged as they load",
+        without="images: the hub's model is the untested `KimiK3ForConditionalGeneration`; the merging of weights at "
+        "loading",
     ),
     "Laguna": OnHub("poolside/Laguna-XS.2"),
     "Mellum": OnHub("JetBrains/Mellum2-12B-A2.5B-Instruct"),
     "MiniMax-M2": OnHub("MiniMaxAI/MiniMax-M2 --tp 4 --trust-remote-code", without="its query and key norms"),
     "MiniMax-M3": OnHub(
         "MiniMaxAI/MiniMax-M3 --tp 8",
-        without="images: the model on the hub is `MiniMaxM3SparseForConditionalGeneration`, which is tried",
+        without="images: the hub's model is the untested `MiniMaxM3SparseForConditionalGeneration`",
     ),
     "Mixtral": OnHub("mistralai/Mixtral-8x7B-Instruct-v0.1 --tp 2"),
     "Nemotron 3": OnHub(
         "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
-        without="what its layers lack on a CPU: `test/served/layers.py` stands in",
+        without="the parts of its layers that have no CPU code: `test/served/layers.py` computes them",
     ),
     "OLMoE": OnHub("allenai/OLMoE-1B-7B-0924-Instruct"),
     "Qwen2-MoE": OnHub("Qwen/Qwen1.5-MoE-A2.7B-Chat"),
@@ -63,7 +65,7 @@ ON_HUB = {
     "Qwen3-Next": OnHub("Qwen/Qwen3-Next-80B-A3B-Instruct --tp 4", without=LINEAR),
     "Qwen3.5-MoE": OnHub("Qwen/Qwen3.5-35B-A3B --tp 2", without=f"images; {LINEAR}"),
     "Qwen3.8-Flash-Next": OnHub(
-        "Qwen/Qwen3.8-Flash-Next --tp 8", without=f"images; its sparse attention's indexer, which is of CUDA; {LINEAR}"
+        "Qwen/Qwen3.8-Flash-Next --tp 8", without=f"images; its sparse-attention indexer, for CUDA only; {LINEAR}"
     ),
     "Step-3.5": OnHub("stepfun-ai/Step-3.5-Flash --tp 4 --trust-remote-code"),
 }

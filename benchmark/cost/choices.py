@@ -18,13 +18,13 @@ WHOLE, FILLED = "xshare:k0=1,target_per_rank=5", "xshare:k0=1,target_per_rank=9,
 ROUND_ROBIN = "round robin", "to compare with"
 AFFINITY = "affinity", "as above, and some loss is tolerated"
 NOTE = """\
-All figures are from 2 CPU cores; none is from a GPU. A step waits for: active experts relative to the model's own
-routing, of a device or of the fullest rank; of served replicas, active experts a decoded token; of slices, the time of
-an MoE layer relative to whole experts (python -m benchmark.cost.ranks). Tokens/s: relative to vanilla, if a served step
-was timed. Loss: cross-entropy above the model's own routing, in nats a token; 0 if no token can differ; ± half the 95 %
-t-interval over batches, or, of replicas, whose batches change, the standard error over sequences. Slices were measured
-with drawn experts, the first row with wider experts that compute the same, and all other rows with the trained
-checkpoint."""
+All figures are from 2 CPU cores; none is from a GPU. A step waits for: active experts of the device or of the fullest
+rank, divided by those under the model's own routing; for served replicas, the same of active experts a decoded token;
+for slices, the time of an MoE layer divided by its time with whole experts (python -m benchmark.cost.ranks). Tokens/s:
+divided by vanilla's, if a served step was timed. Loss: cross-entropy above the model's own routing, in nats a token; 0
+if no token can differ; ± half the 95 % t-interval over batches, but for replicas, whose batches change, ± the standard
+error over sequences. Slices were measured with random weights, the first row with wider experts that compute the same,
+and all other rows with the trained checkpoint."""
 
 Points = Mapping[str, Any]
 

@@ -20,7 +20,8 @@ NOTE = (
 )
 
 SUMMARY_NOTE = (
-    "Output tokens/s over those without drafts, under the same policy: mean of {rounds} rounds' ratios [95 % interval]."
+    "Tokens/s with drafts divided by tokens/s without, under the same policy: mean of {rounds} rounds' ratios [95 % "
+    "interval]."
 )
 
 

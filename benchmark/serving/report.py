@@ -21,9 +21,9 @@ KEY = "comparison"
 """The key of the rounds in the record; `quality_key` returns the others."""
 ROUNDS = "ratio by round"
 BRIEF = """\
-Means over the rounds [95 % t-interval]. Ratio: tokens/s over the first row's. Loss: nats a token above the first row's
-(with drafts: above that of EAGLE-3, off). Sums right: share of arithmetic problems. Accepted: tokens that
-a verify step yields.\
+Means over the rounds [95 % t-interval]. Ratio: tokens/s divided by the first row's. Loss: nats a token above the first
+row's (with drafts: above EAGLE-3, off). Sums right: share of arithmetic problems. Accepted: tokens that a verify step
+gives a request.\
 """.replace("\n", " ")
 """The README's note."""
 NOTE = """\
@@ -147,7 +147,7 @@ def summarize_verified(*records: Mapping[str, Any]) -> Table:
         rows.append([_name_step(comparison), *ratios, f"{comparison.active[alone]:.0f} -> {', '.join(experts)}"])
     headings = ["requests x tokens", "drafts alone", *names, "experts"]
     note = "Tokens/s divided by those without drafts and policy, mean of the rounds' ratios [95 % t-interval]. "
-    note += "Experts: active experts with drafts alone -> with each policy."
+    note += "Experts: active experts, with drafts alone -> with the policy of each column."
     return Table("Whether drafts pay", headings, rows, note)
 
 

@@ -1,7 +1,7 @@
 """SGLang's model classes in release 0.5.23: those that tests have executed with a policy, and those that are refused.
 
-The code of the refused classes cannot be served. Every other class is tried: the loaded model shows whether each MoE
-layer has one known `TopK`.
+The code of the refused classes cannot be served. A class in neither table is untested: after loading the server checks
+whether each MoE layer has one known `TopK`.
 """
 
 _GATE = "its routing function takes the gate's weights, not logits"

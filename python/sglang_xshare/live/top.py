@@ -92,7 +92,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     description = "watch a running server's policy: active experts and kept mass by layer, speed, the active policy"
     parser = subparsers.add_parser("top", help=description, description=description)
     add_server(parser, "--expert-policy and --enable-metrics", admin=False)
-    span, text = between(0.1, 3600, what="a number of seconds"), "between two looks (default: 2)"
+    span, text = between(0.1, 3600, what="a number of seconds"), "between two frames (default: 2)"
     parser.add_argument("--interval", type=span, default=2.0, metavar="SECONDS", help=text)
     parser.set_defaults(run=_run, name="top")
 

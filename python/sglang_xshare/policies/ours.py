@@ -11,7 +11,7 @@ from .registry import register
 HELP = "the policies to compare, each with its keys as --expert-policy spells it"
 WORDS = 'a list of policies such as ["xshare:k0=1,add=24", "oea:k0=3"]'
 
-register("custom", "any", summary="A plan by the algebra's own keys.")(SelectionPlan)
+register("custom", "any", summary="Any combination of the keys of a plan.")(SelectionPlan)
 
 
 @register("observe", "this project", own_keys={"plans": Key(list, HELP, words=WORDS)}, selects=False)

@@ -38,20 +38,20 @@ class SelectionPlan:
     policy: str = "custom"
     k0: int | None = _key(0, int, "warm-up: every row's k0 best experts; null: all of its top-k", low=0)
     p: float = _share(1.0, "end a row's warm-up once it holds this share of the row's score; 1: never")
-    beta: float | None = _key(None, float, "skip what scores below beta times the first", low=0, high=1)
+    beta: float | None = _key(None, float, "skip experts that score below beta times the row's first", low=0, high=1)
     utility: str = _key(
-        "topk", str, "a row's scores: normalized in its top-k, all unchanged (full), or topk squared", choices=UTILITIES
+        "topk", str, "a row's scores: its top-k normalized, all unchanged (full), or topk's squared", choices=UTILITIES
     )
     add_per_request: int = _key(0, int, "experts each request adds by its own utility", low=0)
     add: int = _key(0, int, "experts the batch adds by utility", low=0)
-    mass: float | None = _share(None, "add experts until S holds this share of the utility")
+    mass: float | None = _share(None, "add experts until the kept experts hold this share of the utility")
     max_add: int | None = _key(None, int, "the most experts that mass may add; null: no limit", low=1)
-    target_per_rank: int | None = _key(None, int, "experts per expert-parallel rank to add up to", low=1)
+    target_per_rank: int | None = _key(None, int, "add experts up to this many for each expert-parallel rank", low=1)
     balance: str = _key(
         "literal", str, "ranks in turn up to the total, each up to its target, or up to the fullest", choices=BALANCES
     )
     budget: int | None = _key(None, int, "the best experts of the ranking, warm-up included", low=1)
-    drop: int | None = _key(None, int, "instead of budget: all experts with a vote except the least voted", low=0)
+    drop: int | None = _key(None, int, "instead of budget: all experts with a vote except this many least voted", low=0)
     ranking: str = _key("router", str, "by utility, by votes (each row's top-k) or by order", choices=RANKINGS)
     order: tuple[int, ...] | None = _key(
         None, tuple, "expert ids, best first, for the static ranking", words="a list of all expert ids, each once"

@@ -133,12 +133,12 @@ def accepts_none(hint: Any) -> bool:
     return NoneType in get_args(hint)
 
 
-def suggest(word: object, known: Iterable[str], prefix: str = "") -> str:
+def suggest(word: object, known: Iterable[str]) -> str:
     """Return the end of an error about an unknown `word`: the nearest of `known`, or "" if none is near."""
     if len(str(word)) > LONGEST:
         return ""  # a comparison of a long word would delay a scheduler between two steps
     near = difflib.get_close_matches(str(word).lower(), list(known), n=1)
-    return f"; did you mean {prefix}{near[0]}?" if near and near[0] != word else ""
+    return f"; did you mean {near[0]}?" if near and near[0] != word else ""
 
 
 def read_object(text: str | bytes) -> dict[str, Any]:

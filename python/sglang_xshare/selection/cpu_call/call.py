@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 
@@ -17,8 +18,6 @@ from .library import load
 
 NOT_CLEAN, WRONG_WIDTH = 1, 3
 """Values of `Status` in csrc/plan.h that mean that the call has written nothing."""
-_KEPT = 4096
-_calls: dict[tuple[int, int, int, bool, RunnerSlots | None], Call] = {}
 
 
 def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> bool:
@@ -47,6 +46,7 @@ def select(
     return call(logits, batch, rank_of_expert, tally)
 
 
+@lru_cache(maxsize=4096)
 def find_call(
     plan: SelectionPlan, router: Router, num_experts: int, exact: bool = False, slots: RunnerSlots | None = None
 ) -> Call:
@@ -54,13 +54,7 @@ def find_call(
 
     Raises ValueError on a machine without a compiled call.
     """
-    key = (id(plan), id(router), num_experts, exact, slots)
-    call = _calls.get(key)
-    if call is None:
-        if len(_calls) >= _KEPT:  # only tests make so many
-            _calls.clear()
-        call = _calls[key] = Call(plan, router, num_experts, exact, slots)
-    return call
+    return Call(plan, router, num_experts, exact, slots)
 
 
 class Call:
@@ -72,7 +66,7 @@ class Call:
         library = load()
         if library is None:
             raise ValueError("backend = 'cpu': must be torch, because this machine has no compiled call")
-        self.plan, self.router, self.slots = plan, router, slots  # kept alive: `find_call` looks them up by id()
+        self.router, self.slots = router, slots
         self._run = library.select_experts
         self._packed = pack(plan, router, num_experts, exact, slots)
         self._address = ctypes.addressof(self._packed)

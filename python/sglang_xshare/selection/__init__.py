@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from ..policies.keys import as_json
 from ..policies.plan import SelectionPlan
 from ..types import Batch, Router, RunnerSlots, Selection, Tally
 from .cpu_call import Call, find_call, is_readable
+from .slots import serve_runner
 
 if TYPE_CHECKING:
     from .triton_kernel.budgets import Budgets
@@ -23,9 +25,9 @@ BACKENDS = {
     "triton": "sglang_xshare.selection.triton_kernel",
     "cpu": "sglang_xshare.selection.cpu_call",
 }
-"""Name -> module with a function `select(logits, plan, router, batch, rank_of_expert, slots) -> Selection`, and with
-`HANDLED`, the keys and words of a plan that the backend reads. The compiled ones also take `tally`, and "triton" takes
-`budgets`.
+"""Name -> module with a function `select(logits, plan, router, batch, rank_of_expert) -> Selection`, and with
+`HANDLED`, the keys and words of a plan that the backend reads. The compiled ones also take `slots` and `tally`, and
+"triton" takes `budgets`.
 """
 
 MAX_EXPERTS = 1024
@@ -64,13 +66,15 @@ def select(
         raise ValueError(f"backend = {backend!r}: must be one of auto, {', '.join(BACKENDS)}")
     if unhandled := _find_unhandled(plan, backend):
         raise ValueError(f"{unhandled}: not implemented by backend {backend}")
-    arguments = router_logits, plan, router, batch, rank_of_expert, slots
+    arguments = router_logits, plan, router, batch, rank_of_expert
     run = import_module(BACKENDS[backend]).select
-    if backend == "triton":  # the kernel and the compiled call fill the tally themselves
-        return run(*arguments, budgets=budgets, tally=tally)
+    if backend == "triton":  # the kernel and the compiled call fill slots and tally themselves
+        return run(*arguments, slots, budgets=budgets, tally=tally)
     if backend == "cpu":
-        return run(*arguments, tally=tally)
+        return run(*arguments, slots, tally=tally)
     answer = run(*arguments)
+    if slots is not None:
+        answer = replace(answer, **serve_runner(answer, router_logits, router.top_k, slots))
     if tally is not None:
         tally.take(answer)
     return answer

@@ -5,15 +5,13 @@ The symbols C, P and S are those of docs/selection.md.
 """
 
 import math
-from dataclasses import replace
 
 import torch
 
 from ..policies.plan import SelectionPlan
-from ..types import Batch, Router, RunnerSlots, Selection
+from ..types import Batch, Router, Selection
 from .handled import FULL
 from .scores import DEPTHS, compute_scores, measure, to_fixed_point, weigh_depths
-from .slots import serve_runner
 
 HANDLED = FULL
 """Keys and text values that the reference reads: all of a plan's. A new key or value is added here first."""
@@ -25,11 +23,9 @@ def select(
     router: Router,
     batch: Batch,
     rank_of_expert: torch.Tensor | None,
-    slots: RunnerSlots | None,
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`."""
-    answer = _Reference(logits, plan, router, batch, rank_of_expert).select()
-    return answer if slots is None else replace(answer, **serve_runner(answer, logits, router.top_k, slots))
+    return _Reference(logits, plan, router, batch, rank_of_expert).select()
 
 
 class _Reference:

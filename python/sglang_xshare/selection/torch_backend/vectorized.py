@@ -4,17 +4,15 @@ A CUDA graph can capture the selection, because the host never waits. On a CPU e
 whatever its size, so the common plans use few.
 """
 
-from dataclasses import replace
 from functools import cache
 
 import torch
 from torch.nn.functional import pad
 
 from ...policies.plan import SelectionPlan
-from ...types import Batch, Router, RunnerSlots, Selection
+from ...types import Batch, Router, Selection
 from ..handled import FULL
 from ..scores import to_fixed_point
-from ..slots import serve_runner
 from .rows import Rows, Slots, mark, rank_rows
 from .shortlist import select_experts
 
@@ -30,7 +28,6 @@ def select(
     router: Router,
     batch: Batch,
     rank_of_expert: torch.Tensor | None,
-    slots: RunnerSlots | None,
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`."""
     selected = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
@@ -59,8 +56,7 @@ def select(
     if rows.exact is not None:  # sums over more columns may round differently
         kept_mass = kept_mass.masked_fill(rows.exact.squeeze(1), 1.0)
     kept_mass = kept_mass if batch.valid is None else kept_mass * batch.valid
-    answer = Selection(ids, weights, selected, active, lost.sum(), vanilla_active, kept_mass)
-    return answer if slots is None else replace(answer, **serve_runner(answer, logits, router.top_k, slots))
+    return Selection(ids, weights, selected, active, lost.sum(), vanilla_active, kept_mass)
 
 
 def _keep(rows: Rows, plan: SelectionPlan) -> torch.Tensor:

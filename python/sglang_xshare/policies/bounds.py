@@ -100,22 +100,20 @@ def max_active(
     num_experts: int,
     rows: int,
     tokens_per_request: int = 1,
-    exact_rows: int = 0,
     slots: int | None = None,
 ) -> int:
-    """Return the most active experts of `rows` rows, up to `exact_rows` of them exact; at least 1.
+    """Return the most active experts of `rows` rows, none of which is exact; at least 1.
 
     A budget whose size depends on the logits or on the ranks (`mass` without `max_add`, `drop`, `confidence`,
     `target_per_rank`) does not lower the result.
 
     If the batch names residents in `slots` slots and the plan takes residents, the result is at most `slots`, unless
-    exact rows, warm-up, requests and rescued rows alone can bring more experts.
+    warm-up, requests and rescued rows alone can bring more experts.
     """
-    others = rows - exact_rows
-    most = min(num_experts, exact_rows * plan.columns(router, exact=True) + others * plan.columns(router))
+    most = min(num_experts, rows * plan.columns(router))
     requests = rows // tokens_per_request
     # `warm_rows` does not lower this: in a flat tree no row need be deep.
-    held = exact_rows * router.top_k + others * plan.warm_up(router) + requests * plan.add_per_request
+    held = rows * plan.warm_up(router) + requests * plan.add_per_request
     rescued = rows if plan.can_rescue else 0
     if slots is not None and plan.takes_residents:
         return max(min(most, max(held, slots) + rescued), 1)

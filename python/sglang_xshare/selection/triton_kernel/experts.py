@@ -163,15 +163,15 @@ def balance_ranks(utility, selected, aside, rank, budgets, recipe: tl.constexpr)
     target = read_count(budgets, TARGET_PER_RANK)
     rest = ~selected & (utility > 0)
     last = tl.max(rank, 0)
-    if not recipe.fill_ranks:
+    if recipe.balance == "literal":
         held, total = tl.sum(counted.to(tl.int32), 0), target.to(tl.int64) * (last + 1)
         room = count_rounds(rest, rank, last, held, total) + tl.full((GROUP,), 0, tl.int32)
-    elif recipe.level_ranks:
+    elif recipe.balance == "level":
         target = tl.maximum(target, find_fullest(selected, rank, last))
     added = tl.full((GROUP, size), 0, tl.int1)
     for first in range(0, last + 1, GROUP):
         members = find_members(rank, first)
-        if recipe.fill_ranks:
+        if recipe.balance != "literal":
             room = target - count_each(members & counted[None, :])
         available = members & rest[None, :]
         keys = tl.where(available, utility[None, :], EMPTY)
@@ -248,7 +248,7 @@ def select_experts(counters, aside, free, num_resident, rank, budgets, recipe: t
         taken |= added
     if recipe.reaches_mass:
         selected |= reach_mass(utility, taken, budgets, recipe)
-    if recipe.balances:
+    if recipe.balance is not None:
         selected |= balance_ranks(utility, selected, aside, rank, budgets, recipe)
     if recipe.residents:
         selected = join_residents(utility, sure, selected, free, num_resident, recipe)

@@ -163,7 +163,7 @@ def select_kernel(
             if recipe.follows_voters or recipe.sets_aside:
                 ballots = sum_counters(partials + plane, programs, tile)
         rank = None
-        if recipe.balances:
+        if recipe.balance is not None:
             rank = tl.load(ranks + experts, mask=exists, other=-1).to(tl.int32)
         aside = counters < 0
         if recipe.sets_aside:

@@ -58,11 +58,8 @@ class Recipe:
     reaches_mass: bool
     caps_mass: bool
     """True if `max_add` limits the experts that are added for a share of the utility."""
-    balances: bool
-    fill_ranks: bool
-    """True if each rank is filled by itself, False if ranks add in turn."""
-    level_ranks: bool
-    """True if each rank is filled at least to the load of the fullest rank."""
+    balance: str | None
+    """The way in which ranks add experts, see `SelectionPlan`; None if no rank adds any."""
     ranking: str | None
     """Ranking of the best experts, "router" or "votes"; None if the plan adds experts to the warm-up instead."""
     follows_voters: bool
@@ -140,9 +137,7 @@ def make_recipe(
         adds=plan.add > 0,
         reaches_mass=plan.mass is not None,
         caps_mass=plan.max_add is not None,
-        balances=plan.target_per_rank is not None,
-        fill_ranks=plan.balance != "literal",
-        level_ranks=plan.balance == "level",
+        balance=None if plan.target_per_rank is None else plan.balance,
         ranking=plan.ranking if plan.ranks_experts else None,
         follows_voters=plan.confidence is not None,
         utility_full=utility_full,

@@ -188,7 +188,7 @@ def reach_mass(utility, selected, budgets, recipe: tl.constexpr) -> tl.tensor:
     """Return the experts that S takes, best first, until S holds its mass or has taken `max_add`: [E] bool."""
     rest = tl.where(selected, 0, utility)
     weights = utility  # shares of a row: their sum fits in int32, see MAX_ROWS
-    if recipe.utility_full and recipe.sigmoid and not recipe.softplus:
+    if recipe.utility_full and recipe.scoring == "sigmoid":
         weights = utility.to(tl.int64)
     total = tl.sum(weights, 0)
     held = tl.sum(tl.where(selected, weights, 0), 0)

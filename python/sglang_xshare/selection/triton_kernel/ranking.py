@@ -41,14 +41,14 @@ def choose_keys(logits, scores, bias, experts, recipe: tl.constexpr) -> tl.tenso
 def measure(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
     """Return P, or its share of the row if unbounded, times a chance [R, 1], in multiples of 2^-20: [R, E] int32."""
     scale = 1048576.0
-    if recipe.softplus:
+    if recipe.scoring == "sqrtsoftplus":
         # As in `share_scores`, but over more experts, so the sum takes more bits.
         largest = tl.max(scores.to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True)
         scores = tl.div_rn(scores, tl.where(largest > 0, largest, 1.0)[:, None])
         total = tl.sum((scores * 67108864.0 + 0.5).to(tl.int64), 1)  # 2^26
         scale = (70368744177664.0 / tl.maximum(total, 1).to(tl.float32))[:, None]  # 2^46
     if chance is not None:
-        if recipe.softplus:
+        if recipe.scoring == "sqrtsoftplus":
             scores *= scale / 1048576.0
             scale = 1048576.0
         scores *= chance
@@ -112,7 +112,7 @@ def rank_rows(
 def share_scores(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
     """Return the scores' shares of their row, or squared shares, times a chance [R, 1] in 2^-20: [R, E] int32."""
     # The sum is exact, of integers in proportion to the largest score, so equal scores in any order have equal shares.
-    if recipe.biased or recipe.sigmoid or recipe.normalize:
+    if recipe.biased or recipe.normalize or recipe.scoring != "softmax":
         largest = tl.max(scores.to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True)
         scores = tl.div_rn(scores, tl.where(largest > 0, largest, 1.0)[:, None])
     total = tl.sum((scores * 67108864.0 + 0.5).to(tl.int32), 1)  # 2^26

@@ -33,10 +33,8 @@ class Recipe:
 
     num_experts: int
     top_k: int
-    sigmoid: bool
-    """True if every expert is scored by itself, not by a softmax."""
-    softplus: bool
-    """True if the score has no upper bound."""
+    scoring: str
+    """One of SCORED. A softmax depends on all experts of the row; sqrtsoftplus has no upper bound."""
     biased: bool
     renormalize: bool
     num_groups: int
@@ -113,16 +111,14 @@ def make_recipe(
     """Return the recipe for logits [n, N]. The plan must have been checked against the router."""
     num_experts = logits.shape[1]
     biased = router.correction_bias is not None
-    sigmoid = router.scoring != "softmax"
     by_votes = plan.ranks_experts and plan.ranking == "votes"
     utility_full = plan.utility == "full" or by_votes or plan.confidence is not None
     exact = batch.exact is not None
-    normalize = not sigmoid and (biased or utility_full or plan.p < 1 or not router.renormalize)
+    normalize = router.scoring == "softmax" and (biased or utility_full or plan.p < 1 or not router.renormalize)
     return Recipe(
         num_experts=num_experts,
         top_k=router.top_k,
-        sigmoid=sigmoid,
-        softplus=router.scoring == "sqrtsoftplus",
+        scoring=router.scoring,
         biased=biased,
         renormalize=router.renormalize,
         num_groups=_count_groups(router),

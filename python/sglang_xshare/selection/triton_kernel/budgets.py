@@ -22,19 +22,11 @@ P, BETA, MASS, CONFIDENCE, OWN_SHARE, _ = (tl.constexpr(NUMBERS.index(name)) for
 CHANCES, DEEPEST = tl.constexpr(len(NUMBERS)), tl.constexpr(DEPTHS - 1)
 
 ALL = 2**31 - 1
-ABSENT = {
-    "k0": ALL,
-    "target_per_rank": 0,
-    "budget": 0,
-    "drop": ALL,
-    "max_rank": ALL,
-    "warm_rows": ALL,
-    "max_add": ALL,
-    "beta": 0,
-    "mass": 0,
-    "confidence": 1,
-}
-"""Numbers in place of None, by key. In a kernel that contains the step of the key, the step then changes nothing."""
+ABSENT = {"target_per_rank": 0, "budget": 0, "beta": 0, "mass": 0, "confidence": 1}
+"""Numbers in place of None, by key; ALL for the other keys. With this number a key's step changes nothing."""
+STEPS: tuple[str, ...] = ("p", "beta", "add_per_request", "add", "mass", "target_per_rank", "max_rank", "own_share")
+STEPS += ("acceptance", "warm_rows", "max_add")
+"""Keys whose step a kernel leaves out if its plan has the key's default."""
 
 
 class Budgets:
@@ -78,7 +70,7 @@ class Budgets:
 def encode(plan: SelectionPlan) -> torch.Tensor:
     """Return the numbers of a plan [17 + DEPTHS] int64 on the host."""
     given = {name: getattr(plan, name) for name in NUMBERS}
-    values: dict[str, Any] = {name: ABSENT.get(name) if value is None else value for name, value in given.items()}
+    values: dict[str, Any] = {name: ABSENT.get(name, ALL) if value is None else value for name, value in given.items()}
     values["p"] = plan.p if plan.p < 1 else float("inf")  # no prefix reaches this share, even if scores round to 0
     counts = torch.tensor([values[name] for name in COUNTS], dtype=torch.int64)
     shares = torch.tensor([values[name] for name in SHARES[:-1]], dtype=torch.float64)
@@ -93,20 +85,7 @@ def encode_drafts(acceptance: float) -> torch.Tensor:
 
 def list_steps(plan: SelectionPlan) -> dict[str, bool]:
     """Return, by key, whether the plan takes the key's step, which the kernels of other plans leave out."""
-    return {
-        "k0": plan.can_rescue,
-        "p": plan.p < 1,
-        "beta": plan.beta is not None,
-        "add_per_request": plan.add_per_request > 0,
-        "add": plan.add > 0,
-        "mass": plan.mass is not None,
-        "target_per_rank": plan.target_per_rank is not None,
-        "max_rank": plan.max_rank is not None,
-        "own_share": plan.own_share > 0,
-        "acceptance": plan.acceptance < 1,
-        "warm_rows": plan.warm_rows is not None,
-        "max_add": plan.max_add is not None,
-    }
+    return {"k0": plan.can_rescue} | {name: getattr(plan, name) != getattr(SelectionPlan, name) for name in STEPS}
 
 
 @cache

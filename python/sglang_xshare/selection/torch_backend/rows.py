@@ -55,10 +55,7 @@ class Rows(NamedTuple):
     """[n, 1] bool; None if all rows are valid."""
     exact: torch.Tensor | None
     """[n, 1] bool: rows that get their own top-k and have no say in S; None if the batch has none."""
-    resident: torch.Tensor | None
-    """[N] bool: loaded experts; None if the batch does not name them."""
-    slots: int | None
-    tokens_per_request: int
+    batch: Batch
     quota_groups: int | None
     depth: torch.Tensor | None
     """[n, 1] int32: depth of each draft; None if the plan ignores depths."""
@@ -71,7 +68,7 @@ class Rows(NamedTuple):
     @property
     def num_requests(self) -> int:
         """Return the number of rows over tokens per request."""
-        return self.keys.shape[0] // self.tokens_per_request
+        return self.keys.shape[0] // self.batch.tokens_per_request
 
     @property
     def top_k(self) -> int:
@@ -107,9 +104,7 @@ def rank_rows(logits: torch.Tensor, router: Router, batch: Batch, by_depth: bool
         own=own,
         valid=valid,
         exact=exact,
-        resident=batch.resident,
-        slots=batch.slots,
-        tokens_per_request=batch.tokens_per_request,
+        batch=batch,
         quota_groups=groups,
         depth=find_depth(batch, len(logits), logits.device).unsqueeze(1) if by_depth else None,
     )

@@ -34,7 +34,7 @@ def select_experts(
 
 def _find_free(rows: Rows, plan: SelectionPlan) -> torch.Tensor | None:
     """Return the residents [N] bool if residents cost the plan nothing, else None."""
-    return rows.resident if plan.takes_residents else None
+    return rows.batch.resident if plan.takes_residents else None
 
 
 def _add_by_utility(
@@ -63,7 +63,7 @@ def _add_by_utility(
         held = _find_held(rows, 1)
         selected |= _balance(utility, plan.target_per_rank, plan.balance, rank_of_expert, selected, held)
     if free is not None and sure is not None:
-        _join(utility, free, rows.slots, sure, selected)
+        _join(utility, free, rows.batch.slots, sure, selected)
 
 
 def _join(
@@ -110,7 +110,7 @@ def _compute_utility(rows: Rows, kind: str, groups: int, chance: torch.Tensor | 
 
 def _find_chance(rows: Rows, plan: SelectionPlan) -> torch.Tensor | None:
     """Return the factor of each row's utility [n, 1] float32; None if all rows count alike."""
-    if rows.depth is None or not plan.weighs(rows.tokens_per_request):
+    if rows.depth is None or not plan.weighs(rows.batch.tokens_per_request):
         return None
     return _weigh_depths(plan.acceptance, rows.depth.device)[rows.depth.clamp(0, DEPTHS - 1)]
 

@@ -28,19 +28,16 @@ def select_experts(
         _add_ranked(rows, plan, selected)
     elif plan.confidence is not None:
         _follow_voters(rows, plan, plan.confidence, selected)
-    elif plan.adds or _find_free(rows, plan) is not None:
+    else:
         _add_by_utility(rows, plan, rank_of_expert, kept, selected)
-
-
-def _find_free(rows: Rows, plan: SelectionPlan) -> torch.Tensor | None:
-    """Return the residents [N] bool if residents cost the plan nothing, else None."""
-    return rows.batch.resident if plan.takes_residents else None
 
 
 def _add_by_utility(
     rows: Rows, plan: SelectionPlan, rank_of_expert: torch.Tensor | None, kept: torch.Tensor, selected: torch.Tensor
 ) -> None:
-    free = _find_free(rows, plan)
+    free = rows.batch.resident if plan.takes_residents else None  # [N] bool: they cost the plan nothing
+    if free is None and not plan.adds:
+        return
 
     def taken(experts: torch.Tensor) -> torch.Tensor:
         return experts if free is None else experts | free

@@ -161,38 +161,14 @@ def find_filler(counters, selected, experts, recipe: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def load_filler(selected, voted, active, experts, num_experts: tl.constexpr) -> tl.tensor:
-    """Return the filler from `active`, which all programs have written; 0 if no row is live."""
-    size: tl.constexpr = experts.shape[0]
-    used = tl.load(active + experts, mask=experts < num_experts, other=0) != 0
-    keys = tl.where(used, tl.where(selected & voted, experts + size, experts), 0)
-    return tl.max(keys, 0) % size
-
-
-@triton.jit
 def complete(used: tl.tensor, exists: tl.tensor, top_k: tl.constexpr) -> tl.tensor:
     """Return the used experts [E] bool, with the lowest-numbered others up to top-k.
 
     The function is idempotent, even on a partly stored result, so a program may store the result while other programs
-    still read. `find_spare` returns the same before and after: with top-k experts in use, these are the spare ones.
+    still read. `settle_spare` finds the same before and after: with top-k experts in use, these are the spare ones.
     """
     idle = (exists & ~used).to(tl.int32)
     return used | ((idle > 0) & (tl.cumsum(idle, 0) <= top_k - tl.sum(used.to(tl.int32), 0)))
-
-
-@triton.jit
-def find_spare(
-    sure: tl.tensor, active: tl.tensor, experts: tl.tensor, exists: tl.tensor, top_k: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
-    """Return (experts for empty slots, experts in use), both [E] bool, after all rows are stored.
-
-    `sure` are the experts in S and in some row's top-k.
-    """
-    used = tl.load(active + experts, mask=exists, other=0) != 0
-    in_use = complete(used, exists, top_k)
-    sure &= used
-    enough = tl.sum(sure.to(tl.int32), 0) >= top_k
-    return (enough & sure) | (~enough & in_use), in_use
 
 
 @triton.jit
@@ -209,7 +185,11 @@ def settle_spare(counters, selected, active, arrivals, experts, recipe: tl.const
             tl.debug_barrier()
         exists = experts < recipe.num_experts
         sure = selected & find_voted(counters, recipe)
-        spare, in_use = find_spare(sure, active, experts, exists, recipe.top_k)
+        used = tl.load(active + experts, mask=exists, other=0) != 0
+        in_use = complete(used, exists, recipe.top_k)
+        sure &= used
+        enough = tl.sum(sure.to(tl.int32), 0) >= recipe.top_k
+        spare = (enough & sure) | (~enough & in_use)
         if tl.program_id(0) == 0:
             tl.store(active + experts, in_use, mask=exists)
     return spare
@@ -219,11 +199,15 @@ def settle_spare(counters, selected, active, arrivals, experts, recipe: tl.const
 def settle_filler(
     filler, counters, selected, active, arrivals, experts, recipe: tl.constexpr, tile: tl.constexpr
 ) -> tl.tensor:
-    """Return the filler, after waiting for the other programs if `filler` is -1."""
+    """Return the filler. If `filler` is -1, find it in `active` when all programs have written; 0 if no row is live."""
+    size: tl.constexpr = experts.shape[0]
     if filler < 0:
         if tile.several:
             wait_for_all(arrivals, tl.num_programs(0))
         else:
             tl.debug_barrier()
-        filler = load_filler(selected, find_voted(counters, recipe), active, experts, recipe.num_experts)
+        voted = find_voted(counters, recipe)
+        used = tl.load(active + experts, mask=experts < recipe.num_experts, other=0) != 0
+        keys = tl.where(used, tl.where(selected & voted, experts + size, experts), 0)
+        filler = tl.max(keys, 0) % size
     return filler

@@ -37,6 +37,8 @@ class Case:
     """Slots that experts are paged into; None if experts are not paged."""
     runner: RunnerSlots | None = field(default_factory=RunnerSlots)
     dtype: torch.dtype = torch.bfloat16
+    together: bool = True
+    """True if programs can wait for each other: otherwise several programs take several launches."""
 
 
 def compile_kernel(case: Case) -> Any:

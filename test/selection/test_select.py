@@ -148,10 +148,13 @@ def test_bad_input_is_one_clear_line(change, line):
         (lambda: Router(8, scaling=float("inf")), "scaling = "),
         (lambda: Batch(None, 0), "tokens_per_request = 0"),
         (lambda: Batch(slots=0), "slots = 0"),
+        (lambda: RunnerSlots(shared=-1), "shared = -1"),
+        (lambda: RunnerSlots(empty=True, masked=True), "empty = True"),
+        (lambda: RunnerSlots(shared=1, masked=True), "masked = True"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-def test_a_router_or_batch_checks_itself(make, line):
+def test_a_router_a_batch_and_slots_check_themselves(make, line):
     with pytest.raises(ValueError, match=f"^{line}") as raised:
         make()
     assert "\n" not in str(raised.value)

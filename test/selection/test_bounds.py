@@ -7,7 +7,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from selection.cases import EVERY_PLAN, cases, fill_logits, indices, plans, router_of, run, spell, words
+from selection.cases import EVERY_PLAN, cases, indices, plans, router_of, run, spell, words
 from selection.compared import Backend
 from sglang_xshare import Router, select
 from sglang_xshare.policies import VANILLA, bounds
@@ -103,21 +103,6 @@ def test_steps_of_drafts_groups_and_slots():
         assert bounds.can_change(spell("xshare:k0=1,add=24"), Router(8), 64, 3, slots=slots) is can_change
         without = spell("xshare:k0=1,add=24,free_residents=false")
         assert not bounds.can_change(without, Router(8), 64, 3, slots=slots)
-
-
-@pytest.mark.parametrize("rows", range(1, 9))
-def test_the_published_default_from_its_smallest_batch_on(rows):
-    """24 experts hold all that rows of a top-4 model want beyond their first: up to 8 rows, not 9."""
-    plan, router = spell("xshare:k0=1,add=24"), Router(4)
-    assert not bounds.can_change(plan, router, 128, rows)
-    for seed in range(4):
-        logits = fill_logits(("normal", "ties")[seed % 2], rows, 128, seed)
-        assert torch.equal(select(logits, plan, router).topk_ids, select(logits, VANILLA, router).topk_ids)
-    assert bounds.can_change(plan, router, 128, 9)
-    apart = torch.full((9, 128), -9.0)
-    for row in range(9):
-        apart[row, row * 4 : row * 4 + 4] = 1.0
-    assert int(select(apart, plan, router).active.sum()) == 9 + 24
 
 
 @pytest.mark.parametrize("policy", EVERY_PLAN)

@@ -155,12 +155,6 @@ def find_sure(counters, selected, recipe: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def find_filler(counters, selected, experts, recipe: tl.constexpr) -> tl.tensor:
-    """Return an expert that some row uses, see `sglang_xshare.selection.slots`; -1 if the counters show none."""
-    return tl.max(tl.where(find_sure(counters, selected, recipe), experts, -1), 0)
-
-
-@triton.jit
 def complete(used: tl.tensor, exists: tl.tensor, top_k: tl.constexpr) -> tl.tensor:
     """Return the used experts [E] bool, with the lowest-numbered others up to top-k.
 
@@ -196,11 +190,13 @@ def settle_spare(counters, selected, active, arrivals, experts, recipe: tl.const
 
 
 @triton.jit
-def settle_filler(
-    filler, counters, selected, active, arrivals, experts, recipe: tl.constexpr, tile: tl.constexpr
-) -> tl.tensor:
-    """Return the filler. If `filler` is -1, find it in `active` when all programs have written; 0 if no row is live."""
+def find_filler(counters, selected, active, arrivals, experts, recipe: tl.constexpr, tile: tl.constexpr) -> tl.tensor:
+    """Return an expert that some row uses, see `sglang_xshare.selection.slots`; 0 if no row is live.
+
+    The function waits for the other programs if the counters show no such expert.
+    """
     size: tl.constexpr = experts.shape[0]
+    filler = tl.max(tl.where(find_sure(counters, selected, recipe), experts, -1), 0)
     if filler < 0:
         if tile.several:
             wait_for_all(arrivals, tl.num_programs(0))

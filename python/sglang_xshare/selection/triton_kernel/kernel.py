@@ -27,7 +27,7 @@ import triton.language as tl
 from .alignment import align_program
 from .barrier import wait_for_all
 from .budgets import WARM_ROWS, read_chance, read_count
-from .cover import find_filler, find_lost, limit_keys, list_usable, score_listed, settle_filler, settle_spare, weigh
+from .cover import find_filler, find_lost, limit_keys, list_usable, score_listed, settle_spare, weigh
 from .experts import find_voted, read_utility, select_experts, sum_counters
 from .ranking import choose_keys, collect_counters, rank_rows
 from .rows import EMPTY, find_best, find_largest, flatten, load_listed, load_tile, score_logits, store_tile
@@ -209,8 +209,7 @@ def select_kernel(
         filler = tl.full((tile.rows,), -1, tl.int32)
         if recipe.fill:
             filler = tl.max(tl.where(chosen & (column == 0), expert, -1), 1)
-            common = find_filler(counters, selected, experts, recipe)
-            common = settle_filler(common, counters, selected, active, arrivals, experts, recipe, tile)
+            common = find_filler(counters, selected, active, arrivals, experts, recipe, tile)
             filler = tl.where(filler < 0, common, filler)
         expert = tl.where(chosen, expert, filler[:, None])
         if recipe.shared:

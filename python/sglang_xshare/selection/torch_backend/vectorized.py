@@ -38,7 +38,10 @@ def select(
         kept = _keep(rows, plan)
         select_experts(rows, plan, rank_of_expert, kept, selected)
         lost = _rescue(rows, selected) if plan.can_rescue else selected.new_zeros(0)
-        chosen = _cover(rows, plan, kept, selected)
+        if plan.substitutes:
+            chosen = _substitute(rows, plan, kept, selected)
+        else:
+            chosen = rows.own.keep(selected[rows.own.experts] & rows.own.live if plan.uses_selected else kept)
         shares, total = _share(rows, plan, router, chosen) if router.renormalize else (chosen.scores, None)
         experts = torch.where(chosen.live, chosen.experts, -1)
     ids, weights = experts.int(), shares.clone() if total is None else shares / total
@@ -88,13 +91,6 @@ def _rescue(rows: Rows, selected: torch.Tensor) -> torch.Tensor:
     lost = ~inside.any(1) & rows.own.live[:, 0]
     mark(selected, rows.own.experts[:, 0], lost)
     return lost
-
-
-def _cover(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: torch.Tensor) -> Slots:
-    """Return the experts of every row by the plan's coverage."""
-    if plan.substitutes:
-        return _substitute(rows, plan, kept, selected)
-    return rows.own.keep(selected[rows.own.experts] & rows.own.live if plan.uses_selected else kept)
 
 
 def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: torch.Tensor) -> Slots:

@@ -108,6 +108,8 @@ FLAGS, META = torch.ones(6, dtype=torch.bool), torch.device("meta")
         ({"batch": Batch(FLAGS.float())}, "valid float32 [6]"),
         ({"batch": Batch(exact=FLAGS[:5])}, "exact bool [5]"),
         ({"batch": Batch(resident=FLAGS)}, "resident bool [6]"),
+        ({"batch": Batch(depth=torch.zeros(5, dtype=torch.int32))}, "depth int32 [5]"),
+        ({"batch": Batch(depth=torch.zeros(6))}, "depth float32 [6]"),
         ({"batch": Batch(None, 4)}, "tokens_per_request = 4"),
         ({"batch": Batch(FLAGS.to(META))}, "valid on meta"),
         ({"router": Router(4, "sigmoid", torch.zeros(8))}, "correction_bias float32 [8]"),

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import torch
 
-from ..policies.keys import as_json
 from ..policies.plan import SelectionPlan
 from ..types import Batch, Router, RunnerSlots, Selection, Tally
 from .cpu_call import Call, find_call, is_readable
+from .handled import find_unhandled
 from .slots import serve_runner
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def select(
         backend = _choose_backend(router_logits, plan, router, batch)
     if backend not in BACKENDS:
         raise ValueError(f"backend = {backend!r}: must be one of auto, {', '.join(BACKENDS)}")
-    if unhandled := _find_unhandled(plan, backend):
+    if unhandled := find_unhandled(plan, BACKENDS[backend]):
         raise ValueError(f"{unhandled}: not implemented by backend {backend}")
     arguments = router_logits, plan, router, batch, rank_of_expert
     run = import_module(BACKENDS[backend]).select
@@ -86,13 +85,6 @@ def _choose_backend(logits: torch.Tensor, plan: SelectionPlan, router: Router, b
     if backend == "torch" or not import_module(BACKENDS[backend]).supports(plan, router, batch, *logits.shape):
         return "torch"
     return backend
-
-
-@lru_cache(maxsize=4096)
-def _find_unhandled(plan: SelectionPlan, backend: str) -> str:
-    """Return the plan's keys that a backend would ignore or misread, with their values; cached for the next steps."""
-    keys = plan.keys_beyond(import_module(BACKENDS[backend]).HANDLED)
-    return ", ".join(f"{key} = {as_json(getattr(plan, key))}" for key in keys)
 
 
 def prepare_call(

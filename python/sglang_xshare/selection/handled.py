@@ -1,6 +1,11 @@
 """Plans that a backend can compute: each backend declares the keys that it reads, and of a key of words the words."""
 
 from collections.abc import Mapping
+from functools import lru_cache
+from importlib import import_module
+
+from ..policies.keys import as_json
+from ..policies.plan import SelectionPlan
 
 Handled = Mapping[str, tuple[str, ...]]
 """Key of a plan -> the words that the backend knows of the key, such as its rankings; () for a key of numbers."""
@@ -9,6 +14,13 @@ Handled = Mapping[str, tuple[str, ...]]
 def declare(keys: str, **words: str) -> Handled:
     """Return a declaration: keys of numbers, and the words of each other key."""
     return dict.fromkeys(keys.split(), ()) | {key: tuple(text.split()) for key, text in words.items()}
+
+
+@lru_cache(maxsize=4096)
+def find_unhandled(plan: SelectionPlan, backend: str) -> str:
+    """Return the plan's keys that a backend's module would ignore or misread, with values; cached for later steps."""
+    keys = plan.keys_beyond(import_module(backend).HANDLED)
+    return ", ".join(f"{key} = {as_json(getattr(plan, key))}" for key in keys)
 
 
 # Words are in the order of the enumerations in csrc/plan.h.

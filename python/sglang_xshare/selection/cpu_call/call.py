@@ -11,9 +11,10 @@ import torch
 
 from ...policies.plan import SelectionPlan
 from ...types import Batch, Router, RunnerSlots, Selection, Tally, allocate_tally
+from ..handled import find_unhandled
 from ..scores import score
 from ..slots import serve_runner
-from .layout import find_unhandled, pack
+from .layout import pack
 from .library import load
 
 NOT_CLEAN, WRONG_WIDTH = 1, 3
@@ -22,7 +23,7 @@ NOT_CLEAN, WRONG_WIDTH = 1, 3
 
 def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> bool:
     """Return whether this machine has the call, and the call supports the plan; any shape is supported."""
-    return load() is not None and not find_unhandled(plan)
+    return load() is not None and not find_unhandled(plan, __package__)
 
 
 def is_readable(tensor: torch.Tensor) -> bool:

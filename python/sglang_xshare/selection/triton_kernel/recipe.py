@@ -8,7 +8,7 @@ from triton import next_power_of_2
 
 from ...policies.plan import SelectionPlan
 from ...types import Batch, Router, RunnerSlots
-from ..handled import COMMON
+from ..handled import COMMON, find_unhandled
 from .tile import count_tokens, make_tile
 
 # Options of all our kernels. Every Triton so far fuses by default, but Triton 3.9 warns if the option is absent.
@@ -176,7 +176,7 @@ def _serves(
     """Return the part of `supports` that is cached by plan and size, because every layer calls it in every step."""
     tile = make_tile(plan, Router(top_k), Batch(tokens_per_request=tokens_per_request), num_rows, num_experts)
     unserved = (
-        plan.keys_beyond(HANDLED),
+        find_unhandled(plan, __package__),
         num_groups > 1 and (num_experts != tile.experts or num_groups != next_power_of_2(num_groups)),
         num_rows > MAX_ROWS or num_experts > MAX_EXPERTS or top_k > MAX_TOP_K,
         tile.rows * tile.experts > MAX_TILE,

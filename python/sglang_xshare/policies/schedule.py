@@ -114,8 +114,8 @@ class Schedule:
     def sizes(self) -> tuple[Override, ...]:
         """Return the ranges of `by_rows`, then the ranges between two `changes`, as overrides without keys.
 
-        The ranges without keys divide the rows from `min_rows` to `max_rows`. The last range is omitted, because callers
-        also read the row after each range.
+        The ranges without keys divide the rows from `min_rows` to `max_rows`. The last range is omitted, because
+        callers also read the row after each range.
         """
         most = self.max_rows or math.inf
         starts = [self.min_rows, *(rows for rows in self.changes if self.min_rows < rows <= most)]

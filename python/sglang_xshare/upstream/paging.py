@@ -1,4 +1,4 @@
-"""Experts that SGLang pages into slots (`--enable-paged-experts`, from 0.5.23 on), and a layer's loaded experts."""
+"""Experts that SGLang pages into slots of GPU memory (`--enable-paged-experts`, from 0.5.23 on), and those loaded."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 def find_paging(experts: Any) -> Any:
     """Return upstream's `PagedExpertsMoEMethod` of a `FusedMoE`; None if all of its experts stay loaded.
 
-    A method without a number of slots pages too: SGLang sizes the slots later, by the memory that is left.
+    A method without a number of slots pages too: SGLang sets the number later, by the memory that is left.
     """
     method = getattr(experts, "quant_method", None)
     if method is None or not hasattr(method, "num_resident"):
@@ -18,7 +18,7 @@ def find_paging(experts: Any) -> Any:
 
 
 def count_slots(method: Any) -> int:
-    """Return how many experts of a layer can be loaded at once; 0 until SGLang has sized the slots."""
+    """Return how many experts of a layer can be loaded at once; 0 until SGLang has set that number."""
     slots: int | None = method.num_resident
     return slots or 0
 

@@ -25,12 +25,12 @@ BACKENDS = {
     "cpu": "sglang_xshare.selection.cpu_call",
 }
 """Name -> module with a function `select(logits, plan, router, batch, rank_of_expert) -> Selection`, and with
-`HANDLED`, the keys and words of a plan that the backend reads. The compiled ones also take `slots` and `tally`, and
-"triton" takes `budgets`.
+`HANDLED`, the keys and words of a plan that the backend reads. The compiled backends, "triton" and "cpu", also take
+`slots` and `tally`, and "triton" takes `budgets`.
 """
 
 MAX_EXPERTS = 1024
-"""Most experts. Ties between experts are broken by steps of 2^-10, which must add up to less than 1."""
+"""Most experts of a layer. Steps of 2^-10 break ties between experts, and must add up to less than 1."""
 
 
 def select(
@@ -48,9 +48,9 @@ def select(
 
     `router_logits` [n, N] have any float dtype; n may be 0. `rank_of_expert` [N] contains each expert's expert-parallel
     rank, for `target_per_rank`. `backend` is one of BACKENDS, or "auto": the Triton kernel on CUDA and the compiled
-    call on a CPU, if the backend supports the plan, else torch. With `slots` the answer has the slots of an MoE runner.
-    `tally`, made by `allocate_tally` for logits of this shape, receives the counts. The Triton kernel reads the plan's
-    numbers from `budgets`, made for the plan; the other backends read the plan.
+    call on a CPU, if the backend supports the plan, else torch. With `slots` ids and weights have the form that an MoE
+    runner takes. `tally`, made by `allocate_tally` for logits of this shape, receives the counted tensors. The Triton
+    kernel reads the plan's numbers from `budgets`, made for the plan; the other backends read the plan.
 
     The function is independent of phases, layers and SGLang. Only backend "reference" waits for the device. Raises
     ValueError naming the input, its value and what is allowed.
@@ -67,7 +67,7 @@ def select(
         raise ValueError(f"{unhandled}: not implemented by backend {backend}")
     arguments = router_logits, plan, router, batch, rank_of_expert
     run = import_module(BACKENDS[backend]).select
-    if backend == "triton":  # the kernel and the compiled call fill slots and tally themselves
+    if backend == "triton":  # the kernel and the compiled call read `slots` and fill `tally` themselves
         return run(*arguments, slots, budgets=budgets, tally=tally)
     if backend == "cpu":
         return run(*arguments, slots, tally=tally)
@@ -92,7 +92,7 @@ def prepare_call(
 ) -> Call | None:
     """Return the compiled call for inputs that `select` has checked; None if `select` would choose another backend.
 
-    The call takes other logits of the same shape, and other flags, without a check.
+    The call accepts any logits of the same shape, and any flags of their rows, without a check.
     """
     if _choose_backend(logits, plan, router, batch) != "cpu":
         return None

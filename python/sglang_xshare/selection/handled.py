@@ -1,4 +1,4 @@
-"""Plans that a backend can compute: each backend declares the keys that it reads, and of a key of words the words."""
+"""Plans that a backend can compute: each backend declares the keys and the words, such as rankings, that it reads."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -8,7 +8,7 @@ from ..policies.keys import as_json
 from ..policies.plan import SelectionPlan
 
 Handled = Mapping[str, tuple[str, ...]]
-"""Key of a plan -> the words that the backend knows of the key, such as its rankings; () for a key of numbers."""
+"""Key of a plan -> the key's words that a backend implements, such as rankings; () for a key of numbers."""
 
 
 def declare(keys: str, **words: str) -> Handled:
@@ -34,7 +34,7 @@ COMMON = declare(
     coverage="substitute truncate own",
 )
 """The keys and words of a plan that all backends read. A backend adds a new key or word to its own `HANDLED`, not here:
-a backend that does not implement the key would misread it.
+a backend that does not implement the key would misread a plan.
 """
 FULL = {**COMMON, **declare("order", ranking="router votes static", scope="batch request")}
 """The keys and words that the reference, torch and the compiled CPU call read."""

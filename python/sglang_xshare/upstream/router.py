@@ -74,8 +74,8 @@ def _read_own_routing(function: Any, renormalize: bool) -> dict[str, Any] | None
     # The sigmoids of the top-k logits, rounded to the activations' dtype and never renormalized.
     if function is _find("llama4", "Llama4MoE.custom_routing_function"):
         return {"scoring": "sigmoid", "renormalize": False}
-    # Top-k of the sigmoids with a bias for the choice alone. With softmax the function adds the bias to the logits, which
-    # `Router` cannot express.
+    # Top-k of the sigmoids with a bias for the choice alone. With softmax the function adds the bias to the logits,
+    # which `Router` cannot express.
     if isinstance(function, partial) and function.func is _find("afmoe", "AfmoeMoE._custom_routing_function"):
         if function.keywords["score_func"] == "sigmoid":
             bias = function.keywords["expert_bias"]

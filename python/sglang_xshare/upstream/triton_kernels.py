@@ -27,9 +27,8 @@ class Contract:
     """The runner's contract: `slots` for `select()`, and `_pack`, which builds a `TritonKernelTopKOutput`.
 
     `renumber`, an argument of `build_routing`, gives a row's slots upstream's order, so the runner adds up a row's
-    experts as after `routing()`. `_topk_forward` of triton_kernels orders by ascending expert in
-    sglang-kernel 0.4.5 (SGLang 0.5.17), and by descending logit, as a selection does, in 0.4.6.post1 to 0.4.10 (SGLang
-    0.5.18 to 0.5.23).
+    experts as after `routing()`. `_topk_forward` of triton_kernels orders by ascending expert in sglang-kernel 0.4.5
+    (SGLang 0.5.17), and by descending logit, as a selection does, in 0.4.6.post1 to 0.4.10 (SGLang 0.5.18 to 0.5.23).
     """
 
     slots: RunnerSlots

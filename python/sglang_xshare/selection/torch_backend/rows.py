@@ -12,14 +12,15 @@ from torch.nn.functional import pad
 from ...types import Batch, Router
 from ..scores import compute_scores, find_depth, measure
 
-# Ties are broken in float64 by 2^-40 of the score for each of up to 1,024 experts, less than two float32 can differ.
+# To break ties, a float64 score grows by 2^-40 of itself for each expert with a higher id. Even 1,024 such steps are
+# less than the distance between two float32.
 _TIE = 2.0**-40
-# Bounds of the score that 2^-40 is taken of: a score of 0 gets less than every positive float32, and -inf stays -inf.
+# Bounds of the score that a step is a part of: a score of 0 stays below every positive float32, and -inf stays -inf.
 _SMALLEST, _LARGEST = 1e-60, 1e39
 
 
 class Slots(NamedTuple):
-    """Experts of n rows, m slots each. The live slots depend on data, so the mask stays on the device."""
+    """Experts of n rows, m slots each. Which slots are live depends on the logits, so `live` stays on the device."""
 
     experts: torch.Tensor
     """[n, m] int64; an empty slot has the id of some expert."""
@@ -54,7 +55,7 @@ class Rows(NamedTuple):
     valid: torch.Tensor | None
     """[n, 1] bool; None if all rows are valid."""
     exact: torch.Tensor | None
-    """[n, 1] bool: rows that get their own top-k and have no say in S; None if the batch has none."""
+    """[n, 1] bool: rows that get their own top-k, without utility or votes; None if no row can be exact."""
     batch: Batch
     quota_groups: int | None
     depth: torch.Tensor | None
@@ -93,7 +94,7 @@ def rank_rows(logits: torch.Tensor, router: Router, batch: Batch, by_depth: bool
     keys = choice.double()
     keys.addcmul_(keys.abs().clamp_(_SMALLEST, _LARGEST), lower_first(keys.shape[1], keys.device), value=_TIE)
     valid = None if batch.valid is None else batch.valid.unsqueeze(1)
-    exact = None if batch.exact is None else batch.exact.unsqueeze(1)  # a row that is not valid has no experts
+    exact = None if batch.exact is None else batch.exact.unsqueeze(1)  # a padding row has no experts anyway
     groups = router.quota_groups
     own_keys = keys if groups is None else keep_quota(keys, router.top_k, groups)
     own = find_best(scores, own_keys, router.top_k, valid)

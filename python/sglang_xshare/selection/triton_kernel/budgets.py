@@ -23,10 +23,10 @@ CHANCES, DEEPEST = tl.constexpr(len(NUMBERS)), tl.constexpr(DEPTHS - 1)
 
 ALL = 2**31 - 1
 ABSENT = {"target_per_rank": 0, "budget": 0, "beta": 0, "mass": 0, "confidence": 1}
-"""Numbers in place of None, by key; ALL for the other keys. With this number a key's step changes nothing."""
+"""Numbers in place of None, by key; ALL for the other keys. With this number a key has no effect."""
 STEPS: tuple[str, ...] = ("p", "beta", "add_per_request", "add", "mass", "target_per_rank", "max_rank", "own_share")
 STEPS += ("acceptance", "warm_rows", "max_add")
-"""Keys whose step a kernel leaves out if its plan has the key's default."""
+"""Keys for which a kernel has no code if its plan has the key's default."""
 
 
 class Budgets:
@@ -42,7 +42,7 @@ class Budgets:
         self.values = encode(plan).to(device)
 
     def write(self, plan: SelectionPlan) -> None:
-        """Write the numbers of another plan, in the order of the current stream. Raises ValueError as `check` does."""
+        """Write the numbers of another plan, on the current stream. Raises ValueError as `check` does."""
         self.check(plan)
         self.values.copy_(encode(plan))
 
@@ -51,7 +51,7 @@ class Budgets:
         self.values[-len(drafts) :].copy_(drafts, non_blocking=True)
 
     def check(self, plan: SelectionPlan) -> None:
-        """Raise ValueError naming a key that needs another kernel: no number, or a step that the first plan lacks."""
+        """Raise ValueError naming a changed key that is not in NUMBERS, or for which the kernel has no code."""
         took, takes = list_steps(self.plan), list_steps(plan)
         for name in KEYS:
             old, new = getattr(self.plan, name), getattr(plan, name)
@@ -63,7 +63,7 @@ class Budgets:
         ):
             if old != new:
                 raise ValueError(
-                    f"{name}: must be as in the plan that the kernel was made for, {'some' if old else 'none'}"
+                    f"{name}: must be as in the plan that the kernel was made for, {'set' if old else 'absent'}"
                 )
 
 
@@ -84,7 +84,7 @@ def encode_drafts(acceptance: float) -> torch.Tensor:
 
 
 def list_steps(plan: SelectionPlan) -> dict[str, bool]:
-    """Return, by key, whether the plan takes the key's step, which the kernels of other plans leave out."""
+    """Return, by key, whether the plan's kernel has code for the key, which kernels of other plans may lack."""
     return {"k0": plan.can_rescue} | {name: getattr(plan, name) != getattr(SelectionPlan, name) for name in STEPS}
 
 

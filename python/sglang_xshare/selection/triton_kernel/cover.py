@@ -76,9 +76,9 @@ def list_usable(
 def score_listed(
     listed, listed_experts, rows, largest, total, exempt, recipe: tl.constexpr, tile: tl.constexpr
 ) -> tl.tensor:
-    """Return P of listed keys [R, C]: fp32, 0 if a key is EMPTY. It has the same bits as P of the whole row.
+    """Return P of listed keys [R, C]: fp32, 0 if a key is EMPTY. P has the same bits as P of the whole row.
 
-    Keys with a bias do not contain the logit. It is loaded again, by its expert, from the logits of the `rows` [R].
+    Keys with a bias do not contain the logit. The logit is loaded again, by its expert, from the `rows` [R].
     """
     there = listed > EMPTY
     if recipe.biased:
@@ -94,7 +94,7 @@ def score_listed(
 
 @triton.jit
 def count(members) -> tl.tensor:
-    """Count a row's members [R, C] bool: [R] fp32, at least 1, because the count divides."""
+    """Count a row's members [R, C] bool: [R] fp32, at least 1, because the count becomes a divisor."""
     return tl.maximum(tl.sum(members.to(tl.int32), 1), 1).to(tl.float32)
 
 
@@ -159,7 +159,7 @@ def complete(used: tl.tensor, exists: tl.tensor, top_k: tl.constexpr) -> tl.tens
     """Return the used experts [E] bool, with the lowest-numbered others up to top-k.
 
     The function is idempotent, even on a partly stored result, so a program may store the result while other programs
-    still read. `settle_spare` finds the same before and after: with top-k experts in use, these are the spare ones.
+    still read. `settle_spare` returns the same after the store: the top-k experts in use, which are then all spare.
     """
     idle = (exists & ~used).to(tl.int32)
     return used | ((idle > 0) & (tl.cumsum(idle, 0) <= top_k - tl.sum(used.to(tl.int32), 0)))

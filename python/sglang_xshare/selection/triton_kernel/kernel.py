@@ -7,7 +7,7 @@
         -> S [E] bool                                     select: in every program, from the same counters
         -> keys, experts [R, columns]                     cover: rounds of `take_best` over C within S
         -> topk_ids, topk_weights [n, columns]            scores are computed from the keys
-        -> alignment                                      the pairs sorted by expert, if the runner takes them
+        -> alignment                                      the pairs sorted by expert, if the runner takes such pairs
 
 All sums across rows are sums of integers, so neither the order of rows nor the number of programs changes a bit.
 
@@ -34,7 +34,9 @@ from .rows import EMPTY, find_best, find_largest, flatten, load_listed, load_til
 from .voters import find_voters, follow_voters, measure_confidence
 
 MEASURE, COLLECT, RESCUE, ROUTE = (tl.constexpr(phase) for phase in range(4))
-"""Phases in their order, at barriers of one launch, or in one launch each, which repeats the earlier phases' work."""
+"""Phases in their order. Barriers divide the phases of one launch. Without a barrier each phase is a launch of its own,
+which repeats the earlier phases' work.
+"""
 TABLES = ["selected_out", "active", "vanilla_active", "kept_mass", "rescued"]
 
 

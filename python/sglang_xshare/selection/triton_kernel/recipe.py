@@ -1,4 +1,4 @@
-"""The recipe that the kernel is compiled for: the steps of a plan and a router."""
+"""The recipe for which the kernel is compiled: the parts of the kernel that a plan and a router need."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,8 +14,8 @@ from .tile import count_tokens, make_tile
 # Options of all our kernels. Every Triton so far fuses by default, but Triton 3.9 warns if the option is absent.
 OPTIONS = {"enable_fp_fusion": True}
 
-# Most cells of a tile, so that they fit a program's registers. 32 rows of one request, which lie in one tile, by 512
-# experts spill. test/selection/test_triton_compile.py has bounds of other sizes.
+# Most cells of a tile that fit a program's registers. 32 rows of one request, which lie in one tile, by 512 experts
+# spill. test/selection/test_triton_compile.py has bounds of other sizes.
 MAX_TILE = 16384
 MAX_EXPERTS = 512
 HANDLED = COMMON
@@ -29,7 +29,7 @@ MAX_ROWS, MAX_TOP_K = 2047, 31
 
 @dataclass(frozen=True)
 class Recipe:
-    """The kernel's steps for a plan and a router. The plan's numbers are data (budgets.py), so no number recompiles."""
+    """The parts of the kernel that a plan and a router need. The plan's numbers are data, see budgets.py."""
 
     num_experts: int
     top_k: int
@@ -41,9 +41,9 @@ class Recipe:
     """1 if the router does not limit groups."""
     topk_group: int
     quota_groups: int
-    """0 if groups have no share of a row's slots."""
+    """0 if the router does not choose the same number of experts from each group."""
     normalize: bool
-    """True if some step needs P itself, not a multiple of P."""
+    """True if some part of the kernel needs P itself, not a multiple of P."""
     unique_keys: bool
     """True if C is a 16-bit float, which leaves room for the expert's index in a 32-bit key."""
     shares: bool
@@ -84,7 +84,7 @@ class Recipe:
     fill: bool
     """True if no slot may stay empty."""
     weighs: bool
-    """True if rows are weighed by their depth."""
+    """True if a row's utility is multiplied by a factor for its depth."""
     warms_some: bool
     """True if only rows up to a depth have a warm-up."""
     exact: bool
@@ -92,9 +92,9 @@ class Recipe:
     sets_aside: bool
     """True if the experts of exact rows are kept apart from S, because a budget counts the experts in S."""
     plain: bool
-    """True if the model's own weights use other scores than the plan's steps."""
+    """True if exact rows are weighed by a multiple of P, as without a plan, although other rows need P itself."""
     residents: bool
-    """True if loaded experts cost the plan nothing."""
+    """True if loaded experts join S and no budget counts them."""
     bounded: bool
     """True if S must fit the slots that experts are paged into."""
     kmax: int

@@ -1,7 +1,7 @@
-"""The arrays that triton_kernels' matmul reads of a routing, from ids and weights, in one launch.
+"""The routing arrays that triton_kernels' matmul reads, built from ids and weights in one launch.
 
-Upstream's `routing()` derives the arrays from logits in nine launches. After a selection the ids are known, and what
-remains is a stable sort of the (row, slot) pairs by expert and a table of blocks.
+Upstream's `routing()` derives the arrays from logits in nine launches. After a selection the ids are known, so only
+two parts remain: a stable sort of the (row, slot) pairs by expert and a table of blocks.
 
 Two programs share the launch and read nothing but the ids: the first sorts the pairs, the second builds the tables.
 """
@@ -27,7 +27,7 @@ ALIGNED = 4
 
 @dataclass(frozen=True, eq=False)
 class RoutingArrays:
-    """Where the pairs of n rows and k slots go, for E experts. All int32 but `gates`, and contiguous along a row.
+    """The places of the pairs of n rows and k slots, for E experts. All int32 except `gates`, contiguous along a row.
 
     A pair's number is row * k + slot. Sorted pairs are ordered by expert, then by row. Pairs without an expert come
     last, and hold -1 in `by_expert` and `by_row`. `build_routing` numbers the slots of a row by `renumber`. The numbers
@@ -135,7 +135,7 @@ def routing_kernel(
         ahead = key[:, None] < key[None, :]
         if renumber:
             same_row = row[:, None] == row[None, :]
-            # Both counts in one sum: all pairs ahead, and above those the pairs ahead in the row.
+            # One sum for two counts: all pairs ahead in the low bits, and pairs of the same row ahead in the high bits.
             counts = tl.sum(tl.where(ahead, tl.where(same_row, 1 + (1 << 16), 1), 0), 0)
             place = counts & 0xFFFF
             number = row * top_k + (counts >> 16)

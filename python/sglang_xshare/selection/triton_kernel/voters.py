@@ -12,7 +12,7 @@ SURE = tl.constexpr(1 << 62)
 
 @triton.jit
 def measure_confidence(scores, live, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """Return keys [R] int64 in the order of confidence: at least SURE for a confident row, -1 for a dead row."""
+    """Return keys [R] int64 in the order of confidence: at least SURE for a confident row, -1 without a vote."""
     fixed = measure(scores, recipe)
     best, total = tl.max(fixed, 1).to(tl.float64), tl.sum(fixed, 1).to(tl.float64)
     sure = (total > 0) & (best >= total * read_share(budgets, CONFIDENCE))
@@ -22,9 +22,9 @@ def measure_confidence(scores, live, budgets, recipe: tl.constexpr) -> tl.tensor
 
 @triton.jit
 def find_voters(confidence, row, confidences, num_rows, budgets) -> tl.tensor:
-    """Return which rows vote [R] bool: the `max_voters` most confident of all `confidences` [n], or only the first.
+    """Return which rows vote [R] bool: those that reach the confidence, at most the `max_voters` most confident.
 
-    The first row votes alone if no row reaches the confidence.
+    `confidences` [n] are those of all rows. If no row reaches the confidence, the most confident row votes alone.
     """
     place = tl.arange(0, 32)
     top = tl.full((), -1, tl.int64)

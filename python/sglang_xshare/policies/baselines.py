@@ -1,4 +1,4 @@
-"""The baselines of the papers."""
+"""The policies that papers use as baselines."""
 
 from dataclasses import replace
 

@@ -22,7 +22,7 @@ from .registry import Setting, register
 def lynx_lat(retain: int | None = None, drop: int | None = None, own_share: float = 0.0) -> SelectionPlan:
     """Every row votes for its top-k; the least voted experts are dropped. Takes retain or drop."""
     if (retain is None) == (drop is None):
-        raise ValueError(f"retain = {as_json(retain)}, drop = {as_json(drop)}: must be exactly one of the two")
+        raise ValueError(f"retain = {as_json(retain)}, drop = {as_json(drop)}: must have exactly one of the two set")
     return SelectionPlan(budget=retain, drop=drop, ranking="votes", own_share=own_share)
 
 

@@ -71,7 +71,7 @@ class Policy:
         return replace(self.make(**self._look_up(values, rows or PLAIN_ROWS)), policy=self.name)
 
     def check_names(self, keys: Mapping[str, Any], others: Iterable[str] = ()) -> None:
-        """Raise ValueError for a key that is neither the policy's nor one of `others`."""
+        """Raise ValueError for a key that neither the policy nor `others` contains."""
         known = [*self.keys, *others]
         for name, value in keys.items():
             if name not in known:

@@ -129,7 +129,7 @@ class Schedule:
 
     @property
     def layer_overrides(self) -> tuple[Override, ...]:
-        """Return the overrides by layer: those of all batch sizes, then those of some batch sizes."""
+        """Return the overrides by layer: first the overrides for all batch sizes, then the overrides for some."""
         return (*self.layers, *(inner for override in self.by_rows for inner in override.layers))
 
     def plans(self, model_layers: Sequence[int] | None = None) -> list[SelectionPlan]:

@@ -32,7 +32,7 @@ def check_memory(scheduler: Any) -> None:
 
 
 def capture_again(model_runner: Any, scheduler: Any, fits: Callable[[int], bool] | None = None) -> None:
-    """Capture the graphs of the target's decode or verify steps again. Raises SGLang's own errors, as for memory.
+    """Capture the graphs of the target's decode or verify steps again. Raises SGLang's errors, as for missing memory.
 
     `scheduler` is SGLang's scheduler, which has the draft worker. `fits`, for a server that pages experts, returns
     whether the active experts of a number of requests fit the slots at once. If not, SGLang refuses the capture,

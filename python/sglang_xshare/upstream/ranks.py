@@ -33,7 +33,7 @@ def all_gather(own: torch.Tensor, ranks: int) -> torch.Tensor:
 
 
 def share_first(own: list[float]) -> list[float]:
-    """Return the first tensor-parallel rank's numbers, equally many on each rank. A collective, skipped on one rank."""
+    """Return the first tensor-parallel rank's numbers; all ranks pass as many. A collective, skipped with one rank."""
     import torch
     from sglang.srt.runtime_context import get_parallel
 

@@ -18,7 +18,7 @@ def read_router(topk_config: Any) -> Router:
         return Router(top_k=topk_config.top_k, **own)
     scoring, bias = topk_config.scoring_func, topk_config.correction_bias
     if scoring not in SCORINGS:
-        raise ValueError(f"scoring function {scoring!r}, must be one of {', '.join(SCORINGS)}")
+        raise ValueError(f"scoring function {scoring!r}: must be one of {', '.join(SCORINGS)}")
     grouped = topk_config.use_grouped_topk
     if bias is not None and grouped:
         scoring = "sigmoid"  # as upstream computes here: the config of GLM-4-MoE has the default, softmax

@@ -56,7 +56,7 @@ def read_output_format(topk_config: Any) -> str:
     output_format = topk_config.output_format
     if output_format is not None:
         return str(TopKOutputFormat(output_format).name.lower())
-    backend = get_moe_runner_backend()  # before 0.5.22 the first call decides
+    backend = get_moe_runner_backend()  # before 0.5.22 the first call sets the format
     if backend.is_triton_kernels():
         return "triton_kernel"
     return "bypassed" if backend.is_flashinfer_trtllm() or backend.is_flashinfer_mxfp4() else "standard"
@@ -84,7 +84,7 @@ def keeps_dropped() -> bool:
 
 
 def gathers_routed() -> bool:
-    """Return whether ranks of data-parallel attention each route their own rows, and gather the rows afterwards."""
+    """Return whether data-parallel attention ranks each route their own rows, and then collect the rows of all."""
     from sglang.srt.layers.moe.utils import should_use_flashinfer_cutlass_moe_fp4_allgather
 
     return bool(should_use_flashinfer_cutlass_moe_fp4_allgather())
@@ -137,7 +137,7 @@ def scales_unnormalized_groups() -> bool:
 
 
 def folds_scaling(topk_config: Any) -> bool:
-    """Return whether a router scales its weights whatever its config says, as with AMD's aiter; the model does not."""
+    """Return whether the router scales its weights in place of the model, whatever its config says, as AMD's aiter."""
     if not routes_on("_use_aiter"):
         return False
     if topk_config.use_grouped_topk:

@@ -9,7 +9,7 @@ from .release import is_since
 
 
 def resolved(server_args: Any) -> Any:
-    """Return the resolved arguments: a view over the record from 0.5.20 on, the record itself before."""
+    """Return the resolved arguments: from 0.5.20 on a view of the given arguments, before 0.5.20 these themselves."""
     try:
         from sglang.srt.arg_groups.overrides import resolving_view
     except ImportError:
@@ -56,7 +56,7 @@ def spell(value: Any) -> str:
 
 
 def is_switched_on(name: str) -> bool:
-    """Return whether one of SGLang's own environment switches is set, by SGLang's rule."""
+    """Return whether SGLang's environment switch `name` is on, as SGLang itself reads the switch."""
     from sglang.srt.environ import envs
 
     return bool(getattr(envs, name).get())
@@ -70,7 +70,8 @@ def pages_experts(config: Any) -> bool:
 def attention_dp_size(config: Any) -> int:
     """Return the number of ranks that divide the requests for attention alone; 1 without data-parallel attention.
 
-    Arguments may be resolved or as given. Before 0.5.22 this is `dp_size`, which is also the number of whole replicas.
+    Arguments may be resolved or as given. Before 0.5.22 `dp_size` is this number, or without data-parallel
+    attention the number of whole replicas.
     """
     ranks = getattr(config, "attn_dp_size", 1)
     return max(ranks, config.dp_size) if getattr(config, "enable_dp_attention", False) else ranks

@@ -53,7 +53,7 @@ def find_contract(logits: torch.Tensor, top_k: int) -> Contract | None:
 
 @cache
 def read_contract(block_sizes: tuple[int, ...]) -> Contract | None:
-    """Return the contract of the installed SGLang and triton_kernels, or None if it is neither of the known ones.
+    """Return the contract of the installed SGLang and triton_kernels, None if neither known contract fits.
 
     `block_sizes` are the block sizes of our arrays' schedules; triton_kernels on AMD has five, so no contract is known.
     """

@@ -1,4 +1,4 @@
-"""The compiled call behind `select()`. Torch computes P, so all bits are torch's, and one function does the rest."""
+"""The compiled call behind `select()`. Torch computes P, so P has torch's bits; one function does the rest."""
 
 from __future__ import annotations
 

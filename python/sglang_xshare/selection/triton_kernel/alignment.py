@@ -15,7 +15,7 @@ BLOCK = tl.constexpr(BLOCK_SIZE)
 MOST_ROWS = 16
 """Most rows of a batch, one bit each. The upper half of an int32 has room to count all slots of so many rows."""
 MOST_PAIRS = 2048
-"""A pair's place, up to 16 times as large, and its value share an int32."""
+"""Most pairs. An expert's first block, at most this number, and the bits of the expert's rows share an int32."""
 ROWS, ONE = tl.constexpr(MOST_ROWS), tl.constexpr(1 << MOST_ROWS)
 HEAD = tl.constexpr(BLOCK_SIZE)
 """Elements before the pairs in the buffer: the total, and a gap that keeps the runner's pointers aligned."""
@@ -25,7 +25,7 @@ SPAN = tl.constexpr(512)
 
 @triton.jit
 def count_bits(x) -> tl.tensor:
-    """int32: the bits that are set in each non-negative int32 `x`."""
+    """Return how many bits are set in each non-negative int32 `x`: int32."""
     if INTERPRETED:  # the interpreter has no libdevice
         x = x - ((x >> 1) & 0x55555555)
         x = (x & 0x33333333) + ((x >> 2) & 0x33333333)

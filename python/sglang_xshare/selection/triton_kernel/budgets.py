@@ -92,8 +92,8 @@ def list_steps(plan: SelectionPlan) -> dict[str, bool]:
 def find_budgets(plan: SelectionPlan, device: torch.device) -> Budgets:
     """Return the plan's own budgets, which must not be written.
 
-    The cache never evicts them, because a captured graph reads them. They are copied from the host, so a first call
-    inside a graph capture raises an error: the runs before the capture must fill the cache.
+    The cache never evicts budgets, because a captured graph reads their memory. The numbers are copied from the host,
+    so a first call inside a graph capture raises an error: the runs before the capture must fill the cache.
     """
     return Budgets(plan, device)
 

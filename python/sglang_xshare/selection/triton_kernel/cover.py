@@ -108,7 +108,7 @@ def lift(mass) -> tl.tensor:
 def mix_own(scores, own, own_mass, chosen, mass, budgets) -> tl.tensor:
     """Return scores over the chosen sum, times (chosen sum / own sum) to the power of `own_share`: [R, C] fp32."""
     share = read_share(budgets, OWN_SHARE).to(tl.float32)
-    # A sum to the power of 0 is 1, even if the sum is 0.
+    # A sum whose power is 0 does not matter, even if the sum is 0.
     there = tl.minimum(tl.where(share < 1, mass, own_mass), tl.where(share > 0, own_mass, mass)) > 0
     mass = tl.where(there, mass, count(chosen))
     own_mass = tl.where(there, own_mass, count(own))

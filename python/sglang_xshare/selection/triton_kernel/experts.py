@@ -80,7 +80,7 @@ def keep_first(members, weights, limit, most) -> tl.tensor:
     expert = tl.arange(0, members.shape[0])
     step = roll(members.shape[0])
     last = step * 0
-    while step > 0:  # bit by bit, the last expert whose predecessors weigh too little
+    while step > 0:  # find, bit by bit, the last expert whose predecessors weigh too little
         before = members & (expert < last + step)
         few = tl.sum(tl.where(before, weights, 0), 0) < limit
         if most is not None:
@@ -100,7 +100,7 @@ def keep_until(keys, weights, limit, most=None) -> tl.tensor:
     above = keys > threshold
     tied = (keys == threshold) & (keys > 0)  # the threshold is 0 if all keys fit
     kept = above | tied
-    if tl.sum(tied.to(tl.int32), 0) > 1:  # rare
+    if tl.sum(tied.to(tl.int32), 0) > 1:  # ties are rare
         if most is not None:
             most -= tl.sum(above.to(tl.int32), 0)
         kept = above | keep_first(tied, weights, limit - tl.sum(tl.where(above, weights, 0), 0), most)

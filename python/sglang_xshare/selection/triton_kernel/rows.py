@@ -154,13 +154,13 @@ def make_unique(keys, experts) -> tl.tensor:
 
 @triton.jit
 def read_expert(keys, size: tl.constexpr) -> tl.tensor:
-    """Return the experts, of `size`, in unique keys: int32."""
+    """Return the experts that unique keys contain: int32; `size` is the number of experts of a row."""
     return ~keys & (size - 1)
 
 
 @triton.jit
 def read_logits(keys, size: tl.constexpr, unique: tl.constexpr) -> tl.tensor:
-    """Return the fp32 logits of keys, of `size` experts, that have no bias in them."""
+    """Return the fp32 logits from keys without a bias; `size` is the number of experts of a row."""
     bits = from_keys(keys).to(tl.int32, bitcast=True)
     if unique:
         bits &= -size  # the low bits, which `make_unique` has set, are 0 in the logit

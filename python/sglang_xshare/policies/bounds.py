@@ -56,7 +56,7 @@ def _holds_own(
 ) -> bool:
     """Return whether a budget is so large that S contains the own top-k of each of `rows` rows.
 
-    The ranking must take the experts of rows' top-k first, as utility `full` may not.
+    Utility `full` does not qualify, because it may rank other experts before those of the rows' top-k.
     """
     takes_own_first = plan.ranking == "votes" or (plan.ranking == "router" and plan.utility in OWN_UTILITIES)
     if not (plan.uses_selected and takes_own_first and _reaches_own(plan, router, num_experts)):

@@ -37,4 +37,4 @@ def oea(
     `target_per_rank` is OEA's extension to expert parallelism (section 7). A step waits for the rank with the most
     active experts, so each other rank adds experts by utility up to that number; a target of 1 adds no more.
     """
-    return SelectionPlan(balance="literal" if target_per_rank is None else "level", **locals())  # the parameters alone
+    return SelectionPlan(balance="literal" if target_per_rank is None else "level", **locals())  # all parameters

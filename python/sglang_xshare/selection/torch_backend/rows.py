@@ -20,7 +20,7 @@ _SMALLEST, _LARGEST = 1e-60, 1e39
 
 
 class Slots(NamedTuple):
-    """Experts of n rows, m slots each. Which slots are live depends on the logits, so `live` stays on the device."""
+    """Experts of n rows in m slots each. Which slots are empty depends on the logits, so `live` stays on the device."""
 
     experts: torch.Tensor
     """[n, m] int64; an empty slot has the id of some expert."""

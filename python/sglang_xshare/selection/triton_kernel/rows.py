@@ -98,7 +98,7 @@ def log1p(x) -> tl.tensor:
 
 @triton.jit
 def score_softplus(logits) -> tl.tensor:
-    """Return the root of ln(1 + e^x) [R, E] fp32; below -16 e^(x / 2), which underflows later."""
+    """Return the root of ln(1 + e^x) [R, E] fp32; for x below -16 its limit e^(x / 2), which underflows later."""
     inner = tl.minimum(tl.maximum(logits, -16.0), 20.0)
     scores = tl.sqrt_rn(tl.where(logits > 20.0, logits, log1p(exp(inner))))
     return tl.where(logits < -16.0, exp(logits * 0.5), scores)

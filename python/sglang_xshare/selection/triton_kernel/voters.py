@@ -16,7 +16,7 @@ def measure_confidence(scores, live, budgets, recipe: tl.constexpr) -> tl.tensor
     fixed = measure(scores, recipe)
     best, total = tl.max(fixed, 1).to(tl.float64), tl.sum(fixed, 1).to(tl.float64)
     sure = (total > 0) & (best >= total * read_share(budgets, CONFIDENCE))
-    share = (best / tl.maximum(total, 1)).to(tl.int64, bitcast=True)  # from 0 to 1: its bits are in its order
+    share = (best / tl.maximum(total, 1)).to(tl.int64, bitcast=True)  # its bits have the order of the shares
     return tl.where(live, tl.where(sure, share + SURE, share), -1)
 
 
@@ -40,7 +40,7 @@ def find_voters(confidence, row, confidences, num_rows, budgets) -> tl.tensor:
 
 @triton.jit
 def follow_voters(ballots, utility, selected, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """Return S [E] bool with experts of `min_votes` voters, and the best by utility up to the model's top-k."""
+    """Return S [E] bool with experts of `min_votes` or more voters, and the best by utility up to the model's top-k."""
     selected |= ballots >= read_count(budgets, MIN_VOTES)
     missing = recipe.top_k - tl.sum(selected.to(tl.int32), 0)
     return selected | keep_best(tl.where(selected, 0, utility), missing)

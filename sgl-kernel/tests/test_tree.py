@@ -96,15 +96,6 @@ def test_links_positions_and_masks(batch: tuple[list[DraftTree], list[int], int,
     assert build(trees, seq_lens, topk, steps, nodes, FULL_MASK).tree_mask.tolist() == full
 
 
-def test_a_chain_is_causal() -> None:
-    chain = grow(random.Random(0), topk=1, steps=3, nodes=4)
-    built = build([chain], [5], topk=1, depth=3, nodes=4, mode=QLEN_ONLY)
-    assert built.positions == [5, 6, 7, 8]
-    assert built.next_token == [[1, 2, 3, -1]]
-    assert built.next_sibling == [[-1, -1, -1, -1]]
-    assert torch.equal(built.tree_mask.view(4, 4), torch.ones(4, 4).tril().bool())
-
-
 def test_one_step_may_come_without_parents() -> None:
     single = grow(random.Random(0), topk=3, steps=1, nodes=4)
     for parent_list in (single.parent_list, []):

@@ -82,14 +82,6 @@ def test_accepts_the_path_the_target_model_would_have_taken(
     assert predicts == expected_predicts
 
 
-def test_of_equal_siblings_the_first_is_accepted() -> None:
-    root_with_twins = DraftTree([-1], [0, 1], [None, 0, 0])
-    accept_index, accept_token_num, predicts = verify([root_with_twins], [[9, 4, 4]], [[4, 7, 8]], longest=3)
-    assert accept_index == [[0, 1, -1]]
-    assert accept_token_num == [1]
-    assert predicts == [4, 7, -3]
-
-
 @pytest.mark.parametrize("batch", [0, 1, 5])
 def test_bonus_token_is_the_last_accepted(batch: int) -> None:
     stride = 4

@@ -33,7 +33,7 @@ BAD = {
     "--batch with --enable-paged-experts": ("--enable-paged-experts",),
     "--compare oea:k0=9: k0 = 9": compare("oea:k0=9"),
     "--compare oea:k0=x: k0 = 'x'": compare("oea:k0=x"),
-    "--compare moe-spec:budget=32: moe-spec selects in target-verify": compare("moe-spec:budget=32"),
+    "--compare moe-spec:budget=32: moe-spec selects in verify steps only": compare("moe-spec:budget=32"),
     "--compare vanilla": compare("vanilla"),
     "--compare xshare: --batch 1": ("--batch", "1", *compare("xshare")),
     "--active 65 10": ("--active", "65", "10"),

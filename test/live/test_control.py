@@ -86,7 +86,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"policy": "xshare", "k0": TOP_K + 1}, f"k0 = {TOP_K + 1}"),
     ({"policy": "xshare", "target_per_rank": 4}, "target_per_rank = 4"),
     ({"policy": "xshare", "add_per_request": 4}, "add_per_request = 4"),
-    ({"policy": "moe-spec", "budget": 4}, "moe-spec selects in target-verify"),
+    ({"policy": "moe-spec", "budget": 4}, "moe-spec selects in verify steps only"),
     ({"policy": "xshare", "layers": {"7": {"k0": 2}}}, "layers 7"),
     (
         {"policy": "xshare", "min_rows": 17},

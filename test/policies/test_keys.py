@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from sglang_xshare import build_plan
 from sglang_xshare.policies.keys import DEEPEST, LONGEST, as_json, check_depth, read_object, suggest
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.policies.spelling import parse_policy
@@ -88,8 +87,3 @@ def test_what_is_given_twice_is_named_up_to_the_limit():
 def test_a_long_word_is_compared_with_nothing():
     assert suggest("xshar", ["xshare"]) == "; did you mean xshare?"
     assert suggest(LONG, ["xshare"]) == ""
-
-
-def test_a_short_value_stands_whole():
-    with pytest.raises(ValueError, match=r"^k0 = \[\[1\]\]: must be"):
-        build_plan("xshare", k0=[[1]])

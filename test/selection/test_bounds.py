@@ -7,7 +7,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from selection.cases import EVERY_PLAN, cases, fill_logits, indices, plans, router_of, run, spell, words
+from selection.cases import EVERY_PLAN, cases, indices, plans, router_of, run, spell, words
 from selection.compared import Backend
 from sglang_xshare import Router, select
 from sglang_xshare.policies import VANILLA, bounds
@@ -105,60 +105,40 @@ def test_steps_of_drafts_groups_and_slots():
         assert not bounds.can_change(without, Router(8), 64, 3, slots=slots)
 
 
-@pytest.mark.parametrize("rows", range(1, 9))
-def test_the_published_default_from_its_smallest_batch_on(rows):
-    """24 experts hold all that rows of a top-4 model want beyond their first: up to 8 rows, not 9."""
-    plan, router = spell("xshare:k0=1,add=24"), Router(4)
-    assert not bounds.can_change(plan, router, 128, rows)
-    for seed in range(4):
-        logits = fill_logits(("normal", "ties")[seed % 2], rows, 128, seed)
-        assert torch.equal(select(logits, plan, router).topk_ids, select(logits, VANILLA, router).topk_ids)
-    assert bounds.can_change(plan, router, 128, 9)
-    apart = torch.full((9, 128), -9.0)
-    for row in range(9):
-        apart[row, row * 4 : row * 4 + 4] = 1.0
-    assert int(select(apart, plan, router).active.sum()) == 9 + 24
-
-
 @pytest.mark.parametrize("policy", EVERY_PLAN)
 @often
 @given(data=st.data())
 def test_a_plan_bounds_its_active_experts(policy, data):
-    """What a server that pages experts relies on; S itself fits the slots, except what rows and requests bring."""
-    case = data.draw(cases())
+    """A server that pages experts, and so serves no exact rows, relies on the bound; S itself fits the slots, except
+    what rows and requests bring.
+    """
+    case = dataclasses.replace(data.draw(cases()), exact=None)
     if case.slots is None:
         case = dataclasses.replace(case, resident=None)  # as many join as there are
     plan, slots = data.draw(plans(case, policy)), None if case.resident is None else case.slots
-    found, exact_rows = run(case, plan, "torch"), 0 if case.exact is None else int(case.exact.sum())
-    sizes = case.num_experts, len(case.P), case.tokens_per_request, exact_rows, slots
+    found, sizes = run(case, plan, "torch"), (case.num_experts, len(case.P), case.tokens_per_request, slots)
     assert found.active.sum() <= bounds.max_active(plan, router_of(case), *sizes)
     if slots and plan.takes_residents and not plan.can_rescue:
-        sure = len(case.held()) + len(case.others) * plan.warm_up(router_of(case))
-        sure += len(case.requests()) * plan.add_per_request
+        sure = len(case.rows) * plan.warm_up(router_of(case)) + len(case.requests()) * plan.add_per_request
         assert len(indices(found.selected)) <= max(slots, sure)
 
 
-MAX_ACTIVE = [  # exact rows, slots, {policy: experts}: of 16 rows in requests of 4, of a top-8 model of 200 experts
-    (0, None, {"vanilla": 128, "pruned:k0=2": 32, "oea:k0=3": 48, "lynx-lat:retain=2": 8, "lynx-lat:drop=2": 128}),
-    (0, None, {"xshare:k0=1,add=24": 40, "xshare:k0=1,add_per_request=4": 16 + 4 * 4, "xshare:k0=1,add=500": 128}),
-    (0, None, {"xshare:k0=1,mass=0.5": 128, "xshare:k0=1,mass=0.5,max_add=24": 40}),
-    (0, None, {"xshare:k0=1,add=2,mass=0.5,max_add=24": 42}),
-    (0, None, {"xshare:k0=1,mass=0.5,max_add=24,target_per_rank=2": 128}),
-    (0, None, {"moe-spec:budget=20": 20, "moe-spec:budget=20,scope=request": 80}),
-    (0, None, {"moe-spec:budget=20,coverage=truncate": 36}),
-    (3, None, {"vanilla": 128, "oea:k0=3": 3 * 8 + 13 * 3, "moe-spec:budget=20": 3 * 8 + 20}),
-    (3, None, {"xshare:k0=1,add=24": 3 * 8 + 13 + 24, "xshare:k0=1,mass=0.5,max_add=24": 3 * 8 + 13 + 24}),
-    (3, None, {"custom:k0=1,add=500,kmax=4": 3 * 8 + 13 * 4}),
+MAX_ACTIVE = [  # slots, {policy: experts}: of 16 rows in requests of 4, of a top-8 model of 200 experts
+    (None, {"vanilla": 128, "pruned:k0=2": 32, "oea:k0=3": 48, "lynx-lat:retain=2": 8, "lynx-lat:drop=2": 128}),
+    (None, {"xshare:k0=1,add=24": 40, "xshare:k0=1,add_per_request=4": 16 + 4 * 4, "xshare:k0=1,add=500": 128}),
+    (None, {"xshare:k0=1,mass=0.5": 128, "xshare:k0=1,mass=0.5,max_add=24": 40}),
+    (None, {"xshare:k0=1,add=2,mass=0.5,max_add=24": 42, "custom:k0=1,add=500,kmax=4": 16 * 4}),
+    (None, {"xshare:k0=1,mass=0.5,max_add=24,target_per_rank=2": 128}),
+    (None, {"moe-spec:budget=20": 20, "moe-spec:budget=20,scope=request": 80}),
+    (None, {"moe-spec:budget=20,coverage=truncate": 36}),
     # Residents join up to the slots, beside what rows and requests alone may bring.
-    (0, 32, {"xshare:k0=1,add=4": 32, "xshare:k0=1,mass=0.9": 32, "xshare:k0=3,add=0": 48, "moe-spec:budget=40": 40}),
-    (0, 32, {"xshare:k0=1,mass=0.9,max_add=4,free_residents=false": 20, "xshare:k0=1,add=4,free_residents=false": 20}),
-    (0, 32, {"xshare:k0=1,add_per_request=6": 16 + 4 * 6, "custom:k0=0,add=9,coverage=truncate": 32 + 16}),
-    (2, 32, {"xshare:k0=1,add=4": 32}),
-    (4, 32, {"xshare:k0=1,add=4": 4 * 8 + 12}),
+    (32, {"xshare:k0=1,add=4": 32, "xshare:k0=1,mass=0.9": 32, "xshare:k0=3,add=0": 48, "moe-spec:budget=40": 40}),
+    (32, {"xshare:k0=1,mass=0.9,max_add=4,free_residents=false": 20, "xshare:k0=1,add=4,free_residents=false": 20}),
+    (32, {"xshare:k0=1,add_per_request=6": 16 + 4 * 6, "custom:k0=0,add=9,coverage=truncate": 32 + 16}),
 ]
 
 
-@pytest.mark.parametrize(("exact_rows", "slots", "wanted"), MAX_ACTIVE)
-def test_max_active(exact_rows, slots, wanted):
-    found = {text: bounds.max_active(spell(text), Router(8), 200, 16, 4, exact_rows, slots) for text in wanted}
+@pytest.mark.parametrize(("slots", "wanted"), MAX_ACTIVE)
+def test_max_active(slots, wanted):
+    found = {text: bounds.max_active(spell(text), Router(8), 200, 16, 4, slots) for text in wanted}
     assert found == wanted

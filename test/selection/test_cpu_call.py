@@ -157,7 +157,7 @@ def test_a_kept_call_takes_exact_rows_that_its_columns_hold():
 def test_a_call_refuses_tensors_of_another_width(difference):
     """The width of what is written is checked against what was allocated."""
     call = find_call(XSHARE, Router(4), 32)
-    call = type(call)(call.plan, call.router, 32, False, None)
+    call = type(call)(XSHARE, call.router, 32, False, None)
     call._width += difference
     with pytest.raises(RuntimeError, match="a call for rows of"):
         call(make_logits(4, 32), Batch(), None, None)

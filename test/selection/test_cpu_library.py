@@ -165,7 +165,7 @@ def test_a_cache_that_cannot_be_written_leaves_it_to_torch(anew, monkeypatch, ca
         for name in ("TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    assert ("TORCH_EXTENSIONS_DIR names another" in read_line(caplog)) == (cache == "no home")
+    assert ("set TORCH_EXTENSIONS_DIR to a folder" in read_line(caplog)) == (cache == "no home")
 
 
 def test_the_environment_leaves_it_to_torch(anew, monkeypatch, caplog):

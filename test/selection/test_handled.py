@@ -11,8 +11,8 @@ from selection.cases import fill_logits
 from sglang_xshare import Batch, Router, select, selection
 from sglang_xshare.policies.plan import KEYS, SelectionPlan
 from sglang_xshare.selection import BACKENDS, cpu_call, prepare_call, reference, triton_kernel
-from sglang_xshare.selection.cpu_call.layout import find_unhandled
 from sglang_xshare.selection.cpu_call.library import load
+from sglang_xshare.selection.handled import find_unhandled
 from sglang_xshare.selection.triton_kernel import recipe
 
 COMPILED = {"triton": triton_kernel, **({"cpu": cpu_call} if load() is not None else {})}
@@ -28,7 +28,7 @@ def forget():
     """Nothing that a plan was found to be under other declarations is left."""
 
     def clear():
-        for cached in (find_unhandled, recipe._serves, selection._find_unhandled):
+        for cached in (find_unhandled, recipe._serves):
             cached.cache_clear()
 
     clear()
@@ -96,9 +96,7 @@ def test_a_ranking_that_the_reference_has_is_the_references_wherever_a_batch_lie
 @pytest.mark.parametrize("backend", COMPILED)
 def test_a_key_that_is_not_declared_is_left_to_torch(monkeypatch, forget, backend):
     """Such as one that a later plan has; where it is at its default, the backend serves the plan."""
-    module = {"cpu": "cpu_call.layout", "triton": "triton_kernel.recipe"}[backend]
     handled = {name: words for name, words in COMPILED[backend].HANDLED.items() if name not in ("add", "utility")}
-    monkeypatch.setattr(f"sglang_xshare.selection.{module}.HANDLED", handled)
     monkeypatch.setattr(COMPILED[backend], "HANDLED", handled)
     assert COMPILED[backend].supports(SelectionPlan(k0=1, mass=0.5), ROUTER, Batch(), 6, 16)
     for keys in ({"add": 3}, {"mass": 0.5, "utility": "full"}):

@@ -6,8 +6,7 @@ shows: neither the captures of `test/fake_gpu` nor a GPU's own answers would tel
 """
 
 import re
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,68 +15,50 @@ import triton
 
 from fake_gpu.ptx.launcher import Execution, execute_ptx
 from fake_gpu.ptx.memory import Touched
-from selection.cases import fill_logits
+from selection.cases import fill_logits, spell
 from selection.compared import check_alignment
-from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
+from selection.hopper import Case
+from sglang_xshare import Batch, Router, RunnerSlots, select
 from sglang_xshare.selection.triton_kernel import launch
 
 FLIPPED = -(2**31)  # where a barrier's counter may stand as well
 BIAS = torch.linspace(-0.3, 0.3, 256)
-XSHARE = {"policy": "xshare", "k0": 1, "add": 24}
-FILLED, MASKED, ALIGNED = RunnerSlots(), RunnerSlots(masked=True), RunnerSlots(aligned=True)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A launch: `together` if its programs can wait for each other, else there are several launches."""
-
-    plan: dict[str, Any]
-    router: Router = field(default_factory=lambda: Router(8))
-    slots: RunnerSlots = FILLED
-    dtype: torch.dtype = torch.bfloat16
-    tokens_per_request: int = 1
-    exact: bool = False
-    resident: int | None = None
-    rows: int = 16
-    experts: int = 128
-    together: bool = True
-
-
-REACH = {"policy": "oea", "k0": 3, "max_rank": 12}  # whose counters do not say what rows use
-RESCUE = {"policy": "moe-spec", "budget": 16, "coverage": "truncate"}
-VOTERS = {"policy": "lynx-acc", "confidence": 0.5}
+XSHARE = "xshare:k0=1,add=24"
+MASKED, ALIGNED = RunnerSlots(masked=True), RunnerSlots(aligned=True)
+REACH = "oea:k0=3,max_rank=12"  # whose counters do not say what rows use
+RESCUE = "moe-spec:budget=16,coverage=truncate"
 GROUPED = Router(8, "sigmoid", BIAS, num_expert_group=8, topk_group=4, scaling=2.5)
-SHARED = RunnerSlots(shared=2, shared_weight=0.4, aligned=True)
+SHARED = RunnerSlots(shared=1, shared_weight=0.4)
 ONE = {
     "xshare": Case(XSHARE),
     "fp32": Case(XSHARE, dtype=torch.float32),
-    "empty slots": Case(XSHARE, slots=RunnerSlots(empty=True)),
-    "by request": Case({"policy": "xshare", "k0": 1, "add_per_request": 4}, tokens_per_request=4),
-    "budget": Case({"policy": "moe-spec", "budget": 32}),
-    "votes": Case({"policy": "lynx-lat", "retain": 32}),
-    "mass": Case({"policy": "xshare", "mass": 0.5}),
-    "ranks": Case({"policy": "xshare", "target_per_rank": 5}),
-    "residents": Case({"policy": "xshare", "k0": 1, "add": 4}, resident=32),
-    "groups": Case(XSHARE, GROUPED, RunnerSlots(shared=1, shared_weight=0.4), torch.float32, experts=256),
-    "aligned": Case(XSHARE, slots=ALIGNED),
-    "aligned, with fillers": Case({"policy": "pruned", "k0": 2, "p": 0.5}, slots=ALIGNED),
-    "aligned, with shared experts": Case(RESCUE, Router(6), SHARED),
-    "aligned, odd": Case(XSHARE, slots=ALIGNED, rows=13, experts=60),
+    "empty slots": Case(XSHARE, runner=RunnerSlots(empty=True)),
+    "by request": Case("xshare:k0=1,add_per_request=4", tokens_per_request=4),
+    "budget": Case("moe-spec:budget=32"),
+    "votes": Case("lynx-lat:retain=32"),
+    "mass": Case("xshare:mass=0.5"),
+    "ranks": Case("xshare:target_per_rank=5"),
+    "residents": Case("xshare:k0=1,add=4", slots=32),
+    "groups": Case(XSHARE, (16, 256), GROUPED, runner=SHARED, dtype=torch.float32),
+    "aligned": Case(XSHARE, runner=ALIGNED),
+    "aligned, with fillers": Case("pruned:k0=2,p=0.5", runner=ALIGNED),
+    "aligned, with shared experts": Case(RESCUE, router=Router(6), runner=replace(SHARED, shared=2, aligned=True)),
+    "aligned, odd": Case(XSHARE, (13, 60), runner=ALIGNED),
 }
 BOTH = {
-    "masked": Case(XSHARE, Router(4), MASKED),
+    "masked": Case(XSHARE, router=Router(4), runner=MASKED),
     "exact rows": Case(XSHARE, exact=True),
     "reach": Case(REACH),
-    "reach, masked": Case(REACH, Router(4), MASKED),
-    "odd": Case(XSHARE, experts=60),
-    "odd, masked": Case(XSHARE, Router(4), MASKED, experts=60),
+    "reach, masked": Case(REACH, router=Router(4), runner=MASKED),
+    "odd": Case(XSHARE, (13, 60)),
+    "odd, masked": Case(XSHARE, (13, 60), Router(4), runner=MASKED),
 }
-SEVERAL = {"programs": Case(XSHARE), "voters": Case(VOTERS), "rescue": Case(RESCUE)}
+SEVERAL = {"programs": Case(XSHARE), "voters": Case("lynx-acc:confidence=0.5"), "rescue": Case(RESCUE)}
 SEVERAL |= {f"{name}, exact rows": replace(SEVERAL[name], exact=True) for name in ("voters", "rescue")}
-CASES = ONE | {name: replace(case, rows=13 if "odd" in name else 16) for name, case in BOTH.items()}
 SEVERAL |= {f"programs, {name}": case for name, case in BOTH.items()}
-CASES |= {name: replace(case, rows=61 if "odd" in name else 64) for name, case in SEVERAL.items()}
-CASES |= {f"launches, {name}": replace(CASES[name], together=False) for name in SEVERAL}
+SEVERAL = {name: replace(case, shape=(61 if "odd" in name else 64, case.shape[1])) for name, case in SEVERAL.items()}
+CASES = ONE | BOTH | SEVERAL
+CASES |= {f"launches, {name}": replace(case, together=False) for name, case in SEVERAL.items()}
 COMPLETES = "programs, reach, masked"
 """One row uses too few experts: a program completes them (`cover.complete`) while others still read."""
 
@@ -94,20 +75,20 @@ def run(monkeypatch):
         nonlocal together
         together = case.together
         counter.zero_()[0] = start
-        generator = torch.Generator().manual_seed(seed)
-        logits = (2 * fill_logits(("normal", "ties", "equal")[seed % 3], case.rows, case.experts, seed)).to(case.dtype)
+        (rows, experts), generator = case.shape, torch.Generator().manual_seed(seed)
+        logits = (2 * fill_logits(("normal", "ties", "equal")[seed % 3], rows, experts, seed)).to(case.dtype)
         batch = Batch(
-            torch.arange(case.rows) < live,
+            torch.arange(rows) < live,
             case.tokens_per_request,
-            torch.rand(case.rows, generator=generator) < 0.3 if case.exact else None,
-            torch.rand(case.experts, generator=generator) < 0.5 if case.resident else None,
-            case.resident,
+            torch.rand(rows, generator=generator) < 0.3 if case.exact else None,
+            torch.rand(experts, generator=generator) < 0.5 if case.slots else None,
+            case.slots,
         )
-        ranks = torch.arange(case.experts) * 8 // case.experts
-        call = logits, build_plan(case.plan), case.router, batch, ranks if "target_per_rank" in case.plan else None
+        ranks = torch.arange(experts) * 8 // experts if "target_per_rank" in case.plan else None
+        call = logits, spell(case.plan), case.router, batch, ranks
         with execute_ptx(execution):
-            found = select(*call, backend="triton", slots=case.slots)
-        return found, select(*call, backend="reference", slots=case.slots), counter
+            found = select(*call, backend="triton", slots=case.runner)
+        return found, select(*call, backend="reference", slots=case.runner), counter
 
     return run
 
@@ -134,12 +115,12 @@ def find_differences(found, expected, counter):
 )
 def test_it_answers_as_the_reference(run, name):
     case = CASES[name]
-    tokens = case.tokens_per_request
+    (rows, _), tokens = case.shape, case.tokens_per_request
     for seed, order, live, start in (
-        (0, "up", case.rows, 0),
-        (1, "down", case.rows - 3 * tokens, FLIPPED),
+        (0, "up", rows, 0),
+        (1, "down", rows - 3 * tokens, FLIPPED),
         (2, "random", tokens, 0),
-        (3, "random", case.rows, FLIPPED),
+        (3, "random", rows, FLIPPED),
     ):
         execution = Execution(order, seed)
         found, expected, counter = run(case, seed, live, execution, start)
@@ -148,9 +129,9 @@ def test_it_answers_as_the_reference(run, name):
         if name == COMPLETES and live == tokens:
             races = [(between, where) for between, where in races if between != "programs"]
         assert races == []
-        assert (found.alignment is not None) == case.slots.aligned
+        assert (found.alignment is not None) == case.runner.aligned
         assert (len(execution.launches) == 1) == case.together
-        assert (len(execution.launches[0].programs) > 1) == (case.rows > 16)
+        assert (len(execution.launches[0].programs) > 1) == (rows > 16)
 
 
 def test_warps_that_write_the_same_value_do_not_race():
@@ -199,7 +180,7 @@ def count_barriers(run, case):
         counts.append(ptx.count("bar.sync"))
         return ptx
 
-    run(case, 0, case.rows, Execution("up", watch=False, edit=count))
+    run(case, 0, case.shape[0], Execution("up", watch=False, edit=count))
     return counts[0]
 
 
@@ -213,11 +194,12 @@ def test_a_barrier_that_is_left_out_shows(run, name, unneeded, total):
     experts that tie at the threshold are searched by themselves.
     """
     case = CASES[name]
-    launches = [(case, case.rows, order, 0) for order in ("down", "up", "random")] + [(case, 0, "down", 0)]
-    few = replace(case, plan=XSHARE | {"add": 3})  # of the seven that equal rows leave beside the one they hold
-    launches += [(few, case.rows, order, 2) for order in ("down", "up", "random")]
-    if case.rows > 16:
-        launches.append((replace(case, rows=144), 144, "down", 0))
+    rows, experts = case.shape
+    launches = [(case, rows, order, 0) for order in ("down", "up", "random")] + [(case, 0, "down", 0)]
+    few = replace(case, plan="xshare:k0=1,add=3")  # of the seven that equal rows leave beside the one they hold
+    launches += [(few, rows, order, 2) for order in ("down", "up", "random")]
+    if rows > 16:
+        launches.append((replace(case, shape=(144, experts)), 144, "down", 0))
     left_out = set()
     barriers = count_barriers(run, case)
     assert barriers == total or triton.__version__ != "3.9.0"
@@ -232,5 +214,5 @@ def test_a_barrier_that_is_left_out_shows(run, name, unneeded, total):
 @pytest.mark.parametrize("what", ["release", "acquire"])
 def test_what_orders_programs_is_needed(run, what):
     case = CASES["programs"]
-    signs = [find_signs(run, case, case.rows, order, weaken(what)) for order in ("up", "down", "random")]
+    signs = [find_signs(run, case, case.shape[0], order, weaken(what)) for order in ("up", "down", "random")]
     assert "programs" in set.union(*signs)

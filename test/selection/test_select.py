@@ -8,8 +8,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from refused import refused
-from selection.cases import spell, words
-from selection.compared import HERE
+from selection.cases import spell
+from selection.compared import HERE, PLANS
 from sglang_xshare import Batch, Router, RunnerSlots, Selection, build_plan, select
 from sglang_xshare.selection import BACKENDS
 
@@ -17,13 +17,7 @@ TENSORS = [field.name for field in fields(Selection) if field.name not in ("mask
 XSHARE = spell("xshare:k0=1,add=2")
 LOGITS = torch.randn(6, 16, generator=torch.Generator().manual_seed(0))
 STATIC = {"policy": "moe-spec", "budget": 5, "ranking": "static", "order": list(range(16))}
-SPELT = words("""
-vanilla xshare:k0=1,add=3,p=0.5 xshare:add_per_request=2,mass=0.5,target_per_rank=2 lynx-lat:retain=5 lynx-lat:drop=3
-xshare:target_per_rank=2,balance=fill oea:k0=2,kmax=6,max_rank=5 lynx-acc:confidence=0.2 dynamic-skip:beta=0.5
-xshare:add=2,acceptance=0.5,warm_rows=1 moe-spec:budget=5,coverage=truncate
-""")
-PLANS = [*map(spell, SPELT), build_plan(STATIC)]
-EVERY_PLAN = pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.policy)
+EVERY_PLAN = pytest.mark.parametrize("plan", [*map(spell, PLANS), build_plan(STATIC)], ids=lambda plan: plan.policy)
 EVERY_BACKEND = pytest.mark.parametrize("backend", HERE, indirect=True)
 
 
@@ -108,6 +102,8 @@ FLAGS, META = torch.ones(6, dtype=torch.bool), torch.device("meta")
         ({"batch": Batch(FLAGS.float())}, "valid float32 [6]"),
         ({"batch": Batch(exact=FLAGS[:5])}, "exact bool [5]"),
         ({"batch": Batch(resident=FLAGS)}, "resident bool [6]"),
+        ({"batch": Batch(depth=torch.zeros(5, dtype=torch.int32))}, "depth int32 [5]"),
+        ({"batch": Batch(depth=torch.zeros(6))}, "depth float32 [6]"),
         ({"batch": Batch(None, 4)}, "tokens_per_request = 4"),
         ({"batch": Batch(FLAGS.to(META))}, "valid on meta"),
         ({"router": Router(4, "sigmoid", torch.zeros(8))}, "correction_bias float32 [8]"),
@@ -148,10 +144,13 @@ def test_bad_input_is_one_clear_line(change, line):
         (lambda: Router(8, scaling=float("inf")), "scaling = "),
         (lambda: Batch(None, 0), "tokens_per_request = 0"),
         (lambda: Batch(slots=0), "slots = 0"),
+        (lambda: RunnerSlots(shared=-1), "shared = -1"),
+        (lambda: RunnerSlots(empty=True, masked=True), "empty = True"),
+        (lambda: RunnerSlots(shared=1, masked=True), "masked = True"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-def test_a_router_or_batch_checks_itself(make, line):
+def test_a_router_a_batch_and_slots_check_themselves(make, line):
     with pytest.raises(ValueError, match=f"^{line}") as raised:
         make()
     assert "\n" not in str(raised.value)

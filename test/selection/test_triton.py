@@ -93,7 +93,10 @@ def test_a_score_whose_reciprocal_is_infinite(kernel, own_share):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [8, 16])
 def test_a_row_lists_every_expert(kernel, rows, dtype):
-    """No key is left once a row has taken all experts of a full tile; some rows have fewer than their slots."""
+    """No key is left when a row has taken all experts of a full tile, and slots beyond these are empty.
+
+    Some rows have fewer experts.
+    """
     logits = make_logits("normal", rows, 16, dtype=dtype)
     logits[1, 3:] = -torch.inf
     logits[2] = -torch.inf
@@ -101,6 +104,7 @@ def test_a_row_lists_every_expert(kernel, rows, dtype):
     logits[4] = torch.finfo(dtype).min
     found = compare(kernel, logits, spell("xshare:k0=16"), Router(16))
     assert (found.topk_ids[0] >= 0).all()
+    compare(kernel, logits, spell("oea:k0=16,kmax=20"), Router(16))
     compare(kernel, logits, spell("xshare:k0=3,add=16"), Router(12, "sigmoid", renormalize=False))
 
 
@@ -204,7 +208,7 @@ def test_an_expert_without_a_rank_is_not_added(run, balance):
     (found,) = run(select_live, logits, [plan], Router(8), Batch(), ranks)
     assert not found.selected[EXPERT % 5 == 2].any()
     if balance != "literal":  # the reference's Algorithm 5 takes -1 for one more rank
-        assert torch.equal(found.selected, select_by_reference(logits, plan, Router(8), Batch(), ranks, None).selected)
+        assert torch.equal(found.selected, select_by_reference(logits, plan, Router(8), Batch(), ranks).selected)
     elif not HAS_GPU:
         assert found.selected.sum() == 20
 

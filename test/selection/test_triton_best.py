@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from selection.best import keep, list_row
+from selection.best import keep
 from selection.compared import DEVICE
 
 LARGEST = 2**31 - 1
-EMPTY = -LARGEST - 1
 KEYS = {
     "any": lambda draw: torch.randint(0, 2**26, (64,), generator=draw),
     "equal": lambda draw: torch.full((64,), 21),
@@ -39,22 +38,3 @@ def test_the_best_until_they_weigh_enough(run, name, weighed):
             expected[order] = (before < limit) & (keys[order] > 0) & (torch.arange(64) < (64 if most is None else most))
             found = run(keep, keys.to(DEVICE), weights.to(DEVICE), limit, most)
             assert torch.equal(found.cpu(), expected), (limit, most)
-
-
-ROWS = {
-    "full": [5, -3, LARGEST, 0, -LARGEST, 7, 2, -9],
-    "some are empty": [5, EMPTY, 3, EMPTY, -LARGEST, 7, EMPTY, 1],
-    "empty": [EMPTY] * 8,
-}
-
-
-@pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("unique", [False, True])
-def test_a_list_that_is_longer_than_its_row_ends_empty(run, name, unique):
-    """Every caller bounds its rounds by the number of experts, so only this test reaches the end of a full row."""
-    row = ROWS[name]
-    best = sorted(row, reverse=True)
-    for rounds in (0, 3, 8, 9, 12):
-        listed, taken = run(list_row, torch.tensor(row, dtype=torch.int32, device=DEVICE), rounds, unique)
-        assert listed.tolist() == best[:rounds] + [EMPTY] * (16 - min(rounds, 8)), rounds
-        assert taken.tolist() == [key in best[:rounds] and key > EMPTY for key in row], rounds

@@ -115,4 +115,4 @@ def test_a_kernel_for_each_tile_serves_all_sizes_and_budgets(tokens):
             for plan in plans:
                 batch = Batch(valid[rows % 2 : rows + rows % 2], tokens)
                 select(logits, plan, Router(8), batch, backend="triton", slots=RunnerSlots())
-    assert len(compiled.kernels) == len(compiled.seconds) == 3
+    assert len(compiled.kernels) == 3

@@ -1,4 +1,4 @@
-"""Presets of the selection algebra, one file a paper. A new policy is a function registered in a file imported here."""
+"""The policies, one file for each paper. A new policy is a function that is registered in a file imported here."""
 
 from . import baselines, xshare, oea, lynx, moe_spec, ours  # noqa: F401, I001 - this order is the order of the listing
 from .baselines import VANILLA

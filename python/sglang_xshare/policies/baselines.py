@@ -1,4 +1,4 @@
-"""The baselines of the papers."""
+"""The policies that papers use as baselines."""
 
 from dataclasses import replace
 
@@ -27,5 +27,5 @@ def pruned(k0: int = 5, p: float = 1.0) -> SelectionPlan:
 
 @register("dynamic-skip", "NAEE (arXiv 2402.14800), the baseline in XShare and OEA")
 def dynamic_skip(beta: float) -> SelectionPlan:
-    """Skip every expert of a row's top-k that scores below beta times its first."""
+    """Skip every expert of a row's top-k that scores below beta times the row's first."""
     return SelectionPlan(k0=None, beta=beta, coverage="own")

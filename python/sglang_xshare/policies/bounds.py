@@ -15,7 +15,7 @@ def can_drop(plan: SelectionPlan, router: Router, num_experts: int, ranks: int =
     if k0 >= router.top_k and plan.p == 1 and plan.warm_rows is None:
         return bool(plan.beta)
     if not plan.uses_selected or not _reaches_own(plan, router, num_experts) or plan.acceptance < 1:
-        return True  # all utilities of a late draft may round to 0
+        return True  # with `acceptance` < 1 all utilities of a late draft may round to 0
     total = max(plan.budget or 0, (plan.target_per_rank or 0) * ranks)
     added = max(_count_added(plan, num_experts), plan.add_per_request)
     sure = _count_sure(plan, router)
@@ -34,8 +34,8 @@ def can_change(
 ) -> bool:
     """Return False if a step of `rows` rows without padding surely has the model's own top-k and weights.
 
-    False holds for any logits, any exact rows and, with paged experts, any experts in the `slots` slots. A wrong True
-    costs the time of a selection.
+    False holds for any logits, any exact rows and, with paged experts, any experts in the `slots` slots. A True for
+    a step that the plan does not change only costs the time of a selection.
 
     Utilities are rounded to multiples of 2**-20. An expert that no row scores above 2**-21 (with utility squared, no
     weight above 2**-10.5 = 0.0007) has utility 0, and may be dropped despite a False.
@@ -56,13 +56,13 @@ def _holds_own(
 ) -> bool:
     """Return whether a budget is so large that S contains the own top-k of each of `rows` rows.
 
-    Only a ranking that takes experts of a top-k first qualifies: utility over all experts may prefer other experts.
+    Utility `full` does not qualify, because it may rank other experts before those of the rows' top-k.
     """
     takes_own_first = plan.ranking == "votes" or (plan.ranking == "router" and plan.utility in OWN_UTILITIES)
     if not (plan.uses_selected and takes_own_first and _reaches_own(plan, router, num_experts)):
         return False
     sure = _count_sure(plan, router)
-    # The fewest rows of a request with a warm-up are those of a chain: no tree has fewer.
+    # Of all trees a chain has the fewest rows with a warm-up.
     warm = min(plan.warm_rows or tokens_per_request, tokens_per_request)
     beyond = tokens_per_request * router.top_k - warm * sure
     by_request = plan.scope == "request"
@@ -71,14 +71,14 @@ def _holds_own(
         "add": min(rows // tokens_per_request * beyond, num_experts - sure),
         "budget": min((tokens_per_request if by_request else rows) * router.top_k, num_experts),
     }
-    if plan.balance == "literal":  # ranks add experts until S has the target of all ranks together
+    if plan.balance == "literal":  # only here the sum of the ranks' targets bounds S from below
         enough["target_per_rank"] = -(-min(rows * router.top_k, num_experts) // ranks)
     given = {key: getattr(plan, key) or 0 for key in enough} | {"add": _count_added(plan, num_experts)}
     return any(given[key] and given[key] >= n for key, n in enough.items())
 
 
 def _reaches_own(plan: SelectionPlan, router: Router, num_experts: int) -> bool:
-    """Return whether a row can get all of its own top-k. With a share for each group, the last may have any rank."""
+    """Return whether a row can get its whole own top-k. With `quota_groups` its last expert may have any place."""
     last = router.top_k if router.quota_groups is None else num_experts
     return plan.columns(router) >= router.top_k and (plan.max_rank or num_experts) >= last
 
@@ -100,22 +100,20 @@ def max_active(
     num_experts: int,
     rows: int,
     tokens_per_request: int = 1,
-    exact_rows: int = 0,
     slots: int | None = None,
 ) -> int:
-    """Return the most active experts of `rows` rows, up to `exact_rows` of them exact; at least 1.
+    """Return the most active experts of `rows` rows, none of which is exact; at least 1.
 
     A budget whose size depends on the logits or on the ranks (`mass` without `max_add`, `drop`, `confidence`,
     `target_per_rank`) does not lower the result.
 
     If the batch names residents in `slots` slots and the plan takes residents, the result is at most `slots`, unless
-    exact rows, warm-up, requests and rescued rows alone can bring more experts.
+    warm-up, requests and rescued rows alone can bring more experts.
     """
-    others = rows - exact_rows
-    most = min(num_experts, exact_rows * plan.columns(router, exact=True) + others * plan.columns(router))
+    most = min(num_experts, rows * plan.columns(router))
     requests = rows // tokens_per_request
-    # `warm_rows` does not lower this: in a flat tree no row need be deep.
-    held = exact_rows * router.top_k + others * plan.warm_up(router) + requests * plan.add_per_request
+    # `warm_rows` does not lower this number: a tree may have no row that deep.
+    held = rows * plan.warm_up(router) + requests * plan.add_per_request
     rescued = rows if plan.can_rescue else 0
     if slots is not None and plan.takes_residents:
         return max(min(most, max(held, slots) + rescued), 1)
@@ -134,7 +132,8 @@ def fits_slots(
 ) -> bool:
     """Return whether at most `slots` experts are active in a step of `rows` rows, for any logits.
 
-    Graphs of such steps are captured and replayed. Without a plan the model routes. Paged experts have no exact rows.
+    SGLang captures and replays graphs of such steps only. Without a plan the model routes. A server with paged experts
+    has no exact rows.
     """
     if rows * router.top_k <= slots:
         return True

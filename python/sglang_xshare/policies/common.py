@@ -41,7 +41,7 @@ COMMON_KEYS = {
     ),
     "by_rows": Key(
         dict,
-        "the same by router rows, a graph's captured size; layers win, and layers within a range over those",
+        "like layers, by router rows, padding included; layers override by_rows, and layers in a range override both",
         words='an object such as {"2-4": {"k0": 2}}',
         default={},
     ),
@@ -50,7 +50,7 @@ COMMON_KEYS = {
 
 @dataclass(frozen=True)
 class Override:
-    """Keys for a closed range of layers or row counts, in place of a policy's own; for row counts also by layer."""
+    """Keys that replace a policy's own in a closed range of layers or row counts; in the latter also for `layers`."""
 
     first: int
     last: int
@@ -69,10 +69,10 @@ def spell_range(first: int, last: int) -> str:
 def read_phases(
     value: Any, policy: Policy, keys: dict[str, Any], speculative: bool, speculates: str
 ) -> tuple[str, ...]:
-    """Return the phases to select in; `speculates` is the flag for speculation. Raises ValueError naming the key."""
+    """Return the phases to select in; `speculates` names the flag for speculation. Raises ValueError naming the key."""
     if value is None:
         if not speculative and policy.phases == ("verify",):
-            never = f"{policy.name} selects in target-verify"
+            never = f"{policy.name} selects in verify steps only"
             missing = [*policy.list_missing(keys), never]
             raise ValueError(f'{"; ".join(missing)}: must be used with {speculates}, or phases = ["decode"]')
         return policy.phases

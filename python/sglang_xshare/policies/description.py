@@ -15,14 +15,14 @@ def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
 
     The model's `top_k`, if it is given, replaces each null that stands for it. `overrides` lists differences by
     `layers` and `by_rows`: the keys that change, or another policy with all of its keys. An override without `layers`
-    holds in all layers, one without `by_rows` at all sizes; of two overrides that hold, the later one applies. For
-    `observe`, return the description of each compared plan.
+    applies to all layers, and an override without `by_rows` to all sizes; if two overrides apply, the later one wins.
+    For `observe`, return the description of each compared plan.
     """
     if schedule.observed:
         plans = {spelling: describe(part, top_k) for spelling, part in schedule.observed.items()}
         return {"policy": schedule.policy, "plans": plans}
     layers, sizes = _split(schedule.layer_overrides), _split(schedule.sizes)
-    # No override holds for this layer and number of rows, so the keys there are the policy's own.
+    # No override applies to this layer and number of rows, so the keys there are the policy's own.
     plain = layers[-1][1] + 1 if layers else 0, sizes[-1][1] + 1 if sizes else 1
     base = _resolve(schedule, *plain, top_k)
     places = [(None, size) for size in sizes] + [(layer, size) for layer in layers for size in (None, *sizes)]
@@ -49,7 +49,7 @@ def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
 
 
 def describe_mass(schedule: Schedule) -> str | None:
-    """Return the least share of utility that a step keeps, in words; None without one, or if overrides change it."""
+    """Return the share of utility that `mass` keeps, in words; None if `mass` does not decide every step."""
     policy = get_policy(schedule.policy)
     keys = policy.complete(schedule.keys)
     mass = keys.get("mass")
@@ -60,7 +60,7 @@ def describe_mass(schedule: Schedule) -> str | None:
 
 
 def describe_keys(schedule: Schedule) -> dict[str, Any]:
-    """Return the policy's own keys as given; the numbers of a table follow its word."""
+    """Return the policy's own keys as given; a word that stands for numbers is followed by the numbers."""
     policy = get_policy(schedule.policy)
     keys = dict(policy.complete(schedule.keys))
     tables = policy.find_tables(keys)
@@ -72,7 +72,7 @@ def _resolve(schedule: Schedule, layer: int, rows: int, top_k: int | None) -> di
     if keys["policy"] == "vanilla":
         return {"policy": "vanilla"}
     own = {name: value for name, value in keys.items() if name != "policy"}
-    # A range of `by_rows` may begin or end outside the steps that select, for which a table has no number of its own.
+    # A range of `by_rows` may begin below `min_rows` or end above `max_rows`, but only steps between these select.
     rows = max(min(rows, schedule.max_rows or rows), schedule.min_rows)
     resolved = {"policy": keys["policy"], **get_policy(keys["policy"]).resolve(own, rows)}
     return resolved | {name: top_k for name in ("k0", "kmax") if resolved.get(name, 0) is None}

@@ -10,9 +10,9 @@ KEY = "expert_policy"
 """The key of `custom_params` in a request's sampling parameters."""
 EXACT, SHARED = "exact", "shared"
 OURS = f"{KEY}="
-"""The beginning of our part of an `extra_key` or of a routing key."""
+"""The beginning of this project's part of an `extra_key` or of a routing key."""
 NAMESPACE = OURS + EXACT
-"""The part of SGLang's `extra_key` that keeps the cached prefixes of exact requests apart."""
+"""The part of SGLang's `extra_key` that separates the cached prefixes of exact requests from all others."""
 ALLOWED = 'an object such as {"priority": 10} or {"default": true}'
 
 
@@ -42,7 +42,7 @@ def read_rule(value: Any) -> Rule:
 def read_asked(custom_params: Any, routing_key: str | None) -> bool | None:
     """Return whether a request asks to be exact, in `custom_params`, else in `routing_key`; None without a choice.
 
-    Any value except "shared" counts as "exact" here. The server normally refuses other values before.
+    Any value except "shared" counts as "exact" here. The server normally refuses other values earlier.
     """
     said = custom_params.get(KEY) if isinstance(custom_params, Mapping) else None
     said = read_routing_key(routing_key) if said is None else said
@@ -50,14 +50,14 @@ def read_asked(custom_params: Any, routing_key: str | None) -> bool | None:
 
 
 def applies(rule: Rule, priority: int | None, low_first: bool = False) -> bool:
-    """Return whether `rule` makes a request exact; with `low_first` lower numbers rank higher. None ranks lowest."""
+    """Return whether `rule` makes a request exact. With `low_first` smaller numbers are higher; None is the lowest."""
     if rule.default or rule.priority is None or priority is None:
         return rule.default
     return priority <= rule.priority if low_first else priority >= rule.priority
 
 
 def read_routing_key(routing_key: str | None) -> str | None:
-    """Return the value of our part of a routing key; None for a key without such a part, "" for a part without a value.
+    """Return the value of this project's part of a routing key; None without the part, "" for a part without a value.
 
     The value of `user-7; expert_policy=exact`, from SGLang's header `X-SMG-Routing-Key`, is "exact".
     """
@@ -71,7 +71,7 @@ def read_routing_key(routing_key: str | None) -> str | None:
 def name_prefixes(extra_key: str | None, exact: bool) -> str | None:
     """Return the `extra_key` of a request's cached prefixes, which exact requests never share with others.
 
-    Our part stands in front, because SGLang appends and reads parts such as a LoRA adapter's id at the end.
+    This project's part comes first, because SGLang appends and reads parts such as a LoRA adapter's id at the end.
     """
     if exact:
         return f"{NAMESPACE}|{extra_key}" if extra_key else NAMESPACE

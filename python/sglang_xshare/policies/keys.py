@@ -12,11 +12,11 @@ from typing import Any, get_args
 import orjson
 
 LONGEST = 200
-"""Characters of a value that an error repeats, because a request may hold megabytes."""
+"""Most characters of a value that an error repeats, because a value of a request may have megabytes."""
 MOST = 2**31 - 1
 """The largest integer of a key: the kernels read int32, and SGLang's messages carry no more than 64 bits."""
 DEEPEST = 32
-"""Levels of a JSON value. A policy needs at most eight, and Python's own limit would raise a traceback."""
+"""Most nested levels of a JSON value. A policy needs at most eight; beyond Python's own limit a traceback results."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ class Key:
 
 
 Table = Mapping[int, float]
-"""Numbers by the router rows from which each number holds, ascending from 1."""
+"""A number for each range of router rows, by the first row count of the range, ascending from 1."""
 
 
 def look_up(table: Table, rows: int) -> float:
-    """Return the number that holds in a step of `rows` router rows."""
+    """Return the number for a step of `rows` router rows."""
     return table[max(first for first in table if first <= rows)]
 
 
@@ -133,12 +133,12 @@ def accepts_none(hint: Any) -> bool:
     return NoneType in get_args(hint)
 
 
-def suggest(word: object, known: Iterable[str], prefix: str = "") -> str:
+def suggest(word: object, known: Iterable[str]) -> str:
     """Return the end of an error about an unknown `word`: the nearest of `known`, or "" if none is near."""
     if len(str(word)) > LONGEST:
         return ""  # a comparison of a long word would delay a scheduler between two steps
     near = difflib.get_close_matches(str(word).lower(), list(known), n=1)
-    return f"; did you mean {prefix}{near[0]}?" if near and near[0] != word else ""
+    return f"; did you mean {near[0]}?" if near and near[0] != word else ""
 
 
 def read_object(text: str | bytes) -> dict[str, Any]:
@@ -155,10 +155,10 @@ def read_object(text: str | bytes) -> dict[str, Any]:
 
 
 def override_keys(keys: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a policy with `others` in their place.
+    """Return the keys of a policy, overridden by `others`.
 
-    A `mass` of `others` ends the budgets that count experts, and a count of `others` ends `mass`: together they would
-    be the larger of the two. `balance` ends with its target, and `max_add` with its mass.
+    A `mass` in `others` removes the budgets that count experts, and such a count in `others` removes `mass`: of a share
+    and a count the larger would win. `balance` is removed with `target_per_rank`, and `max_add` with `mass`.
     """
     counts = ("add", "add_per_request", "target_per_rank")
     has_count = others.get("add") is not None or any(others.get(name) for name in counts)

@@ -22,11 +22,11 @@ from .registry import Setting, register
 def lynx_lat(retain: int | None = None, drop: int | None = None, own_share: float = 0.0) -> SelectionPlan:
     """Every row votes for its top-k; the least voted experts are dropped. Takes retain or drop."""
     if (retain is None) == (drop is None):
-        raise ValueError(f"retain = {as_json(retain)}, drop = {as_json(drop)}: must be exactly one of them")
+        raise ValueError(f"retain = {as_json(retain)}, drop = {as_json(drop)}: must have exactly one of the two set")
     return SelectionPlan(budget=retain, drop=drop, ranking="votes", own_share=own_share)
 
 
 @register("lynx-acc", "Lynx 4.3 (arXiv 2411.08982)")
 def lynx_acc(confidence: float, max_voters: int = 8, min_votes: int = 2, own_share: float = 0.0) -> SelectionPlan:
-    """Only rows with a confident router vote; their first choices stay."""
+    """Only rows with a confident router vote; each voter's first choice is kept."""
     return SelectionPlan(confidence=confidence, max_voters=max_voters, min_votes=min_votes, own_share=own_share)

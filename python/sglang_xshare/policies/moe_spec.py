@@ -10,9 +10,9 @@ from .registry import Setting, register
     "moe-spec",
     "MoE-Spec, Algorithm 1",
     own_keys={
-        "ranking": replace(KEYS["ranking"], choices=("router", "static"), help="by the rows' scores, or as in order"),
+        "ranking": replace(KEYS["ranking"], choices=("router", "static"), help="router: by scores; static: by order"),
         "coverage": replace(
-            KEYS["coverage"], choices=("substitute", "truncate"), help="replace missing experts or not"
+            KEYS["coverage"], choices=("substitute", "truncate"), help="replace unselected experts or skip them"
         ),
     },
     published=(
@@ -20,7 +20,7 @@ from .registry import Setting, register
         Setting({"budget": 64}, "Qwen3-30B-A3B (128 experts), EAGLE-3: the mildest of its budgets, 16 to 64"),
         Setting(
             {"budget": 24, "utility": "squared", "own_share": 0.75},
-            "this project's small model, batch 16: 64 % less loss than without the last two",
+            "this project's small model, batch 16: 64 % less loss than with budget alone",
         ),
     ),
     phases=("verify",),
@@ -41,4 +41,4 @@ def moe_spec(
         raise ValueError(
             f"utility = {utility!r}: must be used with ranking router, because a static order ignores scores"
         )
-    return SelectionPlan(**locals())  # keys alone: any local variable becomes a key
+    return SelectionPlan(**locals())  # the parameters alone: any other local variable would become a key

@@ -27,59 +27,70 @@ def _share(default: float | None, help: str, **limits: Any) -> Any:
 
 @dataclass(frozen=True)
 class SelectionPlan:
-    """The selection of the set S of experts, and the cover of every row with experts of S. Frozen, hashable, validated.
+    """The rules of a selection: which experts are in a batch's set S, and which of these experts each row gets.
 
-    S starts with the warm-up (`k0`, `p`) and grows by the budgets `add_per_request`, `add`, `mass` and
-    `target_per_rank`, in this order. Or S is the best `budget` experts of a `ranking`, or follows the votes of the most
-    confident rows (`confidence`). `coverage`, `kmax`, `max_rank` and `rescue` decide which experts of S a row gets,
-    `own_share` decides their weights. Raises ValueError naming the key, the value and what is allowed.
+    S starts with each row's warm-up (`k0`, `p`). Then S grows in one of three ways: by the budgets `add_per_request`,
+    `add`, `mass` and `target_per_rank`, in this order; by the best experts of a `ranking` (`budget` or `drop`); or by
+    the votes of the most confident rows (`confidence`). `coverage`, `kmax`, `max_rank` and `rescue` decide which
+    experts of S a row gets, and `own_share` decides their weights. Raises ValueError naming the key, the value and what
+    is allowed.
     """
 
     policy: str = "custom"
-    k0: int | None = _key(0, int, "warm-up: every row's k0 best experts; null: all of its top-k", low=0)
+    k0: int | None = _key(0, int, "warm-up: every row's k0 best experts; null: the row's whole top-k", low=0)
     p: float = _share(1.0, "end a row's warm-up once it holds this share of the row's score; 1: never")
-    beta: float | None = _key(None, float, "skip experts that score below beta times the row's first", low=0, high=1)
+    beta: float | None = _key(None, float, "skip a row's experts that score below beta times its first", low=0, high=1)
     utility: str = _key(
-        "topk", str, "a row's scores: its top-k normalized, all unchanged (full), or topk's squared", choices=UTILITIES
+        "topk",
+        str,
+        "what a row adds: its top-k scores divided by their sum (topk), the squares of these (squared), or all its "
+        "scores (full)",
+        choices=UTILITIES,
     )
-    add_per_request: int = _key(0, int, "experts each request adds by its own utility", low=0)
-    add: int = _key(0, int, "experts the batch adds by utility", low=0)
-    mass: float | None = _share(None, "add experts until the kept experts hold this share of the utility")
+    add_per_request: int = _key(0, int, "experts that each request adds, best first by its own utility", low=0)
+    add: int = _key(0, int, "experts that the batch adds, best first by utility", low=0)
+    mass: float | None = _share(None, "add experts until the selected experts hold this share of the utility")
     max_add: int | None = _key(None, int, "the most experts that mass may add; null: no limit", low=1)
-    target_per_rank: int | None = _key(None, int, "add experts up to this many for each expert-parallel rank", low=1)
+    target_per_rank: int | None = _key(None, int, "experts to reach on each expert-parallel rank; see balance", low=1)
     balance: str = _key(
-        "literal", str, "ranks in turn up to the total, each up to its target, or up to the fullest", choices=BALANCES
+        "literal",
+        str,
+        "literal: one expert a rank in turn, up to target_per_rank x ranks in all; fill: each rank up to the target; "
+        "level: each rank up to the fullest rank, at least to the target",
+        choices=BALANCES,
     )
-    budget: int | None = _key(None, int, "the best experts of the ranking, warm-up included", low=1)
-    drop: int | None = _key(None, int, "instead of budget: all experts with a vote except this many least voted", low=0)
-    ranking: str = _key("router", str, "by utility, by votes (each row's top-k) or by order", choices=RANKINGS)
+    budget: int | None = _key(None, int, "keep the warm-up and this many best of the ranking; both may overlap", low=1)
+    drop: int | None = _key(None, int, "instead of budget: all voted experts except this many, the least voted", low=0)
+    ranking: str = _key("router", str, "router: by utility; votes: by rows' top-k; static: by order", choices=RANKINGS)
     order: tuple[int, ...] | None = _key(
         None, tuple, "expert ids, best first, for the static ranking", words="a list of all expert ids, each once"
     )
-    scope: str = _key("batch", str, "rank once for the batch, or for each request and unite", choices=SCOPES)
-    confidence: float | None = _share(None, "voters: rows whose best score has this share of the row's sum")
+    scope: str = _key("batch", str, "rank for the whole batch, or for each request and take the union", choices=SCOPES)
+    confidence: float | None = _share(None, "voters: rows whose best score is at least this share of the row's sum")
     max_voters: int = _key(8, int, "at most this many voters, the most confident first", low=1)
-    min_votes: int = _key(2, int, "votes of voters that keep an expert; their first choices are kept anyway", low=1)
+    min_votes: int = _key(2, int, "an expert with this many votes is kept, and each voter's first choice", low=1)
     coverage: str = _key(
-        "substitute", str, "replace missing experts, skip missing experts, or warm-up only", choices=COVERAGES
+        "substitute", str, "replace unselected top-k experts, skip them, or use only the warm-up", choices=COVERAGES
     )
     kmax: int | None = _key(None, int, "experts a row may use in all; null: the model's top-k", low=1)
     max_rank: int | None = _key(None, int, "how far down its own ranking a row may substitute; null: to the end", low=1)
-    rescue: bool = _key(True, bool, "truncate: give a row left with no expert its first choice back")
+    rescue: bool = _key(True, bool, "with truncate: a row that is left without any expert gets its first choice back")
     free_residents: bool | None = _key(
-        None, bool, "budgets count only experts that are not loaded, loaded experts join; null: if experts are paged"
+        None, bool, "loaded experts are selected too, and no budget counts them; null: if experts are paged"
     )
     own_share: float = _key(
         0.0,
         float,
-        "divide weights by the row's sum over its experts (0), over its own top-k (1), or in between",
+        "divide a row's weights by its scores' sum over its experts (0), over its own top-k (1), or in between",
         low=0,
         high=1,
     )
     acceptance: float = _share(
-        1.0, "chance of a draft: the utility of a verify row is multiplied by chance ** depth", choices=(AUTO,)
+        1.0,
+        "chance that a draft is accepted if all before it are; a verify row's utility is multiplied by chance ** depth",
+        choices=(AUTO,),
     )
-    warm_rows: int | None = _key(None, int, "only this many first verify rows of a request have a warm-up", low=1)
+    warm_rows: int | None = _key(None, int, "only verify rows at a depth below this number have a warm-up", low=1)
     estimates: bool = False
     """True if `acceptance` was given as "auto", which a server replaces by its estimate."""
 
@@ -102,7 +113,7 @@ class SelectionPlan:
         """Return whether S is the warm-up plus the best experts of a ranking."""
         return self.budget is not None or self.drop is not None
 
-    # The meaning of `coverage`. Only the reference reads its words; all other code reads the properties below.
+    # The properties below are the meaning of `coverage`. Only the reference reads the words of the key.
 
     @property
     def uses_selected(self) -> bool:
@@ -116,7 +127,10 @@ class SelectionPlan:
 
     @property
     def takes_residents(self) -> bool:
-        """Return whether resident experts of a batch are free: S grows by utility, or by the warm-up alone."""
+        """Return whether loaded experts join S at no cost.
+
+        Loaded experts do so unless the plan has a ranking, voters, coverage own or `free_residents` False.
+        """
         by_utility = self.uses_selected and not self.ranks_experts and self.confidence is None
         return by_utility and self.free_residents is not False
 
@@ -197,7 +211,7 @@ class SelectionPlan:
             raise ValueError(f"target_per_rank = {self.target_per_rank}: must be used with expert parallelism")
 
     def check_router(self, router: Router) -> None:
-        """Raise ValueError if the plan cannot divide the router's weights, or a row's slots among its groups."""
+        """Raise ValueError for `own_share` without renormalization, or `quota_groups` and a `kmax` other than top-k."""
         if self.own_share and not router.renormalize:
             raise ValueError(f"own_share = {self.own_share}: must be used with a model that renormalizes its weights")
         if router.quota_groups is not None and self.columns(router) != router.top_k:
@@ -219,7 +233,7 @@ def _contradictions(plan: SelectionPlan) -> list[tuple[str, str]]:
     sums_utility = plan.adds or (plan.budget is not None and plan.ranking == "router")
     other_budgets = "add, add_per_request, mass, target_per_rank"
     rules = (
-        ("coverage", not plan.uses_selected and budgets > 0, "used without a budget, which its rows do not use"),
+        ("coverage", not plan.uses_selected and budgets > 0, "used without a budget, because rows get only a warm-up"),
         ("beta", plan.beta is not None and plan.uses_selected, "used with coverage own"),
         ("drop", plan.drop is not None and plan.budget is not None, "used without budget"),
         ("budget", plan.budget is not None and budgets > 1, f"used without {other_budgets} and confidence"),

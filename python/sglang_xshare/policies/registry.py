@@ -20,12 +20,13 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """A preset: `make` turns keys into a plan. A key without a default in `defaults` is required.
+    """A named policy: `make` turns keys into a plan. A key without a default in `defaults` is required.
 
-    `bare` are the keys of a user who gives no key; `presets` are keys by the word that stands for them. `depends`
-    describes defaults that depend on other keys, and `complete` adds such defaults to keys. `tables` contain, by key
-    and word, the number for which the word stands, by router rows. The policy selects in `phases` unless a user names
-    other phases. A policy with `selects` False leaves every step unchanged and has no common keys.
+    `bare` are the keys that apply if a user gives none; `presets` are whole sets of keys, by the word that stands for
+    each set. `depends` describes defaults that depend on other keys, and `complete` adds such defaults to keys.
+    `tables` contain, by key and word, the numbers for which the word stands: one for each range of router rows. The
+    policy selects in `phases` unless a user names other phases. A policy with `selects` False leaves every step
+    unchanged and has no common keys.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Policy:
     selects: bool = True
 
     def default(self, name: str) -> Any:
-        """Return the value of an absent key; its declared default if the policy has required keys."""
+        """Return the value of an absent key; the key's declared default if the policy has required keys."""
         try:
             return self.resolve({})[name]
         except ValueError:
@@ -52,7 +53,7 @@ class Policy:
 
     @property
     def changes(self) -> list[int]:
-        """Return the router rows from which some word of a table has another number, ascending."""
+        """Return the row counts at which a word of `tables` changes its number, ascending."""
         return sorted(
             {first for words in self.tables.values() for table in words.values() for first in table if first > 1}
         )
@@ -70,7 +71,7 @@ class Policy:
         return replace(self.make(**self._look_up(values, rows or PLAIN_ROWS)), policy=self.name)
 
     def check_names(self, keys: Mapping[str, Any], others: Iterable[str] = ()) -> None:
-        """Raise ValueError for a key that is neither the policy's nor one of `others`."""
+        """Raise ValueError for a key that neither the policy nor `others` contains."""
         known = [*self.keys, *others]
         for name, value in keys.items():
             if name not in known:
@@ -91,11 +92,11 @@ class Policy:
         return {name: given.get(name, getattr(plan, name, self.defaults.get(name))) for name in self.keys}
 
     def find_tables(self, values: Mapping[str, Any]) -> dict[str, Table]:
-        """Return, by key, the tables of the words among these values."""
+        """Return, by key, the table of each value that is a word of `tables`."""
         return {name: table for name, words in self.tables.items() if (table := words.get(values.get(name, "")))}
 
     def _look_up(self, values: Mapping[str, Any], rows: int) -> dict[str, Any]:
-        """Return the values; in a step of `rows` router rows, with a number in place of each word of a table."""
+        """Return the values, each word of `tables` replaced by its number for a step of `rows` router rows."""
         return {**values, **{name: look_up(table, rows) for name, table in self.find_tables(values).items()}}
 
     def _check_values(self, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,7 +104,7 @@ class Policy:
 
 
 PLAIN_ROWS = 8
-"""Router rows of a plan's step, unless the caller gives a number."""
+"""Router rows of the step for which a plan is built, unless the caller gives a number."""
 _POLICIES: dict[str, Policy] = {}
 
 

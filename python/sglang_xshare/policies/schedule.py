@@ -20,11 +20,11 @@ from .registry import get_policy
 from .spelling import parse_policy, spell_policy
 
 MOST_RANGES, MOST_PARTS = 1024, 4096
-"""Most overrides of a schedule, and most parts into which they divide layers and rows. At both limits a switch takes
-2.6 s to build, describe and check the plans; meanwhile a server answers no request.
+"""Most overrides of a schedule, and most parts into which overrides divide layers and rows. At both limits a switch
+takes 2.6 s to build, describe and check the plans; meanwhile a server answers no request.
 """
 MOST_PLANS = 64
-"""Most plans of `observe`. The ring of a trace takes 98 kB a layer and plan on the device."""
+"""Most plans of `observe`. The ring buffer of a trace takes 98 kB of device memory for each layer and plan."""
 
 
 @dataclass(eq=False)
@@ -34,7 +34,7 @@ class Schedule:
     `by_rows` overrides the base keys, `layers` overrides both, and layers within a range of `by_rows` override all.
     `observed` are the schedules that `observe` compares, by spelling; empty for every other policy. `given` are the
     policy and the keys that a user has set. `rows` is "rank" if each rank selects among its own rows alone. `exact` is
-    the default for requests that do not set `expert_policy`. `acceptance` is the value of "auto", see `weigh`.
+    the default for requests that do not set `expert_policy`. `acceptance` is the number for "auto", see `weigh`.
     """
 
     policy: str
@@ -50,7 +50,7 @@ class Schedule:
     exact: Rule = field(default_factory=Rule)
     acceptance: float = MOST_LIKELY
     _plans: dict[tuple[int, ...], SelectionPlan | None] = field(default_factory=dict, init=False, repr=False)
-    """The plans built so far, by the overrides and table numbers that apply: most layers share these."""
+    """The plans built so far, by the range of rows (`changes`) and the overrides, which most layers share."""
 
     @property
     def parts(self) -> list[Schedule]:
@@ -68,7 +68,7 @@ class Schedule:
         return None
 
     def plans_for(self, layer: int, phase: str, rows: int) -> list[SelectionPlan]:
-        """Return the plan of each of `parts` in such a step; the vanilla plan for a part that does not select."""
+        """Return the plan of each of `parts` in a step of `rows` rows; the vanilla plan for a part that skips it."""
         plans = [None if part.reason_to_skip(phase, rows) else part.plan(layer, rows) for part in self.parts]
         return [plan or VANILLA for plan in plans]
 
@@ -106,15 +106,16 @@ class Schedule:
 
     @cached_property
     def changes(self) -> list[int]:
-        """Return the router rows from which a table of some policy in the schedule has another number, ascending."""
+        """Return the row counts at which a key given as a word changes its number, such as 8 and 16 for `mass`."""
         named = [part.keys["policy"] for part in (*self.by_rows, *self.layer_overrides) if "policy" in part.keys]
         return sorted({rows for name in (self.policy, *named) for rows in get_policy(name).changes})
 
     @property
     def sizes(self) -> tuple[Override, ...]:
-        """Return the ranges of `by_rows`, then ranges without keys in which each table has one number.
+        """Return the ranges of `by_rows`, then the ranges between two `changes`, as overrides without keys.
 
-        The ranges without keys divide the rows from `min_rows` to `max_rows`; the last of these ranges is omitted.
+        The ranges without keys divide the rows from `min_rows` to `max_rows`. The last range is omitted, because
+        callers also read the row after each range.
         """
         most = self.max_rows or math.inf
         starts = [self.min_rows, *(rows for rows in self.changes if self.min_rows < rows <= most)]
@@ -128,11 +129,11 @@ class Schedule:
 
     @property
     def layer_overrides(self) -> tuple[Override, ...]:
-        """Return the overrides by layer: those of all batch sizes, then those of some batch sizes."""
+        """Return the overrides by layer: first the overrides for all batch sizes, then the overrides for some."""
         return (*self.layers, *(inner for override in self.by_rows for inner in override.layers))
 
     def plans(self, model_layers: Sequence[int] | None = None) -> list[SelectionPlan]:
-        """Return every plan that some layer and batch size can get, which finds a wrong override at start-up.
+        """Return every plan that some layer and batch size can get. A call at start-up finds wrong overrides.
 
         `model_layers` are the ids of the model's MoE layers, None while these are unknown. Raises ValueError if an
         override names a layer beyond the model's, no MoE layer, or no batch size in which the policy selects, and if
@@ -169,9 +170,9 @@ def build_schedule(
 ) -> Schedule | None:
     """Return the schedule of a policy after validation of its name, keys and common keys; None for `vanilla`.
 
-    Phase `verify` occurs if `speculative` is True; `speculates` is the user's flag for speculation. `pages` is True if
-    the server pages experts: then a single row gains too, and the default of `min_rows` is 1. Raises ValueError naming
-    the key, the value and what is allowed.
+    Phase `verify` occurs if `speculative` is True; `speculates` names, in errors, the flag with which a user turns
+    speculation on. `pages` is True if the server pages experts: then a step of one row gains too, and the default of
+    `min_rows` is 1. Raises ValueError naming the key, the value and what is allowed.
     """
     policy = get_policy(name)
     if "policy" in config:
@@ -229,7 +230,7 @@ def _build_observing(config: dict[str, Any], speculative: bool, speculates: str,
         try:
             name, keys = _read_observed(plan)
             schedule = build_schedule(name, keys, speculative, speculates, pages)
-            spelling = spell_policy(name, keys)  # the same for texts that differ in spaces alone
+            spelling = spell_policy(name, keys)  # equal for texts that differ in spaces alone
             if schedule is None or schedule.observed or spelling in observed:
                 raise ValueError("must be a policy that selects, given once")
             if schedule.rows != "batch":
@@ -255,13 +256,13 @@ def _read_observed(plan: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _check_requests(plan: SelectionPlan, speculative: bool) -> None:
-    """Raise ValueError for a plan by request in plain decode, where each row would be a request of its own."""
+    """Raise ValueError for keys about drafts or requests in plain decode, in which each row is a whole request."""
     if speculative:
         return
     for name, default in (("acceptance", 1), ("warm_rows", None)):
         if (value := getattr(plan, name)) != default:
             value = repr(AUTO) if name == "acceptance" and plan.estimates else value
-            raise ValueError(f"{name} = {value}: must be used with speculative decoding, because it weighs drafts")
+            raise ValueError(f"{name} = {value}: must be used with speculative decoding, because it is about drafts")
     reason = "without speculative decoding every row would be a request of its own"
     if plan.add_per_request:
         raise ValueError(

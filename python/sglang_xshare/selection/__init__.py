@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import torch
 
-from ..policies.keys import as_json
 from ..policies.plan import SelectionPlan
 from ..types import Batch, Router, RunnerSlots, Selection, Tally
 from .cpu_call import Call, find_call, is_readable
+from .handled import find_unhandled
+from .slots import serve_runner
 
 if TYPE_CHECKING:
     from .triton_kernel.budgets import Budgets
@@ -23,13 +24,13 @@ BACKENDS = {
     "triton": "sglang_xshare.selection.triton_kernel",
     "cpu": "sglang_xshare.selection.cpu_call",
 }
-"""Name -> module with a function `select(logits, plan, router, batch, rank_of_expert, slots) -> Selection`, and with
-`HANDLED`, the keys and words of a plan that the backend reads. The compiled ones also take `tally`, and "triton" takes
-`budgets`.
+"""Name -> module with a function `select(logits, plan, router, batch, rank_of_expert) -> Selection`, and with
+`HANDLED`, the keys and words of a plan that the backend reads. The compiled backends, "triton" and "cpu", also take
+`slots` and `tally`, and "triton" takes `budgets`.
 """
 
 MAX_EXPERTS = 1024
-"""Most experts. Ties between experts are broken by steps of 2^-10, which must add up to less than 1."""
+"""Most experts of a layer. Steps of 2^-10 break ties between experts, and must add up to less than 1."""
 
 
 def select(
@@ -47,9 +48,9 @@ def select(
 
     `router_logits` [n, N] have any float dtype; n may be 0. `rank_of_expert` [N] contains each expert's expert-parallel
     rank, for `target_per_rank`. `backend` is one of BACKENDS, or "auto": the Triton kernel on CUDA and the compiled
-    call on a CPU, if the backend supports the plan, else torch. With `slots` the answer has the slots of an MoE runner.
-    `tally`, made by `allocate_tally` for logits of this shape, receives the counts. The Triton kernel reads the plan's
-    numbers from `budgets`, made for the plan; the other backends read the plan.
+    call on a CPU, if the backend supports the plan, else torch. With `slots` ids and weights have the form that an MoE
+    runner takes. `tally`, made by `allocate_tally` for logits of this shape, receives the counted tensors. The Triton
+    kernel reads the plan's numbers from `budgets`, made for the plan; the other backends read the plan.
 
     The function is independent of phases, layers and SGLang. Only backend "reference" waits for the device. Raises
     ValueError naming the input, its value and what is allowed.
@@ -62,15 +63,17 @@ def select(
         backend = _choose_backend(router_logits, plan, router, batch)
     if backend not in BACKENDS:
         raise ValueError(f"backend = {backend!r}: must be one of auto, {', '.join(BACKENDS)}")
-    if unhandled := _find_unhandled(plan, backend):
+    if unhandled := find_unhandled(plan, BACKENDS[backend]):
         raise ValueError(f"{unhandled}: not implemented by backend {backend}")
-    arguments = router_logits, plan, router, batch, rank_of_expert, slots
+    arguments = router_logits, plan, router, batch, rank_of_expert
     run = import_module(BACKENDS[backend]).select
-    if backend == "triton":  # the kernel and the compiled call fill the tally themselves
-        return run(*arguments, budgets=budgets, tally=tally)
+    if backend == "triton":  # the kernel and the compiled call read `slots` and fill `tally` themselves
+        return run(*arguments, slots, budgets=budgets, tally=tally)
     if backend == "cpu":
-        return run(*arguments, tally=tally)
+        return run(*arguments, slots, tally=tally)
     answer = run(*arguments)
+    if slots is not None:
+        answer = replace(answer, **serve_runner(answer, router_logits, router.top_k, slots))
     if tally is not None:
         tally.take(answer)
     return answer
@@ -84,19 +87,12 @@ def _choose_backend(logits: torch.Tensor, plan: SelectionPlan, router: Router, b
     return backend
 
 
-@lru_cache(maxsize=4096)
-def _find_unhandled(plan: SelectionPlan, backend: str) -> str:
-    """Return the plan's keys that a backend would ignore or misread, with their values; cached for the next steps."""
-    keys = plan.keys_beyond(import_module(BACKENDS[backend]).HANDLED)
-    return ", ".join(f"{key} = {as_json(getattr(plan, key))}" for key in keys)
-
-
 def prepare_call(
     logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, slots: RunnerSlots | None
 ) -> Call | None:
     """Return the compiled call for inputs that `select` has checked; None if `select` would choose another backend.
 
-    The call takes other logits of the same shape, and other flags, without a check.
+    The call accepts any logits of the same shape, and any flags of their rows, without a check.
     """
     if _choose_backend(logits, plan, router, batch) != "cpu":
         return None

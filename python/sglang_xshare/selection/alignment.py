@@ -1,4 +1,4 @@
-"""Pairs of a row and a slot sorted by expert, which upstream's fused MoE runner computes before its first product."""
+"""Pairs of a row and a slot, sorted by expert, which upstream's fused MoE runner needs for its matrix products."""
 
 import torch
 
@@ -12,16 +12,17 @@ def count_blocks(most: int, pairs: int, block_size: int = BLOCK) -> int:
     """Return the most blocks that `pairs` pairs of at most `most` different experts take.
 
     An expert of c pairs takes 1 + (c - 1) // block_size blocks. The sum over A experts is at most
-    A + (pairs - A) // block_size, because floors only lose, and that bound grows with A.
+    A + (pairs - A) // block_size, because rounding each term down loses no less than rounding
+    the sum down. This bound grows with A.
     """
     most = min(most, pairs)
     return most + (pairs - most) // block_size
 
 
 def align_pairs(ids: torch.Tensor, block_size: int = BLOCK) -> Alignment:
-    """Sort the slots of `ids` [n, columns] int32 by expert: the plain reference of the contract, in any device's torch.
+    """Sort the slots of `ids` [n, columns] int32 by expert, in plain torch: the reference for the kernel's `Alignment`.
 
-    Room is left for one block a pair, as the selection kernel leaves it. The host waits for the device.
+    The buffers have room for one block for each pair, as the kernel's buffers have. The host waits for the device.
     """
     flat = ids.flatten().long()
     pairs = len(flat)

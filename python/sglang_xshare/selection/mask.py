@@ -35,9 +35,9 @@ def mask_logits(logits: torch.Tensor, selection: Selection, top_k: int) -> tuple
     lowest-numbered others up to top-k.
 
     A row's chosen experts keep their logits. The empty slots of a row must go to distinct experts, because the runner
-    keeps a row's experts in a bit mask. The slots go to experts in use, at the lowest finite logit, whose softmax
-    weight is 0: to active experts of S that are in some row's own top-k if one row needs no more than these (programs
-    of the Triton kernel know them without waiting for each other), else to all experts in use.
+    keeps a row's experts in a bit mask. Spare experts in use get the lowest finite logit, whose softmax weight is 0. If
+    at least top-k active experts are in S and in some row's own top-k, only these are spare, because programs of the
+    Triton kernel find these without waiting for each other. Otherwise all experts in use are spare.
     """
     active = selection.active
     missing = top_k - active.sum()
@@ -47,7 +47,7 @@ def mask_logits(logits: torch.Tensor, selection: Selection, top_k: int) -> tuple
     chosen = torch.zeros_like(logits, dtype=torch.bool)
     ids = selection.topk_ids.long()
     chosen.scatter_(1, ids.clamp_min(0), ids >= 0)
-    # The id 0 of an empty slot may have unset expert 0, so expert 0 is set from the ids.
+    # An empty slot, clamped to id 0, may have unset expert 0, so expert 0 is set from the ids again.
     chosen[:, 0] = (ids == 0).any(1)
     lowest = torch.finfo(logits.dtype).min
     rest = torch.where(spare, lowest, -torch.inf).to(logits.dtype)

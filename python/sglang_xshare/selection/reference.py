@@ -1,22 +1,20 @@
-"""The reference: selection in plain torch and loops, as specified. Every fast backend must return the same ids.
+"""The reference: selection in plain torch and loops, as docs/selection.md defines it. Every backend returns its ids.
 
 The code runs on the CPU, whatever the logits' device, one row and one expert at a time: for tests, not for serving.
-The symbols C, P and S are those of docs/selection.md.
+The symbols C, P and S are those of that page.
 """
 
 import math
-from dataclasses import replace
 
 import torch
 
 from ..policies.plan import SelectionPlan
-from ..types import Batch, Router, RunnerSlots, Selection
+from ..types import Batch, Router, Selection
 from .handled import FULL
 from .scores import DEPTHS, compute_scores, measure, to_fixed_point, weigh_depths
-from .slots import serve_runner
 
 HANDLED = FULL
-"""Keys and text values that the reference reads: all of a plan's. A new key or value is added here first."""
+"""Keys and words that the reference reads: all of a plan's. A new key or word is added here first."""
 
 
 def select(
@@ -25,11 +23,9 @@ def select(
     router: Router,
     batch: Batch,
     rank_of_expert: torch.Tensor | None,
-    slots: RunnerSlots | None,
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`."""
-    answer = _Reference(logits, plan, router, batch, rank_of_expert).select()
-    return answer if slots is None else replace(answer, **serve_runner(answer, logits, router.top_k, slots))
+    return _Reference(logits, plan, router, batch, rank_of_expert).select()
 
 
 class _Reference:
@@ -54,7 +50,7 @@ class _Reference:
         exact = [False] * self.num_rows if batch.exact is None else batch.exact.tolist()
         self.rows = [i for i in range(self.num_rows) if valid[i]]
         self.exact = {i for i in self.rows if exact[i]}
-        # The experts that cost no transfer; None if the plan takes no residents.
+        # The loaded experts, which cost no transfer; None if the plan does not add them for free.
         resident = batch.resident if plan.takes_residents else None
         self.resident = None if resident is None else {j for j, there in enumerate(resident.tolist()) if there}
         self.slots = batch.slots or logits.shape[1]
@@ -108,7 +104,7 @@ class _Reference:
     # Select: the set S.
 
     def keep(self, i: int) -> list[int]:
-        """Return the warm-up of row i, or what dynamic-skip leaves of its top-k; for an exact row all of its top-k."""
+        """Return the experts that row i always keeps: its warm-up, less what `beta` skips, or an exact row's top-k."""
         if i in self.exact:
             return self.top_k[i]
         if self.plan.warm_rows is not None and self.depth[i] >= self.plan.warm_rows:

@@ -13,7 +13,7 @@ FIXED_ONE = 1 << 20
 # A divisor that keeps 0 / 0 at 0 and changes no other quotient, because every positive float32 is larger.
 TINY = 1e-300
 DEPTHS = 256
-"""Depths of a draft with a weight of their own. A deeper draft counts as the last of these."""
+"""Depths of a draft that have weights of their own. A deeper draft counts as a draft of the last of these depths."""
 
 
 def compute_scores(logits: torch.Tensor, router: Router) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,7 +48,7 @@ def score(logits: torch.Tensor, scoring: str) -> torch.Tensor:
 def measure(scores: torch.Tensor, router: Router) -> torch.Tensor:
     """Return P [n, N] for sums and comparisons with shares.
 
-    A scoring without an upper bound is divided by its sum in the row, in float64. Other scorings are unchanged.
+    A score without an upper bound (`sqrtsoftplus`) is divided by its sum in the row, in float64. Others are unchanged.
     """
     if router.scoring != "sqrtsoftplus":
         return scores

@@ -26,8 +26,8 @@ def serve_runner(answer: Selection, logits: torch.Tensor, top_k: int, slots: Run
 def fill_slots(ids: torch.Tensor, filler: torch.Tensor) -> torch.Tensor:
     """Fill every empty slot (-1) of `ids` [n, k] int32 with an expert that is active anyway.
 
-    The expert is the row's own first, or `filler` (`find_filler`) for a row without experts. MoE runners read weights
-    out of bounds at -1 unless they filter experts.
+    The expert is the row's own first, or `filler` (`find_filler`) for a row without experts. With id -1 MoE runners
+    read weights out of bounds unless they filter experts.
     """
     first = ids[:, :1]
     return torch.where(ids < 0, torch.where(first < 0, filler, first), ids)
@@ -36,8 +36,8 @@ def fill_slots(ids: torch.Tensor, filler: torch.Tensor) -> torch.Tensor:
 def drop_slots(ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Return `ids` [n, columns] int32 with -1 in each slot whose weight is 0, because such a slot adds nothing.
 
-    This includes chosen experts whose score underflows. A slot with weight NaN stays, because the model itself would
-    show the NaN. `weights` have the shape of `ids`.
+    Such a slot may contain a chosen expert whose score underflows. A slot with weight NaN stays, because the model
+    itself would show the NaN. `weights` have the shape of `ids`.
     """
     return ids.masked_fill(weights == 0, -1)
 
@@ -45,9 +45,9 @@ def drop_slots(ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 def refill_slots(ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Return `ids` [n, columns] int32 in which every slot with weight 0 or id -1 has an id that is in use anyway.
 
-    This id is the row's own first, or, for a row without any, the largest id of all rows; 0 if no row has one. Use this
-    for filled ids that were renumbered afterwards: if an expert has several replicas, the filler of a row without
-    experts may have become a replica that no row uses.
+    This id is the row's own first, or, for a row without any, the largest id of all rows; 0 if no row has an id. Use
+    this function for filled ids that were renumbered afterwards: if an expert has several replicas, the filler of a row
+    without experts may have become a replica that no row uses.
     """
     used = (weights != 0) & (ids >= 0)
     filler = torch.where(used, ids, 0).amax() if ids.numel() else 0
@@ -59,7 +59,7 @@ def find_filler(selected: torch.Tensor, vanilla_active: torch.Tensor, active: to
     """Return an expert that some row uses, 0-dim int32, from the tables [N] bool of a `Selection`.
 
     The result is the largest active expert that is in S and in some row's own top-k, because the Triton kernel's
-    programs know these early; else the largest active expert; 0 if no row is live.
+    programs find such experts without waiting; else the largest active expert; 0 if no row is live.
     """
     experts = torch.arange(len(active), dtype=torch.int32, device=active.device)
     keys = torch.where(selected & vanilla_active, experts + len(active), experts)

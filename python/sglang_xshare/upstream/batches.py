@@ -11,9 +11,9 @@ from .server import attention_dp_size, routes_own_rows, spell
 class Batches:
     """The batch sizes of a server with graphs of `captured` rows, ascending; empty without graphs.
 
-    Larger batches run without padding, in multiples of `unit` (the draft tokens of a request), up to `most` live rows
-    (None if unknown). With `always_pad` a step of any size may have padding rows, because attention ranks pad each
-    other.
+    Larger batches run without padding, in multiples of `unit` (the draft tokens of a request), up to `most` rows (None
+    if unknown). With `always_pad` a step of any size may have padding rows, because ranks pad their rows
+    to equal numbers.
     """
 
     captured: tuple[int, ...] = ()
@@ -28,7 +28,7 @@ class Batches:
         return "; ".join(parts) or "any number"
 
     def meet(self, first: int, last: int | None) -> bool:
-        """Return whether some step has `first` to `last` rows, with any number above `first` if `last` is None."""
+        """Return whether a step can have `first` to `last` rows; `first` or more if `last` is None."""
         last = sys.maxsize if last is None else last
         if self.most is not None:
             last = min(last, next((rows for rows in self.captured if rows >= self.most), self.most))
@@ -44,11 +44,11 @@ class Batches:
 def read_batches(
     config: Any, rows: str = "batch", requests: int | None = None, sizes: list[int] | None = None
 ) -> Batches:
-    """Return the batches of a server by its resolved arguments; if drafts adapt, batches of any size.
+    """Return the batches of a server by its resolved arguments; batches of any size if the draft depth adapts.
 
-    With `rows` "rank" these are one rank's own rows. `requests` is the most requests that a scheduler runs at once, and
-    `sizes` are the numbers of requests that SGLang captures. SGLang decides both after the weights have loaded; before,
-    `list_captured` predicts the sizes.
+    With `rows` "rank" the sizes count one rank's own rows. `requests` is the most requests that a scheduler runs at
+    once, and `sizes` are the numbers of requests that SGLang captures. SGLang decides both numbers after the weights
+    have loaded; until then `list_captured` predicts the sizes.
     """
     ranks, share = attention_dp_size(config), 1
     pads, tokens = _pads(config), config.speculative_num_draft_tokens or 1
@@ -73,17 +73,17 @@ def list_captured(config: Any) -> list[int]:
     if str(config.device) != "cuda" or graphs is None or spell(graphs.decode.backend) == "disabled":
         return []
     tokens = config.speculative_num_draft_tokens or 1
-    # Tensor-parallel ranks that gather rows divide the rows of an attention rank.
+    # The tensor-parallel ranks of an attention rank divide its rows, so each size is a multiple of their number.
     divisor = config.tp_size // attention_dp_size(config) if _pads(config) else getattr(config, "attn_cp_size", 1)
     requests, sizes = _count_own(config), graphs.decode.bs or []
-    if requests is not None:  # SGLang replaces larger sizes with this number, aligned
+    if requests is not None:  # SGLang replaces larger sizes with this number, rounded up
         most = -(-requests // divisor) * divisor
         sizes = [min(size, most) for size in sizes]
     return sorted({size for size in sizes if size * tokens % divisor == 0})
 
 
 def _pads(config: Any) -> bool:
-    """Return whether attention ranks pad each other."""
+    """Return whether ranks pad their rows to equal numbers."""
     return attention_dp_size(config) > 1 or (routes_own_rows(config) and config.tp_size > 1)
 
 

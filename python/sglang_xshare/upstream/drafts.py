@@ -1,4 +1,4 @@
-"""SGLang's EAGLE worker, as the depth policy reads it."""
+"""The parts of SGLang's EAGLE worker that the depth policy reads."""
 
 import logging
 from collections.abc import Callable

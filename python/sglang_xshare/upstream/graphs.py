@@ -1,4 +1,4 @@
-"""SGLang's CUDA graphs of decode and verify steps: whether a capture runs, its sizes, and another capture."""
+"""SGLang's CUDA graphs of decode and verify steps: a running capture, the captured sizes, and a new capture."""
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
@@ -32,11 +32,12 @@ def check_memory(scheduler: Any) -> None:
 
 
 def capture_again(model_runner: Any, scheduler: Any, fits: Callable[[int], bool] | None = None) -> None:
-    """Capture the graphs of the target's decode or verify steps again. Raises SGLang's own errors, as for memory.
+    """Capture the graphs of the target's decode or verify steps again. Raises SGLang's errors, as for missing memory.
 
-    `scheduler` is SGLang's, which has the worker of drafts. `fits`, for a server that pages experts, returns whether a
-    graph of a number of requests can be captured: a graph cannot load experts in several waves, so SGLang refuses to
-    capture it. The largest captured size is then that of `find_cap`, as at a start.
+    `scheduler` is SGLang's scheduler, which has the draft worker. `fits`, for a server that pages experts, returns
+    whether the active experts of a number of requests fit the slots at once. If not, SGLang refuses the capture,
+    because a graph cannot load one part of the experts after another. The largest captured size is then that of
+    `find_cap`, as at the start of a server.
     """
     if fits is None:
         _capture_widths(model_runner, scheduler)
@@ -59,7 +60,7 @@ def find_cap(sizes: Sequence[int], fits: Callable[[int], bool]) -> int:
 
 
 def _capture_widths(model_runner: Any, scheduler: Any) -> None:
-    """Capture the target's graphs of each draft width, several if drafts adapt. After a failure no width has graphs."""
+    """Capture the target's graphs of each draft width (several if the depth adapts). After a failure none has any."""
     worker: Any = getattr(scheduler, "draft_worker", None)
     controller: Any = getattr(worker, "adaptive_controller", None)
     if controller is None:

@@ -1,4 +1,4 @@
-"""Experts that SGLang pages into slots (`--enable-paged-experts`, from 0.5.23 on), and a layer's loaded experts."""
+"""Experts that SGLang pages into slots of GPU memory (`--enable-paged-experts`, from 0.5.23 on), and those loaded."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 def find_paging(experts: Any) -> Any:
     """Return upstream's `PagedExpertsMoEMethod` of a `FusedMoE`; None if all of its experts stay loaded.
 
-    A method without a number of slots pages too: SGLang sizes the slots later, by the memory that is left.
+    A method without a number of slots pages too: SGLang sets the number later, by the memory that is left.
     """
     method = getattr(experts, "quant_method", None)
     if method is None or not hasattr(method, "num_resident"):
@@ -18,7 +18,7 @@ def find_paging(experts: Any) -> Any:
 
 
 def count_slots(method: Any) -> int:
-    """Return how many experts of a layer can be loaded at once; 0 until SGLang has sized the slots."""
+    """Return how many experts of a layer can be loaded at once; 0 until SGLang has set that number."""
     slots: int | None = method.num_resident
     return slots or 0
 
@@ -26,8 +26,8 @@ def count_slots(method: Any) -> int:
 class Residents:
     """The loaded experts of a model's layers: `loaded` [layers, N] bool on the device, as of the last `read`.
 
-    `methods` has the result of `find_paging` for each layer. If SGLang's paging decides on the device, its state is
-    read there: a captured graph reads the state at every replay.
+    `methods` has the result of `find_paging` for each layer. If SGLang's paging decides on the device, `read` reads
+    the state of the paging there, in a captured graph at every replay.
     """
 
     def __init__(self, methods: Sequence[Any], device: str) -> None:
@@ -36,7 +36,7 @@ class Residents:
         self._slots: torch.Tensor | None = None
         states = [method.device_executor.residency for method in methods if method.device_executor is not None]
         if states:
-            # [layers, N] int32, -1 if not loaded. SGLang's own tensors become its rows: one launch reads all layers.
+            # [layers, N] int32, -1 if not loaded. SGLang's tensors become its rows, so one launch reads all.
             self._slots = torch.stack([state.expert_slot for state in states])
             for state, row in zip(states, self._slots, strict=True):
                 state.expert_slot = row

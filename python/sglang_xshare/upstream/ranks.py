@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def find_rank() -> tuple[int, int, int]:
-    """Return (this process's tensor-parallel rank, the ranks of that group, the ranks that have the same requests)."""
+    """Return (this process's tensor-parallel rank, ranks in that group, ranks that share this process's requests)."""
     from sglang.srt.runtime_context import get_parallel
 
     parallel = get_parallel()
@@ -33,7 +33,7 @@ def all_gather(own: torch.Tensor, ranks: int) -> torch.Tensor:
 
 
 def share_first(own: list[float]) -> list[float]:
-    """Return the first tensor-parallel rank's numbers, equally many on each rank. A collective, skipped on one rank."""
+    """Return the first tensor-parallel rank's numbers; all ranks pass as many. A collective, skipped with one rank."""
     import torch
     from sglang.srt.runtime_context import get_parallel
 
@@ -47,7 +47,7 @@ def share_first(own: list[float]) -> list[float]:
 
 
 def gather_rows(flags: torch.Tensor, rows: int, forward_batch: Any) -> torch.Tensor:
-    """Return [rows] of all attention-DP ranks, from this rank's small numbers or bools. A collective.
+    """Return the numbers [rows] of all data-parallel attention ranks, given this rank's numbers or bools. A collective.
 
     The rows are in the order in which SGLang gathers hidden states. Every rank must call this function, in the same
     order as the model's own collectives.

@@ -10,7 +10,7 @@ from .routing import num_shared_slots, renormalizes_biased_groups, routes_on
 
 
 def read_router(topk_config: Any) -> Router:
-    """Return the `Router` of an upstream `TopKConfig`. Raises ValueError for a router that is not reproduced."""
+    """Return the `Router` of an upstream `TopKConfig`. Raises ValueError for a router that `Router` cannot express."""
     if topk_config.custom_routing_function is not None:
         own = _read_own_routing(topk_config.custom_routing_function, topk_config.renormalize)
         if own is None:
@@ -18,17 +18,17 @@ def read_router(topk_config: Any) -> Router:
         return Router(top_k=topk_config.top_k, **own)
     scoring, bias = topk_config.scoring_func, topk_config.correction_bias
     if scoring not in SCORINGS:
-        raise ValueError(f"scoring function {scoring!r}, must be one of {', '.join(SCORINGS)}")
+        raise ValueError(f"scoring function {scoring!r}: must be one of {', '.join(SCORINGS)}")
     grouped = topk_config.use_grouped_topk
     if bias is not None and grouped:
-        scoring = "sigmoid"  # as upstream computes here, whatever the config says: GLM-4-MoE keeps the default
+        scoring = "sigmoid"  # as upstream computes here: the config of GLM-4-MoE has the default, softmax
         if not topk_config.renormalize and renormalizes_biased_groups():
             raise ValueError(
                 "a grouped router with a bias must renormalize: this release renormalizes it in FlashInfer's kernel "
                 "whatever its config says"
             )
     elif bias is not None and scoring == "softmax":
-        # ERNIE 4.5 has a bias [1, N]. On CUDA and ROCm upstream's `fused_topk` computes without it.
+        # ERNIE 4.5 has a bias [1, N]. On CUDA and ROCm upstream's `fused_topk` ignores the bias.
         bias = bias.flatten() if routes_on("_is_cpu") else None
     _check_shared(topk_config, scoring)
     return Router(
@@ -44,14 +44,14 @@ def read_router(topk_config: Any) -> Router:
 def _check_shared(topk_config: Any, scoring: str) -> None:
     """Raise ValueError for fused shared experts whose column upstream's router does not append to the routed ones."""
     shared, grouped = num_shared_slots(topk_config), topk_config.use_grouped_topk
-    # Without groups a softmax router chooses one routed expert more instead, and so does every other router except
-    # CUDA's `moe_fused_gate`.
+    # A softmax router without groups instead chooses one routed expert too many, and so does every other router without
+    # groups except CUDA's `moe_fused_gate`.
     known = topk_config.renormalize and (grouped or (scoring != "softmax" and routes_on("_is_cuda")))
     if shared > 1 or (shared and not known):
         kind = f"{'' if grouped else 'un'}grouped{'' if topk_config.renormalize else ', not renormalizing'}"
         raise ValueError(
-            f"{shared} fused shared experts in a router that is {kind} ({scoring}); must be one, in a renormalizing "
-            "router that is grouped, or on CUDA not of softmax; use --disable-shared-experts-fusion"
+            f"{shared} fused shared experts in a router that is {kind} ({scoring}); must be one shared expert, in a "
+            "renormalizing router with groups or, on CUDA, not of softmax; use --disable-shared-experts-fusion"
         )
 
 
@@ -74,7 +74,8 @@ def _read_own_routing(function: Any, renormalize: bool) -> dict[str, Any] | None
     # The sigmoids of the top-k logits, rounded to the activations' dtype and never renormalized.
     if function is _find("llama4", "Llama4MoE.custom_routing_function"):
         return {"scoring": "sigmoid", "renormalize": False}
-    # Top-k of the sigmoids with a bias for the choice alone. Its softmax adds the bias to the logits: not reproduced.
+    # Top-k of the sigmoids with a bias for the choice alone. With softmax the function adds the bias to the logits,
+    # which `Router` cannot express.
     if isinstance(function, partial) and function.func is _find("afmoe", "AfmoeMoE._custom_routing_function"):
         if function.keywords["score_func"] == "sigmoid":
             bias = function.keywords["expert_bias"]
@@ -85,7 +86,7 @@ def _read_own_routing(function: Any, renormalize: bool) -> dict[str, Any] | None
     if method and method is _find("interns1pro", "InternS1ProTextDecoderLayer._custom_routing_function"):
         groups = max(function.__self__.router_n_groups, 1)
         return {"scoring": "softmax", "renormalize": renormalize, "quota_groups": groups if groups > 1 else None}
-    # The softmax of the top-k logits, times a factor of each expert. Each layer defines it anew, with the same code.
+    # The softmax of the top-k logits, times a factor of each expert. Each layer defines a function with the same code.
     make, code = _find("gemma4_causal", "Gemma4MoE.__init__"), getattr(function, "__code__", None)
     if make and code and any(code is constant for constant in make.__code__.co_consts):
         scale = inspect.getclosurevars(function).nonlocals["per_expert_scale"]

@@ -45,7 +45,7 @@ def num_shared_slots(topk_config: Any) -> int:
 
 
 def read_output_format(topk_config: Any) -> str:
-    """Return the name of the output that a layer's router gives its runner.
+    """Return the name of the output format that a layer's router returns for its runner.
 
     The names are "standard" (ids and weights), "triton_kernel" (the routing of triton_kernels) and "bypassed" (logits,
     for the runner to rank).
@@ -56,7 +56,7 @@ def read_output_format(topk_config: Any) -> str:
     output_format = topk_config.output_format
     if output_format is not None:
         return str(TopKOutputFormat(output_format).name.lower())
-    backend = get_moe_runner_backend()  # before 0.5.22 the first call decides
+    backend = get_moe_runner_backend()  # before 0.5.22 the first call sets the format
     if backend.is_triton_kernels():
         return "triton_kernel"
     return "bypassed" if backend.is_flashinfer_trtllm() or backend.is_flashinfer_mxfp4() else "standard"
@@ -65,7 +65,7 @@ def read_output_format(topk_config: Any) -> str:
 def hands_parts() -> bool:
     """Return whether a router may get the summands of its logits in place of their sum (from 0.5.23 on, on AMD).
 
-    The router adds these up before it calls a layer's own routing function, but not before it looks that function up.
+    The router adds up the summands before it calls a layer's own routing function, but after it has looked it up.
     """
     import torch
 
@@ -84,7 +84,7 @@ def keeps_dropped() -> bool:
 
 
 def gathers_routed() -> bool:
-    """Return whether ranks of data-parallel attention each route their own rows, and gather the rows afterwards."""
+    """Return whether data-parallel attention ranks each route their own rows, and then collect the rows of all."""
     from sglang.srt.layers.moe.utils import should_use_flashinfer_cutlass_moe_fp4_allgather
 
     return bool(should_use_flashinfer_cutlass_moe_fp4_allgather())
@@ -93,8 +93,8 @@ def gathers_routed() -> bool:
 def leaves_sums(layer: Any, config: Any) -> bool:
     """Return whether a `FusedMoE` may leave a row's sum over experts to the next collective.
 
-    SGLang decides when it builds the model: the collective is CuTe DSL's, or that of Qwen4 in bf16. DeepSeek decides
-    again in each step.
+    SGLang decides when it builds the model, for CuTe DSL's collective and for Qwen4's collective in bf16. DeepSeek's
+    layers decide again in each step.
     """
     if not getattr(layer, "supports_deferred_finalize", False):
         return False
@@ -103,7 +103,7 @@ def leaves_sums(layer: Any, config: Any) -> bool:
 
 
 def keep_sums(model: Any, layers: Collection[int]) -> None:
-    """Let each `FusedMoE` of these layers add up a row's experts itself, because with ids it cannot defer the sum."""
+    """Let each `FusedMoE` of these layers add up a row's experts itself: a layer that gets ids cannot defer the sum."""
     if not layers:
         return
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
@@ -137,7 +137,7 @@ def scales_unnormalized_groups() -> bool:
 
 
 def folds_scaling(topk_config: Any) -> bool:
-    """Return whether a router scales its weights whatever its config says, as AMD's aiter does; its model does not."""
+    """Return whether the router scales its weights in place of the model, whatever its config says, as AMD's aiter."""
     if not routes_on("_use_aiter"):
         return False
     if topk_config.use_grouped_topk:
@@ -146,7 +146,7 @@ def folds_scaling(topk_config: Any) -> bool:
 
 
 def routes_on(flag: str) -> bool:
-    """Return a flag of upstream's routers on their machine: `_is_cpu`, `_is_cuda`, `_is_hip` or `_use_aiter`."""
+    """Return a platform flag of upstream's router module: `_is_cpu`, `_is_cuda`, `_is_hip` or `_use_aiter`."""
     from sglang.srt.layers.moe import topk
 
     return bool(getattr(topk, flag))
@@ -160,7 +160,7 @@ def record_routed(topk_config: Any, layer_id: int, ids: torch.Tensor) -> None:
 
 
 def expert_locations(config: Any) -> torch.Tensor | None:
-    """Return [layers, N], each logical expert's physical number, updated in place by EPLB; None if both are equal."""
+    """Return [layers, N], each logical expert's physical number, which EPLB updates in place; None if both agree."""
     from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
 
     metadata = get_global_expert_location_metadata()

@@ -9,7 +9,7 @@ from .release import is_since
 
 
 def resolved(server_args: Any) -> Any:
-    """Return the resolved arguments: a view over the record from 0.5.20 on, the record itself before."""
+    """Return the resolved arguments: from 0.5.20 on a view of the given arguments, before 0.5.20 these themselves."""
     try:
         from sglang.srt.arg_groups.overrides import resolving_view
     except ImportError:
@@ -56,7 +56,7 @@ def spell(value: Any) -> str:
 
 
 def is_switched_on(name: str) -> bool:
-    """Return whether one of SGLang's own environment switches is set, by SGLang's rule."""
+    """Return whether SGLang's environment switch `name` is on, as SGLang itself reads the switch."""
     from sglang.srt.environ import envs
 
     return bool(getattr(envs, name).get())
@@ -70,7 +70,8 @@ def pages_experts(config: Any) -> bool:
 def attention_dp_size(config: Any) -> int:
     """Return the number of ranks that divide the requests for attention alone; 1 without data-parallel attention.
 
-    Arguments may be resolved or as given. Before 0.5.22 this is `dp_size`, which is also the number of whole replicas.
+    Arguments may be resolved or as given. Before 0.5.22 `dp_size` is this number, or without data-parallel
+    attention the number of whole replicas.
     """
     ranks = getattr(config, "attn_dp_size", 1)
     return max(ranks, config.dp_size) if getattr(config, "enable_dp_attention", False) else ranks
@@ -84,8 +85,8 @@ def drafter(config: Any) -> str:
 def draft_width(config: Any) -> int:
     """Return the most tokens that a request can get in one step, by resolved arguments.
 
-    These are the draft tokens of a chain, or of NGRAM, whose tree may be a chain; the steps of EAGLE's tree, plus one;
-    1 without speculation.
+    The width of a chain, and of NGRAM, whose tree may be a chain, is its number of draft tokens. The width of EAGLE's
+    tree is its steps plus one. Without speculation the width is 1.
     """
     tokens: int = getattr(config, "speculative_num_draft_tokens", None) or 1
     steps: int = getattr(config, "speculative_num_steps", None) or tokens
@@ -95,12 +96,12 @@ def draft_width(config: Any) -> int:
 
 
 def num_schedulers(config: Any) -> int:
-    """Return the number of schedulers: one for each replica or attention rank. Several have a controller."""
+    """Return the number of schedulers: one for each replica or attention rank. A controller serves several."""
     return max(config.dp_size, attention_dp_size(config))
 
 
 def routes_own_rows(config: Any) -> bool:
-    """Return whether each rank's router has its own rows alone, which an all-to-all backend sends to the experts."""
+    """Return whether each rank's router gets its own rows only, which an all-to-all backend sends to the experts."""
     return spell(getattr(config, "moe_a2a_backend", None) or "none") != "none"
 
 
@@ -134,7 +135,7 @@ def wait_for_device(device: str) -> None:
 
 
 def end_server() -> NoReturn:
-    """End this rank and its server without a traceback: the first rank signals the server. Log the reason before."""
+    """End this rank and its server without a traceback: the first rank signals the server. The caller logs why."""
     if is_first_rank():
         os.kill(os.getppid(), signal.SIGQUIT)
     raise SystemExit(1)

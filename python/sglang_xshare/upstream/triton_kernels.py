@@ -26,10 +26,9 @@ EMPTY, FILLED = RunnerSlots(empty=True), RunnerSlots()
 class Contract:
     """The runner's contract: `slots` for `select()`, and `_pack`, which builds a `TritonKernelTopKOutput`.
 
-    `renumber` is an argument of `build_routing`. `_topk_forward` of triton_kernels orders the slots of a row by
-    ascending expert in sglang-kernel 0.4.5 (SGLang 0.5.17), and by descending logit, as a selection does, in
-    0.4.6.post1 to 0.4.10 (SGLang 0.5.18 to 0.5.23). With upstream's order a runner adds the terms of a row as after
-    `routing()`.
+    `renumber`, an argument of `build_routing`, gives a row's slots upstream's order, so the runner adds up a row's
+    experts as after `routing()`. `_topk_forward` of triton_kernels orders by ascending expert in sglang-kernel 0.4.5
+    (SGLang 0.5.17), and by descending logit, as a selection does, in 0.4.6.post1 to 0.4.10 (SGLang 0.5.18 to 0.5.23).
     """
 
     slots: RunnerSlots
@@ -37,7 +36,7 @@ class Contract:
     _pack: Callable[[RoutingArrays, int], Any]
 
     def pack(self, ids: torch.Tensor, weights: torch.Tensor, logits: torch.Tensor) -> Any:
-        """Return the `TritonKernelTopKOutput` of a selection [n, k] from logits [n, N], whose dtype the gates have."""
+        """Return the `TritonKernelTopKOutput` of a selection [n, k] from logits [n, N]; weights get their dtype."""
         from ..selection.triton_kernel.routing_data import build_routing
 
         return self._pack(build_routing(ids, weights, logits.shape[1], logits.dtype, self.renumber), ids.shape[1])
@@ -54,9 +53,9 @@ def find_contract(logits: torch.Tensor, top_k: int) -> Contract | None:
 
 @cache
 def read_contract(block_sizes: tuple[int, ...]) -> Contract | None:
-    """Return the contract of the installed SGLang and triton_kernels, or None if it is neither of the known ones.
+    """Return the contract of the installed SGLang and triton_kernels, None if neither known contract fits.
 
-    `block_sizes` are those that our arrays have schedules for; on AMD triton_kernels has five.
+    `block_sizes` are the block sizes of our arrays' schedules; triton_kernels on AMD has five, so no contract is known.
     """
     try:
         from triton_kernels.tensor_details.ragged_tensor import RaggedTensorMetadata

@@ -1,33 +1,33 @@
-"""The compiled call behind `select()`. Torch computes P, which so has torch's bits, and one function does the rest."""
+"""The compiled call behind `select()`. Torch computes P, so P has torch's bits; one function does the rest."""
 
 from __future__ import annotations
 
 import ctypes
 import math
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 
 from ...policies.plan import SelectionPlan
 from ...types import Batch, Router, RunnerSlots, Selection, Tally, allocate_tally
+from ..handled import find_unhandled
 from ..scores import score
 from ..slots import serve_runner
-from .layout import find_unhandled, pack
+from .layout import pack
 from .library import load
 
 NOT_CLEAN, WRONG_WIDTH = 1, 3
-"""Values of `Status` in csrc/plan.h that mean that the call has written nothing."""
-_KEPT = 4096
-_calls: dict[tuple[int, int, int, bool, RunnerSlots | None], Call] = {}
+"""Values of `Status` in csrc/plan.h after which nothing has been written."""
 
 
 def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> bool:
-    """Return whether this machine has the call, and the call supports the plan; any shape is supported."""
-    return load() is not None and not find_unhandled(plan)
+    """Return whether this machine has the compiled call, and the call supports the plan, whatever the shape."""
+    return load() is not None and not find_unhandled(plan, __package__)
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
-    """Return whether a C++ function can read the tensor: a tensor in this machine's memory, not a fake one."""
+    """Return whether a C++ function can read the tensor: a plain tensor or parameter in this machine's memory."""
     return tensor.is_cpu and type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
@@ -40,13 +40,14 @@ def select(
     slots: RunnerSlots | None,
     tally: Tally | None = None,
 ) -> Selection:
-    """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`. Raises ValueError without a call."""
+    """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`. Raises ValueError if nothing is compiled."""
     if not is_readable(logits):
         raise ValueError("backend = 'cpu': must be torch, because the logits are no plain tensor on a CPU")
     call = find_call(plan, router, logits.shape[1], batch.exact is not None, slots)
     return call(logits, batch, rank_of_expert, tally)
 
 
+@lru_cache(maxsize=4096)
 def find_call(
     plan: SelectionPlan, router: Router, num_experts: int, exact: bool = False, slots: RunnerSlots | None = None
 ) -> Call:
@@ -54,17 +55,11 @@ def find_call(
 
     Raises ValueError on a machine without a compiled call.
     """
-    key = (id(plan), id(router), num_experts, exact, slots)
-    call = _calls.get(key)
-    if call is None:
-        if len(_calls) >= _KEPT:  # only tests make so many
-            _calls.clear()
-        call = _calls[key] = Call(plan, router, num_experts, exact, slots)
-    return call
+    return Call(plan, router, num_experts, exact, slots)
 
 
 class Call:
-    """A packed plan and router, whose selections take one call each. With `exact` some rows may be exact."""
+    """A plan and a router, packed for a compiled function that selects in one call. With `exact` rows may be exact."""
 
     def __init__(
         self, plan: SelectionPlan, router: Router, num_experts: int, exact: bool, slots: RunnerSlots | None
@@ -72,7 +67,7 @@ class Call:
         library = load()
         if library is None:
             raise ValueError("backend = 'cpu': must be torch, because this machine has no compiled call")
-        self.plan, self.router, self.slots = plan, router, slots  # kept alive: `find_call` looks them up by id()
+        self.router, self.slots = router, slots
         self._run = library.select_experts
         self._packed = pack(plan, router, num_experts, exact, slots)
         self._address = ctypes.addressof(self._packed)
@@ -84,8 +79,8 @@ class Call:
     ) -> Selection:
         """Return the plan's selection from logits [n, N], and count it in `tally`.
 
-        Only the width is checked: raises RuntimeError for a batch with exact rows if the call was made without
-        exact rows and the rows need more columns. Raises MemoryError.
+        Only the width is checked: raises RuntimeError if exact rows need more columns than a call that was made without
+        exact rows has. Raises MemoryError if memory is short.
         """
         router, rows = self.router, logits.shape[0]
         given = logits if logits.dtype is torch.float32 or logits.dtype is torch.bfloat16 else logits.float()
@@ -137,5 +132,5 @@ class Call:
         if self.slots is None or not self.slots.masked:
             return answer
         answer = replace(answer, **serve_runner(answer, logits, router.top_k, self.slots))
-        tally.active.copy_(answer.active)  # experts that complete the top-k count too
+        tally.active.copy_(answer.active)  # with masked logits a runner also loads the experts that complete its top-k
         return answer

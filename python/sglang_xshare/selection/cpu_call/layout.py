@@ -2,7 +2,6 @@
 
 import ctypes
 from ctypes import c_double, c_int32, c_void_p
-from functools import cache
 
 from ...policies.plan import SelectionPlan
 from ...types import Router, RunnerSlots
@@ -29,12 +28,6 @@ class Plan(ctypes.Structure):
         *((name, c_double) for name in _DOUBLES.split()),
         *((name, c_int32) for name in _COUNTS.split()),
     )
-
-
-@cache
-def find_unhandled(plan: SelectionPlan) -> list[str]:
-    """Return the keys that the call would ignore or misread."""
-    return plan.keys_beyond(HANDLED)
 
 
 def pack(plan: SelectionPlan, router: Router, num_experts: int, exact: bool, slots: RunnerSlots | None) -> Plan:

@@ -20,7 +20,7 @@ from .layout import Plan
 SWITCH = "SGLANG_XSHARE_CPU_KERNEL"
 """Environment variable: with value 0 torch selects on a CPU."""
 SOURCE = Path(__file__).with_name("csrc")
-# Without fused multiply-add and without fast math from $CXX, because their results have other bits than torch's.
+# No fused multiply-add, and no fast math even if $CXX asks for it: the results would have other bits than torch's.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-fast-math", "-ffp-contract=off", "-fno-math-errno")
 SIGNATURES = {
     "select_experts": ([*[c_void_p] * 10, *[c_int32] * 5, *[c_void_p] * 7], c_int32),
@@ -72,7 +72,7 @@ def build(flags: Sequence[str]) -> Path:
             built = Path(folder, library.name)
             _run([*compiler, *flags, *map(str, sorted(SOURCE.glob("*.cpp"))), "-o", str(built)])
             if not built.exists():
-                raise OSError(f"{compiler[0]}: wrote no library")
+                raise OSError(f"{compiler[0]}: succeeded, but wrote no library")
             _keep(built.read_bytes(), library)
     return library
 
@@ -84,7 +84,7 @@ def find_cache() -> Path:
         return Path(root, "sglang_xshare")
     cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if cache_home.startswith("~"):
-        raise OSError("this user has no home folder to build in; TORCH_EXTENSIONS_DIR names another")
+        raise OSError("this user has no home folder to build in; set TORCH_EXTENSIONS_DIR to a folder")
     return Path(cache_home, "torch_extensions", "sglang_xshare")
 
 

@@ -1,1 +1,1 @@
-"""Selection in vectorized torch: on any device, what the compiled backends do not take."""
+"""Selection in vectorized torch: on any device, for plans that no compiled backend supports."""

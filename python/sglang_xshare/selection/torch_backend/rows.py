@@ -12,14 +12,15 @@ from torch.nn.functional import pad
 from ...types import Batch, Router
 from ..scores import compute_scores, find_depth, measure
 
-# Ties are broken in float64 by 2^-40 of the score for each of up to 1,024 experts, less than two float32 can differ.
+# To break ties, a float64 score grows by 2^-40 of itself for each expert with a higher id. Even 1,024 such steps are
+# less than the distance between two float32.
 _TIE = 2.0**-40
-# Bounds of the score that 2^-40 is taken of: a score of 0 gets less than every positive float32, and -inf stays -inf.
+# Bounds of the score that a step is a part of: a score of 0 stays below every positive float32, and -inf stays -inf.
 _SMALLEST, _LARGEST = 1e-60, 1e39
 
 
 class Slots(NamedTuple):
-    """Experts of n rows, m slots each. The live slots depend on data, so the mask stays on the device."""
+    """Experts of n rows in m slots each. Which slots are empty depends on the logits, so `live` stays on the device."""
 
     experts: torch.Tensor
     """[n, m] int64; an empty slot has the id of some expert."""
@@ -54,11 +55,8 @@ class Rows(NamedTuple):
     valid: torch.Tensor | None
     """[n, 1] bool; None if all rows are valid."""
     exact: torch.Tensor | None
-    """[n, 1] bool: rows that get their own top-k and have no say in S; None if the batch has none."""
-    resident: torch.Tensor | None
-    """[N] bool: loaded experts; None if the batch does not name them."""
-    slots: int | None
-    tokens_per_request: int
+    """[n, 1] bool: rows that get their own top-k, without utility or votes; None if no row can be exact."""
+    batch: Batch
     quota_groups: int | None
     depth: torch.Tensor | None
     """[n, 1] int32: depth of each draft; None if the plan ignores depths."""
@@ -71,7 +69,7 @@ class Rows(NamedTuple):
     @property
     def num_requests(self) -> int:
         """Return the number of rows over tokens per request."""
-        return self.keys.shape[0] // self.tokens_per_request
+        return self.keys.shape[0] // self.batch.tokens_per_request
 
     @property
     def top_k(self) -> int:
@@ -96,7 +94,7 @@ def rank_rows(logits: torch.Tensor, router: Router, batch: Batch, by_depth: bool
     keys = choice.double()
     keys.addcmul_(keys.abs().clamp_(_SMALLEST, _LARGEST), lower_first(keys.shape[1], keys.device), value=_TIE)
     valid = None if batch.valid is None else batch.valid.unsqueeze(1)
-    exact = None if batch.exact is None else batch.exact.unsqueeze(1)  # a row that is not valid has no experts
+    exact = None if batch.exact is None else batch.exact.unsqueeze(1)  # a padding row has no experts anyway
     groups = router.quota_groups
     own_keys = keys if groups is None else keep_quota(keys, router.top_k, groups)
     own = find_best(scores, own_keys, router.top_k, valid)
@@ -107,9 +105,7 @@ def rank_rows(logits: torch.Tensor, router: Router, batch: Batch, by_depth: bool
         own=own,
         valid=valid,
         exact=exact,
-        resident=batch.resident,
-        slots=batch.slots,
-        tokens_per_request=batch.tokens_per_request,
+        batch=batch,
         quota_groups=groups,
         depth=find_depth(batch, len(logits), logits.device).unsqueeze(1) if by_depth else None,
     )

@@ -15,7 +15,7 @@ from .rows import Rows, lower_first, mark
 
 # A step that breaks ties between integers: together the steps of 1,024 experts are less than 1.
 _TIE = 2.0**-10
-# More than every utility, but so small that a float64 still has room for the ties.
+# Puts experts ahead of all others: more than every utility, but so small that a float64 has room for the ties.
 _AHEAD = 2.0**41
 
 
@@ -28,19 +28,16 @@ def select_experts(
         _add_ranked(rows, plan, selected)
     elif plan.confidence is not None:
         _follow_voters(rows, plan, plan.confidence, selected)
-    elif plan.adds or _find_free(rows, plan) is not None:
+    else:
         _add_by_utility(rows, plan, rank_of_expert, kept, selected)
-
-
-def _find_free(rows: Rows, plan: SelectionPlan) -> torch.Tensor | None:
-    """Return the residents [N] bool if residents cost the plan nothing, else None."""
-    return rows.resident if plan.takes_residents else None
 
 
 def _add_by_utility(
     rows: Rows, plan: SelectionPlan, rank_of_expert: torch.Tensor | None, kept: torch.Tensor, selected: torch.Tensor
 ) -> None:
-    free = _find_free(rows, plan)
+    free = rows.batch.resident if plan.takes_residents else None  # [N] bool: loaded experts, which no budget counts
+    if free is None and not plan.adds:
+        return
 
     def taken(experts: torch.Tensor) -> torch.Tensor:
         return experts if free is None else experts | free
@@ -63,7 +60,7 @@ def _add_by_utility(
         held = _find_held(rows, 1)
         selected |= _balance(utility, plan.target_per_rank, plan.balance, rank_of_expert, selected, held)
     if free is not None and sure is not None:
-        _join(utility, free, rows.slots, sure, selected)
+        _join(utility, free, rows.batch.slots, sure, selected)
 
 
 def _join(
@@ -71,7 +68,8 @@ def _join(
 ) -> None:
     """Add residents with utility to S, up to the number of slots.
 
-    Experts in `sure` [N] come first, then the batch's additions, then residents; the latter two by utility.
+    Experts in `sure` [N] come first, then the batch's additions, then residents; additions and residents by
+    utility.
     """
     joining = free & (utility > 0)
     if slots is None:
@@ -85,7 +83,7 @@ def _join(
 
 
 def _find_held(rows: Rows, groups: int) -> torch.Tensor | None:
-    """Return the experts of each group's exact rows [groups, N] bool, which no budget counts, or None."""
+    """Return the experts of each group's exact rows [groups, N] bool, which no budget counts; None without any."""
     if rows.exact is None:
         return None
     return _sum_at_own(rows, (rows.own.live & rows.exact).double(), groups).bool()
@@ -109,8 +107,8 @@ def _compute_utility(rows: Rows, kind: str, groups: int, chance: torch.Tensor | 
 
 
 def _find_chance(rows: Rows, plan: SelectionPlan) -> torch.Tensor | None:
-    """Return the factor of each row's utility [n, 1] float32; None if all rows count alike."""
-    if rows.depth is None or not plan.weighs(rows.tokens_per_request):
+    """Return the factor of each row's utility [n, 1] float32; None if depth does not matter."""
+    if rows.depth is None or not plan.weighs(rows.batch.tokens_per_request):
         return None
     return _weigh_depths(plan.acceptance, rows.depth.device)[rows.depth.clamp(0, DEPTHS - 1)]
 
@@ -249,7 +247,7 @@ def _follow_voters(rows: Rows, plan: SelectionPlan, confidence: float, selected:
 
 
 def _rank_by_confidence(rows: Rows, confidence: float, max_voters: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (rows [m], which of them vote [m] bool), most confident first. If no row is confident, the first votes."""
+    """Return (rows [m], which of them vote [m] bool), most confident first. Without a confident row the first votes."""
     fixed = to_fixed_point(rows.measures)
     best, total = fixed.amax(1), fixed.sum(1)
     share = best / total.clamp_min(TINY)

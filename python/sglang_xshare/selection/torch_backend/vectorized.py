@@ -1,20 +1,18 @@
 """Selection in vectorized torch on any device, without loops over rows, experts or requests.
 
 A CUDA graph can capture the selection, because the host never waits. On a CPU each operation takes microseconds
-whatever its size, so the common plans use few.
+whatever its size, so the common plans use few operations.
 """
 
-from dataclasses import replace
 from functools import cache
 
 import torch
 from torch.nn.functional import pad
 
 from ...policies.plan import SelectionPlan
-from ...types import Batch, Router, RunnerSlots, Selection
+from ...types import Batch, Router, Selection
 from ..handled import FULL
 from ..scores import to_fixed_point
-from ..slots import serve_runner
 from .rows import Rows, Slots, mark, rank_rows
 from .shortlist import select_experts
 
@@ -30,7 +28,6 @@ def select(
     router: Router,
     batch: Batch,
     rank_of_expert: torch.Tensor | None,
-    slots: RunnerSlots | None,
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`."""
     selected = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
@@ -41,7 +38,10 @@ def select(
         kept = _keep(rows, plan)
         select_experts(rows, plan, rank_of_expert, kept, selected)
         lost = _rescue(rows, selected) if plan.can_rescue else selected.new_zeros(0)
-        chosen = _cover(rows, plan, kept, selected)
+        if plan.substitutes:
+            chosen = _substitute(rows, plan, kept, selected)
+        else:
+            chosen = rows.own.keep(selected[rows.own.experts] & rows.own.live if plan.uses_selected else kept)
         shares, total = _share(rows, plan, router, chosen) if router.renormalize else (chosen.scores, None)
         experts = torch.where(chosen.live, chosen.experts, -1)
     ids, weights = experts.int(), shares.clone() if total is None else shares / total
@@ -56,11 +56,10 @@ def select(
     mark(active, chosen.experts, chosen.live)
     mark(vanilla_active, rows.own.experts, rows.own.live)
     kept_mass = (chosen.scores.sum(1) / rows.own.scores.sum(1)).nan_to_num_(nan=1.0, posinf=1.0)
-    if rows.exact is not None:  # sums over more columns may round differently
+    if rows.exact is not None:  # an exact row's two sums have different numbers of columns, and may round differently
         kept_mass = kept_mass.masked_fill(rows.exact.squeeze(1), 1.0)
     kept_mass = kept_mass if batch.valid is None else kept_mass * batch.valid
-    answer = Selection(ids, weights, selected, active, lost.sum(), vanilla_active, kept_mass)
-    return answer if slots is None else replace(answer, **serve_runner(answer, logits, router.top_k, slots))
+    return Selection(ids, weights, selected, active, lost.sum(), vanilla_active, kept_mass)
 
 
 def _keep(rows: Rows, plan: SelectionPlan) -> torch.Tensor:
@@ -92,13 +91,6 @@ def _rescue(rows: Rows, selected: torch.Tensor) -> torch.Tensor:
     lost = ~inside.any(1) & rows.own.live[:, 0]
     mark(selected, rows.own.experts[:, 0], lost)
     return lost
-
-
-def _cover(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: torch.Tensor) -> Slots:
-    """Return the experts of every row by the plan's coverage."""
-    if plan.substitutes:
-        return _substitute(rows, plan, kept, selected)
-    return rows.own.keep(selected[rows.own.experts] & rows.own.live if plan.uses_selected else kept)
 
 
 def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: torch.Tensor) -> Slots:

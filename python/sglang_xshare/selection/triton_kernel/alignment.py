@@ -1,7 +1,7 @@
 """Device functions that sort the (row, slot) pairs of one program by expert: see `sglang_xshare.types.Alignment`.
 
-An expert's rows are bits of one integer, so that population counts give both how many pairs it has and where each pair
-goes. Above the rows' bits the same integer counts the slots that the expert fills in rows with too few experts.
+An expert's rows are bits of one integer, so population counts return both the number of the expert's pairs and each
+pair's place. Above the rows' bits the integer counts the slots that the expert fills in rows with too few experts.
 """
 
 import triton
@@ -13,19 +13,19 @@ from .rows import INTERPRETED
 
 BLOCK = tl.constexpr(BLOCK_SIZE)
 MOST_ROWS = 16
-"""Bits of an expert's rows; beside them an int32 has room for all slots of so many rows."""
+"""Most rows of a batch, one bit each. The upper half of an int32 has room to count all slots of so many rows."""
 MOST_PAIRS = 2048
-"""A pair's place, up to 16 times as large, and its value share an int32."""
+"""Most pairs. An expert's first block, at most this number, and the bits of the expert's rows share an int32."""
 ROWS, ONE = tl.constexpr(MOST_ROWS), tl.constexpr(1 << MOST_ROWS)
 HEAD = tl.constexpr(BLOCK_SIZE)
-"""Elements before the pairs in the buffer: the total, and a gap so that the runner's pointers stay aligned."""
+"""Elements before the pairs in the buffer: the total, and a gap that keeps the runner's pointers aligned."""
 SPAN = tl.constexpr(512)
-"""Elements that are padded at a time."""
+"""Elements that one store fills with padding."""
 
 
 @triton.jit
 def count_bits(x) -> tl.tensor:
-    """int32: the bits that are set in each non-negative int32 `x`."""
+    """Return how many bits are set in each non-negative int32 `x`: int32."""
     if INTERPRETED:  # the interpreter has no libdevice
         x = x - ((x >> 1) & 0x55555555)
         x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
@@ -40,11 +40,11 @@ def count_bits(x) -> tl.tensor:
 def align_program(
     alignment, members, ids, filler, place, row, present, num_rows, experts, recipe: tl.constexpr, tile: tl.constexpr
 ) -> None:
-    """Write the alignment of one program's ids behind `alignment`: the total, the pairs, the blocks' experts.
+    """Write the alignment of one program's ids to `alignment`: the total, the pairs, the blocks' experts.
 
-    `members` [R, E] are the experts that each row chose, which come first in its `ids` [R, C]. The `filler` [R] of a
-    row is in its other columns, and behind them are the shared experts. `present` [R] rows have all columns, padding
-    rows too.
+    `members` [R, E] are the experts that each row chose, which come first in its `ids` [R, C]. The row's other columns
+    contain its `filler` [R], and then the shared experts. All `present` [R] rows, padding rows included, have all
+    columns.
     """
     slots: tl.constexpr = recipe.columns + recipe.shared
     numel = num_rows * slots
@@ -58,7 +58,7 @@ def align_program(
     spare = bits >> ROWS
     blocks = (count_bits(bits & (ONE - 1)) + spare + (BLOCK - 1)) // BLOCK
     begins = tl.cumsum(blocks, 0) - blocks
-    # One reduction for two sums: the blocks, and the experts that are not just one block of chosen pairs.
+    # One reduction for two sums: of the blocks, and of the experts that fill slots or have several blocks.
     sums = tl.sum(blocks + tl.where((spare > 0) | (blocks > 1), ONE, 0), 0)
     total, fills_slots = sums & (ONE - 1), sums >> ROWS
     end = (total + recipe.shared) * BLOCK
@@ -76,7 +76,7 @@ def align_program(
     index = tl.reshape(tl.where(routed & present[:, None], ids, 0), (tile.rows * tile.columns,))
     found = tl.gather((bits & (ONE - 1)) | (begins << ROWS), index, 0)
     found = tl.reshape(found, (tile.rows, tile.columns))
-    # A chosen pair stands behind those of the rows before, a filled slot behind all chosen ones.
+    # An expert's chosen pairs come first, in the order of rows, and then the slots that the expert fills.
     ahead = tl.where(chosen, (1 << place)[:, None], ONE) - 1
     target = (found >> ROWS) * BLOCK + count_bits(found & ahead)
     filled = tl.full((tile.rows,), 0, tl.int32)
@@ -90,6 +90,6 @@ def align_program(
         first = (shared >= 0) & (shared < recipe.shared) & (row == 0)[:, None] & present[:, None]
         block = tl.broadcast_to(total + shared, first.shape)
         tl.store(block_experts + block, tl.broadcast_to(recipe.num_experts + shared, first.shape), mask=first)
-    # Other threads store the pairs on top of the padding.
+    # A barrier, because the pairs overwrite padding that other threads have stored.
     tl.debug_barrier()
     tl.store(pairs + target, row[:, None] * slots + column, mask=present[:, None] & (column < slots))

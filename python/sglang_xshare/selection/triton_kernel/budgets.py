@@ -22,19 +22,11 @@ P, BETA, MASS, CONFIDENCE, OWN_SHARE, _ = (tl.constexpr(NUMBERS.index(name)) for
 CHANCES, DEEPEST = tl.constexpr(len(NUMBERS)), tl.constexpr(DEPTHS - 1)
 
 ALL = 2**31 - 1
-ABSENT = {
-    "k0": ALL,
-    "target_per_rank": 0,
-    "budget": 0,
-    "drop": ALL,
-    "max_rank": ALL,
-    "warm_rows": ALL,
-    "max_add": ALL,
-    "beta": 0,
-    "mass": 0,
-    "confidence": 1,
-}
-"""Numbers in place of None, by key. In a kernel that contains the step of the key, the step then changes nothing."""
+ABSENT = {"target_per_rank": 0, "budget": 0, "beta": 0, "mass": 0, "confidence": 1}
+"""Numbers in place of None, by key; ALL for the other keys. With this number a key has no effect."""
+STEPS: tuple[str, ...] = ("p", "beta", "add_per_request", "add", "mass", "target_per_rank", "max_rank", "own_share")
+STEPS += ("acceptance", "warm_rows", "max_add")
+"""Keys for which a kernel has no code if its plan has the key's default."""
 
 
 class Budgets:
@@ -50,7 +42,7 @@ class Budgets:
         self.values = encode(plan).to(device)
 
     def write(self, plan: SelectionPlan) -> None:
-        """Write the numbers of another plan, in the order of the current stream. Raises ValueError as `check` does."""
+        """Write the numbers of another plan, on the current stream. Raises ValueError as `check` does."""
         self.check(plan)
         self.values.copy_(encode(plan))
 
@@ -59,7 +51,7 @@ class Budgets:
         self.values[-len(drafts) :].copy_(drafts, non_blocking=True)
 
     def check(self, plan: SelectionPlan) -> None:
-        """Raise ValueError naming a key that needs another kernel: no number, or a step that the first plan lacks."""
+        """Raise ValueError naming a changed key that is not in NUMBERS, or for which the kernel has no code."""
         took, takes = list_steps(self.plan), list_steps(plan)
         for name in KEYS:
             old, new = getattr(self.plan, name), getattr(plan, name)
@@ -71,14 +63,14 @@ class Budgets:
         ):
             if old != new:
                 raise ValueError(
-                    f"{name}: must be as in the plan that the kernel was made for, {'some' if old else 'none'}"
+                    f"{name}: must be as in the plan that the kernel was made for, {'set' if old else 'absent'}"
                 )
 
 
 def encode(plan: SelectionPlan) -> torch.Tensor:
     """Return the numbers of a plan [17 + DEPTHS] int64 on the host."""
     given = {name: getattr(plan, name) for name in NUMBERS}
-    values: dict[str, Any] = {name: ABSENT.get(name) if value is None else value for name, value in given.items()}
+    values: dict[str, Any] = {name: ABSENT.get(name, ALL) if value is None else value for name, value in given.items()}
     values["p"] = plan.p if plan.p < 1 else float("inf")  # no prefix reaches this share, even if scores round to 0
     counts = torch.tensor([values[name] for name in COUNTS], dtype=torch.int64)
     shares = torch.tensor([values[name] for name in SHARES[:-1]], dtype=torch.float64)
@@ -92,29 +84,16 @@ def encode_drafts(acceptance: float) -> torch.Tensor:
 
 
 def list_steps(plan: SelectionPlan) -> dict[str, bool]:
-    """Return, by key, whether the plan takes the key's step, which the kernels of other plans leave out."""
-    return {
-        "k0": plan.can_rescue,
-        "p": plan.p < 1,
-        "beta": plan.beta is not None,
-        "add_per_request": plan.add_per_request > 0,
-        "add": plan.add > 0,
-        "mass": plan.mass is not None,
-        "target_per_rank": plan.target_per_rank is not None,
-        "max_rank": plan.max_rank is not None,
-        "own_share": plan.own_share > 0,
-        "acceptance": plan.acceptance < 1,
-        "warm_rows": plan.warm_rows is not None,
-        "max_add": plan.max_add is not None,
-    }
+    """Return, by key, whether the plan's kernel has code for the key, which kernels of other plans may lack."""
+    return {"k0": plan.can_rescue} | {name: getattr(plan, name) != getattr(SelectionPlan, name) for name in STEPS}
 
 
 @cache
 def find_budgets(plan: SelectionPlan, device: torch.device) -> Budgets:
     """Return the plan's own budgets, which must not be written.
 
-    The cache never evicts them, because a captured graph reads them. They are copied from the host, so a first call
-    inside a graph capture raises an error: the runs before the capture must fill the cache.
+    The cache never evicts budgets, because a captured graph reads their memory. The numbers are copied from the host,
+    so a first call inside a graph capture raises an error: the runs before the capture must fill the cache.
     """
     return Budgets(plan, device)
 

@@ -76,16 +76,16 @@ def list_usable(
 def score_listed(
     listed, listed_experts, rows, largest, total, exempt, recipe: tl.constexpr, tile: tl.constexpr
 ) -> tl.tensor:
-    """Return P of listed keys [R, C]: fp32, 0 if a key is EMPTY. It has the same bits as P of the whole row.
+    """Return P of listed keys [R, C]: fp32, 0 if a key is EMPTY. P has the same bits as P of the whole row.
 
-    Keys with a bias do not contain the logit. It is loaded again, by its expert, from the logits of the `rows` [R].
+    Keys with a bias do not contain the logit. The logit is loaded again, by its expert, from the `rows` [R].
     """
     there = listed > EMPTY
     if recipe.biased:
         logits = load_listed(rows[:, None] + listed_experts, there)
     else:
         logits = read_logits(listed, tile.experts, recipe.unique_keys)
-    scores = score_logits(logits, largest, recipe.sigmoid, recipe.softplus)
+    scores = score_logits(logits, largest, recipe.scoring)
     if recipe.normalize:
         shares = tl.div_rn(scores, total)
         scores = tl.where(exempt[:, None], scores, shares) if recipe.plain else shares
@@ -94,7 +94,7 @@ def score_listed(
 
 @triton.jit
 def count(members) -> tl.tensor:
-    """Count a row's members [R, C] bool: [R] fp32, at least 1, because the count divides."""
+    """Count a row's members [R, C] bool: [R] fp32, at least 1, because the count becomes a divisor."""
     return tl.maximum(tl.sum(members.to(tl.int32), 1), 1).to(tl.float32)
 
 
@@ -108,7 +108,7 @@ def lift(mass) -> tl.tensor:
 def mix_own(scores, own, own_mass, chosen, mass, budgets) -> tl.tensor:
     """Return scores over the chosen sum, times (chosen sum / own sum) to the power of `own_share`: [R, C] fp32."""
     share = read_share(budgets, OWN_SHARE).to(tl.float32)
-    # A sum to the power of 0 is 1, even if the sum is 0.
+    # A sum whose power is 0 does not matter, even if the sum is 0.
     there = tl.minimum(tl.where(share < 1, mass, own_mass), tl.where(share > 0, own_mass, mass)) > 0
     mass = tl.where(there, mass, count(chosen))
     own_mass = tl.where(there, own_mass, count(own))
@@ -155,44 +155,14 @@ def find_sure(counters, selected, recipe: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def find_filler(counters, selected, experts, recipe: tl.constexpr) -> tl.tensor:
-    """Return an expert that some row uses, see `sglang_xshare.selection.slots`; -1 if the counters show none."""
-    return tl.max(tl.where(find_sure(counters, selected, recipe), experts, -1), 0)
-
-
-@triton.jit
-def load_filler(selected, voted, active, experts, num_experts: tl.constexpr) -> tl.tensor:
-    """Return the filler from `active`, which all programs have written; 0 if no row is live."""
-    size: tl.constexpr = experts.shape[0]
-    used = tl.load(active + experts, mask=experts < num_experts, other=0) != 0
-    keys = tl.where(used, tl.where(selected & voted, experts + size, experts), 0)
-    return tl.max(keys, 0) % size
-
-
-@triton.jit
 def complete(used: tl.tensor, exists: tl.tensor, top_k: tl.constexpr) -> tl.tensor:
     """Return the used experts [E] bool, with the lowest-numbered others up to top-k.
 
     The function is idempotent, even on a partly stored result, so a program may store the result while other programs
-    still read. `find_spare` returns the same before and after: with top-k experts in use, these are the spare ones.
+    still read. `settle_spare` returns the same after the store: the top-k experts in use, which are then all spare.
     """
     idle = (exists & ~used).to(tl.int32)
     return used | ((idle > 0) & (tl.cumsum(idle, 0) <= top_k - tl.sum(used.to(tl.int32), 0)))
-
-
-@triton.jit
-def find_spare(
-    sure: tl.tensor, active: tl.tensor, experts: tl.tensor, exists: tl.tensor, top_k: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
-    """Return (experts for empty slots, experts in use), both [E] bool, after all rows are stored.
-
-    `sure` are the experts in S and in some row's top-k.
-    """
-    used = tl.load(active + experts, mask=exists, other=0) != 0
-    in_use = complete(used, exists, top_k)
-    sure &= used
-    enough = tl.sum(sure.to(tl.int32), 0) >= top_k
-    return (enough & sure) | (~enough & in_use), in_use
 
 
 @triton.jit
@@ -209,21 +179,31 @@ def settle_spare(counters, selected, active, arrivals, experts, recipe: tl.const
             tl.debug_barrier()
         exists = experts < recipe.num_experts
         sure = selected & find_voted(counters, recipe)
-        spare, in_use = find_spare(sure, active, experts, exists, recipe.top_k)
+        used = tl.load(active + experts, mask=exists, other=0) != 0
+        in_use = complete(used, exists, recipe.top_k)
+        sure &= used
+        enough = tl.sum(sure.to(tl.int32), 0) >= recipe.top_k
+        spare = (enough & sure) | (~enough & in_use)
         if tl.program_id(0) == 0:
             tl.store(active + experts, in_use, mask=exists)
     return spare
 
 
 @triton.jit
-def settle_filler(
-    filler, counters, selected, active, arrivals, experts, recipe: tl.constexpr, tile: tl.constexpr
-) -> tl.tensor:
-    """Return the filler, after waiting for the other programs if `filler` is -1."""
+def find_filler(counters, selected, active, arrivals, experts, recipe: tl.constexpr, tile: tl.constexpr) -> tl.tensor:
+    """Return an expert that some row uses, see `sglang_xshare.selection.slots`; 0 if no row is live.
+
+    The function waits for the other programs if the counters show no such expert.
+    """
+    size: tl.constexpr = experts.shape[0]
+    filler = tl.max(tl.where(find_sure(counters, selected, recipe), experts, -1), 0)
     if filler < 0:
         if tile.several:
             wait_for_all(arrivals, tl.num_programs(0))
         else:
             tl.debug_barrier()
-        filler = load_filler(selected, find_voted(counters, recipe), active, experts, recipe.num_experts)
+        voted = find_voted(counters, recipe)
+        used = tl.load(active + experts, mask=experts < recipe.num_experts, other=0) != 0
+        keys = tl.where(used, tl.where(selected & voted, experts + size, experts), 0)
+        filler = tl.max(keys, 0) % size
     return filler

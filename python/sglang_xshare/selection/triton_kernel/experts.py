@@ -6,7 +6,7 @@ import triton.language as tl
 from .budgets import ADD, BUDGET, DROP, MASS, MAX_ADD, TARGET_PER_RANK, read_count, read_share
 from .rows import EMPTY, find_taken, load_tile, roll, take_best
 
-# Packed counters: one int64 of an expert has three counters, so one reduction and one exchange carry all of them. Bits
+# Packed counters: one int64 of an expert has three counters, so one reduction and one exchange serve all three. Bits
 # 0-31 are the expert's utility in multiples of 2^-20, bits 32-47 its votes (rows with the expert in their top-k), bits
 # 48-62 its holders (rows or requests that bring the expert into S). No field overflows with fewer than 2048 rows. Only
 # a ranking by votes needs the number of votes, and no plan the number of holders, so a tile of up to 16 rows otherwise
@@ -45,13 +45,13 @@ def find_voted(counters, recipe: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def find_threshold(keys, weights, limit, most) -> tl.tensor:
-    """Return a threshold >= 0: the keys [E] from it up are the fewest that weigh `limit` or more, or are `most`.
+    """Return a threshold >= 0: the keys [E] from this number up are the fewest that weigh `limit` or are `most` keys.
 
-    Equal keys count as one. The threshold is 0 if all keys weigh less. `most` may be None.
+    Equal keys count as one. The threshold is 0 if all keys together weigh less. `most` may be None.
 
     The search compares all keys with 16 numbers, digit by digit, the highest digit first. The search ends when at most
-    one key lies in the range of the digit that was found, and returns the lower end of that range: after 2.8 digits
-    instead of 5.1 (simulated).
+    one key lies in the range of the digit that was found, and returns the lower end of that range. The search takes 2.8
+    digits instead of 5.1 (simulated).
     """
     digit = tl.arange(0, RADIX).to(keys.dtype)
     largest = tl.max(keys, 0)
@@ -63,7 +63,7 @@ def find_threshold(keys, weights, limit, most) -> tl.tensor:
     while (shift >= 0) & (inside > 1):
         number = threshold + (digit << shift)
         weight = tl.sum(tl.where(keys[None, :] >= number[:, None], weights[None, :], 0), 1)
-        # Of keys of 31 bits, digits from 8 on overflow in the first round: no key is as large.
+        # For keys of 31 bits, digits from 8 on overflow in the first round; no key is as large as these.
         enough = weight >= limit
         if most is not None:
             enough |= tl.sum((keys[None, :] >= number[:, None]).to(tl.int32), 1) >= most
@@ -80,7 +80,7 @@ def keep_first(members, weights, limit, most) -> tl.tensor:
     expert = tl.arange(0, members.shape[0])
     step = roll(members.shape[0])
     last = step * 0
-    while step > 0:  # bit by bit, the last expert whose predecessors weigh too little
+    while step > 0:  # find, bit by bit, the last expert whose predecessors weigh too little
         before = members & (expert < last + step)
         few = tl.sum(tl.where(before, weights, 0), 0) < limit
         if most is not None:
@@ -92,15 +92,15 @@ def keep_first(members, weights, limit, most) -> tl.tensor:
 
 @triton.jit
 def keep_until(keys, weights, limit, most=None) -> tl.tensor:
-    """Return the largest keys above 0 until they weigh `limit` or more together or are `most`: [E] bool.
+    """Return the largest keys above 0 until they weigh `limit` or more together or are `most` keys: [E] bool.
 
     Of equal keys the first are kept. Equal keys must have equal weights.
     """
     threshold = find_threshold(keys, weights, limit, most)
     above = keys > threshold
-    tied = (keys == threshold) & (keys > 0)  # 0 is the threshold of keys that all fit
+    tied = (keys == threshold) & (keys > 0)  # the threshold is 0 if all keys fit
     kept = above | tied
-    if tl.sum(tied.to(tl.int32), 0) > 1:  # rare
+    if tl.sum(tied.to(tl.int32), 0) > 1:  # ties are rare
         if most is not None:
             most -= tl.sum(above.to(tl.int32), 0)
         kept = above | keep_first(tied, weights, limit - tl.sum(tl.where(above, weights, 0), 0), most)
@@ -127,7 +127,7 @@ def count_each(members) -> tl.tensor:
 
 @triton.jit
 def count_rounds(rest, rank, last, held, total) -> tl.tensor:
-    """Return how many rounds XShare's Algorithm 5 takes: as many as find fewer than `total` experts in S.
+    """Return how many rounds XShare's Algorithm 5 takes: a round takes place if S has fewer than `total` experts.
 
     S begins with `held` experts, and each round adds the best of each rank's `rest` [E] bool.
     """
@@ -152,9 +152,9 @@ def find_fullest(selected, rank, last) -> tl.tensor:
 def balance_ranks(utility, selected, aside, rank, budgets, recipe: tl.constexpr) -> tl.tensor:
     """Return what the expert-parallel ranks add to S: [E] bool (XShare, Algorithm 5; or our `fill` and `level`).
 
-    S does not count the experts `aside` [E] bool. Each round takes the best expert of GROUP ranks at once, as each row
-    of a tile has its best taken. A rank takes part while it has room. Ranks are read from the device, because upstream
-    moves experts under a captured graph.
+    Targets do not count the experts `aside` [E] bool. Each round takes the best expert of each of GROUP ranks, which
+    stand in place of rows in `take_best`. A rank takes part while it has room. Ranks are read from the device, because
+    upstream moves experts between replays of a captured graph.
     """
     size: tl.constexpr = utility.shape[0]
     counted = selected
@@ -163,15 +163,15 @@ def balance_ranks(utility, selected, aside, rank, budgets, recipe: tl.constexpr)
     target = read_count(budgets, TARGET_PER_RANK)
     rest = ~selected & (utility > 0)
     last = tl.max(rank, 0)
-    if not recipe.fill_ranks:
+    if recipe.balance == "literal":
         held, total = tl.sum(counted.to(tl.int32), 0), target.to(tl.int64) * (last + 1)
         room = count_rounds(rest, rank, last, held, total) + tl.full((GROUP,), 0, tl.int32)
-    elif recipe.level_ranks:
+    elif recipe.balance == "level":
         target = tl.maximum(target, find_fullest(selected, rank, last))
     added = tl.full((GROUP, size), 0, tl.int1)
     for first in range(0, last + 1, GROUP):
         members = find_members(rank, first)
-        if recipe.fill_ranks:
+        if recipe.balance != "literal":
             room = target - count_each(members & counted[None, :])
         available = members & rest[None, :]
         keys = tl.where(available, utility[None, :], EMPTY)
@@ -187,8 +187,8 @@ def balance_ranks(utility, selected, aside, rank, budgets, recipe: tl.constexpr)
 def reach_mass(utility, selected, budgets, recipe: tl.constexpr) -> tl.tensor:
     """Return the experts that S takes, best first, until S holds its mass or has taken `max_add`: [E] bool."""
     rest = tl.where(selected, 0, utility)
-    weights = utility  # shares of a row: their sum fits in int32, see MAX_ROWS
-    if recipe.utility_full and recipe.sigmoid and not recipe.softplus:
+    weights = utility  # sums of the rows' shares fit in int32, see MAX_ROWS
+    if recipe.utility_full and recipe.scoring == "sigmoid":
         weights = utility.to(tl.int64)
     total = tl.sum(weights, 0)
     held = tl.sum(tl.where(selected, weights, 0), 0)
@@ -201,8 +201,8 @@ def reach_mass(utility, selected, budgets, recipe: tl.constexpr) -> tl.tensor:
 def join_residents(utility, sure, selected, free, num_resident, recipe: tl.constexpr) -> tl.tensor:
     """Return S [E] bool with the residents that have utility.
 
-    If slots bound S, experts that are `sure` of a slot come first, then the batch's additions, then residents, the
-    latter two by utility.
+    If the number of slots bounds S, experts that are `sure` of a slot come first, then the batch's additions, then
+    residents. Additions and residents are ordered by utility.
     """
     joining = tl.where(free & ~selected, utility, 0)
     if recipe.bounded:
@@ -227,7 +227,7 @@ def select_experts(counters, aside, free, num_resident, rank, budgets, recipe: t
     """
     utility = read_utility(counters)
     selected = counters >= HOLDER
-    standing = counters & (HOLDER - 1)  # votes, and utility below them
+    standing = counters & (HOLDER - 1)  # votes in the high bits, utility in the low bits
     ranked = utility
     if recipe.sets_aside:
         ranked = tl.where(aside, 0, utility)
@@ -248,7 +248,7 @@ def select_experts(counters, aside, free, num_resident, rank, budgets, recipe: t
         taken |= added
     if recipe.reaches_mass:
         selected |= reach_mass(utility, taken, budgets, recipe)
-    if recipe.balances:
+    if recipe.balance is not None:
         selected |= balance_ranks(utility, selected, aside, rank, budgets, recipe)
     if recipe.residents:
         selected = join_residents(utility, sure, selected, free, num_resident, recipe)

@@ -7,7 +7,7 @@
         -> S [E] bool                                     select: in every program, from the same counters
         -> keys, experts [R, columns]                     cover: rounds of `take_best` over C within S
         -> topk_ids, topk_weights [n, columns]            scores are computed from the keys
-        -> alignment                                      the pairs sorted by expert, if the runner takes them
+        -> alignment                                      the pairs sorted by expert, if the runner takes such pairs
 
 All sums across rows are sums of integers, so neither the order of rows nor the number of programs changes a bit.
 
@@ -27,14 +27,16 @@ import triton.language as tl
 from .alignment import align_program
 from .barrier import wait_for_all
 from .budgets import WARM_ROWS, read_chance, read_count
-from .cover import find_filler, find_lost, limit_keys, list_usable, score_listed, settle_filler, settle_spare, weigh
+from .cover import find_filler, find_lost, limit_keys, list_usable, score_listed, settle_spare, weigh
 from .experts import find_voted, read_utility, select_experts, sum_counters
 from .ranking import choose_keys, collect_counters, rank_rows
 from .rows import EMPTY, find_best, find_largest, flatten, load_listed, load_tile, score_logits, store_tile
 from .voters import find_voters, follow_voters, measure_confidence
 
 MEASURE, COLLECT, RESCUE, ROUTE = (tl.constexpr(phase) for phase in range(4))
-"""Phases in their order, at barriers of one launch, or in one launch each, which repeats the earlier phases' work."""
+"""Phases in their order. Barriers divide the phases of one launch. Without a barrier each phase is a launch of its own,
+which repeats the earlier phases' work.
+"""
 TABLES = ["selected_out", "active", "vanilla_active", "kept_mass", "rescued"]
 
 
@@ -107,7 +109,7 @@ def select_kernel(
     rows = rows.to(tl.float32)
     rows = tl.where(tl.abs(rows) < float("inf"), rows, float("-inf"))
     largest, total = find_largest(rows), tl.full((tile.rows, 1), 1.0, tl.float32)
-    scores = score_logits(rows, largest, recipe.sigmoid, recipe.softplus)
+    scores = score_logits(rows, largest, recipe.scoring)
     if recipe.normalize:
         total = tl.sum(scores, 1)[:, None]
         total = tl.where(total > 0, total, 1.0)
@@ -163,7 +165,7 @@ def select_kernel(
             if recipe.follows_voters or recipe.sets_aside:
                 ballots = sum_counters(partials + plane, programs, tile)
         rank = None
-        if recipe.balances:
+        if recipe.balance is not None:
             rank = tl.load(ranks + experts, mask=exists, other=-1).to(tl.int32)
         aside = counters < 0
         if recipe.sets_aside:
@@ -209,8 +211,7 @@ def select_kernel(
         filler = tl.full((tile.rows,), -1, tl.int32)
         if recipe.fill:
             filler = tl.max(tl.where(chosen & (column == 0), expert, -1), 1)
-            common = find_filler(counters, selected, experts, recipe)
-            common = settle_filler(common, counters, selected, active, arrivals, experts, recipe, tile)
+            common = find_filler(counters, selected, active, arrivals, experts, recipe, tile)
             filler = tl.where(filler < 0, common, filler)
         expert = tl.where(chosen, expert, filler[:, None])
         if recipe.shared:

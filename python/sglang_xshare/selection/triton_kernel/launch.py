@@ -117,7 +117,7 @@ def select(
         return answer
     answer = replace(answer, **serve_runner(answer, logits, router.top_k, slots))
     if tally is not None:
-        tally.active.copy_(answer.active)  # masked logits may activate more experts
+        tally.active.copy_(answer.active)  # `serve_runner` may activate more experts for masked logits
     return answer
 
 
@@ -155,7 +155,7 @@ def _find_counter(device: torch.device, programs: int) -> torch.Tensor | None:
         return None
     if device not in _counters:
         if torch.cuda.is_current_stream_capturing():
-            return None  # the zeros would be written only when the graph runs
+            return None  # the counters would become 0 only when the graph runs
         _counters[device] = torch.zeros((COUNTERS, CACHE_LINE), dtype=torch.int32, device=device)
         torch.cuda.synchronize(device)  # once, because other streams will use the counters
     return _counters[device][next(_launches) % COUNTERS]

@@ -39,16 +39,16 @@ def choose_keys(logits, scores, bias, experts, recipe: tl.constexpr) -> tl.tenso
 
 @triton.jit
 def measure(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
-    """Return P, or its share of the row if unbounded, times a chance [R, 1], in multiples of 2^-20: [R, E] int32."""
+    """Return P (as a share of the row if P is unbounded) times a chance [R, 1], in multiples of 2^-20: [R, E] int32."""
     scale = 1048576.0
-    if recipe.softplus:
-        # As in `share_scores`, but over more experts, so the sum takes more bits.
+    if recipe.scoring == "sqrtsoftplus":
+        # As in `share_scores`, but over more experts, so the sum needs int64.
         largest = tl.max(scores.to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True)
         scores = tl.div_rn(scores, tl.where(largest > 0, largest, 1.0)[:, None])
         total = tl.sum((scores * 67108864.0 + 0.5).to(tl.int64), 1)  # 2^26
         scale = (70368744177664.0 / tl.maximum(total, 1).to(tl.float32))[:, None]  # 2^46
     if chance is not None:
-        if recipe.softplus:
+        if recipe.scoring == "sqrtsoftplus":
             scores *= scale / 1048576.0
             scale = 1048576.0
         scores *= chance
@@ -82,7 +82,7 @@ def rank_rows(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Return each row's warm-up and its top-k [R, E] bool, and the keys and experts of its top-k.
 
-    With dynamic-skip the first result is what is left of the warm-up. Keys and experts are best first, as `list_best`
+    With dynamic-skip the first result lacks the skipped experts. Keys and experts are best first, as `list_best`
     returns them.
     """
     k0 = tl.minimum(read_count(budgets, K0), recipe.top_k)
@@ -112,7 +112,7 @@ def rank_rows(
 def share_scores(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
     """Return the scores' shares of their row, or squared shares, times a chance [R, 1] in 2^-20: [R, E] int32."""
     # The sum is exact, of integers in proportion to the largest score, so equal scores in any order have equal shares.
-    if recipe.biased or recipe.sigmoid or recipe.normalize:
+    if recipe.biased or recipe.normalize or recipe.scoring != "softmax":
         largest = tl.max(scores.to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True)
         scores = tl.div_rn(scores, tl.where(largest > 0, largest, 1.0)[:, None])
     total = tl.sum((scores * 67108864.0 + 0.5).to(tl.int32), 1)  # 2^26
@@ -135,7 +135,7 @@ def sum_narrow(utility, votes, kept) -> tl.tensor:
 
     Only a ranking by votes needs the numbers, and such a plan does not use this function. `kept` experts must have
     votes. The sum across warps is of int32, with half the barriers and shuffles of int64: 25 bits hold 16 utilities of
-    at most 2^20, and 7 bits hold the votes of 8 pairs of rows, each 1, and their holders, each 9.
+    at most 2^20, and 7 bits hold 8 pairs of rows, of which each vote counts 1 and each holder 9.
     """
     pairs: tl.constexpr = utility.shape[0] // 8
     if pairs > 1:  # the rows of a pair are in the same thread

@@ -1,4 +1,4 @@
-"""The recipe that the kernel is compiled for: the steps of a plan and a router."""
+"""The recipe for which the kernel is compiled: the parts of the kernel that a plan and a router need."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -8,14 +8,14 @@ from triton import next_power_of_2
 
 from ...policies.plan import SelectionPlan
 from ...types import Batch, Router, RunnerSlots
-from ..handled import COMMON
+from ..handled import COMMON, find_unhandled
 from .tile import count_tokens, make_tile
 
 # Options of all our kernels. Every Triton so far fuses by default, but Triton 3.9 warns if the option is absent.
 OPTIONS = {"enable_fp_fusion": True}
 
-# Most cells of a tile, so that they fit a program's registers. 32 rows of one request, which lie in one tile, by 512
-# experts spill. test/selection/test_triton_compile.py has bounds of other sizes.
+# Most cells of a tile that fit a program's registers. 32 rows of one request, which lie in one tile, by 512 experts
+# spill. test/selection/test_triton_compile.py has bounds of other sizes.
 MAX_TILE = 16384
 MAX_EXPERTS = 512
 HANDLED = COMMON
@@ -29,23 +29,21 @@ MAX_ROWS, MAX_TOP_K = 2047, 31
 
 @dataclass(frozen=True)
 class Recipe:
-    """The kernel's steps for a plan and a router. The plan's numbers are data (budgets.py), so no number recompiles."""
+    """The parts of the kernel that a plan and a router need. The plan's numbers are data, see budgets.py."""
 
     num_experts: int
     top_k: int
-    sigmoid: bool
-    """True if every expert is scored by itself, not by a softmax."""
-    softplus: bool
-    """True if the score has no upper bound."""
+    scoring: str
+    """One of SCORED. A softmax depends on all experts of the row; sqrtsoftplus has no upper bound."""
     biased: bool
     renormalize: bool
     num_groups: int
     """1 if the router does not limit groups."""
     topk_group: int
     quota_groups: int
-    """0 if groups have no share of a row's slots."""
+    """0 if the router does not choose the same number of experts from each group."""
     normalize: bool
-    """True if some step needs P itself, not a multiple of P."""
+    """True if some part of the kernel needs P itself, not a multiple of P."""
     unique_keys: bool
     """True if C is a 16-bit float, which leaves room for the expert's index in a 32-bit key."""
     shares: bool
@@ -58,11 +56,8 @@ class Recipe:
     reaches_mass: bool
     caps_mass: bool
     """True if `max_add` limits the experts that are added for a share of the utility."""
-    balances: bool
-    fill_ranks: bool
-    """True if each rank is filled by itself, False if ranks add in turn."""
-    level_ranks: bool
-    """True if each rank is filled at least to the load of the fullest rank."""
+    balance: str | None
+    """The way in which ranks add experts, see `SelectionPlan`; None if no rank adds any."""
     ranking: str | None
     """Ranking of the best experts, "router" or "votes"; None if the plan adds experts to the warm-up instead."""
     follows_voters: bool
@@ -89,7 +84,7 @@ class Recipe:
     fill: bool
     """True if no slot may stay empty."""
     weighs: bool
-    """True if rows are weighed by their depth."""
+    """True if a row's utility is multiplied by a factor for its depth."""
     warms_some: bool
     """True if only rows up to a depth have a warm-up."""
     exact: bool
@@ -97,9 +92,9 @@ class Recipe:
     sets_aside: bool
     """True if the experts of exact rows are kept apart from S, because a budget counts the experts in S."""
     plain: bool
-    """True if the model's own weights use other scores than the plan's steps."""
+    """True if exact rows are weighed by a multiple of P, as without a plan, although other rows need P itself."""
     residents: bool
-    """True if loaded experts cost the plan nothing."""
+    """True if loaded experts join S and no budget counts them."""
     bounded: bool
     """True if S must fit the slots that experts are paged into."""
     kmax: int
@@ -116,16 +111,14 @@ def make_recipe(
     """Return the recipe for logits [n, N]. The plan must have been checked against the router."""
     num_experts = logits.shape[1]
     biased = router.correction_bias is not None
-    sigmoid = router.scoring != "softmax"
     by_votes = plan.ranks_experts and plan.ranking == "votes"
     utility_full = plan.utility == "full" or by_votes or plan.confidence is not None
     exact = batch.exact is not None
-    normalize = not sigmoid and (biased or utility_full or plan.p < 1 or not router.renormalize)
+    normalize = router.scoring == "softmax" and (biased or utility_full or plan.p < 1 or not router.renormalize)
     return Recipe(
         num_experts=num_experts,
         top_k=router.top_k,
-        sigmoid=sigmoid,
-        softplus=router.scoring == "sqrtsoftplus",
+        scoring=router.scoring,
         biased=biased,
         renormalize=router.renormalize,
         num_groups=_count_groups(router),
@@ -140,9 +133,7 @@ def make_recipe(
         adds=plan.add > 0,
         reaches_mass=plan.mass is not None,
         caps_mass=plan.max_add is not None,
-        balances=plan.target_per_rank is not None,
-        fill_ranks=plan.balance != "literal",
-        level_ranks=plan.balance == "level",
+        balance=None if plan.target_per_rank is None else plan.balance,
         ranking=plan.ranking if plan.ranks_experts else None,
         follows_voters=plan.confidence is not None,
         utility_full=utility_full,
@@ -185,7 +176,7 @@ def _serves(
     """Return the part of `supports` that is cached by plan and size, because every layer calls it in every step."""
     tile = make_tile(plan, Router(top_k), Batch(tokens_per_request=tokens_per_request), num_rows, num_experts)
     unserved = (
-        plan.keys_beyond(HANDLED),
+        find_unhandled(plan, __package__),
         num_groups > 1 and (num_experts != tile.experts or num_groups != next_power_of_2(num_groups)),
         num_rows > MAX_ROWS or num_experts > MAX_EXPERTS or top_k > MAX_TOP_K,
         tile.rows * tile.experts > MAX_TILE,

@@ -1,7 +1,7 @@
-"""The arrays that triton_kernels' matmul reads of a routing, from ids and weights, in one launch.
+"""The routing arrays that triton_kernels' matmul reads, built from ids and weights in one launch.
 
-Upstream's `routing()` derives the arrays from logits in nine launches. After a selection the ids are known, and what
-remains is a stable sort of the (row, slot) pairs by expert and a table of blocks.
+Upstream's `routing()` derives the arrays from logits in nine launches. After a selection the ids are known, so only
+two parts remain: a stable sort of the (row, slot) pairs by expert and a table of blocks.
 
 Two programs share the launch and read nothing but the ids: the first sorts the pairs, the second builds the tables.
 """
@@ -27,7 +27,7 @@ ALIGNED = 4
 
 @dataclass(frozen=True, eq=False)
 class RoutingArrays:
-    """Where the pairs of n rows and k slots go, for E experts. All int32 but `gates`, and contiguous along a row.
+    """The places of the pairs of n rows and k slots, for E experts. All int32 except `gates`, contiguous along a row.
 
     A pair's number is row * k + slot. Sorted pairs are ordered by expert, then by row. Pairs without an expert come
     last, and hold -1 in `by_expert` and `by_row`. `build_routing` numbers the slots of a row by `renumber`. The numbers
@@ -128,78 +128,45 @@ def routing_kernel(
     present = pair < num_pairs
     chosen = tl.load(ids + pair, mask=present, other=-1)
     chosen = tl.where(chosen < 0, num_experts, chosen)  # behind all experts
-    if tl.program_id(0) == 0:
+    if tl.program_id(0) == 0:  # sort the pairs
         weight = tl.load(weights + pair, mask=present, other=0.0)
-        sort_pairs(chosen, weight, present, by_expert, by_row, rows, gates, top_k, num_experts, pairs, renumber)
-    else:
-        schedule_blocks(chosen, histogram, table, schedule, num_experts, stride, pairs, experts)
-
-
-@triton.jit
-def sort_pairs(
-    chosen: tl.tensor,
-    weight: tl.tensor,
-    present: tl.tensor,
-    by_expert: tl.tensor,
-    by_row: tl.tensor,
-    rows: tl.tensor,
-    gates: tl.tensor,
-    top_k: tl.constexpr,
-    num_experts: tl.constexpr,
-    pairs: tl.constexpr,
-    renumber: tl.constexpr,
-) -> None:
-    pair = tl.arange(0, pairs)
-    row = pair // top_k
-    key = chosen * pairs + pair  # no two are equal
-    ahead = key[:, None] < key[None, :]
-    if renumber:
-        same_row = row[:, None] == row[None, :]
-        # Both counts in one sum: all pairs ahead, and above those the pairs ahead in the row.
-        counts = tl.sum(tl.where(ahead, tl.where(same_row, 1 + (1 << 16), 1), 0), 0)
-        place = counts & 0xFFFF
-        number = row * top_k + (counts >> 16)
-    else:
-        place = tl.sum(ahead.to(tl.int32), 0)
-        number = pair
-    held = chosen < num_experts
-    tl.store(by_expert + place, tl.where(held, number, -1), mask=present)
-    tl.store(by_row + number, tl.where(held, place, -1), mask=present)
-    tl.store(rows + place, tl.where(held, row, 0), mask=present)
-    tl.store(gates + place, tl.where(held, weight, 0.0).to(gates.dtype.element_ty), mask=present)
-
-
-@triton.jit
-def schedule_blocks(
-    chosen: tl.tensor,
-    histogram: tl.tensor,
-    table: tl.tensor,
-    schedule: tl.tensor,
-    num_experts: tl.constexpr,
-    stride: tl.constexpr,
-    pairs: tl.constexpr,
-    experts: tl.constexpr,
-) -> None:
-    expert = tl.arange(0, experts)
-    exists = expert < num_experts
-    count = tl.sum((chosen[:, None] == expert[None, :]).to(tl.int32), 0)
-    count = tl.where(exists, count, 0)
-    tl.store(histogram + expert, count, mask=exists)
-    # One scan for all five rows of the table, of 12 bits each.
-    packed = count.to(tl.int64)
-    for size in tl.static_range(1, 5):
-        packed |= ((count + (8 << size) - 1) >> (3 + size)).to(tl.int64) << (12 * size)
-    before = tl.cumsum(packed, 0) - packed
-    whole = tl.sum(packed, 0)
-    block = tl.arange(0, pairs)
-    for size in tl.static_range(0, 5):
-        own = ((packed >> (12 * size)) & 0xFFF).to(tl.int32)
-        start = ((before >> (12 * size)) & 0xFFF).to(tl.int32)
-        total = ((whole >> (12 * size)) & 0xFFF).to(tl.int32)
-        tl.store(table + size * stride + expert, start, mask=exists)
-        tl.store(table + size * stride + num_experts, total)
-        if size > 0:
-            entry = schedule + (size - 1) * pairs
-            for index in tl.static_range((pairs + (8 << size) - 1) // (8 << size)):
-                tl.store(entry + start + index, (index << 16) + expert, mask=index < own)
-            tl.store(entry + block, -1, mask=block >= total)
+        row = pair // top_k
+        key = chosen * pairs + pair  # no two are equal
+        ahead = key[:, None] < key[None, :]
+        if renumber:
+            same_row = row[:, None] == row[None, :]
+            # One sum for two counts: all pairs ahead in the low bits, and pairs of the same row ahead in the high bits.
+            counts = tl.sum(tl.where(ahead, tl.where(same_row, 1 + (1 << 16), 1), 0), 0)
+            place = counts & 0xFFFF
+            number = row * top_k + (counts >> 16)
+        else:
+            place = tl.sum(ahead.to(tl.int32), 0)
+            number = pair
+        held = chosen < num_experts
+        tl.store(by_expert + place, tl.where(held, number, -1), mask=present)
+        tl.store(by_row + number, tl.where(held, place, -1), mask=present)
+        tl.store(rows + place, tl.where(held, row, 0), mask=present)
+        tl.store(gates + place, tl.where(held, weight, 0.0).to(gates.dtype.element_ty), mask=present)
+    else:  # build the tables
+        expert = tl.arange(0, experts)
+        exists = expert < num_experts
+        count = tl.sum((chosen[:, None] == expert[None, :]).to(tl.int32), 0)
+        count = tl.where(exists, count, 0)
+        tl.store(histogram + expert, count, mask=exists)
+        # One scan for all five rows of the table, of 12 bits each.
+        packed = count.to(tl.int64)
+        for size in tl.static_range(1, 5):
+            packed |= ((count + (8 << size) - 1) >> (3 + size)).to(tl.int64) << (12 * size)
+        before = tl.cumsum(packed, 0) - packed
+        whole = tl.sum(packed, 0)
+        for size in tl.static_range(0, 5):
+            own = ((packed >> (12 * size)) & 0xFFF).to(tl.int32)
+            start = ((before >> (12 * size)) & 0xFFF).to(tl.int32)
+            total = ((whole >> (12 * size)) & 0xFFF).to(tl.int32)
+            tl.store(table + size * stride + expert, start, mask=exists)
+            tl.store(table + size * stride + num_experts, total)
+            if size > 0:
+                entry = schedule + (size - 1) * pairs
+                for index in tl.static_range((pairs + (8 << size) - 1) // (8 << size)):
+                    tl.store(entry + start + index, (index << 16) + expert, mask=index < own)
+                tl.store(entry + pair, -1, mask=pair >= total)

@@ -28,7 +28,7 @@ def load_tile(
     rows, there, columns: tl.constexpr, other: tl.constexpr, start: tl.constexpr, width: tl.constexpr
 ) -> tl.tensor:
     """Load columns `start` to `start + width` of the rows at `rows` [R]: [R, width], `other` for absent elements."""
-    # A row that is loaded whole would be spread over several warps. Loaded 32 columns at a time, it stays in one warp.
+    # A row that is loaded whole would be spread over several warps. A row that is loaded 32 columns at a time is not.
     if width > 32:
         half: tl.constexpr = width // 2
         left = load_tile(rows, there, columns, other, start, half)
@@ -49,7 +49,7 @@ def flatten(tile) -> tl.tensor:
 
 @triton.jit
 def load_listed(places, there) -> tl.tensor:
-    """Load what addresses [R, C] in no order point at: fp32, 0 if it is not `there` [R, C] bool."""
+    """Load the elements at addresses [R, C] in any order: fp32, 0 for elements that are not `there` [R, C] bool."""
     return tl.reshape(tl.load(flatten(places), mask=flatten(there), other=0).to(tl.float32), there.shape)
 
 
@@ -64,8 +64,8 @@ def halve(tile) -> tuple[tl.tensor, tl.tensor]:
 def store_tile(rows, values, there, columns: tl.constexpr, start: tl.constexpr) -> None:
     """Store values [R, width] to columns `start` to `start + width` of the rows at `rows` [R].
 
-    The values are stored 32 columns at a time, as they were loaded: whole, they would be laid out anew first, through
-    shared memory.
+    The values are stored 32 columns at a time, as they were loaded. A store of whole rows would first lay the values
+    out anew, through shared memory.
     """
     width: tl.constexpr = values.shape[1]
     if width > 32:
@@ -98,7 +98,7 @@ def log1p(x) -> tl.tensor:
 
 @triton.jit
 def score_softplus(logits) -> tl.tensor:
-    """Return the root of ln(1 + e^x) [R, E] fp32; below -16 e^(x / 2), which underflows later."""
+    """Return the root of ln(1 + e^x) [R, E] fp32; for x below -16 its limit e^(x / 2), which underflows later."""
     inner = tl.minimum(tl.maximum(logits, -16.0), 20.0)
     scores = tl.sqrt_rn(tl.where(logits > 20.0, logits, log1p(exp(inner))))
     return tl.where(logits < -16.0, exp(logits * 0.5), scores)
@@ -111,11 +111,11 @@ def find_largest(logits) -> tl.tensor:
 
 
 @triton.jit
-def score_logits(logits, largest, own: tl.constexpr, softplus: tl.constexpr) -> tl.tensor:
+def score_logits(logits, largest, scoring: tl.constexpr) -> tl.tensor:
     """Return P of logits [R, any]: fp32; of a softmax the multiple of P that is 1 at the row's `largest` [R, 1]."""
-    if softplus:
+    if scoring == "sqrtsoftplus":
         scores = score_softplus(logits)
-    elif own:
+    elif scoring == "sigmoid":
         scores = tl.div_rn(1.0, 1.0 + exp(-logits))
     else:
         scores = exp(logits - largest)
@@ -154,16 +154,16 @@ def make_unique(keys, experts) -> tl.tensor:
 
 @triton.jit
 def read_expert(keys, size: tl.constexpr) -> tl.tensor:
-    """Return the experts, of `size`, in unique keys: int32."""
+    """Return the experts that unique keys contain: int32; `size` is the number of experts of a row."""
     return ~keys & (size - 1)
 
 
 @triton.jit
 def read_logits(keys, size: tl.constexpr, unique: tl.constexpr) -> tl.tensor:
-    """Return the fp32 logits of keys, of `size` experts, that have no bias in them."""
+    """Return the fp32 logits from keys without a bias; `size` is the number of experts of a row."""
     bits = from_keys(keys).to(tl.int32, bitcast=True)
     if unique:
-        bits &= -size  # all that `make_unique` left free is 0
+        bits &= -size  # the low bits, which `make_unique` has set, are 0 in the logit
     return bits.to(tl.float32, bitcast=True)
 
 
@@ -179,7 +179,7 @@ def roll(rounds) -> tl.tensor:
 
 @triton.jit
 def begin_rest(keys, unique: tl.constexpr) -> tl.tensor:
-    """Return the rest [R, E] before the first key is taken; of unique keys the largest that may be left [R]."""
+    """Return the rest before the first key is taken: the keys [R, E], or for unique keys a bound of those left [R]."""
     return tl.full((keys.shape[0],), 2147483647, tl.int32) if unique else keys
 
 
@@ -187,8 +187,8 @@ def begin_rest(keys, unique: tl.constexpr) -> tl.tensor:
 def take_best(keys, rest, experts, unique: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Return each row's largest key of the rest and its expert [R], EMPTY if none is left, and the rest without it.
 
-    Ties go to the lower expert. The largest unique key up to a bound is the one with the smallest unsigned distance to
-    the bound: two instructions a key instead of three, and only the bounds stay in registers.
+    Ties go to the lower expert. The largest unique key up to a bound has the smallest unsigned distance to the
+    bound: two instructions a key instead of three, and only the bounds stay in registers.
     """
     size: tl.constexpr = keys.shape[1]
     if unique:

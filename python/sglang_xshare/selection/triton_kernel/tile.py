@@ -32,7 +32,7 @@ class Shape:
     """Measured launch shapes for a number of experts."""
 
     experts: int
-    """Most experts of the shape, which applies if no shape of fewer experts does."""
+    """Most experts for which the shape is used; of several such shapes, that of the fewest experts is used."""
     one: dict[int, int] = field(hash=False)
     """Warps by rows of a tile for a batch in one program. Several programs are faster for larger batches."""
     several: tuple[int, int]

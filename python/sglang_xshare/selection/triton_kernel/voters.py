@@ -12,19 +12,19 @@ SURE = tl.constexpr(1 << 62)
 
 @triton.jit
 def measure_confidence(scores, live, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """Return keys [R] int64 in the order of confidence: at least SURE for a confident row, -1 for a dead row."""
+    """Return keys [R] int64 in the order of confidence: at least SURE for a confident row, -1 without a vote."""
     fixed = measure(scores, recipe)
     best, total = tl.max(fixed, 1).to(tl.float64), tl.sum(fixed, 1).to(tl.float64)
     sure = (total > 0) & (best >= total * read_share(budgets, CONFIDENCE))
-    share = (best / tl.maximum(total, 1)).to(tl.int64, bitcast=True)  # from 0 to 1: its bits are in its order
+    share = (best / tl.maximum(total, 1)).to(tl.int64, bitcast=True)  # its bits have the order of the shares
     return tl.where(live, tl.where(sure, share + SURE, share), -1)
 
 
 @triton.jit
 def find_voters(confidence, row, confidences, num_rows, budgets) -> tl.tensor:
-    """Return which rows vote [R] bool: the `max_voters` most confident of all `confidences` [n], or only the first.
+    """Return which rows vote [R] bool: those that reach the confidence, at most the `max_voters` most confident.
 
-    The first row votes alone if no row reaches the confidence.
+    `confidences` [n] are those of all rows. If no row reaches the confidence, the most confident row votes alone.
     """
     place = tl.arange(0, 32)
     top = tl.full((), -1, tl.int64)
@@ -40,7 +40,7 @@ def find_voters(confidence, row, confidences, num_rows, budgets) -> tl.tensor:
 
 @triton.jit
 def follow_voters(ballots, utility, selected, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """Return S [E] bool with experts of `min_votes` voters, and the best by utility up to the model's top-k."""
+    """Return S [E] bool with experts of `min_votes` or more voters, and the best by utility up to the model's top-k."""
     selected |= ballots >= read_count(budgets, MIN_VOTES)
     missing = recipe.top_k - tl.sum(selected.to(tl.int32), 0)
     return selected | keep_best(tl.where(selected, 0, utility), missing)

@@ -12,11 +12,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from selection.cases import cases, indices, keys_for, run
+from selection.cases import SPECIAL, cases, indices, keys_for, run
 from selection.oracle import ALGORITHMS
+from selection.oracle_case import Case
 from sglang_xshare import build_plan
 from sglang_xshare.policies import list_policies
+from sglang_xshare.types import SCORINGS
 
+EVERY_POLICY = pytest.mark.parametrize("policy", ALGORITHMS)
 few = settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 LARGE = {"max_requests": 30, "max_experts": 512, "max_tokens": 10}
 
@@ -87,7 +90,7 @@ def test_every_policy_of_a_paper_has_a_transcription():
     ],
     ids=["small", "large", "many small", "many large"],
 )
-@pytest.mark.parametrize("policy", ALGORITHMS)
+@EVERY_POLICY
 def test_batches(policy, examples, sizes):
     @settings(few, max_examples=examples, derandomize=examples <= 50)
     @given(data=st.data())
@@ -96,3 +99,22 @@ def test_batches(policy, examples, sizes):
         check(case, policy, data.draw(keys_for(policy, case)))
 
     check_drawn()
+
+
+@EVERY_POLICY
+@settings(few, max_examples=30)
+@given(data=st.data())
+def test_special_values(policy, data):
+    """Every element drawn by itself, so that a failure shrinks to the few that matter."""
+    rows = data.draw(st.integers(1, 4))
+    values = st.lists(st.sampled_from(SPECIAL), min_size=8, max_size=8)
+    case = Case(
+        torch.tensor([data.draw(values) for _ in range(rows)]),
+        top_k=data.draw(st.integers(1, 4)),
+        scoring=data.draw(st.sampled_from(SCORINGS)),
+        bias=data.draw(st.sampled_from([None, torch.tensor([0.0, 0.5] * 4)])),
+        renormalize=data.draw(st.booleans()),
+        valid=data.draw(st.sampled_from([None, torch.arange(rows) != 1])),
+        rank_of_expert=[0, 1, 2, 3] * 2,
+    )
+    check(case, policy, data.draw(keys_for(policy, case)))

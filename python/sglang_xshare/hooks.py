@@ -183,15 +183,15 @@ def capture_limit(server_args: Any, requests: int, top_k: int, num_experts: int,
 
 def report(reporter: Any) -> str:
     """Return the end of a decode log line: the counts since the last line. Update `/metrics` and the trace."""
-    if _depth is not None:
-        _depth.publish(reporter)
-    return ("" if _reports is None else _reports.report(reporter)) + ("" if _depth is None else _depth.log())
+    publish(reporter)
+    return ("" if _reports is None else _reports.log()) + ("" if _depth is None else _depth.log())
 
 
 def publish(reporter: Any) -> None:
     """Update `/metrics` and the trace when the server turns idle, because no log line may follow for long."""
     if _reports is not None:
-        _reports.publish(reporter)
+        _reports.reporter = reporter
+        _reports.publish()
     if _depth is not None:
         _depth.publish(reporter)
 

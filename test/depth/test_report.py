@@ -102,12 +102,12 @@ def test_hooks_show_it_beside_the_policy_and_without_one(served, monkeypatch):
     monkeypatch.setattr(hooks, "_reports", None)
     assert hooks.report(make_reporter(enabled=False)) == ", draft depth 5"
     hooks.publish(None)
-    reports = SimpleNamespace(report=lambda reporter: ", policy steps: 3", publish=lambda reporter: None)
+    reports = SimpleNamespace(log=lambda: ", policy steps: 3", publish=lambda: None)
     monkeypatch.setattr(hooks, "_reports", reports)
     assert hooks.report(make_reporter(enabled=False)) == ", policy steps: 3, draft depth 5"
     answers = iter([{"in_force": {}}, {"switches": 1}])
     monkeypatch.setattr(control, "_ask", lambda *_: next(answers))
-    monkeypatch.setattr(hooks, "_control", object())
+    monkeypatch.setattr(hooks, "_control", SimpleNamespace(reports=SimpleNamespace()))
     assert ask() == [{"in_force": {}, "draft_depth": served.describe()}]
     assert ask() == [{"switches": 1}], "the answer to a check"
 

@@ -113,7 +113,7 @@ class Two:
 
 def fall_back(asked: Asked) -> None:
     """What a replica does whose ranks have disagreed."""
-    switch(asked.control.reports, make_next(asked.stage, None), REPORTER)
+    switch(asked.control.reports, make_next(asked.stage, None))
     asked.stage.disagreement = WHICH
 
 

@@ -47,7 +47,8 @@ def switch(
     reports = hooks._reports
     assert reports is not None
     assert reports.stage is stage
-    return switch_to(reports, make_next(stage, latter, rule), reporter, number, recaptures)
+    reports.reporter = reporter
+    return switch_to(reports, make_next(stage, latter, rule), number, recaptures)
 
 
 def decode(model: Model, reporter: SimpleNamespace, rows: int = 12) -> None:

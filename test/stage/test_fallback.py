@@ -52,7 +52,7 @@ def serve(attach, monkeypatch):
         def post(keys: dict[str, Any]) -> None:
             stage, control = served.stage, Control(served.reports, SimpleNamespace())
             control._checked = Checked("1", stage.switches, schedule(keys), Rule(), False, True, [])
-            control.commit("1", stage.switches + 1, served.reports.reporter)
+            control.commit("1", stage.switches + 1)
 
         served.decode, served.post = decode, post
         return served

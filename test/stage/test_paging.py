@@ -282,7 +282,7 @@ def test_a_broken_bound_stops_the_server(monkeypatch):
     with pytest.raises(
         SlotsExceeded, match=re.escape(f"more than {SLOTS} experts were active in MoE layers [0, 1, 2]")
     ):
-        hooks._reports.publish(REPORTER, always=True)
+        hooks._reports.publish(always=True)
 
 
 def test_what_was_not_promised_may_exceed_the_slots(monkeypatch):

@@ -106,7 +106,7 @@ class Control:
             "estimated_acceptance": stage.acceptance.estimate,
         }
 
-    def check(self, body: Mapping[str, Any], epoch: str, reporter: Any) -> dict[str, Any]:
+    def check(self, body: Mapping[str, Any], epoch: str) -> dict[str, Any]:
         """Check a switch to the policy in `body`, change nothing, and keep the switch for a commit of `epoch`.
 
         `body` has the keys of --expert-policy-config, "policy", and optionally "trial" and "recapture". Return the
@@ -122,7 +122,7 @@ class Control:
         rule = self.stage.in_force.rule
         latter = make_next(self.stage, schedule, rule if is_trial else None)
         if check_graphs(self.stage, latter, recaptures) is None:
-            check_memory(reporter.scheduler)
+            check_memory(self.reports.reporter.scheduler)
         if latter.rule != rule and latter.schedule is not None and "exact" not in latter.schedule.given:
             reason = "from now on a request is exact only if it sets expert_policy; to keep the rule, send exact again"
             warnings.append(f"exact: this policy does not have {as_json(rule.given)} of the previous policy: {reason}")
@@ -131,7 +131,7 @@ class Control:
         )
         return self._count_switches()
 
-    def commit(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
+    def commit(self, epoch: str, number: int) -> dict[str, Any]:
         """Make the switch that `check` of the same epoch checked, as the server's switch `number`.
 
         Return the answer of `get`, and warnings. Raises ValueError, without a change, for any other epoch, and if the
@@ -146,7 +146,7 @@ class Control:
             raise ValueError("the policy changed after the check; ask again")
         self._former = Former(epoch, stage.in_force, stage.disagreement, self._is_trial)
         latter = make_next(stage, checked.schedule, checked.rule)  # weighed by the latest estimate
-        seconds = switch(self.reports, latter, reporter, number, checked.recaptures)
+        seconds = switch(self.reports, latter, number, checked.recaptures)
         self._posted, self._is_trial = number, checked.is_trial
         for warning in checked.warnings:
             logger.warning(warning)
@@ -155,7 +155,7 @@ class Control:
         self._latest = None  # the next GET reads the new policy's counters
         return answer
 
-    def restore(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
+    def restore(self, epoch: str, number: int) -> dict[str, Any]:
         """Undo the commit of `epoch`, also one that failed halfway, as the server's switch `number`.
 
         Do nothing if this epoch changed nothing here, or if a later epoch did. Return whether something was restored.
@@ -166,7 +166,7 @@ class Control:
             return {"restored": False}
         # Without another capture if two have just failed: this restore would fail too.
         recaptures = not self.stage.graphs.lost
-        switch(self.reports, make_again(self.stage, former.in_force), reporter, number, recaptures)
+        switch(self.reports, make_again(self.stage, former.in_force), number, recaptures)
         self.stage.disagreement = former.disagreement
         self._posted, self._is_trial = number, former.is_trial
         return {"restored": True}
@@ -265,7 +265,8 @@ def handle(control: Control | None, depth: DepthReport | None, scheduler: Any, r
 
     try:
         if control is not None:
-            answer = _ask(control, request.body, scheduler.metrics_reporter)
+            control.reports.reporter = scheduler.metrics_reporter
+            answer = _ask(control, request.body)
         elif depth is not None and not request.body:
             answer = {"policy": "vanilla", "in_force": {"policy": "vanilla"}}
         else:
@@ -280,12 +281,12 @@ def handle(control: Control | None, depth: DepthReport | None, scheduler: Any, r
         return DumperControlReqOutput(success=False, response=[FAULT], error=f"{type(error).__name__}: {error}")
 
 
-def _ask(control: Control, body: Mapping[str, Any], reporter: Any) -> dict[str, Any]:
+def _ask(control: Control, body: Mapping[str, Any]) -> dict[str, Any]:
     match body:
         case {"check": dict(policy), "epoch": str(epoch)}:
-            return control.check(policy, epoch, reporter)
+            return control.check(policy, epoch)
         case {"commit": str(epoch), "number": int(number)}:
-            return control.commit(epoch, number, reporter)
+            return control.commit(epoch, number)
         case {"restore": str(epoch), "number": int(number)}:
-            return control.restore(epoch, number, reporter)
+            return control.restore(epoch, number)
     return control.get()

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 class Reports:
     """The log, the metrics and the trace of a `stage`, each of which reads the counts since its own last read.
 
-    The host waits for the device only in these reads: once a log interval, when the server turns idle, and in a switch.
+    The host waits for the device in these reads: once a log interval, when the server turns idle, and in a switch.
     Their failures never reach the caller, and the first failure of each is logged. Otherwise a full disk, or a value
     that metrics refuse, could end the server, or the rank that writes for all could miss a switch that the others make.
     """
@@ -31,7 +31,7 @@ class Reports:
         self.stage = stage
         self.exporter = Exporter()
         self.reporter: Any = None
-        """The metrics reporter of upstream's scheduler; None before its first request or first idle turn."""
+        """The metrics reporter of upstream's scheduler; None before the first hook that passes it on."""
         self._attempt = Attempts()
         self._exported_agreement: Counter[str] = Counter()
         self._published = 0, 0
@@ -47,24 +47,20 @@ class Reports:
             return
         self._unpublished += 1
         if self.reporter is not None and self._unpublished > self.reporter.decode_log_interval:
-            self.publish(self.reporter)
-
-    def report(self, reporter: Any, always: bool = False) -> str:
-        """Publish as `publish` does. Return the end of a decode log line, with the counts since the last line."""
-        self.publish(reporter, always)
-        return self.log()
+            self.publish()
 
     def log(self) -> str:
-        """Return the end of a decode log line."""
+        """Return the end of a decode log line, with the counts since the last line."""
         acting, lanes = self.stage.acting, self.stage.in_force.lanes
         return self._attempt("log line", lambda: format_log(acting.logged.read()) + format_observed(lanes)) or ""
 
-    def publish(self, reporter: Any, always: bool = False) -> None:
-        """Update the metrics of upstream's `reporter` and the trace, on one rank because all ranks have the same steps.
+    def publish(self, always: bool = False) -> None:
+        """Update the metrics of the `reporter` and the trace, on one rank because all ranks have the same steps.
 
-        Do nothing without a `reporter`, and, unless `always`, if no step has run since the last call. Raises
+        Do nothing without a reporter, and, unless `always`, if no step has run since the last call. Raises
         `SlotsExceeded` if paged experts exceeded their slots.
         """
+        reporter = self.reporter
         if reporter is None or not is_first_rank():
             return
         # An idle server calls this again and again, and must not copy from the device each time. `forward_ct` counts
@@ -72,7 +68,7 @@ class Reports:
         # counts decode steps when they are done.
         forwards = reporter.scheduler.forward_ct, reporter.forward_ct_decode
         is_new, self._published = forwards != self._published, forwards
-        self.reporter, self._unpublished = reporter, 0
+        self._unpublished = 0
         if not (is_new or always):
             return
         stage = self.stage
@@ -87,7 +83,7 @@ class Reports:
             groups["compared"] = partial(self._read_compared, stage.agreement)
         if reporter.current_scheduler_metrics_enabled:
             for group, read in groups.items():
-                self._attempt("metrics", partial(self._export, group, read, reporter))
+                self._attempt("metrics", partial(self._export, group, read))
         if stage.trace is not None and reporter.is_stats_logging_rank:
             self._attempt("trace", stage.trace.write)
 
@@ -100,8 +96,8 @@ class Reports:
         if any(self.stage.acting.exported.read().outcomes.values()):
             logger.info("Expert policy, at the end: %s", self.log().removeprefix(", "))
 
-    def _export(self, group: str, read: Callable[[], Any], reporter: Any) -> None:
-        self.exporter.export(group, read(), reporter.metrics_collector.labels)
+    def _export(self, group: str, read: Callable[[], Any]) -> None:
+        self.exporter.export(group, read(), self.reporter.metrics_collector.labels)
 
     def _read_compared(self, agreement: Agreement) -> Counter[str]:
         now = agreement.counts.copy()

@@ -84,26 +84,25 @@ def _find_fits(in_force: InForce) -> Callable[[int], bool]:
     return lambda requests: in_force.fits_slots(StepKey("decode", requests))
 
 
-def switch(
-    reports: Reports, latter: InForce, reporter: Any, number: int | None = None, recaptures: bool = True
-) -> float | None:
+def switch(reports: Reports, latter: InForce, number: int | None = None, recaptures: bool = True) -> float | None:
     """Make `latter` the active policy from the next step on. Return the seconds of a capture, None without a capture.
 
     `number` is the server's number for this switch, by default the former number plus one.
 
-    Metrics, log and trace (`reporter` as in `Reports.publish`) are updated first, so none of them mixes two policies:
-    the host waits for the device twice. Raises ValueError, and keeps the former policy, if `check_graphs` does or if
+    Metrics, log and trace are updated first, so none of them mixes two policies: the host waits for the device several
+    times. Raises ValueError, and keeps the former policy, if `check_graphs` does or if
     the capture fails.
     """
     stage, former = reports.stage, reports.stage.in_force
     changes = check_graphs(stage, latter, recaptures)
     wait_for_device(stage.device)
     # `always`, because the step that was in flight at the last update belongs to the former policy.
-    counted = reports.report(reporter, always=True)
+    reports.publish(always=True)
+    counted = reports.log()
     seconds = None
     if changes is None:
         try:
-            seconds, latter = _capture(stage, latter, reporter.scheduler)
+            seconds, latter = _capture(stage, latter, reports.reporter.scheduler)
         except ValueError:
             logger.info("Expert policy: no switch; until now%s", counted.removeprefix(","))
             raise
@@ -117,7 +116,7 @@ def switch(
     if stage.trace is not None:
         stage.trace.switch(stage.switches, latter.given)
     show_plan(latter.plan)
-    reports.publish(reporter, always=True)
+    reports.publish(always=True)
     change = f"{json.dumps(former.given)} -> {json.dumps(latter.given)}"
     again = "" if seconds is None else f" (graphs captured again in {seconds:.1f} s)"
     logger.info("Expert policy switch %d: %s%s; until now%s", stage.switches, change, again, counted.removeprefix(","))
@@ -146,7 +145,7 @@ def compare_ranks(reports: Reports) -> None:
         end_server()
     if selects:
         agreement.counts["fallbacks"] += 1
-        switch(reports, make_next(stage, None), reports.reporter)
+        switch(reports, make_next(stage, None))
     stage.disagreement = reason
 
 

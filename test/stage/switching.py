@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +40,6 @@ def switch(
     stage: Stage,
     latter: Schedule | None,
     reporter: Any,
-    number: int | None = None,
     rule: Rule | None = None,
     recaptures: bool = True,
 ) -> float | None:
@@ -48,7 +48,8 @@ def switch(
     assert reports is not None
     assert reports.stage is stage
     reports.reporter = reporter
-    return switch_to(reports, make_next(stage, latter, rule), number, recaptures)
+    last_switch = replace(stage.last_switch, number=stage.last_switch.number + 1)
+    return switch_to(reports, make_next(stage, latter, rule), last_switch, recaptures)
 
 
 def decode(model: Model, reporter: SimpleNamespace, rows: int = 12) -> None:

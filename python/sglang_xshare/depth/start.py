@@ -21,7 +21,7 @@ def start(worker: Any, upstream: Any, steps: int, stage: Stage | None) -> DepthR
 
     The first depth is `steps`. The `stage`, if there is one, reads its estimate of accepted drafts from the new policy.
     """
-    switches = {} if stage is None else {"count_switches": lambda: stage.switches}
+    switches = {} if stage is None else {"count_switches": lambda: stage.last_switch.number}
     policy = ThroughputPolicy(
         upstream,
         steps,

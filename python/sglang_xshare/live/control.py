@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..compatibility.layers import check_plans
@@ -18,6 +18,7 @@ from ..policies.schedule import Schedule, build_schedule
 from ..stage.in_force import InForce
 from ..stage.record.counters import KEPT, Reader
 from ..stage.reports import Reports
+from ..stage.stage import LastSwitch
 from ..stage.switch import check_graphs, make_again, make_next, switch
 from ..upstream.graphs import check_memory
 from ..upstream.ranks import is_first_rank
@@ -48,12 +49,11 @@ class Checked:
 
 @dataclass(frozen=True)
 class Former:
-    """The policy and the control's state before the commit of `epoch`."""
+    """The policy before the commit of `epoch`, and the switch that made it the active policy."""
 
     epoch: str
     in_force: InForce
-    disagreement: str | None
-    is_trial: bool
+    last_switch: LastSwitch
 
 
 class Control:
@@ -66,9 +66,7 @@ class Control:
     def __init__(self, reports: Reports, server_args: Any) -> None:
         self.reports, self.stage = reports, reports.stage
         self.server_args = server_args
-        self._has_checked_effect = self._is_trial = False
-        self._posted = self.stage.switches
-        """The number of the last switch that a POST made."""
+        self._has_checked_effect = False
         self._checked: Checked | None = None
         self._former: Former | None = None
         self._latest: tuple[float, int, dict[str, Any]] | None = None
@@ -101,8 +99,8 @@ class Control:
             },
             **(self._read_counters() if counts else dict.fromkeys(("counters", "since_switch", "counted_ago"))),
             **self._count_switches(),
-            "disagreement": stage.disagreement,
-            "trial": self._is_trial and stage.disagreement is None,
+            "disagreement": stage.last_switch.disagreement,
+            "trial": stage.last_switch.is_trial,
             "estimated_acceptance": stage.acceptance.estimate,
         }
 
@@ -126,9 +124,8 @@ class Control:
         if latter.rule != rule and latter.schedule is not None and "exact" not in latter.schedule.given:
             reason = "from now on a request is exact only if it sets expert_policy; to keep the rule, send exact again"
             warnings.append(f"exact: this policy does not have {as_json(rule.given)} of the previous policy: {reason}")
-        self._checked = Checked(
-            epoch, self.stage.switches, latter.schedule, latter.rule, is_trial, recaptures, warnings
-        )
+        switches = self.stage.last_switch.number
+        self._checked = Checked(epoch, switches, latter.schedule, latter.rule, is_trial, recaptures, warnings)
         return self._count_switches()
 
     def commit(self, epoch: str, number: int) -> dict[str, Any]:
@@ -142,12 +139,12 @@ class Control:
         self._begin_comparing()
         if checked is None or checked.epoch != epoch:
             raise ValueError("another client switches the policy at the same time; ask again")
-        if checked.switches != stage.switches:
+        if checked.switches != stage.last_switch.number:
             raise ValueError("the policy changed after the check; ask again")
-        self._former = Former(epoch, stage.in_force, stage.disagreement, self._is_trial)
+        self._former = Former(epoch, stage.in_force, stage.last_switch)
         latter = make_next(stage, checked.schedule, checked.rule)  # weighed by the latest estimate
-        seconds = switch(self.reports, latter, number, checked.recaptures)
-        self._posted, self._is_trial = number, checked.is_trial
+        last_switch = LastSwitch(number, posted=number, is_trial=checked.is_trial)
+        seconds = switch(self.reports, latter, last_switch, checked.recaptures)
         for warning in checked.warnings:
             logger.warning(warning)
         captured = {"recaptured": seconds is not None, "recapture_seconds": seconds}
@@ -166,9 +163,8 @@ class Control:
             return {"restored": False}
         # Without another capture if two have just failed: this restore would fail too.
         recaptures = not self.stage.graphs.lost
-        switch(self.reports, make_again(self.stage, former.in_force), number, recaptures)
-        self.stage.disagreement = former.disagreement
-        self._posted, self._is_trial = number, former.is_trial
+        last_switch = replace(former.last_switch, number=number, posted=number)
+        switch(self.reports, make_again(self.stage, former.in_force), last_switch, recaptures)
         return {"restored": True}
 
     def _begin_comparing(self) -> None:
@@ -232,16 +228,17 @@ class Control:
         A scheduler switches by itself, to vanilla, if ranks disagree. The latter number is None if another rank reports
         this number.
         """
-        own = self.stage.switches - self._posted
-        return {"switches": self.stage.switches, "own_switches": own if is_first_rank() else None}
+        last = self.stage.last_switch
+        return {"switches": last.number, "own_switches": last.number - last.posted if is_first_rank() else None}
 
     def _read_counters(self) -> dict[str, Any]:
         """Return the counters, the counters since the last switch, and the age of both in seconds."""
         stage, now = self.stage, time.monotonic()
-        if self._latest is None or now - self._latest[0] >= COUNTING_PERIOD or stage.switches != self._latest[1]:
+        switches = stage.last_switch.number
+        if self._latest is None or now - self._latest[0] >= COUNTING_PERIOD or switches != self._latest[1]:
             readers = {"counters": Reader(stage.acting.counters), "since_switch": stage.acting.since_switch}
             counts = {name: self._count(reader) for name, reader in readers.items()}
-            self._latest = now, stage.switches, counts
+            self._latest = now, switches, counts
         at, _, counts = self._latest
         return counts | {"counted_ago": now - at}
 

@@ -1,7 +1,7 @@
 """The stage around one target model: it decides for every forward which MoE layers select, and with which plan."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,20 @@ from .record.counters import Counters, StepTally
 from .record.metadata import Forward
 from .record.trace import Trace
 from .step import Step, read_key, read_step
+
+
+@dataclass(frozen=True)
+class LastSwitch:
+    """The last switch of a stage, as GET reports it; the default values are those of a start.
+
+    `number` counts the server's switches; `posted` is the number of the last switch that a POST made. With `is_trial`
+    the active policy is a trial of a search. `disagreement` is a line about ranks that differ, None if no ranks do.
+    """
+
+    number: int = 0
+    posted: int = 0
+    is_trial: bool = False
+    disagreement: str | None = None
 
 
 class Stage:
@@ -78,9 +92,7 @@ class Stage:
         self.graphs = Graphs()
         self.agreement = Agreement(tp_size, device) if tp_size > 1 else None
         self.exact, self.acceptance = exact, acceptance
-        self.switches = 0
-        self.disagreement: str | None = None
-        """A line about ranks that differ, since the last switch by a client; None if no ranks differ."""
+        self.last_switch = LastSwitch()
         rule = Rule() if schedule is None else schedule.exact
         lanes, is_named = make_lanes(schedule, self.acting), schedule is not None
         self.in_force = InForce(schedule, batches or Batches(), masks, layers, ranks, rule, lanes, is_named)

@@ -18,7 +18,7 @@ from .graphs import Changes, Graphs, describe_misfits
 from .in_force import InForce
 from .lane import make_lanes
 from .reports import Reports
-from .stage import Stage
+from .stage import LastSwitch, Stage
 from .step import StepKey
 
 logger = logging.getLogger(__name__)
@@ -84,10 +84,10 @@ def _find_fits(in_force: InForce) -> Callable[[int], bool]:
     return lambda requests: in_force.fits_slots(StepKey("decode", requests))
 
 
-def switch(reports: Reports, latter: InForce, number: int | None = None, recaptures: bool = True) -> float | None:
+def switch(reports: Reports, latter: InForce, last_switch: LastSwitch, recaptures: bool = True) -> float | None:
     """Make `latter` the active policy from the next step on. Return the seconds of a capture, None without a capture.
 
-    `number` is the server's number for this switch, by default the former number plus one.
+    The stage keeps `last_switch`, which describes this switch.
 
     Metrics, log and trace are updated first, so none of them mixes two policies: the host waits for the device several
     times. Raises ValueError, and keeps the former policy, if `check_graphs` does or if
@@ -110,16 +110,14 @@ def switch(reports: Reports, latter: InForce, number: int | None = None, recaptu
         stage.graphs.follow(changes)
     wait_for_device(stage.device)
     stage.acting.since_switch.read()
-    stage.switches = stage.switches + 1 if number is None else number
-    stage.disagreement = None
-    stage.in_force = latter
+    stage.in_force, stage.last_switch = latter, last_switch
     if stage.trace is not None:
-        stage.trace.switch(stage.switches, latter.given)
+        stage.trace.switch(last_switch.number, latter.given)
     show_plan(latter.plan)
     reports.publish(always=True)
     change = f"{json.dumps(former.given)} -> {json.dumps(latter.given)}"
-    again = "" if seconds is None else f" (graphs captured again in {seconds:.1f} s)"
-    logger.info("Expert policy switch %d: %s%s; until now%s", stage.switches, change, again, counted.removeprefix(","))
+    change += "" if seconds is None else f" (graphs captured again in {seconds:.1f} s)"
+    logger.info("Expert policy switch %d: %s; until now%s", last_switch.number, change, counted.removeprefix(","))
     return seconds
 
 
@@ -143,10 +141,12 @@ def compare_ranks(reports: Reports) -> None:
     log("Expert policy: %s; %s", reason, "the server ends" if stage.stops else then)
     if stage.stops:
         end_server()
-    if selects:
-        agreement.counts["fallbacks"] += 1
-        switch(reports, make_next(stage, None))
-    stage.disagreement = reason
+    last_switch = replace(stage.last_switch, is_trial=False, disagreement=reason)
+    if not selects:
+        stage.last_switch = last_switch
+        return
+    agreement.counts["fallbacks"] += 1
+    switch(reports, make_next(stage, None), replace(last_switch, number=last_switch.number + 1))
 
 
 def _capture(stage: Stage, latter: InForce, scheduler: Any) -> tuple[float, InForce]:

@@ -1,6 +1,7 @@
 """The estimated chance of a draft token, by which `acceptance` "auto" weighs the rows of a verify step."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from ..policies.plan import MOST_LIKELY
@@ -25,11 +26,15 @@ class Acceptance:
 
     Drafts are chains of `width` rows, or trees of this depth, whose first row is always emitted; `width` is 1 without
     speculation. The host counts. All ranks have the same estimate after the same forward.
+
+    If the server changes the draft depth, the mean accepted length depends on the depths. Then `find_share` returns the
+    share of drafts that were accepted after all earlier drafts, None before a draft, and requests are not counted.
     """
 
-    def __init__(self, width: int = 1) -> None:
+    def __init__(self, width: int = 1, find_share: Callable[[], float | None] | None = None) -> None:
         self.number = self._logged = MOST_LIKELY
         self.width = width
+        self._find_share = find_share
         self._forwards = 0
         self._verified, self._accepted = float(FIRST), float(FIRST * (width - 1))
 
@@ -40,7 +45,7 @@ class Acceptance:
 
     def count(self, req: Any) -> None:
         """Count the accepted drafts of a request that a forward's result has reached."""
-        if self.width == 1:
+        if self.width == 1 or self._find_share is not None:
             return
         verified, accepted = getattr(req, "expert_policy_drafts", (0, 0))
         req.expert_policy_drafts = req.spec_verify_ct, req.spec_num_correct_drafts
@@ -59,7 +64,10 @@ class Acceptance:
         return self.number != former
 
     def read(self) -> float:
-        """Return the estimate from the counts so far."""
+        """Return the estimate from the counts or the share so far."""
+        if self._find_share is not None:
+            share = self._find_share()
+            return self.number if share is None else find_nearest(share)
         while self._verified > MEMORY:
             self._verified, self._accepted = self._verified / 2, self._accepted / 2
         return estimate(self._accepted / self._verified, self.width)
@@ -71,6 +79,11 @@ def estimate(drafts: float, width: int) -> float:
     The chance is a multiple of 1 / 64 from 1 / 64 to 63 / 64. A draft is accepted only if all drafts before it are.
     """
     return min(GRID, key=lambda chance: abs(_expect(chance, width) - drafts))
+
+
+def find_nearest(chance: float) -> float:
+    """Return the multiple of 1 / 64 from 1 / 64 to 63 / 64 that is nearest to `chance`."""
+    return min(GRID, key=lambda one: abs(one - chance))
 
 
 def _expect(chance: float, width: int) -> float:

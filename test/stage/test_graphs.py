@@ -302,6 +302,14 @@ def test_the_same_policy_at_another_estimate_is_no_other_for_graphs_without_numb
     assert "no kernel reads" in reason
 
 
+def test_a_step_takes_a_graph_that_is_captured_later():
+    graphs, plans, layers = capture(TIGHT)
+    key = StepKey("decode", 3)
+    assert graphs.find_key(key).rows == 4
+    record(graphs, plans, layers, 3)
+    assert graphs.find_key(key) == key
+
+
 def test_without_graphs_every_switch_is_free():
     assert not Graphs().find_changes(make_plans({"policy": "observe"})).misfits
 

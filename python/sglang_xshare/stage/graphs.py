@@ -48,6 +48,8 @@ class Graphs:
         """The silent lanes that the graphs count for."""
         self._prepared: dict[StepKey, list[Assignment]] = {}
         """The assignments, with buffers, that the next capture of each key records."""
+        self._found: dict[StepKey, StepKey] = {}
+        """What `find_key` has returned since the last capture."""
 
     @property
     def rows(self) -> list[int]:
@@ -66,8 +68,10 @@ class Graphs:
 
     def find_key(self, key: StepKey) -> StepKey:
         """Return the key of the smallest graph that takes a step of this key, or `key` if no graph does."""
-        found = (graph for graph in self.captured if graph._replace(rows=key.rows) == key and graph.rows >= key.rows)
-        return min(found, default=key)
+        if key not in self._found:
+            alike = (graph for graph in self.captured if graph._replace(rows=key.rows) == key)
+            self._found[key] = min((graph for graph in alike if graph.rows >= key.rows), default=key)
+        return self._found[key]
 
     def prepare(self, layers: Sequence[Layer], step: Step, model_forward: ModelForward) -> None:
         """Make the buffers for a graph of this size in the eager step before its capture: a capture cannot copy."""
@@ -97,6 +101,7 @@ class Graphs:
         if key not in self.captured or key in self.stale:
             found = self._prepared.pop(key, None) or in_force.assign(key)
             self.captured[key] = dict(zip(in_force.layers, found, strict=True))
+            self._found.clear()
             self.stale -= {key}
         return list(self.captured[key].values())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -50,7 +50,6 @@ class InForce:
     # Caches. With init=False they are empty after `dataclasses.replace`.
     _assigned: dict[tuple[StepKey, int | None], list[Assignment]] = field(default_factory=dict, init=False)
     _forwards: dict[str, Forward] = field(default_factory=dict, init=False)
-    _replays: dict[StepKey | None, str] = field(default_factory=dict, init=False)
 
     @property
     def observes(self) -> bool:
@@ -98,20 +97,13 @@ class InForce:
         return spelling if len(spelling) <= LONGEST else f"{self.description['policy']}, plan {self.hash}"
 
     def find_outcome(self, key: StepKey | None) -> str:
-        """Return the outcome of an eager forward of this size, None for a prefill."""
+        """Return the outcome of a forward of this size, None for a prefill; of a replay, by the key of its graph."""
         if key is None:
             return "prefill"
-        assignments = self.assign(key)
-        if any(one.plan is not None for one in assignments):
+        reasons = {one.reason for one in self.assign(key)}
+        if None in reasons:  # some layer has a plan
             return "observed" if self.observes else "policy"
-        reasons = {one.reason for one in assignments}
         return next(reason for reason in REASONS if reason in reasons)
-
-    def find_outcome_of_replay(self, key: StepKey | None, find_key: Callable[[StepKey], StepKey]) -> str:
-        """Return the outcome of a replay for a batch of this size, by the key of its graph, which `find_key` finds."""
-        if key not in self._replays:
-            self._replays[key] = self.find_outcome(key and find_key(key))
-        return self._replays[key]
 
     def describe_forward(self, outcome: str) -> Forward | None:
         """Return what the requests of a forward with this outcome count; None until a policy has been active."""

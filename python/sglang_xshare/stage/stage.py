@@ -171,7 +171,7 @@ class Stage:
         assert frame is not None
         outcome = frame.outcome
         if outcome is None:
-            outcome = self.in_force.find_outcome_of_replay(frame.key, self.graphs.find_key)
+            outcome = self.in_force.find_outcome(frame.key and self.graphs.find_key(frame.key))
             ranks = self.in_force.ranks
             # A rank that selects by itself has no live row if it is idle.
             if ranks is None or ranks.together or not forward_batch.forward_mode.is_idle():

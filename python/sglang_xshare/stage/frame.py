@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ..policies.plan import SelectionPlan
 from ..policies.schedule import Schedule
@@ -66,15 +66,14 @@ class ModelForward:
         return any(chosen is not None for chosen in self.selections)
 
 
-class Frame(NamedTuple):
-    """One forward of the model runner.
-
-    `CurrentFrame` has a frame with `model_forward` during the model's forward, and frames without `model_forward`
-    before and after the model's forward.
+@dataclass(eq=False)
+class Frame:
+    """One forward of the model runner, or of the model alone in a capture and in a warm-up of SGLang.
 
     `key` is that of the runner's batch; None if the forward is neither decode nor verify. The model's step may have
     more rows: SGLang pads the batch for attention ranks and for a capture. `outcome` names how the forward is counted;
-    None before the model's forward, and in a graph's replay, which does not run the model's forward.
+    None before the model's forward, and in a graph's replay, which does not run the model's forward. `model_forward` is
+    set while the model's forward runs.
     """
 
     key: StepKey | None = None

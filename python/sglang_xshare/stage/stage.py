@@ -124,7 +124,8 @@ class Stage:
         observed = in_force.schedule if in_force.observes else None
         model_forward = ModelForward(steps, assignments, tallies, observed)
         former = self.current_frame.frame  # the model runner's; None in a capture, which runs the model's forward alone
-        self.current_frame.frame = Frame(None if former is None else former.key, outcome, model_forward)
+        frame = self.current_frame.frame = former or Frame()
+        frame.outcome, frame.model_forward = outcome, model_forward
         try:
             output = forward()
             if step is not None:
@@ -133,7 +134,7 @@ class Stage:
                     self.graphs.prepare(layers, step, model_forward)
             return output
         finally:
-            self.current_frame.frame = None if former is None else Frame(former.key, outcome)
+            self.current_frame.frame, frame.model_forward = former, None
             handover.withdraw()
 
     def read_batches(self) -> None:

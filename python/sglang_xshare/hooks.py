@@ -159,7 +159,9 @@ def finish(topk_config: Any, topk_ids: Any, topk_weights: Any, num_token_non_pad
 
 def align(upstream: Callable[..., Any], topk_ids: Any, block_size: int, num_experts: int) -> Any:
     """Return the alignment of `topk_ids` for upstream's fused MoE runner: the policy's, else `upstream`'s."""
-    return handover.align(upstream, topk_ids, block_size, num_experts)
+    model_forward = None if _stage is None else _stage.current_frame.model_forward
+    made = None if model_forward is None else model_forward.offer
+    return handover.align(made, upstream, topk_ids, block_size, num_experts)
 
 
 def fits_slots(method: Any) -> bool:

@@ -14,6 +14,7 @@ from .step import Step, StepKey
 
 if TYPE_CHECKING:
     from ..selection.triton_kernel.budgets import Budgets
+    from .handover import Offer
 
 
 class PolicyBypassed(RuntimeError):
@@ -43,7 +44,8 @@ class ModelForward:
     `step_by_layer`, `assignments` and `selections` have one entry for each layer. A layer's step is None in a prefill.
     A layer's selection is None without a plan, and until the layer selects. `tallies` collect the counts of the
     selections: one tally for the policy that acts, or one for each plan that `observe` only counts. `observed` is the
-    schedule of `observe`, under which the model routes; None if the policy acts.
+    schedule of `observe`, under which the model routes; None if the policy acts. `offer` is the alignment that the
+    last layer offers its runner.
     """
 
     step_by_layer: Sequence[Step | None]
@@ -51,6 +53,7 @@ class ModelForward:
     tallies: Sequence[StepTally] = ()
     observed: Schedule | None = None
     selections: list[Selection | None] = field(init=False)
+    offer: Offer | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.selections = [None] * len(self.assignments)

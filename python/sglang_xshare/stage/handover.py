@@ -1,7 +1,8 @@
 """The alignment that selection hands to upstream's fused MoE runner beside the ids.
 
-The patch of `_prepare_fused_moe_run` calls `align` in place of `moe_align_block_size`. An offer is found by the ids'
-storage and shape, and is taken once. The offer holds the ids, so that no other tensor can have their storage meanwhile.
+The patch of `_prepare_fused_moe_run` calls `align` in place of `moe_align_block_size`. A forward of the model holds the
+last offer, which is found by the ids' storage and shape, and is taken once. The offer holds the ids, so that no other
+tensor can have their storage meanwhile.
 """
 
 from __future__ import annotations
@@ -17,14 +18,19 @@ if TYPE_CHECKING:
     from ..types import Alignment
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Offer:
-    """The `alignment` of `ids` [n, columns], which are experts 0 to `num_experts` - 1, by a `layer`."""
+    """The `alignment` of `ids` [n, columns], which are experts 0 to `num_experts` - 1.
+
+    `untaken` are the numbers of rows at which the layer's runner has not taken the last offer. `is_used` is True after
+    the runner's call with these ids.
+    """
 
     ids: torch.Tensor
     num_experts: int
     alignment: Alignment
-    layer: object = None
+    untaken: set[int]
+    is_used: bool = False
 
 
 is_prebuilt = True
@@ -33,48 +39,29 @@ taken: Counter[str] = Counter()
 """Calls of the runner that found an offer, by the host's count: eager steps and captures, no replays. Keys are
 "prebuilt", and "upstream" for an offer that was not used.
 """
-_offer: Offer | None = None
-_untaken: set[tuple[object, int]] = set()
-"""(layer, number of rows) of the alignments that no runner has taken."""
-
-
-def is_wanted(layer: object, rows: int) -> bool:
-    """Return whether a layer makes an offer for this many rows: not if the layer's runner did not take the last one."""
-    return is_prebuilt and (layer, rows) not in _untaken
-
-
-def offer(made: Offer) -> None:
-    """Offer an alignment to the runner that is called with its ids next."""
-    global _offer
-    _offer = made
-    _untaken.add((made.layer, len(made.ids)))
-
-
-def withdraw() -> None:
-    """Forget an offer that no runner has taken, and release its tensors."""
-    global _offer
-    _offer = None
 
 
 def align(
-    upstream: Callable[..., tuple[torch.Tensor, ...]], ids: torch.Tensor, block_size: int, num_experts: int
+    made: Offer | None,
+    upstream: Callable[..., tuple[torch.Tensor, ...]],
+    ids: torch.Tensor,
+    block_size: int,
+    num_experts: int,
 ) -> tuple[torch.Tensor, ...]:
     """Return (sorted_token_ids, expert_ids, num_tokens_post_padded) of `ids` [n, columns], as `upstream` does.
 
-    An alignment that was offered for exactly these ids takes the place of the call.
+    The alignment of an offer that was `made` for exactly these ids takes the place of the call.
     """
-    global _offer
-    made = _offer
-    if made is None or not _is_of(made, ids, num_experts):
+    if made is None or made.is_used or not _is_of(made, ids, num_experts):
         return upstream(ids, block_size, num_experts)
     # Here, because a server without a policy loads this module and makes no offer.
     from ..selection.alignment import BLOCK, count_blocks
 
-    _offer = None
+    made.is_used = True
     if block_size != BLOCK:
         taken["upstream"] += 1
         return upstream(ids, block_size, num_experts)
-    _untaken.discard((made.layer, len(ids)))
+    made.untaken.discard(len(ids))
     taken["prebuilt"] += 1
     pairs, experts, total = made.alignment
     # The kernel leaves room for one block a pair, and the runner launches programs for the whole length.

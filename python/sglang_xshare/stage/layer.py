@@ -105,6 +105,8 @@ class Layer:
 
         The calls check nothing that `select` has checked. The plan is kept alive, because the keys have its `id()`.
         """
+        self._untaken: set[int] = set()
+        """The numbers of rows at which the layer's runner has not taken the last alignment that the layer offered."""
         self._aligned = {slots: replace(slots, aligned=True) for slots in (self.slots, self.with_shared)}
         self.plain_config = carry(topk_config, self)
         route: dict[str, Any] = {"custom_routing_function": self.choose}
@@ -186,11 +188,13 @@ class Layer:
         """
         slots = self.with_shared if topk > self.router.top_k else self.slots
         gather, rows = self.step.gather, len(gating_output)
-        if self.hands_over and gather is None and handover.is_wanted(self, rows):
+        if self.hands_over and handover.is_prebuilt and gather is None and rows not in self._untaken:
             slots = self._aligned[slots]
         out = self._select_in_force(gating_output if gather is None else self.collect(gating_output), slots)
         if out.alignment is not None:
-            handover.offer(handover.Offer(out.topk_ids, len(out.active) + slots.shared, out.alignment, self))
+            num_experts = len(out.active) + slots.shared
+            self.model_forward.offer = handover.Offer(out.topk_ids, num_experts, out.alignment, self._untaken)
+            self._untaken.add(rows)
         if gather is None:
             return out.topk_weights, out.topk_ids
         return gather.keep(out.topk_weights, rows), gather.keep(out.topk_ids, rows)
@@ -209,7 +213,7 @@ class Layer:
         """
         if not self.renumbers and num_token_non_padded is None:
             return ids
-        handover.withdraw()  # the alignment is of the former ids
+        self.model_forward.offer = None  # the alignment is of the former ids
         return drop_slots(ids, weights) if self.convention == DROPPED else refill_slots(ids, weights)
 
     def prepare(self, output_format: Any, logits: torch.Tensor) -> tuple[Any, Any]:

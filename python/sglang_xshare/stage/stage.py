@@ -11,7 +11,6 @@ from ..upstream.batches import Batches
 from ..upstream.graphs import is_capturing
 from ..upstream.paging import count_slots
 from ..upstream.server import is_recorded
-from . import handover
 from .acceptance import Acceptance
 from .exact import Exact
 from .frame import Assignment, Frame, ModelForward
@@ -135,7 +134,6 @@ class Stage:
             return output
         finally:
             self.current_frame.frame, frame.model_forward = former, None
-            handover.withdraw()
 
     def read_batches(self) -> None:
         """Read the captured sizes and the most rows, both of which SGLang sets after the weights have loaded."""

@@ -16,7 +16,6 @@ from sglang_xshare.policies.exact import Rule
 from sglang_xshare.policies.keys import as_json
 from sglang_xshare.stage.frame import Assignment
 from sglang_xshare.stage.step import StepKey
-from sglang_xshare.stage.switch import compare_ranks
 from stage.fake import TOP_K, XSHARE, make_reporter
 
 
@@ -244,7 +243,6 @@ def test_ranks_compare_after_the_same_forwards_if_one_alone_fails_to_switch(fail
         for _ in range(9):
             compared.clear()
             asked.decode()
-            compare_ranks(asked.control.reports)
             due[rank].append(len(compared))
         assert stage.in_force.given == {"policy": "vanilla"}
     assert due[0] == due[1] == [1, 1, 0, 1, 0, 0, 0, 1, 0]

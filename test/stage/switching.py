@@ -84,5 +84,5 @@ class Capturing:
         self.running = True
         for rows in [size for size in reversed(SIZES) if fits is None or fits(size)]:
             for self.recorded in (False, True):
-                run(self.model, "decode", rows)
+                run(self.model, "decode", rows, alone=True)
         self.recorded = self.running = False

@@ -176,7 +176,7 @@ def test_sizes_are_those_that_sglang_captures(attach, reporter, monkeypatch):
     capture = Capturing(monkeypatch, model)
     capture.running = True
     for capture.recorded in (False, True):
-        run(model, "decode", 37)
+        run(model, "decode", 37, alone=True)
     capture.running = capture.recorded = False
     assert installed.in_force.batches.may_pad(37)
     assert not installed.in_force.batches.may_pad(36)
@@ -194,10 +194,10 @@ def test_sizes_are_read_in_every_capture_and_in_no_other_step(attach, reporter, 
     installed.device = "cuda"
     installed.recapture = capture = Capturing(monkeypatch, model)
     capture.running = True
-    run(model, "prefill", 40)
+    run(model, "prefill", 40, alone=True)
     assert installed.in_force.batches.captured == (8, 36)
-    run(model, "decode", 8)
-    run(model, "decode", 8)
+    run(model, "decode", 8, alone=True)
+    run(model, "decode", 8, alone=True)
     capture.running = False
     assert installed.in_force.batches.captured == (8, 37)
     sizes.pop()

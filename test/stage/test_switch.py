@@ -11,12 +11,12 @@ import torch
 from prometheus_client import REGISTRY
 
 from sglang_xshare import Batch, Router, build_plan, hooks, select
-from sglang_xshare.stage.forward import wrap_model
+from sglang_xshare.stage.forward import wrap_calls
 from sglang_xshare.stage.graphs import Changes
 from sglang_xshare.stage.placement import Placement
 from sglang_xshare.stage.reports import Reports
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import EXPERTS, TOP_K, XSHARE, Model, make_stage, outcomes, run
+from stage.fake import EXPERTS, TOP_K, XSHARE, Model, make_stage, outcomes, run, runner
 from stage.switching import PLANS, decode, schedule, switch
 
 
@@ -154,9 +154,11 @@ def test_ranks_are_counted_wherever_experts_are(attach, reporter):
     for layer in layers:
         layer.placement = placement
     installed = make_stage(layers, schedule(PLANS[0]))
-    hooks._stage, hooks._reports = installed, Reports(installed)
+    reports = Reports(installed)
+    hooks._stage, hooks._reports = installed, reports
     del model.forward
-    wrap_model(model, installed)
+    model.runner = runner(model)
+    wrap_calls(model.runner, reports)
     counted = []
     for keys in (PLANS[0], {"policy": "vanilla"}, {"policy": "observe"}, PLANS[1]):
         switch(installed, schedule(keys), reporter)

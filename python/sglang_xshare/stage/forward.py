@@ -45,10 +45,10 @@ def wrap_runner(model_runner: Any, reports: Reports) -> None:
         stage.begin_forward(forward_batch)
         try:
             output = forward(*args, **kwargs)
-            reports.count_forward(forward_batch)
             recorded = stage.end_forward(forward_batch)
         finally:
             stage.current_frame.frame = None
+        reports.count_forward(forward_batch)
         compare_ranks(reports)
         logits_output = getattr(output, "logits_output", None)
         if recorded is not None and logits_output is not None:

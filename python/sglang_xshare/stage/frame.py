@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..policies.plan import SelectionPlan
 from ..policies.schedule import Schedule
 from ..types import Selection
-from .record.counters import Counters, StepTally
+from .record.counters import StepTally
 from .step import Step, StepKey
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ class Frame:
     """One forward of the model runner, or of the model alone in a capture and in a warm-up of SGLang.
 
     `key` is that of the runner's batch; None if the forward is neither decode nor verify. The model's step may have
-    more rows: SGLang pads the batch for attention ranks and for a capture. `outcome` names how the forward is counted;
-    None before the model's forward, and in a graph's replay, which does not run the model's forward. `model_forward` is
-    set while the model's forward runs.
+    more rows: SGLang pads the batch for attention ranks and for a capture. `outcome` names how the forward is counted:
+    None before the model's forward, and in a graph's replay, which does not run the model's forward; "no_context" if
+    layers of a step run outside of the model's forward. `model_forward` is set while the model's forward runs.
     """
 
     key: StepKey | None = None
@@ -85,10 +85,9 @@ class Frame:
 
 
 class CurrentFrame:
-    """The place of the current frame, shared by a stage and its layers; `counters` count calls without a frame."""
+    """The place of the current frame, shared by a stage and its layers."""
 
     frame: Frame | None = None
-    counters: Counters | None = None
 
     @property
     def model_forward(self) -> ModelForward | None:

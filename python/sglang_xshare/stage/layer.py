@@ -17,7 +17,6 @@ from ..types import RunnerSlots, Selection, Tally
 from ..upstream.paging import count_slots
 from ..upstream.router import read_router
 from ..upstream.routing import carry, folds_scaling, num_shared_slots, record_routed, scales_unnormalized_groups
-from ..upstream.server import is_recorded
 from ..upstream.triton_kernels import find_contract
 from . import handover
 from .frame import CurrentFrame, ModelForward
@@ -145,9 +144,9 @@ class Layer:
         """Return whether the layer selects in this forward. Under `observe` count every plan, and return False."""
         model_forward = self.current_frame.model_forward
         if model_forward is None:
-            # A captured count would run in every replay, and a replay's forward has its own outcome.
-            if self.index == 0 and self.current_frame.counters is not None and not is_recorded():
-                self.current_frame.counters.count_outcome("no_context")
+            frame = self.current_frame.frame
+            if frame is not None and frame.key is not None:
+                frame.outcome = "no_context"
             return False
         if model_forward.assignments[self.index].plan is None:
             return False

@@ -86,7 +86,6 @@ class Stage:
         residents = None if self.paged is None else self.paged.residents
         self.acting = Lane(None, Counters(len(layers), device, residents, self.balance))
         self.current_frame = layers[0].current_frame
-        self.current_frame.counters = self.acting.counters
         self.trace = None if trace is None else Trace(trace, layer_ids, device, pages=self.paged is not None)
         self.graphs = Graphs()
         self.agreement = Agreement(tp_size, device) if tp_size > 1 else None
@@ -114,17 +113,12 @@ class Stage:
             assignments = self.graphs.assign_for_capture(key, in_force)
         else:
             assignments = in_force.assign(key)
-        outcome = in_force.find_outcome(key)
-        # Not while a graph is recorded: each replay would repeat the outcome at the capture, even under another policy.
-        # `end_forward` counts replays.
-        if not is_recording:
-            self.acting.counters.count_outcome(outcome, step)
         tallies = [StepTally(lane.counters) for lane in in_force.lanes or (self.acting,)]
         observed = in_force.schedule if in_force.observes else None
         model_forward = ModelForward(steps, assignments, tallies, observed)
         former = self.current_frame.frame  # the model runner's; None in a capture, which runs the model's forward alone
         frame = self.current_frame.frame = former or Frame()
-        frame.outcome, frame.model_forward = outcome, model_forward
+        frame.outcome, frame.model_forward = in_force.find_outcome(key), model_forward
         try:
             output = forward()
             if step is not None:
@@ -162,19 +156,18 @@ class Stage:
             self.in_force = replace(self.in_force, schedule=schedule)
 
     def end_forward(self, forward_batch: Any) -> Forward | None:
-        """End a forward that was launched or replayed. Return what its requests count in their `meta_info`.
+        """Count a forward that was launched or replayed. Return what its requests count in their `meta_info`.
 
         The result is None until a policy has been active.
         """
-        frame = self.current_frame.frame
+        frame, ranks = self.current_frame.frame, self.in_force.ranks
         assert frame is not None
         outcome = frame.outcome
         if outcome is None:
             outcome = self.in_force.find_outcome(frame.key and self.graphs.find_key(frame.key))
-            ranks = self.in_force.ranks
-            # A rank that selects by itself has no live row if it is idle.
-            if ranks is None or ranks.together or not forward_batch.forward_mode.is_idle():
-                self.acting.counters.replayed[outcome] += 1
+        # A rank that selects by itself has no live row if it is idle.
+        if ranks is None or ranks.together or not forward_batch.forward_mode.is_idle():
+            self.acting.counters.outcomes[outcome] += 1
         return self.in_force.describe_forward(outcome)
 
     def _finish(self, step: Step, model_forward: ModelForward) -> None:

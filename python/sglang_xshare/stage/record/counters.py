@@ -50,10 +50,8 @@ class Counters:
         self.residents, self.balance = residents, balance
         self.names = COUNTS | (PAGING_COUNTS if residents else {}) | (RANK_COUNTS if balance else {})
         """The column, in what `read` returns, of each field of `Interval` that this server counts."""
-        self.outcomes = torch.zeros(len(OUTCOMES), dtype=torch.int64, device=device)
-        """Forwards of the model, by outcome."""
-        self.replayed: Counter[str] = Counter()
-        """Replays of graphs, which do not run the model's forward, by outcome."""
+        self.outcomes: Counter[str] = Counter()
+        """Forwards of the model runner by outcome, which the host counts in `Stage.end_forward`."""
         self.in_one_call = is_readable(self.totals) and load() is not None
         # On a CPU the next step of the same shape reuses a step's tally: nothing reads it after the step is counted.
         self._by_shape: dict[torch.Size, tuple[Tally, list[Tally]]] = {}
@@ -62,16 +60,10 @@ class Counters:
         """Return counters of the same layers, without those of `balance`."""
         return Counters(len(self.totals), str(self.totals.device), self.residents)
 
-    def read(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(self) -> tuple[torch.Tensor, Counter[str]]:
         """Return (totals [layers, columns], outcomes) on the host, which waits for the device."""
         totals = self.totals if self.balance is None else torch.cat([self.totals, self.balance.totals], 1)
-        replayed = torch.tensor([self.replayed[outcome] for outcome in OUTCOMES])
-        return totals.to("cpu", copy=True), self.outcomes.to("cpu") + replayed
-
-    def count_outcome(self, outcome: str, step: Step | None = None) -> None:
-        """Count a forward of the model that begins, unless it has padding rows alone."""
-        valid = None if step is None else step.batch.valid
-        self.outcomes[OUTCOMES.index(outcome)].add_(1 if valid is None else valid.any())
+        return totals.to("cpu", copy=True), self.outcomes.copy()
 
     def allocate(self, logits: torch.Tensor) -> tuple[Tally, list[Tally] | None]:
         """Return the tally [layers, ...] of a step with logits [n, N], and each layer's part if later steps reuse it.
@@ -163,7 +155,7 @@ class Reader:
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._former: tuple[torch.Tensor | int, torch.Tensor | int] = 0, 0
+        self._former: tuple[torch.Tensor | int, Counter[str]] = 0, Counter()
 
     def read(self) -> Interval:
         """Return what was counted since the last read."""
@@ -175,9 +167,9 @@ class Reader:
         """Return what `read` would return, and the same by layer in the columns of `Counters.read`. Change nothing."""
         return self._subtract(*self._counters.read())
 
-    def _subtract(self, totals: torch.Tensor, outcomes: torch.Tensor) -> tuple[Interval, list[list[float]]]:
-        layers, forwards = totals - self._former[0], outcomes - self._former[1]
+    def _subtract(self, totals: torch.Tensor, outcomes: Counter[str]) -> tuple[Interval, list[list[float]]]:
+        layers = totals - self._former[0]
         new = layers.sum(0).tolist()
         found = {name: int(new[column]) for name, column in self._counters.names.items()}
-        counts = dict(zip(OUTCOMES, forwards.tolist(), strict=True))
+        counts = {outcome: outcomes[outcome] - self._former[1][outcome] for outcome in OUTCOMES}
         return Interval(**found, kept_mass=new[KEPT], outcomes=counts), layers.tolist()

@@ -101,13 +101,13 @@ def test_all_experts_fit_in_a_step_where_all_have_slots(monkeypatch):
     stage, told = put(monkeypatch, model := PagedModel(slots=EXPERTS), **PUBLISHED), []
     full = SimpleNamespace(num_resident=EXPERTS, num_experts=EXPERTS)
     layer = stage.layers[0]
-    choose = type(layer)._select_in_force
+    choose = type(layer)._select_by_plan
 
     def choose_and_ask(*args):
         told.append(stage.fits_slots(full))
         return choose(*args)
 
-    monkeypatch.setattr(type(layer), "_select_in_force", choose_and_ask)
+    monkeypatch.setattr(type(layer), "_select_by_plan", choose_and_ask)
     decode(model, 0, 4)
     assert told
     assert all(told)
@@ -134,7 +134,7 @@ def test_what_fits_is_known_by_the_plan(monkeypatch, policy, keys, most):
     stage = put(monkeypatch, model, policy, **keys)
     schedule = stage.in_force.schedule
     for rows in range(1, 20):
-        found = stage.in_force.fits_slots(StepKey("decode", rows))
+        found = stage.in_force.fits(StepKey("decode", rows))
         assert found == fits(schedule, rows, TOP_K, EXPERTS, SLOTS)
         if rows <= most + 1:
             assert found == (rows <= most)

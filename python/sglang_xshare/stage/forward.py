@@ -40,22 +40,22 @@ def wrap_runner(model_runner: Any, reports: Reports) -> None:
     stage, forward = reports.stage, model_runner.forward
 
     @functools.wraps(forward)
-    def forward_and_record(*args: Any, **kwargs: Any) -> Any:
+    def forward_and_count(*args: Any, **kwargs: Any) -> Any:
         forward_batch = kwargs["forward_batch"] if "forward_batch" in kwargs else args[0]
         stage.begin_forward(forward_batch)
         try:
             output = forward(*args, **kwargs)
-            recorded = stage.end_forward(forward_batch)
+            counted = stage.end_forward(forward_batch)
         finally:
             stage.current_frame.frame = None
-        reports.count_forward(forward_batch)
+        reports.publish_if_due(forward_batch)
         compare_ranks(reports)
         logits_output = getattr(output, "logits_output", None)
-        if recorded is not None and logits_output is not None:
-            setattr(logits_output, KEY, recorded)
+        if counted is not None and logits_output is not None:
+            setattr(logits_output, KEY, counted)
         return output
 
-    model_runner.forward = forward_and_record
+    model_runner.forward = forward_and_count
 
 
 def wrap_router(router: Any, stage: Stage) -> None:

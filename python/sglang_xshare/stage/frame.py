@@ -28,7 +28,7 @@ class Assignment:
     The layer selects by `plan`, or leaves the routing to the model for `reason`. Both are None in a prefill.
 
     A captured graph reads the plan's numbers from `buffer`, to which a switch writes. `fits` is True if the active
-    experts fit the layer's slots for all logits.
+    experts fit the layer's slots for all logits, and for a layer whose experts are not paged.
     """
 
     plan: SelectionPlan | None = None

@@ -160,7 +160,7 @@ class Graphs:
 
         Raises ValueError if the graph cannot follow.
         """
-        # Checked first: lanes count in every graph, including graphs that are not replayed now.
+        # Checked before whether the step fits, because lanes also count in graphs that are not replayed now.
         if list(in_force.lanes) != list(self._lanes):
             raise ValueError("each plan of observe has counters in the graphs")
         found = in_force.find(layer, key)

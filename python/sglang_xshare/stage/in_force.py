@@ -126,7 +126,7 @@ class InForce:
             self._assigned[place] = [self.find(layer, key) for layer in self.layers]
         return self._assigned[place]
 
-    def fits_slots(self, key: StepKey) -> bool:
+    def fits(self, key: StepKey) -> bool:
         """Return whether each layer's slots hold all active experts of a step of this size, for all logits."""
         return all(assignment.fits for assignment in self.assign(key))
 

@@ -138,9 +138,9 @@ class Layer:
 
     def route(self, logits: torch.Tensor) -> Any:
         """Return the `TopKConfig` to route router logits [n, N] with: the layer's own if it selects in this forward."""
-        return self.selecting_config if self._begin_selection(logits) else self.plain_config
+        return self.selecting_config if self._selects(logits) else self.plain_config
 
-    def _begin_selection(self, logits: torch.Tensor) -> bool:
+    def _selects(self, logits: torch.Tensor) -> bool:
         """Return whether the layer selects in this forward. Under `observe` count every plan, and return False."""
         model_forward = self.current_frame.model_forward
         if model_forward is None:
@@ -173,7 +173,7 @@ class Layer:
             return
         rows = 0 if self.step.gather is not None else self.step.rows
         logits = torch.zeros(rows, num_experts, device=device)
-        if self._begin_selection(logits):
+        if self._selects(logits):
             self.choose(logits, logits, self.router.top_k, self.router.renormalize)
 
     def choose(
@@ -189,7 +189,7 @@ class Layer:
         gather, rows = self.step.gather, len(gating_output)
         if self.hands_over and handover.is_prebuilt and gather is None and rows not in self._untaken:
             slots = self._aligned[slots]
-        out = self._select_in_force(gating_output if gather is None else self.collect(gating_output), slots)
+        out = self._select_by_plan(gating_output if gather is None else self.collect(gating_output), slots)
         if out.alignment is not None:
             num_experts = len(out.active) + slots.shared
             self.model_forward.offer = handover.Offer(out.topk_ids, num_experts, out.alignment, self._untaken)
@@ -222,20 +222,20 @@ class Layer:
         triton_kernels the router's finished output may be returned instead, as (None, output): the caller then returns
         this output, and does not call `routing()`.
         """
-        if not self.runner_ranks_logits or not self._begin_selection(logits):
+        if not self.runner_ranks_logits or not self._selects(logits):
             return output_format, logits
         if self.convention != MASKED:
             return type(output_format).STANDARD, logits
         if output_format == type(output_format).BYPASSED:
             logits = logits.bfloat16()  # the runner ranks bfloat16 logits
         elif self.router.scaling == 1 and (contract := find_contract(logits, self.router.top_k)) is not None:
-            out = self._select_in_force(logits, contract.slots)
+            out = self._select_by_plan(logits, contract.slots)
             return None, contract.pack(out.topk_ids, out.topk_weights, logits)
-        out = self._select_in_force(logits, MASKING)
+        out = self._select_by_plan(logits, MASKING)
         assert out.masked_logits is not None
         return output_format, out.masked_logits
 
-    def _select_in_force(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
+    def _select_by_plan(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
         """Select by the layer's plan, count the selection, and keep it in the frame."""
         model_forward, index = self.model_forward, self.index
         step, assignment = model_forward.step_by_layer[index], model_forward.assignments[index]

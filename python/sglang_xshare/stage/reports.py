@@ -39,7 +39,7 @@ class Reports:
         self._unpublished = 0
         """Forwards since the last call of `publish`."""
 
-    def count_forward(self, forward_batch: Any) -> None:
+    def publish_if_due(self, forward_batch: Any) -> None:
         """Count a forward with data-parallel attention, and publish if `publish` is over a decode log interval ago."""
         # The first rank reports for all, and may itself decode nothing for long. A rank that decodes publishes earlier
         # than that, with its log.

@@ -45,7 +45,7 @@ class LastSwitch:
 class Stage:
     """The selection of a loaded model's MoE layers by a schedule.
 
-    `hooks.attach` makes one stage in each process, and `forward.wrap_calls` wraps the model with it.
+    `start.start` makes one stage in each process, and `forward.wrap_calls` wraps the model with it.
 
     `schedule` is None if no policy is given: then the stage only masks padding rows. `trace` is the file to append to.
     `batches` are the sizes that the server's steps can have. `ranks` describe a server whose ranks each route their own
@@ -216,4 +216,4 @@ class Stage:
         if key is None:
             return True
         captured = self.graphs.find_key(key)
-        return captured not in self.graphs.stale and self.in_force.fits_slots(captured)
+        return captured not in self.graphs.stale and self.in_force.fits(captured)

@@ -81,7 +81,7 @@ def _adds_graphs(stage: Stage, latter: InForce) -> bool:
 
 def _find_fits(in_force: InForce) -> Callable[[int], bool]:
     """Return a function that returns whether the experts of a number of requests fit the slots in each layer."""
-    return lambda requests: in_force.fits_slots(StepKey("decode", requests))
+    return lambda requests: in_force.fits(StepKey("decode", requests))
 
 
 def switch(reports: Reports, latter: InForce, last_switch: LastSwitch, recaptures: bool = True) -> float | None:

@@ -89,7 +89,7 @@ def make_stage(layers: list[Layer], schedule: Schedule | None, batches: Batches 
     given: dict[str, Any] = {"find_batches": lambda rows: batches, "recapture": lambda *args: None, "device": "cpu"}
     given |= options
     exact = Exact(given["device"])
-    return Stage(layers, schedule, batches=batches, exact=exact, acceptance=Acceptance(), **given)
+    return Stage(layers, schedule, exact=exact, acceptance=Acceptance(), **given)
 
 
 def put_in_step(layer: Layer, plan: SelectionPlan | None, step: Step) -> ModelForward:

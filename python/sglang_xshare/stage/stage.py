@@ -48,12 +48,12 @@ class Stage:
     `start.start` makes one stage in each process, and `forward.wrap_calls` wraps the model with it.
 
     `schedule` is None if no policy is given: then the stage only masks padding rows. `trace` is the file to append to.
-    `batches` are the sizes that the server's steps can have. `ranks` describe a server whose ranks each route their own
-    rows. With `masks` padding rows are masked also after a switch to vanilla. If `tp_size` is above 1, the
-    tensor-parallel ranks compare their selections: if these differ, the server switches to vanilla, or ends if `stops`
-    is set. `exact` holds the exact requests, `acceptance` the estimate of accepted drafts. `find_batches` is called
-    with a schedule's `rows` once SGLang serves or captures, and returns the batches that SGLang then has.
-    `recapture(scheduler, fits)` captures the graphs again, as `upstream.graphs.capture_again` does.
+    `ranks` describe a server whose ranks each route their own rows. With `masks` padding rows are masked also after a
+    switch to vanilla. If `tp_size` is above 1, the tensor-parallel ranks compare their selections: if these differ, the
+    server switches to vanilla, or ends if `stops` is set. `exact` holds the exact requests, `acceptance` the estimate
+    of accepted drafts. `find_batches(rows)` returns the batch sizes that the server's steps can have, for a schedule's
+    `rows`; SGLang decides them after the start. `recapture(scheduler, fits)` captures the graphs again, as
+    `upstream.graphs.capture_again` does.
     """
 
     def __init__(
@@ -63,7 +63,6 @@ class Stage:
         *,
         device: str,
         trace: Path | None = None,
-        batches: Batches | None = None,
         masks: bool = False,
         ranks: Ranks | None = None,
         tp_size: int = 1,
@@ -93,7 +92,7 @@ class Stage:
         self.last_switch = LastSwitch()
         rule = Rule() if schedule is None else schedule.exact
         lanes, is_named = make_lanes(schedule, self.acting), schedule is not None
-        self.in_force = InForce(schedule, batches or Batches(), masks, layers, ranks, rule, lanes, is_named)
+        self.in_force = InForce(schedule, find_batches(name_rows(ranks)), masks, layers, ranks, rule, lanes, is_named)
 
     def run(self, forward_batch: Any, forward: Callable[[], Any]) -> Any:
         """Return what `forward` returns. Assign plans to layers, and check and count what the layers select."""

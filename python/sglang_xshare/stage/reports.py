@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from ..upstream.ranks import is_first_rank
 from .lane import format_observed
-from .record.agreement import Agreement
 from .record.attempts import Attempts
 from .record.figures import Exporter
 from .record.interval import format_log
@@ -33,7 +31,6 @@ class Reports:
         self.reporter: Any = None
         """The metrics reporter of upstream's scheduler; None before the first hook that passes it on."""
         self._attempt = Attempts()
-        self._exported_agreement: Counter[str] = Counter()
         self._published = 0, 0
         """The scheduler's counts of forwards at the last call of `publish`."""
         self._unpublished = 0
@@ -80,7 +77,7 @@ class Reports:
             "observed": lambda: {lane.name: lane.exported.read() for lane in stage.in_force.lanes},
         }
         if stage.agreement is not None:
-            groups["compared"] = partial(self._read_compared, stage.agreement)
+            groups["compared"] = stage.agreement.take_counts
         if reporter.current_scheduler_metrics_enabled:
             for group, read in groups.items():
                 self._attempt("metrics", partial(self._export, group, read))
@@ -98,8 +95,3 @@ class Reports:
 
     def _export(self, group: str, read: Callable[[], Any]) -> None:
         self.exporter.export(group, read(), self.reporter.metrics_collector.labels)
-
-    def _read_compared(self, agreement: Agreement) -> Counter[str]:
-        now = agreement.counts.copy()
-        new, self._exported_agreement = now - self._exported_agreement, now
-        return new

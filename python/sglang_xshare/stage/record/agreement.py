@@ -42,7 +42,7 @@ class Agreement:
         self._turn = torch.full_like(self._checksum, _TURN)
         self._weights: torch.Tensor | None = None
         self.counts: Counter[str] = Counter()
-        """Since the start: comparisons, ranks that differed in them, and switches to vanilla for that reason."""
+        """Since `take_counts`: comparisons, ranks that differed in them, and switches to vanilla for that reason."""
 
     def count(self, active: torch.Tensor) -> None:
         """Add the experts of a step to the checksum: `active` [layers, N] bool, none in a layer that stayed vanilla."""
@@ -56,6 +56,11 @@ class Agreement:
         """Count a launched forward. If a comparison is due, return the ranks that differ from the first, else []."""
         self.forwards += 1
         return self.compare() if is_due(self.forwards) and self.compares(ranks) else []
+
+    def take_counts(self) -> Counter[str]:
+        """Return the counts since the last call."""
+        counts, self.counts = self.counts, Counter()
+        return counts
 
     def compares(self, ranks: Ranks | None) -> bool:
         """Return whether all ranks select the same: `ranks`, of a server whose ranks route their own rows, may not."""

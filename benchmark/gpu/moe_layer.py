@@ -157,7 +157,7 @@ def fixed_router(ids: Tensor) -> Route:
 def offer_alignment(route: Route, ids: Tensor, shape: Shape) -> Route:
     """Return a router to fixed ids [layers, rows, top_k] that hands the runner the ids' alignment."""
     alignments = [Alignment(*(tensor.to(ids.device) for tensor in align_pairs(one.cpu()))) for one in ids]
-    model_forward = ModelForward([], [])
+    model_forward = ModelForward(None, [])
 
     def offer_and_route(layer: int, hidden: Tensor) -> Any:
         routed = route(layer, hidden)
@@ -174,7 +174,7 @@ def make_router(shape: Shape, plan: SelectionPlan | None, logits: Tensor) -> Rou
 
     layer, rows = Layer(0, TopKConfig(top_k=shape.top_k, renormalize=True), None), logits.shape[1]
     step = Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=logits.device)))
-    model_forward = ModelForward([step], [Assignment(plan)])
+    model_forward = ModelForward(step, [Assignment(plan)])
     layer.current_frame.frame = Frame(step.key, "policy", model_forward)
 
     def route(number: int, hidden: Tensor) -> Any:

@@ -94,7 +94,7 @@ def make_stage(layers: list[Layer], schedule: Schedule | None, batches: Batches 
 
 def put_in_step(layer: Layer, plan: SelectionPlan | None, step: Step) -> ModelForward:
     """Put a layer that is alone into a forward in which it has this plan and step."""
-    model_forward = ModelForward([step], [Assignment(plan)])
+    model_forward = ModelForward(step, [Assignment(plan)])
     layer.current_frame.frame = Frame(step.key, "policy", model_forward)
     return model_forward
 

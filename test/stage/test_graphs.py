@@ -57,7 +57,7 @@ def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, InForce,
 
 def run(graphs: Graphs, plans: InForce, layers: list[Layer], step: Step) -> None:
     """An eager step, which reads no buffer."""
-    model_forward = ModelForward([step] * len(layers), replace(plans, layers=layers).assign(step.key))
+    model_forward = ModelForward(step, replace(plans, layers=layers).assign(step.key))
     layers[0].current_frame.frame = Frame(step.key, "policy", model_forward)
     for layer, assignment in zip(layers, model_forward.assignments, strict=True):
         plan = assignment.plan

@@ -73,7 +73,7 @@ def route(layer: Layer, seed: int = 0, topk: int = TOP_K, **keys: Any) -> torch.
 
 def offer(*made: Any) -> ModelForward:
     """A forward that offers an alignment."""
-    model_forward = ModelForward([], [])
+    model_forward = ModelForward(None, [])
     model_forward.offer = Offer(*made)
     return model_forward
 

@@ -3,6 +3,7 @@
 import torch
 
 from sglang_xshare import Batch, hooks, select
+from sglang_xshare.stage.frame import ModelForward
 from sglang_xshare.stage.record.counters import Reader
 from sglang_xshare.stage.step import Step, StepKey
 from sglang_xshare.upstream.batches import Batches
@@ -56,8 +57,10 @@ def test_a_step_before_the_slots_are_sized_has_no_number_of_them(monkeypatch):
     model = PagedModel()
     stage = put(monkeypatch, model, **PUBLISHED)
     size(model, None)
-    steps = stage.paged.divide(Step("decode", 4, Batch()))
-    assert [(step.batch.slots, int(step.batch.resident.sum())) for step in steps] == [(None, SLOTS)] * LAYERS
+    stage.paged.residents.read()
+    model_forward = ModelForward(Step("decode", 4, Batch()), [], residents=stage.paged.residents)
+    batches = [model_forward.find_batch(index) for index in range(LAYERS)]
+    assert [(batch.slots, int(batch.resident.sum())) for batch in batches] == [(None, SLOTS)] * LAYERS
 
 
 def test_slots_that_come_to_all_experts_page_nothing(monkeypatch):

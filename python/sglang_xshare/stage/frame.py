@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..policies.plan import SelectionPlan
 from ..policies.schedule import Schedule
-from ..types import Selection
+from ..types import Batch, Selection
+from ..upstream.paging import Residents
 from .record.counters import StepTally
 from .step import Step, StepKey
 
@@ -41,30 +42,37 @@ class Assignment:
 class ModelForward:
     """The target model's forward while it runs, in which layers route.
 
-    `step_by_layer`, `assignments` and `selections` have one entry for each layer. A layer's step is None in a prefill.
-    A layer's selection is None without a plan, and until the layer selects. `tallies` collect the counts of the
-    selections: one tally for the policy that acts, or one for each plan that `observe` only counts. `observed` is the
-    schedule of `observe`, under which the model routes; None if the policy acts. `offer` is the alignment that the
-    last layer offers its runner.
+    `step` is None in a prefill. `assignments` and `selections` have one entry for each layer. A layer's selection is
+    None without a plan, and until the layer selects. `tallies` collect the counts of the selections: one tally for the
+    policy that acts, or one for each plan that `observe` only counts. `observed` is the schedule of `observe`, under
+    which the model routes; None if the policy acts. `residents` has the loaded experts if experts are paged. `offer` is
+    the alignment that the last layer offers its runner.
     """
 
-    step_by_layer: Sequence[Step | None]
+    step: Step | None
     assignments: Sequence[Assignment]
     tallies: Sequence[StepTally] = ()
     observed: Schedule | None = None
+    residents: Residents | None = None
     selections: list[Selection | None] = field(init=False)
     offer: Offer | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.selections = [None] * len(self.assignments)
 
+    def find_batch(self, index: int) -> Batch:
+        """Return the step's batch, with the loaded experts of the layer at `index` if experts are paged."""
+        assert self.step is not None
+        if self.residents is None:
+            return self.step.batch
+        return replace(self.step.batch, resident=self.residents.loaded[index], slots=self.residents.slots or None)
+
     def check(self, layer_ids: Sequence[int]) -> bool:
         """Return whether some layer has selected. Raises `PolicyBypassed` if a layer with a plan has not selected."""
         pairs = zip(self.assignments, self.selections, layer_ids, strict=True)
         missed = [layer_id for assignment, chosen, layer_id in pairs if assignment.plan is not None and chosen is None]
         if missed:
-            step = self.step_by_layer[0]
-            phase = "prefill" if step is None else step.phase
+            phase = "prefill" if self.step is None else self.step.phase
             raise PolicyBypassed(f"MoE layers {missed} did not route through the expert policy in a {phase} step")
         return any(chosen is not None for chosen in self.selections)
 

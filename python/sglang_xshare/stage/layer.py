@@ -131,8 +131,8 @@ class Layer:
 
     @property
     def step(self) -> Step:
-        """The layer's step in the model's forward."""
-        step = self.model_forward.step_by_layer[self.index]
+        """The step of the model's forward."""
+        step = self.model_forward.step
         assert step is not None
         return step
 
@@ -238,11 +238,11 @@ class Layer:
     def _select_by_plan(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
         """Select by the layer's plan, count the selection, and keep it in the frame."""
         model_forward, index = self.model_forward, self.index
-        step, assignment = model_forward.step_by_layer[index], model_forward.assignments[index]
+        step, assignment = model_forward.step, model_forward.assignments[index]
         plan, buffer = assignment.plan, assignment.buffer
         assert step is not None
         assert plan is not None
-        batch = step.batch
+        batch = model_forward.find_batch(index)
         tally = model_forward.tallies[0].of(index, logits) if model_forward.tallies else None
         # Keying by `id()` is safe: `_calls` keeps the plan alive, and the layer keeps its slots.
         place = id(plan), id(slots), logits.shape, step.rows, batch.tokens_per_request, batch.exact is None
@@ -284,7 +284,8 @@ class Layer:
         budgets: Budgets | None = None,
     ) -> Selection:
         """Return what `plan` selects from router logits [n, N] in this step. Raises RuntimeError as `choose` does."""
-        step, ranks = self.step, self._find_rank_of_expert(plan)
-        if len(logits) != step.rows:
-            raise RuntimeError(f"MoE layer {self.layer_id}: router rows must be {step.rows} (got {len(logits)})")
-        return select(logits, plan, self.router, step.batch, ranks, slots=slots, tally=tally, budgets=budgets)
+        rows, batch = self.step.rows, self.model_forward.find_batch(self.index)
+        if len(logits) != rows:
+            raise RuntimeError(f"MoE layer {self.layer_id}: router rows must be {rows} (got {len(logits)})")
+        ranks = self._find_rank_of_expert(plan)
+        return select(logits, plan, self.router, batch, ranks, slots=slots, tally=tally, budgets=budgets)

@@ -1,7 +1,6 @@
 """The layers of a model whose experts are paged into slots: the loaded experts, and the steps that surely fit."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +9,6 @@ from ..upstream.paging import Residents
 from .frame import ModelForward
 from .layer import Layer
 from .record.counters import EXCEEDED
-from .step import Step
 
 
 class SlotsExceeded(RuntimeError):
@@ -24,13 +22,6 @@ class PagedLayers:
         self.layers = layers
         self.residents = Residents([layer.paging for layer in layers], device)
         self._indices = {id(layer.paging): layer.index for layer in layers}
-
-    def divide(self, step: Step) -> list[Step]:
-        """Return the step of each layer, with the layer's loaded experts. One launch reads all layers."""
-        self.residents.read()
-        slots = self.residents.slots or None
-        batches = (replace(step.batch, resident=loaded, slots=slots) for loaded in self.residents.loaded)
-        return [replace(step, batch=batch) for batch in batches]
 
     def fits_slots(self, method: Any, model_forward: ModelForward) -> bool:
         """Return whether the experts that upstream's method was just handed surely fit its slots."""

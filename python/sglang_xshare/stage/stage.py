@@ -104,7 +104,9 @@ class Stage:
         if in_capture and step is not None:  # SGLang captures prefills before it sets the sizes of decode graphs
             self.read_batches()
         in_force, layers = self.in_force, self.layers
-        steps = [step] * len(layers) if step is None or self.paged is None else self.paged.divide(step)
+        residents = None if step is None or self.paged is None else self.paged.residents
+        if residents is not None:
+            residents.read()  # one launch for all layers
         key = None if step is None else step.key
         if key is None:
             assignments = [Assignment()] * len(layers)
@@ -114,7 +116,7 @@ class Stage:
             assignments = in_force.assign(key)
         tallies = [StepTally(lane.counters) for lane in in_force.lanes or (self.acting,)]
         observed = in_force.schedule if in_force.observes else None
-        model_forward = ModelForward(steps, assignments, tallies, observed)
+        model_forward = ModelForward(step, assignments, tallies, observed, residents)
         former = self.current_frame.frame  # the model runner's; None in a capture, which runs the model's forward alone
         frame = self.current_frame.frame = former or Frame()
         frame.outcome, frame.model_forward = in_force.find_outcome(key), model_forward
@@ -197,7 +199,7 @@ class Stage:
             return False
         if self.paged is None:
             # Not in a prefill: upstream's kernel runs on one warp, and is slower than the host for so many entries.
-            return model_forward.step_by_layer[0] is not None and count_slots(method) >= method.num_experts
+            return model_forward.step is not None and count_slots(method) >= method.num_experts
         return self.paged.fits_slots(method, model_forward)
 
     def allows_graph(self, forward_batch: Any) -> bool:

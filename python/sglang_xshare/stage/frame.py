@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..policies.plan import SelectionPlan
-from ..policies.schedule import Schedule
 from ..types import Batch, Selection
 from ..upstream.paging import Residents
 from .record.counters import StepTally
@@ -29,13 +28,15 @@ class Assignment:
     The layer selects by `plan`, or leaves the routing to the model for `reason`. Both are None in a prefill.
 
     A captured graph reads the plan's numbers from `buffer`, to which a switch writes. `fits` is True if the active
-    experts fit the layer's slots for all logits, and for a layer whose experts are not paged.
+    experts fit the layer's slots for all logits, and for a layer whose experts are not paged. `observed` are the plans
+    by which `observe` only counts, one for each silent lane.
     """
 
     plan: SelectionPlan | None = None
     reason: str | None = None
     buffer: Budgets | None = None
     fits: bool = False
+    observed: tuple[SelectionPlan, ...] = ()
 
 
 @dataclass(eq=False)
@@ -44,15 +45,13 @@ class ModelForward:
 
     `step` is None in a prefill. `assignments` and `selections` have one entry for each layer. A layer's selection is
     None without a plan, and until the layer selects. `tallies` collect the counts of the selections: one tally for the
-    policy that acts, or one for each plan that `observe` only counts. `observed` is the schedule of `observe`, under
-    which the model routes; None if the policy acts. `residents` has the loaded experts if experts are paged. `offer` is
-    the alignment that the last layer offers its runner.
+    policy that acts, or one for each plan that `observe` only counts. `residents` has the loaded experts if experts are
+    paged. `offer` is the alignment that the last layer offers its runner.
     """
 
     step: Step | None
     assignments: Sequence[Assignment]
     tallies: Sequence[StepTally] = ()
-    observed: Schedule | None = None
     residents: Residents | None = None
     selections: list[Selection | None] = field(init=False)
     offer: Offer | None = field(init=False, default=None)

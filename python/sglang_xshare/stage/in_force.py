@@ -117,7 +117,10 @@ class InForce:
         plan, reason = self._choose(layer, key)
         slots, size = layer.paging_slots, (key.rows, key.tokens_per_request)
         fits = slots is None or bounds.fits_slots(plan, layer.router, layer.paging.num_experts, *size, slots)
-        return Assignment(plan, reason, fits=fits)
+        if plan is None or self.schedule is None or not self.schedule.observed:
+            return Assignment(plan, reason, fits=fits)
+        observed = self.schedule.plans_for(layer.layer_id, key.phase, key.rows)
+        return Assignment(plan, fits=fits, observed=tuple(observed))
 
     def assign(self, key: StepKey) -> list[Assignment]:
         """Return the assignment of each layer in an eager step of this size."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from ..policies.schedule import Schedule
-from ..types import Tally
-from .frame import ModelForward
 from .record.counters import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, RESCUED, ROWS, Counters, Reader
 
 
@@ -30,14 +27,6 @@ def make_lanes(schedule: Schedule | None, acting: Lane) -> list[Lane]:
     """Return the silent lanes of a schedule beside the acting lane, none if the schedule acts."""
     observed = schedule.observed if schedule is not None else ()
     return [Lane(spelling, acting.counters.make_alike()) for spelling in observed]
-
-
-def find_tally(model_forward: ModelForward) -> Tally | None:
-    """Return a forward's tally of the routing that acts (the model's under `observe`); None without a routed row."""
-    tally = model_forward.tallies[0].layers
-    if tally is None or model_forward.observed is None:
-        return tally
-    return replace(tally, active=tally.vanilla_active)
 
 
 def count_vanilla(counts: torch.Tensor) -> torch.Tensor:

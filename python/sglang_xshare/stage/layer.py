@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..policies.plan import SelectionPlan
-from ..policies.schedule import Schedule
 from ..selection import prepare_call, select
 from ..selection.cpu_call import Call
 from ..selection.slots import drop_slots, refill_slots
@@ -148,16 +148,14 @@ class Layer:
             if frame is not None and frame.key is not None:
                 frame.outcome = "no_context"
             return False
-        if model_forward.assignments[self.index].plan is None:
-            return False
-        if model_forward.observed is not None:
-            self._observe(model_forward.observed, self.collect(logits))
-        return model_forward.observed is None
+        assignment = model_forward.assignments[self.index]
+        if assignment.observed:
+            self._observe(assignment.observed, self.collect(logits))
+        return assignment.plan is not None and not assignment.observed
 
-    def _observe(self, observed: Schedule, logits: torch.Tensor) -> None:
+    def _observe(self, plans: Sequence[SelectionPlan], logits: torch.Tensor) -> None:
         """Select by the plan of every silent lane on router logits [n, N]. Equal plans select once."""
         model_forward, chosen = self.model_forward, dict[SelectionPlan, Selection]()
-        plans = observed.plans_for(self.layer_id, self.step.phase, self.step.rows)
         for plan, counted in zip(plans, model_forward.tallies, strict=True):
             tally = counted.of(self.index, logits)
             if plan not in chosen:

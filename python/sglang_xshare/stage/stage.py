@@ -17,7 +17,7 @@ from .frame import Assignment, Frame, ModelForward
 from .gather import Ranks, name_rows
 from .graphs import Graphs
 from .in_force import InForce
-from .lane import Lane, count_vanilla, find_tally, make_lanes
+from .lane import Lane, count_vanilla, make_lanes
 from .layer import Layer
 from .paged import PagedLayers
 from .placement import Balance
@@ -115,8 +115,7 @@ class Stage:
         else:
             assignments = in_force.assign(key)
         tallies = [StepTally(lane.counters) for lane in in_force.lanes or (self.acting,)]
-        observed = in_force.schedule if in_force.observes else None
-        model_forward = ModelForward(step, assignments, tallies, observed, residents)
+        model_forward = ModelForward(step, assignments, tallies, residents)
         former = self.current_frame.frame  # the model runner's; None in a capture, which runs the model's forward alone
         frame = self.current_frame.frame = former or Frame()
         frame.outcome, frame.model_forward = in_force.find_outcome(key), model_forward
@@ -124,7 +123,7 @@ class Stage:
             output = forward()
             if step is not None:
                 self._finish(step, model_forward)
-                if in_capture and not is_recording and observed is None:
+                if in_capture and not is_recording and not in_force.observes:
                     self.graphs.prepare(layers, step, model_forward)
             return output
         finally:
@@ -175,11 +174,12 @@ class Stage:
         """Check that layers with a plan have selected, and count the selections."""
         if not model_forward.check(self._layer_ids):
             return
-        tally = find_tally(model_forward)
+        tally, observes = model_forward.tallies[0].layers, self.in_force.observes
         if tally is not None and self.balance is not None:
-            self.balance.count(tally)
+            # Under `observe` the experts of the model's own routing are active.
+            self.balance.count(replace(tally, active=tally.vanilla_active) if observes else tally)
         observed = {}
-        if model_forward.observed is not None:
+        if observes:
             lanes = zip(self.in_force.lanes, model_forward.tallies, strict=True)
             observed = {lane.name: lane.counters.count(step, own) for lane, own in lanes}
             counts = count_vanilla(next(iter(observed.values())))

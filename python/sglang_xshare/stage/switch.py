@@ -90,8 +90,7 @@ def switch(reports: Reports, latter: InForce, last_switch: LastSwitch, recapture
     The stage keeps `last_switch`, which describes this switch.
 
     Metrics, log and trace are updated first, so none of them mixes two policies: the host waits for the device several
-    times. Raises ValueError, and keeps the former policy, if `check_graphs` does or if
-    the capture fails.
+    times. Raises ValueError, and keeps the former policy, if `check_graphs` does or if the capture fails.
     """
     stage, former = reports.stage, reports.stage.in_force
     changes = check_graphs(stage, latter, recaptures)

@@ -57,7 +57,7 @@ class Reports:
         Do nothing without a reporter, and, unless `always`, if no step has run since the last call. Raises
         `SlotsExceeded` if paged experts exceeded their slots.
         """
-        reporter = self.reporter
+        reporter, self._unpublished = self.reporter, 0
         if reporter is None or not is_first_rank():
             return
         # An idle server calls this again and again, and must not copy from the device each time. `forward_ct` counts
@@ -65,7 +65,6 @@ class Reports:
         # counts decode steps when they are done.
         forwards = reporter.scheduler.forward_ct, reporter.forward_ct_decode
         is_new, self._published = forwards != self._published, forwards
-        self._unpublished = 0
         if not (is_new or always):
             return
         stage = self.stage

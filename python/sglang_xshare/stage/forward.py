@@ -1,4 +1,4 @@
-"""The stage's wrappers around SGLang's own calls, put there when a model has loaded."""
+"""The stage's wrappers around SGLang's calls, installed when a model has loaded."""
 
 import functools
 from typing import Any
@@ -35,7 +35,7 @@ def wrap_runner(model_runner: Any, reports: Reports) -> None:
     """Call the stage and its reports around every forward of the model runner.
 
     `ModelRunner.forward` runs in every step, including graph replays; the model's forward does not. Ranks compare their
-    selections here, outside of graphs. The forward's counts are attached to its logits, which reach the requests.
+    selections here, outside of graphs. The forward's counts are attached to its logits, and so reach the requests.
     """
     stage, forward = reports.stage, model_runner.forward
 
@@ -59,7 +59,7 @@ def wrap_runner(model_runner: Any, reports: Reports) -> None:
 
 
 def wrap_router(router: Any, stage: Stage) -> None:
-    """Let an upstream `TopK` without rows take part in the selection, because the other ranks wait in the gather."""
+    """Let an upstream `TopK` without rows take part in the gather, because the other ranks wait for its part."""
     answer_empty = router.empty_topk_output
 
     def select_and_answer(*args: Any, **kwargs: Any) -> Any:

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class PolicyBypassed(RuntimeError):
-    """A step under policy in which some MoE layer did not select: the server stops."""
+    """An error that stops the server: an MoE layer with a plan has not selected in a step."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """The part of one layer in all forwards of one `StepKey`.
+    """The task of one layer in all forwards with the same `StepKey`.
 
-    The layer selects by `plan`, or leaves the routing to the model for `reason`. Both are None in a prefill.
+    The layer selects by `plan`, or routes as the model does, for `reason`. Both are None in a prefill.
 
-    A captured graph reads the plan's numbers from `buffer`, to which a switch writes. `fits` is True if the active
-    experts fit the layer's slots for all logits, and for a layer whose experts are not paged. `observed` are the plans
-    by which `observe` only counts, one for each silent lane.
+    A captured graph reads the plan's numbers from `buffer`, to which a switch writes. `fits` is True if the layer's
+    page slots hold all active experts for all logits, and for a layer whose experts are not paged. `observed` are the
+    plans that `observe` compares, one for each observed lane.
     """
 
     plan: SelectionPlan | None = None
@@ -41,11 +41,11 @@ class Assignment:
 
 @dataclass(eq=False)
 class ModelForward:
-    """The target model's forward while it runs, in which layers route.
+    """A running forward of the target model, in which layers route.
 
     `step` is None in a prefill. `assignments` and `selections` have one entry for each layer. A layer's selection is
     None without a plan, and until the layer selects. `tallies` collect the counts of the selections: one tally for the
-    policy that acts, or one for each plan that `observe` only counts. `residents` has the loaded experts if experts are
+    acting lane, or under `observe` one for each observed lane. `residents` has the loaded experts, if experts are
     paged. `offer` is the alignment that the last layer offers its runner.
     """
 
@@ -80,10 +80,11 @@ class ModelForward:
 class Frame:
     """One forward of the model runner, or of the model alone in a capture and in a warm-up of SGLang.
 
-    `key` is that of the runner's batch; None if the forward is neither decode nor verify. The model's step may have
-    more rows: SGLang pads the batch for attention ranks and for a capture. `outcome` names how the forward is counted:
-    None before the model's forward, and in a graph's replay, which does not run the model's forward; "no_context" if
-    layers of a step run outside of the model's forward. `model_forward` is set while the model's forward runs.
+    `key` is the key of the runner's batch; None if the forward is neither decode nor verify. The step that the model or
+    a graph then runs may have more rows: SGLang pads the batch to equal rows on all attention ranks, or to a captured
+    size. `outcome` is the name under which the forward is counted: None before the model's forward, and in a graph's
+    replay, which does not run the model's forward; "no_context" if a layer routes outside of the model's forward.
+    `model_forward` is set while the model's forward runs.
     """
 
     key: StepKey | None = None
@@ -92,7 +93,7 @@ class Frame:
 
 
 class CurrentFrame:
-    """The place of the current frame, shared by a stage and its layers."""
+    """A holder of the current frame, which a stage and its layers share."""
 
     frame: Frame | None = None
 

@@ -1,4 +1,4 @@
-"""The layers of a model whose experts are paged into slots: the loaded experts, and the steps that surely fit."""
+"""The layers of a model with paged experts: the loaded experts, and the steps that fit the page slots."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from .record.counters import EXCEEDED
 
 
 class SlotsExceeded(RuntimeError):
-    """More active experts than a layer has slots, in a step that `fits_slots` promised to fit: the server stops."""
+    """An error that stops the server: a step that `fits_slots` allowed had more active experts than page slots."""
 
 
 class PagedLayers:
@@ -24,12 +24,12 @@ class PagedLayers:
         self._indices = {id(layer.paging): layer.index for layer in layers}
 
     def fits_slots(self, method: Any, model_forward: ModelForward) -> bool:
-        """Return whether the experts that upstream's method was just handed surely fit its slots."""
+        """Return whether the experts that upstream's `method` has just received fit its page slots for all logits."""
         index = self._indices[id(method)]
         return model_forward.selections[index] is not None and model_forward.assignments[index].fits
 
     def check(self, totals: torch.Tensor) -> None:
-        """Raise `SlotsExceeded` if `totals` has such a step of a layer. Wait for the device."""
+        """Raise `SlotsExceeded` if `totals` counts a step with too many active experts. Wait for the device."""
         exceeded = zip(totals[:, EXCEEDED].tolist(), self.layers, strict=True)
         layers = [layer.layer_id for count, layer in exceeded if count]
         if layers:

@@ -21,8 +21,8 @@ class Reports:
     """The log, the metrics and the trace of a `stage`, each of which reads the counts since its own last read.
 
     The host waits for the device in these reads: once a log interval, when the server turns idle, and in a switch.
-    Their failures never reach the caller, and the first failure of each is logged. Otherwise a full disk, or a value
-    that metrics refuse, could end the server, or the rank that writes for all could miss a switch that the others make.
+    A failed report never raises, and the first failure of each report is logged. Otherwise a full disk, or a value that
+    metrics refuse, could end the server, or the rank that writes for all could miss a switch that the others make.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -37,9 +37,9 @@ class Reports:
         """Forwards since the last call of `publish`."""
 
     def publish_if_due(self, forward_batch: Any) -> None:
-        """Count a forward with data-parallel attention, and publish if `publish` is over a decode log interval ago."""
-        # The first rank reports for all, and may itself decode nothing for long. A rank that decodes publishes earlier
-        # than that, with its log.
+        """Publish, with data-parallel attention, if the last call of `publish` is over a decode log interval ago."""
+        # The first rank reports for all, but may have no request, and so no decode log line, for long. A rank that
+        # decodes publishes earlier, with its log line.
         if getattr(forward_batch, "global_num_tokens_cpu", None) is None:
             return
         self._unpublished += 1

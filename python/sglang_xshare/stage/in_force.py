@@ -33,7 +33,7 @@ class InForce:
     """The plans of a schedule for the `layers` of a server with these `batches`, and their names in reports.
 
     `schedule` is None if the model routes; then padding rows are masked if `masks` is set. `ranks` describe a server
-    whose ranks each route their own rows. `rule` decides which arriving requests are exact. `lanes` are the silent
+    whose ranks each route their own rows. `rule` decides which arriving requests are exact. `lanes` are the observed
     lanes of `observe`. `is_named` is False after a start without a policy, until the first switch: reports then name no
     policy.
     """
@@ -97,7 +97,7 @@ class InForce:
         return spelling if len(spelling) <= LONGEST else f"{self.description['policy']}, plan {self.hash}"
 
     def find_outcome(self, key: StepKey | None) -> str:
-        """Return the outcome of a forward of this size, None for a prefill; of a replay, by the key of its graph."""
+        """Return the outcome of a forward by its `key`: None for a prefill, the graph's key for a replay."""
         if key is None:
             return "prefill"
         reasons = {one.reason for one in self.assign(key)}
@@ -124,13 +124,13 @@ class InForce:
 
     def assign(self, key: StepKey) -> list[Assignment]:
         """Return the assignment of each layer in an eager step of this size."""
-        place = key, self.layers[0].paging_slots  # SGLang may size the slots only after the first call
+        place = key, self.layers[0].paging_slots  # SGLang may size the page slots only after the first call
         if place not in self._assigned:
             self._assigned[place] = [self.find(layer, key) for layer in self.layers]
         return self._assigned[place]
 
     def fits(self, key: StepKey) -> bool:
-        """Return whether each layer's slots hold all active experts of a step of this size, for all logits."""
+        """Return whether each layer's page slots hold all active experts of a step of this size, for all logits."""
         return all(assignment.fits for assignment in self.assign(key))
 
     def _choose(self, layer: Layer, key: StepKey) -> tuple[SelectionPlan | None, str | None]:

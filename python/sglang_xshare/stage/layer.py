@@ -1,4 +1,4 @@
-"""One MoE layer under policy: from router logits to what its MoE runner accepts."""
+"""One MoE layer under a policy: from router logits to what its MoE runner accepts."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Layer:
     `plain_config`, a copy of the config that carries the layer, replaces the config in upstream's router.
     `selecting_config` routes through `choose`.
 
-    With `renumbers` upstream looks ids up in a table after the selection, so none may be -1 before. With
+    With `renumbers` upstream looks ids up in a table after the selection, so no id may be -1 before. With
     `runner_ranks_logits` the layer's runner ranks logits if the layer does not select. With `takes_kmax` the runner
-    takes rows of another width than the model's top-k. With `recorded` --enable-return-routed-experts returns the
+    takes more or fewer columns than the model's top-k. With `recorded` --enable-return-routed-experts returns the
     selected experts. `paging` is the result of `find_paging` for the layer's experts. Raises ValueError for a router
     that the stage does not reproduce.
 
-    A layer has no state of a forward: all layers of a model read this state from `current_frame`, in which a layer's
-    entries are at the layer's `index`.
+    A layer keeps no state of a forward: all layers of a model read the state from `current_frame`, whose lists have a
+    layer's entry at the layer's `index`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Layer:
         self.takes_kmax = takes_kmax
         scaling = topk_config.routed_scaling_factor or 1.0
         on_output = topk_config.apply_routed_scaling_factor_on_output
-        # The layer scales where upstream would, because upstream scales only the first top-k columns, and a plan with
+        # The layer scales the weights if upstream would: upstream scales only the first top-k columns, and a plan with
         # `kmax` may have more.
         grouped = topk_config.use_grouped_topk
         scales = on_output and (topk_config.renormalize or not grouped or scales_unnormalized_groups())
@@ -100,17 +100,17 @@ class Layer:
         # EPLB and paged experts replace the ids after the selection, so an alignment of the selected ids is wrong then.
         self.hands_over = convention == FILLED and not renumbers and paging is None
         self._calls: dict[tuple[Any, ...], tuple[SelectionPlan, Call | None]] = {}
-        """The compiled calls on a CPU, by plan and shape of a step; None where `select` takes another backend.
+        """The compiled calls on a CPU, by plan and shape of a step; None if `select` takes another backend.
 
-        The calls check nothing that `select` has checked. The plan is kept alive, because the keys have its `id()`.
+        The calls check nothing that `select` has checked. A value holds its plan, so no other plan can have the
+        `id()` in the key.
         """
         self._untaken: set[int] = set()
         """The numbers of rows at which the layer's runner has not taken the last alignment that the layer offered."""
         self._aligned = {slots: replace(slots, aligned=True) for slots in (self.slots, self.with_shared)}
         self.plain_config = carry(topk_config, self)
         route: dict[str, Any] = {"custom_routing_function": self.choose}
-        # `choose_recorded` records in place of upstream, which would record the id that fills an empty slot as an
-        # expert of the row.
+        # `choose_recorded` replaces upstream's record, which would contain the ids that fill a row's empty slots.
         if recorded:
             route = {"custom_routing_function": self.choose_recorded, "allow_routed_experts_capture": False}
         own = replace(topk_config, **route, use_grouped_topk=False, apply_routed_scaling_factor_on_output=False)
@@ -141,7 +141,7 @@ class Layer:
         return self.selecting_config if self._selects(logits) else self.plain_config
 
     def _selects(self, logits: torch.Tensor) -> bool:
-        """Return whether the layer selects in this forward. Under `observe` count every plan, and return False."""
+        """Return whether the layer selects in this forward. Under `observe` count each observed plan; return False."""
         model_forward = self.current_frame.model_forward
         if model_forward is None:
             frame = self.current_frame.frame
@@ -154,7 +154,7 @@ class Layer:
         return assignment.plan is not None and not assignment.observed
 
     def _observe(self, plans: Sequence[SelectionPlan], logits: torch.Tensor) -> None:
-        """Select by the plan of every silent lane on router logits [n, N]. Equal plans select once."""
+        """Select by each of `plans`, one for each observed lane, from router logits [n, N]. Equal plans select once."""
         model_forward, chosen = self.model_forward, dict[SelectionPlan, Selection]()
         for plan, counted in zip(plans, model_forward.tallies, strict=True):
             tally = counted.of(self.index, logits)
@@ -165,7 +165,7 @@ class Layer:
         model_forward.selections[self.index] = chosen[plans[0]]
 
     def join(self, num_experts: int, device: str) -> None:
-        """Select in a step that this rank has no rows for: the other ranks wait for its part of the gather."""
+        """Select in a step in which this rank has no rows, because the other ranks wait for its part of the gather."""
         model_forward = self.current_frame.model_forward
         if model_forward is None or model_forward.assignments[self.index].plan is None:
             return
@@ -210,15 +210,15 @@ class Layer:
         """
         if not self.renumbers and num_token_non_padded is None:
             return ids
-        self.model_forward.offer = None  # the alignment is of the former ids
+        self.model_forward.offer = None  # its alignment is of the former ids
         return drop_slots(ids, weights) if self.convention == DROPPED else refill_slots(ids, weights)
 
     def prepare(self, output_format: Any, logits: torch.Tensor) -> tuple[Any, Any]:
-        """Return (what the runner is handed for `output_format`, logits [n, N]).
+        """Return (the format of the router's output, logits [n, N]) in place of the arguments.
 
         The logits are masked if the runner ranks them, and unchanged for a layer that does not select. For
-        triton_kernels the router's finished output may be returned instead, as (None, output): the caller then returns
-        this output, and does not call `routing()`.
+        triton_kernels the result may be (None, the router's finished output): the caller then returns this output, and
+        does not call `routing()`.
         """
         if not self.runner_ranks_logits or not self._selects(logits):
             return output_format, logits
@@ -234,7 +234,7 @@ class Layer:
         return output_format, out.masked_logits
 
     def _select_by_plan(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
-        """Select by the layer's plan, count the selection, and keep it in the frame."""
+        """Select by the layer's plan, write the counts to the tally, and store the selection in the model's forward."""
         model_forward, index = self.model_forward, self.index
         step, assignment = model_forward.step, model_forward.assignments[index]
         plan, buffer = assignment.plan, assignment.buffer
@@ -266,8 +266,7 @@ class Layer:
         """Return the router logits of all ranks if each routes its own rows, else `logits`. Raises as `choose` does."""
         if self.step.gather is None:
             return logits
-        # A rank with padding alone passes 0 rows (from `join`), though the gather counts its padding as rows. So 0 is
-        # right too.
+        # `join` passes 0 rows for a rank that has only padding rows, although the gather counts these rows.
         rows = self.step.gather.own
         if len(logits) not in (0, rows):
             raise RuntimeError(f"MoE layer {self.layer_id}: router rows of the rank must be {rows} (got {len(logits)})")

@@ -33,7 +33,7 @@ class LastSwitch:
     """The last switch of a stage, as GET reports it; the default values are those of a start.
 
     `number` counts the server's switches; `posted` is the number of the last switch that a POST made. With `is_trial`
-    the active policy is a trial of a search. `disagreement` is a line about ranks that differ, None if no ranks do.
+    the active policy is a trial of a search (`tune`). `disagreement` names the ranks that differ, None without any.
     """
 
     number: int = 0
@@ -51,9 +51,9 @@ class Stage:
     `ranks` describe a server whose ranks each route their own rows. With `masks` padding rows are masked also after a
     switch to vanilla. If `tp_size` is above 1, the tensor-parallel ranks compare their selections: if these differ, the
     server switches to vanilla, or ends if `stops` is set. `exact` holds the exact requests, `acceptance` the estimate
-    of accepted drafts. `find_batches(rows)` returns the batch sizes that the server's steps can have, for a schedule's
-    `rows`; SGLang decides them after the start. `recapture(scheduler, fits)` captures the graphs again, as
-    `upstream.graphs.capture_again` does.
+    of accepted drafts. `find_batches` takes a policy's key `rows` ("batch" or "rank") and returns the batch sizes that
+    the server's steps can have; SGLang decides these after the weights have loaded. `recapture(scheduler, fits)`
+    captures the graphs again, as `upstream.graphs.capture_again` does.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Stage:
     ) -> None:
         self.layers, self.device, self.stops = layers, device, stops
         masks = masks or schedule is None
-        # A CPU server need not read padding: without graphs only a gather pads rows, and padding from a gather is
-        # always masked. On other devices the mask takes one comparison in each step.
+        # Without graphs only a gather pads rows, and `read_step` always reads the padding of a gather. So a CPU server
+        # reads padding only to mask it. On a GPU padding is always read, by one comparison in each step.
         self.reads_padding = device != "cpu" or masks
         self._layer_ids = layer_ids = [layer.layer_id for layer in layers]
         self.find_batches, self.recapture = find_batches, recapture
@@ -93,7 +93,7 @@ class Stage:
         rule = Rule() if schedule is None else schedule.exact
         lanes, is_named = make_lanes(schedule, self.acting), schedule is not None
         self.in_force = InForce(schedule, find_batches(name_rows(ranks)), masks, layers, ranks, rule, lanes, is_named)
-        """The active policy. A switch replaces it; `read_batches` and `_weigh` replace its sizes and its estimate."""
+        """The active policy. A switch replaces the value, `read_batches` its sizes, and `_weigh` its estimate."""
 
     def run(self, forward_batch: Any, forward: Callable[[], Any]) -> Any:
         """Return what `forward` returns. Assign plans to layers, and check and count what the layers select."""
@@ -137,7 +137,7 @@ class Stage:
             self.in_force = replace(self.in_force, batches=batches)
 
     def begin_forward(self, forward_batch: Any) -> None:
-        """Weigh drafts by the latest estimate, and mark the exact rows of a forward, which may be a graph's replay."""
+        """Begin a forward, which may be a replay: give plans the latest estimate, flag exact rows, make the frame."""
         key = read_key(forward_batch, self.in_force.ranks)
         if self.acceptance.begin_forward():
             self._weigh()
@@ -166,7 +166,7 @@ class Stage:
         outcome = frame.outcome
         if outcome is None:
             outcome = self.in_force.find_outcome(frame.key and self.graphs.find_key(frame.key))
-        # A rank that selects by itself has no live row if it is idle.
+        # An idle rank that selects among its own rows has no live row, so there is nothing to count.
         if ranks is None or ranks.together or not forward_batch.forward_mode.is_idle():
             self.acting.counters.outcomes[outcome] += 1
         return self.in_force.describe_forward(outcome)
@@ -194,25 +194,27 @@ class Stage:
             self.trace.record(counts, step, observed)
 
     def fits_slots(self, method: Any) -> bool:
-        """Return whether the experts that upstream's `PagedExpertsMoEMethod` was just handed surely fit its slots."""
+        """Return whether the experts that an upstream `PagedExpertsMoEMethod` just received fit its page slots."""
         model_forward = self.current_frame.model_forward
         if model_forward is None:
             return False
         if self.paged is None:
-            # Not in a prefill: upstream's kernel runs on one warp, and is slower than the host for so many entries.
+            # With a page slot for each expert every step fits. A prefill is left to the host all the same: upstream's
+            # kernel runs on one warp, and is slower than the host for so many ids.
             return model_forward.step is not None and count_slots(method) >= method.num_experts
         return self.paged.fits_slots(method, model_forward)
 
     def allows_graph(self, forward_batch: Any) -> bool:
         """Return whether a decode graph may be replayed for a batch.
 
-        A graph may not be replayed if it is stale (no numbers in its buffers can make it route as the model does, after
-        a switch to vanilla), or if the active policy could have more active experts than a layer has slots for paged
-        experts: such a step runs eagerly, in as many waves as it takes.
+        A stale graph may not be replayed: after a switch to vanilla no numbers in its buffers make it route as the
+        model does. Nor may a graph whose step could have more active experts than a layer has page slots: this step
+        runs eagerly, and SGLang loads the experts in several waves.
         """
         if self.paged is None and not self.graphs.stale:
             return True
-        # SGLang also calls this before the forward of a verification, to plan attention: both answers must be equal.
+        # For a verification SGLang calls this method twice: to plan attention, when no frame exists yet, and in the
+        # forward. Both answers must be equal, so the first call reads the same key from the batch.
         frame = self.current_frame.frame
         key = read_key(forward_batch, self.in_force.ranks) if frame is None else frame.key
         if key is None:

@@ -1,4 +1,4 @@
-"""The start of draft depths in a scheduler process."""
+"""The start of the choice of draft depths in a scheduler process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def start(worker: Any, upstream: Any, steps: int, stage: Stage | None) -> DepthReport:
-    """Build the depth policy of SGLang's EAGLE `worker`, which replaces SGLang's own policy `upstream`.
+    """Build the depth policy that replaces SGLang's own, `upstream`, in an EAGLE `worker`. Return its reports.
 
     The first depth is `steps`. The `stage`, if there is one, estimates the chance of a draft from the policy's counts.
     """

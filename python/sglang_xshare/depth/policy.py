@@ -122,7 +122,7 @@ class ThroughputPolicy:
 
         The time counts if no forward ran between both, and if both have the same size, depth and expert policy. Nor may
         a prefill have been launched after `launch`: with overlap the host launches the next forward before it reads
-        this result, so the time would include the launch of the prefill.
+        the result of `launch`, so the time would include the launch of the prefill.
         """
         latest = self._launched[-1] if self._launched else launch
         is_last = self._count_forwards() == latest.forwards + 1

@@ -35,7 +35,8 @@ logger = logging.getLogger(__name__)
 class Checked:
     """A switch that passed its check.
 
-    A commit with this `epoch` makes the switch, if the stage has switched exactly `switches` times so far.
+    `epoch` identifies the POST. The commit of the same epoch makes the switch, if the stage has then switched exactly
+    `switches` times.
     """
 
     epoch: str
@@ -79,10 +80,10 @@ class Control:
         and their age `counted_ago`.
         """
         stage = self.stage
-        if stage.in_force.batches.most is None:  # no capture has read them since SGLang decided
+        if stage.in_force.batches.most is None:  # SGLang has decided the sizes, but no capture has read them yet
             stage.read_batches()
         in_force = stage.in_force
-        # All ranks of data-parallel attention count the same steps, so the first one reports them.
+        # All ranks of data-parallel attention count the same steps, so the first rank reports the counts.
         counts = is_first_rank()
         router = stage.layers[0].router
         return in_force.given | {
@@ -132,8 +133,8 @@ class Control:
         """Make the switch that `check` of the same epoch checked, as the server's switch `number`.
 
         Return the answer of `get`, and warnings. Raises ValueError, without a change, for any other epoch, and if the
-        policy was switched since the check. After an exception of the switch itself, call `restore` on all ranks,
-        because they must make equally many switches.
+        policy was switched since the check. After an exception of the switch itself, `restore` must be called on all
+        ranks, because all ranks must make equally many switches.
         """
         stage, checked = self.stage, self._checked
         self._begin_comparing()
@@ -161,7 +162,7 @@ class Control:
         self._begin_comparing()
         if former is None or former.epoch != epoch:
             return {"restored": False}
-        # Without another capture if two have just failed: this restore would fail too.
+        # After two failed captures a third would fail too, so the policy is restored without graphs.
         recaptures = not self.stage.graphs.lost
         last_switch = replace(former.last_switch, number=number, posted=number)
         switch(self.reports, make_again(self.stage, former.in_force), last_switch, recaptures)
@@ -170,7 +171,7 @@ class Control:
     def _begin_comparing(self) -> None:
         """Start the comparison of ranks anew, before anything that can raise.
 
-        A rank whose switch fails must start too, because all ranks compare after the same forward.
+        A rank whose switch fails must start anew too, because all ranks compare after the same forward.
         """
         if self.stage.agreement is not None:
             self.stage.agreement.begin()
@@ -225,8 +226,8 @@ class Control:
     def _count_switches(self) -> dict[str, Any]:
         """Return how often this scheduler has switched in all, and how often by itself since the last POST.
 
-        A scheduler switches by itself, to vanilla, if ranks disagree. The latter number is None if another rank reports
-        this number.
+        A scheduler switches by itself, to vanilla, if ranks disagree. The latter number is None except on the first
+        rank, which reports the number for all ranks.
         """
         last = self.stage.last_switch
         return {"switches": last.number, "own_switches": last.number - last.posted if is_first_rank() else None}

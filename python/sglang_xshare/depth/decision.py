@@ -144,7 +144,7 @@ class Depths:
     """The depths of a server's batch sizes.
 
     `find_candidates` returns the depths to choose from at a batch size, ascending, of at most `deepest` drafts; `start`
-    is the depth before any is measured.
+    is the first depth.
     """
 
     def __init__(self, find_candidates: Callable[[int], Sequence[int]], deepest: int, start: int) -> None:
@@ -179,7 +179,7 @@ class Depths:
         own.decide(self.shares.expect(), self._borrow(size))
 
     def _copy_depth(self, size: int, candidates: Sequence[int], known: Iterable[int]) -> int:
-        """Return the candidate nearest to the depth of the nearest `known` batch size; without one, to the start."""
+        """Return the candidate nearest to the depth of the nearest `known` batch size, or to the start depth."""
         near = min(known, key=lambda one: (abs(one - size), one), default=None)
         depth = self._start if near is None else self.states[near].depth
         return min(candidates, key=lambda one: (abs(one - depth), one))

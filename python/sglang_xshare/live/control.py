@@ -156,7 +156,7 @@ class Control:
     def restore(self, epoch: str, number: int) -> dict[str, Any]:
         """Undo the commit of `epoch`, also one that failed halfway, as the server's switch `number`.
 
-        Do nothing if this epoch changed nothing here, or if a later epoch did. Return whether something was restored.
+        Do nothing if the last commit here was of another epoch. Return whether the former policy was restored.
         """
         former = self._former
         self._begin_comparing()

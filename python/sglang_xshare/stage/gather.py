@@ -57,7 +57,7 @@ class Gather:
         return self.rows_by_rank[self.rank]
 
     def collect(self, own: torch.Tensor) -> torch.Tensor:
-        """Return [rows of all ranks, ...] float32, rank after rank; zeros for a rank with padding alone."""
+        """Return [rows of all ranks, ...] float32, rank after rank; zeros for a rank that has only padding rows."""
         # Sent as float32, because a rank without rows cannot infer the others' dtype, and padded, because a collective
         # takes equal shapes.
         longest = max(self.rows_by_rank)

@@ -68,7 +68,7 @@ class Graphs:
         return any(kept.plan and kept.plan.by_depth for layers in self.captured.values() for kept in layers.values())
 
     def find_key(self, key: StepKey) -> StepKey:
-        """Return the key of the smallest graph that takes a step of this key, or `key` if no graph does."""
+        """Return the key of the smallest graph in which a step of `key` can run, or `key` itself if there is none."""
         if key not in self._found:
             alike = (graph for graph in self.captured if graph._replace(rows=key.rows) == key)
             self._found[key] = min((graph for graph in alike if graph.rows >= key.rows), default=key)

@@ -25,7 +25,7 @@ from .record.metadata import Forward
 from .step import StepKey
 
 LONGEST = 100
-"""The most characters of a policy with its keys in a response; `xshare` with all keys of a front takes 60."""
+"""The most characters of a policy with its keys in a response; the keys that `tune` searches take 60."""
 
 
 @dataclass(frozen=True, eq=False)

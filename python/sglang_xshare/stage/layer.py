@@ -48,8 +48,8 @@ MAX_CALLS = 1024
 class Layer:
     """One MoE layer: its `TopKConfig`, and what its MoE runner takes.
 
-    `plain_config`, a copy of the config that carries the layer, replaces the config in upstream's router.
-    `selecting_config` routes through `choose`.
+    `plain_config`, a copy of the config with a reference to the layer, replaces the config in upstream's router.
+    `selecting_config` is such a copy that routes through `choose`.
 
     With `renumbers` upstream looks ids up in a table after the selection, so no id may be -1 before. With
     `runner_ranks_logits` the layer's runner ranks logits if the layer does not select. With `takes_kmax` the runner
@@ -118,7 +118,7 @@ class Layer:
 
     @property
     def paging_slots(self) -> int | None:
-        """Experts that can be loaded at once; None if all are loaded, 0 until SGLang has sized the slots."""
+        """The number of page slots; None if all experts are loaded, 0 until SGLang has sized the page slots."""
         return None if self.paging is None else count_slots(self.paging)
 
     @property
@@ -137,7 +137,7 @@ class Layer:
         return step
 
     def route(self, logits: torch.Tensor) -> Any:
-        """Return the `TopKConfig` to route router logits [n, N] with: the layer's own if it selects in this forward."""
+        """Return `selecting_config` if the layer selects from logits [n, N] in this forward, else `plain_config`."""
         return self.selecting_config if self._selects(logits) else self.plain_config
 
     def _selects(self, logits: torch.Tensor) -> bool:
@@ -177,7 +177,7 @@ class Layer:
     def choose(
         self, hidden_states: torch.Tensor, gating_output: torch.Tensor, topk: int, renormalize: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return weights [n, k] float32 and logical expert ids [n, k] int32, as SGLang's custom routing function.
+        """Return weights [n, k] float32 and the router's expert ids [n, k] int32: SGLang's custom routing function.
 
         `topk` includes the columns of fused shared experts if upstream expects them from its router. Raises
         RuntimeError if the router has another number of rows than the step, because requests and padding rows would be

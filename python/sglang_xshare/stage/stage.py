@@ -50,10 +50,10 @@ class Stage:
     `schedule` is None if no policy is given: then the stage only masks padding rows. `trace` is the file to append to.
     `ranks` describe a server whose ranks each route their own rows. With `masks` padding rows are masked also after a
     switch to vanilla. If `tp_size` is above 1, the tensor-parallel ranks compare their selections: if these differ, the
-    server switches to vanilla, or ends if `stops` is set. `exact` holds the exact requests, `acceptance` the estimate
-    of accepted drafts. `find_batches` takes a policy's key `rows` ("batch" or "rank") and returns the batch sizes that
-    the server's steps can have; SGLang decides these after the weights have loaded. `recapture(scheduler, fits)`
-    captures the graphs again, as `upstream.graphs.capture_again` does.
+    server switches to vanilla, or ends if `stops` is set. `exact` holds the exact requests, and `acceptance` holds the
+    estimated chance of a draft. `find_batches` takes a policy's key `rows` ("batch" or "rank") and returns the batch
+    sizes that the server's steps can have; SGLang decides these after the weights have loaded. `recapture(scheduler,
+    fits)` captures the graphs again, as `upstream.graphs.capture_again` does.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Stage:
             assignments = in_force.assign(key)
         tallies = [StepTally(lane.counters) for lane in in_force.lanes or (self.acting,)]
         model_forward = ModelForward(step, assignments, tallies, residents)
-        former = self.current_frame.frame  # the model runner's; None in a capture, which runs the model's forward alone
+        former = self.current_frame.frame  # the runner's frame; None in a capture, which runs only the model
         frame = self.current_frame.frame = former or Frame()
         frame.outcome, frame.model_forward = in_force.find_outcome(key), model_forward
         try:
@@ -131,7 +131,7 @@ class Stage:
             self.current_frame.frame, frame.model_forward = former, None
 
     def read_batches(self) -> None:
-        """Read the captured sizes and the most rows, both of which SGLang sets after the weights have loaded."""
+        """Read the captured batch sizes and the largest, which SGLang sets after the weights have loaded."""
         batches = self.find_batches(name_rows(self.in_force.ranks))
         if batches != self.in_force.batches:
             self.in_force = replace(self.in_force, batches=batches)
@@ -146,7 +146,7 @@ class Stage:
         self.current_frame.frame = Frame(key)
 
     def _weigh(self) -> None:
-        """Give the plans the latest estimate, with which they weigh drafts.
+        """Give the plans the latest estimated chance of a draft.
 
         The plans change as in a switch, but the host does not wait for the device.
         """

@@ -94,7 +94,7 @@ def read_step(
 
 
 def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
-    """Return the key of the step that `read_step` reads, without the device.
+    """Return the key of the step that `read_step` returns. The device is not read.
 
     If SGLang pads all ranks to one size, each rank counts as many rows as the largest.
     """
@@ -167,6 +167,6 @@ def _read_depth(forward_batch: Any, key: StepKey) -> torch.Tensor | None:
 def live_rows(forward_batch: Any) -> torch.Tensor:
     """Return [rows] bool, False for padding rows, read anew in each replay of a graph.
 
-    Padding and idle ranks write to KV slot 0, which no request has.
+    Padding rows and idle ranks write to entry 0 of the KV cache, which no request has.
     """
     return forward_batch.out_cache_loc != 0

@@ -69,7 +69,7 @@ class Agreement:
     def begin(self) -> None:
         """Start anew, so the next plans are compared soon, without the steps of the former plans.
 
-        Every rank must call this after the same forward, also a rank that then fails to switch.
+        Every rank must call `begin` after the same forward, also a rank that then fails to switch.
         """
         self.forwards = 0
         self._checksum.zero_()

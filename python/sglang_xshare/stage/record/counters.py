@@ -88,7 +88,7 @@ class Counters:
         """Add a step's tally to the totals. Return what was added, [layers, COLUMNS] float64.
 
         The result is 0 for a layer that stayed vanilla, and without a live row. With paged experts, `fits` has True for
-        each layer whose active experts fit its slots for all logits.
+        each layer whose active experts fit its page slots for all logits.
         """
         tally = counted.layers
         if tally is None:

@@ -27,7 +27,7 @@ class Interval:
     outcomes: dict[str, int]
     exact_rows: int = 0
     page_ins_before: int | None = None
-    """Experts that vanilla routing would have paged in: in each step, its experts that were not loaded."""
+    """Experts that vanilla routing would have paged in: those of each step that were not loaded."""
     page_ins: int | None = None
     fullest_before: int | None = None
     """Active experts of the expert-parallel rank that has most, under vanilla routing."""

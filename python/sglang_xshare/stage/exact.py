@@ -11,8 +11,8 @@ from ..policies.exact import Rule, applies, name_prefixes, read_asked
 MOST_ROWS = 1 << 16
 """The most rows of a forward, with a flag of one byte each: a captured graph reads the flags at a fixed address."""
 MIXED_SESSION = (
-    "custom_params.expert_policy = 'exact': all turns of a streaming session must be exact: the keys and values of an "
-    "earlier turn that was not exact stay"
+    "custom_params.expert_policy = 'exact': all turns of a streaming session must be exact: an earlier turn was not, "
+    "and its keys and values stay in the cache"
 )
 ATTACHED = (
     "custom_params.expert_policy = 'exact': no storage backend may be attached to the server's cache: the backend may "

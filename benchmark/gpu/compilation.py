@@ -24,16 +24,13 @@ def run_steps(
     slots: RunnerSlots = FILLED,
     tokens_per_request: int = 1,
 ) -> None:
-    """Run steps of two layers, counted as on a GPU: both selecting, the first alone, vanilla, a prefill."""
+    """Run steps of two layers, counted as on a GPU: both selecting, then the first alone."""
     router = Router(min(8, experts // 4))
     logits = torch.randn(rows, experts, device=device).bfloat16()
     ranks = torch.arange(experts, device=device) * 8 // experts
     step = Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=device), tokens_per_request))
     counters = Counters(2, device)
-    counters.count_outcome("prefill")
-    counters.count_outcome("vanilla", step)
     for selecting in (2, 1):
-        counters.count_outcome("policy", step)
         counted = StepTally(counters)
         for layer in range(selecting):
             tally, budgets = counted.of(layer, logits), find_budgets(plan, logits.device)

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmark.gpu import timing
-from sglang_xshare import Batch, Router, SelectionPlan, select
+from sglang_xshare import Batch, Router, SelectionPlan, hooks, select
 from sglang_xshare.selection.alignment import align_pairs
 from sglang_xshare.stage import handover
 from sglang_xshare.stage.frame import Assignment, Frame, ModelForward
@@ -156,10 +157,12 @@ def fixed_router(ids: Tensor) -> Route:
 def offer_alignment(route: Route, ids: Tensor, shape: Shape) -> Route:
     """Return a router to fixed ids [layers, rows, top_k] that hands the runner the ids' alignment."""
     alignments = [Alignment(*(tensor.to(ids.device) for tensor in align_pairs(one.cpu()))) for one in ids]
+    model_forward = ModelForward(None, [])
 
     def offer_and_route(layer: int, hidden: Tensor) -> Any:
         routed = route(layer, hidden)
-        handover.offer(handover.Offer(routed.topk_ids, shape.experts, alignments[layer]))
+        model_forward.offer = handover.Offer(routed.topk_ids, shape.experts, alignments[layer], set())
+        _serve(model_forward)
         return routed
 
     return offer_and_route
@@ -171,15 +174,23 @@ def make_router(shape: Shape, plan: SelectionPlan | None, logits: Tensor) -> Rou
 
     layer, rows = Layer(0, TopKConfig(top_k=shape.top_k, renormalize=True), None), logits.shape[1]
     step = Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=logits.device)))
-    layer.current_frame.frame = Frame(step.key, "policy", ModelForward([step], [Assignment(plan)]))
+    model_forward = ModelForward(step, [Assignment(plan)])
+    layer.current_frame.frame = Frame(step.key, "policy", model_forward)
 
     def route(number: int, hidden: Tensor) -> Any:
+        _serve(None if plan is None else model_forward)
         if plan is None:
             return select_experts(hidden, logits[number], layer.plain_config)
         routed = select_experts(hidden, logits[number], layer.selecting_config)
         return routed._replace(topk_ids=layer.finish(routed.topk_ids, routed.topk_weights))
 
     return route
+
+
+def _serve(model_forward: ModelForward | None) -> None:
+    """Let the runner take the offers of a forward, as in a server; of None, as in a server without a policy."""
+    current_frame = SimpleNamespace(model_forward=model_forward)
+    hooks._stage = None if model_forward is None else SimpleNamespace(current_frame=current_frame)  # type: ignore[assignment]
 
 
 def count_active(shape: Shape, logits: Tensor, plan: SelectionPlan) -> float:

@@ -52,7 +52,7 @@ class Refused(SystemExit, ValueError):
 
 
 def check_flags(server_args: Any) -> None:
-    """Check the flags before SGLang resolves them, and set the arguments that follow. Raises `Refused`."""
+    """Check the flags before SGLang resolves them, and set arguments that the flags imply. Raises `Refused`."""
     if _is_asked(server_args):
         from .compatibility.checks import set_arguments
 
@@ -78,7 +78,7 @@ def _check_start(server_args: Any, when: str) -> Start:
 
 
 def _is_asked(server_args: Any) -> bool:
-    """Return whether a flag of `FLAGS`, or dispatch by affinity, is given. Without either nothing is loaded."""
+    """Return whether a flag of `FLAGS`, or dispatch by affinity, is given. Without either, no more modules load."""
     given = (getattr(server_args, name, None) for name in FLAGS)
     return affinity.is_asked(server_args) or not all(value is None or value is False for value in given)
 
@@ -144,7 +144,7 @@ def route(topk_config: Any, router_logits: Any) -> Any:
 
 
 def prepare(topk_config: Any, output_format: Any, router_logits: Any) -> Any:
-    """Return (the output that a layer's router gives its runner, router logits [n, N]): see `Layer.prepare`."""
+    """Return (the format of the router's output, router logits [n, N]): see `Layer.prepare`."""
     layer = None if _stage is None else getattr(topk_config, "layer", None)
     return (output_format, router_logits) if layer is None else layer.prepare(output_format, router_logits)
 
@@ -158,22 +158,24 @@ def finish(topk_config: Any, topk_ids: Any, topk_weights: Any, num_token_non_pad
 
 
 def align(upstream: Callable[..., Any], topk_ids: Any, block_size: int, num_experts: int) -> Any:
-    """Return the alignment of `topk_ids` for upstream's fused MoE runner: the policy's, else `upstream`'s."""
-    return handover.align(upstream, topk_ids, block_size, num_experts)
+    """Return the alignment of `topk_ids` for upstream's fused MoE runner: the layer's offer, else `upstream`'s."""
+    model_forward = None if _stage is None else _stage.current_frame.model_forward
+    made = None if model_forward is None else model_forward.offer
+    return handover.align(made, upstream, topk_ids, block_size, num_experts)
 
 
 def fits_slots(method: Any) -> bool:
-    """Return whether the active experts of upstream's `PagedExpertsMoEMethod` fit its slots, for any number of rows."""
+    """Return whether the experts that an upstream `PagedExpertsMoEMethod` just received fit its page slots."""
     return _stage is not None and _stage.fits_slots(method)
 
 
 def allows_graph(forward_batch: Any) -> bool:
-    """Return whether a decode graph that fits a batch may be replayed for it."""
+    """Return whether a decode graph that fits a batch may be replayed for the batch."""
     return _stage is None or _stage.allows_graph(forward_batch)
 
 
 def capture_limit(server_args: Any, requests: int, top_k: int, num_experts: int, slots: int) -> int:
-    """Return the most requests of a decode graph if experts are paged into slots: `requests` without a policy."""
+    """Return the most requests of a decode graph with paged experts: without a policy `requests`, SGLang's limit."""
     if not _is_asked(server_args):
         return requests
     from .compatibility.paging import find_limit
@@ -183,15 +185,15 @@ def capture_limit(server_args: Any, requests: int, top_k: int, num_experts: int,
 
 def report(reporter: Any) -> str:
     """Return the end of a decode log line: the counts since the last line. Update `/metrics` and the trace."""
-    if _depth is not None:
-        _depth.publish(reporter)
-    return ("" if _reports is None else _reports.report(reporter)) + ("" if _depth is None else _depth.log())
+    publish(reporter)
+    return ("" if _reports is None else _reports.log()) + ("" if _depth is None else _depth.log())
 
 
 def publish(reporter: Any) -> None:
     """Update `/metrics` and the trace when the server turns idle, because no log line may follow for long."""
     if _reports is not None:
-        _reports.publish(reporter)
+        _reports.reporter = reporter
+        _reports.publish()
     if _depth is not None:
         _depth.publish(reporter)
 
@@ -223,7 +225,7 @@ def check_request(manager: Any, sampling_params: Any, request: Any) -> None:
 
 
 def admit(scheduler: Any, req: Any) -> None:
-    """Decide whether a request that enters a scheduler's queue is exact, and note which reporter the scheduler has."""
+    """Decide whether a request that enters a scheduler's queue is exact. Keep the scheduler's metrics reporter."""
     if _control is not None:
         _control.warn_if_without_effect()
     if _reports is not None:
@@ -233,7 +235,7 @@ def admit(scheduler: Any, req: Any) -> None:
 
 
 def count(req: Any, logits_output: Any) -> None:
-    """Count a forward whose result has reached a request, in the response metadata and the estimate of drafts."""
+    """Count a forward whose result has reached a request, for the response metadata and the chance of a draft."""
     if _stage is None:
         return
     _stage.acceptance.count(req)
@@ -243,13 +245,13 @@ def count(req: Any, logits_output: Any) -> None:
 
 
 def tell(meta_info: dict[str, Any], state: Any) -> None:
-    """Write the policies of a request, and the number of steps in which they acted, to its last `meta_info`."""
+    """Write a request's policies, and the number of steps in which they acted, to the request's last `meta_info`."""
     if metadata.KEY in state.customized_info_accumulated:
         metadata.write_metadata(meta_info, state)
 
 
 def extend(sglext: Any, make: Callable[[], Any], meta_info: dict[str, Any]) -> Any:
-    """Return an answer's `sglext` on /v1, made by `make` if it is None, with what `tell` wrote to `meta_info`."""
+    """Return the `sglext` of an answer on /v1, made by `make` if None, with the counts that `tell` wrote."""
     told = meta_info.get(metadata.KEY)
     if told is None:
         return sglext

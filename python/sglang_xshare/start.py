@@ -12,7 +12,6 @@ from .policies.description import describe_mass
 from .stage.acceptance import Acceptance
 from .stage.exact import Exact
 from .stage.forward import wrap_calls
-from .stage.gather import name_rows
 from .stage.layer import Layer
 from .stage.reports import Reports
 from .stage.stage import Stage
@@ -27,8 +26,9 @@ def start(model_runner: Any, arguments: Arguments, layers: list[Layer]) -> Repor
     ranks = read_ranks(model_runner, schedule)
 
     def find_batches(rows: str) -> batches.Batches:
-        # SGLang sets both after the weights have loaded.
-        requests, sizes = getattr(model_runner, "max_running_requests", None), graphs.list_sizes(model_runner, config)
+        # SGLang sets both with its request pool, after the weights have loaded; `read_batches` predicts them before.
+        requests = getattr(model_runner, "max_running_requests", None)
+        sizes = None if requests is None else graphs.list_sizes(model_runner, config)
         return batches.read_batches(config, rows, requests, sizes)
 
     low_first = getattr(config, "schedule_low_priority_values_first", False)
@@ -37,7 +37,6 @@ def start(model_runner: Any, arguments: Arguments, layers: list[Layer]) -> Repor
         schedule,
         device=model_runner.device,
         trace=arguments.trace,
-        batches=batches.read_batches(config, name_rows(ranks)),
         masks=bool(getattr(model_runner.server_args, "mask_padding_experts", False)),
         ranks=ranks,
         tp_size=getattr(config, "tp_size", 1),

@@ -9,10 +9,10 @@ import pytest
 
 from depth.simulation import CANDIDATES, WELL, Candidates, Simulation, Traffic, costs
 from sglang_xshare.depth import is_on
-from sglang_xshare.depth.acceptance import PooledAcceptance, find_nearest
 from sglang_xshare.depth.decision import BLOCK, TRIAL
 from sglang_xshare.depth.policy import ThroughputPolicy
 from sglang_xshare.depth.shares import Shares
+from sglang_xshare.stage.acceptance import Acceptance, find_nearest
 
 TRAFFIC = Traffic(2, WELL, costs(10e-3, 1e-3))
 
@@ -204,7 +204,7 @@ def test_times_across_a_switch_of_the_policy_are_left_out():
 
 def test_what_acceptance_auto_stands_for_is_the_share_of_all_drafts():
     shares = Shares(7)
-    acceptance = PooledAcceptance(shares, 7)
+    acceptance = Acceptance(8, lambda: shares.pooled)
     start = acceptance.number
     while not acceptance.begin_forward():
         shares.count(3, [3, 0])  # accepted: 3 of 4 drafts

@@ -12,6 +12,7 @@ from sglang_xshare.depth import report as report_module
 from sglang_xshare.depth.report import DepthReport
 from sglang_xshare.live import control
 from sglang_xshare.live.replicas import merge
+from sglang_xshare.stage.stage import LastSwitch
 from sglang_xshare.upstream.ranks import share_first
 
 LABELS = {"model_name": "depth-report"}
@@ -102,12 +103,12 @@ def test_hooks_show_it_beside_the_policy_and_without_one(served, monkeypatch):
     monkeypatch.setattr(hooks, "_reports", None)
     assert hooks.report(make_reporter(enabled=False)) == ", draft depth 5"
     hooks.publish(None)
-    reports = SimpleNamespace(report=lambda reporter: ", policy steps: 3", publish=lambda reporter: None)
+    reports = SimpleNamespace(log=lambda: ", policy steps: 3", publish=lambda: None)
     monkeypatch.setattr(hooks, "_reports", reports)
     assert hooks.report(make_reporter(enabled=False)) == ", policy steps: 3, draft depth 5"
     answers = iter([{"in_force": {}}, {"switches": 1}])
     monkeypatch.setattr(control, "_ask", lambda *_: next(answers))
-    monkeypatch.setattr(hooks, "_control", object())
+    monkeypatch.setattr(hooks, "_control", SimpleNamespace(reports=SimpleNamespace()))
     assert ask() == [{"in_force": {}, "draft_depth": served.describe()}]
     assert ask() == [{"switches": 1}], "the answer to a check"
 
@@ -150,7 +151,7 @@ def test_sglang_keeps_its_policy_unless_ours_is_on(monkeypatch):
     assert hooks._depth is not None
     assert hooks._depth.policy is policy
     assert policy._take_first_ranks is share_first, "ranks that decide by their own times wait for each other forever"
-    stage = SimpleNamespace(switches=0, acceptance=None)
+    stage = SimpleNamespace(last_switch=LastSwitch(), acceptance=None)
     monkeypatch.setattr(hooks, "_stage", stage)
     policy = choose(expert_policy="xshare")(initial_steps=3, cfg_path="adaptive.json")
     assert stage.acceptance.width == 8

@@ -96,7 +96,7 @@ def install_ours(hooks: Any) -> None:
     from sglang_xshare.stage.reports import Reports
     from sglang_xshare.stage.stage import Stage
 
-    calls = (Stage, "begin_forward"), (Reports, "count_forward"), (Stage, "end_forward"), (Layer, "choose")
+    calls = (Stage, "begin_forward"), (Reports, "publish_if_due"), (Stage, "end_forward"), (Layer, "choose")
     for owner, name in calls:
         setattr(owner, name, _count(getattr(owner, name), name))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -99,7 +100,7 @@ class Two:
         """Return everything that a switch changes in each replica, except its number."""
         controls = [one.control for one in self.both]
         return [
-            (one.stage.in_force.given, one.stage.in_force.rule, one.stage.disagreement, one.get()["trial"])
+            (one.stage.in_force.given, one.stage.in_force.rule, one.stage.last_switch.disagreement, one.get()["trial"])
             for one in controls
         ]
 
@@ -113,8 +114,9 @@ class Two:
 
 def fall_back(asked: Asked) -> None:
     """What a replica does whose ranks have disagreed."""
-    switch(asked.control.reports, make_next(asked.stage, None), REPORTER)
-    asked.stage.disagreement = WHICH
+    former = asked.stage.last_switch
+    last_switch = replace(former, number=former.number + 1, is_trial=False, disagreement=WHICH)
+    switch(asked.control.reports, make_next(asked.stage, None), last_switch)
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, asked: Asked, is_late: bool) -> None:

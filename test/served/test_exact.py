@@ -239,7 +239,7 @@ def test_a_streaming_session_is_exact_in_all_its_turns(tiny_model, patched_relea
             body = {"text": "def f(", "session_params": {"id": session}, "sampling_params": sample(4, said)}
             return requests.post(server.url + "/generate", json=body, timeout=60)
 
-        for turns, line in ((["exact", "exact"], None), ([None, "exact"], "an earlier turn that was not exact")):
+        for turns, line in ((["exact", "exact"], None), ([None, "exact"], "all turns of a streaming session")):
             session = server.post("/open_session", {"capacity_of_str_len": 1000, "streaming": True})
             *former, last = (talk(session, said) for said in turns)
             assert all(answer.status_code == 200 for answer in former)

@@ -29,7 +29,8 @@ def attach(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     def put(model: Model, batches: Batches | None = None, **flags: Any) -> Any:
         monkeypatch.setattr("sglang_xshare.upstream.batches.read_batches", lambda *args, **sizes: batches or Batches())
-        hooks.attach(runner(model, **flags))
+        model.runner = runner(model, **flags)
+        hooks.attach(model.runner)
         return hooks._stage
 
     return put

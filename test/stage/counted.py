@@ -28,7 +28,6 @@ def count_steps(
     counters, found = Counters(len(plans), "cpu", residents), []
     for logits, valid, exact in steps:
         step = Step("decode", logits.shape[1], Batch(valid, exact=exact))
-        counters.count_outcome("policy", step)
         counted = StepTally(counters)
         for layer, (rows, plan) in enumerate(zip(logits, plans, strict=True)):
             if plan is not None:

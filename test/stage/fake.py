@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,6 @@ from sglang_xshare.stage.acceptance import Acceptance
 from sglang_xshare.stage.exact import Exact
 from sglang_xshare.stage.frame import Assignment, CurrentFrame, Frame, ModelForward
 from sglang_xshare.stage.layer import Layer
-from sglang_xshare.stage.record.interval import OUTCOMES
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step
 from sglang_xshare.upstream.batches import Batches
@@ -56,6 +56,8 @@ class Model:
         self.routed: list[tuple[torch.Tensor, torch.Tensor] | None] = []
         self.skipped: set[int] = set()
         self.error: Exception | None = None
+        self.runner: Any = None
+        """The runner that the fixture `attach` has put the stage around."""
 
     def forward(self, input_ids: Any, positions: Any, forward_batch: Any) -> str:
         """Upstream's signature."""
@@ -87,12 +89,12 @@ def make_stage(layers: list[Layer], schedule: Schedule | None, batches: Batches 
     given: dict[str, Any] = {"find_batches": lambda rows: batches, "recapture": lambda *args: None, "device": "cpu"}
     given |= options
     exact = Exact(given["device"])
-    return Stage(layers, schedule, batches=batches, exact=exact, acceptance=Acceptance(), **given)
+    return Stage(layers, schedule, exact=exact, acceptance=Acceptance(), **given)
 
 
 def put_in_step(layer: Layer, plan: SelectionPlan | None, step: Step) -> ModelForward:
     """Put a layer that is alone into a forward in which it has this plan and step."""
-    model_forward = ModelForward([step], [Assignment(plan)])
+    model_forward = ModelForward(step, [Assignment(plan)])
     layer.current_frame.frame = Frame(step.key, "policy", model_forward)
     return model_forward
 
@@ -158,10 +160,11 @@ def runner(model: Model, device: str = "cpu", is_draft_worker: bool = False, **f
     )
 
 
-def run(model: Model, mode: str, rows: int, **batch: int) -> None:
-    """A forward on random router logits."""
+def run(model: Model, mode: str, rows: int, alone: bool = False, **batch: int) -> None:
+    """A forward of the model's runner on random router logits; of the model `alone` in a capture or a warm-up."""
     model.logits = torch.randn(rows, EXPERTS, generator=torch.Generator().manual_seed(rows))
-    assert model.forward(None, None, forward_batch(mode, rows, **batch)) == "output"
+    forward = partial(model.forward, None, None) if alone else model.runner.forward
+    assert forward(forward_batch(mode, rows, **batch)) == "output"
 
 
 def allows_graph(rows: int) -> bool:
@@ -194,9 +197,8 @@ def make_reporter(forwards: int = 0, **changes: Any) -> SimpleNamespace:
 
 
 def outcomes(installed: Any) -> dict[str, int]:
-    """What a stage has counted of the model's forwards."""
-    counts = dict(zip(OUTCOMES, installed.acting.counters.outcomes.tolist(), strict=True))
-    return {outcome: count for outcome, count in counts.items() if count}
+    """What a stage has counted of the runner's forwards."""
+    return dict(installed.acting.counters.outcomes)
 
 
 class RefuseHostData(TorchDispatchMode):

@@ -7,13 +7,13 @@ import torch
 
 from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
-from sglang_xshare.stage.forward import wrap_model
+from sglang_xshare.stage.forward import wrap_calls
 from sglang_xshare.stage.frame import CurrentFrame
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.reports import Reports
 from sglang_xshare.upstream.batches import Batches
 from sglang_xshare.upstream.paging import find_paging
-from stage.fake import EXPERTS, TOP_K, Model, forward_batch, make_reporter, make_stage
+from stage.fake import EXPERTS, TOP_K, Model, forward_batch, make_reporter, make_stage, runner
 
 SLOTS, LAYERS = 12, 3
 REPORTER = make_reporter(1, current_scheduler_metrics_enabled=False)
@@ -89,8 +89,10 @@ def put(monkeypatch, model, policy="xshare", trace=None, device="cpu", **keys):
         layers, make_schedule(policy, **keys), Batches(captured=(1, 2, 4, 8)), device=device, trace=trace
     )
     monkeypatch.setattr(hooks, "_stage", stage)
-    monkeypatch.setattr(hooks, "_reports", Reports(stage))
-    wrap_model(model, stage)
+    reports = Reports(stage)
+    monkeypatch.setattr(hooks, "_reports", reports)
+    model.runner = runner(model)
+    wrap_calls(model.runner, reports)
     return stage
 
 
@@ -102,4 +104,4 @@ def decode(model, step, rows):
     """A step of correlated logits: what is loaded matters."""
     taste = torch.randn(EXPERTS, generator=torch.Generator().manual_seed(step // 5))
     model.logits = taste + torch.randn(rows, EXPERTS, generator=torch.Generator().manual_seed(100 + step))
-    model.forward(None, None, forward_batch("decode", rows))
+    model.runner.forward(forward_batch("decode", rows))

@@ -38,9 +38,7 @@ def make_layer(plan: SelectionPlan, rows: int, valid: torch.Tensor | None) -> La
     """Return a layer under policy in a decode step."""
     layer = Layer(0, TopKConfig(top_k=TOP_K, renormalize=True), None)
     put_in_step(layer, plan, Step("decode", rows, Batch(valid)))
-    finish = lambda config, *rest: layer.finish(*rest)  # noqa: E731
-    routing = SimpleNamespace(route=lambda config, logits: config, finish=finish)
-    hooks._stage = SimpleNamespace(routing=routing)  # type: ignore[assignment]
+    hooks._stage = SimpleNamespace(current_frame=layer.current_frame)  # type: ignore[assignment]
     return layer
 
 

@@ -6,6 +6,7 @@ import multiprocessing
 import sys
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,10 +18,11 @@ from sglang.srt.server_args import ServerArgs, set_global_server_args_for_schedu
 from served.all_to_all import gather
 from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
-from sglang_xshare.stage.forward import wrap_model, wrap_router
+from sglang_xshare.stage.forward import wrap_model, wrap_router, wrap_runner
 from sglang_xshare.stage.frame import CurrentFrame
 from sglang_xshare.stage.gather import Ranks
 from sglang_xshare.stage.layer import DROPPED, Layer
+from sglang_xshare.stage.reports import Reports
 from sglang_xshare.upstream.batches import Batches
 from sglang_xshare.upstream.ranks import find_rank
 from stage.fake import make_stage
@@ -80,19 +82,21 @@ def serve(case: Case, rank: int) -> dict[str, Any]:
     wrap_model(model, installed)
     for router in routers:
         wrap_router(router, installed)
-    counted: dict[str, Any] = {"steps": [forward(model, load, rank, case.share) for load in case.loads]}
-    counted |= {"totals": installed.acting.counters.totals, "outcomes": installed.acting.counters.outcomes}
+    model_runner = SimpleNamespace(forward=lambda batch, hidden: model.forward(hidden, None, batch))
+    wrap_runner(model_runner, Reports(installed))
+    counted: dict[str, Any] = {"steps": [forward(model_runner, load, rank, case.share) for load in case.loads]}
+    counted |= {"totals": installed.acting.counters.totals, "outcomes": dict(installed.acting.counters.outcomes)}
     if installed.in_force.lanes:
         counted["observed"] = [lane.counters.totals for lane in installed.in_force.lanes]
     return counted
 
 
-def forward(model: Model, load: Load, rank: int, share: int) -> Any:
+def forward(model_runner: Any, load: Load, rank: int, share: int) -> Any:
     """A rank's forward of its share of a load."""
     attention, part = divmod(rank, share)
     rows = load.rows(share)
     hidden = load.hidden(share).split(rows)[attention].tensor_split(share)[part]
-    return model.forward(hidden, None, load.batches(share)[attention])
+    return model_runner.forward(load.batches(share)[attention], hidden)
 
 
 def main(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +40,6 @@ def switch(
     stage: Stage,
     latter: Schedule | None,
     reporter: Any,
-    number: int | None = None,
     rule: Rule | None = None,
     recaptures: bool = True,
 ) -> float | None:
@@ -47,7 +47,9 @@ def switch(
     reports = hooks._reports
     assert reports is not None
     assert reports.stage is stage
-    return switch_to(reports, make_next(stage, latter, rule), reporter, number, recaptures)
+    reports.reporter = reporter
+    last_switch = replace(stage.last_switch, number=stage.last_switch.number + 1)
+    return switch_to(reports, make_next(stage, latter, rule), last_switch, recaptures)
 
 
 def decode(model: Model, reporter: SimpleNamespace, rows: int = 12) -> None:
@@ -82,5 +84,5 @@ class Capturing:
         self.running = True
         for rows in [size for size in reversed(SIZES) if fits is None or fits(size)]:
             for self.recorded in (False, True):
-                run(self.model, "decode", rows)
+                run(self.model, "decode", rows, alone=True)
         self.recorded = self.running = False

@@ -182,7 +182,7 @@ def test_the_next_step_selects_by_the_estimate(serve, caplog):
     assert server.stage.in_force.plan == in_force, "the hash of a plan stays"
     with caplog.at_level("INFO"):
         server.accept((100_000, 200_000))
-    assert "the chance of a draft is 0.78" in caplog.text
+    assert "drafts accepted with chance 0.78 now" in caplog.text
     assert "0.03 before" in caplog.text
 
 
@@ -218,5 +218,6 @@ def test_a_switch_takes_what_was_counted_before(serve, reporter):
 def test_the_metric_is_the_estimate(serve, reporter):
     server = serve(AUTO)
     server.accept((8000, 0))
-    hooks._reports.publish(reporter, always=True)
+    hooks._reports.reporter = reporter
+    hooks._reports.publish(always=True)
     assert REGISTRY.get_sample_value("sglang:expert_policy_acceptance", {"model_name": "fake"}) == 1 / 64

@@ -116,7 +116,7 @@ def test_a_capture_is_refused_where_it_is_not_allowed(serve, reporter):
     line = r"^CUDA graphs would have to be captured again \(graphs of 2, 8 rows: mass = .*\): \"recapture\" is false$"
     with pytest.raises(ValueError, match=line):
         switch(installed, schedule(POLICIES["xshare by mass"]), reporter, recaptures=False)
-    assert (installed.in_force, installed.switches, capture.times) == (in_force, 0, 1)
+    assert (installed.in_force, installed.last_switch.number, capture.times) == (in_force, 0, 1)
     assert switch(installed, schedule({"policy": "xshare", "k0": 2, "add": 1}), reporter, recaptures=False) is None
 
 
@@ -127,7 +127,7 @@ def test_a_capture_waits_until_memory_is_resumed(serve, reporter):
     released.add("cuda_graph")
     with pytest.raises(ValueError, match="memory must be resumed first"):
         switch(installed, schedule(POLICIES["oea"]), reporter)
-    assert (installed.in_force.given, installed.switches) == (POLICIES["xshare by add"], 0)
+    assert (installed.in_force.given, installed.last_switch.number) == (POLICIES["xshare by add"], 0)
     assert switch(installed, schedule({"policy": "vanilla"}), reporter) is None
     released.clear()
     assert switch(installed, schedule(POLICIES["oea"]), reporter) is not None
@@ -144,7 +144,7 @@ def test_a_capture_that_fails_restores_the_policy_before(serve, reporter, caplog
     with pytest.raises(ValueError, match=line), caplog.at_level(logging.INFO):
         switch(installed, schedule(POLICIES["oea"]), reporter)
     assert "Expert policy: no switch; until now active experts: " in caplog.text, "counts that no other line reports"
-    assert (installed.in_force, installed.switches) == (in_force, 0)
+    assert (installed.in_force, installed.last_switch.number) == (in_force, 0)
     assert find_faults(installed) == []
     assert installed.graphs.rows == (list(SIZES) if failures == 1 else [])
     if failures == 2:
@@ -176,7 +176,7 @@ def test_sizes_are_those_that_sglang_captures(attach, reporter, monkeypatch):
     capture = Capturing(monkeypatch, model)
     capture.running = True
     for capture.recorded in (False, True):
-        run(model, "decode", 37)
+        run(model, "decode", 37, alone=True)
     capture.running = capture.recorded = False
     assert installed.in_force.batches.may_pad(37)
     assert not installed.in_force.batches.may_pad(36)
@@ -194,10 +194,10 @@ def test_sizes_are_read_in_every_capture_and_in_no_other_step(attach, reporter, 
     installed.device = "cuda"
     installed.recapture = capture = Capturing(monkeypatch, model)
     capture.running = True
-    run(model, "prefill", 40)
+    run(model, "prefill", 40, alone=True)
     assert installed.in_force.batches.captured == (8, 36)
-    run(model, "decode", 8)
-    run(model, "decode", 8)
+    run(model, "decode", 8, alone=True)
+    run(model, "decode", 8, alone=True)
     capture.running = False
     assert installed.in_force.batches.captured == (8, 37)
     sizes.pop()

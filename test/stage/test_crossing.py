@@ -73,10 +73,10 @@ def test_a_graph_is_replayed_only_if_every_layer_fits_its_slots(monkeypatch):
     stage = put(monkeypatch, PagedModel(), k0=1, add=2)
     monkeypatch.setattr("sglang_xshare.stage.reports.is_first_rank", lambda: False)
     assert allows_graph(8)
-    assert stage.in_force.fits_slots(StepKey("decode", 8))
+    assert stage.in_force.fits(StepKey("decode", 8))
     switch(stage, make_schedule("xshare", k0=1, add=2, layers={"1": {"policy": "vanilla"}}), REPORTER)
     assert not allows_graph(8)
-    assert not stage.in_force.fits_slots(StepKey("decode", 8)), "the sizes of a capture"
+    assert not stage.in_force.fits(StepKey("decode", 8)), "the sizes of a capture"
 
 
 @pytest.mark.parametrize("is_first", [True, False])

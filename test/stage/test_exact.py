@@ -301,5 +301,5 @@ def test_no_row_is_exact_where_the_server_refuses(attach, monkeypatch):
         stage.exact = exact
         steps = []
         monkeypatch.setattr(stage, "_finish", lambda step, *args, steps=steps: steps.append(step))
-        run(model, "decode", 4)
+        run(model, "decode", 4, alone=True)
         assert (steps[0].batch.exact is not None) == reads

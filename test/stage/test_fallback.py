@@ -11,6 +11,7 @@ import torch
 from sglang_xshare import hooks
 from sglang_xshare.live.control import Checked, Control
 from sglang_xshare.policies.exact import Rule
+from sglang_xshare.stage.stage import LastSwitch
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, XSHARE, Model, allows_graph, forward_batch, make_reporter, runner
@@ -51,8 +52,8 @@ def serve(attach, monkeypatch):
 
         def post(keys: dict[str, Any]) -> None:
             stage, control = served.stage, Control(served.reports, SimpleNamespace())
-            control._checked = Checked("1", stage.switches, schedule(keys), Rule(), False, True, [])
-            control.commit("1", stage.switches + 1, served.reports.reporter)
+            control._checked = Checked("1", stage.last_switch.number, schedule(keys), Rule(), False, True, [])
+            control.commit("1", stage.last_switch.number + 1)
 
         served.decode, served.post = decode, post
         return served
@@ -73,7 +74,7 @@ def test_the_step_after_a_comparison_that_failed_is_vanilla(serve, caplog):
         assert served.decode() == [False] * 3
     assert served.stage.agreement.counts == Counter(comparisons=2, disagreements=1, fallbacks=1)
     assert served.stage.in_force.given == {"policy": "vanilla"}
-    assert served.stage.disagreement.startswith(WHICH)
+    assert served.stage.last_switch.disagreement.startswith(WHICH)
 
 
 def test_a_difference_under_one_policy_is_not_the_next_ones(serve):
@@ -94,16 +95,16 @@ def test_what_is_posted_later_is_compared_at_once(serve):
     assert (served.decode(), served.decode()) == ([True] * 3, [False] * 3)
     served.differs = []
     served.post(PLANS[0])
-    assert served.stage.disagreement is None
+    assert served.stage.last_switch.disagreement is None
     assert [served.decode() for _ in range(4)] == [[True] * 3] * 4
-    assert served.stage.switches == 3
+    assert served.stage.last_switch.number == 3
     assert served.stage.agreement.counts["fallbacks"] == 1
 
 
 def test_get_tells_it_and_no_trial_is_left(serve):
     served = serve()
     control = Control(served.reports, SimpleNamespace())
-    control._is_trial = True
+    served.stage.last_switch = LastSwitch(is_trial=True)
     assert (control.get()["disagreement"], control.get()["trial"]) == (None, True)
     served.differs = [1]
     served.decode()
@@ -118,7 +119,7 @@ def test_a_server_that_is_to_stop_ends_after_that_forward(serve, caplog):
     served.differs = [1]
     with pytest.raises(Ended):
         served.decode()
-    assert served.stage.switches == 0
+    assert served.stage.last_switch.number == 0
     assert [record.message.rpartition("; ")[2] for record in caplog.records] == ["the server ends"]
 
 
@@ -143,5 +144,5 @@ def test_where_no_policy_is_in_force_there_is_nothing_to_go_back_to(serve, caplo
     served.differs = [1]
     served.decode()
     assert "; no policy is active" in caplog.text
-    assert (served.stage.switches, served.stage.agreement.counts["fallbacks"]) == (1, 0)
-    assert served.stage.disagreement.startswith(WHICH)
+    assert (served.stage.last_switch.number, served.stage.agreement.counts["fallbacks"]) == (1, 0)
+    assert served.stage.last_switch.disagreement.startswith(WHICH)

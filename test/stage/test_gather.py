@@ -116,7 +116,7 @@ def test_captured_sizes_are_counted_in_the_rows_that_ranks_select_among(together
 def test_ranks_that_only_mask_padding_begin_with_the_rows_of_one_rank(monkeypatch):
     """Without a policy no rank gathers rows."""
     batches = {"batch": Batches((16,), most=64), "rank": Batches((4,), most=16)}
-    monkeypatch.setattr("sglang_xshare.upstream.batches.read_batches", lambda config, rows: batches[rows])
+    monkeypatch.setattr("sglang_xshare.upstream.batches.read_batches", lambda config, rows, *args: batches[rows])
     monkeypatch.setattr("sglang_xshare.start.read_ranks", lambda *args: Ranks(0, 4, 1, EXPERTS, False))
     monkeypatch.setattr("sglang_xshare.start.wrap_calls", lambda *args: None)
     reports = start_in(runner(model := Model(1)), Arguments(schedule=None), bind(model))

@@ -1,7 +1,6 @@
 """The alignment that the MoE runner gets beside ids: one of exactly these ids, once; else upstream's."""
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from selection.compared import check_alignment
 from sglang_xshare import Batch, build_plan, hooks, selection
 from sglang_xshare.selection.alignment import align_pairs, count_blocks
 from sglang_xshare.stage import handover
+from sglang_xshare.stage.frame import ModelForward
 from sglang_xshare.stage.gather import Gather
 from sglang_xshare.stage.handover import Offer
 from sglang_xshare.stage.layer import DROPPED, Layer
@@ -34,14 +34,11 @@ class Upstream:
 
 
 @pytest.fixture(autouse=True)
-def _start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each test starts without an offer, and hands alignments over as a server does."""
+def _start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test hands alignments over as a server does."""
     monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
     monkeypatch.setattr(handover, "is_prebuilt", True)
     handover.taken.clear()
-    handover.withdraw()
-    yield
-    handover.withdraw()
 
 
 @pytest.fixture
@@ -74,73 +71,79 @@ def route(layer: Layer, seed: int = 0, topk: int = TOP_K, **keys: Any) -> torch.
     return layer.finish(ids, weights, **keys)
 
 
-def align(ids: torch.Tensor, block: int = 16, experts: int = EXPERTS) -> tuple[Any, int]:
+def offer(*made: Any) -> ModelForward:
+    """A forward that offers an alignment."""
+    model_forward = ModelForward(None, [])
+    model_forward.offer = Offer(*made)
+    return model_forward
+
+
+def align(model_forward: ModelForward, ids: torch.Tensor, block: int = 16, experts: int = EXPERTS) -> tuple[Any, int]:
     """(what the runner gets, whether upstream computed it)."""
     upstream = Upstream()
-    return hooks.align(upstream, ids, block, experts), upstream.calls
+    return handover.align(model_forward.offer, upstream, ids, block, experts), upstream.calls
 
 
 def test_without_an_offer_upstream_answers():
     ids = make_ids()
     answer = align_pairs(ids)
-    assert handover.align(lambda *args: (answer, args), ids, 16, 5) == (answer, (ids, 16, 5))
+    assert handover.align(None, lambda *args: (answer, args), ids, 16, 5) == (answer, (ids, 16, 5))
     assert not handover.taken
 
 
 def test_what_is_offered_is_taken_once():
-    ids, layer = make_ids(), object()
+    ids, untaken = make_ids(), {ROWS, 3}
     made = align_pairs(ids)
-    handover.offer(Offer(ids, 9, made, layer))
-    assert not handover.is_wanted(layer, ROWS)
-    found, calls = align(ids, experts=9)
+    model_forward = offer(ids, 9, made, untaken)
+    found, calls = align(model_forward, ids, experts=9)
     check_alignment(Alignment(*found), ids)
-    assert (calls, handover.is_wanted(layer, ROWS)) == (0, True)
+    assert (calls, untaken) == (0, {3})
     blocks = count_blocks(9, ids.numel())
     assert blocks < len(made.expert_ids), "programs for a block a pair would be launched"
     assert [len(one) for one in found] == [16 * blocks, blocks, 1]
     assert found[0].data_ptr() == made.sorted_token_ids.data_ptr()
-    assert align(ids, experts=9)[1] == 1
+    assert align(model_forward, ids, experts=9)[1] == 1
     assert handover.taken == {"prebuilt": 1}
 
 
 def test_other_ids_get_upstreams_answer_and_leave_the_offer():
     ids = make_ids()
-    handover.offer(Offer(ids, 9, align_pairs(ids)))
+    model_forward = offer(ids, 9, align_pairs(ids), set())
     others = (ids.clone(), ids[:3], ids[:, :2], ids.view(-1, 2 * TOP_K), ids.view(torch.float32), ids.view(TOP_K, -1))
     for other in others:
-        assert align(other.nan_to_num().int() if other.is_floating_point() else other, experts=9)[1] == 1
-    assert align(ids, experts=8)[1] == 1, "experts that a rank has alone, or slots that experts are paged into"
-    assert align(ids.view(ROWS, TOP_K), experts=9)[1] == 0, "a view of all of them is the same ids"
+        other = other.nan_to_num().int() if other.is_floating_point() else other
+        assert align(model_forward, other, experts=9)[1] == 1
+    whose = "experts that a rank has alone, or slots that experts are paged into"
+    assert align(model_forward, ids, experts=8)[1] == 1, whose
+    assert align(model_forward, ids.view(ROWS, TOP_K), experts=9)[1] == 0, "a view of all of them is the same ids"
 
 
 def test_an_alignment_in_other_blocks_is_left():
-    ids, layer = make_ids(40), object()
-    handover.offer(Offer(ids, 9, align_pairs(ids), layer))
-    found, calls = align(ids, 64, 9)
-    assert (calls, dict(handover.taken)) == (1, {"upstream": 1})
-    assert not handover.is_wanted(layer, 40)
-    assert handover.is_wanted(layer, 39)
-    assert handover.is_wanted(object(), 40)
+    ids, untaken = make_ids(40), {40}
+    model_forward = offer(ids, 9, align_pairs(ids), untaken)
+    found, calls = align(model_forward, ids, 64, 9)
+    assert (calls, dict(handover.taken), untaken) == (1, {"upstream": 1}, {40})
     assert len(found[1]) == 160
     check_alignment(Alignment(*found), ids, 64)
-    assert handover._offer is None
+    assert align(model_forward, ids, 16, 9)[1] == 1
 
 
 def test_the_storage_of_ids_is_not_used_again_while_they_are_offered():
     """The offer holds a reference, so no other tensor gets the storage."""
     ids = make_ids()
     place = ids.data_ptr()
-    handover.offer(Offer(ids, 9, align_pairs(ids)))
+    model_forward = offer(ids, 9, align_pairs(ids), set())
     del ids
     others = [make_ids() for _ in range(100)]
     assert place not in {other.data_ptr() for other in others}
+    assert model_forward.offer is not None
 
 
 def test_a_layer_offers_the_alignment_of_its_ids(aligns):
     layer = make_layer()
     for seed in range(3):
         ids = route(layer, seed)
-        found, calls = align(ids)
+        found, calls = align(layer.model_forward, ids)
         assert calls == 0
         check_alignment(Alignment(*found), ids)
         assert len(found[1]) == count_blocks(EXPERTS, ids.numel())
@@ -150,37 +153,39 @@ def test_layers_can_be_kept_from_handing_over(aligns):
     handover.is_prebuilt = False
     layer = make_layer()
     route(layer)
-    assert handover._offer is None
+    assert layer.model_forward.offer is None
     handover.is_prebuilt = True
-    assert handover.is_wanted(layer, ROWS)
-    assert align(route(layer))[1] == 0
+    assert align(layer.model_forward, route(layer))[1] == 0
 
 
 def test_shared_experts_have_blocks_of_their_own(aligns):
     config = Config(TOP_K + 1, num_fused_shared_experts=1, use_grouped_topk=True, num_expert_group=4, topk_group=2)
-    ids = route(make_layer(config), topk=TOP_K + 1)
+    layer = make_layer(config)
+    ids = route(layer, topk=TOP_K + 1)
     assert ids.shape == (ROWS, TOP_K + 1)
-    found, calls = align(ids, experts=EXPERTS + 1)
+    found, calls = align(layer.model_forward, ids, experts=EXPERTS + 1)
     assert (calls, len(found[1])) == (0, count_blocks(EXPERTS + 1, ids.numel()))
     check_alignment(Alignment(*found), ids)
 
 
 def test_ids_that_upstream_has_changed_get_upstreams_answer(aligns):
     """Padding rows are overwritten in place; renumbered ids are a new tensor."""
-    ids = route(make_layer(), num_token_non_padded=torch.tensor(4))
-    assert handover._offer is None, "of ids that are not those of its alignment"
-    assert align(ids)[1] == 1
+    layer = make_layer()
+    ids = route(layer, num_token_non_padded=torch.tensor(4))
+    assert layer.model_forward.offer is None, "of ids that are not those of its alignment"
+    assert align(layer.model_forward, ids)[1] == 1
     layer = make_layer()  # the first one's alignment was not taken, so it makes no other
     weights, ids = layer.choose(torch.zeros(1), torch.randn(ROWS, EXPERTS), TOP_K, True)
     renumbered = ids.clone()
     layer.finish(renumbered, weights)
-    assert align(renumbered)[1] == 1
+    assert align(layer.model_forward, renumbered)[1] == 1
     assert not handover.taken
 
 
 @pytest.mark.parametrize("options", [{"renumbers": True}, {"convention": DROPPED}])
 def test_layers_whose_ids_are_not_final_offer_nothing(aligns, options):
-    assert align(route(make_layer(**options)))[1] == 1
+    layer = make_layer(**options)
+    assert align(layer.model_forward, route(layer))[1] == 1
     assert not handover.taken
 
 
@@ -190,27 +195,27 @@ def test_a_rank_that_keeps_its_own_rows_offers_nothing(aligns, monkeypatch):
     monkeypatch.setattr(layer, "collect", lambda logits: torch.cat([logits, logits]))
     ids = route(layer)
     assert ids.shape == (ROWS, TOP_K)
-    assert align(ids)[1] == 1
-    assert handover.is_wanted(layer, ROWS)
+    assert align(layer.model_forward, ids)[1] == 1
+    assert not layer._untaken
 
 
 def test_an_alignment_that_is_not_taken_is_not_written_again(aligns):
     """The runner has blocks of another size, or never calls `align`."""
     layer = make_layer()
-    assert align(route(layer), 64)[1] == 1
-    assert not handover.is_wanted(layer, ROWS)
-    assert align(route(layer))[1] == 1
+    assert align(layer.model_forward, route(layer), 64)[1] == 1
+    assert layer._untaken == {ROWS}
+    assert align(layer.model_forward, route(layer))[1] == 1
     assert layer.model_forward.selections[0] is not None
     assert layer.model_forward.selections[0].alignment is None
-    handover._untaken.clear()
-    assert align(route(layer))[1] == 0
-    assert handover.is_wanted(layer, ROWS)
+    layer._untaken.clear()
+    assert align(layer.model_forward, route(layer))[1] == 0
+    assert not layer._untaken
 
 
 def test_a_forward_leaves_no_offer(aligns, attach):
     """An offer that no runner takes keeps tensors until the forward ends, also when an exception ends it."""
     model = Model()
-    attach(model, **XSHARE)
+    current_frame = attach(model, **XSHARE).current_frame
     offers = []
 
     class Failed(Exception):
@@ -223,7 +228,10 @@ def test_a_forward_leaves_no_offer(aligns, attach):
         def finish(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
             weights, ids = choose(*args)
             hooks.finish(routed, ids, weights)
-            offers.append(handover._offer)
+            offers.append(current_frame.model_forward.offer)
+            if len(offers) == 3:
+                hooks.align(Upstream(), ids, 16, EXPERTS)
+                assert offers[-1].is_used
             return weights, ids
 
         return dataclasses.replace(routed, custom_routing_function=finish)
@@ -233,9 +241,10 @@ def test_a_forward_leaves_no_offer(aligns, attach):
         patch.setattr(hooks, "route", route)
         run(model, "decode", 8)
         assert [len(offer.ids) for offer in offers if offer] == [8] * 3
-        assert handover._offer is None
+        assert handover.taken == {"prebuilt": 1}
+        assert current_frame.frame is None
         model.error = Failed()
         with pytest.raises(Failed):
             run(model, "decode", 8)
         assert len(offers) == 6
-        assert handover._offer is None
+        assert current_frame.frame is None

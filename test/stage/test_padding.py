@@ -5,8 +5,10 @@ import torch
 
 from sglang_xshare import hooks
 from sglang_xshare.stage.layer import DROPPED, FILLED
+from sglang_xshare.stage.step import Step
+from sglang_xshare.types import Batch
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import TOP_K, XSHARE, Model, run
+from stage.fake import TOP_K, XSHARE, Model, put_in_step, run
 
 
 def test_padding_is_masked_where_graphs_pad(attach):
@@ -72,6 +74,7 @@ def test_padding_rows_that_upstream_has_overwritten_make_no_expert_active(attach
     layer.convention = convention
     run(model, "decode", 8, padding=8 - live)
     weights, ids = model.routed[0]
+    put_in_step(layer, None, Step("decode", 8, Batch()))
     shared = torch.full((8, 1), 32, dtype=ids.dtype)
     weights, ids = torch.cat([weights, torch.full((8, 1), 0.4)], 1), torch.cat([ids, shared], 1)
     ids[live:] = written

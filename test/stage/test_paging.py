@@ -101,13 +101,13 @@ def test_all_experts_fit_in_a_step_where_all_have_slots(monkeypatch):
     stage, told = put(monkeypatch, model := PagedModel(slots=EXPERTS), **PUBLISHED), []
     full = SimpleNamespace(num_resident=EXPERTS, num_experts=EXPERTS)
     layer = stage.layers[0]
-    choose = type(layer)._select_in_force
+    choose = type(layer)._select_by_plan
 
     def choose_and_ask(*args):
         told.append(stage.fits_slots(full))
         return choose(*args)
 
-    monkeypatch.setattr(type(layer), "_select_in_force", choose_and_ask)
+    monkeypatch.setattr(type(layer), "_select_by_plan", choose_and_ask)
     decode(model, 0, 4)
     assert told
     assert all(told)
@@ -134,7 +134,7 @@ def test_what_fits_is_known_by_the_plan(monkeypatch, policy, keys, most):
     stage = put(monkeypatch, model, policy, **keys)
     schedule = stage.in_force.schedule
     for rows in range(1, 20):
-        found = stage.in_force.fits_slots(StepKey("decode", rows))
+        found = stage.in_force.fits(StepKey("decode", rows))
         assert found == fits(schedule, rows, TOP_K, EXPERTS, SLOTS)
         if rows <= most + 1:
             assert found == (rows <= most)
@@ -282,7 +282,7 @@ def test_a_broken_bound_stops_the_server(monkeypatch):
     with pytest.raises(
         SlotsExceeded, match=re.escape(f"more than {SLOTS} experts were active in MoE layers [0, 1, 2]")
     ):
-        hooks._reports.publish(REPORTER, always=True)
+        hooks._reports.publish(always=True)
 
 
 def test_what_was_not_promised_may_exceed_the_slots(monkeypatch):

@@ -3,6 +3,7 @@
 import torch
 
 from sglang_xshare import Batch, hooks, select
+from sglang_xshare.stage.frame import ModelForward
 from sglang_xshare.stage.record.counters import Reader
 from sglang_xshare.stage.step import Step, StepKey
 from sglang_xshare.upstream.batches import Batches
@@ -27,9 +28,9 @@ def test_slots_that_sglang_sizes_after_the_model_has_loaded_are_those_of_its_ste
     (method, *_), (layer, *_) = model.paging, stage.layers
     key = StepKey("decode", 4)
     assert not stage.fits_slots(method)
-    assert not stage.in_force.fits_slots(key), "nothing is known to fit"
+    assert not stage.in_force.fits(key), "nothing is known to fit"
     size(model, SLOTS)
-    assert stage.in_force.fits_slots(key)
+    assert stage.in_force.fits(key)
     assert stage.paged.residents.slots == SLOTS
     plan = stage.in_force.schedule.plan(0, 4)
     for step in range(6):
@@ -56,8 +57,10 @@ def test_a_step_before_the_slots_are_sized_has_no_number_of_them(monkeypatch):
     model = PagedModel()
     stage = put(monkeypatch, model, **PUBLISHED)
     size(model, None)
-    steps = stage.paged.divide(Step("decode", 4, Batch()))
-    assert [(step.batch.slots, int(step.batch.resident.sum())) for step in steps] == [(None, SLOTS)] * LAYERS
+    stage.paged.residents.read()
+    model_forward = ModelForward(Step("decode", 4, Batch()), [], residents=stage.paged.residents)
+    batches = [model_forward.find_batch(index) for index in range(LAYERS)]
+    assert [(batch.slots, int(batch.resident.sum())) for batch in batches] == [(None, SLOTS)] * LAYERS
 
 
 def test_slots_that_come_to_all_experts_page_nothing(monkeypatch):
@@ -65,7 +68,7 @@ def test_slots_that_come_to_all_experts_page_nothing(monkeypatch):
     size(model, None)
     stage = put(monkeypatch, model, **PUBLISHED)
     size(model, EXPERTS)
-    assert stage.in_force.fits_slots(StepKey("decode", 32))
+    assert stage.in_force.fits(StepKey("decode", 32))
     decode(model, 0, 8)
     interval = Reader(stage.acting.counters).read()
     assert interval.page_ins <= interval.page_ins_before
@@ -82,7 +85,7 @@ def test_graphs_captured_anew_are_those_of_steps_that_fit(monkeypatch):
         assert not capture.recorded or hooks.fits_slots(paging), "a captured decode batch routes more entries"
 
     monkeypatch.setattr(type(model.paging[0]), "place", place)
-    capture(fits=lambda requests: stage.in_force.fits_slots(StepKey("decode", requests)))
+    capture(fits=lambda requests: stage.in_force.fits(StepKey("decode", requests)))
     assert stage.graphs.rows == [1, 2, 8]
     for keys, rows in (
         ({"policy": "observe", "plans": ["xshare:k0=1,add=2"]}, [1, 2]),
@@ -101,7 +104,7 @@ def test_captured_sizes_are_those_of_the_active_policy_whatever_came_before(monk
     stage = put(monkeypatch, model, k0=3, add=2)
     stage.device, stage.find_batches = "cuda", lambda rows: Batches((4, 8))
     stage.recapture = capture = Capturing(monkeypatch, model)
-    capture(fits=lambda requests: stage.in_force.fits_slots(StepKey("decode", requests)))
+    capture(fits=lambda requests: stage.in_force.fits(StepKey("decode", requests)))
     assert stage.graphs.rows == [4]
     larger, smaller = make_schedule("xshare", k0=1, add=2), make_schedule("xshare", k0=3, add=2)
     for schedule, may_capture, captures, rows in (

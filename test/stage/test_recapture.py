@@ -46,9 +46,9 @@ def record(monkeypatch):
             return original(layer, logits, plan, slots, tally, budgets)
 
         monkeypatch.setattr(layer, "select", functools.partial(note, layer))
-        run(model, "decode", 8)
+        run(model, "decode", 8, alone=True)
         recorded = True
-        run(model, "decode", 8)
+        run(model, "decode", 8, alone=True)
         recorded = False
         return launched[-1]
 

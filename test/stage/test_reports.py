@@ -97,7 +97,7 @@ def decode_elsewhere(model: Model, reporter: Any, forwards: int, requests: int =
     for _ in range(forwards):
         batch = gathered_batches("decode", [0, requests])[0]
         reporter.scheduler.forward_ct += 1  # and no decode step of its own
-        forward(batch, lambda: run(model, "decode", 2 * requests))
+        forward(batch, lambda: run(model, "decode", 2 * requests, alone=True))
 
 
 def test_an_idle_first_rank_publishes_what_others_decode(attach, tmp_path):

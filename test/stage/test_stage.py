@@ -150,7 +150,7 @@ def test_every_attention_dp_rank_selects_alike(attach, monkeypatch):
     live = torch.tensor([True, True, True, True, False, False, False, False, False])
     wanted = select(model.logits[live], build_plan("xshare", k0=1, add=2), Router(TOP_K)).active
     for batch in batches:
-        model.forward(None, None, batch)
+        model.runner.forward(batch)
         weights, ids = model.routed[0]
         assert set(ids.flatten().tolist()) == set(wanted.nonzero().flatten().tolist())
         assert weights[~live].eq(0).all()
@@ -223,20 +223,29 @@ def test_context_ends_with_the_forward_even_when_it_fails(attach):
     with pytest.raises(RuntimeError, match="out of memory"):
         run(model, "decode", 4)
     assert hooks.route(model.configs[0], None) is model.configs[0]
-    assert outcomes(installed) == {"policy": 1, "no_context": 1}
+    assert outcomes(installed) == {}
 
 
-def test_layers_outside_a_forward_are_vanilla_and_counted_once(attach, monkeypatch):
-    """Not through the model's forward."""
-    monkeypatch.setattr("sglang_xshare.stage.layer.is_recorded", lambda: False)
+def test_warm_ups_and_captures_count_as_no_forward(attach):
+    """Compiled prefill graphs and DeepGEMM's dummy runs call the model without its runner before the first request."""
     model = Model(3)
     installed = attach(model, **XSHARE)
+    for mode in ("prefill", "decode"):
+        run(model, mode, 4, alone=True)
     for config in model.configs:
         assert hooks.route(config, None) is config
-    assert outcomes(installed) == {"no_context": 1}
-    monkeypatch.setattr("sglang_xshare.stage.layer.is_recorded", lambda: True)
-    assert hooks.route(model.configs[0], None) is model.configs[0]
-    assert outcomes(installed) == {"no_context": 1}, "a captured graph would count again at every replay"
+    assert outcomes(installed) == {}
+
+
+def test_steps_outside_the_models_forward_are_vanilla_and_counted(attach):
+    """A prefill is vanilla in any case."""
+    model = Model(3)
+    installed = attach(model, **XSHARE)
+    del model.forward  # the wrapped one
+    for mode in ("decode", "prefill"):
+        run(model, mode, 4)
+        assert model.routed == [None] * 3
+    assert outcomes(installed) == {"no_context": 1, "prefill": 1}
 
 
 def test_another_models_config_is_returned_untouched(attach):

@@ -11,12 +11,12 @@ import torch
 from prometheus_client import REGISTRY
 
 from sglang_xshare import Batch, Router, build_plan, hooks, select
-from sglang_xshare.stage.forward import wrap_model
+from sglang_xshare.stage.forward import wrap_calls
 from sglang_xshare.stage.graphs import Changes
 from sglang_xshare.stage.placement import Placement
 from sglang_xshare.stage.reports import Reports
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import EXPERTS, TOP_K, XSHARE, Model, make_stage, outcomes, run
+from stage.fake import EXPERTS, TOP_K, XSHARE, Model, make_stage, outcomes, run, runner
 from stage.switching import PLANS, decode, schedule, switch
 
 
@@ -40,7 +40,7 @@ def test_the_next_step_selects_by_the_other_plan_in_every_layer(attach, reporter
             used = torch.zeros_like(expected.active).index_put_((ids[weights > 0].long(),), torch.tensor(True))
             assert torch.equal(used, expected.active), keys
     assert outcomes(installed) == {"policy": 1 + 2 * len(PLANS)}
-    assert installed.switches == 2 * len(PLANS)
+    assert installed.last_switch.number == 2 * len(PLANS)
 
 
 def test_vanilla_and_back(attach, reporter):
@@ -154,9 +154,11 @@ def test_ranks_are_counted_wherever_experts_are(attach, reporter):
     for layer in layers:
         layer.placement = placement
     installed = make_stage(layers, schedule(PLANS[0]))
-    hooks._stage, hooks._reports = installed, Reports(installed)
+    reports = Reports(installed)
+    hooks._stage, hooks._reports = installed, reports
     del model.forward
-    wrap_model(model, installed)
+    model.runner = runner(model)
+    wrap_calls(model.runner, reports)
     counted = []
     for keys in (PLANS[0], {"policy": "vanilla"}, {"policy": "observe"}, PLANS[1]):
         switch(installed, schedule(keys), reporter)
@@ -172,7 +174,7 @@ def test_a_switch_that_fails_changes_nothing(attach, reporter, monkeypatch):
     monkeypatch.setattr(installed.graphs, "find_changes", lambda in_force: Changes([], {"anew": set()}))
     with pytest.raises(ValueError, match="captured again"):
         switch(installed, schedule(PLANS[1]), reporter, recaptures=False)
-    assert (installed.in_force, installed.switches, installed.in_force.plan["policy"]) == (plans, 0, "xshare")
+    assert (installed.in_force, installed.last_switch.number, installed.in_force.plan["policy"]) == (plans, 0, "xshare")
     assert hooks._stage is installed
 
 
@@ -190,7 +192,7 @@ def test_a_trace_that_cannot_be_written_is_logged_once(attach, reporter, caplog,
         assert "policy steps: 1" in hooks.report(reporter)
         assert installed.acting.exported.look()[0].layer_steps == 0, "metrics are up to date without the trace"
     switch(installed, schedule(PLANS[0]), reporter)
-    assert (installed.switches, installed.in_force.given["add"]) == (1, 5)
+    assert (installed.last_switch.number, installed.in_force.given["add"]) == (1, 5)
     line = "Expert policy: could not bring the trace up to date; this is logged once"
     assert [record.message for record in caplog.records] == [line]
 

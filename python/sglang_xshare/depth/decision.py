@@ -18,11 +18,11 @@ batch size between two trials of one depth.
 SOON, SLOWER = 32, 1.5
 """The first period after a change of the depth, and the factor by which each next period is longer, up to PERIOD. A
 choice from few steps may be wrong; short periods correct it soon. In 600 simulated verifications after a change (6 %
-noise, 10 % drift) the slowest tenth of the servers reached 0.96 of the best speed; had PERIOD applied from the start,
-0.91.
+noise, 10 % drift) the slowest tenth of the servers reached 0.96 of the best speed, and 0.91 with PERIOD from the start
+on.
 """
 BLOCK = 16
-"""Verifications of the chosen depth between two decisions, and so between two trials."""
+"""Verifications of the chosen depth between two decisions; two trials are at least this many apart."""
 HISTORY = 8
 """Steps that the smoothed time of a depth covers: about three retrials, each of which times 3 of its 4 steps."""
 NEAR = 2
@@ -53,7 +53,9 @@ def choose(tokens: Sequence[float], seconds: Mapping[int, float], depth: int) ->
 class SizeState:
     """The depth of one batch size, and the smoothed times of its steps.
 
-    `clock` counts the verifications at this batch size; `left` verifications remain in the current block.
+    A block is a run of verifications at one depth, after which the depth is decided anew: `BLOCK` verifications at the
+    chosen depth `depth`, or fewer at the depth `trial`. `left` verifications remain in the current block, and `clock`
+    counts all verifications at this batch size.
     """
 
     candidates: Sequence[int]
@@ -88,8 +90,8 @@ class SizeState:
 
         The median ignores a step that waited for something else. A change at the depth in use scales the times of all
         depths, because contexts have grown or the machine has become slower: so times of different moments stay
-        comparable. In the first block of a new depth only its own time is updated: that time is from few steps, so a
-        change of it is no sign of a change at the other depths.
+        comparable. In the first block of a new depth only its own time is updated: the time is from few steps, so its
+        change is no sign of a change at the other depths.
         """
         before, taken = self.seconds.get(depth), median(seconds)
         self._steps[depth] = min(self._steps.get(depth, 0) + len(seconds), HISTORY)
@@ -142,7 +144,7 @@ class Depths:
     """The depths of a server's batch sizes.
 
     `find_candidates` returns the depths to choose from at a batch size, ascending, of at most `deepest` drafts; `start`
-    is the depth before any is measured.
+    is the first depth.
     """
 
     def __init__(self, find_candidates: Callable[[int], Sequence[int]], deepest: int, start: int) -> None:
@@ -177,7 +179,7 @@ class Depths:
         own.decide(self.shares.expect(), self._borrow(size))
 
     def _copy_depth(self, size: int, candidates: Sequence[int], known: Iterable[int]) -> int:
-        """Return the candidate nearest to the depth of the nearest `known` batch size; without one, to the start."""
+        """Return the candidate nearest to the depth of the nearest `known` batch size, or to the start depth."""
         near = min(known, key=lambda one: (abs(one - size), one), default=None)
         depth = self._start if near is None else self.states[near].depth
         return min(candidates, key=lambda one: (abs(one - depth), one))

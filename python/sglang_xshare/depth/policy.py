@@ -10,13 +10,16 @@ from typing import Any, NamedTuple
 from .decision import Depths
 
 OWN_TIMES = 15
-"""The largest eager batch, in requests, with times of its own. Larger batches share the times of the power of two
-below, if both sizes have the same candidates.
+"""The largest eager batch, in requests, with times of its own. A larger batch shares the times of the power of two
+below its size, if both sizes have the same candidates.
 """
 
 
 class Launch(NamedTuple):
-    """A launched decode step; `forwards` and `switches` count forwards and switches of the policy before the step."""
+    """A launched decode step, and what came before it: `forwards` of the target, and `switches` of the expert policy.
+
+    `requests` is the batch size, and `size` the batch size whose depth and times apply (`ThroughputPolicy._pad`).
+    """
 
     requests: int
     size: int
@@ -45,8 +48,8 @@ class ThroughputPolicy:
         list_captured: Callable[[], Sequence[int]] = tuple,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._find_candidates = cache(self._read_candidates)  # for each launch of a large eager batch
-        # As integers: SGLang accepts true for 1.
+        self._find_candidates = cache(self._read_candidates)  # each launch of a large eager batch needs them
+        # SGLang accepts true for 1, so the depths are made integers.
         self.candidate_steps = sorted({0, *map(int, upstream.candidate_steps)})
         self.depths = Depths(self._find_candidates, self.candidate_steps[-1], start)
         self.verifications = 0
@@ -86,7 +89,7 @@ class ThroughputPolicy:
         return depth
 
     def on_verify_complete(self, num_correct_drafts_per_req: Sequence[int], batch_size: int) -> int | None:
-        """Count a completed verification, and decide the next depth if its block has ended.
+        """Count a completed verification. If it ends a block (see `SizeState`), decide the depth of the next block.
 
         Return None: the depth changes with the next launch, when SGLang calls `get_steps_for_batch`.
         """
@@ -115,10 +118,11 @@ class ThroughputPolicy:
             self.depths.find(size).update_times(depth, times)
 
     def _is_timed(self, former: Launch, launch: Launch) -> bool:
-        """Return whether a complete `launch` is timed: it directly follows a like step, `former`, under one policy.
+        """Return whether the time between two results, of `former` and of `launch`, counts as the time of `launch`.
 
-        Nor may a prefill have been launched after it: with overlap the host launches the next forward before it reads
-        this result, so the time would include that launch.
+        The time counts if no forward ran between both, and if both have the same size, depth and expert policy. Nor may
+        a prefill have been launched after `launch`: with overlap the host launches the next forward before it reads
+        the result of `launch`, so the time would include the launch of the prefill.
         """
         latest = self._launched[-1] if self._launched else launch
         is_last = self._count_forwards() == latest.forwards + 1
@@ -134,7 +138,7 @@ class ThroughputPolicy:
         return None
 
     def _pad(self, requests: int) -> int:
-        """Return the captured size that a batch runs in; for an eager batch, the size that its times count for."""
+        """Return the captured size in which a batch runs; for an eager batch, the size for which its times count."""
         place = bisect_left(self._captured, requests)
         if place < len(self._captured):
             return self._captured[place]

@@ -26,9 +26,9 @@ class DepthReport:
         return "" if latest is None else f", draft depth {self.policy.depths.states[latest].depth}"
 
     def describe(self) -> dict[str, Any]:
-        """Return the shares accepted by depth, empty before a draft, and for each batch size its depths.
+        """Return the shares of accepted drafts by depth, empty before a draft, and the depths of each batch size.
 
-        A batch size lists the depth in use and each depth with a time, with the tokens that a request gets in a step
+        For the depth in use, and for each depth with a time, a batch size has the tokens that a request gets in a step
         and the step's milliseconds.
         """
         shares = self.policy.depths.shares

@@ -9,11 +9,11 @@ MEMORY = 64
 LEAST = 1.0
 """The least weight of a depth's results: its share survives a time without drafts, and new results outweigh it."""
 PRIOR = 0.5
-"""The weight, in results, of the previous depth's share as a prior: a depth without results has that share."""
+"""The weight, in results, of the previous depth's share as a prior: a depth without results has the prior's share."""
 
 
 class Shares:
-    """The smoothed share q_i of requests whose i-th draft was accepted, among those that accepted all drafts before.
+    """The smoothed share q_i of requests whose i-th draft was accepted, among those with all earlier drafts accepted.
 
     i is 1 to `deepest`. Verifications of all batch sizes count, each in the order of its completion.
     """
@@ -22,7 +22,7 @@ class Shares:
         self._tried, self._accepted = [0.0] * deepest, [0.0] * deepest
 
     def count(self, depth: int, accepted: Sequence[int]) -> None:
-        """Count a verification of `depth` drafts a request: `accepted` holds each request's number, 0 to `depth`."""
+        """Count a verification of `depth` drafts a request. `accepted` has each request's number, 0 to `depth`."""
         for place, tried in enumerate(self._tried):
             if tried > LEAST:
                 kept = max(1 - 1 / MEMORY, LEAST / tried)

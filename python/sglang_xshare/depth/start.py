@@ -1,14 +1,14 @@
-"""The start of draft depths in a scheduler process."""
+"""The start of the choice of draft depths in a scheduler process."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..stage.acceptance import Acceptance
 from ..upstream.drafts import forward_counter, silence_switches
 from ..upstream.graphs import list_sizes
 from ..upstream.ranks import share_first
 from ..upstream.server import resolved
-from .acceptance import PooledAcceptance
 from .policy import ThroughputPolicy
 from .report import DepthReport
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def start(worker: Any, upstream: Any, steps: int, stage: Stage | None) -> DepthReport:
-    """Build the depth policy of SGLang's EAGLE `worker`, which replaces SGLang's own policy `upstream`.
+    """Build the depth policy that replaces SGLang's own, `upstream`, in an EAGLE `worker`. Return its reports.
 
-    The first depth is `steps`. The `stage`, if there is one, reads its estimate of accepted drafts from the new policy.
+    The first depth is `steps`. The `stage`, if there is one, estimates the chance of a draft from the policy's counts.
     """
-    switches = {} if stage is None else {"count_switches": lambda: stage.switches}
+    switches = {} if stage is None else {"count_switches": lambda: stage.last_switch.number}
     policy = ThroughputPolicy(
         upstream,
         steps,
@@ -31,6 +31,7 @@ def start(worker: Any, upstream: Any, steps: int, stage: Stage | None) -> DepthR
         **switches,
     )
     if stage is not None:
-        stage.acceptance = PooledAcceptance(policy.depths.shares, policy.candidate_steps[-1])
+        shares = policy.depths.shares
+        stage.acceptance = Acceptance(policy.candidate_steps[-1] + 1, lambda: shares.pooled)
     silence_switches()
     return DepthReport(policy)

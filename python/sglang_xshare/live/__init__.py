@@ -20,7 +20,7 @@ ADDED = (
     "recaptured",
     "recapture_seconds",
 )
-"""Fields of an answer beside the policy and its keys. A POST may contain them; only `trial` is read."""
+"""Fields of an answer beside the policy and its keys. A POST may contain these fields; only `trial` is read."""
 ASKED = ("after", "recapture")
 """Fields of a POST beside the policy."""
 FAULT = {"fault": True}

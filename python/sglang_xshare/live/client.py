@@ -21,7 +21,7 @@ API_KEY, ADMIN_API_KEY = "SGLANG_API_KEY", "SGLANG_ADMIN_API_KEY"
 TIMEOUT = 60.0
 """Seconds: a scheduler answers between two steps, and a long prefill is one step."""
 SWITCH_TIMEOUT = 1800.0
-"""Seconds for a switch, which may capture all CUDA graphs, and if that fails, capture the former ones too."""
+"""Seconds for a switch, which may capture all CUDA graphs, and after a failed capture the former graphs again."""
 SERVER = "uvicorn"
 """The header `Server` of SGLang's answers."""
 
@@ -38,7 +38,7 @@ class _NoRedirects(HTTPRedirectHandler):
     """A handler that follows no redirect: urllib would send GET instead of POST, and the key to another host."""
 
     def redirect_request(self, *args: Any) -> None:
-        """Return no request, so that the opener raises `HTTPError`."""
+        """Return no request, so the opener raises `HTTPError`."""
 
 
 def add_server(parser: argparse.ArgumentParser, needs: str, admin: bool = True) -> None:
@@ -59,7 +59,7 @@ def find_keys(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
 class Client:
     """A client of one server. Methods raise `PolicyError` if the server refuses or does not answer.
 
-    Changes are sent with the admin key, if this is given, and other requests with the API key.
+    Changes are sent with the admin key, if there is one, and other requests with the API key.
     """
 
     def __init__(self, url: str, api_key: str | None = None, admin_api_key: str | None = None) -> None:

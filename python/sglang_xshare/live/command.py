@@ -88,7 +88,7 @@ def print_answer(answer: dict[str, Any]) -> None:
             text += f", now {estimate:.3f}"
         table.add_row(key, text, "" if key in given else "default")
     console.print(table)
-    if "since_switch" not in answer:  # a server without a policy that chooses the depth of drafts
+    if "since_switch" not in answer:  # a server without a policy, which only chooses the depth of drafts
         return
     trial = ", a trial of a search, which will restore another policy" if answer.get("trial") else ""
     plan = f"plan {answer.get('plan_hash', '-')}{trial}"
@@ -99,6 +99,6 @@ def print_answer(answer: dict[str, Any]) -> None:
 
 
 def describe_since(answer: dict[str, Any]) -> str:
-    """Return the counts since the last switch, in the words of the decode log."""
+    """Return the counts since the last switch, in the format of the decode log."""
     since = {one.name: answer["since_switch"].get(one.name, one.default) for one in fields(Interval)}
     return f"switches: {answer['switches']}; since the last: {format_log(Interval(**since)).removeprefix(', ')}"

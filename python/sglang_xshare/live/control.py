@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..compatibility.layers import check_plans
@@ -18,6 +18,7 @@ from ..policies.schedule import Schedule, build_schedule
 from ..stage.in_force import InForce
 from ..stage.record.counters import KEPT, Reader
 from ..stage.reports import Reports
+from ..stage.stage import LastSwitch
 from ..stage.switch import check_graphs, make_again, make_next, switch
 from ..upstream.graphs import check_memory
 from ..upstream.ranks import is_first_rank
@@ -34,7 +35,8 @@ logger = logging.getLogger(__name__)
 class Checked:
     """A switch that passed its check.
 
-    A commit with this `epoch` makes the switch, if the stage has switched exactly `switches` times so far.
+    `epoch` identifies the POST. The commit of the same epoch makes the switch, if the stage has then switched exactly
+    `switches` times.
     """
 
     epoch: str
@@ -48,12 +50,11 @@ class Checked:
 
 @dataclass(frozen=True)
 class Former:
-    """The policy and the control's state before the commit of `epoch`."""
+    """The policy before the commit of `epoch`, and the switch that made it the active policy."""
 
     epoch: str
     in_force: InForce
-    disagreement: str | None
-    is_trial: bool
+    last_switch: LastSwitch
 
 
 class Control:
@@ -66,9 +67,7 @@ class Control:
     def __init__(self, reports: Reports, server_args: Any) -> None:
         self.reports, self.stage = reports, reports.stage
         self.server_args = server_args
-        self._has_checked_effect = self._is_trial = False
-        self._posted = self.stage.switches
-        """The number of the last switch that a POST made."""
+        self._has_checked_effect = False
         self._checked: Checked | None = None
         self._former: Former | None = None
         self._latest: tuple[float, int, dict[str, Any]] | None = None
@@ -81,10 +80,10 @@ class Control:
         and their age `counted_ago`.
         """
         stage = self.stage
-        if stage.in_force.batches.most is None:  # no capture has read them since SGLang decided
+        if stage.in_force.batches.most is None:  # SGLang has decided the sizes, but no capture has read them yet
             stage.read_batches()
         in_force = stage.in_force
-        # All ranks of data-parallel attention count the same steps, so the first one reports them.
+        # All ranks of data-parallel attention count the same steps, so the first rank reports the counts.
         counts = is_first_rank()
         router = stage.layers[0].router
         return in_force.given | {
@@ -101,12 +100,12 @@ class Control:
             },
             **(self._read_counters() if counts else dict.fromkeys(("counters", "since_switch", "counted_ago"))),
             **self._count_switches(),
-            "disagreement": stage.disagreement,
-            "trial": self._is_trial and stage.disagreement is None,
+            "disagreement": stage.last_switch.disagreement,
+            "trial": stage.last_switch.is_trial,
             "estimated_acceptance": stage.acceptance.estimate,
         }
 
-    def check(self, body: Mapping[str, Any], epoch: str, reporter: Any) -> dict[str, Any]:
+    def check(self, body: Mapping[str, Any], epoch: str) -> dict[str, Any]:
         """Check a switch to the policy in `body`, change nothing, and keep the switch for a commit of `epoch`.
 
         `body` has the keys of --expert-policy-config, "policy", and optionally "trial" and "recapture". Return the
@@ -122,32 +121,31 @@ class Control:
         rule = self.stage.in_force.rule
         latter = make_next(self.stage, schedule, rule if is_trial else None)
         if check_graphs(self.stage, latter, recaptures) is None:
-            check_memory(reporter.scheduler)
+            check_memory(self.reports.reporter.scheduler)
         if latter.rule != rule and latter.schedule is not None and "exact" not in latter.schedule.given:
             reason = "from now on a request is exact only if it sets expert_policy; to keep the rule, send exact again"
             warnings.append(f"exact: this policy does not have {as_json(rule.given)} of the previous policy: {reason}")
-        self._checked = Checked(
-            epoch, self.stage.switches, latter.schedule, latter.rule, is_trial, recaptures, warnings
-        )
+        switches = self.stage.last_switch.number
+        self._checked = Checked(epoch, switches, latter.schedule, latter.rule, is_trial, recaptures, warnings)
         return self._count_switches()
 
-    def commit(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
+    def commit(self, epoch: str, number: int) -> dict[str, Any]:
         """Make the switch that `check` of the same epoch checked, as the server's switch `number`.
 
         Return the answer of `get`, and warnings. Raises ValueError, without a change, for any other epoch, and if the
-        policy was switched since the check. After an exception of the switch itself, call `restore` on all ranks,
-        because they must make equally many switches.
+        policy was switched since the check. After an exception of the switch itself, `restore` must be called on all
+        ranks, because all ranks must make equally many switches.
         """
         stage, checked = self.stage, self._checked
         self._begin_comparing()
         if checked is None or checked.epoch != epoch:
             raise ValueError("another client switches the policy at the same time; ask again")
-        if checked.switches != stage.switches:
+        if checked.switches != stage.last_switch.number:
             raise ValueError("the policy changed after the check; ask again")
-        self._former = Former(epoch, stage.in_force, stage.disagreement, self._is_trial)
+        self._former = Former(epoch, stage.in_force, stage.last_switch)
         latter = make_next(stage, checked.schedule, checked.rule)  # weighed by the latest estimate
-        seconds = switch(self.reports, latter, reporter, number, checked.recaptures)
-        self._posted, self._is_trial = number, checked.is_trial
+        last_switch = LastSwitch(number, posted=number, is_trial=checked.is_trial)
+        seconds = switch(self.reports, latter, last_switch, checked.recaptures)
         for warning in checked.warnings:
             logger.warning(warning)
         captured = {"recaptured": seconds is not None, "recapture_seconds": seconds}
@@ -155,26 +153,25 @@ class Control:
         self._latest = None  # the next GET reads the new policy's counters
         return answer
 
-    def restore(self, epoch: str, number: int, reporter: Any) -> dict[str, Any]:
+    def restore(self, epoch: str, number: int) -> dict[str, Any]:
         """Undo the commit of `epoch`, also one that failed halfway, as the server's switch `number`.
 
-        Do nothing if this epoch changed nothing here, or if a later epoch did. Return whether something was restored.
+        Do nothing if the last commit here was of another epoch. Return whether the former policy was restored.
         """
         former = self._former
         self._begin_comparing()
         if former is None or former.epoch != epoch:
             return {"restored": False}
-        # Without another capture if two have just failed: this restore would fail too.
+        # After two failed captures a third would fail too, so the policy is restored without graphs.
         recaptures = not self.stage.graphs.lost
-        switch(self.reports, make_again(self.stage, former.in_force), reporter, number, recaptures)
-        self.stage.disagreement = former.disagreement
-        self._posted, self._is_trial = number, former.is_trial
+        last_switch = replace(former.last_switch, number=number, posted=number)
+        switch(self.reports, make_again(self.stage, former.in_force), last_switch, recaptures)
         return {"restored": True}
 
     def _begin_comparing(self) -> None:
         """Start the comparison of ranks anew, before anything that can raise.
 
-        A rank whose switch fails must start too, because all ranks compare after the same forward.
+        A rank whose switch fails must start anew too, because all ranks compare after the same forward.
         """
         if self.stage.agreement is not None:
             self.stage.agreement.begin()
@@ -229,19 +226,20 @@ class Control:
     def _count_switches(self) -> dict[str, Any]:
         """Return how often this scheduler has switched in all, and how often by itself since the last POST.
 
-        A scheduler switches by itself, to vanilla, if ranks disagree. The latter number is None if another rank reports
-        this number.
+        A scheduler switches by itself, to vanilla, if ranks disagree. The latter number is None except on the first
+        rank, which reports the number for all ranks.
         """
-        own = self.stage.switches - self._posted
-        return {"switches": self.stage.switches, "own_switches": own if is_first_rank() else None}
+        last = self.stage.last_switch
+        return {"switches": last.number, "own_switches": last.number - last.posted if is_first_rank() else None}
 
     def _read_counters(self) -> dict[str, Any]:
         """Return the counters, the counters since the last switch, and the age of both in seconds."""
         stage, now = self.stage, time.monotonic()
-        if self._latest is None or now - self._latest[0] >= COUNTING_PERIOD or stage.switches != self._latest[1]:
+        switches = stage.last_switch.number
+        if self._latest is None or now - self._latest[0] >= COUNTING_PERIOD or switches != self._latest[1]:
             readers = {"counters": Reader(stage.acting.counters), "since_switch": stage.acting.since_switch}
             counts = {name: self._count(reader) for name, reader in readers.items()}
-            self._latest = now, stage.switches, counts
+            self._latest = now, switches, counts
         at, _, counts = self._latest
         return counts | {"counted_ago": now - at}
 
@@ -265,7 +263,8 @@ def handle(control: Control | None, depth: DepthReport | None, scheduler: Any, r
 
     try:
         if control is not None:
-            answer = _ask(control, request.body, scheduler.metrics_reporter)
+            control.reports.reporter = scheduler.metrics_reporter
+            answer = _ask(control, request.body)
         elif depth is not None and not request.body:
             answer = {"policy": "vanilla", "in_force": {"policy": "vanilla"}}
         else:
@@ -280,12 +279,12 @@ def handle(control: Control | None, depth: DepthReport | None, scheduler: Any, r
         return DumperControlReqOutput(success=False, response=[FAULT], error=f"{type(error).__name__}: {error}")
 
 
-def _ask(control: Control, body: Mapping[str, Any], reporter: Any) -> dict[str, Any]:
+def _ask(control: Control, body: Mapping[str, Any]) -> dict[str, Any]:
     match body:
         case {"check": dict(policy), "epoch": str(epoch)}:
-            return control.check(policy, epoch, reporter)
+            return control.check(policy, epoch)
         case {"commit": str(epoch), "number": int(number)}:
-            return control.commit(epoch, number, reporter)
+            return control.commit(epoch, number)
         case {"restore": str(epoch), "number": int(number)}:
-            return control.restore(epoch, number, reporter)
+            return control.restore(epoch, number)
     return control.get()

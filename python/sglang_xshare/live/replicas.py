@@ -68,7 +68,7 @@ class Replicas:
                 raise Refusal(f"{error}{restored}", error.status) from None
 
     async def _restore(self, epoch: str, number: int) -> str:
-        """Restore the previous policy where this epoch changed it. Return the end of an error line, maybe empty."""
+        """Restore the previous policy on schedulers that this epoch changed. Return the end of an error line, or ""."""
         try:
             answers = await self._ask({"restore": epoch, "number": number})
         except Refusal as error:
@@ -91,7 +91,7 @@ class Replicas:
 
 
 def count_switches(answers: list[dict[str, Any]]) -> int:
-    """Return a server's number of switches: the last POST's, plus one for each later switch of a replica by itself."""
+    """Return a server's number of switches: the last POST's number, plus the switches of replicas since that POST."""
     # All ranks of data-parallel attention switch to vanilla together, so only the first of them counts.
     first = [answer for answer in answers if answer["own_switches"] is not None]
     own = [int(answer["own_switches"]) for answer in first]
@@ -101,8 +101,8 @@ def count_switches(answers: list[dict[str, Any]]) -> int:
 def merge(answers: list[dict[str, Any]]) -> dict[str, Any]:
     """Return one answer for several schedulers: the sum of their counts, and one policy.
 
-    The policy is that of a replica that has switched to vanilla by itself, if there is one. Servers without a policy
-    count nothing: the answer is the first scheduler's.
+    If a replica has switched to vanilla by itself, the policy is this replica's. Servers without a policy count
+    nothing, so the answer is the first scheduler's.
     """
     if "switches" not in answers[0]:
         return answers[0]

@@ -1,8 +1,8 @@
 """GET and POST /expert_policy, in the server's process.
 
 Each route sends a control message of upstream's to every scheduler, which broadcasts the message to its ranks: all
-ranks handle it between the same two steps. GET takes the key of `/generate`, POST the key of routes that administer the
-server.
+ranks handle the message between the same two steps. GET takes the key of `/generate`, POST the key of routes that
+administer the server.
 """
 
 import asyncio

@@ -26,14 +26,14 @@ METRICS = "/metrics"
 SPEED, ACCEPTED = "sglang:gen_throughput", "sglang:spec_accept_length"
 RUNNING, QUEUED = "sglang:num_running_reqs", "sglang:num_queue_reqs"
 HEADER = 13
-"""Lines of a terminal above the layers; a plan may take several lines."""
+"""The lines of the screen above the layers; a policy's keys may take several lines."""
 BAR = 10
-"""Columns of a bar: three tables of layers fit in 160 columns."""
+"""The width of a bar in characters: three tables of layers fit in 160 columns."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """One look at a server: its answer to GET, gauges by name with one value a replica, and the time in seconds."""
+    """The state of a server at `time`, in seconds: its answer to GET, and gauges by name with one value a replica."""
 
     answer: dict[str, Any]
     gauges: dict[str, list[float]]
@@ -46,7 +46,7 @@ class Look:
 
 
 def look(client: Client) -> Look:
-    """Return a look at a server. Raises `PolicyError` if there is no answer, a refusal, no policy, or no metrics."""
+    """Return the state of a server now. Raises `PolicyError` if refused, and without an answer, policy or metrics."""
     answer = client.get_policy()
     if "since_switch" in answer and "by_layer" not in (answer["since_switch"] or {}):
         raise PolicyError(
@@ -62,7 +62,7 @@ def look(client: Client) -> Look:
 
 
 def read_gauges(text: str) -> dict[str, list[float]]:
-    """Return a frame's gauges, one value a replica, from prometheus's text. Raises `PolicyError` for other text."""
+    """Return the gauges, with one value a replica, from prometheus's text. Raises `PolicyError` for other text."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[str, dict[str, float]] = {name: {} for name in (SPEED, ACCEPTED, RUNNING, QUEUED)}
@@ -111,7 +111,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def draw(url: str, now: Look, before: Look | None, lines: int) -> RenderableType:
-    """Return a frame of the counts since the look `before`, or, without it, since the last switch.
+    """Return the screen: the counts between the looks `before` and `now`, or since the last switch without `before`.
 
     A column has at most `lines` layers. Speed and accepted length are SGLang's gauges of its last log interval: speed
     is the sum over replicas in tokens/s, accepted length the mean over replicas in tokens per verification.

@@ -1,19 +1,20 @@
-"""The estimated chance of a draft token, by which `acceptance` "auto" weighs the rows of a verify step."""
+"""The estimated chance that a draft is accepted, by which `acceptance` "auto" weighs the rows of a verify step."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from ..policies.plan import MOST_LIKELY
 from .record.agreement import is_due
 
 FIRST = 64
-"""Verifications, with all drafts accepted, that the estimate starts from. An estimate that is too large is safe
-(benchmark/quality), and a few answers prove nothing.
+"""The counts of a start: this many verifications, with all drafts accepted. So the first answers lower the estimate
+slowly: a few answers prove nothing, and an estimate that is too high is safe (benchmark/quality).
 """
 MEMORY = 8192
 """The most verifications counted. Above this number all counts are halved, so the estimate follows the traffic."""
 MUCH = 1 / 8
-"""The smallest change that is logged."""
+"""The smallest change of the estimate that is logged."""
 GRID = [count / 64 for count in range(63, 0, -1)]
 """The chances that an estimate can have."""
 
@@ -21,15 +22,19 @@ logger = logging.getLogger(__name__)
 
 
 class Acceptance:
-    """The estimate of one scheduler, from the drafts that its requests accept.
+    """The estimate of one scheduler, from the accepted drafts of its requests.
 
-    Drafts are chains of `width` rows, or trees of this depth, whose first row is always emitted; `width` is 1 without
-    speculation. The host counts. All ranks have the same estimate after the same forward.
+    A request has `width` rows in a verify step, a chain or a tree of this depth, whose first row is always emitted;
+    `width` is 1 without speculation. The host counts. All ranks have the same estimate after the same forward.
+
+    If the server changes the draft depth, the mean accepted length depends on the depths, so requests are not counted.
+    Instead `find_share` returns the share of drafts that were accepted after all earlier drafts, None before a draft.
     """
 
-    def __init__(self, width: int = 1) -> None:
+    def __init__(self, width: int = 1, find_share: Callable[[], float | None] | None = None) -> None:
         self.number = self._logged = MOST_LIKELY
         self.width = width
+        self._find_share = find_share
         self._forwards = 0
         self._verified, self._accepted = float(FIRST), float(FIRST * (width - 1))
 
@@ -39,8 +44,8 @@ class Acceptance:
         return self.number if self.width > 1 else None
 
     def count(self, req: Any) -> None:
-        """Count the accepted drafts of a request that a forward's result has reached."""
-        if self.width == 1:
+        """Count a request's accepted drafts when the result of a forward has reached the request."""
+        if self.width == 1 or self._find_share is not None:
             return
         verified, accepted = getattr(req, "expert_policy_drafts", (0, 0))
         req.expert_policy_drafts = req.spec_verify_ct, req.spec_num_correct_drafts
@@ -48,29 +53,37 @@ class Acceptance:
         self._accepted += req.spec_num_correct_drafts - accepted
 
     def begin_forward(self) -> bool:
-        """Estimate anew, before a forward is launched, if that is due. Return whether the estimate changed."""
+        """Update the estimate, before a forward is launched, if `is_due`. Return whether the estimate changed."""
         self._forwards += 1
         if not is_due(self._forwards):
             return False
         former, self.number = self.number, self.read()
         if abs(self.number - self._logged) >= MUCH:
-            logger.info("Expert policy: the chance of a draft is %.2f now, %.2f before", self.number, self._logged)
+            logger.info("Expert policy: drafts accepted with chance %.2f now, %.2f before", self.number, self._logged)
             self._logged = self.number
         return self.number != former
 
     def read(self) -> float:
-        """Return the estimate from the counts so far."""
+        """Return the estimate from the counts or the share so far."""
+        if self._find_share is not None:
+            share = self._find_share()
+            return self.number if share is None else find_nearest(share)
         while self._verified > MEMORY:
             self._verified, self._accepted = self._verified / 2, self._accepted / 2
         return estimate(self._accepted / self._verified, self.width)
 
 
 def estimate(drafts: float, width: int) -> float:
-    """Return the chance of a draft with which `drafts` of `width` - 1 drafts are accepted on average.
+    """Return the chance of one draft from the mean number accepted, `drafts`, of `width` - 1 drafts.
 
-    The chance is a multiple of 1 / 64 from 1 / 64 to 63 / 64. A draft is accepted only if all drafts before it are.
+    The chance is a multiple of 1 / 64 from 1 / 64 to 63 / 64. A draft is accepted only if all earlier drafts are.
     """
     return min(GRID, key=lambda chance: abs(_expect(chance, width) - drafts))
+
+
+def find_nearest(chance: float) -> float:
+    """Return the multiple of 1 / 64 from 1 / 64 to 63 / 64 that is nearest to `chance`."""
+    return min(GRID, key=lambda one: abs(one - chance))
 
 
 def _expect(chance: float, width: int) -> float:

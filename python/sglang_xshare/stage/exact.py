@@ -11,8 +11,8 @@ from ..policies.exact import Rule, applies, name_prefixes, read_asked
 MOST_ROWS = 1 << 16
 """The most rows of a forward, with a flag of one byte each: a captured graph reads the flags at a fixed address."""
 MIXED_SESSION = (
-    "custom_params.expert_policy = 'exact': all turns of a streaming session must be exact: the keys and values of an "
-    "earlier turn that was not exact stay"
+    "custom_params.expert_policy = 'exact': all turns of a streaming session must be exact: an earlier turn was not, "
+    "and its keys and values stay in the cache"
 )
 ATTACHED = (
     "custom_params.expert_policy = 'exact': no storage backend may be attached to the server's cache: the backend may "
@@ -21,12 +21,12 @@ ATTACHED = (
 
 
 class Exact:
-    """The exact requests of one scheduler, by their ids, as long as SGLang keeps the requests; and a flag for each row.
+    """The exact requests of one scheduler by id, while SGLang keeps the requests, and a flag for each row of a forward.
 
     The flags are written on the forward's stream, before each forward whose exact rows differ from those of the
     previous forward: captured graphs read the flags at each replay. With `low_first` lower priorities are served first.
-    `refusal` answers an exact request on a server that can have none. With `ignores_asked` a request that asks to be
-    exact follows the rule, like a request that does not ask.
+    `refusal` is the answer to an exact request on a server that cannot serve any. With `ignores_asked` a request that
+    asks to be exact follows the rule, like a request that does not ask.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Exact:
         asked = read_asked(req.sampling_params.custom_params, routing_key)
         said = None if asked and self._ignores_asked else asked
         exact = applies(rule, req.priority, self._low_first) if said is None else said
-        # A beam's other rows follow the rows of all requests, and a forward's `rids` do not name them.
+        # A beam search cannot be exact: its other rows follow the rows of all requests, and `rids` do not name them.
         exact = exact and getattr(req, "beam_group", None) is None
         req.expert_policy_exact = exact or (False if asked else None)
         session = getattr(req, "session", None)
-        if is_in_use:  # each front end checks only its own ids, and the id identifies the rows
+        if is_in_use:  # two front ends may use one id, and rows are found by id
             req.set_finish_with_abort(f"rid must be one that no running exact request has (got {req.rid!r})")
             return
         req.extra_key = name_prefixes(req.extra_key, exact)
@@ -77,7 +77,7 @@ class Exact:
         return bool(self.requests or self._written)
 
     def write(self, rids: Sequence[str], tokens_per_request: int) -> None:
-        """Write the flags of a decode or verify forward of these requests, in order, without waiting for the device."""
+        """Write the flags of a decode or verify forward, for the requests `rids` in their order. Wait for nothing."""
         tokens = range(tokens_per_request)
         numbers = [number for number, rid in enumerate(rids) if rid in self.requests]
         exact = [number * tokens_per_request + token for number in numbers for token in tokens]

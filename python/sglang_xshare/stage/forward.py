@@ -1,4 +1,4 @@
-"""The stage's wrappers around SGLang's own calls, put there when a model has loaded."""
+"""The stage's wrappers around SGLang's calls, installed when a model has loaded."""
 
 import functools
 from typing import Any
@@ -35,31 +35,31 @@ def wrap_runner(model_runner: Any, reports: Reports) -> None:
     """Call the stage and its reports around every forward of the model runner.
 
     `ModelRunner.forward` runs in every step, including graph replays; the model's forward does not. Ranks compare their
-    selections here, outside of graphs. The forward's counts are attached to its logits, which reach the requests.
+    selections here, outside of graphs. The forward's counts are attached to its logits, and so reach the requests.
     """
     stage, forward = reports.stage, model_runner.forward
 
     @functools.wraps(forward)
-    def forward_and_record(*args: Any, **kwargs: Any) -> Any:
+    def forward_and_count(*args: Any, **kwargs: Any) -> Any:
         forward_batch = kwargs["forward_batch"] if "forward_batch" in kwargs else args[0]
         stage.begin_forward(forward_batch)
         try:
             output = forward(*args, **kwargs)
-            reports.count_forward(forward_batch)
-            recorded = stage.end_forward(forward_batch)
+            counted = stage.end_forward(forward_batch)
         finally:
             stage.current_frame.frame = None
+        reports.publish_if_due(forward_batch)
         compare_ranks(reports)
         logits_output = getattr(output, "logits_output", None)
-        if recorded is not None and logits_output is not None:
-            setattr(logits_output, KEY, recorded)
+        if counted is not None and logits_output is not None:
+            setattr(logits_output, KEY, counted)
         return output
 
-    model_runner.forward = forward_and_record
+    model_runner.forward = forward_and_count
 
 
 def wrap_router(router: Any, stage: Stage) -> None:
-    """Let an upstream `TopK` without rows take part in the selection, because the other ranks wait in the gather."""
+    """Let an upstream `TopK` without rows take part in the gather, because the other ranks wait for its part."""
     answer_empty = router.empty_topk_output
 
     def select_and_answer(*args: Any, **kwargs: Any) -> Any:

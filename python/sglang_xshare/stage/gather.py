@@ -1,4 +1,4 @@
-"""Servers whose ranks each route their own rows (all-to-all expert parallelism), and the rows of all ranks."""
+"""Servers whose ranks each route their own rows (all-to-all expert parallelism), and the gather of all rows."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ from ..upstream.ranks import all_gather
 class Ranks:
     """The tensor-parallel ranks of a server whose ranks each route their own rows, seen from rank `rank` of `size`.
 
-    `share` neighbours have the same requests, and divide the rows evenly, in order. If `together`, each rank selects
-    among the rows of all ranks.
+    `share` neighbouring ranks have the same requests, and divide the rows evenly, in order. With `together` each rank
+    selects among the rows of all ranks.
     """
 
     rank: int
@@ -23,7 +23,7 @@ class Ranks:
     together: bool
 
     def divide(self, counts: list[int]) -> tuple[int, ...]:
-        """Return the router rows of every rank, from the padded rows of each attention rank.
+        """Return the router rows of every rank, from `counts`, the padded rows of each attention rank.
 
         Raises RuntimeError if `counts` lacks a rank, or if its rows cannot be divided evenly.
         """
@@ -35,7 +35,7 @@ class Ranks:
         return tuple(count // self.share for count in counts for _ in range(self.share))
 
     def own(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of the [rows, ...] that it shares with its neighbours."""
+        """Return this rank's part of `rows` [rows, ...], which neighbouring ranks divide."""
         return rows.tensor_split(self.share)[self.rank % self.share]
 
 
@@ -53,13 +53,13 @@ class Gather:
 
     @property
     def own(self) -> int:
-        """The rows of this rank."""
+        """The number of this rank's rows."""
         return self.rows_by_rank[self.rank]
 
     def collect(self, own: torch.Tensor) -> torch.Tensor:
-        """Return [rows of all ranks, ...] float32, rank after rank; zeros for a rank with padding alone."""
-        # float32, because a rank without rows cannot infer the others' dtype; padded, because a collective takes equal
-        # shapes.
+        """Return [rows of all ranks, ...] float32, rank after rank; zeros for a rank that has only padding rows."""
+        # Sent as float32, because a rank without rows cannot infer the others' dtype, and padded, because a collective
+        # takes equal shapes.
         longest = max(self.rows_by_rank)
         own = own.float().contiguous()
         if len(own) < longest:
@@ -71,5 +71,5 @@ class Gather:
         return torch.cat([part[:rows] for part, rows in zip(parts, self.rows_by_rank, strict=True)])
 
     def keep(self, gathered: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return this rank's `rows` rows of what was found for all ranks."""
+        """Return this rank's `rows` rows of a result for the rows of all ranks."""
         return gathered.narrow(0, sum(self.rows_by_rank[: self.rank]), rows)

@@ -1,4 +1,4 @@
-"""The captured CUDA graphs: the plan that each of them launches, and the numbers that its next replay reads."""
+"""The captured CUDA graphs: each graph's plans, and the numbers that its next replay reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Changes:
-    """A switch's changes of graphs: the plans to write to buffers, and by reason the graphs that cannot follow."""
+    """The changes of graphs in a switch: plans to write to buffers, and the graphs that cannot follow, by reason."""
 
     writes: list[tuple[StepKey, Budgets, SelectionPlan]]
     misfits: dict[str, set[StepKey]]
@@ -30,24 +30,27 @@ class Changes:
 class Graphs:
     """The decode and verify graphs of a server, each by its key; empty on a server that captures none.
 
-    A captured layer launches the kernel of its plan at the capture, or nothing. Each layer and size has a buffer of its
-    own for the plan's numbers, to which a switch writes.
+    In a replay a layer launches the kernel of the plan that the layer had when the graph was captured, or no kernel if
+    it had no plan then. The kernel reads the plan's numbers (budgets, thresholds) from a buffer: each layer of each
+    graph has one, and a switch writes to it.
     """
 
     def __init__(self, lost: bool = False) -> None:
         self.lost = lost
-        """True if a capture has failed and no other has followed: the server runs without its graphs."""
+        """True if the last capture has failed: the server runs without graphs."""
         self.captured: dict[StepKey, dict[Layer, Assignment]] = {}
-        """The plan that each layer of each graph launches."""
+        """The assignment of each layer when the graph was captured."""
         self.stale: frozenset[StepKey] = frozenset()
         """The graphs that are not replayed because they cannot follow the active policy.
 
-        Only a switch to vanilla leaves such graphs: any other captures again or is refused.
+        Only a switch to vanilla leaves such graphs: any other switch captures the graphs again or is refused.
         """
         self._lanes: Sequence[Lane] = ()
-        """The silent lanes that the graphs count for."""
+        """The observed lanes to whose counters the graphs write."""
         self._prepared: dict[StepKey, list[Assignment]] = {}
-        """The assignments, with buffers, that the next capture of each key records."""
+        """The assignments, with buffers, for the next capture of a graph, by its key."""
+        self._found: dict[StepKey, StepKey] = {}
+        """The results of `find_key` since the last capture."""
 
     @property
     def rows(self) -> list[int]:
@@ -61,16 +64,18 @@ class Graphs:
 
     @property
     def by_depth(self) -> bool:
-        """True if a captured plan reads the depth of drafts: a step that is captured again then reads the depth too."""
+        """True if a captured plan reads the depth of drafts: another capture of its graph must read the depth too."""
         return any(kept.plan and kept.plan.by_depth for layers in self.captured.values() for kept in layers.values())
 
     def find_key(self, key: StepKey) -> StepKey:
-        """Return the key of the smallest graph that takes a step of this key, or `key` if no graph does."""
-        found = (graph for graph in self.captured if graph._replace(rows=key.rows) == key and graph.rows >= key.rows)
-        return min(found, default=key)
+        """Return the key of the smallest graph in which a step of `key` can run, or `key` itself if there is none."""
+        if key not in self._found:
+            alike = (graph for graph in self.captured if graph._replace(rows=key.rows) == key)
+            self._found[key] = min((graph for graph in alike if graph.rows >= key.rows), default=key)
+        return self._found[key]
 
     def prepare(self, layers: Sequence[Layer], step: Step, model_forward: ModelForward) -> None:
-        """Make the buffers for a graph of this size in the eager step before its capture: a capture cannot copy."""
+        """Make the buffers of a graph in the eager step before its capture, which cannot copy from the host."""
         if step.key in self._prepared or (step.key in self.captured and step.key not in self.stale):
             return
         from ..selection.triton_kernel import supports
@@ -88,20 +93,21 @@ class Graphs:
     def assign_for_capture(self, key: StepKey, in_force: InForce) -> list[Assignment]:
         """Return the assignment of each layer in a step that is being captured, with a buffer if its kernel reads one.
 
-        A step that SGLang captures again (a weight update with `recapture_cuda_graph`) keeps its first plan, and its
-        buffer has the active plan's numbers. Captured with the active plan, its kernel might lack steps of the first
-        plan, and no switch could go back to that. The kernel of the first plan has run before, so a capture may launch
-        it. A stale graph is captured for the active policy.
+        If SGLang captures a graph again (a weight update with `recapture_cuda_graph`), the layers keep the kernels of
+        their first plans, whose buffers hold the active plan's numbers. A kernel made for the active plan might leave
+        out code that the first plan needs, so a switch back to the first plan could be impossible. The kernels of the
+        first plans are compiled already, as a capture requires. A stale graph is captured for the active policy.
         """
         self._lanes, self.lost = in_force.lanes, False
         if key not in self.captured or key in self.stale:
             found = self._prepared.pop(key, None) or in_force.assign(key)
             self.captured[key] = dict(zip(in_force.layers, found, strict=True))
+            self._found.clear()
             self.stale -= {key}
         return list(self.captured[key].values())
 
     def find_changes(self, in_force: InForce) -> Changes:
-        """Return what a switch to a policy changes in the graphs."""
+        """Return what a switch to the policy `in_force` changes in the graphs."""
         writes: list[tuple[StepKey, Budgets, SelectionPlan]] = []
         misfits: dict[str, set[StepKey]] = {}
         for key, layer, kept in self._places():
@@ -119,7 +125,7 @@ class Graphs:
                 yield key, layer, kept
 
     def follow(self, changes: Changes) -> None:
-        """Write the numbers of the next replay of each graph; graphs that cannot follow become stale."""
+        """Write the numbers that the next replays read. Graphs that cannot follow become stale."""
         self.stale = frozenset[StepKey]().union(*changes.misfits.values())
         for key, budgets, plan in changes.writes:
             if key not in self.stale:
@@ -127,10 +133,10 @@ class Graphs:
         self._prepared.clear()  # these buffers have the former plans' numbers
 
     def weigh(self, in_force: InForce, acceptance: float) -> None:
-        """Write an estimate of acceptance for the graphs whose plan reads an estimate.
+        """Write the estimated chance that a draft is accepted to the buffers of plans that read an estimate.
 
-        The writes are ordered by the current stream, and the host does not wait. A graph without a buffer keeps the
-        number that it was captured with.
+        The writes are ordered by the current stream, and the host does not wait. A layer without a buffer keeps the
+        estimate of the capture.
         """
         self._prepared.clear()  # these buffers have the former estimate
         schedule, buffers = in_force.schedule, []
@@ -155,24 +161,24 @@ class Graphs:
 
         Raises ValueError if the graph cannot follow.
         """
-        # Checked first: lanes count in every graph, including graphs that are not replayed now.
+        # Checked first: a graph that does not fit now (below) may be replayed later, and then writes to its lanes.
         if list(in_force.lanes) != list(self._lanes):
-            raise ValueError("each plan of observe has counters in the graphs")
+            raise ValueError("the plans that observe compares have changed since the capture")
         found = in_force.find(layer, key)
         if in_force.observes or not found.fits:
-            return None  # the same lanes need no numbers, and a step that does not fit is not replayed (`allows_graph`)
+            # Under `observe` no kernel reads a buffer, and `allows_graph` allows no replay of a step that does not fit.
+            return None
         then = found.plan
-        # VANILLA and no plan both become `open_up`'s plan: each row's own top-k, with padding masked. A size that was
-        # captured without a selection has no padding.
+        # VANILLA and no plan both become `open_up`'s plan: each row's own top-k, with padding masked.
         changes = None if then is VANILLA else then
         if captured.plan is None:
             if changes is not None:
                 raise ValueError("captured without a selection")
-            return None
+            return None  # the graph routes as the model does, and its size has no padding to mask
         if captured.buffer is None:
             if then == captured.plan or (then is not None and then.is_another_estimate(captured.plan)):
                 return None
-            raise ValueError("no kernel reads the numbers of their plan")
+            raise ValueError("the captured plan's numbers are fixed, because no buffer holds them")
         plan = changes or open_up(captured.buffer.plan, layer.router)
         captured.buffer.check(plan)
         return captured.buffer, plan

@@ -1,7 +1,8 @@
-"""The alignment that selection hands to upstream's fused MoE runner beside the ids.
+"""The alignment, (row, slot) pairs sorted by expert, that a layer offers to upstream's fused MoE runner.
 
-The patch of `_prepare_fused_moe_run` calls `align` in place of `moe_align_block_size`. An offer is found by the ids'
-storage and shape, and is taken once. The offer holds the ids, so that no other tensor can have their storage meanwhile.
+The patch of `_prepare_fused_moe_run` calls `align` in place of `moe_align_block_size`. The model's forward holds the
+last offer. `align` finds the offer by the ids' storage and shape, and uses the offer once. The offer holds the ids, so
+no other tensor can have their storage meanwhile.
 """
 
 from __future__ import annotations
@@ -17,73 +18,60 @@ if TYPE_CHECKING:
     from ..types import Alignment
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Offer:
-    """The `alignment` of `ids` [n, columns], which are experts 0 to `num_experts` - 1, by a `layer`."""
+    """The `alignment` of `ids` [n, columns], which name experts 0 to `num_experts` - 1.
+
+    `untaken` are the numbers of rows at which the layer's runner has not taken the last offer. `is_used` is True after
+    the runner's call with these ids.
+    """
 
     ids: torch.Tensor
     num_experts: int
     alignment: Alignment
-    layer: object = None
+    untaken: set[int]
+    is_used: bool = False
 
 
 is_prebuilt = True
-"""True if layers under a policy hand over alignments. A benchmark sets it to False, to measure both."""
+"""True if layers offer alignments. A benchmark sets the flag to False, to measure both cases."""
 taken: Counter[str] = Counter()
-"""Calls of the runner that found an offer, by the host's count: eager steps and captures, no replays. Keys are
+"""Calls of the runner that found an offer, in eager steps and captures: the host counts no replays. Keys are
 "prebuilt", and "upstream" for an offer that was not used.
 """
-_offer: Offer | None = None
-_untaken: set[tuple[object, int]] = set()
-"""(layer, number of rows) of the alignments that no runner has taken."""
-
-
-def is_wanted(layer: object, rows: int) -> bool:
-    """Return whether a layer makes an offer for this many rows: not if the layer's runner did not take the last one."""
-    return is_prebuilt and (layer, rows) not in _untaken
-
-
-def offer(made: Offer) -> None:
-    """Offer an alignment to the runner that is called with its ids next."""
-    global _offer
-    _offer = made
-    _untaken.add((made.layer, len(made.ids)))
-
-
-def withdraw() -> None:
-    """Forget an offer that no runner has taken, and release its tensors."""
-    global _offer
-    _offer = None
 
 
 def align(
-    upstream: Callable[..., tuple[torch.Tensor, ...]], ids: torch.Tensor, block_size: int, num_experts: int
+    made: Offer | None,
+    upstream: Callable[..., tuple[torch.Tensor, ...]],
+    ids: torch.Tensor,
+    block_size: int,
+    num_experts: int,
 ) -> tuple[torch.Tensor, ...]:
     """Return (sorted_token_ids, expert_ids, num_tokens_post_padded) of `ids` [n, columns], as `upstream` does.
 
-    An alignment that was offered for exactly these ids takes the place of the call.
+    If the offer `made` is for exactly these ids, return its alignment, and do not call `upstream`.
     """
-    global _offer
-    made = _offer
-    if made is None or not _is_of(made, ids, num_experts):
+    if made is None or made.is_used or not _is_of(made, ids, num_experts):
         return upstream(ids, block_size, num_experts)
-    # Here, because a server without a policy loads this module and makes no offer.
+    # Imported here, because a server without a policy loads this module too, but makes no offer.
     from ..selection.alignment import BLOCK, count_blocks
 
-    _offer = None
+    made.is_used = True
     if block_size != BLOCK:
         taken["upstream"] += 1
         return upstream(ids, block_size, num_experts)
-    _untaken.discard((made.layer, len(ids)))
+    made.untaken.discard(len(ids))
     taken["prebuilt"] += 1
     pairs, experts, total = made.alignment
-    # The kernel leaves room for one block a pair, and the runner launches programs for the whole length.
+    # The selection kernel leaves room for one block a pair. The runner launches a program for each block of the
+    # length, so the length is cut to the blocks that the ids can fill.
     blocks = count_blocks(num_experts, ids.numel())
     return pairs[: blocks * BLOCK], experts[:blocks], total
 
 
 def _is_of(made: Offer, ids: torch.Tensor, num_experts: int) -> bool:
-    """Return whether the runner was called with the ids of an offer, for the experts that the offer is about."""
+    """Return whether the runner was called with the ids and the number of experts of an offer."""
     return (
         ids.data_ptr() == made.ids.data_ptr()
         and ids.shape == made.ids.shape

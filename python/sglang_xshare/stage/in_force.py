@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -25,7 +25,7 @@ from .record.metadata import Forward
 from .step import StepKey
 
 LONGEST = 100
-"""The most characters of a policy with its keys in a response; `xshare` with all keys of a front takes 60."""
+"""The most characters of a policy with its keys in a response; the keys that `tune` searches take 60."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class InForce:
     """The plans of a schedule for the `layers` of a server with these `batches`, and their names in reports.
 
     `schedule` is None if the model routes; then padding rows are masked if `masks` is set. `ranks` describe a server
-    whose ranks each route their own rows. `rule` decides which arriving requests are exact. `lanes` are the silent
+    whose ranks each route their own rows. `rule` decides which arriving requests are exact. `lanes` are the observed
     lanes of `observe`. `is_named` is False after a start without a policy, until the first switch: reports then name no
     policy.
     """
@@ -50,7 +50,6 @@ class InForce:
     # Caches. With init=False they are empty after `dataclasses.replace`.
     _assigned: dict[tuple[StepKey, int | None], list[Assignment]] = field(default_factory=dict, init=False)
     _forwards: dict[str, Forward] = field(default_factory=dict, init=False)
-    _replays: dict[StepKey | None, str] = field(default_factory=dict, init=False)
 
     @property
     def observes(self) -> bool:
@@ -98,20 +97,13 @@ class InForce:
         return spelling if len(spelling) <= LONGEST else f"{self.description['policy']}, plan {self.hash}"
 
     def find_outcome(self, key: StepKey | None) -> str:
-        """Return the outcome of an eager forward of this size, None for a prefill."""
+        """Return the outcome of a forward by its `key`: None for a prefill, the graph's key for a replay."""
         if key is None:
             return "prefill"
-        assignments = self.assign(key)
-        if any(one.plan is not None for one in assignments):
+        reasons = {one.reason for one in self.assign(key)}
+        if None in reasons:  # some layer has a plan
             return "observed" if self.observes else "policy"
-        reasons = {one.reason for one in assignments}
         return next(reason for reason in REASONS if reason in reasons)
-
-    def find_outcome_of_replay(self, key: StepKey | None, find_key: Callable[[StepKey], StepKey]) -> str:
-        """Return the outcome of a replay for a batch of this size, by the key of its graph, which `find_key` finds."""
-        if key not in self._replays:
-            self._replays[key] = self.find_outcome(key and find_key(key))
-        return self._replays[key]
 
     def describe_forward(self, outcome: str) -> Forward | None:
         """Return what the requests of a forward with this outcome count; None until a policy has been active."""
@@ -125,17 +117,20 @@ class InForce:
         plan, reason = self._choose(layer, key)
         slots, size = layer.paging_slots, (key.rows, key.tokens_per_request)
         fits = slots is None or bounds.fits_slots(plan, layer.router, layer.paging.num_experts, *size, slots)
-        return Assignment(plan, reason, fits=fits)
+        if plan is None or self.schedule is None or not self.schedule.observed:
+            return Assignment(plan, reason, fits=fits)
+        observed = self.schedule.plans_for(layer.layer_id, key.phase, key.rows)
+        return Assignment(plan, fits=fits, observed=tuple(observed))
 
     def assign(self, key: StepKey) -> list[Assignment]:
         """Return the assignment of each layer in an eager step of this size."""
-        place = key, self.layers[0].paging_slots  # SGLang may size the slots only after the first call
+        place = key, self.layers[0].paging_slots  # SGLang may size the page slots only after the first call
         if place not in self._assigned:
             self._assigned[place] = [self.find(layer, key) for layer in self.layers]
         return self._assigned[place]
 
-    def fits_slots(self, key: StepKey) -> bool:
-        """Return whether each layer's slots hold all active experts of a step of this size, for all logits."""
+    def fits(self, key: StepKey) -> bool:
+        """Return whether each layer's page slots hold all active experts of a step of this size, for all logits."""
         return all(assignment.fits for assignment in self.assign(key))
 
     def _choose(self, layer: Layer, key: StepKey) -> tuple[SelectionPlan | None, str | None]:

@@ -1,23 +1,21 @@
-"""The counters of a plan source: of the policy that acts, or of a plan that `--expert-policy observe` compares."""
+"""Lanes: the counters of the active policy, and of each plan that `--expert-policy observe` compares."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from ..policies.schedule import Schedule
-from ..types import Tally
-from .frame import ModelForward
 from .record.counters import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, RESCUED, ROWS, Counters, Reader
 
 
 class Lane:
-    """The `counters` of one plan source, and their readers.
+    """The `counters` of the active policy, or of one plan that `observe` compares, and their readers.
 
-    `name` is the spelling of an observed plan; None for the policy that acts. Log, metrics and `GET /expert_policy`
-    each read what was counted since their own last read.
+    The acting lane counts the active policy (under `observe` the model's own routing); its `name` is None. An observed
+    lane counts what a plan would select; its `name` is the plan's spelling. Log and metrics each read what was counted
+    since their own last read, and `GET /expert_policy` what was counted since the last switch.
     """
 
     def __init__(self, name: str | None, counters: Counters) -> None:
@@ -27,21 +25,13 @@ class Lane:
 
 
 def make_lanes(schedule: Schedule | None, acting: Lane) -> list[Lane]:
-    """Return the silent lanes of a schedule beside the acting lane, none if the schedule acts."""
+    """Return an observed lane, with counters like the acting lane's, for each plan that the schedule compares."""
     observed = schedule.observed if schedule is not None else ()
     return [Lane(spelling, acting.counters.make_alike()) for spelling in observed]
 
 
-def find_tally(model_forward: ModelForward) -> Tally | None:
-    """Return a forward's tally of the routing that acts (the model's under `observe`); None without a routed row."""
-    tally = model_forward.tallies[0].layers
-    if tally is None or model_forward.observed is None:
-        return tally
-    return replace(tally, active=tally.vanilla_active)
-
-
 def count_vanilla(counts: torch.Tensor) -> torch.Tensor:
-    """Return `counts` [layers, COLUMNS] of a silent lane as the model's own routing would have them."""
+    """Return the counts of the model's own routing, from the `counts` [layers, COLUMNS] of an observed lane."""
     own = counts.clone()
     own[:, AFTER], own[:, KEPT], own[:, RESCUED] = own[:, BEFORE], own[:, ROWS], 0
     own[:, PAGED] = own[:, PAGED_BEFORE]
@@ -49,7 +39,7 @@ def count_vanilla(counts: torch.Tensor) -> torch.Tensor:
 
 
 def format_observed(lanes: Sequence[Lane]) -> str:
-    """Return the part of the decode log line that compares `lanes`, since the last such line."""
+    """Return the part of the decode log line that compares observed `lanes`, with the counts since the last line."""
     text = ""
     for lane in lanes:
         interval = lane.logged.read()

@@ -1,7 +1,8 @@
-"""One MoE layer under policy: from router logits to what its MoE runner accepts."""
+"""One MoE layer under a policy: from router logits to what its MoE runner accepts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..policies.plan import SelectionPlan
-from ..policies.schedule import Schedule
 from ..selection import prepare_call, select
 from ..selection.cpu_call import Call
 from ..selection.slots import drop_slots, refill_slots
@@ -17,7 +17,6 @@ from ..types import RunnerSlots, Selection, Tally
 from ..upstream.paging import count_slots
 from ..upstream.router import read_router
 from ..upstream.routing import carry, folds_scaling, num_shared_slots, record_routed, scales_unnormalized_groups
-from ..upstream.server import is_recorded
 from ..upstream.triton_kernels import find_contract
 from . import handover
 from .frame import CurrentFrame, ModelForward
@@ -49,17 +48,17 @@ MAX_CALLS = 1024
 class Layer:
     """One MoE layer: its `TopKConfig`, and what its MoE runner takes.
 
-    `plain_config`, a copy of the config that carries the layer, replaces the config in upstream's router.
-    `selecting_config` routes through `choose`.
+    `plain_config`, a copy of the config with a reference to the layer, replaces the config in upstream's router.
+    `selecting_config` is such a copy that routes through `choose`.
 
-    With `renumbers` upstream looks ids up in a table after the selection, so none may be -1 before. With
+    With `renumbers` upstream looks ids up in a table after the selection, so no id may be -1 before. With
     `runner_ranks_logits` the layer's runner ranks logits if the layer does not select. With `takes_kmax` the runner
-    takes rows of another width than the model's top-k. With `recorded` --enable-return-routed-experts returns the
+    takes more or fewer columns than the model's top-k. With `recorded` --enable-return-routed-experts returns the
     selected experts. `paging` is the result of `find_paging` for the layer's experts. Raises ValueError for a router
     that the stage does not reproduce.
 
-    A layer has no state of a forward: all layers of a model read this state from `current_frame`, in which a layer's
-    entries are at the layer's `index`.
+    A layer keeps no state of a forward: all layers of a model read the state from `current_frame`, whose lists have a
+    layer's entry at the layer's `index`.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Layer:
         self.takes_kmax = takes_kmax
         scaling = topk_config.routed_scaling_factor or 1.0
         on_output = topk_config.apply_routed_scaling_factor_on_output
-        # The layer scales where upstream would, because upstream scales only the first top-k columns, and a plan with
+        # The layer scales the weights if upstream would: upstream scales only the first top-k columns, and a plan with
         # `kmax` may have more.
         grouped = topk_config.use_grouped_topk
         scales = on_output and (topk_config.renormalize or not grouped or scales_unnormalized_groups())
@@ -101,15 +100,17 @@ class Layer:
         # EPLB and paged experts replace the ids after the selection, so an alignment of the selected ids is wrong then.
         self.hands_over = convention == FILLED and not renumbers and paging is None
         self._calls: dict[tuple[Any, ...], tuple[SelectionPlan, Call | None]] = {}
-        """The compiled calls on a CPU, by plan and shape of a step; None where `select` takes another backend.
+        """The compiled calls on a CPU, by plan and shape of a step; None if `select` takes another backend.
 
-        The calls check nothing that `select` has checked. The plan is kept alive, because the keys have its `id()`.
+        The calls check nothing that `select` has checked. A value holds its plan, so no other plan can have the
+        `id()` in the key.
         """
+        self._untaken: set[int] = set()
+        """The numbers of rows at which the layer's runner has not taken the last alignment that the layer offered."""
         self._aligned = {slots: replace(slots, aligned=True) for slots in (self.slots, self.with_shared)}
         self.plain_config = carry(topk_config, self)
         route: dict[str, Any] = {"custom_routing_function": self.choose}
-        # `choose_recorded` records in place of upstream, which would record the id that fills an empty slot as an
-        # expert of the row.
+        # `choose_recorded` replaces upstream's record, which would contain the ids that fill a row's empty slots.
         if recorded:
             route = {"custom_routing_function": self.choose_recorded, "allow_routed_experts_capture": False}
         own = replace(topk_config, **route, use_grouped_topk=False, apply_routed_scaling_factor_on_output=False)
@@ -117,7 +118,7 @@ class Layer:
 
     @property
     def paging_slots(self) -> int | None:
-        """Experts that can be loaded at once; None if all are loaded, 0 until SGLang has sized the slots."""
+        """The number of page slots; None if all experts are loaded, 0 until SGLang has sized the page slots."""
         return None if self.paging is None else count_slots(self.paging)
 
     @property
@@ -130,33 +131,31 @@ class Layer:
 
     @property
     def step(self) -> Step:
-        """The layer's step in the model's forward."""
-        step = self.model_forward.step_by_layer[self.index]
+        """The step of the model's forward."""
+        step = self.model_forward.step
         assert step is not None
         return step
 
     def route(self, logits: torch.Tensor) -> Any:
-        """Return the `TopKConfig` to route router logits [n, N] with: the layer's own if it selects in this forward."""
-        return self.selecting_config if self._begin_selection(logits) else self.plain_config
+        """Return `selecting_config` if the layer selects from logits [n, N] in this forward, else `plain_config`."""
+        return self.selecting_config if self._selects(logits) else self.plain_config
 
-    def _begin_selection(self, logits: torch.Tensor) -> bool:
-        """Return whether the layer selects in this forward. Under `observe` count every plan, and return False."""
+    def _selects(self, logits: torch.Tensor) -> bool:
+        """Return whether the layer selects in this forward. Under `observe` count each observed plan; return False."""
         model_forward = self.current_frame.model_forward
         if model_forward is None:
-            # A captured count would run in every replay, and a replay's forward has its own outcome.
-            if self.index == 0 and self.current_frame.counters is not None and not is_recorded():
-                self.current_frame.counters.count_outcome("no_context")
+            frame = self.current_frame.frame
+            if frame is not None and frame.key is not None:
+                frame.outcome = "no_context"
             return False
-        if model_forward.assignments[self.index].plan is None:
-            return False
-        if model_forward.observed is not None:
-            self._observe(model_forward.observed, self.collect(logits))
-        return model_forward.observed is None
+        assignment = model_forward.assignments[self.index]
+        if assignment.observed:
+            self._observe(assignment.observed, self.collect(logits))
+        return assignment.plan is not None and not assignment.observed
 
-    def _observe(self, observed: Schedule, logits: torch.Tensor) -> None:
-        """Select by the plan of every silent lane on router logits [n, N]. Equal plans select once."""
+    def _observe(self, plans: Sequence[SelectionPlan], logits: torch.Tensor) -> None:
+        """Select by each of `plans`, one for each observed lane, from router logits [n, N]. Equal plans select once."""
         model_forward, chosen = self.model_forward, dict[SelectionPlan, Selection]()
-        plans = observed.plans_for(self.layer_id, self.step.phase, self.step.rows)
         for plan, counted in zip(plans, model_forward.tallies, strict=True):
             tally = counted.of(self.index, logits)
             if plan not in chosen:
@@ -166,19 +165,19 @@ class Layer:
         model_forward.selections[self.index] = chosen[plans[0]]
 
     def join(self, num_experts: int, device: str) -> None:
-        """Select in a step that this rank has no rows for: the other ranks wait for its part of the gather."""
+        """Select in a step in which this rank has no rows, because the other ranks wait for its part of the gather."""
         model_forward = self.current_frame.model_forward
         if model_forward is None or model_forward.assignments[self.index].plan is None:
             return
         rows = 0 if self.step.gather is not None else self.step.rows
         logits = torch.zeros(rows, num_experts, device=device)
-        if self._begin_selection(logits):
+        if self._selects(logits):
             self.choose(logits, logits, self.router.top_k, self.router.renormalize)
 
     def choose(
         self, hidden_states: torch.Tensor, gating_output: torch.Tensor, topk: int, renormalize: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return weights [n, k] float32 and logical expert ids [n, k] int32, as SGLang's custom routing function.
+        """Return weights [n, k] float32 and the router's expert ids [n, k] int32: SGLang's custom routing function.
 
         `topk` includes the columns of fused shared experts if upstream expects them from its router. Raises
         RuntimeError if the router has another number of rows than the step, because requests and padding rows would be
@@ -186,11 +185,13 @@ class Layer:
         """
         slots = self.with_shared if topk > self.router.top_k else self.slots
         gather, rows = self.step.gather, len(gating_output)
-        if self.hands_over and gather is None and handover.is_wanted(self, rows):
+        if self.hands_over and handover.is_prebuilt and gather is None and rows not in self._untaken:
             slots = self._aligned[slots]
-        out = self._select_in_force(gating_output if gather is None else self.collect(gating_output), slots)
+        out = self._select_by_plan(gating_output if gather is None else self.collect(gating_output), slots)
         if out.alignment is not None:
-            handover.offer(handover.Offer(out.topk_ids, len(out.active) + slots.shared, out.alignment, self))
+            num_experts = len(out.active) + slots.shared
+            self.model_forward.offer = handover.Offer(out.topk_ids, num_experts, out.alignment, self._untaken)
+            self._untaken.add(rows)
         if gather is None:
             return out.topk_weights, out.topk_ids
         return gather.keep(out.topk_weights, rows), gather.keep(out.topk_ids, rows)
@@ -209,37 +210,37 @@ class Layer:
         """
         if not self.renumbers and num_token_non_padded is None:
             return ids
-        handover.withdraw()  # the alignment is of the former ids
+        self.model_forward.offer = None  # its alignment is of the former ids
         return drop_slots(ids, weights) if self.convention == DROPPED else refill_slots(ids, weights)
 
     def prepare(self, output_format: Any, logits: torch.Tensor) -> tuple[Any, Any]:
-        """Return (what the runner is handed for `output_format`, logits [n, N]).
+        """Return (the format of the router's output, logits [n, N]) in place of the arguments.
 
         The logits are masked if the runner ranks them, and unchanged for a layer that does not select. For
-        triton_kernels the router's finished output may be returned instead, as (None, output): the caller then returns
-        this output, and does not call `routing()`.
+        triton_kernels the result may be (None, the router's finished output): the caller then returns this output, and
+        does not call `routing()`.
         """
-        if not self.runner_ranks_logits or not self._begin_selection(logits):
+        if not self.runner_ranks_logits or not self._selects(logits):
             return output_format, logits
         if self.convention != MASKED:
             return type(output_format).STANDARD, logits
         if output_format == type(output_format).BYPASSED:
             logits = logits.bfloat16()  # the runner ranks bfloat16 logits
         elif self.router.scaling == 1 and (contract := find_contract(logits, self.router.top_k)) is not None:
-            out = self._select_in_force(logits, contract.slots)
+            out = self._select_by_plan(logits, contract.slots)
             return None, contract.pack(out.topk_ids, out.topk_weights, logits)
-        out = self._select_in_force(logits, MASKING)
+        out = self._select_by_plan(logits, MASKING)
         assert out.masked_logits is not None
         return output_format, out.masked_logits
 
-    def _select_in_force(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
-        """Select by the layer's plan, count the selection, and keep it in the frame."""
+    def _select_by_plan(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
+        """Select by the layer's plan, write the counts to the tally, and store the selection in the model's forward."""
         model_forward, index = self.model_forward, self.index
-        step, assignment = model_forward.step_by_layer[index], model_forward.assignments[index]
+        step, assignment = model_forward.step, model_forward.assignments[index]
         plan, buffer = assignment.plan, assignment.buffer
         assert step is not None
         assert plan is not None
-        batch = step.batch
+        batch = model_forward.find_batch(index)
         tally = model_forward.tallies[0].of(index, logits) if model_forward.tallies else None
         # Keying by `id()` is safe: `_calls` keeps the plan alive, and the layer keeps its slots.
         place = id(plan), id(slots), logits.shape, step.rows, batch.tokens_per_request, batch.exact is None
@@ -265,8 +266,7 @@ class Layer:
         """Return the router logits of all ranks if each routes its own rows, else `logits`. Raises as `choose` does."""
         if self.step.gather is None:
             return logits
-        # A rank with padding alone passes 0 rows (from `join`), though the gather counts its padding as rows. So 0 is
-        # right too.
+        # `join` passes 0 rows for a rank that has only padding rows, although the gather counts these rows.
         rows = self.step.gather.own
         if len(logits) not in (0, rows):
             raise RuntimeError(f"MoE layer {self.layer_id}: router rows of the rank must be {rows} (got {len(logits)})")
@@ -281,7 +281,8 @@ class Layer:
         budgets: Budgets | None = None,
     ) -> Selection:
         """Return what `plan` selects from router logits [n, N] in this step. Raises RuntimeError as `choose` does."""
-        step, ranks = self.step, self._find_rank_of_expert(plan)
-        if len(logits) != step.rows:
-            raise RuntimeError(f"MoE layer {self.layer_id}: router rows must be {step.rows} (got {len(logits)})")
-        return select(logits, plan, self.router, step.batch, ranks, slots=slots, tally=tally, budgets=budgets)
+        rows, batch = self.step.rows, self.model_forward.find_batch(self.index)
+        if len(logits) != rows:
+            raise RuntimeError(f"MoE layer {self.layer_id}: router rows must be {rows} (got {len(logits)})")
+        ranks = self._find_rank_of_expert(plan)
+        return select(logits, plan, self.router, batch, ranks, slots=slots, tally=tally, budgets=budgets)

@@ -1,7 +1,6 @@
-"""The layers of a model whose experts are paged into slots: the loaded experts, and the steps that surely fit."""
+"""The layers of a model with paged experts: the loaded experts, and the steps that fit the page slots."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,11 +9,10 @@ from ..upstream.paging import Residents
 from .frame import ModelForward
 from .layer import Layer
 from .record.counters import EXCEEDED
-from .step import Step
 
 
 class SlotsExceeded(RuntimeError):
-    """More active experts than a layer has slots, in a step that `fits_slots` promised to fit: the server stops."""
+    """An error that stops the server: a step that `fits_slots` allowed had more active experts than page slots."""
 
 
 class PagedLayers:
@@ -25,20 +23,13 @@ class PagedLayers:
         self.residents = Residents([layer.paging for layer in layers], device)
         self._indices = {id(layer.paging): layer.index for layer in layers}
 
-    def divide(self, step: Step) -> list[Step]:
-        """Return the step of each layer, with the layer's loaded experts. One launch reads all layers."""
-        self.residents.read()
-        slots = self.residents.slots or None
-        batches = (replace(step.batch, resident=loaded, slots=slots) for loaded in self.residents.loaded)
-        return [replace(step, batch=batch) for batch in batches]
-
     def fits_slots(self, method: Any, model_forward: ModelForward) -> bool:
-        """Return whether the experts that upstream's method was just handed surely fit its slots."""
+        """Return whether the experts that upstream's `method` has just received fit its page slots for all logits."""
         index = self._indices[id(method)]
         return model_forward.selections[index] is not None and model_forward.assignments[index].fits
 
     def check(self, totals: torch.Tensor) -> None:
-        """Raise `SlotsExceeded` if `totals` has such a step of a layer. Wait for the device."""
+        """Raise `SlotsExceeded` if `totals` counts a step with too many active experts. Wait for the device."""
         exceeded = zip(totals[:, EXCEEDED].tolist(), self.layers, strict=True)
         layers = [layer.layer_id for count, layer in exceeded if count]
         if layers:

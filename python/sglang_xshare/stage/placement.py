@@ -10,10 +10,10 @@ from ..types import Tally
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """The physical experts of every layer, in equal blocks of `per_rank` on each rank.
+    """The physical experts of every layer, `per_rank` on each rank, numbered in the order of the ranks.
 
-    `physical` [layers, N] holds every layer's physical number of each logical expert. Upstream writes to `physical` in
-    place, so a captured graph reads the current places.
+    `physical` [layers, N] holds the physical number of each expert of the router. Upstream writes to `physical` in
+    place, so a captured graph reads the current numbers.
     """
 
     ranks: int
@@ -25,16 +25,16 @@ class Placement:
         return self.physical[layer_id] // self.per_rank
 
     def count(self, layer_ids: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Return [m, ranks] int64: how many of `experts` [m, N] bool each rank holds. `layer_ids` [m] int64."""
+        """Return [m, ranks] int64, the number of `experts` [m, N] bool on each rank; `layer_ids` [m] are int64."""
         ranks = (self.physical[layer_ids] // self.per_rank).long()
         found = experts.new_zeros((len(experts), self.ranks), dtype=torch.int64)
         return found.scatter_add_(1, ranks, experts.long())
 
 
 class Balance:
-    """Counts, on the device, of how evenly active experts lie on expert-parallel ranks.
+    """Counts, on the device, of the active experts on the fullest expert-parallel rank.
 
-    A step waits for the rank that has most (XShare, Table 2). Counting takes a few small operations a step.
+    A step waits for this rank (XShare, Table 2). Counting takes a few small operations a step.
     """
 
     def __init__(self, placement: Placement, layer_ids: Sequence[int], device: str) -> None:

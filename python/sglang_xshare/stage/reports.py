@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from ..upstream.ranks import is_first_rank
 from .lane import format_observed
-from .record.agreement import Agreement
 from .record.attempts import Attempts
 from .record.figures import Exporter
 from .record.interval import format_log
@@ -22,49 +20,44 @@ logger = logging.getLogger(__name__)
 class Reports:
     """The log, the metrics and the trace of a `stage`, each of which reads the counts since its own last read.
 
-    The host waits for the device only in these reads: once a log interval, when the server turns idle, and in a switch.
-    Their failures never reach the caller, and the first failure of each is logged. Otherwise a full disk, or a value
-    that metrics refuse, could end the server, or the rank that writes for all could miss a switch that the others make.
+    The host waits for the device in these reads: once a log interval, when the server turns idle, and in a switch.
+    A failed report never raises, and the first failure of each report is logged. Otherwise a full disk, or a value that
+    metrics refuse, could end the server, or the rank that writes for all could miss a switch that the others make.
     """
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.exporter = Exporter()
         self.reporter: Any = None
-        """The metrics reporter of upstream's scheduler; None before its first request or first idle turn."""
+        """The metrics reporter of upstream's scheduler; None before the first hook that passes it on."""
         self._attempt = Attempts()
-        self._exported_agreement: Counter[str] = Counter()
         self._published = 0, 0
         """The scheduler's counts of forwards at the last call of `publish`."""
         self._unpublished = 0
         """Forwards since the last call of `publish`."""
 
-    def count_forward(self, forward_batch: Any) -> None:
-        """Count a forward with data-parallel attention, and publish if `publish` is over a decode log interval ago."""
-        # The first rank reports for all, and may itself decode nothing for long. A rank that decodes publishes earlier
-        # than that, with its log.
+    def publish_if_due(self, forward_batch: Any) -> None:
+        """Publish, with data-parallel attention, if the last call of `publish` is over a decode log interval ago."""
+        # The first rank reports for all, but may have no request, and so no decode log line, for long. A rank that
+        # decodes publishes earlier, with its log line.
         if getattr(forward_batch, "global_num_tokens_cpu", None) is None:
             return
         self._unpublished += 1
         if self.reporter is not None and self._unpublished > self.reporter.decode_log_interval:
-            self.publish(self.reporter)
-
-    def report(self, reporter: Any, always: bool = False) -> str:
-        """Publish as `publish` does. Return the end of a decode log line, with the counts since the last line."""
-        self.publish(reporter, always)
-        return self.log()
+            self.publish()
 
     def log(self) -> str:
-        """Return the end of a decode log line."""
+        """Return the end of a decode log line, with the counts since the last line."""
         acting, lanes = self.stage.acting, self.stage.in_force.lanes
         return self._attempt("log line", lambda: format_log(acting.logged.read()) + format_observed(lanes)) or ""
 
-    def publish(self, reporter: Any, always: bool = False) -> None:
-        """Update the metrics of upstream's `reporter` and the trace, on one rank because all ranks have the same steps.
+    def publish(self, always: bool = False) -> None:
+        """Update the metrics of the `reporter` and the trace, on one rank because all ranks have the same steps.
 
-        Do nothing without a `reporter`, and, unless `always`, if no step has run since the last call. Raises
+        Do nothing without a reporter, and, unless `always`, if no step has run since the last call. Raises
         `SlotsExceeded` if paged experts exceeded their slots.
         """
+        reporter, self._unpublished = self.reporter, 0
         if reporter is None or not is_first_rank():
             return
         # An idle server calls this again and again, and must not copy from the device each time. `forward_ct` counts
@@ -72,7 +65,6 @@ class Reports:
         # counts decode steps when they are done.
         forwards = reporter.scheduler.forward_ct, reporter.forward_ct_decode
         is_new, self._published = forwards != self._published, forwards
-        self.reporter, self._unpublished = reporter, 0
         if not (is_new or always):
             return
         stage = self.stage
@@ -84,10 +76,10 @@ class Reports:
             "observed": lambda: {lane.name: lane.exported.read() for lane in stage.in_force.lanes},
         }
         if stage.agreement is not None:
-            groups["compared"] = partial(self._read_compared, stage.agreement)
+            groups["compared"] = stage.agreement.take_counts
         if reporter.current_scheduler_metrics_enabled:
             for group, read in groups.items():
-                self._attempt("metrics", partial(self._export, group, read, reporter))
+                self._attempt("metrics", partial(self._export, group, read))
         if stage.trace is not None and reporter.is_stats_logging_rank:
             self._attempt("trace", stage.trace.write)
 
@@ -100,10 +92,5 @@ class Reports:
         if any(self.stage.acting.exported.read().outcomes.values()):
             logger.info("Expert policy, at the end: %s", self.log().removeprefix(", "))
 
-    def _export(self, group: str, read: Callable[[], Any], reporter: Any) -> None:
-        self.exporter.export(group, read(), reporter.metrics_collector.labels)
-
-    def _read_compared(self, agreement: Agreement) -> Counter[str]:
-        now = agreement.counts.copy()
-        new, self._exported_agreement = now - self._exported_agreement, now
-        return new
+    def _export(self, group: str, read: Callable[[], Any]) -> None:
+        self.exporter.export(group, read(), self.reporter.metrics_collector.labels)

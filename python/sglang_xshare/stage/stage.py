@@ -1,7 +1,7 @@
 """The stage around one target model: it decides for every forward which MoE layers select, and with which plan."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,13 @@ from ..upstream.batches import Batches
 from ..upstream.graphs import is_capturing
 from ..upstream.paging import count_slots
 from ..upstream.server import is_recorded
-from . import handover
 from .acceptance import Acceptance
 from .exact import Exact
 from .frame import Assignment, Frame, ModelForward
 from .gather import Ranks, name_rows
 from .graphs import Graphs
 from .in_force import InForce
-from .lane import Lane, count_vanilla, find_tally, make_lanes
+from .lane import Lane, count_vanilla, make_lanes
 from .layer import Layer
 from .paged import PagedLayers
 from .placement import Balance
@@ -29,18 +28,32 @@ from .record.trace import Trace
 from .step import Step, read_key, read_step
 
 
+@dataclass(frozen=True)
+class LastSwitch:
+    """The last switch of a stage, as GET reports it; the default values are those of a start.
+
+    `number` counts the server's switches; `posted` is the number of the last switch that a POST made. With `is_trial`
+    the active policy is a trial of a search (`tune`). `disagreement` names the ranks that differ, None without any.
+    """
+
+    number: int = 0
+    posted: int = 0
+    is_trial: bool = False
+    disagreement: str | None = None
+
+
 class Stage:
     """The selection of a loaded model's MoE layers by a schedule.
 
-    `hooks.attach` makes one stage in each process, and `forward.wrap_calls` wraps the model with it.
+    `start.start` makes one stage in each process, and `forward.wrap_calls` wraps the model with it.
 
     `schedule` is None if no policy is given: then the stage only masks padding rows. `trace` is the file to append to.
-    `batches` are the sizes that the server's steps can have. `ranks` describe a server whose ranks each route their own
-    rows. With `masks` padding rows are masked also after a switch to vanilla. If `tp_size` is above 1, the
-    tensor-parallel ranks compare their selections: if these differ, the server switches to vanilla, or ends if `stops`
-    is set. `exact` holds the exact requests, `acceptance` the estimate of accepted drafts. `find_batches` is called
-    with a schedule's `rows` once SGLang serves or captures, and returns the batches that SGLang then has.
-    `recapture(scheduler, fits)` captures the graphs again, as `upstream.graphs.capture_again` does.
+    `ranks` describe a server whose ranks each route their own rows. With `masks` padding rows are masked also after a
+    switch to vanilla. If `tp_size` is above 1, the tensor-parallel ranks compare their selections: if these differ, the
+    server switches to vanilla, or ends if `stops` is set. `exact` holds the exact requests, and `acceptance` holds the
+    estimated chance of a draft. `find_batches` takes a policy's key `rows` ("batch" or "rank") and returns the batch
+    sizes that the server's steps can have; SGLang decides these after the weights have loaded. `recapture(scheduler,
+    fits)` captures the graphs again, as `upstream.graphs.capture_again` does.
     """
 
     def __init__(
@@ -50,7 +63,6 @@ class Stage:
         *,
         device: str,
         trace: Path | None = None,
-        batches: Batches | None = None,
         masks: bool = False,
         ranks: Ranks | None = None,
         tp_size: int = 1,
@@ -62,8 +74,8 @@ class Stage:
     ) -> None:
         self.layers, self.device, self.stops = layers, device, stops
         masks = masks or schedule is None
-        # A CPU server need not read padding: without graphs only a gather pads rows, and padding from a gather is
-        # always masked. On other devices the mask takes one comparison in each step.
+        # Without graphs only a gather pads rows, and `read_step` always reads the padding of a gather. So a CPU server
+        # reads padding only to mask it. On a GPU padding is always read, by one comparison in each step.
         self.reads_padding = device != "cpu" or masks
         self._layer_ids = layer_ids = [layer.layer_id for layer in layers]
         self.find_batches, self.recapture = find_batches, recapture
@@ -73,17 +85,15 @@ class Stage:
         residents = None if self.paged is None else self.paged.residents
         self.acting = Lane(None, Counters(len(layers), device, residents, self.balance))
         self.current_frame = layers[0].current_frame
-        self.current_frame.counters = self.acting.counters
         self.trace = None if trace is None else Trace(trace, layer_ids, device, pages=self.paged is not None)
         self.graphs = Graphs()
         self.agreement = Agreement(tp_size, device) if tp_size > 1 else None
         self.exact, self.acceptance = exact, acceptance
-        self.switches = 0
-        self.disagreement: str | None = None
-        """A line about ranks that differ, since the last switch by a client; None if no ranks differ."""
+        self.last_switch = LastSwitch()
         rule = Rule() if schedule is None else schedule.exact
         lanes, is_named = make_lanes(schedule, self.acting), schedule is not None
-        self.in_force = InForce(schedule, batches or Batches(), masks, layers, ranks, rule, lanes, is_named)
+        self.in_force = InForce(schedule, find_batches(name_rows(ranks)), masks, layers, ranks, rule, lanes, is_named)
+        """The active policy. A switch replaces the value, `read_batches` its sizes, and `_weigh` its estimate."""
 
     def run(self, forward_batch: Any, forward: Callable[[], Any]) -> Any:
         """Return what `forward` returns. Assign plans to layers, and check and count what the layers select."""
@@ -95,7 +105,9 @@ class Stage:
         if in_capture and step is not None:  # SGLang captures prefills before it sets the sizes of decode graphs
             self.read_batches()
         in_force, layers = self.in_force, self.layers
-        steps = [step] * len(layers) if step is None or self.paged is None else self.paged.divide(step)
+        residents = None if step is None or self.paged is None else self.paged.residents
+        if residents is not None:
+            residents.read()  # one launch for all layers
         key = None if step is None else step.key
         if key is None:
             assignments = [Assignment()] * len(layers)
@@ -103,35 +115,29 @@ class Stage:
             assignments = self.graphs.assign_for_capture(key, in_force)
         else:
             assignments = in_force.assign(key)
-        outcome = in_force.find_outcome(key)
-        # Not while a graph is recorded: each replay would repeat the outcome at the capture, even under another policy.
-        # `end_forward` counts replays.
-        if not is_recording:
-            self.acting.counters.count_outcome(outcome, step)
         tallies = [StepTally(lane.counters) for lane in in_force.lanes or (self.acting,)]
-        observed = in_force.schedule if in_force.observes else None
-        model_forward = ModelForward(steps, assignments, tallies, observed)
-        former = self.current_frame.frame  # the model runner's; None in a capture, which runs the model's forward alone
-        self.current_frame.frame = Frame(None if former is None else former.key, outcome, model_forward)
+        model_forward = ModelForward(step, assignments, tallies, residents)
+        former = self.current_frame.frame  # the runner's frame; None in a capture, which runs only the model
+        frame = self.current_frame.frame = former or Frame()
+        frame.outcome, frame.model_forward = in_force.find_outcome(key), model_forward
         try:
             output = forward()
             if step is not None:
                 self._finish(step, model_forward)
-                if in_capture and not is_recording and observed is None:
+                if in_capture and not is_recording and not in_force.observes:
                     self.graphs.prepare(layers, step, model_forward)
             return output
         finally:
-            self.current_frame.frame = None if former is None else Frame(former.key, outcome)
-            handover.withdraw()
+            self.current_frame.frame, frame.model_forward = former, None
 
     def read_batches(self) -> None:
-        """Read the captured sizes and the most rows, both of which SGLang sets after the weights have loaded."""
+        """Read the captured batch sizes and the largest, which SGLang sets after the weights have loaded."""
         batches = self.find_batches(name_rows(self.in_force.ranks))
         if batches != self.in_force.batches:
             self.in_force = replace(self.in_force, batches=batches)
 
     def begin_forward(self, forward_batch: Any) -> None:
-        """Weigh drafts by the latest estimate, and mark the exact rows of a forward, which may be a graph's replay."""
+        """Begin a forward, which may be a replay: give plans the latest estimate, flag exact rows, make the frame."""
         key = read_key(forward_batch, self.in_force.ranks)
         if self.acceptance.begin_forward():
             self._weigh()
@@ -140,7 +146,7 @@ class Stage:
         self.current_frame.frame = Frame(key)
 
     def _weigh(self) -> None:
-        """Give the plans the latest estimate, with which they weigh drafts.
+        """Give the plans the latest estimated chance of a draft.
 
         The plans change as in a switch, but the host does not wait for the device.
         """
@@ -151,30 +157,30 @@ class Stage:
             self.in_force = replace(self.in_force, schedule=schedule)
 
     def end_forward(self, forward_batch: Any) -> Forward | None:
-        """End a forward that was launched or replayed. Return what its requests count in their `meta_info`.
+        """Count a forward that was launched or replayed. Return what its requests count in their `meta_info`.
 
         The result is None until a policy has been active.
         """
-        frame = self.current_frame.frame
+        frame, ranks = self.current_frame.frame, self.in_force.ranks
         assert frame is not None
         outcome = frame.outcome
         if outcome is None:
-            outcome = self.in_force.find_outcome_of_replay(frame.key, self.graphs.find_key)
-            ranks = self.in_force.ranks
-            # A rank that selects by itself has no live row if it is idle.
-            if ranks is None or ranks.together or not forward_batch.forward_mode.is_idle():
-                self.acting.counters.replayed[outcome] += 1
+            outcome = self.in_force.find_outcome(frame.key and self.graphs.find_key(frame.key))
+        # An idle rank that selects among its own rows has no live row, so there is nothing to count.
+        if ranks is None or ranks.together or not forward_batch.forward_mode.is_idle():
+            self.acting.counters.outcomes[outcome] += 1
         return self.in_force.describe_forward(outcome)
 
     def _finish(self, step: Step, model_forward: ModelForward) -> None:
         """Check that layers with a plan have selected, and count the selections."""
         if not model_forward.check(self._layer_ids):
             return
-        tally = find_tally(model_forward)
+        tally, observes = model_forward.tallies[0].layers, self.in_force.observes
         if tally is not None and self.balance is not None:
-            self.balance.count(tally)
+            # Under `observe` the experts of the model's own routing are active.
+            self.balance.count(replace(tally, active=tally.vanilla_active) if observes else tally)
         observed = {}
-        if model_forward.observed is not None:
+        if observes:
             lanes = zip(self.in_force.lanes, model_forward.tallies, strict=True)
             observed = {lane.name: lane.counters.count(step, own) for lane, own in lanes}
             counts = count_vanilla(next(iter(observed.values())))
@@ -188,28 +194,30 @@ class Stage:
             self.trace.record(counts, step, observed)
 
     def fits_slots(self, method: Any) -> bool:
-        """Return whether the experts that upstream's `PagedExpertsMoEMethod` was just handed surely fit its slots."""
+        """Return whether the experts that an upstream `PagedExpertsMoEMethod` just received fit its page slots."""
         model_forward = self.current_frame.model_forward
         if model_forward is None:
             return False
         if self.paged is None:
-            # Not in a prefill: upstream's kernel runs on one warp, and is slower than the host for so many entries.
-            return model_forward.step_by_layer[0] is not None and count_slots(method) >= method.num_experts
+            # With a page slot for each expert every step fits. A prefill is left to the host all the same: upstream's
+            # kernel runs on one warp, and is slower than the host for so many ids.
+            return model_forward.step is not None and count_slots(method) >= method.num_experts
         return self.paged.fits_slots(method, model_forward)
 
     def allows_graph(self, forward_batch: Any) -> bool:
         """Return whether a decode graph may be replayed for a batch.
 
-        A graph may not be replayed if it is stale (no numbers in its buffers can make it route as the model does, after
-        a switch to vanilla), or if the active policy could have more active experts than a layer has slots for paged
-        experts: such a step runs eagerly, in as many waves as it takes.
+        A stale graph may not be replayed: after a switch to vanilla no numbers in its buffers make it route as the
+        model does. Nor may a graph whose step could have more active experts than a layer has page slots: this step
+        runs eagerly, and SGLang loads the experts in several waves.
         """
         if self.paged is None and not self.graphs.stale:
             return True
-        # SGLang also calls this before the forward of a verification, to plan attention: both answers must be equal.
+        # For a verification SGLang calls this method twice: to plan attention, when no frame exists yet, and in the
+        # forward. Both answers must be equal, so the first call reads the same key from the batch.
         frame = self.current_frame.frame
         key = read_key(forward_batch, self.in_force.ranks) if frame is None else frame.key
         if key is None:
             return True
         captured = self.graphs.find_key(key)
-        return captured not in self.graphs.stale and self.in_force.fits_slots(captured)
+        return captured not in self.graphs.stale and self.in_force.fits(captured)

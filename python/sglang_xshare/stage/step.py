@@ -19,7 +19,7 @@ GROUPED = "an expert policy groups rows by request, so each request must have th
 
 
 class StepKey(NamedTuple):
-    """The part of a step that the host reads without the device; `phase` and `rows` as in `Step`."""
+    """The key of plans and graphs: what the host reads of a step without the device; fields are as in `Step`."""
 
     phase: str
     rows: int
@@ -55,15 +55,15 @@ def read_step(
 ) -> Step | None:
     """Return the step of a decode or target-verify forward; None for any other forward.
 
-    Others are prefill, mixed, idle, split prefill, and a draft that runs through the target's own layers. Raises
-    RuntimeError for a ragged verify batch.
+    Other forwards are prefill, mixed, idle, split prefill, and drafts that run through the target's own layers. Raises
+    RuntimeError if requests have different numbers of draft tokens.
 
     `ranks` describe a server whose ranks each route their own rows. `exact` holds the rows of exact requests. With
     `by_depth` the step has the depth of each draft. The number of draft tokens is read in every step, because a server
     may adapt it.
 
-    With data-parallel attention the step is that of all ranks together: the rows of the first rank, padded, then those
-    of the next. Every rank must read the same step: otherwise ranks would add up an expert's output for rows that they
+    With data-parallel attention all ranks together have one step: the rows of the first rank, padded, then the rows of
+    the next. Every rank must read the same step: otherwise ranks would add up an expert's output for rows that they
     routed differently, or wait forever for each other's rows. So the step is read from what SGLang has synchronized,
     and from the mode, which is decode, verify or idle on all ranks unless one prefills. A rank without requests (idle)
     takes part in the step of the others.
@@ -79,7 +79,7 @@ def read_step(
         return Step(key.phase, key.rows, Batch(valid, key.tokens_per_request, flags, depth=depth))
     states = _read_states(forward_batch, key, exact, by_depth)
     if ranks is None:
-        # Each rank's rows end with its padding. SGLang's gather places states as it places the hidden states.
+        # Each rank's rows end with its padding. SGLang's gather orders the states like the hidden states.
         states = gather_rows(states, sum(rows_by_rank or ()), forward_batch)
     else:
         states = ranks.own(states)
@@ -94,13 +94,13 @@ def read_step(
 
 
 def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
-    """Return the key of the step that `read_step` reads, without the device.
+    """Return the key of the step that `read_step` returns. The device is not read.
 
-    If ranks are padded to one size, each counts as many rows as the largest.
+    If SGLang pads all ranks to one size, each rank counts as many rows as the largest.
     """
     counts = forward_batch.global_num_tokens_cpu if ranks is not None else read_rows_by_rank(forward_batch)
     if ranks is not None and not ranks.together:
-        # Before a graph is replayed no rank has padded its rows: SGLang finds the graph by the most rows of any rank.
+        # Before a replay the rows are not padded yet, and SGLang finds the graph by the most rows of any rank.
         most = max(counts or [len(forward_batch.out_cache_loc)])
         counts = [-(-most // ranks.share)]
     if counts:
@@ -112,7 +112,7 @@ def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
     if mode.is_decode():
         return StepKey("decode", rows)
     if forward_batch.spec_info is not None and forward_batch.spec_info.is_draft_input():
-        return None  # UNO drafts with the target's layers and an adapter, in the mode of verification
+        return None  # the drafter UNO runs the target's layers, and SGLang marks its drafts as verify
     requests = forward_batch.batch_size
     if rows and rows % requests:
         raise RuntimeError(f"target-verify of {rows} rows for {requests} requests: {GROUPED}")
@@ -167,6 +167,6 @@ def _read_depth(forward_batch: Any, key: StepKey) -> torch.Tensor | None:
 def live_rows(forward_batch: Any) -> torch.Tensor:
     """Return [rows] bool, False for padding rows, read anew in each replay of a graph.
 
-    Padding and idle ranks write to KV slot 0, which no request has.
+    Padding rows and idle ranks write to entry 0 of the KV cache, which no request has.
     """
     return forward_batch.out_cache_loc != 0

@@ -18,7 +18,7 @@ from .graphs import Changes, Graphs, describe_misfits
 from .in_force import InForce
 from .lane import make_lanes
 from .reports import Reports
-from .stage import Stage
+from .stage import LastSwitch, Stage
 from .step import StepKey
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def make_next(stage: Stage, schedule: Schedule | None, rule: Rule | None = None)
     """Return the next `InForce`, for a switch from the active policy to `schedule`, which is None for vanilla.
 
     `rule` replaces the schedule's rule for exact requests. Vanilla and `observe` keep the active policy's rule, because
-    that policy may come back. With `schedule` None the ranks stay as they are: vanilla routes each row by itself,
+    that policy may become active again. For vanilla `ranks` stay unchanged: vanilla routes each row by itself,
     whichever rows ranks gather, so no graph has to be captured again.
     """
     former, ranks = stage.in_force, stage.in_force.ranks
@@ -39,7 +39,7 @@ def make_next(stage: Stage, schedule: Schedule | None, rule: Rule | None = None)
         ranks = replace(ranks, together=schedule.rows == "batch")
     batches = former.batches if ranks == former.ranks else stage.find_batches(name_rows(ranks))
     latter = replace(former, schedule=schedule, rule=rule, ranks=ranks, batches=batches, is_named=True)
-    if latter.given == former.given:  # the same plans keep their lanes: captured graphs write to their counters
+    if latter.given == former.given:  # keep the lanes, to whose counters captured graphs write
         return latter
     return replace(latter, lanes=make_lanes(schedule, stage.acting))
 
@@ -53,8 +53,8 @@ def make_again(stage: Stage, former: InForce) -> InForce:
 def check_graphs(stage: Stage, latter: InForce, recaptures: bool = True) -> Changes | None:
     """Return what a switch to `latter` changes in the captured graphs; None if it captures them again.
 
-    A switch that may capture also does so to add graphs that the server lacks. Raises ValueError if the switch would
-    have to capture and `recaptures` is False.
+    With `recaptures` a switch may capture, and also captures to add graphs that the server lacks. Raises ValueError if
+    the switch would have to capture and `recaptures` is False.
     """
     changes = stage.graphs.find_changes(latter)
     misfits = {} if latter.schedule is None else changes.misfits
@@ -68,8 +68,8 @@ def check_graphs(stage: Stage, latter: InForce, recaptures: bool = True) -> Chan
 def _adds_graphs(stage: Stage, latter: InForce) -> bool:
     """Return whether a capture under `latter` adds graphs.
 
-    It adds all graphs after a failed capture, and with paged experts the sizes that the last capture's policy did not
-    fit. A switch to vanilla never captures.
+    After a failed capture it adds all graphs; with paged experts it adds the sizes at which the last capture's policy
+    did not fit the page slots. A switch to vanilla never captures.
     """
     if latter.schedule is None:
         return False
@@ -80,30 +80,28 @@ def _adds_graphs(stage: Stage, latter: InForce) -> bool:
 
 
 def _find_fits(in_force: InForce) -> Callable[[int], bool]:
-    """Return a function that returns whether the experts of a number of requests fit the slots in each layer."""
-    return lambda requests: in_force.fits_slots(StepKey("decode", requests))
+    """Return a function that returns whether the experts of a number of requests fit each layer's page slots."""
+    return lambda requests: in_force.fits(StepKey("decode", requests))
 
 
-def switch(
-    reports: Reports, latter: InForce, reporter: Any, number: int | None = None, recaptures: bool = True
-) -> float | None:
+def switch(reports: Reports, latter: InForce, last_switch: LastSwitch, recaptures: bool = True) -> float | None:
     """Make `latter` the active policy from the next step on. Return the seconds of a capture, None without a capture.
 
-    `number` is the server's number for this switch, by default the former number plus one.
+    The stage keeps `last_switch`, which describes this switch.
 
-    Metrics, log and trace (`reporter` as in `Reports.publish`) are updated first, so none of them mixes two policies:
-    the host waits for the device twice. Raises ValueError, and keeps the former policy, if `check_graphs` does or if
-    the capture fails.
+    Metrics, log and trace are updated first, so none of them mixes two policies. The host waits for the device several
+    times. Raises ValueError, and keeps the former policy, if `check_graphs` raises or if the capture fails.
     """
     stage, former = reports.stage, reports.stage.in_force
     changes = check_graphs(stage, latter, recaptures)
     wait_for_device(stage.device)
     # `always`, because the step that was in flight at the last update belongs to the former policy.
-    counted = reports.report(reporter, always=True)
+    reports.publish(always=True)
+    counted = reports.log()
     seconds = None
     if changes is None:
         try:
-            seconds, latter = _capture(stage, latter, reporter.scheduler)
+            seconds, latter = _capture(stage, latter, reports.reporter.scheduler)
         except ValueError:
             logger.info("Expert policy: no switch; until now%s", counted.removeprefix(","))
             raise
@@ -111,16 +109,14 @@ def switch(
         stage.graphs.follow(changes)
     wait_for_device(stage.device)
     stage.acting.since_switch.read()
-    stage.switches = stage.switches + 1 if number is None else number
-    stage.disagreement = None
-    stage.in_force = latter
+    stage.in_force, stage.last_switch = latter, last_switch
     if stage.trace is not None:
-        stage.trace.switch(stage.switches, latter.given)
+        stage.trace.switch(last_switch.number, latter.given)
     show_plan(latter.plan)
-    reports.publish(reporter, always=True)
+    reports.publish(always=True)
     change = f"{json.dumps(former.given)} -> {json.dumps(latter.given)}"
-    again = "" if seconds is None else f" (graphs captured again in {seconds:.1f} s)"
-    logger.info("Expert policy switch %d: %s%s; until now%s", stage.switches, change, again, counted.removeprefix(","))
+    change += "" if seconds is None else f" (graphs captured again in {seconds:.1f} s)"
+    logger.info("Expert policy switch %d: %s; until now%s", last_switch.number, change, counted.removeprefix(","))
     return seconds
 
 
@@ -128,7 +124,7 @@ def compare_ranks(reports: Reports) -> None:
     """Compare the selections of all ranks after a forward, if a comparison is due.
 
     If ranks differ, switch to vanilla, or end the server if the stage `stops`; if no policy selects, only log the
-    difference. All ranks do so after the same forward.
+    difference. All ranks compare after the same forward.
     """
     stage = reports.stage
     agreement, in_force = stage.agreement, stage.in_force
@@ -144,10 +140,12 @@ def compare_ranks(reports: Reports) -> None:
     log("Expert policy: %s; %s", reason, "the server ends" if stage.stops else then)
     if stage.stops:
         end_server()
-    if selects:
-        agreement.counts["fallbacks"] += 1
-        switch(reports, make_next(stage, None), reports.reporter)
-    stage.disagreement = reason
+    last_switch = replace(stage.last_switch, is_trial=False, disagreement=reason)
+    if not selects:
+        stage.last_switch = last_switch
+        return
+    agreement.counts["fallbacks"] += 1
+    switch(reports, make_next(stage, None), replace(last_switch, number=last_switch.number + 1))
 
 
 def _capture(stage: Stage, latter: InForce, scheduler: Any) -> tuple[float, InForce]:
@@ -169,12 +167,12 @@ def _capture(stage: Stage, latter: InForce, scheduler: Any) -> tuple[float, InFo
 
 
 def _capture_under(stage: Stage, in_force: InForce, scheduler: Any) -> str | None:
-    """Capture all graphs under a policy (with paged experts, those that fit the slots). Return why that failed."""
+    """Capture all graphs under a policy (with paged experts, those that fit). Return the error of a failed capture."""
     stage.graphs, stage.in_force = Graphs(), in_force
     try:
         stage.recapture(scheduler, None if stage.paged is None else _find_fits(in_force))
     except Exception as error:
-        # As text: a traceback that is kept would keep the memory of the graphs that were captured.
+        # Returned as text, because the exception refers to the captured graphs and would keep their memory.
         logger.warning("Expert policy: a capture of CUDA graphs failed\n%s", traceback.format_exc())
         return " ".join(str(error).split())
     return None

@@ -11,7 +11,7 @@ from benchmark.gpu import layer
 from benchmark.gpu.layer import PREBUILT, UPSTREAM
 from benchmark.gpu.levers import spell_change
 from benchmark.gpu.moe_layer import ROWS, SHAPES, Shape, draw_logits, make_router, route_to
-from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare import Batch, Router, build_plan, hooks, select
 
 QWEN3 = replace(SHAPES["qwen3-30b-a3b"], layers=48)
 
@@ -44,7 +44,8 @@ def test_ids_use_exactly_the_experts_asked_for(active):
         route_to(129, QWEN3, ROWS, "cpu")
 
 
-def test_the_policy_goes_through_upstreams_own_router_call():
+def test_the_policy_goes_through_upstreams_own_router_call(monkeypatch):
+    monkeypatch.setattr(hooks, "_stage", None)
     shape = Shape("small", hidden=16, width=16, experts=32, top_k=4, layers=1)
     logits = draw_logits(shape, ROWS, "cpu").float()
     plan = build_plan("oea", k0=1)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmark.gpu.toggle import Toggle, install
+from sglang_xshare.stage.stage import LastSwitch
 
 
 def forward(*args):
@@ -68,7 +69,7 @@ def test_a_switch_that_captures_again_replaces_both_sets(monkeypatch):
 
     runner, policies = Runner(), {"xshare": None, "oea": 1.5, "vanilla": None}
 
-    def switch(reports, policy, reporter, number=0, rule=None, recaptures=True):
+    def switch(reports, policy, last_switch, recaptures=True):
         if policies[policy] is not None:
             assert runner.model.forward is wrapped, "the stage is to see the capture"
             runner.init_decode_cuda_graph()
@@ -84,7 +85,7 @@ def test_a_switch_that_captures_again_replaces_both_sets(monkeypatch):
     served, captured = SimpleNamespace(stage=SimpleNamespace()), runner.attn_backend.buffers
     for policy, told in (("vanilla", "upstream"), ("oea", "stage"), ("vanilla", "upstream"), ("xshare", "stage")):
         before = runner.decode_cuda_graph_runner
-        assert control.switch(served, policy, None, 3, None, True) == policies[policy]
+        assert control.switch(served, policy, LastSwitch(3), True) == policies[policy]
         assert describe(runner) == (told,) * 3
         assert runner.decode_cuda_graph_runner is not before
     assert runner.attn_backend.buffers == captured + 1, "only a second capture shares buffers"

@@ -14,7 +14,6 @@ from selection.launched import Dispatched, kernel
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
 from sglang_xshare.selection.cpu_call import load
 from sglang_xshare.stage.record.counters import EXACT, EXCEEDED, MAX_SHAPES, RESCUED, STEPS, Counters, StepTally
-from sglang_xshare.stage.record.interval import OUTCOMES
 from sglang_xshare.stage.step import Step
 from stage.counted import count_steps
 from stage.fake import Model, forward_batch, run
@@ -87,7 +86,6 @@ def check_counts(interpreter, plans, slots, backend, loaded=None, num_slots=0):
             assert counts[layer].tolist() == pytest.approx(expected, abs=1e-5)
     torch.testing.assert_close(counters.totals, sum(found), atol=1e-9, rtol=0)
     assert counters.totals[:, EXACT].max() == 2 + 3 + 11, "live exact rows"
-    assert counters.outcomes.tolist() == [5 * (name == "policy") for name in OUTCOMES]
     if plans is PLANS["rescued rows"] and slots == RunnerSlots():
         assert counters.totals[:, RESCUED].all()
     return counters.totals
@@ -107,28 +105,6 @@ def expect(plan, logits, batch, slots, loaded, num_slots, fits):
         return counts + [0] * 3
     missing = [int((experts & ~loaded).sum()) for experts in (before, after)]
     return [*counts, *missing, int(fits and after.sum() > num_slots)]
-
-
-def test_outcomes_of_vanilla_forwards():
-    counters = Counters(2, "cpu")
-    for outcome, valid in [
-        ("prefill", None),
-        ("min_rows", [True]),
-        ("min_rows", [False]),
-        ("prefill", None),
-        ("phase", [False, True]),
-    ]:
-        step = None if valid is None else Step("decode", len(valid), Batch(torch.tensor(valid)))
-        counters.count_outcome(outcome, step)
-    counters.count_outcome("max_rows", Step("decode", 3, Batch()))
-    counts = dict(zip(OUTCOMES, counters.outcomes.tolist(), strict=True))
-    assert {name: count for name, count in counts.items() if count} == {
-        "prefill": 2,
-        "min_rows": 1,
-        "phase": 1,
-        "max_rows": 1,
-    }
-    assert not counters.totals.any()
 
 
 @pytest.mark.parametrize("layers", [{}, {"1": {"policy": "vanilla"}}], ids=["all layers", "one vanilla"])
@@ -168,8 +144,8 @@ def test_a_cpus_step_is_one_call_a_layer_and_one_that_counts(attach, monkeypatch
     with Dispatched() as dispatched:
         model.forward(None, None, batch)
     selecting = 3 - len(layers)
-    # An outcome is added, the tally's two marks are set to 0 once, and every layer's logits are scored.
-    assert dispatched.operations == ["add_", *["zero_"] * 2, *["_softmax"] * selecting]
+    # The tally's two marks are set to 0 once, and every layer's logits are scored.
+    assert dispatched.operations == [*["zero_"] * 2, *["_softmax"] * selecting]
     assert calls == [*["select_experts"] * selecting, "count_step"]
     assert torch.equal(installed.acting.counters.totals, 2 * totals)
 

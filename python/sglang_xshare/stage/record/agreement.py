@@ -11,13 +11,13 @@ from ...upstream.ranks import all_gather
 from ..gather import Ranks
 
 EVERY = 1024
-"""Forwards between two comparisons; see `is_due`."""
+"""The most forwards between two comparisons; see `is_due`."""
 _TURN = 6364136223846793005
 """The checksum's factor in each step (from Knuth's MMIX), which makes the order of steps matter."""
 
 
 def is_due(forwards: int) -> bool:
-    """Return whether a comparison is due: every `EVERY` forwards, and at powers of two, so a wrong setup shows soon."""
+    """Return whether a comparison is due: at multiples of `EVERY` and powers of two, so a wrong setup shows soon."""
     return not (forwards % EVERY and forwards & (forwards - 1))
 
 
@@ -42,7 +42,7 @@ class Agreement:
         self._turn = torch.full_like(self._checksum, _TURN)
         self._weights: torch.Tensor | None = None
         self.counts: Counter[str] = Counter()
-        """Since the start: comparisons, ranks that differed in them, and switches to vanilla for that reason."""
+        """Counts since `take_counts`: comparisons, ranks that differed, and switches to vanilla for this reason."""
 
     def count(self, active: torch.Tensor) -> None:
         """Add the experts of a step to the checksum: `active` [layers, N] bool, none in a layer that stayed vanilla."""
@@ -57,14 +57,19 @@ class Agreement:
         self.forwards += 1
         return self.compare() if is_due(self.forwards) and self.compares(ranks) else []
 
+    def take_counts(self) -> Counter[str]:
+        """Return the counts since the last call."""
+        counts, self.counts = self.counts, Counter()
+        return counts
+
     def compares(self, ranks: Ranks | None) -> bool:
-        """Return whether all ranks select the same: `ranks`, of a server whose ranks route their own rows, may not."""
+        """Return whether all ranks must select the same experts: not if each of `ranks` selects among its own rows."""
         return self.size > 1 and (ranks is None or ranks.together)
 
     def begin(self) -> None:
-        """Start anew, so the next plans are compared soon, and without the steps of the former plans.
+        """Start anew, so the next plans are compared soon, without the steps of the former plans.
 
-        Every rank must call this after the same forward, also a rank that then fails to switch.
+        Every rank must call `begin` after the same forward, also a rank that then fails to switch.
         """
         self.forwards = 0
         self._checksum.zero_()

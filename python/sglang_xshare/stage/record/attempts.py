@@ -1,4 +1,4 @@
-"""Reports that may fail without an end of the server."""
+"""Reports whose failures do not end the server."""
 
 import logging
 from collections.abc import Callable

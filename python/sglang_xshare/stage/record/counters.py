@@ -21,16 +21,16 @@ COUNTS = {"layer_steps": STEPS, "experts_before": BEFORE, "experts_after": AFTER
 COUNTS |= {"rescued": RESCUED, "exact_rows": EXACT}
 """The column of each field of `Interval`."""
 PAGING_COUNTS = {"page_ins_before": PAGED_BEFORE, "page_ins": PAGED}
-"""The same on a server that pages experts."""
+"""The columns of further fields on a server that pages experts."""
 RANK_COUNTS = {"fullest_before": len(COLUMNS), "fullest_after": len(COLUMNS) + 1}
-"""The same on a server with expert-parallel ranks: the columns of `Balance`, behind the others."""
+"""The columns of further fields on a server with expert-parallel ranks, which `Balance` counts."""
 MAX_SHAPES = 64
-"""The most shapes whose tallies are kept: 48 layers of 128 experts and 512 rows take 0.1 MB."""
+"""The most shapes whose tallies are reused: 48 layers of 128 experts and 512 rows take 0.1 MB."""
 
 
 @cache
 def copy_flags(flags: tuple[bool, ...], device: torch.device) -> torch.Tensor:
-    """Return [layers] bool on the device. It is copied from the host once, before any capture, and kept for graphs."""
+    """Return [layers] bool on the device. The first call, before any capture, copies the flags from the host."""
     return torch.tensor(flags).to(device)
 
 
@@ -50,28 +50,20 @@ class Counters:
         self.residents, self.balance = residents, balance
         self.names = COUNTS | (PAGING_COUNTS if residents else {}) | (RANK_COUNTS if balance else {})
         """The column, in what `read` returns, of each field of `Interval` that this server counts."""
-        self.outcomes = torch.zeros(len(OUTCOMES), dtype=torch.int64, device=device)
-        """Forwards of the model, by outcome."""
-        self.replayed: Counter[str] = Counter()
-        """Replays of graphs, which do not run the model's forward, by outcome."""
+        self.outcomes: Counter[str] = Counter()
+        """Forwards of the model runner by outcome, which the host counts in `Stage.end_forward`."""
         self.in_one_call = is_readable(self.totals) and load() is not None
-        # On a CPU the next step of the same shape reuses a step's tally: nothing reads it after the step is counted.
+        # On a CPU the next step of the same shape reuses the tally: nothing reads a tally after its step is counted.
         self._by_shape: dict[torch.Size, tuple[Tally, list[Tally]]] = {}
 
     def make_alike(self) -> Counters:
         """Return counters of the same layers, without those of `balance`."""
         return Counters(len(self.totals), str(self.totals.device), self.residents)
 
-    def read(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (totals [layers, columns], outcomes) on the host, which waits for the device."""
+    def read(self) -> tuple[torch.Tensor, Counter[str]]:
+        """Return (totals [layers, columns], outcomes) on the host. Wait for the device."""
         totals = self.totals if self.balance is None else torch.cat([self.totals, self.balance.totals], 1)
-        replayed = torch.tensor([self.replayed[outcome] for outcome in OUTCOMES])
-        return totals.to("cpu", copy=True), self.outcomes.to("cpu") + replayed
-
-    def count_outcome(self, outcome: str, step: Step | None = None) -> None:
-        """Count a forward of the model that begins, unless it has padding rows alone."""
-        valid = None if step is None else step.batch.valid
-        self.outcomes[OUTCOMES.index(outcome)].add_(1 if valid is None else valid.any())
+        return totals.to("cpu", copy=True), self.outcomes.copy()
 
     def allocate(self, logits: torch.Tensor) -> tuple[Tally, list[Tally] | None]:
         """Return the tally [layers, ...] of a step with logits [n, N], and each layer's part if later steps reuse it.
@@ -96,7 +88,7 @@ class Counters:
         """Add a step's tally to the totals. Return what was added, [layers, COLUMNS] float64.
 
         The result is 0 for a layer that stayed vanilla, and without a live row. With paged experts, `fits` has True for
-        each layer whose active experts fit its slots for all logits.
+        each layer whose active experts fit its page slots for all logits.
         """
         tally = counted.layers
         if tally is None:
@@ -152,32 +144,32 @@ def count_tally(
         paged_before, paged = (tally.vanilla_active & missing).sum(1), (tally.active & missing).sum(1)
         if fits:
             exceeded = copy_flags(tuple(fits), after.device) & (after > residents.slots)
-    # The model itself uses experts in every layer and step with a live row.
+    # A layer that selected for a live row has experts in `vanilla_active`, so 0 marks all other layers.
     selects = before > 0
     counts = [selects, before, after, kept, rows, tally.rescued, exact, paged_before, paged, exceeded]
     return torch.stack(counts, 1) * selects[:, None]
 
 
 class Reader:
-    """A reader of what was counted since the reader's last read. Each read waits for the device."""
+    """A reader of the counts since its own last read. Each read waits for the device."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._former: tuple[torch.Tensor | int, torch.Tensor | int] = 0, 0
+        self._former: tuple[torch.Tensor | int, Counter[str]] = 0, Counter()
 
     def read(self) -> Interval:
-        """Return what was counted since the last read."""
+        """Return the counts since the last read."""
         now = self._counters.read()
         interval, self._former = self._subtract(*now)[0], now
         return interval
 
     def look(self) -> tuple[Interval, list[list[float]]]:
-        """Return what `read` would return, and the same by layer in the columns of `Counters.read`. Change nothing."""
+        """Return the result of `read` without its effect, and the counts by layer in the columns of `Counters.read`."""
         return self._subtract(*self._counters.read())
 
-    def _subtract(self, totals: torch.Tensor, outcomes: torch.Tensor) -> tuple[Interval, list[list[float]]]:
-        layers, forwards = totals - self._former[0], outcomes - self._former[1]
+    def _subtract(self, totals: torch.Tensor, outcomes: Counter[str]) -> tuple[Interval, list[list[float]]]:
+        layers = totals - self._former[0]
         new = layers.sum(0).tolist()
         found = {name: int(new[column]) for name, column in self._counters.names.items()}
-        counts = dict(zip(OUTCOMES, forwards.tolist(), strict=True))
+        counts = {outcome: outcomes[outcome] - self._former[1][outcome] for outcome in OUTCOMES}
         return Interval(**found, kept_mass=new[KEPT], outcomes=counts), layers.tolist()

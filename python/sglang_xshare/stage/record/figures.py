@@ -19,8 +19,8 @@ Values = Mapping[tuple[str, ...], float | None]
 class Figure:
     """A figure on /metrics: a counter adds up the numbers that `value` returns, a gauge shows the last one.
 
-    `value` returns a number from what was read since the last export, or None. With `labels`, beside those of all
-    SGLang figures, `value` returns a number for each value of the labels, and a gauge keeps no other series.
+    `value` returns a number from the group's data, or None. With `labels`, which SGLang's own labels precede, `value`
+    returns a number for each value of the labels, and a gauge drops the series of all other values.
     """
 
     kind: Literal["counter", "gauge"]
@@ -75,12 +75,12 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
             ("outcome",),
         ),
     ),
-    # Read: (plan, chance of a draft), each may be None. prometheus_client's own Info lacks the multiprocess mode.
+    # The data: (plan, chance of a draft), each may be None. prometheus_client's own Info lacks the multiprocess mode.
     "in force": (
         gauge("info", f"1 for the active policy, with {HASH}", _show, ("policy", "plan_hash")),
         gauge("acceptance", 'Estimated chance of a draft, by which `acceptance` "auto" weighs', itemgetter(1)),
     ),
-    # Read: `batch_sizes` of GET /expert_policy, on a server that chooses the draft depth by tokens per second.
+    # The data: `batch_sizes` of GET /expert_policy, on a server that chooses the draft depth by tokens per second.
     "depth": (
         gauge("draft_depth", "Drafts a request and step", _by_size("depth"), ("batch_size",)),
         gauge("draft_tokens", "Tokens that a step gives a request at that depth", _by_size("tokens"), ("batch_size",)),
@@ -97,7 +97,7 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
         counter("vanilla_fallbacks", "Switches to vanilla because ranks disagreed", itemgetter("fallbacks")),
     ),
 }
-"""The figures by the group that is read for them."""
+"""The figures by group; the figures of a group are computed from the same data."""
 
 
 class Exporter:
@@ -108,7 +108,7 @@ class Exporter:
         self._shown: dict[Figure, Values] = {}
 
     def export(self, group: str, part: Any, labels: dict[str, Any]) -> None:
-        """Add `part`, read for a group of `FIGURES`, to its counters, and set its gauges. `labels` are SGLang's."""
+        """Add `part`, the data of a group of `FIGURES`, to its counters, and set its gauges. `labels` are SGLang's."""
         for figure in FIGURES[group]:
             if figure not in self._metrics:
                 self._metrics[figure] = _make_metric(figure, tuple(labels))

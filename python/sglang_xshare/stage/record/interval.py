@@ -27,7 +27,7 @@ class Interval:
     outcomes: dict[str, int]
     exact_rows: int = 0
     page_ins_before: int | None = None
-    """Experts that vanilla routing would have paged in, in each step beside the experts that were loaded."""
+    """Experts that vanilla routing would have paged in: those of each step that were not loaded."""
     page_ins: int | None = None
     fullest_before: int | None = None
     """Active experts of the expert-parallel rank that has most, under vanilla routing."""
@@ -40,12 +40,12 @@ class Interval:
 
     @property
     def mean_kept_mass(self) -> float | None:
-        """Kept mass of a live row (`Selection.kept_mass`), averaged over rows, layers and steps; None without one."""
+        """The mean kept mass (`Selection.kept_mass`) of live rows, over layers and steps; None without a live row."""
         return self.kept_mass / self.rows if self.rows else None
 
     @property
     def others_kept_mass(self) -> float | None:
-        """The same without exact rows, which keep all of their mass; None if all rows are exact."""
+        """The mean kept mass without exact rows, which keep all of their mass; None if all rows are exact."""
         others = self.rows - self.exact_rows
         return (self.kept_mass - self.exact_rows) / others if others else None
 
@@ -74,6 +74,6 @@ def format_log(interval: Interval) -> str:
 
 
 def _format_means(interval: Interval, observes: bool, what: str, before: str, after: str) -> str:
-    """Return the means of two totals, or of the first alone if the server `observes`; empty if they are not counted."""
+    """Return the means of two totals, or of the first alone if the server `observes`; empty without counts."""
     means = [interval.mean(total) for total in (before, after)[: 1 if observes else 2]]
     return "" if None in means else f", {what}: {' -> '.join(f'{mean:.1f}' for mean in means)}"

@@ -7,7 +7,7 @@ KEY = "expert_policy"
 
 
 class Forward(NamedTuple):
-    """One forward of the target: the active policy, whether it was decode or verify, whether some layer selected."""
+    """One forward of the target: its policy, whether it was a decode or verify step, and whether the policy acted."""
 
     policy: str
     is_step: bool
@@ -20,9 +20,9 @@ class ResponseMetadata:
     The policy never acts for an `exact` request. `policies` are the active policies of these steps, in order. `exact`
     is False for a request that asked to be exact and is not, None for a request that did not ask.
 
-    SGLang sends, with each message of a request, the slice of each value in `req.customized_info` that belongs to the
-    message's tokens. Any slice of this object is a list of one item, the counts so far, because a verification may give
-    several tokens.
+    With each message of a request SGLang sends the slice of each value in `req.customized_info` that belongs to the
+    message's tokens. Any slice of this object is a list of one item, the counts so far: one verification may give
+    several tokens, so there is no item for each token.
     """
 
     def __init__(self, exact: bool | None = None) -> None:
@@ -56,8 +56,8 @@ def count_forward(req: Any, forward: Forward) -> None:
 def write_metadata(meta_info: dict[str, Any], state: Any) -> None:
     """Write the counts to `meta_info`, in SGLang's tokenizer process, with a request's last message.
 
-    SGLang appends the field of every message to one list, and cuts the list to a stream's tokens: both are removed
-    here. The list holds None for a request without counts.
+    SGLang appends the field of every message to one list, and puts the list, or a stream's part of it, into
+    `meta_info`. Both are removed here. The list holds None for a request without counts.
     """
     received = state.customized_info_accumulated.pop(KEY)
     meta_info.pop(KEY, None)

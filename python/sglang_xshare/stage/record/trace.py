@@ -16,11 +16,11 @@ logger = logging.getLogger(__name__)
 PHASE = len(COLUMNS)
 """The column of the phase, after the counts. Three columns for each observed plan follow: experts, mass, page-ins."""
 CAPACITY = 4096
-"""Steps held between two log intervals."""
+"""The most steps that the ring holds between two calls of `write`."""
 
 
 class Trace:
-    """A ring of steps on the device, recorded without synchronizing, which `write` appends to a file."""
+    """A ring buffer of steps on the device, recorded without synchronizing, which `write` appends to a file."""
 
     def __init__(self, path: Path, layer_ids: Sequence[int], device: str, pages: bool = False) -> None:
         self.device = device
@@ -32,7 +32,7 @@ class Trace:
         self._switch: dict[str, Any] = {}
         self._plan: dict[str, Any] = {}
         self.observed: list[str | None] = []
-        """The observed plans of the steps in the ring: a switch writes all former steps to the file first."""
+        """The observed plans of the steps in the ring: before a switch all former steps are written to the file."""
         self.ring = self._make_ring()
         self.recorded = torch.zeros(1, dtype=torch.int64, device=device)
         self.written = 0

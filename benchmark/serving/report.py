@@ -21,9 +21,9 @@ KEY = "comparison"
 """The key of the rounds in the record; `quality_key` returns the others."""
 ROUNDS = "ratio by round"
 BRIEF = """\
-Means over the rounds [95 % t-interval]. Ratio: tokens/s divided by the first row's. Loss: nats a token above the first
-row's (with drafts: above EAGLE-3, off). Sums right: share of arithmetic problems. Accepted: tokens that a verify step
-gives a request.\
+Means over the rounds [95 % t-interval]. Ratio: tokens/s divided by the first row's. Loss: cross-entropy, nats a token;
+of `xshare` the difference from `off` above. Sums right: share of arithmetic problems solved. Accepted: tokens that a
+verify step gives a request.\
 """.replace("\n", " ")
 """The README's note."""
 NOTE = """\

@@ -144,15 +144,16 @@ def summarize_verified(*records: Mapping[str, Any]) -> Table:
         names = ["a plain budget", *(f"acceptance {one['acceptance']}" for one in keys[1:])]
         ratios = [format_spread(comparison.summaries[number].paired_ratio, 2) for number in (alone, *policies)]
         experts = [format_number(comparison.summaries[number].experts_after, 0) for number in policies]
-        rows.append([_name_step(comparison), *ratios, f"{comparison.active[alone]:.0f} -> {', '.join(experts)}"])
-    headings = ["requests x tokens", "drafts alone", *names, "experts"]
+        added = ", ".join(str(one["add"]) for one in keys)
+        rows.append([_name_step(comparison), *ratios, added, f"{comparison.active[alone]:.0f} -> {', '.join(experts)}"])
+    headings = ["requests x draft tokens", "drafts alone", *names, "add", "experts"]
     note = "Tokens/s divided by those without drafts and policy, mean of the rounds' ratios [95 % t-interval]. "
     note += "Experts: active experts, with drafts alone -> with the policy of each column."
     return Table("Whether drafts pay", headings, rows, note)
 
 
 def _name_step(comparison: Comparison) -> str:
-    """Return requests x tokens of each in a verify step."""
+    """Return requests x draft tokens of each in a verify step."""
     flags = next(one.variant.args for one in comparison.series if one.variant.args)
     return f"{comparison.workload.concurrency} x {flags[flags.index('--speculative-num-draft-tokens') + 1]}"
 

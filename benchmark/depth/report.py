@@ -83,7 +83,7 @@ def summarize_depths(points: Mapping[str, Any]) -> Table:
     rows = [[policy, *(by_size.get(size, "-") for size in sizes)] for policy, by_size in cells.items()]
     headings = [f"{size} request{'' if size == '1' else 's'}" for size in sizes]
     note = SUMMARY_NOTE.format(rounds=_count_rounds(points))
-    return Table("Depth by tokens per second", ["EAGLE-3 with", *headings], rows, note)
+    return Table("Depth by tokens per second", ["policy", *headings], rows, note)
 
 
 def plot_depths(points: Mapping[str, Any]) -> Picture:

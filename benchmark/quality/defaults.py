@@ -123,7 +123,8 @@ def tabulate_named(*records: Mapping[str, Any]) -> Table:
         shares = [fmean(point["active_experts"] / point["vanilla_active"] for point in points) for points in chosen]
         losses = [max(point["loss"]["delta"] for point in points) for points in chosen]
         rows.append([name, *(f"{share:.0%}, {loss:.3f}" for share, loss in zip(shares, losses, strict=True))])
-    note = "Mean share of the model's own active experts that are kept, and worst loss in nats, at 2 to 32 requests."
+    note = "Active experts divided by those of the model's own routing, mean over batch sizes of 2 to 32 requests; "
+    note += "the worst loss of these batch sizes, in nats."
     return Table("Presets, by model", ["`--expert-policy`", *models], rows, note)
 
 

@@ -21,9 +21,9 @@ KEY = "comparison"
 """The key of the rounds in the record; `quality_key` returns the others."""
 ROUNDS = "ratio by round"
 BRIEF = """\
-Means over the rounds [95 % t-interval]. Ratio: tokens/s divided by the first row's. Loss: nats a token above the first
-row's (with drafts: above EAGLE-3, off). Sums right: share of arithmetic problems. Accepted: tokens that a verify step
-gives a request.\
+Means over the rounds [95 % t-interval]. Ratio: tokens/s divided by the first row's. Loss: cross-entropy, nats a token;
+of `xshare` the difference from `off` above. Sums right: share of arithmetic problems solved. Accepted: tokens that a
+verify step gives a request.\
 """.replace("\n", " ")
 """The README's note."""
 NOTE = """\
@@ -144,15 +144,16 @@ def summarize_verified(*records: Mapping[str, Any]) -> Table:
         names = ["a plain budget", *(f"acceptance {one['acceptance']}" for one in keys[1:])]
         ratios = [format_spread(comparison.summaries[number].paired_ratio, 2) for number in (alone, *policies)]
         experts = [format_number(comparison.summaries[number].experts_after, 0) for number in policies]
-        rows.append([_name_step(comparison), *ratios, f"{comparison.active[alone]:.0f} -> {', '.join(experts)}"])
-    headings = ["requests x tokens", "drafts alone", *names, "experts"]
+        added = ", ".join(str(one["add"]) for one in keys)
+        rows.append([_name_step(comparison), *ratios, added, f"{comparison.active[alone]:.0f} -> {', '.join(experts)}"])
+    headings = ["requests x draft tokens", "drafts alone", *names, "add", "experts"]
     note = "Tokens/s divided by those without drafts and policy, mean of the rounds' ratios [95 % t-interval]. "
     note += "Experts: active experts, with drafts alone -> with the policy of each column."
     return Table("Whether drafts pay", headings, rows, note)
 
 
 def _name_step(comparison: Comparison) -> str:
-    """Return requests x tokens of each in a verify step."""
+    """Return requests x draft tokens of each in a verify step."""
     flags = next(one.variant.args for one in comparison.series if one.variant.args)
     return f"{comparison.workload.concurrency} x {flags[flags.index('--speculative-num-draft-tokens') + 1]}"
 

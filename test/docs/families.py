@@ -49,7 +49,7 @@ None of these start commands has run here: the machines of this project cannot h
 
 * *Answers, on a CPU*: a tiny model with random weights in float32. *Transformers*: the answers equal those of
   transformers, token for token. *Pristine*: the answers equal those of unpatched SGLang while no expert is cut.
-  *Interpreted*: Triton's interpreter ran a part that has no CPU path.
+  *Interpreted*: Triton's interpreter ran those of SGLang's kernels that have no CPU version.
 * *Speed, on a GPU*: published widths, random weights, no answer compared ([results](gpu.md#h200-results)).
 * *Graphs, on a stand-in* for a GPU: captured, padded, replayed and switched; nothing was computed.
 * *Without*: parts of the published model that the tiny model lacks, or that other code computes in its place.
@@ -57,14 +57,14 @@ None of these start commands has run here: the machines of this project cannot h
 {executed_rows}
 ### Untested
 
-No test has served these classes. Their server loads its weights; it is then refused, and the layer named, unless each
-MoE layer has one router whose choice this project computes in the same way.
+No test has served these classes. Such a server loads its weights, and starts only if each MoE layer has one router
+whose choice this project computes in the same way. Otherwise the refusal names the layer.
 
 {tried_names}
 
 ### Refused
 
-A server with one of these classes is refused before its weights load, in one line with this reason:
+A server with one of these classes is refused before its weights load, for this reason:
 
 {refused_rows}"""
 
@@ -96,6 +96,7 @@ def list_executed() -> Iterator[tuple[str, ...]]:
     measured, captured = read_measured(), list_captured()
     for architecture, name in sorted(EXECUTED.items(), key=lambda item: item[1].lower()):
         starts = "<br>".join(f"`{start}`" for start in ON_HUB[name].list_starts())
+        starts += f"<br>Warning: starts the untested `{ON_HUB[name].untested}`" if ON_HUB[name].untested else ""
         more = "; ".join(measured.get(architecture, ())), captured.get(architecture, "")
         yield name, f"`{architecture}`", starts, describe_answers(name), *more, ON_HUB[name].without
 

@@ -4,12 +4,13 @@ START = "sglang serve --model-path {} --expert-policy xshare --enable-metrics"
 
 
 class OnHub:
-    """A family: models by name, each with what its start takes beside our flags. `without` is what of the published
-    models the tests' tiny one lacks, or has another in the place of.
+    """A family: models by name, each with what its start takes beside our flags. `untested` is the class of the
+    published models if it is not the class that tests execute. `without` is what of the published models the tests'
+    tiny one lacks, or has another in the place of.
     """
 
-    def __init__(self, *models: str, without: str = "") -> None:
-        self.models, self.without = models, without
+    def __init__(self, *models: str, untested: str = "", without: str = "") -> None:
+        self.models, self.untested, self.without = models, untested, without
 
     def list_starts(self) -> list[str]:
         """A start command for each model."""
@@ -26,8 +27,8 @@ ON_HUB = {
     "EXAONE-MoE": OnHub("LGAI-EXAONE/K-EXAONE-236B-A23B --tp 8", without="its sliding-window attention"),
     "Gemma 4": OnHub(
         "google/gemma-4-26B-A4B-it",
-        without="its sliding-window attention, and images: the hub's model is the untested "
-        "`Gemma4ForConditionalGeneration`",
+        untested="Gemma4ForConditionalGeneration",
+        without="its sliding-window attention, and images",
     ),
     "GLM-4-MoE": OnHub("zai-org/GLM-4.6 --tp 8"),
     "GLM-4.7-Flash": OnHub("zai-org/GLM-4.7-Flash"),
@@ -44,15 +45,16 @@ ON_HUB = {
     "Kimi K2.5": OnHub("moonshotai/Kimi-K2.5 --tp 8 --trust-remote-code", without="images"),
     "Kimi K3": OnHub(
         "moonshotai/Kimi-K3 --tp 16 --trust-remote-code",
-        without="images: the hub's model is the untested `KimiK3ForConditionalGeneration`; the merging of weights at "
-        "loading",
+        untested="KimiK3ForConditionalGeneration",
+        without="images; the merging of weights at loading",
     ),
     "Laguna": OnHub("poolside/Laguna-XS.2"),
     "Mellum": OnHub("JetBrains/Mellum2-12B-A2.5B-Instruct"),
     "MiniMax-M2": OnHub("MiniMaxAI/MiniMax-M2 --tp 4 --trust-remote-code", without="its query and key norms"),
     "MiniMax-M3": OnHub(
         "MiniMaxAI/MiniMax-M3 --tp 8",
-        without="images: the hub's model is the untested `MiniMaxM3SparseForConditionalGeneration`",
+        untested="MiniMaxM3SparseForConditionalGeneration",
+        without="images",
     ),
     "Mixtral": OnHub("mistralai/Mixtral-8x7B-Instruct-v0.1 --tp 2"),
     "Nemotron 3": OnHub(

@@ -54,7 +54,7 @@ UNSERVED = {
     # The loaded model would show these; here they are refused before weights load.
     "Grok1ForCausalLM": _GATE,
     "Grok1ModelForCausalLM": _GATE,
-    "PhiMoEForCausalLM": "its router chooses one expert after the other, each at a weight of its own",
+    "PhiMoEForCausalLM": "its router masks the first expert before it picks the second, and has a softmax for each",
     "Ernie4_5_VLMoeForConditionalGeneration": "its layers have a second router, for images",
     "LongcatFlashForCausalLM": "some of its experts have no weights, and would count as active",
     "InklingForConditionalGeneration": _BYPASSES,

@@ -54,7 +54,7 @@ def test_the_table_marks_the_best_fixed_depth_and_what_the_chosen_one_reaches(tm
 
 def test_the_summary_compares_with_no_drafts(tmp_path):
     table = summarize_depths(make_points(tmp_path) | make_points(tmp_path, policy="xshare"))
-    assert table.headings == ["EAGLE-3 with", "1 request", "16 requests"]
+    assert table.headings == ["policy", "1 request", "16 requests"]
     assert table.rows == [["off", "1.48", "0.96"], ["xshare", "1.48", "0.96"]]
 
 

@@ -27,11 +27,6 @@ def read(**flags: Any) -> Any:
     return read_affinity(SimpleNamespace(dp_size=4, **flags))
 
 
-def test_another_method_reads_nothing():
-    assert read() is None
-    assert read(load_balance_method="round_robin", expert_affinity=None) is None
-
-
 @pytest.mark.parametrize(("given", "bound"), [(None, DEFAULT), (1.25, 1.25), (1, 1)])
 def test_the_flags_make_arguments(file, given, bound):
     flags = {"expert_affinity": str(file), "expert_affinity_bound": given}

@@ -29,15 +29,13 @@ class AffinityArguments:
     bound: float
 
 
-def read_affinity(server_args: Any) -> AffinityArguments | None:
-    """Parse the given flags and read the table; None for another method. Raises `ExpertPolicyError`."""
+def read_affinity(server_args: Any) -> AffinityArguments:
+    """Parse the flags, of which one at least is given, and read the table. Raises `ExpertPolicyError`."""
     file = getattr(server_args, "expert_affinity", None)
     bound = getattr(server_args, "expert_affinity_bound", None)
     if getattr(server_args, "load_balance_method", None) != METHOD:
-        for flag, value in (("--expert-affinity", file), ("--expert-affinity-bound", bound)):
-            if value is not None:
-                raise ExpertPolicyError(flag, value, f"must be used with {FLAG}")
-        return None
+        flag, value = ("--expert-affinity-bound", bound) if file is None else ("--expert-affinity", file)
+        raise ExpertPolicyError(flag, value, f"must be used with {FLAG}")
     if file is None:
         made = "must be used with --expert-affinity FILE, which `sglang-xshare calibrate` writes"
         raise ExpertPolicyError("--load-balance-method", METHOD, made)
@@ -77,11 +75,9 @@ def check_affinity(server_args: Any, arguments: AffinityArguments) -> None:
     _check_table(server_args, arguments.table)
 
 
-def make_dispatcher(controller: Any) -> Dispatcher | None:
-    """Return the dispatcher of a data-parallel controller, which receives ended requests; None for another method."""
+def make_dispatcher(controller: Any) -> Dispatcher:
+    """Return the dispatcher of a data-parallel controller, which receives ended requests."""
     arguments = read_affinity(controller.server_args)
-    if arguments is None:
-        return None
     # Without a cache a repeated prompt gains nothing on its former replica, and that replica may have been chosen only
     # because the others were full.
     caches = not resolved(controller.server_args).disable_radix_cache

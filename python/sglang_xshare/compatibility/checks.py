@@ -69,9 +69,7 @@ class Start:
     @cached_property
     def affinity(self) -> AffinityArguments:
         """Return the flags of expert-affinity dispatch. Raises `ExpertPolicyError`."""
-        arguments = read_affinity(self.server_args)
-        assert arguments is not None, "no flag of it is given"
-        return arguments
+        return read_affinity(self.server_args)
 
     @cached_property
     def config(self) -> Any:

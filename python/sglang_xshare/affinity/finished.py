@@ -34,10 +34,6 @@ class WatchedRequests(UserDict[str, Any]):
         super().__delitem__(request)
         self._end(request, state)
 
-    def __ior__(self, states: Any) -> WatchedRequests:  # type: ignore[override, misc]
-        self.update(states)  # UserDict's own method bypasses __setitem__
-        return self
-
     def _end(self, request: str, state: Any) -> None:
         # The controller never gets a request that fails before `dispatched` is set; 0.5.18 and 0.5.19 lack this field.
         if getattr(state, "dispatched", True):

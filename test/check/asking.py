@@ -22,8 +22,11 @@ H100 = GPUS["h100"].bandwidth * 1e9
 
 
 def say(*arguments):
-    """Run the command with these; returns its exit code."""
-    return main(["check", *map(str, arguments)])
+    """Run the command with these; returns its exit code, also where its parser refuses a value."""
+    try:
+        return main(["check", *map(str, arguments)])
+    except SystemExit as ended:
+        return ended.code
 
 
 def read_rows(capsys):

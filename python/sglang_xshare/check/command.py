@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..compatibility.arguments import read_arguments, read_config
 from ..console import spell_bytes
 from ..gpus import GPUS, Gpu, find_gpu
-from ..parser import read_count, read_number
+from ..parser import between, whole
 from ..patching.tree import NotInstalledError, PatchError
 from ..refusal import ExpertPolicyError
 from .drafts import list_warnings
@@ -52,13 +52,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add = parser.add_argument
     add("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)} (default: this machine, without memory)")
-    add("--bandwidth", metavar="GB/s", help="memory bandwidth (default: the GPU's peak)")
-    add("--batch", metavar="N", help="estimate a step of N requests that decode together")
-    add("--context", metavar="TOKENS", help=f"cached tokens a request (default: {CONTEXT:,})")
+    add("--bandwidth", type=between(0.001), metavar="GB/s", help="memory bandwidth (default: the GPU's peak)")
+    add("--batch", type=whole(), metavar="N", help="estimate a step of N requests that decode together")
+    add("--context", type=whole(0), metavar="TOKENS", help=f"cached tokens a request (default: {CONTEXT:,})")
     compared = "a policy to compare, such as oea:k0=3; may be repeated (default: the server's --expert-policy)"
     add("--compare", metavar="POLICY", action="append", default=[], help=compared)
     known = "measured active experts a layer and step of one policy; with --ep-size the fullest rank's"
-    add("--active", nargs=2, metavar=("BEFORE", "AFTER"), help=known)
+    add("--active", type=between(1), nargs=2, metavar=("BEFORE", "AFTER"), help=known)
     add("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run, name="check", server_flags=[])
 
@@ -84,9 +84,7 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     rejects.
     """
     gpu = find_gpu(options.gpu) if options.gpu else None
-    bandwidth = gpu.bandwidth if gpu else None
-    if options.bandwidth is not None:
-        bandwidth = read_number("--bandwidth", options.bandwidth, 0.001)
+    bandwidth = options.bandwidth or (gpu.bandwidth if gpu else None)
     asked = _read_asked(options)
     given, flags = _name_policy(given, asked, options)
     if flags.model is None:
@@ -140,10 +138,9 @@ def _read_asked(options: argparse.Namespace) -> Asked | None:
             if value is not None:
                 raise ValueError(f"{flag} without --batch: must be used with --batch N")
         return None
-    context = CONTEXT if options.context is None else read_count("--context", options.context, 0)
-    active = [read_number("--active", text, 1) for text in options.active or ()]
-    batch = read_count("--batch", options.batch, 1)
-    return Asked(batch, context, active=(active[0], active[1]) if active else None)
+    context = CONTEXT if options.context is None else options.context
+    active: Any = tuple(options.active) if options.active else None
+    return Asked(options.batch, context, active)
 
 
 def _name_policy(

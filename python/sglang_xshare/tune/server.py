@@ -13,10 +13,6 @@ TIMEOUT = 1800.0
 class Server(Client):
     """A server by its URL. Raises `PolicyError` in one line for all that it refuses, and if nothing answers."""
 
-    def __init__(self, url: str, api_key: str | None = None, admin_api_key: str | None = None) -> None:
-        super().__init__(url, api_key, admin_api_key)
-        self._force = serialize_force()
-
     def get_model(self) -> str:
         """Return the server's --model-path."""
         return str(self.ask("/get_model_info", timeout=TIMEOUT)["model_path"])
@@ -46,7 +42,7 @@ class Server(Client):
 
     def ask_forced(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the answer of /generate, with log-probabilities, to requests with tokens for `Force`."""
-        forced = {"custom_logit_processor": self._force, "return_logprob": True}
+        forced = {"custom_logit_processor": serialize_force(), "return_logprob": True}
         try:
             return list(self.ask("/generate", body | forced, TIMEOUT))
         except PolicyError as error:

@@ -1,10 +1,10 @@
 """Flags and backends that are refused, where it takes no release to resolve them."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from compatibility.configured import server
 from sglang_xshare.compatibility.all_to_all import BACKENDS, REASONS
 from sglang_xshare.compatibility.modes import (
     MODE,
@@ -17,10 +17,6 @@ from sglang_xshare.compatibility.modes import (
 )
 from sglang_xshare.selection.cpu_call import SWITCH
 
-SERVED = {
-    **{"disaggregation_mode": "null", "moe_runner_backend": "auto", "moe_a2a_backend": "none"},
-    **{"speculative_algorithm": None, "dp_size": 1, "tp_size": 4},
-}
 ALL_TO_ALL = {"moe_a2a_backend": "deepep"}
 REPLICAS = {"ep_num_redundant_experts": 2, "ep_dispatch_algorithm": "dynamic"}
 ROUTED = {"enable_return_routed_experts": True}
@@ -76,7 +72,7 @@ def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
     for name in given:
         if name.isupper():
             monkeypatch.setenv(name, given[name])
-    check_modes(SimpleNamespace(**SERVED | given))
+    check_modes(server(**given))
 
 
 @pytest.mark.parametrize(
@@ -101,10 +97,10 @@ def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
 def test_what_is_served(changes, monkeypatch):
     if not changes:  # of one rank, nothing to synchronize
         monkeypatch.setenv(UNSYNCHRONIZED, "1")
-    check_modes(SimpleNamespace(**SERVED | changes))
+    check_modes(server(**changes))
 
 
 @pytest.mark.parametrize(("drafter", "mode"), [("DSPARK", "cap-accept"), ("DFLASH", "compact"), ("EAGLE", "compact")])
 def test_a_mode_of_verification_without_ragged_requests_is_served(drafter, mode, monkeypatch):
     monkeypatch.setenv(MODE, mode)
-    check_modes(SimpleNamespace(**SERVED | {"speculative_algorithm": drafter}))
+    check_modes(server(speculative_algorithm=drafter))

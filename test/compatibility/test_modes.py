@@ -27,11 +27,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "simulated routing, said shorter": {SIMULATIONS[0]: "y"},
     "a switch that is neither on nor off": {SWITCH: "off"},
     **{f"device {device}": {"device": device} for device in ("npu", "xpu", "musa:0")},
-    "a pipeline": {"pp_size": 2},
     "experts on a CPU beside a GPU": {"kt_weight_path": "folder"},
     "ranks that are not synchronized": {UNSYNCHRONIZED: "1", "attn_dp_size": 2},
     "ranks of all-to-all that are not": {UNSYNCHRONIZED: "1", **ALL_TO_ALL},
-    "replicas by the row": REPLICAS,
     "replicas by a plan": {**REPLICAS, "ep_dispatch_algorithm": "lp"},
     "replicas by the row with all-to-all": {**REPLICAS, **ALL_TO_ALL},
     **{
@@ -42,7 +40,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "context parallelism": {**ALL_TO_ALL, "attn_cp_size": 2},
     "rows that are not gathered": {**ALL_TO_ALL, "disable_attn_tp_gather": True},
     "waterfill": {**ALL_TO_ALL, "enable_waterfill": True, "attn_dp_size": 2},
-    "two-batch overlap": {**ALL_TO_ALL, "enable_two_batch_overlap": True},
     "routed experts of a draft tree": {**ROUTED, "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 2},
     **{f"routed experts of {drafter}": {**ROUTED, "speculative_algorithm": drafter} for drafter in UNRECORDED},
     **{

@@ -33,15 +33,6 @@ def test_experts_and_top_k_are_read_by_their_many_names(architecture, text_confi
     assert (read.num_experts, read.top_k) == found
 
 
-@pytest.mark.parametrize(
-    ("architecture", "text_config"),
-    [("Qwen3ForCausalLM", {"hidden_size": 128}), ("DeepseekV2ForCausalLM", {"n_routed_experts": None})],
-)
-def test_dense_model_is_refused(architecture, text_config):
-    with refused("--model-path path"):
-        read_model(model(architecture, **text_config), "path")
-
-
 @pytest.mark.parametrize(("key", "value"), [("num_experts", [16, 32]), ("num_experts_per_tok", [8, 4])])
 def test_layers_that_differ_are_refused(key, value):
     given = {"num_experts": 16, "num_experts_per_tok": 8} | {key: value}

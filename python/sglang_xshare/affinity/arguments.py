@@ -11,7 +11,6 @@ from ..upstream.server import attention_dp_size, is_switched_on, model_config, r
 from . import METHOD
 from .controller import Dispatcher
 from .decision import DEFAULT, Affinity
-from .finished import open_receiver
 from .table import Table, describe_model, load_table
 
 FLAG = f"--load-balance-method {METHOD}"
@@ -76,14 +75,13 @@ def check_affinity(server_args: Any, arguments: AffinityArguments) -> None:
 
 
 def make_dispatcher(controller: Any) -> Dispatcher:
-    """Return the dispatcher of a data-parallel controller, which receives ended requests."""
+    """Return the dispatcher of a data-parallel controller, which also takes the reports of ended requests."""
     arguments = read_affinity(controller.server_args)
     # Without a cache a repeated prompt gains nothing on its former replica, and that replica may have been chosen only
     # because the others were full.
     caches = not resolved(controller.server_args).disable_radix_cache
     affinity = Affinity(arguments.table, controller.server_args.dp_size, arguments.bound, caches)
-    receive = open_receiver(controller.port_args.instance_id)
-    return Dispatcher(controller, affinity, receive, controller.server_args.enable_metrics)
+    return Dispatcher(controller, affinity, controller.server_args.enable_metrics)
 
 
 def _check_table(server_args: Any, table: Table) -> None:

@@ -85,10 +85,6 @@ class Affinity:
         self._homes = Recent(KEYS)
         self._sessions = Recent(SESSIONS)
 
-    def __contains__(self, request: Hashable) -> bool:
-        """Return whether a request runs."""
-        return request in self._running
-
     def choose(
         self,
         request: Hashable,
@@ -122,17 +118,16 @@ class Affinity:
                 homes[name] = decision.replica
         return decision
 
-    def finish(self, request: Hashable) -> bool:
-        """Remove an ended request. Returns whether the request was running."""
+    def finish(self, request: Hashable) -> None:
+        """Remove an ended request, if it runs."""
         if request not in self._running:
-            return False
+            return
         replica, signature = self._running.pop(request)
         self.loads[replica] -= 1
         if signature is not None:
             self._centroids.remove(replica, signature)
         if not self.loads[replica]:
             self._centroids.clear(replica)
-        return True
 
     def set_alive(self, alive: Sequence[int]) -> None:
         """Set the replicas that get requests. A replica that returns has an empty cache and its former experts."""

@@ -65,11 +65,8 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
 def _build(kind: Any, parsed: Any, mode: AbstractContextManager[Any]) -> Any:
     """Build a model of this class on the meta device, without values: drawing them imports sympy."""
     import torch
+    from transformers.initialization import no_init_weights
 
-    try:
-        from transformers.initialization import no_init_weights
-    except ImportError:  # before transformers 5
-        no_init_weights = nullcontext
     with no_init_weights(), torch.device("meta"), mode:
         model = kind(parsed)
         model.tie_weights()

@@ -12,7 +12,7 @@ from ..upstream.configuration import NUM_EXPERTS, find_value
 from ..upstream.server import attention_dp_size, declare, model_config, resolved, routes_own_rows, spell
 from .architectures import GATHERED
 from .flags import list_others, spell_value
-from .formats import QUANTIZATIONS, count_block, find_quantization, find_widths, slice_columns
+from .formats import count_block, find_quantization, find_widths, slice_columns
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def _check_divides(placement: str, ranks: int, count: Any, what: str, more: int 
 
 def _describe_slices(ranks: int, model: Any, path: str) -> str:
     """Return how many columns of an expert each rank has, in words. Raises `ExpertPolicyError` for other slices."""
-    quantization = find_quantization(model, QUANTIZATIONS)
+    quantization = find_quantization(model)
     block = count_block(quantization)
     # SGLang's gpt-oss rounds slices of MXFP4 weights up to blocks.
     pads = "GptOssForCausalLM" in model.hf_config.architectures and quantization.get("quant_method") == "mxfp4"

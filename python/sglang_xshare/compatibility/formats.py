@@ -5,7 +5,7 @@ experts that are quantized by blocks.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -14,6 +14,8 @@ from ..upstream.configuration import find_value
 
 Capability = tuple[int, int]
 """(major, minor) of an NVIDIA GPU."""
+QUANTIZATIONS = ("quantization_config", "compression_config")
+"""Keys of config.json in which SGLang looks for a quantization."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,9 @@ def read_format(model: Any, quantization: str | None) -> Format:
     return _NAMED.get(name) or Format(name)
 
 
-def find_quantization(model: Any, names: Sequence[str] = ("quantization_config",)) -> Mapping[str, Any]:
-    """Return the quantization declared under the first of these names, else {}; Kimi-K2.5 has it in its text model."""
-    for name, config in product(names, (model.hf_config, model.hf_text_config)):
+def find_quantization(model: Any) -> Mapping[str, Any]:
+    """Return the quantization that a model declares, else {}; Kimi-K2.5 has it in its text model."""
+    for name, config in product(QUANTIZATIONS, (model.hf_config, model.hf_text_config)):
         declared: Any = getattr(config, name, None)
         declared = declared.to_dict() if hasattr(declared, "to_dict") else declared
         if declared and isinstance(declared, Mapping):
@@ -123,8 +125,6 @@ def _read_compressed(config: Mapping[str, Any]) -> Format:
     return Format("compressed-tensors")
 
 
-QUANTIZATIONS = ("quantization_config", "compression_config")
-"""Keys of config.json in which SGLang looks for a quantization."""
 BLOCKS = ("weight_block_size", "block_structure", "group_size")
 """Keys of a quantization with the number of weights that share a scale; -1 for a whole column of weights."""
 WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size", "intermediate_size")

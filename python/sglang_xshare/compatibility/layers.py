@@ -4,15 +4,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+import torch
+
 from ..policies import VANILLA
 from ..policies.plan import SelectionPlan
 from ..refusal import REFUSED, ExpertPolicyError, refusal
 from ..selection.mask import check_maskable
 from ..stage.frame import CurrentFrame
 from ..stage.layer import DROPPED, FILLED, MASKED, Layer
+from ..stage.placement import Placement
+from ..upstream.configuration import NUM_EXPERTS, find_value
 from ..upstream.paging import find_paging
 from ..upstream.ranks import find_rank
 from ..upstream.routing import (
+    expert_locations,
     keep_sums,
     keeps_dropped,
     num_shared_slots,
@@ -20,9 +25,8 @@ from ..upstream.routing import (
     read_output_format,
     routes_on,
 )
-from ..upstream.server import num_schedulers, resolved, routes_own_rows
+from ..upstream.server import model_config, num_schedulers, resolved, routes_own_rows
 from .arguments import Arguments, read_arguments
-from .placement import read_placement
 from .runners import TRITON, Runner, check_kernel, find_kernel
 
 OUTPUTS = {FILLED: ("standard",), DROPPED: ("standard", "bypassed"), MASKED: ("triton_kernel", "bypassed")}
@@ -107,6 +111,23 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
     for module, layer in zip(routers.values(), layers, strict=True):
         module.topk_config = layer.plain_config
     return layers
+
+
+def read_placement(model_runner: Any) -> Placement | None:
+    """Return the placement of a loaded model's experts; None on one rank.
+
+    Ranks hold contiguous blocks, unless SGLang maps ids (--init-expert-location, --enable-eplb). A redundant expert
+    counts at its first place.
+    """
+    config = resolved(model_runner.server_args)
+    if config.ep_size == 1:
+        return None
+    physical = expert_locations(config)
+    if physical is None:
+        model = model_config(model_runner.server_args)
+        experts = torch.arange(find_value(model.hf_text_config, NUM_EXPERTS), device=model_runner.device)
+        physical = experts.expand(model.num_hidden_layers, -1)
+    return Placement(config.ep_size, (physical.shape[1] + config.ep_num_redundant_experts) // config.ep_size, physical)
 
 
 def _find_runner(name: str, experts: Any, config: Any) -> Runner:

@@ -5,10 +5,9 @@ from typing import Any
 
 from ..policies.exact import EXACT, KEY, SHARED, Rule, check_said, read_routing_key
 from ..policies.keys import as_json
-from ..refusal import ExpertPolicyError, spell_flag
+from ..refusal import ExpertPolicyError, list_others, spell_flag, spell_value
 from ..upstream.server import drafter, resolved
 from .arguments import ignores_exact, is_on
-from .flags import list_others, spell_value
 
 SHARED_PREFIXES = "the cache may return what requests under policy have stored"
 # The reason why a request would not be exact, by flag.

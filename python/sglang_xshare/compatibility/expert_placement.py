@@ -7,11 +7,10 @@ layers.
 import logging
 from typing import Any
 
-from ..refusal import ExpertPolicyError, spell_flag
+from ..refusal import ExpertPolicyError, list_others, spell_flag, spell_value
 from ..upstream.configuration import NUM_EXPERTS, find_value
 from ..upstream.server import attention_dp_size, declare, model_config, resolved, routes_own_rows, spell
 from .architectures import GATHERED
-from .flags import list_others, spell_value
 from .formats import count_block, find_quantization, find_widths, slice_columns
 
 logger = logging.getLogger(__name__)

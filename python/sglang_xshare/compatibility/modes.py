@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from ..policies.schedule import Schedule
-from ..refusal import refusal, spell_flag
+from ..refusal import list_others, refusal, refuse, spell_flag, spell_value
 from ..selection.cpu_call import SWITCH
 from ..upstream.routing import hands_parts
 from ..upstream.server import attention_dp_size, drafter, is_release, is_switched_on, rank_mode, routes_own_rows, spell
 from .all_to_all import check_backend
-from .flags import list_others, refuse, spell_value
 from .runners import explain, list_runners
 
 # With these flags a batch bypasses the stage, or its rows are not this rank's requests.

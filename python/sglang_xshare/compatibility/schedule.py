@@ -10,14 +10,13 @@ from ..policies import VANILLA
 from ..policies.bounds import can_drop
 from ..policies.plan import AUTO, SelectionPlan
 from ..policies.schedule import Schedule
-from ..refusal import ExpertPolicyError, refusal
+from ..refusal import ExpertPolicyError, refusal, refuse
 from ..selection.mask import check_maskable
 from ..types import Router
 from ..upstream.batches import Batches, read_batches
 from ..upstream.server import attention_dp_size, routes_own_rows, spell
 from .exact import check_rule
 from .experts import ranks_logits
-from .flags import refuse
 from .moe_model import MoeModel
 from .runners import TABLE
 

@@ -2,7 +2,6 @@
 
 import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,8 @@ RUST = "SGLANG_RUST_SERVER"
 NO_SIGN_OF_END = "this server does not report which requests have ended"
 
 
-@dataclass(frozen=True)
-class AffinityArguments:
-    """The parsed arguments."""
-
-    table: Table
-    bound: float
-
-
-def read_affinity(server_args: Any) -> AffinityArguments:
-    """Parse the flags, of which one at least is given, and read the table. Raises `ExpertPolicyError`."""
+def read_affinity(server_args: Any) -> tuple[Table, float]:
+    """Return (the table, the bound) by the flags, of which one at least is given. Raises `ExpertPolicyError`."""
     file = getattr(server_args, "expert_affinity", None)
     bound = getattr(server_args, "expert_affinity_bound", None)
     if getattr(server_args, "load_balance_method", None) != METHOD:
@@ -46,10 +37,10 @@ def read_affinity(server_args: Any) -> AffinityArguments:
     except ValueError as error:
         allowed = "must be a file of `sglang-xshare calibrate`"
         raise ExpertPolicyError("--expert-affinity", file, f"{allowed} ({error})") from None
-    return AffinityArguments(table, DEFAULT if bound is None else bound)
+    return table, DEFAULT if bound is None else bound
 
 
-def check_affinity(server_args: Any, arguments: AffinityArguments) -> None:
+def check_affinity(server_args: Any, table: Table) -> None:
     """Raise `ExpertPolicyError` for a server without replicas, without reports of ended requests, or a wrong table."""
     config = resolved(server_args)
     shared = (
@@ -71,16 +62,16 @@ def check_affinity(server_args: Any, arguments: AffinityArguments) -> None:
     for other, applies, reason in refused:
         if applies:
             raise ExpertPolicyError("--load-balance-method", f"{METHOD} with {other}", reason)
-    _check_table(server_args, arguments.table)
+    _check_table(server_args, table)
 
 
 def make_dispatcher(controller: Any) -> Dispatcher:
     """Return the dispatcher of a data-parallel controller, which also takes the reports of ended requests."""
-    arguments = read_affinity(controller.server_args)
+    table, bound = read_affinity(controller.server_args)
     # Without a cache a repeated prompt gains nothing on its former replica, and that replica may have been chosen only
     # because the others were full.
     caches = not resolved(controller.server_args).disable_radix_cache
-    affinity = Affinity(arguments.table, controller.server_args.dp_size, arguments.bound, caches)
+    affinity = Affinity(table, controller.server_args.dp_size, bound, caches)
     return Dispatcher(controller, affinity, controller.server_args.enable_metrics)
 
 

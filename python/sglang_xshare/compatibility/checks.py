@@ -12,7 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from ..affinity import is_asked
-from ..affinity.arguments import FLAG, AffinityArguments, check_affinity, read_affinity
+from ..affinity.arguments import FLAG, check_affinity, read_affinity
+from ..affinity.table import Table
 from ..patching.engine import check_patched
 from ..patching.tree import PatchError
 from ..refusal import ExpertPolicyError
@@ -67,9 +68,9 @@ class Start:
         return self.parsed if isinstance(self.parsed, Arguments) else Arguments(None)
 
     @cached_property
-    def affinity(self) -> AffinityArguments:
-        """Return the flags of expert-affinity dispatch. Raises `ExpertPolicyError`."""
-        return read_affinity(self.server_args)
+    def table(self) -> Table:
+        """Return the table of expert-affinity dispatch. Raises `ExpertPolicyError`."""
+        return read_affinity(self.server_args)[0]
 
     @cached_property
     def config(self) -> Any:
@@ -124,7 +125,7 @@ CHECKS = (
     # Modes, devices and backends that the stage is not served with.
     Check("given modes", GIVEN, STAGE, lambda start: check_modes(start.server_args)),
     # Flags of affinity that lack each other, wrong values, a file that is no table.
-    Check("affinity", GIVEN, AFFINITY, lambda start: start.affinity),
+    Check("affinity", GIVEN, AFFINITY, lambda start: start.table),
     Check("affinity's tree", GIVEN, AFFINITY, lambda start: _check_tree(FLAG), after="affinity"),
     # A value that is no placement, and flags that place experts in another way.
     Check("placement", GIVEN, PLACEMENT, lambda start: check_division(start.server_args)),
@@ -155,7 +156,7 @@ CHECKS = (
     # A schedule that does not fit the model, the batch sizes or the MoE runner.
     Check("schedule", RESOLVED, STAGE, _check_schedule, after="model"),
     # No replicas or replicas on several machines, servers that do not report what ended, a table of another model.
-    Check("replicas", RESOLVED, AFFINITY, lambda start: check_affinity(start.server_args, start.affinity), "affinity"),
+    Check("replicas", RESOLVED, AFFINITY, lambda start: check_affinity(start.server_args, start.table), "affinity"),
 )
 
 

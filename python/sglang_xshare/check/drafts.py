@@ -18,7 +18,7 @@ def list_warnings(step: Step, schedule: Schedule | None, bandwidth: float) -> li
 
     `schedule` is the server's policy, None for the model's own routing; `bandwidth` is in GB/s.
     """
-    weights, flags, batch = step.weights, step.flags, step.asked.batch
+    weights, flags, batch = step.weights, step.flags, step.batch
     if flags.draft_tokens <= 1 or flags.speculative_adaptive:
         return []
     from .active import draw_loads

@@ -36,44 +36,40 @@ DRAFTED = "--speculative-num-draft-tokens N above 1"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A step of `batch` requests with `context` cached tokens each; `active` experts before and after, if known."""
+class Step:
+    """A step of `batch` requests with `context` cached tokens each, on a model and a server.
 
+    `active` is the number of active experts before and after, None if unknown.
+    """
+
+    weights: Weights
+    flags: ServerFlags
     batch: int
     context: int
     active: tuple[float, float] | None = None
 
-
-@dataclass(frozen=True)
-class Step:
-    """The step that is asked for, on a model and a server."""
-
-    asked: Asked
-    weights: Weights
-    flags: ServerFlags
-
     @property
     def rows(self) -> int:
         """Return the router rows: a request's draft tokens are a row each."""
-        return self.asked.batch * self.flags.draft_tokens
+        return self.batch * self.flags.draft_tokens
 
     @property
     def cached(self) -> int:
         """Return the tokens in the fullest rank's KV cache: each data-parallel group holds its own requests' alone."""
-        return self.asked.context * -(-self.asked.batch // self.flags.dp_size)
+        return self.context * -(-self.batch // self.flags.dp_size)
 
     def check(self, num_policies: int) -> None:
         """Raise ValueError for active experts that the model cannot have, and for a step that is too large to draw."""
         experts, ep_size = self.weights.model.num_experts, self.flags.ep_size
-        if self.asked.active is None:
+        if self.active is None:
             if self.rows > MOST_ROWS:
-                many = f"--batch {self.asked.batch}: a step of {self.rows:,} rows"
+                many = f"--batch {self.batch}: a step of {self.rows:,} rows"
                 raise ValueError(f"{many}: must be at most {MOST_ROWS:,} rows without --active")
             return
         if num_policies > 1:
             raise ValueError(f"--active with {num_policies} policies: must be used with one, whose experts they are")
         whose, most = ("the model's", experts) if ep_size == 1 else ("a rank's", experts // ep_size)
-        before, after = self.asked.active
+        before, after = self.active
         if not 1 <= before <= most:
             raise ValueError(f"--active {before:g} {after:g}: BEFORE {before:g}: must be 1 to {whose} {most} experts")
         if not 1 <= after <= before:
@@ -93,7 +89,7 @@ class Step:
                 plan.check(Router(top_k=model.top_k), model.num_experts, self.flags.ep_size)
             reason = schedule.reason_to_skip("verify" if drafts else "decode", self.rows)
             if reason is not None:
-                told = f"--batch {self.asked.batch}: a step of {self.rows} rows stays vanilla ({reason})"
+                told = f"--batch {self.batch}: a step of {self.rows} rows stays vanilla ({reason})"
                 raise ValueError(f"{told}; must be a step in which the policy selects")
         except ValueError as error:
             raise ValueError(f"{flag} {text}: {error}") from None
@@ -102,19 +98,18 @@ class Step:
 
 def estimate(step: Step, schedules: dict[str, Schedule], bandwidth: float | None) -> dict[str, Any]:
     """Return the report on `schedules`, by their spelling. `bandwidth` is in GB/s; without it no step is timed."""
-    asked = step.asked
     report: dict[str, Any] = {
         "is_estimate": True,
         "formula": FORMULA,
         "missed": describe_miss(step.weights.model.architecture),
         "bandwidth_gb_per_s": bandwidth,
-        "requests": asked.batch,
+        "requests": step.batch,
         "rows": step.rows,
-        "context": asked.context,
+        "context": step.context,
         "policies": {text: describe_keys(schedule) for text, schedule in schedules.items()},
         "estimates": [],
     }
-    for text, schedule in schedules.items() or [("vanilla" if asked.active is None else "as given", None)]:
+    for text, schedule in schedules.items() or [("vanilla" if step.active is None else "as given", None)]:
         for source, loads in _list_loads(step, schedule):
             row = {"is_estimate": True, "policy": text, "source": source, **loads}
             if bandwidth is not None:
@@ -126,8 +121,8 @@ def estimate(step: Step, schedules: dict[str, Schedule], bandwidth: float | None
 def _list_loads(step: Step, schedule: Schedule | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (source, active experts before and after with the kept mass); assumed values without --active."""
     ep_size = step.flags.ep_size
-    if step.asked.active is not None:
-        active = list(step.asked.active)
+    if step.active is not None:
+        active = list(step.active)
         known = active if ep_size == 1 else None
         yield "as given", {"active_experts": known, "fullest_rank_experts": active, "kept_mass": None}
         return
@@ -144,7 +139,7 @@ def _describe_step(experts: list[float], step: Step, bandwidth: float) -> dict[s
     return {
         "moe_layer_us": [seconds * 1e6 for seconds in layers],
         "step_ms": [seconds * 1e3 for seconds in steps],
-        "tokens_per_s": [step.asked.batch / seconds for seconds in steps],
+        "tokens_per_s": [step.batch / seconds for seconds in steps],
         "speedup": steps[0] / steps[1],
     }
 

@@ -13,14 +13,14 @@ from .decision import DEFAULT, Affinity
 from .table import Table, describe_model, load_table
 
 FLAG = f"--load-balance-method {METHOD}"
-# Servers without SGLang's tokenizer manager, which reports the requests that have ended.
+# Flags of servers without SGLang's tokenizer manager, the process that reports which requests have ended.
 SERVERS = ("grpc_mode", "smg_grpc_mode", "grpc_port")
 RUST = "SGLANG_RUST_SERVER"
 NO_SIGN_OF_END = "this server does not report which requests have ended"
 
 
 def read_affinity(server_args: Any) -> tuple[Table, float]:
-    """Return (the table, the bound) by the flags, of which one at least is given. Raises `ExpertPolicyError`."""
+    """Return (the table, the bound) of the flags; at least one of them must be given. Raises `ExpertPolicyError`."""
     file = getattr(server_args, "expert_affinity", None)
     bound = getattr(server_args, "expert_affinity_bound", None)
     if getattr(server_args, "load_balance_method", None) != METHOD:
@@ -41,7 +41,7 @@ def read_affinity(server_args: Any) -> tuple[Table, float]:
 
 
 def check_affinity(server_args: Any, table: Table) -> None:
-    """Raise `ExpertPolicyError` for a server without replicas, without reports of ended requests, or a wrong table."""
+    """Raise `ExpertPolicyError` for a single replica, no reports of ended requests, or a table of another model."""
     config = resolved(server_args)
     shared = (
         "data-parallel attention must be off, because its ranks share all MoE layers, whichever rank runs a request"
@@ -66,10 +66,10 @@ def check_affinity(server_args: Any, table: Table) -> None:
 
 
 def make_dispatcher(controller: Any) -> Dispatcher:
-    """Return the dispatcher of a data-parallel controller, which also takes the reports of ended requests."""
+    """Return the dispatcher of a data-parallel controller. The dispatcher also receives reports of ended requests."""
     table, bound = read_affinity(controller.server_args)
-    # Without a cache a repeated prompt gains nothing on its former replica, and that replica may have been chosen only
-    # because the others were full.
+    # Without a cache a repeated prompt is no cheaper on its former replica, which may have been chosen only because the
+    # others were full.
     caches = not resolved(controller.server_args).disable_radix_cache
     affinity = Affinity(table, controller.server_args.dp_size, bound, caches)
     return Dispatcher(controller, affinity, controller.server_args.enable_metrics)

@@ -1,4 +1,4 @@
-"""The dispatcher that SGLang's data-parallel controller calls with every request, and reports of its decisions."""
+"""The dispatcher that SGLang's data-parallel controller calls with every request, and its log line and metrics."""
 
 import logging
 import time
@@ -13,18 +13,18 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "sglang:expert_affinity_"
 LOG_INTERVAL = 10.0
-"""Least seconds between log lines. Without requests there are none."""
+"""Least seconds between log lines. A server without requests writes no line."""
 
 
 class Dispatcher:
-    """A sender of requests to a controller's workers, as `affinity` decides."""
+    """A sender of each request to the worker of `controller` that `affinity` chooses."""
 
     def __init__(self, controller: Any, affinity: Affinity, export: bool = False) -> None:
         self._controller = controller
         self.affinity = affinity
         self._counts = DecisionCounts(len(affinity.loads), export)
         self._logged = time.monotonic()
-        # The controller calls this method with every message for which it has no other method.
+        # The controller calls `send_control_message` with every message for which it has no other method.
         self._send_control_message = controller.send_control_message
         controller.send_control_message = self.receive
 
@@ -51,7 +51,7 @@ class Dispatcher:
         """Decide where a request goes: to `replica`, if it is given."""
         from sglang.srt.managers.utils import is_health_check_generate_req
 
-        # A prompt of embeddings has no ids, and a health check has no experts of its own.
+        # A prompt of embeddings has no token ids, and the ids of a health check are arbitrary.
         tokens = () if is_health_check_generate_req(request) or request.input_ids is None else request.input_ids
         return self.affinity.choose(request.rid, tokens, **_describe(request), replica=replica)
 
@@ -64,9 +64,9 @@ class Dispatcher:
 
 
 def _describe(request: Any) -> dict[str, Any]:
-    """Return what ties a request to a replica: its conversation, its session, and the salt of its prompt's cache."""
+    """Return keywords of `Affinity.choose`: a request's conversation, its session, and the salt of its prompt."""
     session = getattr(request, "session_params", None)
-    # Placeholder ids are equal for all images, so a prompt with an image shares no cache.
+    # All images have the same placeholder ids, so a prompt with an image has a salt of its own.
     image = request.rid if getattr(request, "mm_inputs", None) is not None else None
     return {
         "key": getattr(request, "routing_key", None) or getattr(request, "session_id", None),
@@ -76,7 +76,7 @@ def _describe(request: Any) -> dict[str, Any]:
 
 
 class DecisionCounts:
-    """Decisions since the last log line; with `export` also on `/metrics`, in prometheus's multiprocess mode."""
+    """Counts of decisions since the last log line; with `export`, counts since the start are on `/metrics`."""
 
     def __init__(self, replicas: int, export: bool = False) -> None:
         self._sent = [0] * replicas

@@ -11,7 +11,7 @@ from . import METHOD
 
 
 class WatchedRequests(UserDict[str, Any]):
-    """SGLang's states of requests by id; `report` gets the id of each request that is removed."""
+    """SGLang's states of requests by id; `report` gets the id of each request that is removed or replaced."""
 
     def __init__(self, states: Mapping[str, Any], report: Callable[[str], None]) -> None:
         self._report = report

@@ -15,20 +15,19 @@ from .runners import explain, list_runners
 # With these flags a batch bypasses the stage, or its rows are not this rank's requests.
 REFUSED_FLAGS = {
     "enable_deterministic_inference": "batch-aware routing is not batch-invariant",
-    "enable_torch_compile": "a compiled TopK does not call the stage",
+    "enable_torch_compile": "a compiled TopK does not call the policy",
     "enable_two_batch_overlap": "the router gets half a batch",
     "enable_single_batch_overlap": "the router gets part of a batch",
-    "enable_pdmux": "split prefill bypasses the stage",
+    "enable_pdmux": "split prefill bypasses the policy",
     "enable_nvidia_megakernel": "the kernel routes by itself",
     "enable_amd_monokernel": "the kernel routes by itself",
     "is_embedding": "an embedding model never decodes",
-    "dllm_algorithm": "blocks decode in extend forwards, which a policy takes for prefill",
+    "dllm_algorithm": "blocks decode in extend forwards, which a policy treats as prefill",
     "kt_weight_path": "the CPU kernels' treatment of an empty slot is unknown",
 }
 DEVICES = ("cuda", "cpu")
-"""AMD's GPUs are "cuda" too. NPUs route past `select_experts`; the runners of the others were not followed."""
-# Other values change which rows the ranks of data-parallel attention or of an all-to-all backend gather, or by which
-# ranks the rows are gathered.
+"""AMD's GPUs are "cuda" too. NPUs route past `select_experts`; the MoE runners of other devices have not been read."""
+# Other values change which rows are gathered under data-parallel attention or an all-to-all backend, or by which ranks.
 RANKS_FLAGS = {
     "attn_cp_size": 1,
     "moe_dp_size": 1,
@@ -36,7 +35,8 @@ RANKS_FLAGS = {
     "dwdp_size": 1,
     "elastic_ep_backend": None,
 }
-# Refused only with an all-to-all backend: rows that its ranks do not divide, experts that others have chosen.
+# Refused only with an all-to-all backend: with the first its ranks do not divide the rows, with the second other code
+# chooses experts.
 ALL_TO_ALL_FLAGS = {"disable_attn_tp_gather": False, "enable_waterfill": False}
 DISPATCH = "static"
 """The dispatch that maps an expert to the same replica for all rows of a rank."""
@@ -95,7 +95,7 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
 def check_observed(schedule: Schedule | None) -> None:
     """Raise `ExpertPolicyError` if layers do not get the logits that plans of `observe` read."""
     if schedule is not None and schedule.observed and hands_parts():
-        reason = "on AMD this SGLang may give a layer the parts of its logits, and add them up later"
+        reason = "on AMD this SGLang may give a layer partial sums of its logits, and add them up later"
         raise refusal("--expert-policy", schedule.policy, f"{reason}; use another policy")
 
 
@@ -107,16 +107,16 @@ def check_writers(trace: Path | None, config: Any) -> None:
 
 
 def check_draft_tokens(config: Any) -> None:
-    """Raise `ExpertPolicyError` for draft tokens that do not fill the rows which several ranks pad theirs to."""
+    """Raise `ExpertPolicyError` for draft tokens of a request that SGLang's padding for several ranks would split."""
     if rank_mode(config) is None or config.speculative_algorithm is None:
         return
     ranks, tokens = config.tp_size // attention_dp_size(config), config.speculative_num_draft_tokens or 0
-    reason = f"SGLang pads a rank's rows to its {ranks} tensor-parallel ranks, which"
+    reason = f"SGLang pads a rank's rows to a multiple of {ranks}, its tensor-parallel ranks, and"
     if ranks > 1 and config.speculative_adaptive:
-        raise refusal("--speculative-adaptive", "on", f"{reason} not every depth fills; must be off")
+        raise refusal("--speculative-adaptive", "on", f"{reason} not every draft depth gives one; must be off")
     if tokens % ranks:
         allowed = f"must be a multiple of {ranks}"
-        raise refusal("--speculative-num-draft-tokens", tokens, f"{reason} must not split a request; {allowed}")
+        raise refusal("--speculative-num-draft-tokens", tokens, f"{reason} padding must not split a request; {allowed}")
 
 
 def _check_keys(config: Any) -> None:
@@ -192,7 +192,7 @@ def _check_recorded(config: Any, algorithm: str, allowed: list[str]) -> None:
     """Refuse to return routed experts that SGLang does not have.
 
     With some drafters SGLang drops the recorded experts. With a tree of drafts SGLang moves the accepted path's keys
-    and values to slots that keep the experts of other drafts.
+    and values to cache entries whose recorded experts are those of other drafts.
     """
     if algorithm in UNRECORDED:
         reason = "--enable-return-routed-experts would return other experts, because SGLang drops what it has recorded"

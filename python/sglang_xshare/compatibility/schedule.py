@@ -78,7 +78,7 @@ def _check_runner(plans: list[SelectionPlan], model: MoeModel, router: Router, c
 
 
 def check_rows(schedule: Schedule, config: Any) -> None:
-    """Raise `ExpertPolicyError` for key `rows` if a rank has no rows of its own, or parts of requests."""
+    """Raise `ExpertPolicyError` for `rows` = rank if ranks have no rows of their own, or only parts of requests."""
     if schedule.rows != "rank":
         return
     flag = "--expert-policy-config rows"
@@ -91,7 +91,7 @@ def check_rows(schedule: Schedule, config: Any) -> None:
 
 
 def find_missed(schedule: Schedule, batches: Batches) -> str | None:
-    """Return the policy's limits if none of the server's batches is within them, else None."""
+    """Return the policy's limits of rows, in words, if none of the server's batches is within them, else None."""
     if batches.meet(schedule.min_rows, schedule.max_rows):
         return None
     last = "" if schedule.max_rows is None else f" to max_rows = {schedule.max_rows}"
@@ -126,7 +126,7 @@ def _check_plans(plans: list[SelectionPlan], model: MoeModel, config: Any) -> No
                     raise refusal("--expert-policy-config acceptance", AUTO, f"{reason}; must be a number")
         if plan.kmax in (None, model.top_k):
             continue
-        reason = f"kmax = {plan.kmax} changes the width of rows"
+        reason = f"kmax = {plan.kmax} is not the model's top-k"
         if routes_own_rows(config):
             raise refuse("moe_a2a_backend", spell(config.moe_a2a_backend), f"{reason}; must be none")
         for name in ("enable_return_routed_experts", "enable_paged_experts"):

@@ -1,6 +1,7 @@
 """All-to-all expert parallelism: each rank routes its own rows, and a backend brings them to the experts' ranks.
 
-SGLang 0.5.23 and the backends' own code show which of them drop an empty slot, -1. No GPU has run any with a policy.
+A backend is served if its code shows, as of SGLang 0.5.23, that it drops an empty slot: an id of -1 in a row with fewer
+experts than top-k. No GPU has run a backend with a policy.
 """
 
 from typing import Any

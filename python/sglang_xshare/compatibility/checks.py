@@ -1,7 +1,7 @@
 """The checks of a server's start, in order, and what is set after them.
 
-The first check that refuses ends a server; `sglang-xshare check` reports all refusals. `layers.py` checks what only
-loaded weights show.
+The first refusal ends a server; `sglang-xshare check` reports all refusals. `layers.py` checks what only loaded weights
+show.
 """
 
 import logging
@@ -39,7 +39,7 @@ GIVEN, RESOLVED = "given", "resolved"
 
 
 class Start:
-    """A server's start, each part read at its first use. `refused` names the checks that have refused it."""
+    """A server's start, each part read at its first use. `refused`: names of checks that have refused the server."""
 
     def __init__(self, server_args: Any) -> None:
         self.server_args = server_args
@@ -78,13 +78,13 @@ class Start:
 
     @cached_property
     def model(self) -> MoeModel:
-        """Return what a schedule must fit. Raises `ExpertPolicyError`."""
+        """Return the model, which a schedule must fit. Raises `ExpertPolicyError`."""
         return read_model(model_config(self.server_args), self.server_args.model_path)
 
 
 @dataclass(frozen=True)
 class Check:
-    """A check of the part `of`: `run` raises `ExpertPolicyError`. A refusal by the check named `after` skips it."""
+    """A check of the part `of`: `run` raises `ExpertPolicyError`. It is skipped if the check named `after` refuses."""
 
     name: str
     when: str
@@ -123,7 +123,7 @@ CHECKS = (
     Check("tree", GIVEN, STAGE, _check_patched),
     # Modes, devices and backends that the stage is not served with.
     Check("given modes", GIVEN, STAGE, lambda start: check_modes(start.server_args)),
-    # Flags of affinity that lack each other, wrong values, a file that is no table.
+    # Flags of affinity one of which is missing, wrong values, a file that is no table.
     Check("affinity", GIVEN, AFFINITY, lambda start: start.table),
     Check("affinity's tree", GIVEN, AFFINITY, lambda start: _check_tree(FLAG), after="affinity"),
     # A value that is no placement, and flags that place experts in another way.
@@ -146,7 +146,7 @@ CHECKS = (
     Check("model", RESOLVED, STAGE, lambda start: start.model),
     # A model that SGLang is not known to serve with data-parallel attention, or with an all-to-all backend.
     Check("model's ranks", RESOLVED, STAGE, lambda start: check_ranks(start.model, start.config), after="model"),
-    # Draft tokens of a request that do not fill the rows to which ranks are padded.
+    # Draft tokens of a request that padding to a multiple of the ranks would split.
     Check("draft tokens", RESOLVED, STAGE, lambda start: check_draft_tokens(start.config)),
     # `observe` if layers do not get whole logits.
     Check("observe", RESOLVED, STAGE, lambda start: check_observed(start.arguments.schedule)),
@@ -159,7 +159,7 @@ CHECKS = (
 
 
 def find_refusals(start: Start, when: str) -> Iterator[ExpertPolicyError]:
-    """Yield what refuses a server at this point of its start, in order; each check is made when its turn comes."""
+    """Yield the refusals of a server at this point of its start, in order; the caller's iteration runs each check."""
     for check in CHECKS:
         if check.when == when and check.after not in start.refused and start.asks(check.of):
             try:
@@ -181,7 +181,7 @@ FRONT = "SGLANG_K3_FUSED_FRONT"
 
 
 def set_environment(start: Start) -> None:
-    """Switch off, and log, what bypasses the `TopK` of the model's layers, before the processes start that load it."""
+    """Switch off, and log, the kernel that bypasses the layers' `TopK`. Call before SGLang starts other processes."""
     if start.asks(STAGE) and start.model.architecture in FUSED_FRONTS and is_switched_on(FRONT):
         os.environ[FRONT] = "0"
         logger.warning("expert policy: %s -> 0, because otherwise one kernel computes gate and TopK", FRONT)

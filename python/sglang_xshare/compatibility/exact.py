@@ -22,9 +22,9 @@ REFUSED_FLAGS = {
 }
 
 UNNAMED = "UNO"
-"""A drafter that makes its own forward batches, without `rids`."""
+"""A drafter that makes its own forward batches, which lack the ids of their requests (`rids`)."""
 TREE_IN_CPP = "SGLANG_EXPERIMENTAL_CPP_RADIX_TREE"
-"""Upstream's switch, in releases before 0.5.21, for a tree of prefixes without `extra_key`."""
+"""Upstream's switch, before 0.5.21, for a prefix cache without `extra_key`, which separates exact requests."""
 
 
 def find_refusal(config: Any, source: str = f"custom_params.{KEY}") -> str | None:

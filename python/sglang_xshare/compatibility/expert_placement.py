@@ -17,8 +17,10 @@ logger = logging.getLogger(__name__)
 
 SHARD, EP = "shard", "ep"
 UNGROUPED, OWN_HEADS = frozenset({"NGRAM", "STANDALONE"}), frozenset({"DFLASH", "DSPARK"})
-"""Speculation that SGLang lacks with data-parallel attention, and that needs a whole head on each rank there."""
-# Arguments about whole experts, each with its value if there are no whole experts.
+"""Drafters that SGLang does not support with data-parallel attention, and drafters that then need a whole LM head on
+each rank.
+"""
+# Arguments about whole experts, each with the value that it must have if ranks hold slices.
 WHOLE = {
     "ep_size": 1,
     "moe_dp_size": 1,

@@ -26,11 +26,11 @@ class Format:
     fitting: tuple[str, ...] = ()
     """Runners that run such experts, the best first, in place of a choice of SGLang's that cannot be served."""
     unserved: tuple[str, ...] = ()
-    """Runners whose kernel for such experts takes no policy's choice, or was not followed."""
+    """Runners whose kernel for such experts cannot follow a policy, or has not been read."""
     blackwell: str = "auto"
     """The runner that layers choose on Blackwell while the server's is auto: "auto" for triton or marlin."""
     own_kernel: str | None = None
-    """The one kernel that runs such experts whatever the runner."""
+    """The kernel that runs such experts under every runner, if there is one."""
     by_aiter: bool = False
     """True if layers choose AMD's aiter with SGLANG_USE_AITER, or triton for shapes that aiter lacks."""
     triton_beside_aiter: str | None = None
@@ -46,16 +46,16 @@ class Format:
 _TRTLLM = ("flashinfer_trtllm", "flashinfer_trtllm_routed")
 
 BF16 = Format("bf16", ("triton",), by_aiter=True, triton_beside_aiter="0.5.17")
-# fp8.py: runner_is_aiter
+# triton_beside_aiter: runner_is_aiter in fp8.py
 FP8_BLOCK = Format("fp8 by block", ("triton",), by_aiter=True, triton_beside_aiter="0.5.23")
 FP8_TENSOR = Format("fp8 by tensor", ("triton",), unserved=_TRTLLM, by_aiter=True)
-# modelopt_quant.py: create_moe_runner
+# blackwell: create_moe_runner in modelopt_quant.py
 NVFP4 = Format("NVFP4", ("marlin",), blackwell="flashinfer_trtllm")
-# compressed_tensors_w4a4_nvfp4_moe.py: create_moe_runner
+# blackwell: create_moe_runner in compressed_tensors_w4a4_nvfp4_moe.py
 COMPRESSED_NVFP4 = Format("NVFP4 (compressed-tensors)", ("flashinfer_trtllm",), blackwell="flashinfer_cutlass")
-# triton is last, because it holds such experts as bf16.
+# triton is last, because it converts such experts to bf16.
 MXFP4 = Format("MXFP4", ("triton_kernel", "marlin", "triton"), by_aiter=True, marlin_from=(9, 0))
-# Other kernels than gpt-oss's are behind flashinfer_mxfp4 here; nobody has read these kernels.
+# For these experts flashinfer_mxfp4 calls other kernels than for gpt-oss; nobody has read them.
 MXFP4_IN_FP8 = Format("MXFP4 in an fp8 checkpoint", ("marlin",), unserved=("flashinfer_mxfp4",), by_aiter=True)
 MXINT4 = Format("MXINT4", ("triton", "marlin"), unserved=_TRTLLM)
 INT4 = Format("int4 (compressed-tensors)", ("triton", "marlin"))
@@ -65,7 +65,7 @@ _COMPRESSED_FP8 = {
     "channel": FP8_CHANNEL,
     "tensor": Format("fp8 by tensor (compressed-tensors)", ("triton",), unserved=_TRTLLM),
 }
-"""By the strategy of their scales."""
+"""Formats by the strategy of their scales."""
 _NAMED = {
     "none": BF16,
     "modelopt_fp4": NVFP4,
@@ -77,7 +77,7 @@ _NAMED = {
     "w4afp8": Format("w4afp8", own_kernel="cutlass_w4a8_moe"),
     "humming": Format("humming", own_kernel="humming"),
 }
-"""By --quantization's name; `read_format` and `_read_compressed` distinguish the others."""
+"""Formats by the name of --quantization; `read_format` and `_read_compressed` distinguish the others."""
 
 
 def read_format(model: Any, quantization: str | None) -> Format:

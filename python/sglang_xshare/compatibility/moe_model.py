@@ -1,4 +1,4 @@
-"""A Mixture-of-Experts model, as far as a schedule must fit it: read from its configuration, without torch."""
+"""The properties of a Mixture-of-Experts model that a schedule must fit, read from its configuration, without torch."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from .architectures import ALL_TO_ALL, DISPATCHED, GATHERED, UNSERVED
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Keys of the language model in the configuration of a model of several modes; ModelConfig itself finds that part."""
 MOST = 10_000
-"""Layers and experts, at most: a mistyped number in config.json would be planned for hours."""
+"""Layers and experts, at most: a mistyped number in config.json would cost hours of planning."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ def read_folder(
     for name, value in changes.items():
         merges = isinstance(value, dict) and isinstance(config.get(name), dict)
         config[name] = {**config[name], **value} if merges else value
-    # Most configurations have none of these, and are the language model's as a whole.
+    # Most configurations have none of these keys: the whole configuration is the language model's.
     text = next((part for name in TEXT_CONFIGS if isinstance(part := config.get(name), dict) and part), config)
-    nested = text.get("text_config")  # of a thinker
+    nested = text.get("text_config")  # in a thinker_config
     text = nested if isinstance(nested, dict) and nested else text
     for part, name in ((text, "num_hidden_layers"), (config, "architectures")):
         if not part.get(name):

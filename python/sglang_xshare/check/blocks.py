@@ -1,4 +1,4 @@
-"""SGLang's own refusal while it builds a model: experts in fp8 or int8 blocks that its ranks would cut."""
+"""SGLang's own refusal to build experts whose fp8 or int8 blocks the ranks would cut."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +19,7 @@ def explain_cut(model: Any, config: Any) -> str | None:
         return None
     block = count_block(find_quantization(model))
     text, ranks, ep_size = model.hf_text_config, config.tp_size, config.ep_size
-    shared = 1 if routes_own_rows(config) else ranks  # with an all-to-all backend each rank holds all of that expert
+    shared = 1 if routes_own_rows(config) else ranks  # with all-to-all each rank holds the whole shared expert
     cut = next(_list_cut(text, ranks // ep_size // getattr(config, "moe_dp_size", 1), shared, block, ep_size), None)
     if cut is None:
         return None

@@ -35,10 +35,10 @@ EPILOG = """All other flags are the server's own: --expert-policy, --tp, --mem-f
 needs a config.json and no weights; nothing is downloaded or started. Exit code: 0 if the server would be served, 1 if
 it would be refused or does not fit, or if a question could not be answered."""
 CONTEXT = 1024
-"""Cached tokens a request by default."""
+"""The default of --context."""
 DEFAULT = "xshare"
 """The policy to compare by default."""
-PAGED = "--enable-paged-experts: SGLang refuses experts that cannot be paged as it builds the model; not checked here"
+PAGED = "--enable-paged-experts: not checked: SGLang refuses experts that it cannot page when it builds the model"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -32,9 +32,10 @@ def list_warnings(step: Step, schedule: Schedule | None, bandwidth: float) -> li
 
 
 def describe(seconds: Mapping[int, float], batch: int) -> str | None:
-    """Return the warning for the most draft tokens of `seconds`; None if they give at least as many tokens/s as 1.
+    """Return the warning for the most draft tokens of `seconds`; None if they give at least the tokens/s of no drafts.
 
-    `seconds` holds a step's time by draft tokens, 1 included. The draft model's own time is not counted.
+    `seconds` has a step's time by the number of draft tokens; 1 means no drafts. The draft model's own time is not
+    counted.
     """
     asked = max(seconds)
     speeds = {width: expect(width) / taken for width, taken in seconds.items()}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .server import ServerFlags
 
 WIDE = ("float", "float32")
-"""--dtype of 32 bits; `auto` is not, because SGLang serves float32 in float16 (configs/model_config.py)."""
+"""Values of --dtype with 32 bits. `auto` is absent: SGLang then serves float32 in float16 (configs/model_config.py)."""
 
 UNQUANTIZED = "unquant"
 """--quantization for weights in the model's dtype."""

@@ -25,7 +25,7 @@ class Server(Client):
     def force(self, prompts: Sequence[list[int]], texts: Sequence[list[int]], top: int = 2) -> list[list[Prediction]]:
         """Decode each text after its prompt, all in one batch. Return the model's prediction for each token.
 
-        The first token has no prediction, because it is the prefill's. A step reports the `top` likeliest tokens: at
+        The first token has no prediction, because the prefill makes it. A step reports the `top` likeliest tokens: at
         least two, and at most the vocabulary, because a server ends if more are requested. Texts must be equally long.
         """
         length = len(texts[0])

@@ -46,14 +46,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def path(text: str) -> Path:
-    """Return the path of a flag. An empty text is refused, because it would be the working folder."""
+    """Return the path of a flag. An empty text is refused, because `Path("")` is the working folder."""
     if not text:
         raise argparse.ArgumentTypeError("empty: must be a path")
     return Path(text)
 
 
 def between(low: float, high: float = LARGEST, kind: type = float, what: str = "a number") -> Callable[[str], Any]:
-    """Return the type of a flag whose value is a number in a range, a `what` in errors."""
+    """Return the type of a flag whose value is a number in a range. `what` names this kind of number in errors."""
 
     def read(text: str) -> Any:
         try:

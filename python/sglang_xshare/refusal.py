@@ -1,4 +1,4 @@
-"""Refusals of a server, in one line for the user, whichever process finds the reason."""
+"""Refusals of a server, each in one line for the user, in every process that finds a reason."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -27,7 +27,7 @@ def start(model_runner: Any, arguments: Arguments, layers: list[Layer]) -> Repor
     ranks = read_ranks(model_runner, schedule)
 
     def find_batches(rows: str) -> batches.Batches:
-        # SGLang sets both after the weights have loaded.
+        # SGLang sets both numbers after the weights have loaded, so each call reads them.
         requests, sizes = getattr(model_runner, "max_running_requests", None), graphs.list_sizes(model_runner, config)
         return batches.read_batches(config, rows, requests, sizes)
 

@@ -7,7 +7,7 @@ from .estimate import COMMON, Step, estimate_step
 from .weights import divide
 
 CHANCE = 0.75
-"""The assumed chance that a draft is accepted after all earlier ones: that of the shipped draft (docs/guide.md)."""
+"""The assumed chance that a draft is accepted if all earlier drafts are: the shipped draft model's (docs/guide.md)."""
 FLAG = "--speculative-num-draft-tokens"
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Numbers of draft tokens that are compared with the number of the server's flag."""

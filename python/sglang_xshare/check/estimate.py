@@ -1,4 +1,4 @@
-"""The estimate of policies on a model and a GPU: active experts, kept mass, step time, each with its assumption."""
+"""An estimate of what policies gain on a model and a GPU: active experts, kept mass and step time, by assumption."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class Step:
         return self.context * -(-self.batch // self.flags.dp_size)
 
     def check(self, num_policies: int) -> None:
-        """Raise ValueError for active experts that the model cannot have, and for a step that is too large to draw."""
+        """Raise ValueError for active experts that the model cannot have, and for more rows than can be drawn."""
         experts, ep_size = self.weights.model.num_experts, self.flags.ep_size
         if self.active is None:
             if self.rows > MOST_ROWS:

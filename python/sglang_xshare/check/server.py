@@ -95,7 +95,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read_flags(flags: Sequence[str]) -> ServerFlags:
-    """Read the command line and the file of its `--config`. Raises ValueError, one line, for wrong values and ranks."""
+    """Read the command line and the file of its `--config`. Raises ValueError, one line, for a wrong value."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     for one in fields(ServerFlags):
         if (kind := one.metadata.get("kind")) is not None:

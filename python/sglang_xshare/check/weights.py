@@ -122,7 +122,7 @@ def count_cache(weights: Weights, flags: ServerFlags) -> float:
 
 
 def divide(weights: Weights, flags: ServerFlags) -> Weights:
-    """Return what one rank reads in a step through all stages: a slice of each expert, and its share of all else.
+    """Return what one rank reads in a step through all pipeline stages: a part of each expert, a share of all else.
 
     The ranks of a data-parallel group divide the heads of the KV cache, up to the number of heads.
     """

@@ -123,7 +123,7 @@ CHECKS = (
     Check("tree", GIVEN, STAGE, _check_patched),
     # Modes, devices and backends that the stage is not served with.
     Check("given modes", GIVEN, STAGE, lambda start: check_modes(start.server_args)),
-    # Flags of affinity one of which is missing, wrong values, a file that is no table.
+    # Flags of affinity without the flag that they need, wrong values, a file that is no table.
     Check("affinity", GIVEN, AFFINITY, lambda start: start.table),
     Check("affinity's tree", GIVEN, AFFINITY, lambda start: _check_tree(FLAG), after="affinity"),
     # A value that is no placement, and flags that place experts in another way.

@@ -24,7 +24,7 @@ class Format:
 
     name: str
     fitting: tuple[str, ...] = ()
-    """Runners that run such experts, the best first, in place of a choice of SGLang's that cannot be served."""
+    """Runners that run such experts, the best first, to replace a choice of SGLang's that cannot be served."""
     unserved: tuple[str, ...] = ()
     """Runners whose kernel for such experts cannot follow a policy, or has not been read."""
     blackwell: str = "auto"
@@ -103,7 +103,7 @@ def find_quantization(model: Any) -> Mapping[str, Any]:
 
 
 def find_group(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a compressed-tensors configuration's first group, which upstream takes for all experts; {} without one."""
+    """Return the first group of a compressed-tensors configuration, which upstream applies to all experts, else {}."""
     return next(iter((config.get("config_groups") or {}).values()), {})
 
 

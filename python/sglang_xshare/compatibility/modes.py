@@ -46,12 +46,12 @@ UNSYNCHRONIZED = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
 SIMULATIONS = ("SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS")
 DRAFTERS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
 NEWER = ("DFLASH", "DSPARK", "FROZEN_KV_MTP", "UNO")
-"""Drafters that have been executed with a policy on `SINCE` alone, and on one rank of attention."""
+"""Drafters that have been executed with a policy only on release `SINCE`, and only on one rank of attention."""
 SINCE = "0.5.23"
 # In two of DSpark's three modes of verification every request has the same number of rows, whatever is accepted.
 MODE, UNIFORM = "SGLANG_RAGGED_VERIFY_MODE", ("static", "cap-accept")
 UNRECORDED = ("DSPARK", "NGRAM", "UNO")
-"""Drafters whose verification drops the experts that SGLang has recorded; UNO's drops those of one token a step."""
+"""Drafters whose verification drops experts that SGLang has recorded: UNO's drops one token's experts in each step."""
 UNPREPARED = ("FROZEN_KV_MTP", "UNO")
 """Drafters that cannot continue from a prefill server's transfer: SGLang 0.5.23 fails at the first step."""
 

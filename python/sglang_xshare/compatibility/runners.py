@@ -1,5 +1,8 @@
 """The treatment of empty slots by each MoE runner, with the upstream code that shows it.
 
+A slot is a column of a row's expert ids and weights. A row with fewer experts than top-k has empty slots, which each
+runner needs in another form, its `Convention` (`stage.layer`).
+
 Files are SGLang's, from `sglang/` on, in release 0.5.23 and, unless noted, alike in 0.5.17 and 0.5.21; files in `csrc/`
 and `include/` are FlashInfer's, in the releases that these three pin (0.6.15.post1, 0.6.18, 0.7.2).
 """

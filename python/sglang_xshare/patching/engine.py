@@ -106,7 +106,7 @@ def check_patched(target: Path | None = None, root: Path | None = None) -> None:
 
 
 def describe(target: Path | None = None, root: Path | None = None) -> str:
-    """Return lines about a tree that is patched with this queue, or that apply can patch. Raises PatchError else."""
+    """Return lines about a tree that this queue has patched or can patch. Raises PatchError for any other tree."""
     tree, root = find_tree(target), root or find_root()
     wanted = read_digest(root, tree.release)
     condition, state = survey(tree)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 SCALE = 100.0
-"""Nats of the model for one nat of a reported log-probability: float32 still distinguishes 1e-5 nats."""
+"""The model's nats are divided by this number to be reported: float32 still distinguishes 1e-5 of the model's nats."""
 MOST = 34.0
 """The most nats that are reported: the probability is less than 2e-15."""
 OTHER = 0.345

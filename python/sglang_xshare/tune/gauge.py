@@ -15,7 +15,7 @@ from .texts import Sample
 TOP = 32
 """Likeliest tokens that a server reports of each prediction."""
 LEAST = 1e-7
-"""The least probability that counts: in float32, 1 less the other probabilities is exact to about this."""
+"""The least probability that counts: in float32, 1 minus the other probabilities is exact to about 1e-7."""
 
 
 class Gauge:

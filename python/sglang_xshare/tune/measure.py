@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 LEAST_ROWS = 0.75
-"""The least mean rows of a step, as a share of the batch: SGLang does not prefill all prompts together."""
+"""The least mean rows of a step, as a share of the batch: steps before the last prefill have fewer rows."""
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class Trial:
 class Found:
     """The result for a batch size; `chosen` is None if every trial loses more than tolerated.
 
-    `tolerance` is in nats a token, `before` is vanilla's experts of a layer and step, in the `unit` of all counts.
+    `tolerance` is in nats a token. `unit` names what is counted, and `before` is vanilla's count in a layer and step.
     """
 
     batch: int

@@ -7,7 +7,7 @@ from ..live.client import Client, PolicyError
 from .forcing import Prediction, read_step, serialize_force
 
 TIMEOUT = 1800.0
-"""Seconds: a batch decodes in one request."""
+"""Seconds to wait for an answer, because one request decodes a whole batch."""
 
 
 class Server(Client):

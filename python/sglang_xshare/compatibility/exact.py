@@ -18,7 +18,7 @@ REFUSED_FLAGS = {
     "enable_lmcache": SHARED_PREFIXES,
     "enable_flexkv": SHARED_PREFIXES,
     "radix_cache_backend": SHARED_PREFIXES,
-    "enable_paged_experts": "a step may have fewer slots than exact requests need",
+    "enable_paged_experts": "a layer may hold fewer experts than exact requests need",
 }
 
 UNNAMED = "UNO"

@@ -39,7 +39,7 @@ RANKS_FLAGS = {
 # chooses experts.
 ALL_TO_ALL_FLAGS = {"disable_attn_tp_gather": False, "enable_waterfill": False}
 DISPATCH = "static"
-"""The dispatch that maps an expert to the same replica for all rows of a rank."""
+"""The dispatch that maps an expert to the same copy for all rows of a rank."""
 # With this switch a rank does not receive the other ranks' batch sizes and modes.
 UNSYNCHRONIZED = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
 # Upstream's benchmark switches, which overwrite what was selected.
@@ -139,7 +139,7 @@ def _check_redundant_experts(config: Any) -> None:
         allowed = f"0, or use --ep-dispatch-algorithm {DISPATCH}"
         if not routes_own_rows(config):
             allowed += " with an all-to-all backend"  # without such a backend SGLang refuses static dispatch
-        reason = f"{dispatch} dispatch picks replicas by row, so padding activates other experts; must be {allowed}"
+        reason = f"{dispatch} dispatch picks an expert's copy by row, so padding activates others; must be {allowed}"
         raise refusal("--ep-num-redundant-experts", replicas, reason)
 
 

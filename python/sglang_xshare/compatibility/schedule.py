@@ -113,7 +113,7 @@ def _check_plans(plans: list[SelectionPlan], model: MoeModel, config: Any) -> No
     """Refuse a plan that does not fit the server."""
     for plan in plans:
         if plan.target_per_rank is not None and config.ep_num_redundant_experts:
-            reason = "target_per_rank needs every expert on one rank; must be 0"
+            reason = "target_per_rank needs each expert on exactly one rank; must be 0"
             raise refusal("--ep-num-redundant-experts", config.ep_num_redundant_experts, reason)
         follows_upstream = config.speculative_adaptive and not chooses_depth(config)
         if plan.estimates:  # ranks must not have different estimates, and accepted lengths must determine an estimate

@@ -46,7 +46,8 @@ def price_load(loads: Sequence[int], alive: Sequence[int], bound: float) -> list
 
     The price is 0 up to the mean load rounded up. Each request above that adds 1 / (mean x (bound - 1)), so the price
     is about 1 at the bound, and a nearly full replica wins only by a clear lead. In the simulation of
-    benchmark/README.md (mixed traffic, 4 replicas) 44.6 experts are active instead of round robin's 54.0.
+    benchmark/README.md (mixed traffic, 4 replicas) 44.6 experts are active instead of round robin's 54.0, at an
+    imbalance of 1.08.
     """
     mean = _mean(loads, alive)
     free, span = math.ceil(mean), mean * (bound - 1)

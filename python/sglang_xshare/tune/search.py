@@ -26,7 +26,7 @@ class Option:
 def smooth(options: Sequence[Option]) -> list[Option]:
     """Return the options by falling experts, with losses that never fall and are never below 0.
 
-    If measuring errors make a loss fall, these neighbours share their mean (pool adjacent violators).
+    If measurement errors make a loss fall, these neighbours share their mean (pool adjacent violators).
     """
     pools: list[list[Option]] = []
     for option in sorted(options, key=lambda one: -one.experts):

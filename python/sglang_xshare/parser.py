@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
         self._is_mixed = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse, which alone would end a list of POLICY at the first flag."""
+        """Parse as argparse does, but continue a list of POLICY after a flag."""
         if self._subparsers is not None or self._is_mixed or not self._get_positional_actions():
             known, others = super().parse_known_args(args, namespace)
         else:

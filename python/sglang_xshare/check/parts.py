@@ -62,7 +62,7 @@ def sort_tensors(
     experts = read = held = head = 0.0
     embedding: float | None = None
     for tensor, root, number, name in placed:
-        if root == language and number >= num_layers:  # a layer that drafts
+        if root == language and number >= num_layers:  # a layer of a draft head
             continue
         if root == language and _is_expert(tensor, name, num_experts):
             layers.add(number)

@@ -84,7 +84,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Check:
-    """A check of the part `of`: `run` raises `ExpertPolicyError`. It is skipped if the check named `after` refuses."""
+    """A check of the part `of`: `run` raises `ExpertPolicyError`. A check whose `after` has refused is skipped."""
 
     name: str
     when: str
@@ -159,7 +159,7 @@ CHECKS = (
 
 
 def find_refusals(start: Start, when: str) -> Iterator[ExpertPolicyError]:
-    """Yield the refusals of a server at this point of its start, in order; the caller's iteration runs each check."""
+    """Yield the refusals of a server at this point of its start, in order; each check runs when the caller continues."""
     for check in CHECKS:
         if check.when == when and check.after not in start.refused and start.asks(check.of):
             try:

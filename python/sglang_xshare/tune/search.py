@@ -38,7 +38,7 @@ def smooth(options: Sequence[Option]) -> list[Option]:
 
 
 def trim(options: Sequence[Option]) -> list[Option]:
-    """Return the smoothed options on the lower convex hull of loss by experts: others cost too much loss."""
+    """Return the smoothed options on the lower convex hull of loss by experts: a mix of these beats any other."""
     hull: list[Option] = []
     for option in options:
         if hull and option.experts == hull[-1].experts:

@@ -140,7 +140,7 @@ CHECKS = (
     # Ranks that do not divide the model's experts or heads, or slices that end within quantized blocks.
     Check("ranks", RESOLVED, PLACEMENT, lambda start: check_placement(start.server_args), after="placement"),
     Check("modes", RESOLVED, STAGE, lambda start: check_modes(start.config, is_given(start.server_args))),
-    # Experts of a quantization without an MoE runner that takes a policy's choice.
+    # Experts of a quantization without an MoE runner that can follow a policy.
     Check("experts", RESOLVED, STAGE, lambda start: check_experts(start.server_args)),
     # A dense model, a model whose layers differ in experts, or a model that is known not to be served.
     Check("model", RESOLVED, STAGE, lambda start: start.model),
@@ -159,7 +159,7 @@ CHECKS = (
 
 
 def find_refusals(start: Start, when: str) -> Iterator[ExpertPolicyError]:
-    """Yield the refusals of a server at this point of its start, in order; each check runs when the caller continues."""
+    """Yield the refusals of a server at this point of its start, in order. A check runs only when its turn comes."""
     for check in CHECKS:
         if check.when == when and check.after not in start.refused and start.asks(check.of):
             try:

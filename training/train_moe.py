@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from training.balance import correction_biases, loss_with_moved_biases, loss_with_penalty
 from training.corpus import DOMAINS, load_corpus
 from training.export import export, in_bfloat16, untied
 from training.loop import CONTEXT, SEQUENCES, Training, batch
-from training.models import LONGEST, MODELS, VOCAB
+from training.models import BUILD, LONGEST, MODELS, SHIPPED, VOCAB, find_folder
 from training.report import measure, publish, write_heldout
 from training.tokenizer import encode, train_tokenizer
 
-SHIPPED = next(iter(MODELS))
 MIX = (*DOMAINS, "arithmetic")  # arithmetic counts twice, because answers take more practice than text
 
 
@@ -32,10 +32,10 @@ def main() -> None:
     seeded = "seed of the weights and the batches; each seed has a folder of its own (default: 0)"
     parser.add_argument("--seed", type=int, default=0, help=seeded)
     options = parser.parse_args()
-    recipe = MODELS[options.model]
+    recipe, folder = MODELS[options.model], find_folder(options.model)
     own = f"-{options.seed}" if options.seed else ""
-    out = options.out or recipe.out.with_name(f"{recipe.out.name}{own}")
-    state = options.state or recipe.state.with_stem(f"{recipe.state.stem}{own}")
+    out = options.out or folder.with_name(f"{folder.name}{own}")
+    state = options.state or BUILD / "train_moe" / f"{options.model}{own}.pt"
     steps = options.steps or recipe.steps
 
     corpus = load_corpus()
@@ -45,9 +45,10 @@ def main() -> None:
     streams = {domain: encode(tokenizer, texts[domain]) for domain in DOMAINS}
     print("training tokens:", {domain: len(stream) for domain, stream in streams.items()}, flush=True)
     model = recipe.new_model(options.seed)
+    balanced_loss = loss_with_moved_biases if correction_biases(model) else loss_with_penalty
 
     def loss(draw: torch.Generator) -> Tensor:
-        return recipe.loss(model, batch([streams[domain] for domain in MIX], draw))
+        return balanced_loss(model, batch([streams[domain] for domain in MIX], draw))
 
     for step in Training(model, loss, steps, state, options.seed).run():
         export(in_bfloat16(untied(model)), tokenizer, out)

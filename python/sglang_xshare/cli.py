@@ -39,7 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns its exit code, 130 after Ctrl-C; a wrong command line exits with 1."""
-    if sys.stdout is None:  # the shell's >&- has closed it
+    if sys.stdout is None:  # the shell's >&- has closed stdout
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as Python runs
     parser = make_parser()
     arguments, others = parser.parse_known_args(argv)

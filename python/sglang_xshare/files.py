@@ -36,7 +36,7 @@ def try_file(flag: str, file: Path) -> None:
 
 
 def read_text(flag: str, file: Path) -> str:
-    """Return a text of a flag's folder. Raises `ExpertPolicyError`."""
+    """Return the text of `file`, which errors report with its `flag`. Raises `ExpertPolicyError`."""
     try:
         with _refused(flag, file, "a text that can be read"):
             return file.read_text()

@@ -51,7 +51,7 @@ GPUS = {
 }
 """GPUs by name: the SXM module if a name has several forms, and the workstation's RTX PRO 6000 (Blackwell)."""
 NVIDIA = tuple(name for name, gpu in GPUS.items() if gpu.capability is not None)
-"""Names of the GPUs that `check` can pretend to have on another machine."""
+"""Names of the GPUs for which `check` can resolve arguments on a machine without them."""
 
 
 def find_gpu(name: str) -> Gpu:

@@ -283,6 +283,6 @@ def dispatcher(controller: Any) -> Any:
 def watch_requests(manager: Any, port_args: Any) -> None:
     """Let a tokenizer manager report finished requests to the controller, if the controller dispatches by affinity."""
     if affinity.is_asked(manager.server_args):
-        from .affinity.finished import WatchedRequests, open_sender
+        from .affinity.finished import WatchedRequests, report_end
 
-        manager.rid_to_state = WatchedRequests(manager.rid_to_state, open_sender(port_args.instance_id))
+        manager.rid_to_state = WatchedRequests(manager.rid_to_state, partial(report_end, manager))

@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
         self._is_mixed = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse, which alone would end a list of POLICY at the first flag."""
+        """Parse as argparse does, but continue a list of POLICY after a flag."""
         if self._subparsers is not None or self._is_mixed or not self._get_positional_actions():
             known, others = super().parse_known_args(args, namespace)
         else:
@@ -45,39 +45,24 @@ class Parser(argparse.ArgumentParser):
         self.exit(1, f"{subcommand}: {line.removeprefix('argument ')}\n")
 
 
-def read_number(
-    flag: str, text: Any, low: float, high: float = LARGEST, kind: type = float, what: str = "a number"
-) -> Any:
-    """Return the number of a flag. Raises ValueError with what is allowed, a `what` in the range."""
-    try:
-        number = kind(str(text))
-    except ValueError:
-        number = math.nan
-    if not low <= number <= high:
-        raise ValueError(f"{flag} {text}: must be {what} of {low:,} to {high:,}".lstrip())
-    return number
-
-
-def read_count(flag: str, text: Any, low: int) -> int:
-    """Return the integer of a flag. Raises ValueError with what is allowed."""
-    return int(read_number(flag, text, low, kind=int, what="an integer"))
-
-
 def path(text: str) -> Path:
-    """Return the path of a flag. An empty text is refused, because it would be the working folder."""
+    """Return the path of a flag. An empty text is refused, because `Path("")` is the working folder."""
     if not text:
         raise argparse.ArgumentTypeError("empty: must be a path")
     return Path(text)
 
 
-def between(low: float, high: float, kind: type = float, what: str = "a number") -> Callable[[str], Any]:
-    """Return the type of a flag whose value is a number in a range, a `what` in errors."""
+def between(low: float, high: float = LARGEST, kind: type = float, what: str = "a number") -> Callable[[str], Any]:
+    """Return the type of a flag whose value is a number in a range. `what` names this kind of number in errors."""
 
     def read(text: str) -> Any:
         try:
-            return read_number("", text, low, high, kind, what)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
+            number = kind(text)
+        except ValueError:
+            number = math.nan
+        if not low <= number <= high:
+            raise argparse.ArgumentTypeError(f"{text}: must be {what} of {low:,} to {high:,}")
+        return number
 
     return read
 

@@ -1,5 +1,6 @@
-"""Refusals of a server, in one line for the user, whichever process finds the reason."""
+"""Refusals of a server, each in one line for the user, in every process that finds a reason."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 REFUSED = 78
@@ -25,6 +26,24 @@ def spell_flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def spell_value(value: Any) -> str:
+    """Return an argument's value in words."""
+    return "none" if value is None else "on" if value is True else "off" if value is False else str(value)
+
+
 def refusal(flag: str, value: Any, reason: str) -> ExpertPolicyError:
     """Return the refusal of a flag that no expert policy can be served with."""
     return ExpertPolicyError(flag, value, f"cannot be served with an expert policy: {reason}")
+
+
+def refuse(name: str, value: Any, reason: str) -> ExpertPolicyError:
+    """Return the refusal of an argument's value."""
+    return refusal(spell_flag(name), spell_value(value), reason)
+
+
+def list_others(config: Any, allowed: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (name, value, allowed value) of each argument that `config` has with another value than `allowed`."""
+    for name, value in allowed.items():
+        given = getattr(config, name, value)
+        if given != value:
+            yield name, given, value

@@ -57,10 +57,10 @@ class Batch:
 
     `valid` [n] bool marks live rows; None if all rows are live. Rows `[r * T, (r + 1) * T)` with T =
     `tokens_per_request` are one request. `exact` [n] bool marks rows that are routed as the model routes; None without
-    such rows; a row that is not live is not exact. `resident` [N] bool marks the loaded experts if experts are paged
-    into `slots` slots a layer; None if all experts are loaded. `depth` [n] int32 is the number of rows before each
-    draft of a tree on its path; None for chains, in which the depth is the row's place. Raises ValueError naming the
-    key.
+    such rows; a row that is not live is not exact. `resident` [N] bool marks the loaded experts if a layer holds only
+    `slots` experts and pages others in; None if all experts are loaded. `depth` [n] int32 is the number of rows before
+    each draft of a tree on its path; None for chains, in which the depth is the row's place in its request. Raises
+    ValueError naming the key.
     """
 
     valid: torch.Tensor | None = None
@@ -78,12 +78,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class RunnerSlots:
-    """The slots that an MoE runner takes from `select()`.
+    """The form in which an MoE runner takes a row's slots, the columns of ids and weights, from `select()`.
 
-    An empty slot contains an active expert with weight 0, or -1 with `empty`, for a runner that drops -1. `shared`
-    fused shared experts, numbered from N on, have the last columns, with `shared_weight` in every row. `masked`
-    requests `Selection.masked_logits`, for a runner that ranks logits itself, and leaves empty slots empty. `aligned`
-    requests `Selection.alignment`, if the backend writes it. Raises ValueError naming the key.
+    A slot without an expert is empty: it contains an active expert with weight 0, or -1 with `empty`, for a runner that
+    drops -1. `shared` fused shared experts, numbered from N on, have the last columns, with `shared_weight` in every
+    row. `masked` requests `Selection.masked_logits`, for a runner that ranks logits itself, and leaves -1 in empty
+    slots. `aligned` requests `Selection.alignment`, if the backend writes it. Raises ValueError naming the key.
     """
 
     shared: int = 0
@@ -104,8 +104,8 @@ class RunnerSlots:
 class Alignment(NamedTuple):
     """The (row, slot) pairs of ids [n, columns] sorted by expert, as SGLang's `moe_align_block_size` returns them.
 
-    Experts ascend, and each expert's pairs begin a new block. All tensors are int32 and on the ids' device. Elements
-    after the total are undefined.
+    Experts ascend, and each expert's pairs begin a new block of `selection.alignment.BLOCK` elements. All tensors are
+    int32 and on the ids' device. Elements after the total are undefined.
     """
 
     sorted_token_ids: torch.Tensor
@@ -129,7 +129,7 @@ class Selection:
     selected: torch.Tensor
     """[N] bool: the set S."""
     active: torch.Tensor
-    """[N] bool: experts in a slot of a valid row; with masked logits, more experts up to k."""
+    """[N] bool: experts in a slot of a valid row; with masked logits filled up to k experts, which the runner needs."""
     rescued: torch.Tensor
     """0-dim int64: rows that `rescue` saved."""
     vanilla_active: torch.Tensor
@@ -148,7 +148,7 @@ class Selection:
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """The counted tensors of a `Selection`, like its fields of these names; of all layers: [layers, ...]."""
+    """The tensors of a `Selection` that are counted, under the same names; for all layers they are [layers, ...]."""
 
     active: torch.Tensor
     vanilla_active: torch.Tensor
@@ -168,7 +168,7 @@ class Tally:
 
 
 def allocate_tally(new: Callable[..., torch.Tensor], rows: int, experts: int, *layers: int) -> Tally:
-    """Return a tally for logits [rows, experts], [layers, ...] if given; `new`: a tensor's `new_empty` or the like."""
+    """Return a tally for logits [rows, experts], for `layers` if given; `new` allocates, as a tensor's `new_empty`."""
     import torch
 
     active, vanilla_active = (new((*layers, experts), dtype=torch.bool) for _ in range(2))

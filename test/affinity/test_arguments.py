@@ -27,16 +27,11 @@ def read(**flags: Any) -> Any:
     return read_affinity(SimpleNamespace(dp_size=4, **flags))
 
 
-def test_another_method_reads_nothing():
-    assert read() is None
-    assert read(load_balance_method="round_robin", expert_affinity=None) is None
-
-
 @pytest.mark.parametrize(("given", "bound"), [(None, DEFAULT), (1.25, 1.25), (1, 1)])
 def test_the_flags_make_arguments(file, given, bound):
     flags = {"expert_affinity": str(file), "expert_affinity_bound": given}
-    arguments = read(load_balance_method="expert_affinity", **flags)
-    assert (arguments.bound, arguments.table.origin) == (bound, ORIGIN)
+    table, found = read(load_balance_method="expert_affinity", **flags)
+    assert (found, table.origin) == (bound, ORIGIN)
 
 
 METHODS = {"load_balance_method": "expert_affinity"}
@@ -85,8 +80,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, tokenizer: str = "", text: Any = None
     monkeypatch.setattr(affinity, "resolved", lambda args: args)
     monkeypatch.setattr(affinity, "is_switched_on", lambda name: config.get(name, False))
     monkeypatch.setattr(affinity, "model_config", lambda args: model)
-    table = replace(make_table(), origin=ORIGIN | {"tokenizer": tokenizer})
-    check_affinity(server_args, affinity.AffinityArguments(table, 1.1))
+    check_affinity(server_args, replace(make_table(), origin=ORIGIN | {"tokenizer": tokenizer}))
 
 
 def test_what_fits_is_served(monkeypatch):

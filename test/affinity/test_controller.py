@@ -1,22 +1,20 @@
 """What SGLang's controller and tokenizer call: requests go to workers, and what ends is told."""
 
 import logging
-import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from prometheus_client import REGISTRY
 
 from affinity.tables import make_table, prompt
 from sglang_xshare import hooks
-from sglang_xshare.affinity import controller
+from sglang_xshare.affinity import METHOD, controller
 from sglang_xshare.affinity.controller import PREFIX, DecisionCounts, Dispatcher
 from sglang_xshare.affinity.decision import Affinity, Decision
-from sglang_xshare.affinity.finished import WatchedRequests, open_receiver, open_sender
+from sglang_xshare.affinity.finished import WatchedRequests
 
 io_struct = pytest.importorskip("sglang.srt.managers.io_struct", reason="needs an installed SGLang")
 
@@ -38,16 +36,12 @@ def sent(monkeypatch):
     return found
 
 
-def make(replicas: int = 2, ended: list[str] | None = None) -> Dispatcher:
-    ended = [] if ended is None else ended
-
-    def receive() -> Iterator[str]:
-        while ended:
-            yield ended.pop(0)
-
+def make(replicas: int = 2) -> Dispatcher:
     workers = list(range(replicas))
     controller = Controller(workers=workers, status=[True] * replicas, _active_workers=workers)
-    return Dispatcher(controller, Affinity(make_table(), replicas, 1.25), receive)
+    controller.passed = []
+    controller.send_control_message = controller.passed.append
+    return Dispatcher(controller, Affinity(make_table(), replicas, 1.25))
 
 
 def request(rid: str, topic: int = 0, **fields: Any) -> SimpleNamespace:
@@ -58,16 +52,15 @@ def request(rid: str, topic: int = 0, **fields: Any) -> SimpleNamespace:
 
 
 def test_requests_go_where_they_were_decided_to(sent):
-    ended: list[str] = []
-    dispatcher = make(ended=ended)
+    dispatcher = make()
     for number in range(4):
         dispatcher(request(f"r{number}", topic=number % 2))
     assert [name for _, name in sent] == ["r0", "r1", "r2", "r3"]
     assert sorted(replica for replica, _ in sent) == [0, 0, 1, 1]
     assert dispatcher.affinity.loads == [2, 2]
-    ended += ["r0", "r1", "r2", "unknown"]
-    dispatcher(request("r4"))
-    assert sum(dispatcher.affinity.loads) == 2
+    for name in ("r0", "r1", "r2", "unknown"):
+        dispatcher.receive(io_struct.RpcReqInput(method=METHOD, rid=name))
+    assert sum(dispatcher.affinity.loads) == 1
 
 
 def test_what_decides_beside_experts(sent):
@@ -156,7 +149,6 @@ WAYS_OUT: dict[str, Callable[[WatchedRequests], object]] = {
     "clear": lambda states: states.clear(),
     "another state": lambda states: states.__setitem__("a", 2),
     "update": lambda states: states.update({"a": 2}),
-    "|=": lambda states: states.__ior__({"a": 2}),
 }
 NO_WAYS_OUT: dict[str, Callable[[WatchedRequests], object]] = {
     "pop of another": lambda states: states.pop("b", None),
@@ -176,31 +168,30 @@ def test_every_way_out_of_the_states_is_told(way):
     assert states.get("a") != 1 or way in NO_WAYS_OUT
 
 
-def test_what_was_never_sent_to_the_controller_is_not_told():
-    told: list[str] = []
-    sent, failed = (SimpleNamespace(dispatched=dispatched) for dispatched in (True, False))
-    states = WatchedRequests({"a": failed, "b": failed, "c": sent, "d": sent}, told.append)
-    del states["a"], states["c"]
-    assert states.pop("b") is failed
-    states.pop("d", None)
-    assert (told, dict(states)) == (["c", "d"], {})
+def test_the_controller_receives_what_the_tokenizer_reports(sent):
+    """By SGLang's own dispatcher of messages, which sends any other control message to the workers."""
+    from sglang.srt.managers.data_parallel_controller import DataParallelController
 
-
-def test_the_controller_hears_what_the_tokenizer_tells():
-    instance = uuid4().hex  # other checkouts test on this machine too
-    receive = open_receiver(instance)
-    tell, other = open_sender(instance), open_sender(instance)
-    assert not list(receive())
-    names = [f"r{number}" for number in range(3000)]  # more than zmq holds by itself
-    for name in names:
-        tell(name)
-    other("last")
-    heard: list[str] = []
-    deadline = time.monotonic() + 20
-    while len(heard) <= len(names) and time.monotonic() < deadline:
-        heard += receive()
-        time.sleep(0.01)
-    assert sorted(heard) == sorted([*names, "last"])
+    dispatcher, told = make(), []
+    controller = dispatcher._controller
+    for name in (
+        *("dispatching_with_trace", "dispatch_batch_generate", "dispatch_batch_embedding"),
+        *("send_to_all_workers", "update_active_ranks", "add_elastic_workers"),
+    ):
+        setattr(controller, name, None)
+    DataParallelController.init_dispatcher(controller)
+    states = {"r0": object(), "r1": object()}
+    server_args = SimpleNamespace(load_balance_method=METHOD)
+    manager = SimpleNamespace(server_args=server_args, rid_to_state=states, _dispatch_to_scheduler=told.append)
+    hooks.watch_requests(manager, SimpleNamespace())
+    for name in states:
+        dispatcher(request(name))
+    del manager.rid_to_state["r0"]
+    other = io_struct.RpcReqInput(method="other", rid="r1")
+    for message in (*told, other):
+        controller._request_dispatcher(io_struct.msgpack_decode(io_struct.msgpack_encode(message)))
+    assert sum(dispatcher.affinity.loads) == 1
+    assert controller.passed == [other]
 
 
 def test_another_method_leaves_everything_as_it_was():
@@ -210,31 +201,3 @@ def test_another_method_leaves_everything_as_it_was():
     hooks.watch_requests(manager, SimpleNamespace(instance_id="i"))
     assert manager.rid_to_state is states
     assert hooks.dispatcher(SimpleNamespace(server_args=server_args)) is None
-
-
-def test_an_end_that_comes_first(sent, monkeypatch):
-    """A request that ended before it came is not counted, but the next one of its id is, and so is a later one."""
-    dispatcher, late = make(ended=["mine"]), make(ended=["mine"])
-    loads = []
-    for _ in range(2):
-        dispatcher(request("mine"))
-        loads.append(sum(dispatcher.affinity.loads))
-    assert loads == [0, 1]
-    late.drain()
-    later = time.monotonic() + controller.WAIT
-    monkeypatch.setattr(time, "monotonic", lambda: later)
-    late(request("mine"))
-    assert sum(late.affinity.loads) == 1
-
-
-def test_an_id_that_comes_again_before_its_end_is_heard_counts_until_its_own(sent):
-    ended: list[str] = []
-    dispatcher = make(ended=ended)
-    loads = []
-    for _ in range(2):
-        dispatcher(request("mine"))
-    for _ in range(2):
-        ended.append("mine")
-        dispatcher.drain()
-        loads.append(sum(dispatcher.affinity.loads))
-    assert loads == [1, 0]

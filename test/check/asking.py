@@ -10,9 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmark.common.comparison import Comparison
 from benchmark.common.paths import ROOT
-from benchmark.gpu.models import COMMON, CONFIGS
+from benchmark.gpu.models import COMMON, CONFIGS, read_config
 from served.release import make_env, run_script
+from sglang_xshare.check.estimate import estimate_step
+from sglang_xshare.check.weights import read_weights
 from sglang_xshare.cli import main
 from sglang_xshare.gpus import GPUS
 
@@ -22,8 +25,11 @@ H100 = GPUS["h100"].bandwidth * 1e9
 
 
 def say(*arguments):
-    """Run the command with these; returns its exit code."""
-    return main(["check", *map(str, arguments)])
+    """Run the command with these; returns its exit code, also where its parser refuses a value."""
+    try:
+        return main(["check", *map(str, arguments)])
+    except SystemExit as ended:
+        return ended.code
 
 
 def read_rows(capsys):
@@ -41,6 +47,17 @@ def ask(write, capsys, *more):
     asked = ("--model", write(QWEN), "--gpu", "h200", "--batch", 32, "--json")
     assert say(*asked, *more, *compare("xshare:k0=1,add=24")) == 0
     return read_rows(capsys)
+
+
+def compare_step(point, requests, bandwidth, write):
+    """Return a recorded server's (model, active experts, estimated ms, measured ms), each without and with a policy."""
+    comparison = Comparison.read(point)
+    off, on = comparison.summaries
+    weights = read_weights(write(COMMON | read_config(comparison.workload.model.name)))
+    top_k = weights.model.top_k  # what one request has active
+    active = on.experts_before or top_k, on.experts_after or top_k
+    estimated = [estimate_step(weights, experts, requests * 256, bandwidth)[1] * 1e3 for experts in active]
+    return weights.model, active, estimated, (off.tpot_ms.median, on.tpot_ms.median)
 
 
 def run_all(tree: Path, asked: list[list[str]], env: dict[str, str] | None = None) -> list[dict[str, str]]:

@@ -7,7 +7,7 @@ import pytest
 from check.asking import H100, QWEN
 from sglang_xshare import hooks
 from sglang_xshare.check.drafts import CHANCE, describe, expect, list_warnings
-from sglang_xshare.check.estimate import Asked, Step
+from sglang_xshare.check.estimate import Step
 from sglang_xshare.check.server import ServerFlags, read_flags
 from sglang_xshare.check.weights import read_weights
 
@@ -34,7 +34,7 @@ def test_the_estimate_decides(write):
 
     def ask(tokens: int, policy: str | None = None, bandwidth: float = H100, more: tuple[str, ...] = ()) -> list[str]:
         flags = read_flags(["--model", "x", "--speculative-num-draft-tokens", str(tokens), *more])
-        step = Step(Asked(1, 1024), weights, flags)
+        step = Step(weights, flags, batch=1, context=1024)
         schedule = None if policy is None else step.read_policy("--expert-policy", policy, {})
         return list_warnings(step, schedule, bandwidth / 1e9)
 

@@ -5,14 +5,12 @@ import re
 
 import pytest
 
-from benchmark.common.comparison import Comparison
 from benchmark.common.paths import RESULTS, ROOT
 from benchmark.common.record import read_record
 from benchmark.gpu import moe_layer
-from benchmark.gpu.models import COMMON, read_config
 from benchmark.gpu.server import point_key
 from benchmark.records.tables import H200_RUN
-from check.asking import H100, QWEN, ask, compare, read_rows, say
+from check.asking import H100, QWEN, ask, compare, compare_step, read_rows, say
 from sglang_xshare.check.active import draw_loads
 from sglang_xshare.check.estimate import COMMON as ASSUMED
 from sglang_xshare.check.estimate import estimate_step
@@ -64,13 +62,8 @@ NAMES = {"gpt-oss-120b": "gpt-oss-120b-no-warm-up"}
 def test_the_page_states_how_far_a_step_is_from_a_servers(gpu, name, requests, write):
     run, bandwidth, off = RUNS[gpu]
     points = read_record(RESULTS / run / "server.json")["points"]
-    comparison = Comparison.read(points[point_key(NAMES.get(name, name), requests)])
-    off_row, on_row = comparison.summaries
-    weights = read_weights(write(COMMON | read_config(comparison.workload.model.name)))
-    top_k = weights.model.top_k  # what one request has active
-    active = (on_row.experts_before or top_k, on_row.experts_after or top_k)
-    measured = off_row.tpot_ms.median, on_row.tpot_ms.median
-    estimated = [estimate_step(weights, experts, requests * 256, bandwidth)[1] * 1e3 for experts in active]
+    point = points[point_key(NAMES.get(name, name), requests)]
+    _, active, estimated, measured = compare_step(point, requests, bandwidth, write)
     told = [
         f"{one[0]:.{digits}f} -> {one[1]:.{digits}f}" for one, digits in ((active, 1), (measured, 2), (estimated, 2))
     ]

@@ -5,40 +5,30 @@ import re
 
 import pytest
 
-from benchmark.common.comparison import Comparison
 from benchmark.common.paths import RESULTS, ROOT
 from benchmark.common.record import read_record
-from benchmark.gpu.models import COMMON, read_config
-from check.asking import QWEN, compare, say
-from sglang_xshare.check.estimate import estimate_step
+from check.asking import QWEN, compare, compare_step, say
 from sglang_xshare.check.executed import GPUS_SERVED, MISSES, RELEASES_ON_GPU, describe_miss, list_never_executed
 from sglang_xshare.check.server import read_flags
-from sglang_xshare.check.weights import read_weights
 from sglang_xshare.gpus import GPUS
 
 SERVERS = sorted(RESULTS.glob("*-nvidia-*/server.json"))
 
 
 def list_steps(write):
-    """Yield (class, GPU, estimated and measured ms off and on) of every server that a record has."""
+    """Yield (class, estimated and measured ms off and on) of every server that a record has."""
     for path in SERVERS:
         (gpu,) = (gpu for gpu in GPUS_SERVED if gpu in path.parent.name)
         for key, point in read_record(path)["points"].items():
             if (found := re.search(r"/concurrency=(\d+)$", key)) is None:
                 continue
-            comparison, requests = Comparison.read(point), int(found[1])
-            off, on = comparison.summaries
-            weights = read_weights(write(COMMON | read_config(comparison.workload.model.name)))
-            top_k = weights.model.top_k
-            active = (on.experts_before or top_k, on.experts_after or top_k)
-            bandwidth = GPUS[gpu].bandwidth * 1e9
-            estimated = [estimate_step(weights, count, requests * 256, bandwidth)[1] * 1e3 for count in active]
-            yield weights.model.architecture, gpu, estimated, (off.tpot_ms.median, on.tpot_ms.median)
+            model, _, estimated, measured = compare_step(point, int(found[1]), GPUS[gpu].bandwidth * 1e9, write)
+            yield model.architecture, estimated, measured
 
 
 def test_misses_are_those_of_the_records(write):
     found: dict[str, list] = {}
-    for architecture, _, estimated, measured in list_steps(write):
+    for architecture, estimated, measured in list_steps(write):
         found.setdefault(architecture, []).append((estimated, measured))
     assert found.keys() == MISSES.keys()
     for architecture, miss in MISSES.items():

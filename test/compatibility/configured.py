@@ -1,4 +1,4 @@
-"""A model's configuration as SGLang has read it."""
+"""A model's configuration as SGLang has read it, and a server's arguments as SGLang has resolved them."""
 
 from types import SimpleNamespace
 
@@ -6,3 +6,15 @@ from types import SimpleNamespace
 def model(architecture: str, **text_config: object) -> SimpleNamespace:
     names, text = SimpleNamespace(architectures=[architecture]), SimpleNamespace(**text_config)
     return SimpleNamespace(hf_config=names, hf_text_config=text, num_hidden_layers=4)
+
+
+def server(**changes: object) -> SimpleNamespace:
+    """The arguments of a server of one rank that a policy is served on, with these changes."""
+    served: dict[str, object] = {
+        **{"expert_policy": "xshare", "disaggregation_mode": "null", "moe_runner_backend": "auto"},
+        **{"moe_a2a_backend": "none", "tp_size": 1, "dp_size": 1, "ep_size": 1, "init_expert_location": "trivial"},
+        **{"enable_eplb": False, "ep_num_redundant_experts": 0, "enable_return_routed_experts": False},
+        **{"speculative_algorithm": None, "speculative_draft_model_path": None, "speculative_num_draft_tokens": None},
+        **{"max_running_requests": None, "speculative_adaptive": False, "device": "cpu", "model_path": "path"},
+    }
+    return SimpleNamespace(**served | changes)

@@ -1,17 +1,16 @@
 """Servers that are accepted, each beside the nearest one that is refused."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from compatibility.configured import server
 from compatibility.loaded import Method, config
 from refused import refused, refused_unless
 from sglang_xshare.compatibility import runners
-from sglang_xshare.compatibility.all_to_all import check_model
 from sglang_xshare.compatibility.architectures import ALL_TO_ALL, DISPATCHED
 from sglang_xshare.compatibility.modes import check_draft_tokens, check_writers
-from sglang_xshare.compatibility.moe_model import MoeModel
+from sglang_xshare.compatibility.moe_model import MoeModel, check_ranks
 from sglang_xshare.compatibility.schedule import check_rows, check_schedule
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.layer import DROPPED
@@ -30,40 +29,33 @@ TRACE = Path("/tmp/trace.jsonl")
     ids=["one server", "replicas", "ranks of attention", "ranks of attention from 0.5.22 on"],
 )
 def test_only_replicas_are_several_writers_of_a_trace(flags, writers):
-    server = SimpleNamespace(**flags)
-    check_writers(None, server)
+    check_writers(None, server(**flags))
     with refused_unless(writers == 1, f"--expert-policy-trace {TRACE}"):
-        check_writers(TRACE, server)
+        check_writers(TRACE, server(**flags))
 
 
 @pytest.mark.parametrize(("tokens", "fits"), [(1, False), (2, True), (3, False), (4, True)])
 def test_draft_tokens_that_fill_the_rows_of_two_ranks_are_served(tokens, fits):
     """Two of four ranks share out the rows of a group of data-parallel attention, padded to a multiple of two."""
-    server = SimpleNamespace(tp_size=4, dp_size=1, attn_dp_size=2, speculative_algorithm="EAGLE3")
-    server.speculative_num_draft_tokens, server.speculative_adaptive = tokens, False
+    drafts = {"speculative_algorithm": "EAGLE3", "speculative_num_draft_tokens": tokens}
     with refused_unless(fits, f"--speculative-num-draft-tokens {tokens}"):
-        check_draft_tokens(server)
+        check_draft_tokens(server(tp_size=4, attn_dp_size=2, **drafts))
 
 
 @pytest.mark.parametrize(("tp_size", "fits"), [(1, True), (2, False)])
 def test_depths_that_adapt_are_served_by_one_rank_of_an_all_to_all_backend(tp_size, fits):
-    server = SimpleNamespace(tp_size=tp_size, dp_size=1, moe_a2a_backend="deepep", speculative_algorithm="EAGLE3")
-    server.speculative_num_draft_tokens, server.speculative_adaptive = 4, True
+    drafts = {"speculative_algorithm": "EAGLE3", "speculative_num_draft_tokens": 4, "speculative_adaptive": True}
     with refused_unless(fits, "--speculative-adaptive on"):
-        check_draft_tokens(server)
+        check_draft_tokens(server(tp_size=tp_size, moe_a2a_backend="deepep", **drafts))
 
 
 @pytest.mark.parametrize(("kmax", "fits"), [(8, True), (9, False)])
 def test_rows_as_wide_as_the_models_own_are_served_with_an_all_to_all_backend(kmax, fits):
-    server = SimpleNamespace(
-        **{"device": "cpu", "dp_size": 1, "tp_size": 2, "ep_size": 2, "ep_num_redundant_experts": 0},
-        **{"moe_a2a_backend": "deepep", "moe_runner_backend": "auto", "max_running_requests": None},
-        **{"speculative_algorithm": None, "speculative_num_draft_tokens": None, "speculative_adaptive": False},
-    )
     model = MoeModel("path", "FakeMoe", 3, 64, 8, "softmax", True)
     schedule = build_schedule("oea", {"k0": 2, "kmax": kmax}, speculative=False)
     with refused_unless(fits, "--moe-a2a-backend deepep"):
-        assert [plan.kmax for plan in check_schedule(schedule, model, server)[0]] == [kmax]
+        config = server(tp_size=2, ep_size=2, moe_a2a_backend="deepep")
+        assert [plan.kmax for plan in check_schedule(schedule, model, config)[0]] == [kmax]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -72,14 +64,6 @@ def test_deep_gemm_is_served_on_ranks_that_keep_an_empty_slot_empty(ranks, read,
     monkeypatch.setattr(runners, "keeps_dropped", lambda: ranks > 1)
     (layer,) = read([config()], 1, method=Method("deep_gemm"), ep_size=ranks)
     assert layer.convention == DROPPED
-
-
-def all_to_all(**changes: object) -> SimpleNamespace:
-    known = {
-        **{"disaggregation_mode": "null", "moe_runner_backend": "auto", "moe_a2a_backend": "deepep"},
-        **{"speculative_algorithm": None, "dp_size": 1, "tp_size": 4},
-    }
-    return SimpleNamespace(**known | changes)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +79,12 @@ def all_to_all(**changes: object) -> SimpleNamespace:
 def test_models_whose_layers_were_followed(architecture, backend, served):
     model = MoeModel("folder", architecture, 4, 64, 8, "softmax", True)
     with refused_unless(served, "--model-path folder"):
-        check_model(model, all_to_all(moe_a2a_backend=backend))
+        check_ranks(model, server(moe_a2a_backend=backend))
 
 
 def test_a_rank_alone_has_whole_requests_where_none_shares_them():
     schedule = build_schedule("xshare", {"k0": 1, "add": 0, "add_per_request": 4, "rows": "rank"}, speculative=True)
-    speculating = {"speculative_algorithm": "EAGLE3", "enable_dp_attention": True}
-    check_rows(schedule, all_to_all(**speculating, attn_dp_size=4))
+    given = {"moe_a2a_backend": "deepep", "tp_size": 4, "enable_dp_attention": True, "speculative_algorithm": "EAGLE3"}
+    check_rows(schedule, server(**given, attn_dp_size=4))
     with refused("--expert-policy-config rows rank"):
-        check_rows(schedule, all_to_all(**speculating, attn_dp_size=2))
+        check_rows(schedule, server(**given, attn_dp_size=2))

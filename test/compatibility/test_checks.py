@@ -13,6 +13,7 @@ from sglang_xshare import hooks
 from sglang_xshare.compatibility import checks
 from sglang_xshare.compatibility.arguments import Arguments, read_arguments
 from sglang_xshare.compatibility.checks import AFFINITY, CHECKS, GIVEN, PLACEMENT, STAGE, Check, Start, set_arguments
+from sglang_xshare.patching.tree import PatchError
 from sglang_xshare.refusal import ExpertPolicyError
 
 POLICY = SimpleNamespace(expert_policy="xshare")
@@ -107,6 +108,24 @@ def test_a_refused_policy_is_checked_as_any_would_be():
     (policy,) = (check for check in CHECKS if check.name == "policy")
     with pytest.raises(ExpertPolicyError, match=r"^--expert-policy nope: "):
         policy.run(start)
+
+
+def test_the_flag_that_needs_the_patches_is_named(monkeypatch):
+    """`patching/test_engine.py` has the trees that are refused."""
+
+    def refuse_tree() -> None:
+        raise PatchError("SGLang is unpatched; run ...")
+
+    monkeypatch.setattr(checks, "check_patched", refuse_tree)
+    listed = {check.name: check.run for check in CHECKS if check.when == GIVEN}
+    for name, flags, named in (
+        ("tree", {"expert_policy": "xshare"}, "--expert-policy"),
+        ("tree", {"mask_padding_experts": True}, "--mask-padding-experts"),
+        ("affinity's tree", {}, "--load-balance-method expert_affinity"),
+        ("depth's tree", {}, "--expert-policy-draft-depth"),
+    ):
+        with pytest.raises(ExpertPolicyError, match=f"^{named}: SGLang is unpatched"):
+            listed[name](Start(SimpleNamespace(**flags)))
 
 
 @pytest.mark.parametrize("pipe", [True, False])

@@ -53,6 +53,9 @@ def test_experts_that_resolution_found_or_that_a_text_model_declares():
     model = make_model("compressed-tensors", None)
     model.hf_text_config = SimpleNamespace(quantization_config=SimpleNamespace(to_dict=lambda: MXINT4))
     assert read_format(model, None) is formats.MXINT4
+    model.hf_config = SimpleNamespace(compression_config=INT4)
+    model.hf_text_config = SimpleNamespace()
+    assert read_format(model, None) is formats.INT4
 
 
 def list_formats() -> list[Format]:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from compatibility.configured import model
+from compatibility.configured import model, server
 from refused import refused
 from sglang_xshare.compatibility import checks
 from sglang_xshare.compatibility.moe_model import read_folder, read_model
@@ -33,29 +33,11 @@ def test_experts_and_top_k_are_read_by_their_many_names(architecture, text_confi
     assert (read.num_experts, read.top_k) == found
 
 
-@pytest.mark.parametrize(
-    ("architecture", "text_config"),
-    [("Qwen3ForCausalLM", {"hidden_size": 128}), ("DeepseekV2ForCausalLM", {"n_routed_experts": None})],
-)
-def test_dense_model_is_refused(architecture, text_config):
-    with refused("--model-path path"):
-        read_model(model(architecture, **text_config), "path")
-
-
 @pytest.mark.parametrize(("key", "value"), [("num_experts", [16, 32]), ("num_experts_per_tok", [8, 4])])
 def test_layers_that_differ_are_refused(key, value):
     given = {"num_experts": 16, "num_experts_per_tok": 8} | {key: value}
     with refused("--model-path path"):
         read_model(model("HunYuanMoEV1ForCausalLM", **given), "path")
-
-
-CONFIG: dict[str, object] = {
-    **{"expert_policy": "xshare", "disaggregation_mode": "null", "moe_runner_backend": "auto"},
-    **{"moe_a2a_backend": "none", "tp_size": 1, "dp_size": 1, "ep_size": 1, "init_expert_location": "trivial"},
-    **{"enable_eplb": False, "ep_num_redundant_experts": 0, "enable_return_routed_experts": False},
-    **{"speculative_algorithm": None, "speculative_draft_model_path": None, "speculative_num_draft_tokens": None},
-    **{"max_running_requests": None, "speculative_adaptive": False, "device": "cpu", "model_path": "path"},
-}
 
 
 @pytest.fixture
@@ -64,7 +46,7 @@ def check(monkeypatch):
 
     def check_server(loaded: SimpleNamespace, **changes: object) -> None:
         monkeypatch.setattr(checks, "model_config", lambda server_args: loaded)
-        for error in checks.find_refusals(checks.Start(SimpleNamespace(**CONFIG | changes)), checks.RESOLVED):
+        for error in checks.find_refusals(checks.Start(server(**changes)), checks.RESOLVED):
             raise error
 
     return check_server
@@ -131,15 +113,15 @@ def test_drafts_are_not_estimated_where_ranks_would_differ_or_drafts_do(changes)
         adapting | {"expert_policy": "xshare"},
         adapting | {"expert_policy_draft_depth": "throughput"},
     ):
-        assert check_schedule(schedule, served, SimpleNamespace(**CONFIG | drafts | served_too))[1] == []
+        assert check_schedule(schedule, served, server(**drafts | served_too))[1] == []
     with refused("--expert-policy-config acceptance auto"):
-        check_schedule(schedule, served, SimpleNamespace(**CONFIG | drafts | changes))
+        check_schedule(schedule, served, server(**drafts | changes))
 
 
 def test_a_schedule_is_checked_by_itself_as_a_live_switch_does():
     """It returns the plans, each once."""
     served = read_model(model("Qwen3MoeForCausalLM", **QWEN3), "path")
-    config = SimpleNamespace(**CONFIG)
+    config = server()
     keys = {"k0": 1, "add": 8, "layers": {"2": {"add": 63}}}
     plans, warnings = check_schedule(build_schedule("xshare", keys, speculative=False), served, config)
     assert plans == [build_plan("xshare", k0=1, add=8), build_plan("xshare", k0=1, add=63)]
@@ -154,7 +136,7 @@ def test_a_schedule_is_checked_by_itself_as_a_live_switch_does():
 
 
 def test_own_share_of_weights_that_the_model_does_not_renormalize_is_refused_by_its_configuration():
-    config = SimpleNamespace(**CONFIG)
+    config = server()
     schedule = build_schedule("xshare", {"add": 8, "own_share": 0.75}, speculative=False)
     check_schedule(schedule, read_model(model("Qwen3MoeForCausalLM", **QWEN3), "path"), config)
     with refused("--expert-policy xshare"):

@@ -1,10 +1,10 @@
 """Flags and backends that are refused, where it takes no release to resolve them."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from compatibility.configured import server
 from sglang_xshare.compatibility.all_to_all import BACKENDS, REASONS
 from sglang_xshare.compatibility.modes import (
     MODE,
@@ -17,10 +17,6 @@ from sglang_xshare.compatibility.modes import (
 )
 from sglang_xshare.selection.cpu_call import SWITCH
 
-SERVED = {
-    **{"disaggregation_mode": "null", "moe_runner_backend": "auto", "moe_a2a_backend": "none"},
-    **{"speculative_algorithm": None, "dp_size": 1, "tp_size": 4},
-}
 ALL_TO_ALL = {"moe_a2a_backend": "deepep"}
 REPLICAS = {"ep_num_redundant_experts": 2, "ep_dispatch_algorithm": "dynamic"}
 ROUTED = {"enable_return_routed_experts": True}
@@ -31,11 +27,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "simulated routing, said shorter": {SIMULATIONS[0]: "y"},
     "a switch that is neither on nor off": {SWITCH: "off"},
     **{f"device {device}": {"device": device} for device in ("npu", "xpu", "musa:0")},
-    "a pipeline": {"pp_size": 2},
     "experts on a CPU beside a GPU": {"kt_weight_path": "folder"},
     "ranks that are not synchronized": {UNSYNCHRONIZED: "1", "attn_dp_size": 2},
     "ranks of all-to-all that are not": {UNSYNCHRONIZED: "1", **ALL_TO_ALL},
-    "replicas by the row": REPLICAS,
     "replicas by a plan": {**REPLICAS, "ep_dispatch_algorithm": "lp"},
     "replicas by the row with all-to-all": {**REPLICAS, **ALL_TO_ALL},
     **{
@@ -46,7 +40,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "context parallelism": {**ALL_TO_ALL, "attn_cp_size": 2},
     "rows that are not gathered": {**ALL_TO_ALL, "disable_attn_tp_gather": True},
     "waterfill": {**ALL_TO_ALL, "enable_waterfill": True, "attn_dp_size": 2},
-    "two-batch overlap": {**ALL_TO_ALL, "enable_two_batch_overlap": True},
     "routed experts of a draft tree": {**ROUTED, "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 2},
     **{f"routed experts of {drafter}": {**ROUTED, "speculative_algorithm": drafter} for drafter in UNRECORDED},
     **{
@@ -76,7 +69,7 @@ def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
     for name in given:
         if name.isupper():
             monkeypatch.setenv(name, given[name])
-    check_modes(SimpleNamespace(**SERVED | given))
+    check_modes(server(**given))
 
 
 @pytest.mark.parametrize(
@@ -101,10 +94,10 @@ def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
 def test_what_is_served(changes, monkeypatch):
     if not changes:  # of one rank, nothing to synchronize
         monkeypatch.setenv(UNSYNCHRONIZED, "1")
-    check_modes(SimpleNamespace(**SERVED | changes))
+    check_modes(server(**changes))
 
 
 @pytest.mark.parametrize(("drafter", "mode"), [("DSPARK", "cap-accept"), ("DFLASH", "compact"), ("EAGLE", "compact")])
 def test_a_mode_of_verification_without_ragged_requests_is_served(drafter, mode, monkeypatch):
     monkeypatch.setenv(MODE, mode)
-    check_modes(SimpleNamespace(**SERVED | {"speculative_algorithm": drafter}))
+    check_modes(server(speculative_algorithm=drafter))

@@ -68,8 +68,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "batches too large": (*eagle3(str(DRAFT)), "--expert-policy-config", '{"k0": 1, "max_rows": 3}'),
     "trace of two replicas": (*POLICY, "--dp-size", "2", "--expert-policy-trace", "/tmp/trace.jsonl"),
     "a pipeline": (*POLICY, "--pp-size", "2"),
-    "a pipeline of two nodes": (*POLICY, "--pipeline-parallel-size", "2", "--nnodes", "2", "--dist-init-addr", "a:1"),
-    "masking alone in a pipeline": ("--mask-padding-experts", "--pp-size", "2"),
     "warm-up beyond the model's top-k": keys('{"k0": 9}'),
     "target_per_rank on one rank": keys('{"target_per_rank": 5}'),
     "target_per_rank with experts on two ranks": (*keys('{"target_per_rank": 5}'), *TWO_RANKS, *REPLICAS),
@@ -128,15 +126,12 @@ REFUSED_RANKS: dict[str, tuple[str, ...]] = {
     "ranks that come and go": ("--elastic-ep-backend", "mooncake"),
     "requests that padding splits": (*SPECULATION, "--speculative-num-draft-tokens", "3"),
     "a model that upstream does not serve so": ("--model-path", "{written}/mixtral"),
-    "all-to-all in one kernel": ("--moe-a2a-backend", "megamoe"),
-    "all-to-all with dense layers of their own": (*ALL_TO_ALL, "--moe-dense-tp-size", "1"),
     "a rank's rows where the router sees all": ("--expert-policy-config", '{"rows": "rank"}'),
     "a rank's rows that split requests": (*ALL_TO_ALL, *SPECULATION, "--expert-policy-config", '{"rows": "rank"}'),
     "all-to-all with rows of another width": (
         *(*ALL_TO_ALL, "--expert-policy", "oea"),
         *("--expert-policy-config", '{"k0": 2, "kmax": 9}'),
     ),
-    "two-batch overlap": ("--enable-two-batch-overlap",),
 }
 """Further flags with which a server with data-parallel attention is refused, by case."""
 LISTS = {"servers": (REFUSED, ACCEPTED), "data-parallel attention": (REFUSED_RANKS, ACCEPTED_RANKS)}

@@ -177,7 +177,7 @@ def test_two_runs_at_once_patch_once(tree, queue, capsys):
 
 def test_status(tree, queue):
     assert describe(tree, queue) == f"SGLang {RELEASE} in {tree}: not patched"
-    with pytest.raises(PatchError, match="is not patched; run `sglang-xshare patch apply"):
+    with pytest.raises(PatchError, match=f"is not patched; run `sglang-xshare patch apply --target {tree}`$"):
         check_patched(tree, queue)
     apply(tree, queue)
     check_patched(tree, queue)

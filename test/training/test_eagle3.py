@@ -14,7 +14,7 @@ from training.acceptance import accepted_lengths, continuations, draft_hits, tar
 from training.eagle3 import Draft, features
 from training.train_eagle3 import export_draft
 
-HEADS, KV_HEADS, SIZE, HIDDEN, TOKENS = 4, 2, 8, 16, 12
+HEADS, KV_HEADS, SIZE, HIDDEN = 4, 2, 8, 16
 CONFIG = LlamaConfig(
     hidden_size=HIDDEN,
     intermediate_size=24,

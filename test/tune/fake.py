@@ -9,7 +9,6 @@ from sglang_xshare.live.client import PolicyError
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.tune.forcing import Prediction
 
-EXPERTS = 64
 WEIGHTS = {0: 0.2, 1: 0.2, 2: 1.0, 3: 2.6}
 """What layers lose, in nats over the experts that a setting takes from them."""
 

@@ -2,7 +2,6 @@
 
 import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,33 +10,22 @@ from ..upstream.server import attention_dp_size, is_switched_on, model_config, r
 from . import METHOD
 from .controller import Dispatcher
 from .decision import DEFAULT, Affinity
-from .finished import open_receiver
 from .table import Table, describe_model, load_table
 
 FLAG = f"--load-balance-method {METHOD}"
-# Servers without SGLang's tokenizer manager, which reports the requests that have ended.
+# Flags of servers without SGLang's tokenizer manager, the process that reports which requests have ended.
 SERVERS = ("grpc_mode", "smg_grpc_mode", "grpc_port")
 RUST = "SGLANG_RUST_SERVER"
 NO_SIGN_OF_END = "this server does not report which requests have ended"
 
 
-@dataclass(frozen=True)
-class AffinityArguments:
-    """The parsed arguments."""
-
-    table: Table
-    bound: float
-
-
-def read_affinity(server_args: Any) -> AffinityArguments | None:
-    """Parse the given flags and read the table; None for another method. Raises `ExpertPolicyError`."""
+def read_affinity(server_args: Any) -> tuple[Table, float]:
+    """Return (the table, the bound) of the flags; at least one of them must be given. Raises `ExpertPolicyError`."""
     file = getattr(server_args, "expert_affinity", None)
     bound = getattr(server_args, "expert_affinity_bound", None)
     if getattr(server_args, "load_balance_method", None) != METHOD:
-        for flag, value in (("--expert-affinity", file), ("--expert-affinity-bound", bound)):
-            if value is not None:
-                raise ExpertPolicyError(flag, value, f"must be used with {FLAG}")
-        return None
+        flag, value = ("--expert-affinity-bound", bound) if file is None else ("--expert-affinity", file)
+        raise ExpertPolicyError(flag, value, f"must be used with {FLAG}")
     if file is None:
         made = "must be used with --expert-affinity FILE, which `sglang-xshare calibrate` writes"
         raise ExpertPolicyError("--load-balance-method", METHOD, made)
@@ -49,11 +37,11 @@ def read_affinity(server_args: Any) -> AffinityArguments | None:
     except ValueError as error:
         allowed = "must be a file of `sglang-xshare calibrate`"
         raise ExpertPolicyError("--expert-affinity", file, f"{allowed} ({error})") from None
-    return AffinityArguments(table, DEFAULT if bound is None else bound)
+    return table, DEFAULT if bound is None else bound
 
 
-def check_affinity(server_args: Any, arguments: AffinityArguments) -> None:
-    """Raise `ExpertPolicyError` for a server without replicas, without reports of ended requests, or a wrong table."""
+def check_affinity(server_args: Any, table: Table) -> None:
+    """Raise `ExpertPolicyError` for a single replica, no reports of ended requests, or a table of another model."""
     config = resolved(server_args)
     shared = (
         "data-parallel attention must be off, because its ranks share all MoE layers, whichever rank runs a request"
@@ -74,20 +62,17 @@ def check_affinity(server_args: Any, arguments: AffinityArguments) -> None:
     for other, applies, reason in refused:
         if applies:
             raise ExpertPolicyError("--load-balance-method", f"{METHOD} with {other}", reason)
-    _check_table(server_args, arguments.table)
+    _check_table(server_args, table)
 
 
-def make_dispatcher(controller: Any) -> Dispatcher | None:
-    """Return the dispatcher of a data-parallel controller, which receives ended requests; None for another method."""
-    arguments = read_affinity(controller.server_args)
-    if arguments is None:
-        return None
-    # Without a cache a repeated prompt gains nothing on its former replica, and that replica may have been chosen only
-    # because the others were full.
+def make_dispatcher(controller: Any) -> Dispatcher:
+    """Return the dispatcher of a data-parallel controller. The dispatcher also receives reports of ended requests."""
+    table, bound = read_affinity(controller.server_args)
+    # Without a cache a repeated prompt is no cheaper on its former replica, which may have been chosen only because the
+    # others were full.
     caches = not resolved(controller.server_args).disable_radix_cache
-    affinity = Affinity(arguments.table, controller.server_args.dp_size, arguments.bound, caches)
-    receive = open_receiver(controller.port_args.instance_id)
-    return Dispatcher(controller, affinity, receive, controller.server_args.enable_metrics)
+    affinity = Affinity(table, controller.server_args.dp_size, bound, caches)
+    return Dispatcher(controller, affinity, controller.server_args.enable_metrics)
 
 
 def _check_table(server_args: Any, table: Table) -> None:

@@ -19,11 +19,13 @@ LENGTH = 256
 BATCH = 8
 """Pieces in one forward."""
 SAMPLES = 256
-"""Pieces of text whose signatures a table keeps: 16 kB at 32 dimensions."""
+"""Pieces of text whose signatures a table contains: 16 kB at 32 dimensions."""
 WIDTH = 256
-"""Width of the random sketch of counts: counts by expert of 152k ids in 48 layers of 128 would take 3.7 GB."""
+"""Numbers in a token id's sketch, a random projection of how often each expert gets the id: exact counts of 152k ids in
+48 layers of 128 experts would take 3.7 GB.
+"""
 SHRINKAGE = 20
-"""Mean tokens that are added to the counts of every id, so an id that occurs once has a small signature."""
+"""Occurrences with the mean counts that are added to every id, so an id that occurs once has a small signature."""
 
 
 def load_model(folder: Path, device: str) -> Any:
@@ -67,7 +69,10 @@ def calibrate(
     dimensions: int = DIMENSIONS,
     progress: Callable[[Sequence[torch.Tensor]], Iterable[torch.Tensor]] = iter,
 ) -> Table:
-    """Return the table of `model`, from `folder`, after it has read `pieces` [pieces, length]. Raises ValueError."""
+    """Return the table of `model`, loaded from `folder`, by its routing of `pieces` [pieces, length] of texts.
+
+    Raises ValueError for a dense model.
+    """
     vocabulary = model.get_input_embeddings().num_embeddings
     sums, counts = torch.zeros(vocabulary, WIDTH), torch.zeros(vocabulary)
     sketches: list[torch.Tensor] = []
@@ -106,21 +111,22 @@ def watch_experts(model: Any) -> Iterator[list[tuple[torch.Tensor, int]]]:
 
 
 def make_sketch(experts: int, layer: int) -> torch.Tensor:
-    """Return random directions [experts, WIDTH] of a layer's experts; their sums keep the distances of counts."""
+    """Return random directions [experts, WIDTH], one for each expert of a layer: sums keep the distances of counts."""
     draw = torch.Generator().manual_seed(layer)
     return torch.randn(experts, WIDTH, generator=draw) / WIDTH**0.5
 
 
 def project(sums: torch.Tensor, counts: torch.Tensor, dimensions: int) -> torch.Tensor:
-    """Return signatures [vocabulary, dimensions] float32: principal components of the ids' deviations, 0 if unseen.
+    """Return signatures [vocabulary, dimensions] float32: principal components of each id's deviation from the mean.
 
-    `sums` [vocabulary, width]: the sums of the sketches of an id's experts; `counts` [vocabulary]: its occurrences.
+    `sums` [vocabulary, width]: for each id, the sum of its experts' sketches; `counts` [vocabulary]: its occurrences.
+    An id without occurrences has signature 0.
     """
     mean = sums.sum(0) / counts.sum()
     apart = (sums - counts[:, None] * mean) / (counts + SHRINKAGE)[:, None]
     spread = apart.T @ (counts[:, None] * apart)
     directions = torch.linalg.eigh(spread.double()).eigenvectors[:, -dimensions:].flip(1).float()
-    # An eigenvector's sign depends on the library.
+    # The sign of an eigenvector depends on the library, so its largest element is made positive.
     directions *= directions.gather(0, directions.abs().argmax(0, keepdim=True)).sign()
     return apart @ directions
 

@@ -5,13 +5,15 @@ import numpy as np
 from .table import Floats
 
 PACE = 0.03
-"""Share of each new request in a replica's past."""
+"""Weight of a new request in the mean signature of a replica's past requests."""
 PRESENT = 0.8
-"""Weight of a replica's running requests, which decode beside the new one; its past keeps a domain together."""
+"""Weight of a replica's running requests, beside which the new request would decode. The rest is the weight of past
+requests, so a domain returns to the replica that has served it.
+"""
 
 
 class Centroids:
-    """For every replica, the mean signature of its running requests, and a unit vector of its past requests."""
+    """The mean signature of each replica's running requests, and a unit vector of each replica's past requests."""
 
     def __init__(self, samples: Floats, replicas: int) -> None:
         self._past = cluster(samples, replicas)
@@ -40,7 +42,8 @@ class Centroids:
 def cluster(samples: Floats, replicas: int, rounds: int = 10) -> Floats:
     """Return unit centroids [replicas, dimensions] of unit samples [samples, dimensions], by spherical k-means.
 
-    Each centroid starts as the sample least similar to the former centroids. Samples repeat if there are too few.
+    Each centroid starts as the sample that is least similar to the centroids before it. Samples repeat if there are
+    fewer samples than replicas.
     """
     samples = np.resize(samples, (max(len(samples), replicas), samples.shape[1])).astype(np.float32)
     chosen = [int(np.argmax(samples @ samples.mean(0)))]

@@ -17,9 +17,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `calibrate`."""
     parser = subparsers.add_parser("calibrate", help=DESCRIPTION, description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--model", type=path, required=True, metavar="DIR", help="a folder with the checkpoint")
-    parser.add_argument("--texts", type=path, required=True, metavar="DIR", help="a folder of *.txt, as to be served")
+    parser.add_argument("--texts", type=path, required=True, metavar="DIR", help="a folder of *.txt like your traffic")
     parser.add_argument("--out", type=path, required=True, metavar="FILE", help="the table, a safetensors file")
-    most = "tokens of each text at most (default: 100000)"
+    most = "read at most N tokens of each text (default: 100000)"
     parser.add_argument("--tokens", type=whole(256), default=100_000, metavar="N", help=most)
     parser.set_defaults(run=run, name="calibrate")
 
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     try_file("--out", arguments.out)
     folder = arguments.model
     config = json.dumps(read_json("--model", f"{folder}/config.json", "the folder of a checkpoint"))
-    if not any(f'"{name}"' in config for name in NUM_EXPERTS):  # at any depth
+    if not any(f'"{name}"' in config for name in NUM_EXPERTS):  # the key may be nested
         raise ValueError(f"--model {folder}: must be a Mixture-of-Experts model; its config.json has no experts")
     import torch
     from rich.progress import track

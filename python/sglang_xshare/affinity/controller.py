@@ -1,46 +1,37 @@
-"""The dispatcher that SGLang's data-parallel controller calls with every request, and reports of its decisions."""
+"""The dispatcher that SGLang's data-parallel controller calls with every request, and its log line and metrics."""
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from . import METHOD
 from .decision import REASONS, Affinity, Decision
-from .recent import Recent
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "sglang:expert_affinity_"
 LOG_INTERVAL = 10.0
-"""Least seconds between log lines. Without requests there are none."""
-EARLY = 4096
-"""Most requests remembered whose end arrived before they did: the client disconnected at once, on another socket."""
-WAIT = 60
-"""Seconds in which such a request may still arrive, longer than any backlog; later its id names a new request."""
+"""Least seconds between log lines. A server without requests writes no line."""
 
 
 class Dispatcher:
-    """A sender of requests to a controller's workers, as `affinity` decides; `receive` yields ids of ended requests."""
+    """A sender of each request to the worker of `controller` that `affinity` chooses."""
 
-    def __init__(
-        self, controller: Any, affinity: Affinity, receive: Callable[[], Iterator[str]], export: bool = False
-    ) -> None:
+    def __init__(self, controller: Any, affinity: Affinity, export: bool = False) -> None:
         self._controller = controller
-        self._receive = receive
         self.affinity = affinity
         self._counts = DecisionCounts(len(affinity.loads), export)
-        self._early = Recent(EARLY)
-        self._late: set[str] = set()
         self._logged = time.monotonic()
+        # The controller calls `send_control_message` with every message for which it has no other method.
+        self._send_control_message = controller.send_control_message
+        controller.send_control_message = self.receive
 
     def __call__(self, request: Any) -> None:
         """Send a `TokenizedGenerateReqInput` or `TokenizedEmbeddingReqInput`."""
         from sglang.srt.managers.io_struct import sock_send
 
-        self.drain()
-        if request.rid in self.affinity:
-            self._late.add(request.rid)
         controller = self._controller
         if request.routed_dp_rank is not None:
             controller.maybe_external_dp_rank_routing(request)
@@ -50,11 +41,8 @@ class Dispatcher:
             self.affinity.set_alive([replica for replica in active if controller.status[replica]])
             decision = self.decide(request)
             sock_send(controller.workers[decision.replica], request)
-        now = time.monotonic()
-        ended = self._early.pop(request.rid, None)
-        if ended is not None and now - ended < WAIT:
-            self.affinity.finish(request.rid)
         self._counts.count(decision, self.affinity.loads)
+        now = time.monotonic()
         if now - self._logged >= LOG_INTERVAL:
             self._logged = now
             logger.info(self._counts.format_log(self.affinity.loads))
@@ -63,23 +51,22 @@ class Dispatcher:
         """Decide where a request goes: to `replica`, if it is given."""
         from sglang.srt.managers.utils import is_health_check_generate_req
 
-        # A prompt of embeddings has no ids, and a health check has no experts of its own.
+        # A prompt of embeddings has no token ids, and the ids of a health check are arbitrary.
         tokens = () if is_health_check_generate_req(request) or request.input_ids is None else request.input_ids
         return self.affinity.choose(request.rid, tokens, **_describe(request), replica=replica)
 
-    def drain(self) -> None:
-        """Remove ended requests from their replicas."""
-        for name in self._receive():
-            if name in self._late:  # the id was reused: this is the former request's end
-                self._late.remove(name)
-            elif not self.affinity.finish(name):
-                self._early[name] = int(time.monotonic())
+    def receive(self, message: Any) -> None:
+        """Remove an ended request from its replica (`report_end`); send any other control message to the workers."""
+        if getattr(message, "method", None) == METHOD:
+            self.affinity.finish(message.rid)
+        else:
+            self._send_control_message(message)
 
 
 def _describe(request: Any) -> dict[str, Any]:
-    """Return what ties a request to a replica: its conversation, its session, and the salt of its prompt's cache."""
+    """Return keywords of `Affinity.choose`: a request's conversation, its session, and the salt of its prompt."""
     session = getattr(request, "session_params", None)
-    # Placeholder ids are equal for all images, so a prompt with an image shares no cache.
+    # All images have the same placeholder ids, so a prompt with an image has a salt of its own.
     image = request.rid if getattr(request, "mm_inputs", None) is not None else None
     return {
         "key": getattr(request, "routing_key", None) or getattr(request, "session_id", None),
@@ -89,7 +76,7 @@ def _describe(request: Any) -> dict[str, Any]:
 
 
 class DecisionCounts:
-    """Decisions since the last log line; with `export` also on `/metrics`, in prometheus's multiprocess mode."""
+    """Counts of decisions since the last log line; with `export`, counts since the start are on `/metrics`."""
 
     def __init__(self, replicas: int, export: bool = False) -> None:
         self._sent = [0] * replicas

@@ -15,38 +15,39 @@ DEFAULT = 1.175
 benchmark/README.md stayed below 1.1, with 2, 4 and 8 replicas.
 """
 REASONS = ("affinity", "bound", "sticky", "session", "idle", "load", "directed")
-"""Reasons for a choice. affinity: the most similar experts and the longest cached prefix. bound: a more similar replica
-is too full. idle: the chosen replica is idle, and a more similar one is busy. sticky: the replica of the conversation's
-earlier turns. session: the replica of the session. load: the fewest requests, without signature and cached prefix.
-directed: the client's choice.
+"""Reasons for a choice. affinity: the highest score, by similar experts and cached prefix. bound: another replica has a
+higher score, but is full or too loaded for its lead. idle: the chosen replica is idle, and a busy one has a higher
+score. sticky: the replica of the conversation's earlier turns. session: the replica of the session. load: the fewest
+requests, because the request has neither signature nor cached prefix. directed: the client's choice.
 """
 PREFIX_WEIGHT = 2.0
 """Weight of the cached share of a prompt, beside the similarity of experts. The similarity is about 0.5 within a domain
-and below 0 across domains, so a cached third of a prompt outweighs a domain. A common beginning of all prompts is soon
-in every cache, and decides nothing.
+and below 0 across domains, so a replica that has cached a third of a prompt wins over a replica of the prompt's domain.
+A common beginning of all prompts is soon in every cache, and decides nothing.
 """
 
 
 def list_open(loads: Sequence[int], alive: Sequence[int], bound: float) -> list[int]:
     """Return the replicas of `alive` that may take one more request, at least one.
 
-    These are the idle replicas, if there are any, else the replicas with at most `bound` times the mean load or the
-    mean rounded up, whichever is more; the mean includes the new request.
+    If any replica is idle, only idle replicas may. Otherwise a replica may have, with the new request, at most
+    max(`bound` x mean, mean rounded up) requests. The mean counts the new request.
     """
     idle = [replica for replica in alive if not loads[replica]]
     if idle:
         return idle
     mean = _mean(loads, alive)
-    most = max(bound * mean, math.ceil(mean)) + 1e-9  # 1.15 * 100 is just below 115
+    most = max(bound * mean, math.ceil(mean)) + 1e-9  # as a float, 1.15 * 100 is just below 115
     return [replica for replica in alive if loads[replica] + 1 <= most]
 
 
 def price_load(loads: Sequence[int], alive: Sequence[int], bound: float) -> list[float]:
-    """Return the price of one more request on each replica, in similarity.
+    """Return the price of one more request on each replica, a number to subtract from the replica's score.
 
-    The price is 0 up to the mean load rounded up, then proportional to the load, and 1 at the bound. So a nearly full
-    replica wins only by a clear similarity: in the simulation of benchmark/README.md (mixed traffic, 4 replicas) 44.6
-    experts are active at an imbalance of 1.08.
+    The price is 0 up to the mean load rounded up. Each request above that adds 1 / (mean x (bound - 1)), so the price
+    is about 1 at the bound, and a nearly full replica wins only by a clear lead. In the simulation of
+    benchmark/README.md (mixed traffic, 4 replicas) 44.6 experts are active instead of round robin's 54.0, at an
+    imbalance of 1.08.
     """
     mean = _mean(loads, alive)
     free, span = math.ceil(mean), mean * (bound - 1)
@@ -69,8 +70,8 @@ class Affinity:
     """Decisions for requests to `replicas` replicas, and each replica's running requests.
 
     `bound` is the most requests of a replica, as a multiple of the mean (`list_open`); it also sets the price of
-    requests above the mean (`price_load`). `caches` is True if replicas cache prompts, so a repeated prompt may gain on
-    its former replica. The same calls give the same decisions.
+    requests above the mean (`price_load`). `caches` is True if replicas cache prompts: a prompt is then cheaper on a
+    replica that has received a prompt with the same beginning. The same calls give the same decisions.
     """
 
     def __init__(self, table: Table, replicas: int, bound: float = DEFAULT, caches: bool = True) -> None:
@@ -85,10 +86,6 @@ class Affinity:
         self._homes = Recent(KEYS)
         self._sessions = Recent(SESSIONS)
 
-    def __contains__(self, request: Hashable) -> bool:
-        """Return whether a request runs."""
-        return request in self._running
-
     def choose(
         self,
         request: Hashable,
@@ -99,11 +96,11 @@ class Affinity:
         salt: Hashable = None,
         replica: int | None = None,
     ) -> Decision:
-        """Decide where a request of these prompt tokens goes, and count the request there until `finish(request)`.
+        """Choose a replica for a request with these prompt tokens, and count the request there until `finish(request)`.
 
-        `key` names a conversation, which keeps its replica within the bound; `session` names a state in a replica,
-        which the session keeps at any load while the replica is alive. Prompts of different `salt` share no cache. A
-        given `replica` gets the request, its conversation and its session.
+        `key` names a conversation: its requests go to the same replica while `list_open` contains that replica.
+        `session` names a state that lives in one replica: its requests go there at any load while the replica is alive.
+        Prompts of different `salt` share no cache. `replica`, if given, gets the request, its conversation and session.
 
         Raises RuntimeError if no replica is alive.
         """
@@ -122,20 +119,19 @@ class Affinity:
                 homes[name] = decision.replica
         return decision
 
-    def finish(self, request: Hashable) -> bool:
-        """Remove an ended request. Returns whether the request was running."""
+    def finish(self, request: Hashable) -> None:
+        """Remove an ended request, if it runs."""
         if request not in self._running:
-            return False
+            return
         replica, signature = self._running.pop(request)
         self.loads[replica] -= 1
         if signature is not None:
             self._centroids.remove(replica, signature)
         if not self.loads[replica]:
             self._centroids.clear(replica)
-        return True
 
     def set_alive(self, alive: Sequence[int]) -> None:
-        """Set the replicas that get requests. A replica that returns has an empty cache and its former experts."""
+        """Set the replicas that get requests. A replica that returns has no cache, but its past requests' signature."""
         for replica in set(self._alive) - set(alive):
             for request in [name for name, (home, _) in self._running.items() if home == replica]:
                 self.finish(request)
@@ -159,7 +155,7 @@ class Affinity:
         return Decision(chosen, "bound" if self.loads[chosen] else "idle")
 
     def _score(self, signature: Floats | None, blocks: Sequence[int]) -> list[float] | None:
-        """Return each replica's score for a request; None without a signature and a cached prefix."""
+        """Return each replica's score for a request; None for a request with neither signature nor cached prefix."""
         cached = [PREFIX_WEIGHT * self._prefixes.match(replica, blocks) for replica in range(len(self.loads))]
         if signature is None:
             return cached if any(cached) else None

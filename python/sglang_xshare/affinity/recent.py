@@ -7,7 +7,7 @@ from itertools import accumulate
 from .table import to_ids
 
 BLOCK = 32
-"""Tokens of a prompt's block."""
+"""Tokens of a block, the unit in which prompts are compared."""
 BLOCKS = 65_536
 """Remembered blocks of a replica: 2 million tokens, more than most KV caches contain."""
 HASHED = 1024
@@ -34,13 +34,13 @@ class Recent(OrderedDict[Hashable, int]):
 
 
 class Prefixes:
-    """The recent prompts of each replica, by blocks."""
+    """The recent prompts of each replica, as hashes of their blocks."""
 
     def __init__(self, replicas: int) -> None:
         self._blocks = [Recent(BLOCKS) for _ in range(replicas)]
 
     def match(self, replica: int, blocks: Sequence[int]) -> float:
-        """Return the share of a prompt's blocks, from the first on, among a replica's recent blocks."""
+        """Return the share of a prompt's `blocks`, up to the first missing block, among a replica's recent blocks."""
         known = self._blocks[replica]
         count = next((place for place, block in enumerate(blocks) if known.get(block) is None), len(blocks))
         return count / max(len(blocks), 1)
@@ -56,7 +56,7 @@ class Prefixes:
 
 
 def hash_blocks(tokens: Sequence[int], salt: Hashable = None) -> list[int]:
-    """Return a hash for each full block of the first `HASHED`, of `salt` and all tokens up to the block's end."""
+    """Return a hash for each of the first `HASHED` full blocks, over `salt` and all tokens up to the block's end."""
     ids = to_ids(tokens[: HASHED * BLOCK])
     blocks = (ids[end - BLOCK : end].tobytes() for end in range(BLOCK, len(ids) + 1, BLOCK))
     return list(accumulate(blocks, lambda number, block: hash((number, block)), initial=hash(salt)))[1:]

@@ -1,4 +1,4 @@
-"""The table of signatures, a vector for each token id. `calibrate` writes it, `--expert-affinity` reads it."""
+"""The table of signatures, a vector for each token id. `calibrate` writes the table, `--expert-affinity` reads it."""
 
 import hashlib
 import math
@@ -16,9 +16,9 @@ from ..upstream.configuration import NUM_EXPERTS, find_value
 
 FORMAT = "sglang-xshare expert affinity 2"
 READ = 4096
-"""Most tokens whose mean is a prompt's signature. In each domain of the shipped checkpoint's corpus, the mean of 4096
-evenly spaced tokens has a cosine similarity of at least 0.997 to the mean of all 23,000 to 56,000 tokens; the means of
-two domains have at most 0.8.
+"""The most tokens of a prompt that its signature averages. In each domain of the shipped checkpoint's corpus, the mean
+of 4096 evenly spaced tokens has a cosine similarity of at least 0.997 to the mean of all 23,000 to 56,000 tokens; the
+means of two domains have at most 0.8.
 """
 Floats = npt.NDArray[np.float32]
 

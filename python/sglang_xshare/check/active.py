@@ -1,4 +1,4 @@
-"""Active experts per layer and step, from the selection of drawn logits; needs torch."""
+"""Active experts per layer and step, from selections of random logits; needs torch."""
 
 from typing import Any
 
@@ -11,22 +11,24 @@ from ..selection import select
 from ..types import Batch, Router
 
 LAYERS = 48
-"""Layers that are drawn for a mean, one step each."""
+"""Layers in a mean, each with random logits for one step."""
 ONE_THREAD = 2**20
-"""The most logits that one thread draws: more threads spin for 1.3 s (16 rows, 2 cores) between operations of 0.1 s."""
+"""The most logits for which torch uses one thread: with 16 rows on 2 cores, several threads spin for 1.3 s between
+operations that take 0.1 s.
+"""
 
 
 def draw_loads(
     schedule: Schedule | None, model: MoeModel, rows: int, tokens_per_request: int, common: float, ranks: int = 1
 ) -> dict[str, Any]:
-    """Select from drawn logits. Return means over layers of what the model's own routing and the policy load.
+    """Return the experts that the model's own routing and the policy load: means over layers with random logits.
 
     `active_experts` and `fullest_rank_experts` are [by the model's own routing, by the policy]; `kept_mass` is the
     policy's. If `schedule` is None, the policy is the model's own routing. Experts lie on the ranks in order, the same
     number on each.
 
-    The logits of a layer are normal, and the share `common` of their variance is the same for all rows; the router
-    renormalizes. Raises ValueError for a plan that the model does not fit.
+    The logits of a layer are normally distributed. All rows have a part in common, with the share `common` of the
+    variance. The router renormalizes. Raises ValueError for a plan that does not fit the model.
     """
     threads = torch.get_num_threads()
     if rows * model.num_experts <= ONE_THREAD:

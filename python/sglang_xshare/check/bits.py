@@ -46,7 +46,7 @@ def read_bits(name: str, declared: Mapping[str, Any], expert_dtype: str | None, 
         experts = linear = _read_compressed(declared)
     elif name in GROUPED:
         group, width = declared.get("group_size") or 128, declared.get("bits") or 4
-        # A scale of 16 bits and a zero point for each group; group_size -1 has one for a column.
+        # Each group has a scale of 16 bits and a zero point. With group_size -1 a group is a column: they hardly count.
         experts = linear = width + (16 + width) / group if group > 0 else width
     elif name in SCALED:
         experts = linear = SCALED[name]

@@ -1,17 +1,9 @@
-"""SGLang's own refusal while it builds a model: experts in fp8 or int8 blocks that its ranks would cut."""
+"""SGLang's own refusal to build experts whose fp8 or int8 blocks the ranks would cut."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from ..compatibility.formats import (
-    CHECKED,
-    QUANTIZATIONS,
-    count_block,
-    find_quantization,
-    find_widths,
-    read_format,
-    slice_columns,
-)
+from ..compatibility.formats import CHECKED, count_block, find_quantization, find_widths, read_format, slice_columns
 from ..upstream.configuration import NUM_EXPERTS, find_value
 from ..upstream.server import is_switched_on, routes_own_rows, spell
 
@@ -25,9 +17,9 @@ def explain_cut(model: Any, config: Any) -> str | None:
     # A CPU pads such columns (configs/update_config.py), and so does aiter (fp8.py: padding_size).
     if kind not in CHECKED or config.device == "cpu" or is_switched_on("SGLANG_USE_AITER"):
         return None
-    block = count_block(find_quantization(model, QUANTIZATIONS))
+    block = count_block(find_quantization(model))
     text, ranks, ep_size = model.hf_text_config, config.tp_size, config.ep_size
-    shared = 1 if routes_own_rows(config) else ranks  # with an all-to-all backend each rank holds all of that expert
+    shared = 1 if routes_own_rows(config) else ranks  # with all-to-all each rank holds the whole shared expert
     cut = next(_list_cut(text, ranks // ep_size // getattr(config, "moe_dp_size", 1), shared, block, ep_size), None)
     if cut is None:
         return None

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from ..compatibility.arguments import read_arguments, read_config
 from ..console import spell_bytes
 from ..gpus import GPUS, Gpu, find_gpu
-from ..parser import read_count, read_number
+from ..parser import between, whole
 from ..patching.tree import NotInstalledError, PatchError
 from ..refusal import ExpertPolicyError
 from .drafts import list_warnings
-from .estimate import Asked, Step, estimate
+from .estimate import Step, estimate
 from .executed import ALONE, list_never_executed
 from .modules import import_lightly
 from .reading import find_folder, read_flagged, read_resolved
@@ -35,10 +35,10 @@ EPILOG = """All other flags are the server's own: --expert-policy, --tp, --mem-f
 needs a config.json and no weights; nothing is downloaded or started. Exit code: 0 if the server would be served, 1 if
 it would be refused or does not fit, or if a question could not be answered."""
 CONTEXT = 1024
-"""Cached tokens a request by default."""
+"""The default of --context."""
 DEFAULT = "xshare"
 """The policy to compare by default."""
-PAGED = "--enable-paged-experts: SGLang refuses experts that cannot be paged as it builds the model; not checked here"
+PAGED = "--enable-paged-experts: not checked: SGLang refuses experts that it cannot page when it builds the model"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -52,13 +52,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add = parser.add_argument
     add("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)} (default: this machine, without memory)")
-    add("--bandwidth", metavar="GB/s", help="memory bandwidth (default: the GPU's peak)")
-    add("--batch", metavar="N", help="estimate a step of N requests that decode together")
-    add("--context", metavar="TOKENS", help=f"cached tokens a request (default: {CONTEXT:,})")
+    add("--bandwidth", type=between(0.001), metavar="GB/s", help="memory bandwidth (default: the GPU's peak)")
+    add("--batch", type=whole(), metavar="N", help="estimate a step of N requests that decode together")
+    add("--context", type=whole(0), metavar="TOKENS", help=f"cached tokens a request (default: {CONTEXT:,})")
     compared = "a policy to compare, such as oea:k0=3; may be repeated (default: the server's --expert-policy)"
     add("--compare", metavar="POLICY", action="append", default=[], help=compared)
     known = "measured active experts a layer and step of one policy; with --ep-size the fullest rank's"
-    add("--active", nargs=2, metavar=("BEFORE", "AFTER"), help=known)
+    add("--active", type=between(1), nargs=2, metavar=("BEFORE", "AFTER"), help=known)
     add("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run, name="check", server_flags=[])
 
@@ -84,14 +84,12 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     rejects.
     """
     gpu = find_gpu(options.gpu) if options.gpu else None
-    bandwidth = gpu.bandwidth if gpu else None
-    if options.bandwidth is not None:
-        bandwidth = read_number("--bandwidth", options.bandwidth, 0.001)
-    asked = _read_asked(options)
-    given, flags = _name_policy(given, asked, options)
+    bandwidth = options.bandwidth or (gpu.bandwidth if gpu else None)
+    _check_alone(options)
+    given, flags = _name_policy(given, options)
     if flags.model is None:
         raise ValueError("--model: missing; must be a folder with a config.json, or a cached model")
-    if asked and flags.enable_paged_experts:
+    if options.batch and flags.enable_paged_experts:
         raise ValueError("--batch with --enable-paged-experts: page-ins are not estimated; use one of the two flags")
     unanswered: list[str] = []
     # Set before the imports: SGLang and huggingface_hub read the variable when they are imported.
@@ -99,12 +97,14 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     folder = find_folder(flags.model, flags.revision)
     report, resolution = _judge(_on_device(given, flags, gpu), flags, gpu, options.gpu, unanswered)
     drafts: list[str] = []
-    weights = _count(folder, flags, resolution, unanswered if gpu or asked else [])
+    weights = _count(folder, flags, resolution, unanswered if gpu or options.batch else [])
     if weights is not None:
         experts = weights.model.num_experts + flags.redundant
         if experts % flags.ep_size:
             raise ValueError(f"--ep-size {flags.ep_size}: must be a divisor of the {experts} experts")
-        step = Step(asked, weights, flags) if asked else None
+        context = CONTEXT if options.context is None else options.context
+        active: Any = tuple(options.active) if options.active else None
+        step = Step(weights, flags, options.batch, context, active) if options.batch else None
         report["weights"] = describe_weights(weights, flags)
         if gpu is not None:
             report["memory"] = describe_memory(weights, flags, gpu, step.cached if step else 0)
@@ -114,7 +114,7 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
                 bandwidth = None
             schedule = _read_served(step, report, unanswered)
             report["estimate"] = _estimate(step, schedule, options.compare, bandwidth, unanswered)
-            if report["estimate"] is not None and bandwidth is not None and step.asked.active is None:
+            if report["estimate"] is not None and bandwidth is not None and step.active is None:
                 drafts = list_warnings(step, schedule, bandwidth)
     architecture = weights.model.architecture if weights else report.get("model", {}).get("architecture")
     if architecture is not None:
@@ -132,28 +132,20 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     return report | {"verdict": verdict, "served": verdict == "served", "not_answered": unanswered}
 
 
-def _read_asked(options: argparse.Namespace) -> Asked | None:
-    """Return the step to estimate; None without `--batch`."""
-    if options.batch is None:
-        alone = {"--context": options.context, "--active": options.active, "--compare": options.compare or None}
-        for flag, value in alone.items():
-            if value is not None:
-                raise ValueError(f"{flag} without --batch: must be used with --batch N")
-        return None
-    context = CONTEXT if options.context is None else read_count("--context", options.context, 0)
-    active = [read_number("--active", text, 1) for text in options.active or ()]
-    batch = read_count("--batch", options.batch, 1)
-    return Asked(batch, context, active=(active[0], active[1]) if active else None)
+def _check_alone(options: argparse.Namespace) -> None:
+    """Raise ValueError for a flag that describes a step, without `--batch`."""
+    alone = {"--context": options.context, "--active": options.active, "--compare": options.compare or None}
+    for flag, value in alone.items():
+        if value is not None and options.batch is None:
+            raise ValueError(f"{flag} without --batch: must be used with --batch N")
 
 
-def _name_policy(
-    given: Sequence[str], asked: Asked | None, options: argparse.Namespace
-) -> tuple[Sequence[str], ServerFlags]:
+def _name_policy(given: Sequence[str], options: argparse.Namespace) -> tuple[Sequence[str], ServerFlags]:
     """Return the server's flags and their values; add `DEFAULT` if no policy is named and a step has several rows."""
     flags = read_flags(given)
     if flags.names_policy or options.compare or options.active or flags.mask_padding_experts:
         return given, flags
-    if asked is not None and flags.speculative_algorithm is None and asked.batch * flags.draft_tokens == 1:
+    if options.batch == flags.draft_tokens == 1 and flags.speculative_algorithm is None:
         return given, flags  # a policy does not change a step of one row
     given = [*given, "--expert-policy", DEFAULT]
     return given, read_flags(given)
@@ -228,7 +220,7 @@ def _find_obstacle(memory: dict[str, Any], step: Step) -> str | None:
     needed = step.cached * count_cache(step.weights, step.flags)
     if needed <= memory["left_bytes"]:
         return None
-    asks = f"--batch {step.asked.batch} with --context {step.asked.context:,}"
+    asks = f"--batch {step.batch} with --context {step.context:,}"
     allowed = f"must be at most {spell_bytes(memory['left_bytes'])}, {memory['cache_tokens']:,} tokens"
     return f"{asks} takes {spell_bytes(needed)} of KV cache on a GPU; {allowed}"
 

@@ -7,7 +7,7 @@ from .estimate import COMMON, Step, estimate_step
 from .weights import divide
 
 CHANCE = 0.75
-"""The assumed chance that a draft is accepted after all earlier ones: that of the shipped draft (docs/guide.md)."""
+"""The assumed chance that a draft is accepted if all earlier drafts are: the shipped draft model's (docs/guide.md)."""
 FLAG = "--speculative-num-draft-tokens"
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Numbers of draft tokens that are compared with the number of the server's flag."""
@@ -18,7 +18,7 @@ def list_warnings(step: Step, schedule: Schedule | None, bandwidth: float) -> li
 
     `schedule` is the server's policy, None for the model's own routing; `bandwidth` is in GB/s.
     """
-    weights, flags, batch = step.weights, step.flags, step.asked.batch
+    weights, flags, batch = step.weights, step.flags, step.batch
     if flags.draft_tokens <= 1 or flags.speculative_adaptive:
         return []
     from .active import draw_loads
@@ -32,9 +32,10 @@ def list_warnings(step: Step, schedule: Schedule | None, bandwidth: float) -> li
 
 
 def describe(seconds: Mapping[int, float], batch: int) -> str | None:
-    """Return the warning for the most draft tokens of `seconds`; None if they give at least as many tokens/s as 1.
+    """Return the warning for the most draft tokens of `seconds`; None if they give at least the tokens/s of no drafts.
 
-    `seconds` holds a step's time by draft tokens, 1 included. The draft model's own time is not counted.
+    `seconds` has a step's time by the number of draft tokens; 1 means no drafts. The draft model's own time is not
+    counted.
     """
     asked = max(seconds)
     speeds = {width: expect(width) / taken for width, taken in seconds.items()}

@@ -1,4 +1,4 @@
-"""The estimate of policies on a model and a GPU: active experts, kept mass, step time, each with its assumption."""
+"""An estimate of what policies gain on a model and a GPU: active experts, kept mass and step time, by assumption."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,74 +13,72 @@ from .server import ServerFlags
 from .weights import Weights, divide
 
 FIXED = 34e-6
-"""Seconds of a MoE layer without its experts' weights (OEA, H100), assumed for all other GPUs too."""
+"""Seconds of a MoE layer without its experts' weights, measured on an H100 (OEA's paper) and assumed for all GPUs."""
 REACHED = 0.97
-"""Share of the memory's peak at which experts are loaded: 2.9 us for one of Qwen3-30B-A3B's, 9.4 MB (OEA, H100)."""
+"""Share of the peak memory bandwidth at which weights are read: 2.9 us for an expert of Qwen3-30B-A3B, 9.4 MB (the same
+source).
+"""
 OTHER = 40e-6
-"""Seconds of all else in a layer: attention, norms, the host. On an H100, servers of Qwen3-30B-A3B took 37 to 54 us a
-layer more than the rest of this estimate at 4 to 16 requests, 25 to 27 at one, 67 to 71 at 32 (SGLang 0.5.17).
+"""Seconds of all else in a layer: attention, norms, the host. Measured steps of Qwen3-30B-A3B on an H100 (SGLang
+0.5.17), less the estimate without OTHER: 25 to 27 us a layer at 1 request, 37 to 54 at 4 to 16, 67 to 71 at 32.
 """
 FORMULA = (
     f"MoE layer = {FIXED * 1e6:.0f} us + active x expert bytes / ({REACHED:.0%} of bandwidth), step = MoE layers x "
     f"that + layers x {OTHER * 1e6:.0f} us + (all other weights + KV cache) / the same bandwidth; with several ranks, "
-    "of the rank that the step waits for"
+    "the numbers of the slowest rank"
 )
 COMMON = 0.47
 """Share of the logits' variance that all rows have in common, chosen so that 49 of 128 experts are active at 16
-rows, as in OEA's Qwen3-30B-A3B.
+rows, as OEA's paper measured for Qwen3-30B-A3B.
 """
 ASSUMPTIONS = {"agreeing": COMMON, "independent": 0.0}
 MOST_ROWS = 16_384
-"""The most rows of a step that are drawn: at 256 experts 0.6 GB, and 2.6 s of a CPU core a layer."""
+"""The most rows for which logits are drawn: at 256 experts they take 0.6 GB, and 2.6 s of a CPU core a layer."""
 DRAFTED = "--speculative-num-draft-tokens N above 1"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A step of `batch` requests with `context` cached tokens each; `active` experts before and after, if known."""
+class Step:
+    """A step of `batch` requests with `context` cached tokens each, on a model and a server.
 
+    `active` is the measured number of active experts (under vanilla, under the policy), None if unknown.
+    """
+
+    weights: Weights
+    flags: ServerFlags
     batch: int
     context: int
     active: tuple[float, float] | None = None
 
-
-@dataclass(frozen=True)
-class Step:
-    """The step that is asked for, on a model and a server."""
-
-    asked: Asked
-    weights: Weights
-    flags: ServerFlags
-
     @property
     def rows(self) -> int:
-        """Return the router rows: a request's draft tokens are a row each."""
-        return self.asked.batch * self.flags.draft_tokens
+        """Return the router rows: each draft token of a request is one row."""
+        return self.batch * self.flags.draft_tokens
 
     @property
     def cached(self) -> int:
-        """Return the tokens in the fullest rank's KV cache: each data-parallel group holds its own requests' alone."""
-        return self.asked.context * -(-self.asked.batch // self.flags.dp_size)
+        """Return the tokens in the fullest rank's KV cache: a data-parallel group caches only its own requests."""
+        return self.context * -(-self.batch // self.flags.dp_size)
 
     def check(self, num_policies: int) -> None:
-        """Raise ValueError for active experts that the model cannot have, and for a step that is too large to draw."""
+        """Raise ValueError for active experts that the model cannot have, and for more rows than can be drawn."""
         experts, ep_size = self.weights.model.num_experts, self.flags.ep_size
-        if self.asked.active is None:
+        if self.active is None:
             if self.rows > MOST_ROWS:
-                many = f"--batch {self.asked.batch}: a step of {self.rows:,} rows"
+                many = f"--batch {self.batch}: a step of {self.rows:,} rows"
                 raise ValueError(f"{many}: must be at most {MOST_ROWS:,} rows without --active")
             return
         if num_policies > 1:
-            raise ValueError(f"--active with {num_policies} policies: must be used with one, whose experts they are")
+            raise ValueError(f"--active with {num_policies} policies: must be used with one: AFTER counts its experts")
         whose, most = ("the model's", experts) if ep_size == 1 else ("a rank's", experts // ep_size)
-        before, after = self.asked.active
+        before, after = self.active
         if not 1 <= before <= most:
             raise ValueError(f"--active {before:g} {after:g}: BEFORE {before:g}: must be 1 to {whose} {most} experts")
         if not 1 <= after <= before:
             raise ValueError(f"--active {before:g} {after:g}: AFTER {after:g}: must be 1 to BEFORE, {before:g}")
 
     def read_policy(self, flag: str, text: str, keys: dict[str, Any]) -> Schedule | None:
-        """Return the policy that `flag` names, with `keys` beside it; None if it routes as the model does.
+        """Return the policy `text` of `flag` with more `keys`; None for a policy that routes as the model does.
 
         Raises ValueError if the policy does not run in this step.
         """
@@ -93,7 +91,7 @@ class Step:
                 plan.check(Router(top_k=model.top_k), model.num_experts, self.flags.ep_size)
             reason = schedule.reason_to_skip("verify" if drafts else "decode", self.rows)
             if reason is not None:
-                told = f"--batch {self.asked.batch}: a step of {self.rows} rows stays vanilla ({reason})"
+                told = f"--batch {self.batch}: a step of {self.rows} rows stays vanilla ({reason})"
                 raise ValueError(f"{told}; must be a step in which the policy selects")
         except ValueError as error:
             raise ValueError(f"{flag} {text}: {error}") from None
@@ -102,19 +100,18 @@ class Step:
 
 def estimate(step: Step, schedules: dict[str, Schedule], bandwidth: float | None) -> dict[str, Any]:
     """Return the report on `schedules`, by their spelling. `bandwidth` is in GB/s; without it no step is timed."""
-    asked = step.asked
     report: dict[str, Any] = {
         "is_estimate": True,
         "formula": FORMULA,
         "missed": describe_miss(step.weights.model.architecture),
         "bandwidth_gb_per_s": bandwidth,
-        "requests": asked.batch,
+        "requests": step.batch,
         "rows": step.rows,
-        "context": asked.context,
+        "context": step.context,
         "policies": {text: describe_keys(schedule) for text, schedule in schedules.items()},
         "estimates": [],
     }
-    for text, schedule in schedules.items() or [("vanilla" if asked.active is None else "as given", None)]:
+    for text, schedule in schedules.items() or [("vanilla" if step.active is None else "as given", None)]:
         for source, loads in _list_loads(step, schedule):
             row = {"is_estimate": True, "policy": text, "source": source, **loads}
             if bandwidth is not None:
@@ -124,10 +121,10 @@ def estimate(step: Step, schedules: dict[str, Schedule], bandwidth: float | None
 
 
 def _list_loads(step: Step, schedule: Schedule | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (source, active experts before and after with the kept mass); assumed values without --active."""
+    """Yield (source, active experts before and after, with the kept mass): as given by --active, else drawn."""
     ep_size = step.flags.ep_size
-    if step.asked.active is not None:
-        active = list(step.asked.active)
+    if step.active is not None:
+        active = list(step.active)
         known = active if ep_size == 1 else None
         yield "as given", {"active_experts": known, "fullest_rank_experts": active, "kept_mass": None}
         return
@@ -144,16 +141,16 @@ def _describe_step(experts: list[float], step: Step, bandwidth: float) -> dict[s
     return {
         "moe_layer_us": [seconds * 1e6 for seconds in layers],
         "step_ms": [seconds * 1e3 for seconds in steps],
-        "tokens_per_s": [step.asked.batch / seconds for seconds in steps],
+        "tokens_per_s": [step.batch / seconds for seconds in steps],
         "speedup": steps[0] / steps[1],
     }
 
 
 def estimate_step(weights: Weights, experts: float, cached: float, bandwidth: float) -> tuple[float, float]:
-    """Return the seconds of (a MoE layer, a decode step) on the GPU that the step waits for.
+    """Return the seconds of (a MoE layer, a decode step) on the slowest rank's GPU.
 
-    The GPU loads `experts` a layer and `cached` tokens of KV cache, at a peak memory `bandwidth` in bytes/s. The
-    estimate has no exchanges between ranks, no term for sampling and the selection, and no overlap.
+    The GPU reads `experts` in each layer and `cached` tokens of KV cache, at a peak memory `bandwidth` in bytes/s. The
+    estimate omits exchanges between ranks, sampling and the selection, and assumes no overlap.
     """
     reached = REACHED * bandwidth
     layer = FIXED + experts * weights.expert / reached

@@ -13,9 +13,9 @@ from ..compatibility.moe_model import TEXT_CONFIGS
 from .tensors import Tensor
 
 COMPILER = ("torch._dynamo", "torch._inductor")
-"""Packages that transformers imports only for decorators, 1.2 s of processor time."""
+"""Packages that transformers imports only for decorators, in 1.2 s of processor time."""
 IMAGES = "torchvision"
-"""The package that transformers imports for image processors if installed, 0.3 s."""
+"""The package that transformers imports for image processors, if it is installed, in 0.3 s."""
 
 
 def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[list[Tensor], Mapping[str, Any]]:
@@ -28,7 +28,7 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
     from torch.overrides import TorchFunctionMode
 
     class Positions(TorchFunctionMode):
-        """Positions on the CPU: `arange` on the meta device imports sympy, 0.4 s that most families need not spend."""
+        """Positions on the CPU, because `arange` on the meta device imports sympy, which takes 0.4 s."""
 
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return function(*args, **(kwargs or {}) | ({"device": "cpu"} if function is torch.arange else {}))
@@ -37,7 +37,7 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
 
     kind, keys, changes = _find_class(transformers, config, changes)
     verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # it warns that kernels are missing, and nothing here runs kernels
+    transformers.logging.set_verbosity_error()  # it would warn of missing kernels, which nothing here runs
     try:
         parsed = kind.config_class.from_dict(dict(keys))
         for name, value in changes.items():  # as SGLang does (utils/hf_transformers/config.py: get_config)
@@ -63,13 +63,10 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
 
 
 def _build(kind: Any, parsed: Any, mode: AbstractContextManager[Any]) -> Any:
-    """Build a model of this class on the meta device, without values: drawing them imports sympy."""
+    """Build a model of this class on the meta device, without values, because initializing them imports sympy."""
     import torch
+    from transformers.initialization import no_init_weights
 
-    try:
-        from transformers.initialization import no_init_weights
-    except ImportError:  # before transformers 5
-        no_init_weights = nullcontext
     with no_init_weights(), torch.device("meta"), mode:
         model = kind(parsed)
         model.tie_weights()

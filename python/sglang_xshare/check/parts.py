@@ -16,7 +16,7 @@ DRAFT = re.compile(r"(^|\.)(mtp|nextn|eh_proj|enorm|hnorm)")
 EMBEDDING, HEAD = re.compile(r"embed|(^|\.)wte\."), re.compile(r"(^|\.)(lm_head|output|head)\.")
 CACHED = re.compile(r"(^|\.)(\w*(?:attn|attention|mixer))\.(\w+)\.(weight|weight_packed|scales)$")
 KEYS = ("k_proj", "v_proj", "kv_proj", "wkv", "kv_a_proj_with_mqa", "wkv_a")
-"""Projections whose outputs attention caches. From the third on the outputs are one head: latent, or keys as values."""
+"""Projections whose outputs attention caches. From `kv_proj` on, the output is one head: keys and values together."""
 FUSED = ("qkv_proj", "query_key_value", "Wqkv", "c_attn")
 STATE = ("A_log", "dt_bias", "conv1d.weight", "k_conv1d.weight")
 """Parameters of linear attention, which has a state of fixed size and caches no token."""
@@ -27,8 +27,9 @@ KV_HEADS = ("num_key_value_heads", "num_attention_groups")
 class Parts:
     """Bytes of a model: the `experts` of all `moe_layers`, and all else.
 
-    `read` is all else that a decode step reads; the embedding is part of it only if it is also the head. `held` is all
-    that a GPU holds beside experts. `cached` is numbers a token, which up to `cache_heads` ranks divide.
+    `read` is all else that a decode step reads; the embedding counts only if it is also the head. `held` is all that a
+    GPU holds beside experts. `cached` is the numbers that the KV cache has for a token; up to `cache_heads` ranks
+    divide these numbers.
     """
 
     experts: float
@@ -61,7 +62,7 @@ def sort_tensors(
     experts = read = held = head = 0.0
     embedding: float | None = None
     for tensor, root, number, name in placed:
-        if root == language and number >= num_layers:  # a layer that drafts
+        if root == language and number >= num_layers:  # a layer of a draft head
             continue
         if root == language and _is_expert(tensor, name, num_experts):
             layers.add(number)
@@ -90,7 +91,7 @@ def _place(name: str) -> tuple[str | None, int, str]:
 
 
 def _is_expert(tensor: Tensor, name: str, num_experts: int) -> bool:
-    """Return whether a tensor is of routed experts: by its module's name, or stacked by expert."""
+    """Return whether a tensor belongs to routed experts, by its module's name or its first dimension, all experts."""
     stacked = len(tensor.shape) == 3 and tensor.shape[0] == num_experts and tensor.shape[1] > 1
     return stacked or EXPERTS.search(name) is not None
 

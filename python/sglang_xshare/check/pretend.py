@@ -22,7 +22,7 @@ def check_gpu(gpu: Gpu, name: str | None, release: str) -> None:
     """Raise `CannotPretend` if SGLang `release` cannot resolve arguments for `gpu`, which --gpu calls `name`."""
     if gpu.capability is None:
         raise CannotPretend(
-            f"--gpu {name}: SGLang decides for AMD's GPUs when it is imported; use {', '.join(NVIDIA)}, or no --gpu"
+            f"--gpu {name}: SGLang must be imported on a machine with AMD's GPUs; use {', '.join(NVIDIA)}, or no --gpu"
         )
     if not is_since(release, SINCE):
         raise CannotPretend(
@@ -35,8 +35,8 @@ def check_gpu(gpu: Gpu, name: str | None, release: str) -> None:
 def pretend(gpu: Gpu) -> Iterator[None]:
     """Make SGLang detect a machine with this GPU, FlashInfer and triton_kernels.
 
-    Facts that SGLang read when it was imported remain. For AMD's GPUs these are many: of all that SGLang resolves for
-    them, only the MoE runner is right. SGLang must be `SINCE` or later, see `check_gpu`.
+    Facts that SGLang read when it was imported remain, for AMD's GPUs so many that only the resolved MoE runner is
+    right. SGLang must be `SINCE` or later, see `check_gpu`.
     """
     import torch
     from sglang.srt.layers.quantization import QUANTIZATION_METHODS

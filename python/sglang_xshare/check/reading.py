@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ..compatibility.formats import QUANTIZATIONS, find_quantization
+from ..compatibility.formats import find_quantization
 from ..compatibility.moe_model import MoeModel, read_folder, read_written
 from ..upstream.server import model_config, spell
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .server import ServerFlags
 
 WIDE = ("float", "float32")
-"""--dtype of 32 bits; `auto` is not, because SGLang serves float32 in float16 (configs/model_config.py)."""
+"""Values of --dtype with 32 bits. `auto` is absent: SGLang then serves float32 in float16 (configs/model_config.py)."""
 
 UNQUANTIZED = "unquant"
 """--quantization for weights in the model's dtype."""
@@ -65,7 +65,7 @@ def read_flagged(folder: Path, flags: ServerFlags) -> Reading:
     """Read config.json with the flags. Raises ValueError in one line if it describes no Mixture-of-Experts model."""
     model, original, config, text = read_folder(str(folder), flags.changes)
     parts = SimpleNamespace(hf_config=SimpleNamespace(**config), hf_text_config=SimpleNamespace(**text))
-    declared = find_quantization(parts, QUANTIZATIONS)
+    declared = find_quantization(parts)
     name = flags.quantization or (declared.get("quant_method") or "missing" if declared else "none")
     name = "none" if name == UNQUANTIZED else name
     plain = 32.0 if flags.dtype in WIDE else 16.0
@@ -82,7 +82,7 @@ def read_resolved(folder: Path, flags: ServerFlags, start: Start) -> Reading:
         model=start.model,
         plain=plain,
         quantization=getattr(config, "quantization", None) or "none",
-        declared=find_quantization(config, QUANTIZATIONS),
+        declared=find_quantization(config),
         load_format=spell(start.config.load_format),
         cache_bits=_count_cache_bits(spell(start.config.kv_cache_dtype), plain),
     )

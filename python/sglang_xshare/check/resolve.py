@@ -27,8 +27,8 @@ Line = tuple[str, str]
 class Resolution:
     """The outcome for a server's arguments.
 
-    `refusals` and `warnings` are in a server's own order. `start` has SGLang's record, None before SGLang has one;
-    `finished` is True if SGLang resolved all of the record. `fault` is an error of a check of ours, and no refusal.
+    `refusals` and `warnings` are in a server's own order. `start` has SGLang's record of arguments, None before SGLang
+    has one; `finished` is True if SGLang resolved all of them. `fault` is an unexpected error of one of our checks.
     """
 
     refusals: list[Line] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Resolution:
         self.finished = True
         self._check(self.start, RESOLVED)
         reason = explain_cut(model_config(server_args), self.start.config)
-        if reason is not None and "ranks" not in self.start.refused:  # --expert-placement shard was refused for this
+        if reason is not None and "ranks" not in self.start.refused:  # "ranks" has refused the same cut
             self.refuse("SGLang", reason)
 
     def _check(self, start: Start, when: str) -> None:
@@ -73,7 +73,7 @@ def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:
     from sglang.srt import expert_policy
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # 0.5.17 warns that there is no GPU as it is imported
+        warnings.simplefilter("ignore")  # at its import, 0.5.17 warns that there is no GPU
         from sglang.srt.server_args import prepare_server_args
 
     resolution, said = Resolution(), io.StringIO()
@@ -113,7 +113,7 @@ def _note(lines: list[Line], who: str, text: str) -> None:
 
 @contextmanager
 def _listening(lines: list[Line]) -> Iterator[None]:
-    """Add the warnings of SGLang and of the stage to `lines` alone, each once."""
+    """Add the warnings of SGLang and of the stage to `lines` instead of the log, each once."""
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -136,7 +136,7 @@ def _listening(lines: list[Line]) -> Iterator[None]:
 
 
 def describe(resolution: Resolution) -> dict[str, Any]:
-    """Return the report as JSON has it, without what could not be found out."""
+    """Return the report for JSON, without the parts that SGLang could not resolve."""
     report: dict[str, Any] = {"served": not resolution.refusals}
     for name, lines in (("refusals", resolution.refusals), ("warnings", resolution.warnings)):
         report[name] = [{"by": who, "says": says} for who, says in lines]

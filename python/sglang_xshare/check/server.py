@@ -32,12 +32,12 @@ def _read_object(text: str) -> dict[str, Any]:
 
 @dataclass
 class ServerFlags:
-    """A server's flags. Those of the policy have the names of SGLang's arguments, so `read_arguments` reads them.
+    """A server's flags. The policy's flags have the names of SGLang's arguments, so `read_arguments` can read them.
 
     `names_model` is False if only the server's `--config` has the model. `ep_size` expert-parallel ranks and `dp_size`
     groups of data-parallel attention (1 without it) divide the `ranks` of tensor parallelism. `fraction` of the GPU's
-    memory is for weights and KV cache; None lets SGLang choose. `slots` of each layer hold paged experts, None if no
-    number is given. `offloaded` weights lie outside the GPU.
+    memory is for weights and KV cache; None lets SGLang choose. `slots` is the number of experts that a layer holds if
+    experts are paged, None if it is not given. `offloaded` is True if some weights lie outside the GPU.
     """
 
     names_model: bool = False
@@ -95,7 +95,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read_flags(flags: Sequence[str]) -> ServerFlags:
-    """Read the command line and the file of its `--config`. Raises ValueError, one line, for wrong values and ranks."""
+    """Read the command line and the file of its `--config`. Raises ValueError, one line, for a wrong value."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     for one in fields(ServerFlags):
         if (kind := one.metadata.get("kind")) is not None:

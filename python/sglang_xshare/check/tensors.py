@@ -10,7 +10,7 @@ from typing import Any
 LARGEST_HEADER = 100_000_000
 """Bytes, the limit of safetensors' own reader."""
 CONVERTED = ("BF16", "F16", "F32", "F64", "I64", "BOOL")
-"""Types of unquantized weights, and of positions and masks, which quantized and other checkpoints have."""
+"""Types of tensors that are not quantized: weights, positions and masks."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def read_headers(folder: Path) -> list[Tensor]:
 
 
 def _list_files(folder: Path) -> list[Path]:
-    """Return the files that SGLang loads: those of the index, else all but the second copy of Mistral's models."""
+    """Return the files that SGLang loads: those in the index, else all except the second copy in Mistral's folders."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         return sorted({folder / name for name in json.loads(index.read_bytes())["weight_map"].values()})

@@ -1,4 +1,4 @@
-"""The bytes that a decode step of a model reads, and the bytes that they leave of a GPU's memory."""
+"""The bytes that a decode step of a model reads, and the memory that a GPU has left beside the weights."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,17 +17,17 @@ from .tensors import Tensor, read_headers
 UNREAD = ("dummy", "pt", "npcache")
 """Values of --load-format that read no safetensors; the weights then have the model's dtype."""
 PACKED = ("bitsandbytes", "gguf")
-"""Values of --load-format whose bytes neither safetensors nor modules contain."""
+"""Values of --load-format whose bytes cannot be counted from safetensors or modules."""
 
 
 @dataclass(frozen=True)
 class Weights:
     """A model, its layers with experts, and its bytes.
 
-    `expert`: bytes of one expert in one layer. `dense`: of all else that a decode step reads: attention, router, shared
-    experts, layers without experts, the head. `held`: of `dense`, the embedding and the encoders of images or sound.
-    `cache`: of the KV cache, for one token of one request in all layers; up to `cache_heads` ranks divide the cache.
-    `bits` of an expert's weight, None when the checkpoint's own bytes were counted; `source` is "safetensors" or
+    `expert`: bytes of one expert in one layer. `dense`: bytes of all else that a decode step reads: attention, router,
+    shared experts, layers without experts, the head. `held`: bytes of `dense`, the embedding and the encoders of images
+    or sound. `cache`: bytes of the KV cache for one token in all layers; up to `cache_heads` ranks divide the cache.
+    `bits`: bits of an expert's weight, None if the checkpoint's own bytes were counted. `source`: "safetensors" or
     "transformers".
     """
 
@@ -50,8 +50,8 @@ def read_weights(folder: Path, flags: ServerFlags | None = None) -> Weights:
 def count_weights(reading: Reading) -> Weights:
     """Count a model's weights, from the headers of its safetensors or from its modules as transformers builds them.
 
-    Modules count at the bits of their quantization. Raises ValueError, one line, for a model that neither describes,
-    and ModuleNotFoundError if transformers is needed and missing.
+    Modules count at the bits of their quantization. Raises ValueError, one line, for a model that neither source
+    describes, and ModuleNotFoundError if transformers is needed and missing.
     """
     if reading.load_format in PACKED:
         raise ValueError(f"--load-format {reading.load_format} has bytes that are not counted; must be another")
@@ -122,7 +122,7 @@ def count_cache(weights: Weights, flags: ServerFlags) -> float:
 
 
 def divide(weights: Weights, flags: ServerFlags) -> Weights:
-    """Return what one rank reads in a step through all stages: a slice of each expert, and its share of all else.
+    """Return what one rank reads in a step through all pipeline stages: a part of each expert, a share of all else.
 
     The ranks of a data-parallel group divide the heads of the KV cache, up to the number of heads.
     """
@@ -136,10 +136,10 @@ def divide(weights: Weights, flags: ServerFlags) -> Weights:
 
 
 def describe_memory(weights: Weights, flags: ServerFlags, gpu: Gpu, cached: int) -> dict[str, Any]:
-    """Return the bytes that the weights leave of each GPU.
+    """Return how much of each GPU's memory the weights leave.
 
-    If the weights do not fit, also return how many experts a layer fit beside `cached` tokens of KV cache. All of the
-    memory counts if no flag gives the share of weights and KV cache.
+    If the weights do not fit, also return how many experts of a layer fit beside `cached` tokens of KV cache. Without
+    --mem-fraction-static all of the memory counts.
     """
     usable = gpu.memory_bytes * (flags.fraction or 1)
     experts, others = count_held(weights, flags)

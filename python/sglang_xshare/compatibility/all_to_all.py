@@ -1,6 +1,7 @@
 """All-to-all expert parallelism: each rank routes its own rows, and a backend brings them to the experts' ranks.
 
-SGLang 0.5.23 and the backends' own code show which of them drop an empty slot, -1. No GPU has run any with a policy.
+A backend is served if its code shows, as of SGLang 0.5.23, that it drops an empty slot: an id of -1 in a row with fewer
+experts than top-k. No GPU has run a backend with a policy.
 """
 
 from typing import Any
@@ -10,8 +11,7 @@ from ..refusal import refusal
 from ..stage.gather import Ranks
 from ..upstream.ranks import find_rank
 from ..upstream.server import model_config, resolved, routes_own_rows, spell
-from .architectures import ALL_TO_ALL, DISPATCHED
-from .moe_model import MoeModel, read_model
+from .moe_model import read_model
 
 BACKENDS = ("none", "deepep", "mooncake", "nixl")
 """Values of --moe-a2a-backend that are served. Upstream itself passes -1 to their kernels: for its padding rows, and as
@@ -35,15 +35,6 @@ def check_backend(config: Any) -> None:
     if backend not in BACKENDS:
         reason = f"{REASONS.get(backend, _UNKNOWN)}; must be one of {', '.join(BACKENDS)}"
         raise refusal("--moe-a2a-backend", backend, reason)
-
-
-def check_model(model: MoeModel, config: Any) -> None:
-    """Raise `ExpertPolicyError` for a model whose layers nobody has followed under an all-to-all backend."""
-    backend = spell(config.moe_a2a_backend or "none")
-    served = ALL_TO_ALL if backend == "deepep" else DISPATCHED
-    if routes_own_rows(config) and model.architecture not in served:
-        reason = f"{model.architecture} is not known to have all-to-all expert parallelism by {backend}"
-        raise refusal("--model-path", model.path, f"{reason}; must be one of {', '.join(sorted(served))}")
 
 
 def read_ranks(model_runner: Any, schedule: Schedule | None) -> Ranks | None:

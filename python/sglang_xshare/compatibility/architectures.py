@@ -6,7 +6,7 @@ whether each MoE layer has one known `TopK`.
 
 _GATE = "its routing function takes the gate's weights, not logits"
 _BYPASSES = "its router is no TopK"
-_BLOCKS = "it decodes blocks of tokens in extend forwards, which a policy takes for prefill"
+_BLOCKS = "it decodes blocks of tokens in extend forwards, which a policy treats as prefill"
 _TRANSFORMERS = "it routes in transformers' own code"
 
 EXECUTED = {

@@ -14,7 +14,7 @@ from ..refusal import ExpertPolicyError
 from ..upstream.server import pages_experts
 
 KEYS = "_expert_policy_keys"
-"""The attribute of `ServerArgs` that keeps the keys read from --expert-policy-config."""
+"""The attribute of `ServerArgs` for the keys that are read from --expert-policy-config."""
 ON_DISAGREEMENT = "--expert-policy-on-disagreement"
 IGNORES_EXACT = "--expert-policy-ignore-client-exact"
 
@@ -34,7 +34,10 @@ class Arguments:
 
 
 def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments | None:
-    """Parse the stage's flags; None if the stage is off. Errors name `speculates`. Raises `ExpertPolicyError`."""
+    """Parse the stage's flags; None if the stage is off. Raises `ExpertPolicyError`.
+
+    `speculates` names, in errors, the flag that turns speculation on.
+    """
     name = getattr(server_args, "expert_policy", None)
     config = getattr(server_args, "expert_policy_config", None)
     trace = getattr(server_args, "expert_policy_trace", None)
@@ -51,7 +54,7 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
         if ignores_exact(server_args):
             raise ExpertPolicyError(IGNORES_EXACT, None, together)
         return Arguments(None) if mask_padding else None
-    # Read once, because SGLang copies the record to other processes later: a file may change, and a pipe is then empty.
+    # Read once: SGLang copies the record to other processes, which might find a changed file or an empty pipe.
     if not hasattr(server_args, KEYS):
         setattr(server_args, KEYS, read_config(config))
     keys = getattr(server_args, KEYS)

@@ -24,11 +24,11 @@ from .schedule import check_schedule
 logger = logging.getLogger(__name__)
 
 GIVEN = "_expert_policy_given_runner"
-"""The attribute of `ServerArgs` with --moe-runner-backend as given: before SGLang 0.5.20 resolution overwrites that."""
+"""The attribute of `ServerArgs` with --moe-runner-backend as given, which SGLang before 0.5.20 overwrites."""
 
 
 def choose_runner(server_args: Any, arguments: Arguments) -> None:
-    """Replace, and log, the MoE runner that SGLang would choose for `auto` if it does not serve the policy.
+    """Replace, and log, the MoE runner that SGLang would choose for `auto` if that runner does not serve the policy.
 
     The new runner must fit the experts. Call before SGLang resolves a server's arguments. This function refuses
     nothing, because later checks do.
@@ -53,20 +53,20 @@ def is_given(server_args: Any) -> bool:
 
 
 def check_experts(server_args: Any) -> None:
-    """Raise `ExpertPolicyError` for a resolved server that runs its experts in a way that serves no policy."""
+    """Raise `ExpertPolicyError` for a resolved server whose experts' kernel cannot follow a policy."""
     experts = read_experts(server_args)
     if experts is None or experts.served:
         return
     if is_given(server_args):
-        if experts.runner not in list_runners():  # `check_modes` refuses a runner that is served with no experts
+        if experts.runner not in list_runners():  # `check_modes` refuses a runner that is never served
             return
         allowed = ", ".join(experts.list_fitting()) or "another quantization"
-        reason = f"its kernel for such experts ({experts.format}) takes no policy's choice; use {allowed}"
+        reason = f"its kernel for such experts ({experts.format}) cannot follow a policy; use {allowed}"
         raise refusal("--moe-runner-backend", experts.runner, reason)
     policy = getattr(server_args, "expert_policy", None)
     flag = "--mask-padding-experts" if policy is None else "--expert-policy"
     allowed = "SGLANG_USE_AITER=0" if experts.aiter else "experts of another quantization"
-    reason = f"SGLang runs {experts.format} experts with {experts.runner} here, which takes no policy's choice"
+    reason = f"SGLang runs {experts.format} experts with {experts.runner} here, which cannot follow a policy"
     fitting = f"none of {', '.join(list_runners())} fits them; use {allowed}"
     raise ExpertPolicyError(flag, policy, f"{reason}, and {fitting}")
 
@@ -74,7 +74,7 @@ def check_experts(server_args: Any) -> None:
 def _foresee(server_args: Any, arguments: Arguments, runner: str | None = None) -> tuple[Experts | None, bool]:
     """Return (how the server would run its experts, whether that serves the policy), with `runner` if given.
 
-    The first is None without a GPU and for arguments that SGLang refuses, which the server's own resolution reports.
+    The first value is None without a GPU, and if SGLang refuses the arguments, which the server's own start reports.
     """
     record = copy.deepcopy(server_args)
     if runner is not None:

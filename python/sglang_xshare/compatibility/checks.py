@@ -1,7 +1,7 @@
 """The checks of a server's start, in order, and what is set after them.
 
-The first check that refuses ends a server; `sglang-xshare check` reports all refusals. `layers.py` checks what only
-loaded weights show.
+The first refusal ends a server; `sglang-xshare check` reports all refusals. `layers.py` checks what only loaded weights
+show.
 """
 
 import logging
@@ -12,12 +12,12 @@ from functools import cached_property
 from typing import Any
 
 from ..affinity import is_asked
-from ..affinity.arguments import FLAG, AffinityArguments, check_affinity, read_affinity
+from ..affinity.arguments import FLAG, check_affinity, read_affinity
+from ..affinity.table import Table
 from ..patching.engine import check_patched
 from ..patching.tree import PatchError
 from ..refusal import ExpertPolicyError
 from ..upstream.server import is_switched_on, model_config, resolved
-from .all_to_all import check_model
 from .architectures import FUSED_FRONTS
 from .arguments import Arguments, read_arguments
 from .backend import check_experts, choose_runner, is_given
@@ -26,7 +26,7 @@ from .drafts import check_adapts, check_depth
 from .drafts import is_asked as asks_depth
 from .expert_placement import check_division, check_placement, set_placement
 from .modes import check_draft_tokens, check_modes, check_observed, check_writers
-from .moe_model import MoeModel, check_attention, read_model
+from .moe_model import MoeModel, check_ranks, read_model
 from .schedule import check_schedule
 
 PLACEMENT, STAGE, AFFINITY, DEPTH = "placement", "stage", "affinity", "depth"
@@ -39,7 +39,7 @@ GIVEN, RESOLVED = "given", "resolved"
 
 
 class Start:
-    """A server's start, each part read at its first use. `refused` names the checks that have refused it."""
+    """A server's start, each part read at its first use. `refused`: names of checks that have refused the server."""
 
     def __init__(self, server_args: Any) -> None:
         self.server_args = server_args
@@ -67,11 +67,9 @@ class Start:
         return self.parsed if isinstance(self.parsed, Arguments) else Arguments(None)
 
     @cached_property
-    def affinity(self) -> AffinityArguments:
-        """Return the flags of expert-affinity dispatch. Raises `ExpertPolicyError`."""
-        arguments = read_affinity(self.server_args)
-        assert arguments is not None, "no flag of it is given"
-        return arguments
+    def table(self) -> Table:
+        """Return the table of expert-affinity dispatch. Raises `ExpertPolicyError`."""
+        return read_affinity(self.server_args)[0]
 
     @cached_property
     def config(self) -> Any:
@@ -80,13 +78,13 @@ class Start:
 
     @cached_property
     def model(self) -> MoeModel:
-        """Return what a schedule must fit. Raises `ExpertPolicyError`."""
+        """Return the model, which a schedule must fit. Raises `ExpertPolicyError`."""
         return read_model(model_config(self.server_args), self.server_args.model_path)
 
 
 @dataclass(frozen=True)
 class Check:
-    """A check of the part `of`: `run` raises `ExpertPolicyError`. A refusal by the check named `after` skips it."""
+    """A check of the part `of`: `run` raises `ExpertPolicyError`. A check whose `after` has refused is skipped."""
 
     name: str
     when: str
@@ -125,8 +123,8 @@ CHECKS = (
     Check("tree", GIVEN, STAGE, _check_patched),
     # Modes, devices and backends that the stage is not served with.
     Check("given modes", GIVEN, STAGE, lambda start: check_modes(start.server_args)),
-    # Flags of affinity that lack each other, wrong values, a file that is no table.
-    Check("affinity", GIVEN, AFFINITY, lambda start: start.affinity),
+    # Flags of affinity without the flag that they need, wrong values, a file that is no table.
+    Check("affinity", GIVEN, AFFINITY, lambda start: start.table),
     Check("affinity's tree", GIVEN, AFFINITY, lambda start: _check_tree(FLAG), after="affinity"),
     # A value that is no placement, and flags that place experts in another way.
     Check("placement", GIVEN, PLACEMENT, lambda start: check_division(start.server_args)),
@@ -142,14 +140,13 @@ CHECKS = (
     # Ranks that do not divide the model's experts or heads, or slices that end within quantized blocks.
     Check("ranks", RESOLVED, PLACEMENT, lambda start: check_placement(start.server_args), after="placement"),
     Check("modes", RESOLVED, STAGE, lambda start: check_modes(start.config, is_given(start.server_args))),
-    # Experts of a quantization without an MoE runner that takes a policy's choice.
+    # Experts of a quantization without an MoE runner that can follow a policy.
     Check("experts", RESOLVED, STAGE, lambda start: check_experts(start.server_args)),
     # A dense model, a model whose layers differ in experts, or a model that is known not to be served.
     Check("model", RESOLVED, STAGE, lambda start: start.model),
     # A model that SGLang is not known to serve with data-parallel attention, or with an all-to-all backend.
-    Check("attention", RESOLVED, STAGE, lambda start: check_attention(start.model, start.config), after="model"),
-    Check("all-to-all", RESOLVED, STAGE, lambda start: check_model(start.model, start.config), after="model"),
-    # Draft tokens of a request that do not fill the rows to which ranks are padded.
+    Check("model's ranks", RESOLVED, STAGE, lambda start: check_ranks(start.model, start.config), after="model"),
+    # Draft tokens of a request that padding to a multiple of the ranks would split.
     Check("draft tokens", RESOLVED, STAGE, lambda start: check_draft_tokens(start.config)),
     # `observe` if layers do not get whole logits.
     Check("observe", RESOLVED, STAGE, lambda start: check_observed(start.arguments.schedule)),
@@ -157,12 +154,12 @@ CHECKS = (
     # A schedule that does not fit the model, the batch sizes or the MoE runner.
     Check("schedule", RESOLVED, STAGE, _check_schedule, after="model"),
     # No replicas or replicas on several machines, servers that do not report what ended, a table of another model.
-    Check("replicas", RESOLVED, AFFINITY, lambda start: check_affinity(start.server_args, start.affinity), "affinity"),
+    Check("replicas", RESOLVED, AFFINITY, lambda start: check_affinity(start.server_args, start.table), "affinity"),
 )
 
 
 def find_refusals(start: Start, when: str) -> Iterator[ExpertPolicyError]:
-    """Yield what refuses a server at this point of its start, in order; each check is made when its turn comes."""
+    """Yield the refusals of a server at this point of its start, in order. A check runs only when its turn comes."""
     for check in CHECKS:
         if check.when == when and check.after not in start.refused and start.asks(check.of):
             try:
@@ -184,7 +181,7 @@ FRONT = "SGLANG_K3_FUSED_FRONT"
 
 
 def set_environment(start: Start) -> None:
-    """Switch off, and log, what bypasses the `TopK` of the model's layers, before the processes start that load it."""
+    """Switch off, and log, the kernel that bypasses the layers' `TopK`. Call before SGLang starts other processes."""
     if start.asks(STAGE) and start.model.architecture in FUSED_FRONTS and is_switched_on(FRONT):
         os.environ[FRONT] = "0"
         logger.warning("expert policy: %s -> 0, because otherwise one kernel computes gate and TopK", FRONT)

@@ -41,9 +41,9 @@ def check_depth(server_args: Any) -> None:
 
 
 def check_adapts(server_args: Any, config: Any) -> None:
-    """Raise `ExpertPolicyError` if the depth is asked for and the drafts of the resolved `config` do not adapt.
+    """Raise `ExpertPolicyError` if a depth is requested and the drafts of the resolved `config` do not adapt.
 
-    Refuse a draft model that skips the tokens of a step without drafts: it would draft badly ever after.
+    Also refuse the switch `SKIPS`: a draft model that skips the tokens of steps without drafts would draft badly later.
     """
     if is_on(config) and is_switched_on(SKIPS):
         raise ExpertPolicyError(

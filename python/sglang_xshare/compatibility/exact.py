@@ -5,10 +5,9 @@ from typing import Any
 
 from ..policies.exact import EXACT, KEY, SHARED, Rule, check_said, read_routing_key
 from ..policies.keys import as_json
-from ..refusal import ExpertPolicyError, spell_flag
+from ..refusal import ExpertPolicyError, list_others, spell_flag, spell_value
 from ..upstream.server import drafter, resolved
 from .arguments import ignores_exact, is_on
-from .flags import list_others, spell_value
 
 SHARED_PREFIXES = "the cache may return what requests under policy have stored"
 # The reason why a request would not be exact, by flag.
@@ -19,13 +18,13 @@ REFUSED_FLAGS = {
     "enable_lmcache": SHARED_PREFIXES,
     "enable_flexkv": SHARED_PREFIXES,
     "radix_cache_backend": SHARED_PREFIXES,
-    "enable_paged_experts": "a step may have fewer slots than exact requests need",
+    "enable_paged_experts": "a layer may hold fewer experts than exact requests need",
 }
 
 UNNAMED = "UNO"
-"""A drafter that makes its own forward batches, without `rids`."""
+"""A drafter that makes its own forward batches, which lack the ids of their requests (`rids`)."""
 TREE_IN_CPP = "SGLANG_EXPERIMENTAL_CPP_RADIX_TREE"
-"""Upstream's switch, in releases before 0.5.21, for a tree of prefixes without `extra_key`."""
+"""Upstream's switch, before 0.5.21, for a prefix cache without `extra_key`, which separates exact requests."""
 
 
 def find_refusal(config: Any, source: str = f"custom_params.{KEY}") -> str | None:

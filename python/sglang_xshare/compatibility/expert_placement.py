@@ -7,19 +7,20 @@ layers.
 import logging
 from typing import Any
 
-from ..refusal import ExpertPolicyError, spell_flag
+from ..refusal import ExpertPolicyError, list_others, spell_flag, spell_value
 from ..upstream.configuration import NUM_EXPERTS, find_value
 from ..upstream.server import attention_dp_size, declare, model_config, resolved, routes_own_rows, spell
 from .architectures import GATHERED
-from .flags import list_others, spell_value
-from .formats import QUANTIZATIONS, count_block, find_quantization, find_widths, slice_columns
+from .formats import count_block, find_quantization, find_widths, slice_columns
 
 logger = logging.getLogger(__name__)
 
 SHARD, EP = "shard", "ep"
 UNGROUPED, OWN_HEADS = frozenset({"NGRAM", "STANDALONE"}), frozenset({"DFLASH", "DSPARK"})
-"""Speculation that SGLang lacks with data-parallel attention, and that needs a whole head on each rank there."""
-# Arguments about whole experts, each with its value if there are no whole experts.
+"""Drafters that SGLang does not support with data-parallel attention, and drafters that then need a whole LM head on
+each rank.
+"""
+# Arguments about whole experts, each with the value that it must have if ranks hold slices.
 WHOLE = {
     "ep_size": 1,
     "moe_dp_size": 1,
@@ -114,7 +115,7 @@ def _check_divides(placement: str, ranks: int, count: Any, what: str, more: int 
 
 def _describe_slices(ranks: int, model: Any, path: str) -> str:
     """Return how many columns of an expert each rank has, in words. Raises `ExpertPolicyError` for other slices."""
-    quantization = find_quantization(model, QUANTIZATIONS)
+    quantization = find_quantization(model)
     block = count_block(quantization)
     # SGLang's gpt-oss rounds slices of MXFP4 weights up to blocks.
     pads = "GptOssForCausalLM" in model.hf_config.architectures and quantization.get("quant_method") == "mxfp4"

@@ -1,4 +1,4 @@
-"""The runner of a model's experts, as far as the configuration shows it, and the other runners that fit them."""
+"""The runner of a model's experts, as far as the configuration shows it, and the other runners that fit the experts."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +12,8 @@ from .runners import list_runners
 class Experts:
     """A server's way to run its experts.
 
-    `runner` is "auto" for triton, marlin or what only loading shows; `format` is that of the weights; `capability` is
-    the GPU's, None on AMD; `aiter` is True if AMD's aiter is on.
+    `runner` is "auto" for triton, marlin or a kernel that only loading shows; `format` is that of the weights;
+    `capability` is the GPU's, None on AMD; `aiter` is True if AMD's aiter is on.
     """
 
     runner: str
@@ -50,7 +50,7 @@ class Experts:
 
 
 def read_experts(server_args: Any) -> Experts | None:
-    """Read resolved arguments; None without a GPU, and for a dispatcher, whose experts are checked once loaded."""
+    """Read resolved arguments; None without a GPU, and for an all-to-all backend, whose layers are checked later."""
     config = resolved(server_args)
     if str(config.device) != "cuda" or routes_own_rows(config):
         return None
@@ -62,7 +62,7 @@ def read_experts(server_args: Any) -> Experts | None:
 
     runner, aiter = spell(config.moe_runner_backend), is_amd and bool(get_bool_env_var("SGLANG_USE_AITER"))
     form = read_format(model_config(server_args), config.quantization)
-    if runner == "auto":  # what layers choose then
+    if runner == "auto":  # each layer chooses
         if form.own_kernel is not None:
             runner = form.own_kernel
         elif capability is None:
@@ -73,7 +73,7 @@ def read_experts(server_args: Any) -> Experts | None:
 
 
 def ranks_logits(config: Any) -> bool:
-    """Return whether a server's MoE runner ranks the logits, by its resolved arguments; gpt-oss's on sm100 does too."""
+    """Return whether the MoE runner of resolved arguments ranks logits itself; flashinfer_mxfp4 does so on sm100."""
     runner = spell(config.moe_runner_backend)
     if runner != "flashinfer_mxfp4" or str(config.device) != "cuda":
         return runner == "triton_kernel"

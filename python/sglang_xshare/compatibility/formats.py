@@ -5,7 +5,7 @@ experts that are quantized by blocks.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -14,6 +14,8 @@ from ..upstream.configuration import find_value
 
 Capability = tuple[int, int]
 """(major, minor) of an NVIDIA GPU."""
+QUANTIZATIONS = ("quantization_config", "compression_config")
+"""Keys of config.json in which SGLang looks for a quantization."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +24,13 @@ class Format:
 
     name: str
     fitting: tuple[str, ...] = ()
-    """Runners that run such experts, the best first, in place of a choice of SGLang's that cannot be served."""
+    """Runners that run such experts, the best first, to replace a choice of SGLang's that cannot be served."""
     unserved: tuple[str, ...] = ()
-    """Runners whose kernel for such experts takes no policy's choice, or was not followed."""
+    """Runners whose kernel for such experts cannot follow a policy, or has not been read."""
     blackwell: str = "auto"
     """The runner that layers choose on Blackwell while the server's is auto: "auto" for triton or marlin."""
     own_kernel: str | None = None
-    """The one kernel that runs such experts whatever the runner."""
+    """The kernel that runs such experts under every runner, if there is one."""
     by_aiter: bool = False
     """True if layers choose AMD's aiter with SGLANG_USE_AITER, or triton for shapes that aiter lacks."""
     triton_beside_aiter: str | None = None
@@ -44,16 +46,16 @@ class Format:
 _TRTLLM = ("flashinfer_trtllm", "flashinfer_trtllm_routed")
 
 BF16 = Format("bf16", ("triton",), by_aiter=True, triton_beside_aiter="0.5.17")
-# fp8.py: runner_is_aiter
+# triton_beside_aiter: runner_is_aiter in fp8.py
 FP8_BLOCK = Format("fp8 by block", ("triton",), by_aiter=True, triton_beside_aiter="0.5.23")
 FP8_TENSOR = Format("fp8 by tensor", ("triton",), unserved=_TRTLLM, by_aiter=True)
-# modelopt_quant.py: create_moe_runner
+# blackwell: create_moe_runner in modelopt_quant.py
 NVFP4 = Format("NVFP4", ("marlin",), blackwell="flashinfer_trtllm")
-# compressed_tensors_w4a4_nvfp4_moe.py: create_moe_runner
+# blackwell: create_moe_runner in compressed_tensors_w4a4_nvfp4_moe.py
 COMPRESSED_NVFP4 = Format("NVFP4 (compressed-tensors)", ("flashinfer_trtllm",), blackwell="flashinfer_cutlass")
-# triton is last, because it holds such experts as bf16.
+# triton is last, because it converts such experts to bf16.
 MXFP4 = Format("MXFP4", ("triton_kernel", "marlin", "triton"), by_aiter=True, marlin_from=(9, 0))
-# Other kernels than gpt-oss's are behind flashinfer_mxfp4 here; nobody has read these kernels.
+# For these experts flashinfer_mxfp4 calls other kernels than for gpt-oss; nobody has read them.
 MXFP4_IN_FP8 = Format("MXFP4 in an fp8 checkpoint", ("marlin",), unserved=("flashinfer_mxfp4",), by_aiter=True)
 MXINT4 = Format("MXINT4", ("triton", "marlin"), unserved=_TRTLLM)
 INT4 = Format("int4 (compressed-tensors)", ("triton", "marlin"))
@@ -63,7 +65,7 @@ _COMPRESSED_FP8 = {
     "channel": FP8_CHANNEL,
     "tensor": Format("fp8 by tensor (compressed-tensors)", ("triton",), unserved=_TRTLLM),
 }
-"""By the strategy of their scales."""
+"""Formats by the strategy of their scales."""
 _NAMED = {
     "none": BF16,
     "modelopt_fp4": NVFP4,
@@ -75,7 +77,7 @@ _NAMED = {
     "w4afp8": Format("w4afp8", own_kernel="cutlass_w4a8_moe"),
     "humming": Format("humming", own_kernel="humming"),
 }
-"""By --quantization's name; `read_format` and `_read_compressed` distinguish the others."""
+"""Formats by the name of --quantization; `read_format` and `_read_compressed` distinguish the others."""
 
 
 def read_format(model: Any, quantization: str | None) -> Format:
@@ -90,9 +92,9 @@ def read_format(model: Any, quantization: str | None) -> Format:
     return _NAMED.get(name) or Format(name)
 
 
-def find_quantization(model: Any, names: Sequence[str] = ("quantization_config",)) -> Mapping[str, Any]:
-    """Return the quantization declared under the first of these names, else {}; Kimi-K2.5 has it in its text model."""
-    for name, config in product(names, (model.hf_config, model.hf_text_config)):
+def find_quantization(model: Any) -> Mapping[str, Any]:
+    """Return the quantization that a model declares, else {}; Kimi-K2.5 has it in its text model."""
+    for name, config in product(QUANTIZATIONS, (model.hf_config, model.hf_text_config)):
         declared: Any = getattr(config, name, None)
         declared = declared.to_dict() if hasattr(declared, "to_dict") else declared
         if declared and isinstance(declared, Mapping):
@@ -101,7 +103,7 @@ def find_quantization(model: Any, names: Sequence[str] = ("quantization_config",
 
 
 def find_group(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a compressed-tensors configuration's first group, which upstream takes for all experts; {} without one."""
+    """Return the first group of a compressed-tensors configuration, which upstream applies to all experts, else {}."""
     return next(iter((config.get("config_groups") or {}).values()), {})
 
 
@@ -123,8 +125,6 @@ def _read_compressed(config: Mapping[str, Any]) -> Format:
     return Format("compressed-tensors")
 
 
-QUANTIZATIONS = ("quantization_config", "compression_config")
-"""Keys of config.json in which SGLang looks for a quantization."""
 BLOCKS = ("weight_block_size", "block_structure", "group_size")
 """Keys of a quantization with the number of weights that share a scale; -1 for a whole column of weights."""
 WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size", "intermediate_size")

@@ -4,15 +4,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+import torch
+
 from ..policies import VANILLA
 from ..policies.plan import SelectionPlan
 from ..refusal import REFUSED, ExpertPolicyError, refusal
 from ..selection.mask import check_maskable
 from ..stage.frame import CurrentFrame
 from ..stage.layer import DROPPED, FILLED, MASKED, Layer
+from ..stage.placement import Placement
+from ..upstream.configuration import NUM_EXPERTS, find_value
 from ..upstream.paging import find_paging
 from ..upstream.ranks import find_rank
 from ..upstream.routing import (
+    expert_locations,
     keep_sums,
     keeps_dropped,
     num_shared_slots,
@@ -20,14 +25,13 @@ from ..upstream.routing import (
     read_output_format,
     routes_on,
 )
-from ..upstream.server import num_schedulers, resolved, routes_own_rows
+from ..upstream.server import model_config, num_schedulers, resolved, routes_own_rows
 from .arguments import Arguments, read_arguments
-from .placement import read_placement
 from .runners import TRITON, Runner, check_kernel, find_kernel
 
 OUTPUTS = {FILLED: ("standard",), DROPPED: ("standard", "bypassed"), MASKED: ("triton_kernel", "bypassed")}
-"""The outputs that a router may have, by the convention of its runner. For a bypassed output of a DROPPED runner the
-stage returns ids and weights instead.
+"""The outputs that a router may have, by the convention of its runner. A "bypassed" output has logits; for a DROPPED
+runner the stage returns ids and weights instead.
 """
 
 
@@ -109,11 +113,28 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
     return layers
 
 
+def read_placement(model_runner: Any) -> Placement | None:
+    """Return the placement of a loaded model's experts; None on one rank.
+
+    Ranks hold contiguous ranges of experts, unless SGLang maps ids (--init-expert-location, --enable-eplb). An expert
+    with copies counts on the rank of its first copy.
+    """
+    config = resolved(model_runner.server_args)
+    if config.ep_size == 1:
+        return None
+    physical = expert_locations(config)
+    if physical is None:
+        model = model_config(model_runner.server_args)
+        experts = torch.arange(find_value(model.hf_text_config, NUM_EXPERTS), device=model_runner.device)
+        physical = experts.expand(model.num_hidden_layers, -1)
+    return Placement(config.ep_size, (physical.shape[1] + config.ep_num_redundant_experts) // config.ep_size, physical)
+
+
 def _find_runner(name: str, experts: Any, config: Any) -> Runner:
     """Return the runner of a layer's experts. Raises `ExpertPolicyError` for an unknown kernel."""
     try:
         runner = find_kernel(experts)
-        if not routes_own_rows(config):  # behind a dispatcher the kernel gets the dispatcher's rows
+        if not routes_own_rows(config):  # otherwise the kernel gets a dispatcher's rows
             check_kernel(runner, experts, config)
     except ValueError as error:
         raise refusal(name, "experts", str(error)) from None
@@ -125,14 +146,14 @@ def _read_options(runner: Runner, output_format: str, topk_config: Any, config: 
     if routes_own_rows(config):  # a dispatcher takes ids, and skips a slot of -1
         if output_format != "standard":
             raise ValueError(f"{output_format} output for an all-to-all dispatcher; must be standard")
-        # Upstream also moves ids up if every rank has slots for shared experts.
+        # Upstream also renumbers ids if every rank has slots for shared experts.
         renumbers = config.ep_dispatch_algorithm is not None or num_shared_slots(topk_config) > 0
         return {"convention": DROPPED, "renumbers": renumbers}
     if output_format not in OUTPUTS[runner.convention]:
         allowed = " or ".join(OUTPUTS[runner.convention])
         raise ValueError(f"{output_format} output for MoE runner {runner.name}; must be {allowed}")
-    # Upstream looks ids up if experts have other places, and before 0.5.23 if a rank numbers its own experts. On AMD it
-    # gives padding rows expert 0, which may be active for no other row.
+    # Upstream renumbers ids if EPLB has moved experts, and before 0.5.23 also to each rank's own numbers. On AMD
+    # upstream gives padding rows expert 0, which may be active for no other row.
     looked_up = runner.convention == FILLED and (routes_on("_is_hip") or (config.ep_size > 1 and not keeps_dropped()))
     return {
         "convention": runner.convention,
@@ -178,7 +199,7 @@ def check_plans(layer: Layer, plans: Sequence[SelectionPlan], config: Any) -> No
 
 
 def count_hashed(modules: Mapping[str, Any]) -> int:
-    """Count the MoE layers that choose by a hash of the token, DeepSeek-V4's first ones: nothing is selected there."""
+    """Count the MoE layers that route by a hash of the token, DeepSeek-V4's first ones, where no policy selects."""
     from sglang.srt.layers.moe.hash_topk import HashTopK
 
     return sum(isinstance(module, HashTopK) for module in modules.values())

@@ -5,31 +5,29 @@ from pathlib import Path
 from typing import Any
 
 from ..policies.schedule import Schedule
-from ..refusal import refusal, spell_flag
+from ..refusal import list_others, refusal, refuse, spell_flag, spell_value
 from ..selection.cpu_call import SWITCH
 from ..upstream.routing import hands_parts
 from ..upstream.server import attention_dp_size, drafter, is_release, is_switched_on, rank_mode, routes_own_rows, spell
 from .all_to_all import check_backend
-from .flags import list_others, refuse, spell_value
 from .runners import explain, list_runners
 
 # With these flags a batch bypasses the stage, or its rows are not this rank's requests.
 REFUSED_FLAGS = {
     "enable_deterministic_inference": "batch-aware routing is not batch-invariant",
-    "enable_torch_compile": "a compiled TopK does not call the stage",
+    "enable_torch_compile": "a compiled TopK does not call the policy",
     "enable_two_batch_overlap": "the router gets half a batch",
     "enable_single_batch_overlap": "the router gets part of a batch",
-    "enable_pdmux": "split prefill bypasses the stage",
+    "enable_pdmux": "split prefill bypasses the policy",
     "enable_nvidia_megakernel": "the kernel routes by itself",
     "enable_amd_monokernel": "the kernel routes by itself",
     "is_embedding": "an embedding model never decodes",
-    "dllm_algorithm": "blocks decode in extend forwards, which a policy takes for prefill",
+    "dllm_algorithm": "blocks decode in extend forwards, which a policy treats as prefill",
     "kt_weight_path": "the CPU kernels' treatment of an empty slot is unknown",
 }
 DEVICES = ("cuda", "cpu")
-"""AMD's GPUs are "cuda" too. NPUs route past `select_experts`; the runners of the others were not followed."""
-# Other values change which rows the ranks of data-parallel attention or of an all-to-all backend gather, or by which
-# ranks the rows are gathered.
+"""AMD's GPUs are "cuda" too. NPUs route past `select_experts`; the MoE runners of other devices have not been read."""
+# Other values change which rows are gathered under data-parallel attention or an all-to-all backend, or by which ranks.
 RANKS_FLAGS = {
     "attn_cp_size": 1,
     "moe_dp_size": 1,
@@ -37,22 +35,23 @@ RANKS_FLAGS = {
     "dwdp_size": 1,
     "elastic_ep_backend": None,
 }
-# Refused only with an all-to-all backend: rows that its ranks do not divide, experts that others have chosen.
+# Refused only with an all-to-all backend: with the first its ranks do not divide the rows, with the second other code
+# chooses experts.
 ALL_TO_ALL_FLAGS = {"disable_attn_tp_gather": False, "enable_waterfill": False}
 DISPATCH = "static"
-"""The dispatch that maps an expert to the same replica for all rows of a rank."""
+"""The dispatch that maps an expert to the same copy for all rows of a rank."""
 # With this switch a rank does not receive the other ranks' batch sizes and modes.
 UNSYNCHRONIZED = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
 # Upstream's benchmark switches, which overwrite what was selected.
 SIMULATIONS = ("SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS")
 DRAFTERS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
 NEWER = ("DFLASH", "DSPARK", "FROZEN_KV_MTP", "UNO")
-"""Drafters that have been executed with a policy on `SINCE` alone, and on one rank of attention."""
+"""Drafters that have been executed with a policy only on release `SINCE`, and only on one rank of attention."""
 SINCE = "0.5.23"
 # In two of DSpark's three modes of verification every request has the same number of rows, whatever is accepted.
 MODE, UNIFORM = "SGLANG_RAGGED_VERIFY_MODE", ("static", "cap-accept")
 UNRECORDED = ("DSPARK", "NGRAM", "UNO")
-"""Drafters whose verification drops the experts that SGLang has recorded; UNO's drops those of one token a step."""
+"""Drafters whose verification drops experts that SGLang has recorded: UNO's drops one token's experts in each step."""
 UNPREPARED = ("FROZEN_KV_MTP", "UNO")
 """Drafters that cannot continue from a prefill server's transfer: SGLang 0.5.23 fails at the first step."""
 
@@ -96,7 +95,7 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
 def check_observed(schedule: Schedule | None) -> None:
     """Raise `ExpertPolicyError` if layers do not get the logits that plans of `observe` read."""
     if schedule is not None and schedule.observed and hands_parts():
-        reason = "on AMD this SGLang may give a layer the parts of its logits, and add them up later"
+        reason = "on AMD this SGLang may give a layer partial sums of its logits, and add them up later"
         raise refusal("--expert-policy", schedule.policy, f"{reason}; use another policy")
 
 
@@ -108,16 +107,16 @@ def check_writers(trace: Path | None, config: Any) -> None:
 
 
 def check_draft_tokens(config: Any) -> None:
-    """Raise `ExpertPolicyError` for draft tokens that do not fill the rows which several ranks pad theirs to."""
+    """Raise `ExpertPolicyError` for draft tokens of a request that SGLang's padding for several ranks would split."""
     if rank_mode(config) is None or config.speculative_algorithm is None:
         return
     ranks, tokens = config.tp_size // attention_dp_size(config), config.speculative_num_draft_tokens or 0
-    reason = f"SGLang pads a rank's rows to its {ranks} tensor-parallel ranks, which"
+    reason = f"SGLang pads a rank's rows to a multiple of {ranks}, its tensor-parallel ranks, and"
     if ranks > 1 and config.speculative_adaptive:
-        raise refusal("--speculative-adaptive", "on", f"{reason} not every depth fills; must be off")
+        raise refusal("--speculative-adaptive", "on", f"{reason} not every draft depth gives one; must be off")
     if tokens % ranks:
         allowed = f"must be a multiple of {ranks}"
-        raise refusal("--speculative-num-draft-tokens", tokens, f"{reason} must not split a request; {allowed}")
+        raise refusal("--speculative-num-draft-tokens", tokens, f"{reason} padding must not split a request; {allowed}")
 
 
 def _check_keys(config: Any) -> None:
@@ -140,7 +139,7 @@ def _check_redundant_experts(config: Any) -> None:
         allowed = f"0, or use --ep-dispatch-algorithm {DISPATCH}"
         if not routes_own_rows(config):
             allowed += " with an all-to-all backend"  # without such a backend SGLang refuses static dispatch
-        reason = f"{dispatch} dispatch picks replicas by row, so padding activates other experts; must be {allowed}"
+        reason = f"{dispatch} dispatch picks an expert's copy by row, so padding activates others; must be {allowed}"
         raise refusal("--ep-num-redundant-experts", replicas, reason)
 
 
@@ -193,7 +192,7 @@ def _check_recorded(config: Any, algorithm: str, allowed: list[str]) -> None:
     """Refuse to return routed experts that SGLang does not have.
 
     With some drafters SGLang drops the recorded experts. With a tree of drafts SGLang moves the accepted path's keys
-    and values to slots that keep the experts of other drafts.
+    and values to cache entries whose recorded experts are those of other drafts.
     """
     if algorithm in UNRECORDED:
         reason = "--enable-return-routed-experts would return other experts, because SGLang drops what it has recorded"

@@ -1,4 +1,4 @@
-"""A Mixture-of-Experts model, as far as a schedule must fit it: read from its configuration, without torch."""
+"""The properties of a Mixture-of-Experts model that a schedule must fit, read from its configuration, without torch."""
 
 import json
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from typing import Any
 from ..policies.keys import as_json
 from ..refusal import ExpertPolicyError, refusal
 from ..upstream.configuration import NUM_EXPERTS, TOP_K, find_name, find_value
-from ..upstream.server import attention_dp_size
-from .architectures import GATHERED, UNSERVED
+from ..upstream.server import attention_dp_size, routes_own_rows, spell
+from .architectures import ALL_TO_ALL, DISPATCHED, GATHERED, UNSERVED
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Keys of the language model in the configuration of a model of several modes; ModelConfig itself finds that part."""
 MOST = 10_000
-"""Layers and experts, at most: a mistyped number in config.json would be planned for hours."""
+"""Layers and experts, at most: a mistyped number in config.json would cost hours of planning."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,20 @@ def read_model(model: Any, path: str, flag: str = "--model-path") -> MoeModel:
     return MoeModel(path, architecture, layers, num_experts, top_k, scoring or "softmax", renormalize)
 
 
-def check_attention(model: MoeModel, config: Any) -> None:
-    """Raise `ExpertPolicyError` if upstream does not serve the model with data-parallel attention, which is on."""
-    if attention_dp_size(config) > 1 and model.architecture not in GATHERED:
-        allowed = ", ".join(sorted(GATHERED))
-        reason = f"{model.architecture} is not known to have data-parallel attention; must be one of {allowed}"
-        raise refusal("--model-path", model.path, reason)
+def check_ranks(model: MoeModel, config: Any) -> None:
+    """Raise `ExpertPolicyError` for a model that upstream is not known to serve on ranks that divide a step's rows."""
+    backend = spell(config.moe_a2a_backend or "none")
+    for applies, known, what in (
+        (attention_dp_size(config) > 1, GATHERED, "data-parallel attention"),
+        (
+            routes_own_rows(config),
+            ALL_TO_ALL if backend == "deepep" else DISPATCHED,
+            f"all-to-all expert parallelism by {backend}",
+        ),
+    ):
+        if applies and model.architecture not in known:
+            reason = f"{model.architecture} is not known to have {what}; must be one of {', '.join(sorted(known))}"
+            raise refusal("--model-path", model.path, reason)
 
 
 def read_written(folder: str) -> dict[str, Any]:
@@ -96,9 +104,9 @@ def read_folder(
     for name, value in changes.items():
         merges = isinstance(value, dict) and isinstance(config.get(name), dict)
         config[name] = {**config[name], **value} if merges else value
-    # Most configurations have none of these, and are the language model's as a whole.
+    # Most configurations have none of these keys: the whole configuration is the language model's.
     text = next((part for name in TEXT_CONFIGS if isinstance(part := config.get(name), dict) and part), config)
-    nested = text.get("text_config")  # of a thinker
+    nested = text.get("text_config")  # in a thinker_config
     text = nested if isinstance(nested, dict) and nested else text
     for part, name in ((text, "num_hidden_layers"), (config, "architectures")):
         if not part.get(name):

@@ -1,4 +1,4 @@
-"""The limit of captured decode graphs with paged experts."""
+"""The largest batch for which SGLang captures a decode graph when experts are paged into `slots` slots a layer."""
 
 from typing import Any
 
@@ -21,9 +21,10 @@ def fits(schedule: Schedule | None, rows: int, top_k: int, num_experts: int, slo
 
 
 def find_limit(server_args: Any, requests: int, top_k: int, num_experts: int, slots: int | None) -> int:
-    """Return the most requests of a decode graph with paged experts.
+    """Return the most requests for which SGLang may capture a decode graph if experts are paged.
 
-    These are `requests` without a policy, and if SGLang has not sized the slots yet (None).
+    `requests` is SGLang's own limit, slots // top-k. It is returned unchanged if the stage is off, if SGLang has not
+    sized the `slots` yet (None), or if SGLang captures no graph.
     """
     arguments, sizes = read_arguments(server_args), resolved(server_args).cuda_graph_config.decode.bs
     if arguments is None or slots is None or not sizes:

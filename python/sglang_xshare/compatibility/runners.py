@@ -1,5 +1,8 @@
 """The treatment of empty slots by each MoE runner, with the upstream code that shows it.
 
+A slot is a column of a row's expert ids and weights. A row with fewer experts than top-k has empty slots, which each
+runner needs in another form, its `Convention` (`stage.layer`).
+
 Files are SGLang's, from `sglang/` on, in release 0.5.23 and, unless noted, alike in 0.5.17 and 0.5.21; files in `csrc/`
 and `include/` are FlashInfer's, in the releases that these three pin (0.6.15.post1, 0.6.18, 0.7.2).
 """
@@ -25,7 +28,7 @@ class Runner:
     takes_kmax: bool = True
     """False if the kernel takes the model's top-k for the number of columns."""
     methods: tuple[str, ...] = ()
-    """Classes of quantization methods or schemes that were followed to this kernel; none if all lead to it."""
+    """Classes of quantization methods or schemes whose code was read to call this kernel; empty if all call it."""
     marks: Mapping[str, Any] = field(default_factory=dict)
     """Attributes that distinguish kernels, for a method that has them."""
 
@@ -38,13 +41,13 @@ class Runner:
 
 
 # csrc/fused_moe/trtllm_backend/trtllm_fused_moe_routing_custom.cuh, `expertIdx > -1`, and `isLocalExpert` in
-# include/flashinfer/trtllm/fused_moe/RoutingKernel.cuh: -1 gets permuted index -1, which finalizeKernel skips; lanes of
-# one row that hold the same expert race for one place. The mark leaves out Fp8MoEMethod's scales of whole tensors.
+# include/flashinfer/trtllm/fused_moe/RoutingKernel.cuh: -1 gets permuted index -1, which finalizeKernel skips; threads
+# with the same expert of a row race to write. `marks` excludes Fp8MoEMethod with one scale for a whole tensor.
 _TRTLLM_METHODS = ("UnquantizedFusedMoEMethod", "Fp8MoEMethod", "ModelOptNvFp4FusedMoEMethod")
 _TRTLLM = partial(Runner, convention=DROPPED, takes_kmax=False, marks={"block_quant": True})
 _MXFP4 = partial(Runner, "flashinfer_mxfp4", since="0.5.23", methods=("Mxfp4MoEMethod",))
-# moe_align_block_size sorts every slot by itself; -1 is read unless experts are filtered. Also for layers without
-# `FusedMoE`, as in DeepSeek's first model.
+# moe_align_block_size sorts every slot by itself, so a row may have an expert twice; -1 is read unless experts are
+# filtered. Also for layers without `FusedMoE`, as in DeepSeek's first model.
 TRITON = Runner("triton", FILLED)
 TABLE = (
     TRITON,
@@ -62,7 +65,7 @@ TABLE = (
     Runner("flashinfer_cutlass", DROPPED),
     # moe_runner/flashinfer_trtllm.py, `use_routed_topk`, which may step by runner_config.top_k
     _TRTLLM("flashinfer_trtllm_routed", methods=_TRTLLM_METHODS),
-    # The same file, `materialized_topk` and `format_is_standard`: handed ids it is flashinfer_trtllm_routed
+    # The same file, `materialized_topk` and `format_is_standard`: with ids the runner is flashinfer_trtllm_routed
     _TRTLLM("flashinfer_trtllm", since="0.5.23", methods=(*_TRTLLM_METHODS, "CompressedTensorsW4A4Nvfp4MoE")),
     # The same file, _fused_experts_flashinfer_mxfp4_sm100_trtllm_gen, routing method 1;
     # include/flashinfer/trtllm/fused_moe/: RoutingKernelTopK.cuh ranks by logit, then by number; SoftmaxPostprocess of
@@ -73,9 +76,9 @@ TABLE = (
     _MXFP4(convention=DROPPED, marks={"_fi_kernel": "cutlass_sm120"}),
 )
 REASONS = {
-    "aiter": "moe_sorting keeps one slot of an expert that a row holds twice, whatever its weight, and reads -1 "
-    "(aiter's csrc/include/moe_sorting_opus.h); there may be fewer active experts than a row has slots",
-    "flashinfer_cutedsl": "the kernels' treatment of an empty slot has not been followed",
+    "aiter": "an empty slot holds -1 or may repeat an expert, but moe_sorting reads -1, and keeps one of two slots "
+    "with the same expert, whatever its weight (aiter's csrc/include/moe_sorting_opus.h)",
+    "flashinfer_cutedsl": "the kernels' treatment of an empty slot is unknown",
 }
 """Reasons against other runners, if a reason besides `_UNKNOWN` is known."""
 _UNKNOWN = "the kernel is not known to skip an empty slot, or to take one expert twice"
@@ -121,7 +124,7 @@ def check_kernel(runner: Runner, layer: Any, config: Any) -> None:
         reason = "with a fused shared expert; use --disable-shared-experts-fusion"
     elif name == "flashinfer_trtllm" and leaves_sums(layer, config):
         reason = (
-            "leaves a row's sum over experts to the next collective, which only a runner that routes itself can; "
+            "leaves a row's sum over experts to the next collective, as only a runner that routes itself may; "
             "use --moe-runner-backend triton"
         )
     if reason:

@@ -10,14 +10,13 @@ from ..policies import VANILLA
 from ..policies.bounds import can_drop
 from ..policies.plan import AUTO, SelectionPlan
 from ..policies.schedule import Schedule
-from ..refusal import ExpertPolicyError, refusal
+from ..refusal import ExpertPolicyError, refusal, refuse
 from ..selection.mask import check_maskable
 from ..types import Router
 from ..upstream.batches import Batches, read_batches
 from ..upstream.server import attention_dp_size, routes_own_rows, spell
 from .exact import check_rule
 from .experts import ranks_logits
-from .flags import refuse
 from .moe_model import MoeModel
 from .runners import TABLE
 
@@ -79,7 +78,7 @@ def _check_runner(plans: list[SelectionPlan], model: MoeModel, router: Router, c
 
 
 def check_rows(schedule: Schedule, config: Any) -> None:
-    """Raise `ExpertPolicyError` for key `rows` if a rank has no rows of its own, or parts of requests."""
+    """Raise `ExpertPolicyError` for `rows` = rank if ranks have no rows of their own, or only parts of requests."""
     if schedule.rows != "rank":
         return
     flag = "--expert-policy-config rows"
@@ -92,7 +91,7 @@ def check_rows(schedule: Schedule, config: Any) -> None:
 
 
 def find_missed(schedule: Schedule, batches: Batches) -> str | None:
-    """Return the policy's limits if none of the server's batches is within them, else None."""
+    """Return the policy's limits of rows, in words, if none of the server's batches is within them, else None."""
     if batches.meet(schedule.min_rows, schedule.max_rows):
         return None
     last = "" if schedule.max_rows is None else f" to max_rows = {schedule.max_rows}"
@@ -114,7 +113,7 @@ def _check_plans(plans: list[SelectionPlan], model: MoeModel, config: Any) -> No
     """Refuse a plan that does not fit the server."""
     for plan in plans:
         if plan.target_per_rank is not None and config.ep_num_redundant_experts:
-            reason = "target_per_rank needs every expert on one rank; must be 0"
+            reason = "target_per_rank needs each expert on exactly one rank; must be 0"
             raise refusal("--ep-num-redundant-experts", config.ep_num_redundant_experts, reason)
         follows_upstream = config.speculative_adaptive and not chooses_depth(config)
         if plan.estimates:  # ranks must not have different estimates, and accepted lengths must determine an estimate
@@ -127,7 +126,7 @@ def _check_plans(plans: list[SelectionPlan], model: MoeModel, config: Any) -> No
                     raise refusal("--expert-policy-config acceptance", AUTO, f"{reason}; must be a number")
         if plan.kmax in (None, model.top_k):
             continue
-        reason = f"kmax = {plan.kmax} changes the width of rows"
+        reason = f"kmax = {plan.kmax} is not the model's top-k"
         if routes_own_rows(config):
             raise refuse("moe_a2a_backend", spell(config.moe_a2a_backend), f"{reason}; must be none")
         for name in ("enable_return_routed_experts", "enable_paged_experts"):

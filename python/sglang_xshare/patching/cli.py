@@ -15,7 +15,7 @@ from .tree import PatchError, find_tree
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `patch`; the parsed arguments contain `run(args) -> exit code`."""
-    parser = subparsers.add_parser("patch", help="apply our patches to an installed SGLang release, or take them back")
+    parser = subparsers.add_parser("patch", help="apply our patches to an installed SGLang release, or revert them")
     commands = parser.add_subparsers(dest="command", required=True)
     where = "directory that contains sglang/ (default: the installed one)"
     for name, description in {

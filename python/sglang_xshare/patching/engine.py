@@ -1,8 +1,8 @@
 """Apply, revert and status: all files or none, idempotent, reversible to the byte, whatever interrupts a run.
 
 Apply computes every new content before it writes a file, stores old and new contents beside the tree's files
-(`state.py`), then moves the new contents into place one by one. If apply fails in between, apply, or after a kill the
-next run, moves every stored pristine file back.
+(`state.py`), then moves the new contents into place one by one. If apply fails in between, it moves every stored
+pristine file back; after a kill the next run does so.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def apply(target: Path | None = None, root: Path | None = None) -> str:
     wanted = read_digest(root, tree.release)
     nothing = f"{tree}: already patched, nothing to do"
     if _is_patched(*survey(tree), wanted):
-        return nothing  # without the lock, which a read-only tree cannot give
+        return nothing  # without the lock, which needs a writable tree
     with tree.lock():
         condition, former = survey(tree)
         if _is_patched(condition, former, wanted):
@@ -106,7 +106,7 @@ def check_patched(target: Path | None = None, root: Path | None = None) -> None:
 
 
 def describe(target: Path | None = None, root: Path | None = None) -> str:
-    """Return lines about a tree that is patched with this queue, or that apply can patch. Raises PatchError if not."""
+    """Return lines about a tree that this queue has patched or can patch. Raises PatchError for any other tree."""
     tree, root = find_tree(target), root or find_root()
     wanted = read_digest(root, tree.release)
     condition, state = survey(tree)

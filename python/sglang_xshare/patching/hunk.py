@@ -1,8 +1,9 @@
 """Hunks, and their application to a file's content, each at the only place that matches.
 
-No library guarantees the only place. `patch-ng` reads only the line number in the hunk header, compares lines without
-their ends, and drops context with `fuzz`; `git apply` and `patch` take the nearest of several matches. This module
-ignores line numbers: a hunk with little context, which fits many releases, is safe only if it fits ONE place in each.
+No library guarantees that a hunk has only one place. `patch-ng` reads only the line number in the hunk header, compares
+lines without their ends, and drops context with `fuzz`; `git apply` and `patch` take the nearest of several matches.
+This module ignores line numbers: a hunk with little context fits many releases, and is safe only if it matches ONE
+place in each.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ def find_places(lines: Sequence[bytes], hunk: Hunk) -> list[int]:
 
 
 def apply_hunks(content: bytes, hunks: Sequence[Hunk], where: str) -> bytes:
-    """Return `content`, empty for a new file, with all hunks of one patch. Hunks match the content before the patch.
+    """Return `content`, empty for a new file, after all hunks of one patch. Hunks match the content before the patch.
 
     Raises PatchError, naming `where` (patch and file), for a hunk with no place or several, for two hunks that overlap,
     and if a line would lose its end.

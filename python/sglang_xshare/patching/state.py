@@ -34,7 +34,7 @@ class Digests:
 
 @dataclass(frozen=True)
 class State:
-    """The queue that has patched a tree. `files`: by path relative to site-packages, added files first. Empty: none."""
+    """The queue that has patched a tree, empty if none has. `files`: by path below site-packages, added files first."""
 
     release: str = ""
     queue: str = ""
@@ -67,9 +67,9 @@ def read(tree: Tree) -> State:
 def survey(tree: Tree) -> tuple[Condition, State]:
     """Compare the tree's files with its state. Return the condition, and the state that restores the files.
 
-    A tree whose files pip has replaced is pristine; its state keeps the added files, which pip does not remove. The
-    release's name alone does not decide, because the name of a source tree can change while its files stay. Raises
-    PatchError for a file that was edited after it was patched.
+    A tree whose files pip has replaced is pristine; its state still has the added files, which pip does not remove. A
+    changed name of the release proves nothing, because the name of a source tree can change while its files stay.
+    Raises PatchError for a file that was edited after it was patched.
     """
     state = read(tree)
     found = {path: tree.digest(path) for path in state.files}

@@ -37,7 +37,7 @@ class Tree:
 
     @property
     def release(self) -> str:
-        """The SGLang version in the files' own `_version.py`, else in their metadata."""
+        """Return the SGLang version in the tree's `_version.py`, else in its metadata."""
         generated = self.root / "sglang/_version.py"
         text = generated.read_text() if generated.is_file() else ""
         if match := re.search(r"^__version__ = .*?['\"](.+?)['\"]$", text, re.MULTILINE):
@@ -126,7 +126,7 @@ def replace_file(new: Path, old: Path) -> None:
     else:
         known = old.parent.stat()
         mode, changed = stat.S_IMODE(known.st_mode) & 0o666, time.time_ns()
-    if os.geteuid() not in (0, new.stat().st_uid):  # only the user who made a copy may set its mode and time
+    if os.geteuid() not in (0, new.stat().st_uid):  # only root and a file's owner may set its mode and time
         own = new.with_name(f"{new.name}.own")
         write_file(own, new.read_bytes(), known)
         os.replace(own, new)
@@ -152,7 +152,7 @@ def remove_bytecode(file: Path) -> None:
 
 def _copy_access(file: Path, like: os.stat_result, mode: int) -> None:
     """Give `file` the owner and group of `like`, as far as this user may, and `mode`."""
-    for owner in (like.st_uid, -1):  # any user who may write the tree may patch it; only the owner may keep the group
+    for owner in (like.st_uid, -1):  # only root may set the owner, and not every user the group
         try:
             os.chown(file, owner, like.st_gid)
             break

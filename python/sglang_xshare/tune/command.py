@@ -34,11 +34,13 @@ DESCRIPTION = (
 LADDER = ("k0=0,add=8", *(f"k0=1,add={add}" for add in (0, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32)))
 SETTINGS = tuple(f"xshare:{keys},utility=squared,own_share=0.75" for keys in LADDER)
 PROCESSOR = "--enable-custom-logit-processor"
-"""The server's flag for forced text. SGLang's alternatives report log-probabilities of a prefill, or after a mask."""
+"""The server's flag for forced text: a logit processor reports the model's own log-probabilities. A text scored as a
+prompt would get the log-probabilities of a prefill; a text forced by a grammar, log-probabilities after its mask.
+"""
 WARNING = f"Warning: with {PROCESSOR} SGLang unpickles what any client sends, which can run code in the server"
 ADVICE = "tune on a server that nobody else can reach, and serve without that flag"
 GROUPS = 8
-"""Groups of layers, at most, by default."""
+"""The default of --groups."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,14 +50,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_server(parser, f"--expert-policy and {PROCESSOR}, with which any client can run code")
     settings = f"a setting to choose from: {SPELLING} (default: {len(SETTINGS)} of xshare)"
     flag("policies", nargs="*", type=_setting, default=list(SETTINGS), metavar="POLICY", help=settings)
-    flag("--texts", type=path, required=True, metavar="DIR", help="*.txt of your own traffic, a kind of text each")
-    tolerance = "rise of cross-entropy, such as 0.5%%; the report has the greedy agreement with vanilla"
+    flag("--texts", type=path, required=True, metavar="DIR", help="*.txt of your own traffic, one kind of text a file")
+    tolerance = "the largest rise of cross-entropy over vanilla's to accept, such as 0.5%%"
     flag("--tolerance", type=_share, required=True, metavar="SHARE", help=tolerance)
     flag(
         "--out", type=path, required=True, metavar="DIR", help="for the plan, the report, and the trace to resume from"
     )
     flag("--batches", type=whole(2), nargs="+", default=[16], metavar="N", help="requests that decode together (16)")
-    text = f"groups of layers with a setting of their own ({GROUPS})"
+    text = f"the most groups of layers, each with its own setting ({GROUPS})"
     flag("--groups", type=whole(), default=GROUPS, metavar="N", help=text)
     flag("--samples", type=whole(2), default=64, metavar="N", help="texts to tune on, and as many held out (64)")
     flag("--prompt", type=whole(), default=64, metavar="N", help="tokens of each that are prefilled (64)")
@@ -86,7 +88,7 @@ def tune(arguments: argparse.Namespace) -> int:
     console.print(f"At the end tune puts back: {guard}", soft_wrap=True)
     console.print(f"If tune is interrupted, the same command continues from {arguments.out}", soft_wrap=True)
     found: list[Found] = []
-    # A lost terminal and a kill are interruptions too: the server must not keep the plan that was just measured.
+    # A lost terminal and a kill raise KeyboardInterrupt too, so the server gets its own policy back.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
@@ -103,8 +105,8 @@ def tune(arguments: argparse.Namespace) -> int:
         {one.batch: one.chosen.settings if one.chosen else {groups[0]: VANILLA_SETTING} for one in found}
     )
     if plan["policy"] != VANILLA_SETTING:
-        plan |= {"exact": rule} if (rule := guard.before.get("exact_rule")) else {}  # the server's own exact requests
-        plan |= {"min_rows": FIRST_SIZE} if unit == PAGED else {}  # one row was not measured
+        plan |= {"exact": rule} if (rule := guard.before.get("exact_rule")) else {}  # as on the server
+        plan |= {"min_rows": FIRST_SIZE} if unit == PAGED else {}  # steps of one row were not measured
     report = {"policy": dict(plan), "batches": [describe_found(one) for one in found]}
     name, options = plan.pop("policy"), orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
     for file, content in (("plan", plan), ("report", report)):
@@ -132,10 +134,11 @@ def _count(console: Console, bench: Bench, total: int) -> Callable[[str], None]:
 
 
 def _check_server(answer: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Refuse settings that do not fit the server, and batches beyond its requests."""
+    """Refuse settings that do not fit the server, and batches of more requests than it decodes at a time."""
     limits, largest = answer["limits"], max(arguments.batches)
     for setting in arguments.policies:
         try:
+            # `limits` has no numbers of experts and ranks; these values pass, and the server checks its own.
             plan, router = _build(setting), Router(**limits["router"])
             plan.check(router, len(plan.order or ()) or router.top_k, ranks=2)
         except ValueError as error:

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 SCALE = 100.0
-"""Nats of the model for one nat of a reported log-probability: float32 still distinguishes 1e-5 nats."""
+"""The model's nats are divided by this number to be reported: float32 still distinguishes 1e-5 of the model's nats."""
 MOST = 34.0
 """The most nats that are reported: the probability is less than 2e-15."""
 OTHER = 0.345
-"""The addition to a report if another token is likelier. All reports stay below ln 2: the forced token is decoded."""
+"""Nats added to a report if the model prefers another token. Reports stay below ln 2, so forced tokens are decoded."""
 
 
 class Force:
@@ -59,12 +59,12 @@ def serialize_force() -> str:
 
 
 def read_step(log_probability: float, token: int, others: Sequence[tuple[float | None, int]]) -> Prediction:
-    """Read a prediction from the forced token's log-probability and `others`, (log-probability, token), falling."""
+    """Read a prediction from the forced token's log-probability and `others`, falling (log-probability, token)."""
     told = -log_probability
     prefers_other = told >= OTHER - 1e-4
     nats = max((told - OTHER if prefers_other else told) * SCALE, 0.0)
     likeliest = {token: -nats}
-    rest = -math.expm1(-nats)  # the probability of all others; their reports are shares of another rest
+    rest = -math.expm1(-nats)  # the model's probability of all other tokens; the reported one is 1 - exp(-told)
     if rest > 0 and told > 0:
         scale = math.log(rest) - math.log(-math.expm1(-told))
         likeliest |= {other: score + scale for score, other in others if score is not None}

@@ -15,7 +15,7 @@ from .texts import Sample
 TOP = 32
 """Likeliest tokens that a server reports of each prediction."""
 LEAST = 1e-7
-"""The least probability that counts: in float32, 1 less the other probabilities is exact to about this."""
+"""The least probability that counts: in float32, 1 minus the other probabilities is exact to about 1e-7."""
 
 
 class Gauge:
@@ -38,7 +38,7 @@ class Gauge:
         self._vanilla: dict[tuple[int, str], list[list[Prediction]]] = {}
 
     def __call__(self, policy: dict[str, Any], batch: int, part: str) -> Measurement:
-        """Decode a part under a policy, `batch` samples at a time, without the samples that are left over.
+        """Decode a part under a policy, `batch` samples at a time, without samples that do not fill a batch.
 
         The policy stays active; vanilla, once its predictions are known, is neither decoded nor activated again.
         """
@@ -56,7 +56,7 @@ class Gauge:
         check_rows(since, batch * self.tokens_per_request)
         counted = ("page_ins_before", "page_ins") if pages(since) else ("experts_before", "experts_after")
         before, after = (since[name] for name in counted)
-        # Captured graphs also count layers that stay vanilla, which save nothing.
+        # Divided by steps with the policy: captured graphs also count layers that stay vanilla, which save nothing.
         saved = (before - after) / since["outcomes"]["policy"]
         mean = before / since["layer_steps"]
         return Measurement(nats, divergences, greedy, mean, saved, since["mean_kept_mass"])
@@ -72,14 +72,14 @@ class Gauge:
 
 
 def pages(since: Mapping[str, Any]) -> bool:
-    """Return whether the server of these counts pages experts in: then a page-in costs more than an active expert."""
+    """Return whether the server of these counts pages experts; page-ins, which cost most, are then compared."""
     return since.get("page_ins") is not None
 
 
 def diverge(reference: Mapping[int, float], other: Mapping[int, float]) -> float:
     """Return the Kullback-Leibler divergence of a prediction from `reference`, in nats; a lower bound.
 
-    Both are log-probabilities by token. The sum covers the tokens that both have, and one bucket for all the rest.
+    Both are log-probabilities by token. The sum has a term for each token in both, and one term for all other tokens.
     """
     both = [(math.exp(reference[token]), math.exp(other[token])) for token in reference.keys() & other.keys()]
     rest = (1 - sum(one for one, _ in both), 1 - sum(one for _, one in both))

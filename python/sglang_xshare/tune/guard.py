@@ -1,4 +1,4 @@
-"""The guard of a search's switches of a server's policy: a switch by anybody else ends the search, and stays active."""
+"""The guard of a server's policy during a search: a switch by anybody else ends the search, and stays active."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ class SwitchGuard:
     """A server's policy, for one search, guarded against switches by others.
 
     The guard compares the server's count of switches with its own, before and after each switch. It marks each policy
-    as a trial, so no other search takes that policy for the one to put back. `before` is the answer to GET
+    as a trial, so no other search mistakes that policy for the one to put back. `before` is the answer to GET
     /expert_policy at the beginning.
 
     Raises `PolicyError` as the server does, for a server under trial, and, without a change, if somebody else has
@@ -21,7 +21,7 @@ class SwitchGuard:
     def __init__(self, server: Client) -> None:
         self.server = server
         self.before = server.get_policy()
-        if "switches" not in self.before:  # a server without a policy that chooses the depth of drafts
+        if "switches" not in self.before:  # a server that only chooses draft depths has no policy
             raise PolicyError(f"{server.url}: {NO_STAGE}")
         if self.before["trial"]:
             allowed = f"wait for its end, or if it was killed, use sglang-xshare policy set {server.url} POLICY first"
@@ -48,12 +48,12 @@ class SwitchGuard:
 
     def restore(self) -> bool:
         """Switch back to `before`, unless somebody else has switched; return whether the server switched."""
-        # The server may have made the switch of a request that was interrupted here.
+        # If a request was interrupted here, the server may have switched all the same.
         numbers = range(self._switches, self._switches + self._asking + 1)
         return any(self._switch(self.before, number) for number in numbers)
 
     def _switch(self, policy: dict[str, Any], after: int) -> bool:
-        """Switch if the server has made `after` switches. Return whether it did; of two such requests it makes one."""
+        """Switch if the server has made `after` switches. Return whether it switched; of two such requests one does."""
         try:
             self.server.set_policy(policy | {"after": after})
         except PolicyError as error:

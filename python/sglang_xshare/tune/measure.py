@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 LEAST_ROWS = 0.75
-"""The least mean rows of a step, as a share of the batch: SGLang does not prefill all prompts together."""
+"""The least mean rows of a step, as a share of the batch: steps before the last prefill have fewer rows."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Measurement:
     """Figures of one plan.
 
     `nats`: the mean cross-entropy of each sample, in nats a token. `divergences`: the distance from vanilla's
-    predictions by `diverge`, in nats a token. `greedy`: the most likely tokens, sample by sample. `before`: active
-    experts of a layer and step under vanilla, in the layers counted, and `kept_mass` there. `saved`: vanilla's experts
-    of a step less the plan's, summed over all layers. With paged experts `before` and `saved` count page-ins from the
-    same state. The last three are None if no layer selects.
+    predictions by `diverge`, in nats a token. `greedy`: the most likely tokens, sample by sample. `before`: vanilla's
+    active experts of a layer and step, in the counted layers. `saved`: vanilla's active experts of a step less the
+    plan's, summed over all layers. `kept_mass`: the plan's mean in the counted layers. With paged experts `before` and
+    `saved` count page-ins, from the same loaded experts. These last three are None if no layer selects.
     """
 
     nats: list[float]
@@ -59,7 +59,7 @@ def compare(found: Measurement, vanilla: Measurement) -> Loss:
 
 
 def agreement(found: Measurement, vanilla: Measurement) -> float:
-    """Return the share of tokens for which both prefer the same token."""
+    """Return the share of positions at which both prefer the same token."""
     pairs = zip(found.greedy, vanilla.greedy, strict=True)
     same = [one == other for ours, theirs in pairs for one, other in zip(ours, theirs, strict=True)]
     return fmean(same)
@@ -71,7 +71,7 @@ def check_rows(since: dict[str, Any], rows: int) -> None:
     if not LEAST_ROWS * rows <= counted <= rows * 1.01:
         raise ValueError(
             f"{counted:.1f} rows a step in place of {rows}; must be a server of one replica without other traffic "
-            "and with --max-running-requests that lets them decode together"
+            "and with a --max-running-requests that lets all decode together"
         )
 
 
@@ -80,12 +80,15 @@ Measure = Callable[[dict[str, Any], int, str], Measurement]
 
 
 def hash_asked(*asked: Any) -> str:
-    """Return a digest of what a trace depends on: model, layers, samples, the unit, and the figures."""
+    """Return a digest of all that a measurement depends on: model, layers, samples, unit, and the figures' names."""
     return hashlib.sha256(orjson.dumps([*asked, [one.name for one in fields(Measurement)]])).hexdigest()
 
 
 class Bench:
-    """Measurements of plans, each made once: `trace` keeps those of the same `asked`. Raises what `measure` does."""
+    """Measurements of plans, each made once; the file `trace` has those of former runs. Raises what `measure` does.
+
+    Measurements in the file count only if they have the same `asked`, a digest by `hash_asked`.
+    """
 
     def __init__(self, measure: Measure, trace: Path, asked: str = "") -> None:
         self.measure = measure

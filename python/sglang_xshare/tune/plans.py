@@ -11,7 +11,7 @@ from ..policies.spelling import parse_policy
 VANILLA_SETTING = "vanilla"
 Layers = tuple[int, ...]
 FIRST_SIZE = 2
-"""A batch of one row is vanilla by default."""
+"""The smallest batch that a policy changes: one row is vanilla by default."""
 
 
 def group_layers(layers: Sequence[int], groups: int) -> list[Layers]:
@@ -34,8 +34,9 @@ def build_policy(settings: Mapping[Layers, str]) -> dict[str, Any]:
 def join_batches(plans: Mapping[int, Mapping[Layers, str]]) -> dict[str, Any]:
     """Return one policy of settings for several batch sizes.
 
-    A size's settings hold above the next smaller size, the largest size's settings for all larger batches. If the
-    largest size is vanilla in every layer, all batches above the next smaller size are vanilla.
+    A size's settings apply to that size and to the sizes down to the next smaller one; the largest size's settings also
+    apply to all larger batches. If the largest size is vanilla in every layer, all batches above the next smaller size
+    are vanilla.
     """
     sizes = sorted(plans)
     while sizes and set(plans[sizes[-1]].values()) == {VANILLA_SETTING}:
@@ -66,7 +67,7 @@ def _list_overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return each setting as an override.
 
     An override starts from the keys that it overrides, and the default of one key may depend on another. So each
-    override of a policy repeats every key that any of them gives or in which they differ.
+    override of a policy repeats every key that any of its overrides gives, or in which its overrides differ.
     """
     given = {setting: parse_policy(setting) for setting in settings}
     found = {VANILLA_SETTING: {"policy": VANILLA_SETTING}}

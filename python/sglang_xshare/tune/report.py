@@ -34,7 +34,7 @@ def summarize(found: Found) -> str:
     """Return one line: the chosen trial's figures on the held-out samples."""
     chosen = found.chosen
     if chosen is None or chosen.held_out is None:
-        return f"{found.batch} rows: vanilla, nothing loses as little as tolerated."
+        return f"{found.batch} rows: vanilla, because no trial stays within the tolerance."
     low, high = chosen.held_out.interval
     interval = f"95 % confidence [{low:.4f}, {high:.4f}]"
     if not found.is_sure:

@@ -26,7 +26,7 @@ class Option:
 def smooth(options: Sequence[Option]) -> list[Option]:
     """Return the options by falling experts, with losses that never fall and are never below 0.
 
-    Options in the wrong order, by their errors, share their mean (pool adjacent violators).
+    If measurement errors make a loss fall, these neighbours share their mean (pool adjacent violators).
     """
     pools: list[list[Option]] = []
     for option in sorted(options, key=lambda one: -one.experts):
@@ -38,7 +38,7 @@ def smooth(options: Sequence[Option]) -> list[Option]:
 
 
 def trim(options: Sequence[Option]) -> list[Option]:
-    """Return the smoothed options on the lower convex hull: an option above the hull is not worth its loss."""
+    """Return the smoothed options on the lower convex hull of loss by experts: a mix of these beats any other."""
     hull: list[Option] = []
     for option in options:
         if hull and option.experts == hull[-1].experts:
@@ -50,10 +50,10 @@ def trim(options: Sequence[Option]) -> list[Option]:
 
 
 def rank_choices(groups: Mapping[str, Sequence[Option]]) -> list[dict[str, Option]]:
-    """Return choices of an option for each group, from all first to all last options.
+    """Return choices of one option for each group, from every group's first option to every group's last option.
 
-    Each choice moves the group whose next option costs least an expert. Of trimmed options, no other choice with as few
-    experts has a smaller sum of losses, and losses rise along the choices.
+    From choice to choice one group takes its next option: the group whose next option costs the least loss for each
+    expert less. If options are trimmed, no other choice with as few experts has a smaller sum of losses.
     """
     moves = [(_price(*pair), group, pair[1]) for group, options in groups.items() for pair in pairwise(options)]
     choice = {group: options[0] for group, options in groups.items()}
@@ -96,7 +96,7 @@ class Trial:
 class Found:
     """The result for a batch size; `chosen` is None if every trial loses more than tolerated.
 
-    `tolerance` is in nats a token, `before` is vanilla's experts of a layer and step, in the `unit` of all counts.
+    `tolerance` is in nats a token. `unit` names what is counted, and `before` is vanilla's count in a layer and step.
     """
 
     batch: int
@@ -109,7 +109,7 @@ class Found:
     chosen: Trial | None = None
 
     def fits(self, trial: Trial) -> bool:
-        """Return whether a trial lost as little as tolerated, on the held-out samples too."""
+        """Return whether a trial's loss is within the tolerance, on the held-out samples too."""
         return trial.held_out is not None and max(trial.loss.delta, trial.held_out.delta) <= self.tolerance
 
     @property
@@ -120,7 +120,7 @@ class Found:
 
 
 def count_measurements(groups: int, settings: int) -> int:
-    """Estimate the measurements of a search: vanilla on both halves, one setting everywhere, all by group, trials."""
+    """Estimate a search's measurements: vanilla on both parts, one setting everywhere, each in each group, trials."""
     singles = groups * settings
     return 3 + singles + 2 * math.ceil(math.log2(singles + 1))
 
@@ -136,9 +136,9 @@ def search(
 ) -> Found:
     """Find the settings with the fewest experts at one batch size that lose at most `tolerance`.
 
-    `tolerance` is a share of vanilla's cross-entropy. Measures every setting once a group; everywhere, for vanilla's
-    active experts, the first setting that changes anything; and choices of settings by bisection. `unit` names what the
-    bench counts.
+    `tolerance` is a share of vanilla's cross-entropy. The search measures each setting in each group alone; in all
+    groups, for vanilla's active experts, the first setting that changes anything; and choices of settings, by
+    bisection. `unit` names what the bench counts.
     """
     vanilla = bench.run({"policy": VANILLA_SETTING}, batch, "tuning")
     everywhere = (bench.run(build_policy(dict.fromkeys(groups, one)), batch, "tuning").before for one in settings)
@@ -174,7 +174,7 @@ def search(
 
 
 def _try(bench: Bench, found: Found, choice: dict[str, Option], tell: Tell) -> Trial:
-    """Measure a choice, on the held-out samples only if it loses as little as tolerated on the others."""
+    """Measure a choice; on the held-out samples only if its loss on the others is within the tolerance."""
     settings = {group: choice[name_layers(group)].name for group in found.options}
     predicted = sum(one.loss for one in choice.values())
     trial = _measure(bench, found, settings, predicted, "tuning")

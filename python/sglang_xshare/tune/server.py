@@ -7,15 +7,11 @@ from ..live.client import Client, PolicyError
 from .forcing import Prediction, read_step, serialize_force
 
 TIMEOUT = 1800.0
-"""Seconds: a batch decodes in one request."""
+"""Seconds to wait for an answer, because one request decodes a whole batch."""
 
 
 class Server(Client):
     """A server by its URL. Raises `PolicyError` in one line for all that it refuses, and if nothing answers."""
-
-    def __init__(self, url: str, api_key: str | None = None, admin_api_key: str | None = None) -> None:
-        super().__init__(url, api_key, admin_api_key)
-        self._force = serialize_force()
 
     def get_model(self) -> str:
         """Return the server's --model-path."""
@@ -29,7 +25,7 @@ class Server(Client):
     def force(self, prompts: Sequence[list[int]], texts: Sequence[list[int]], top: int = 2) -> list[list[Prediction]]:
         """Decode each text after its prompt, all in one batch. Return the model's prediction for each token.
 
-        The first token has no prediction, because it is the prefill's. A step reports the `top` likeliest tokens: at
+        The first token has no prediction, because the prefill makes it. A step reports the `top` likeliest tokens: at
         least two, and at most the vocabulary, because a server ends if more are requested. Texts must be equally long.
         """
         length = len(texts[0])
@@ -46,7 +42,7 @@ class Server(Client):
 
     def ask_forced(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the answer of /generate, with log-probabilities, to requests with tokens for `Force`."""
-        forced = {"custom_logit_processor": self._force, "return_logprob": True}
+        forced = {"custom_logit_processor": serialize_force(), "return_logprob": True}
         try:
             return list(self.ask("/generate", body | forced, TIMEOUT))
         except PolicyError as error:

@@ -21,9 +21,9 @@ def read_samples(
 ) -> list[list[Sample]]:
     """Return `parts` lists of `samples` from the *.txt of a folder.
 
-    Every file gives each part the same number, sample after sample in turn, because a text's end may be unlike its
-    beginning. Files take turns within a part, so a batch mixes them. One token of each text is the prefill's. Raises
-    ValueError for no files and for too little text.
+    The parts get a file's samples in turn, because the end of a text may be unlike its beginning. Files take turns
+    within a part, so a batch mixes them. Each sample has one more token, which the prefill predicts. Raises ValueError
+    for no files and for too little text.
     """
     files = sorted(folder.glob("*.txt"))
     if not files:

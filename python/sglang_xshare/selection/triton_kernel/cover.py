@@ -85,7 +85,7 @@ def score_listed(
         logits = load_listed(rows[:, None] + listed_experts, there)
     else:
         logits = read_logits(listed, tile.experts, recipe.unique_keys)
-    scores = score_logits(logits, largest, recipe.scoring)
+    scores = score_logits(logits, largest, recipe)
     if recipe.normalize:
         shares = tl.div_rn(scores, total)
         scores = tl.where(exempt[:, None], scores, shares) if recipe.plain else shares

@@ -109,7 +109,7 @@ def select_kernel(
     rows = rows.to(tl.float32)
     rows = tl.where(tl.abs(rows) < float("inf"), rows, float("-inf"))
     largest, total = find_largest(rows), tl.full((tile.rows, 1), 1.0, tl.float32)
-    scores = score_logits(rows, largest, recipe.scoring)
+    scores = score_logits(rows, largest, recipe)
     if recipe.normalize:
         total = tl.sum(scores, 1)[:, None]
         total = tl.where(total > 0, total, 1.0)

@@ -34,7 +34,9 @@ class Recipe:
     num_experts: int
     top_k: int
     scoring: str
-    """One of SCORED. A softmax depends on all experts of the row; sqrtsoftplus has no upper bound."""
+    """One of SCORED. A softmax depends on all experts of the row; sqrtsoftplus has no upper bound. The kernel compares
+    such words and passes the recipe: Triton 3.6, that of SGLang 0.5.17, cannot pass a word to a function.
+    """
     biased: bool
     renormalize: bool
     num_groups: int

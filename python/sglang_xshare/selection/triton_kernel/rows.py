@@ -111,11 +111,11 @@ def find_largest(logits) -> tl.tensor:
 
 
 @triton.jit
-def score_logits(logits, largest, scoring: tl.constexpr) -> tl.tensor:
+def score_logits(logits, largest, recipe: tl.constexpr) -> tl.tensor:
     """Return P of logits [R, any]: fp32; of a softmax the multiple of P that is 1 at the row's `largest` [R, 1]."""
-    if scoring == "sqrtsoftplus":
+    if recipe.scoring == "sqrtsoftplus":
         scores = score_softplus(logits)
-    elif scoring == "sigmoid":
+    elif recipe.scoring == "sigmoid":
         scores = tl.div_rn(1.0, 1.0 + exp(-logits))
     else:
         scores = exp(logits - largest)

@@ -149,6 +149,7 @@ WAYS_OUT: dict[str, Callable[[WatchedRequests], object]] = {
     "clear": lambda states: states.clear(),
     "another state": lambda states: states.__setitem__("a", 2),
     "update": lambda states: states.update({"a": 2}),
+    "|=": lambda states: states.__ior__({"a": 2}),
 }
 NO_WAYS_OUT: dict[str, Callable[[WatchedRequests], object]] = {
     "pop of another": lambda states: states.pop("b", None),

@@ -3,6 +3,8 @@
 SGLang's tokenizer process removes every ended request from a dictionary. `WatchedRequests` replaces that dictionary.
 """
 
+from __future__ import annotations
+
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,6 +28,10 @@ class WatchedRequests(UserDict[str, Any]):
     def __delitem__(self, request: str) -> None:
         super().__delitem__(request)
         self._report(request)
+
+    def __ior__(self, states: Any) -> WatchedRequests:  # type: ignore[override, misc]
+        self.update(states)  # UserDict's own method bypasses __setitem__
+        return self
 
 
 def report_end(manager: Any, request: str) -> None:

@@ -8,9 +8,10 @@ from compatibility.configured import server
 from compatibility.loaded import Method, config
 from refused import refused, refused_unless
 from sglang_xshare.compatibility import runners
+from sglang_xshare.compatibility.all_to_all import check_model
 from sglang_xshare.compatibility.architectures import ALL_TO_ALL, DISPATCHED
 from sglang_xshare.compatibility.modes import check_draft_tokens, check_writers
-from sglang_xshare.compatibility.moe_model import MoeModel, check_ranks
+from sglang_xshare.compatibility.moe_model import MoeModel
 from sglang_xshare.compatibility.schedule import check_rows, check_schedule
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.layer import DROPPED
@@ -79,7 +80,7 @@ def test_deep_gemm_is_served_on_ranks_that_keep_an_empty_slot_empty(ranks, read,
 def test_models_whose_layers_were_followed(architecture, backend, served):
     model = MoeModel("folder", architecture, 4, 64, 8, "softmax", True)
     with refused_unless(served, "--model-path folder"):
-        check_ranks(model, server(moe_a2a_backend=backend))
+        check_model(model, server(moe_a2a_backend=backend))
 
 
 def test_a_rank_alone_has_whole_requests_where_none_shares_them():

@@ -11,7 +11,8 @@ from ..refusal import refusal
 from ..stage.gather import Ranks
 from ..upstream.ranks import find_rank
 from ..upstream.server import model_config, resolved, routes_own_rows, spell
-from .moe_model import read_model
+from .architectures import ALL_TO_ALL, DISPATCHED
+from .moe_model import MoeModel, read_model
 
 BACKENDS = ("none", "deepep", "mooncake", "nixl")
 """Values of --moe-a2a-backend that are served. Upstream itself passes -1 to their kernels: for its padding rows, and as
@@ -35,6 +36,15 @@ def check_backend(config: Any) -> None:
     if backend not in BACKENDS:
         reason = f"{REASONS.get(backend, _UNKNOWN)}; must be one of {', '.join(BACKENDS)}"
         raise refusal("--moe-a2a-backend", backend, reason)
+
+
+def check_model(model: MoeModel, config: Any) -> None:
+    """Raise `ExpertPolicyError` for a model whose layers nobody has followed under an all-to-all backend."""
+    backend = spell(config.moe_a2a_backend or "none")
+    served = ALL_TO_ALL if backend == "deepep" else DISPATCHED
+    if routes_own_rows(config) and model.architecture not in served:
+        reason = f"{model.architecture} is not known to have all-to-all expert parallelism by {backend}"
+        raise refusal("--model-path", model.path, f"{reason}; must be one of {', '.join(sorted(served))}")
 
 
 def read_ranks(model_runner: Any, schedule: Schedule | None) -> Ranks | None:

@@ -18,6 +18,7 @@ from ..patching.engine import check_patched
 from ..patching.tree import PatchError
 from ..refusal import ExpertPolicyError
 from ..upstream.server import is_switched_on, model_config, resolved
+from .all_to_all import check_model
 from .architectures import FUSED_FRONTS
 from .arguments import Arguments, read_arguments
 from .backend import check_experts, choose_runner, is_given
@@ -26,7 +27,7 @@ from .drafts import check_adapts, check_depth
 from .drafts import is_asked as asks_depth
 from .expert_placement import check_division, check_placement, set_placement
 from .modes import check_draft_tokens, check_modes, check_observed, check_writers
-from .moe_model import MoeModel, check_ranks, read_model
+from .moe_model import MoeModel, check_attention, read_model
 from .schedule import check_schedule
 
 PLACEMENT, STAGE, AFFINITY, DEPTH = "placement", "stage", "affinity", "depth"
@@ -145,7 +146,8 @@ CHECKS = (
     # A dense model, a model whose layers differ in experts, or a model that is known not to be served.
     Check("model", RESOLVED, STAGE, lambda start: start.model),
     # A model that SGLang is not known to serve with data-parallel attention, or with an all-to-all backend.
-    Check("model's ranks", RESOLVED, STAGE, lambda start: check_ranks(start.model, start.config), after="model"),
+    Check("attention", RESOLVED, STAGE, lambda start: check_attention(start.model, start.config), after="model"),
+    Check("all-to-all", RESOLVED, STAGE, lambda start: check_model(start.model, start.config), after="model"),
     # Draft tokens of a request that padding to a multiple of the ranks would split.
     Check("draft tokens", RESOLVED, STAGE, lambda start: check_draft_tokens(start.config)),
     # `observe` if layers do not get whole logits.

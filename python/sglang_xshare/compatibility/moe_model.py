@@ -10,8 +10,8 @@ from typing import Any
 from ..policies.keys import as_json
 from ..refusal import ExpertPolicyError, refusal
 from ..upstream.configuration import NUM_EXPERTS, TOP_K, find_name, find_value
-from ..upstream.server import attention_dp_size, routes_own_rows, spell
-from .architectures import ALL_TO_ALL, DISPATCHED, GATHERED, UNSERVED
+from ..upstream.server import attention_dp_size
+from .architectures import GATHERED, UNSERVED
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Keys of the language model in the configuration of a model of several modes; ModelConfig itself finds that part."""
@@ -63,20 +63,12 @@ def read_model(model: Any, path: str, flag: str = "--model-path") -> MoeModel:
     return MoeModel(path, architecture, layers, num_experts, top_k, scoring or "softmax", renormalize)
 
 
-def check_ranks(model: MoeModel, config: Any) -> None:
-    """Raise `ExpertPolicyError` for a model that upstream is not known to serve on ranks that divide a step's rows."""
-    backend = spell(config.moe_a2a_backend or "none")
-    for applies, known, what in (
-        (attention_dp_size(config) > 1, GATHERED, "data-parallel attention"),
-        (
-            routes_own_rows(config),
-            ALL_TO_ALL if backend == "deepep" else DISPATCHED,
-            f"all-to-all expert parallelism by {backend}",
-        ),
-    ):
-        if applies and model.architecture not in known:
-            reason = f"{model.architecture} is not known to have {what}; must be one of {', '.join(sorted(known))}"
-            raise refusal("--model-path", model.path, reason)
+def check_attention(model: MoeModel, config: Any) -> None:
+    """Raise `ExpertPolicyError` if upstream does not serve the model with data-parallel attention, which is on."""
+    if attention_dp_size(config) > 1 and model.architecture not in GATHERED:
+        allowed = ", ".join(sorted(GATHERED))
+        reason = f"{model.architecture} is not known to have data-parallel attention; must be one of {allowed}"
+        raise refusal("--model-path", model.path, reason)
 
 
 def read_written(folder: str) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def test_without_the_package_every_call_returns_what_it_was_given(load, missing)
 
 
 SWITCHES = ("mask_padding_experts", "expert_policy_ignore_client_exact")
-GIVEN = [
+GIVEN: list[tuple[str, object]] = [
     *((name, name in SWITCHES or "given") for name in hooks.FLAGS),
     *(("expert_policy", "vanilla"), ("expert_policy_config", {}), ("load_balance_method", "expert_affinity")),
 ]

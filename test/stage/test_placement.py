@@ -7,7 +7,7 @@ import torch
 from sglang.srt.eplb.expert_location_dispatch import ExpertLocationDispatchInfo, topk_ids_logical_to_physical
 
 from sglang_xshare import Batch, Router, build_plan, select
-from sglang_xshare.compatibility import placement
+from sglang_xshare.compatibility import layers
 from sglang_xshare.types import RunnerSlots
 
 LAYERS = 4
@@ -27,7 +27,7 @@ def read(monkeypatch):
         monkeypatch.setattr(placement, "model_config", lambda server_args: model)
         monkeypatch.setattr(placement, "expert_locations", lambda config: locations)
         server_args = SimpleNamespace(ep_size=ranks, model_path="path", ep_num_redundant_experts=redundant)
-        return placement.read_placement(SimpleNamespace(device="cpu", server_args=server_args))
+        return layers.read_placement(SimpleNamespace(device="cpu", server_args=server_args))
 
     return find
 

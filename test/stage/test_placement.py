@@ -24,8 +24,8 @@ def read(monkeypatch):
             hf_text_config=config,
             num_hidden_layers=LAYERS,
         )
-        monkeypatch.setattr(placement, "model_config", lambda server_args: model)
-        monkeypatch.setattr(placement, "expert_locations", lambda config: locations)
+        monkeypatch.setattr(layers, "model_config", lambda server_args: model)
+        monkeypatch.setattr(layers, "expert_locations", lambda config: locations)
         server_args = SimpleNamespace(ep_size=ranks, model_path="path", ep_num_redundant_experts=redundant)
         return layers.read_placement(SimpleNamespace(device="cpu", server_args=server_args))
 

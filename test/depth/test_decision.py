@@ -194,6 +194,15 @@ def test_a_new_batch_size_begins_with_the_depth_of_the_nearest():
     assert depths.find(64).depth == 1, "the candidate that is nearest"
 
 
+def test_a_new_batch_size_prefers_the_nearest_that_has_times():
+    """As requests end one by one, each size is new and has no time: the depth of the largest must not pass down."""
+    depths = Depths(lambda size: CANDIDATES, deepest=3, start=1)
+    depths.find(4).depth, depths.find(16).depth = 3, 0
+    for size in (4, 16):
+        depths.states[size].seconds[0] = 1.0
+    assert [depths.find(size).depth for size in range(15, 4, -1)] == [0] * 5 + [3] * 6
+
+
 def test_forgotten_times_leave_depths_and_shares():
     depths = Depths(lambda size: CANDIDATES, 7, start=3)
     depths.find(2)

@@ -20,7 +20,7 @@ from sglang_xshare.stage.record.counters import Reader
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
 from sglang_xshare.upstream.paging import Residents
-from stage.fake import EXPERTS, TOP_K, allows_graph, forward_batch
+from stage.fake import EXPERTS, TOP_K, allows_graph, forward_batch, runner
 from stage.paged_model import LAYERS, REPORTER, SLOTS, PagedModel, Paging, decode, make_schedule, put
 from stage.switching import switch
 
@@ -91,7 +91,9 @@ def test_where_all_experts_have_slots_nothing_is_paged(monkeypatch):
     """A policy then does what it does without paging."""
     plain = put(monkeypatch, PagedModel(slots=EXPERTS), **PUBLISHED)
     assert plain.paged is None
-    decode(model := PagedModel(slots=EXPERTS), 0, 4)
+    model = PagedModel(slots=EXPERTS)
+    model.runner = runner(model)
+    decode(model, 0, 4)
     assert all(routed is None for routed in model.routed)  # of another model
     assert "page-ins" not in hooks._reports.log()
 
@@ -243,7 +245,7 @@ def test_no_switch_frees_what_graphs_write_to(monkeypatch, tmp_path, former, lat
         switch(stage, schedule, REPORTER)
         assert (stage.in_force.given["policy"] == "vanilla") == (latter == "vanilla")
     else:
-        with pytest.raises(ValueError, match=f"graphs of {rows} rows: each plan of observe has counters"):
+        with pytest.raises(ValueError, match=f"graphs of {rows} rows: the plans that observe compares have changed"):
             switch(stage, schedule, REPORTER, recaptures=False)
     assert list(written[0]) == list(stage.graphs._lanes)
     assert bool(stage.graphs.stale) == (former == "observe" and latter == "vanilla")

@@ -153,11 +153,14 @@ class Depths:
         self._find_candidates, self._start = find_candidates, start
 
     def find(self, size: int) -> SizeState:
-        """Return the state of a batch size, which begins with the depth of the nearest known batch size."""
+        """Return the state of a batch size, which begins with the depth of the nearest size that has times.
+
+        As long as no size has times, a new size begins with the depth of the nearest known size.
+        """
         found = self.states.get(size)
         if found is None:
-            candidates = self._find_candidates(size)
-            found = self.states[size] = SizeState(candidates, self._copy_depth(size, candidates, self.states))
+            candidates, known = self._find_candidates(size), self._list_timed() or list(self.states)
+            found = self.states[size] = SizeState(candidates, self._copy_depth(size, candidates, known))
             found.decide(self.shares.expect())
         return found
 
@@ -172,11 +175,13 @@ class Depths:
         Only a step directly after a step of the same size and depth is timed. A size that never has such a step, for
         example with a prefill before each, has no times: it copies the depth of the nearest size that has times.
         """
-        own = self.states[size]
-        timed = [known for known, other in self.states.items() if other.seconds]
+        own, timed = self.states[size], self._list_timed()
         if timed and not own.seconds:
             own.depth = self._copy_depth(size, own.candidates, timed)
         own.decide(self.shares.expect(), self._borrow(size))
+
+    def _list_timed(self) -> list[int]:
+        return [size for size, state in self.states.items() if state.seconds]
 
     def _copy_depth(self, size: int, candidates: Sequence[int], known: Iterable[int]) -> int:
         """Return the candidate nearest to the depth of the nearest `known` batch size, or to the start depth."""

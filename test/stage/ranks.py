@@ -73,6 +73,7 @@ DECODE = (
     Load((0, 6), longest=False),  # idle without a row
     Load((7, 1), longest=False),  # uneven
     Load((4, 3), prefills=(1,)),
+    Load((4, 0), prefills=(0,)),  # an idle rank while the other prefills
     Load((1, 0), longest=False),  # no rank but one has a row
     Load((2, 8)),
 )

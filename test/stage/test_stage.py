@@ -216,12 +216,15 @@ def test_a_selection_of_an_earlier_step_does_not_count(attach):
         run(model, "decode", 4)
 
 
-def test_context_ends_with_the_forward_even_when_it_fails(attach):
+@pytest.mark.parametrize("alone", [False, True])
+def test_context_ends_with_the_forward_even_when_it_fails(attach, alone):
+    """In a step of the runner, and in a capture or warm-up of the model alone."""
     model = Model(1)
     installed = attach(model, **XSHARE)
     model.error = RuntimeError("out of memory")
     with pytest.raises(RuntimeError, match="out of memory"):
-        run(model, "decode", 4)
+        run(model, "decode", 4, alone=alone)
+    assert installed.current_frame.frame is None
     assert hooks.route(model.configs[0], None) is model.configs[0]
     assert outcomes(installed) == {}
 

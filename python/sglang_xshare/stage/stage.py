@@ -115,11 +115,12 @@ class Stage:
             assignments = self.graphs.assign_for_capture(key, in_force)
         else:
             assignments = in_force.assign(key)
+        outcome = in_force.find_outcome(key)
         tallies = [StepTally(lane.counters) for lane in in_force.lanes or (self.acting,)]
         model_forward = ModelForward(step, assignments, tallies, residents)
         former = self.current_frame.frame  # the runner's frame; None in a capture, which runs only the model
         frame = self.current_frame.frame = former or Frame()
-        frame.outcome, frame.model_forward = in_force.find_outcome(key), model_forward
+        frame.outcome, frame.model_forward = outcome, model_forward
         try:
             output = forward()
             if step is not None:

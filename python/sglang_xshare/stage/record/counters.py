@@ -35,11 +35,11 @@ def copy_flags(flags: tuple[bool, ...], device: torch.device) -> torch.Tensor:
 
 
 class Counters:
-    """Running totals. Counting runs on the device alone, so it is captured with a graph and repeated in each replay.
+    """Running totals. The device counts selections, so a graph holds this work and repeats it in each replay.
 
-    A step without a live row, such as the step of a capture, is not counted. Selections write their counts to a
-    `StepTally`; a dozen small operations add these up once a step (on a CPU, one compiled call). A server that pages
-    experts has `residents`, and a server with expert-parallel ranks has `balance`.
+    The host counts outcomes. A step without a live row, such as the step of a capture, is not counted. Selections write
+    their counts to a `StepTally`; a dozen small operations add these up once a step (on a CPU, one compiled call). A
+    server that pages experts has `residents`, and a server with expert-parallel ranks has `balance`.
     """
 
     def __init__(

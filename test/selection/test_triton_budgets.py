@@ -76,9 +76,9 @@ def test_opened_up_numbers_route_as_the_model(run, text):
         ("k0=1,add=5", "k0=1,add=5,own_share=0.5", "own_share = 0.5: must .* made for, 0.0"),
         ("k0=1,add=5", "k0=1,add=5,p=0.5", "p = 0.5: must .* made for, 1.0"),
         ("k0=1,add=5", "k0=1,add=5,kmax=3", "kmax = 3: must .* made for, None"),
-        ("k0=1,add=5", "k0=1,budget=5", "budget or drop: must .* none"),
-        ("k0=1,budget=5", "k0=1,add=0", "budget or drop: must .* some"),
-        ("k0=1,add=5", "k0=1,confidence=0.5", "confidence: must .* none"),
+        ("k0=1,add=5", "k0=1,budget=5", "budget or drop: must .* absent"),
+        ("k0=1,budget=5", "k0=1,add=0", "budget or drop: must .* set"),
+        ("k0=1,add=5", "k0=1,confidence=0.5", "confidence: must .* absent"),
         ("k0=1,budget=5,coverage=truncate", "k0=0,budget=5,coverage=truncate", "k0 = 0: must .* made for, 1"),
     ],
 )

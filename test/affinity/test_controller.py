@@ -96,6 +96,17 @@ def test_a_directed_requests_prompt_is_found_again(sent, image):
     assert replicas[2] != 3
 
 
+def test_a_prompt_under_another_adapter_is_another_prompt(sent):
+    """A replica that has cached a prompt under one LoRA adapter has nothing for the prompt under another."""
+    dispatcher, long = make(4), array("q", prompt(0, length=320, start=99))
+    for name, adapter, replica in (("directed", "a", 3), ("again", "a", None), ("other", "b", None)):
+        dispatcher(request(name, routed_dp_rank=replica, input_ids=long, lora_id=adapter))
+        dispatcher.affinity.finish(name)
+    first, again, other = (replica for replica, _ in sent)
+    assert first == again == 3
+    assert other != 3
+
+
 @pytest.mark.parametrize("field", ["routing_key", "session_id", "session_params"])
 @pytest.mark.parametrize("directed", [False, True])
 def test_a_conversation_stays_where_it_began(sent, field, directed):

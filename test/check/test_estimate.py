@@ -15,6 +15,7 @@ from sglang_xshare.check.active import draw_loads
 from sglang_xshare.check.estimate import COMMON as ASSUMED
 from sglang_xshare.check.estimate import estimate_step
 from sglang_xshare.check.weights import read_weights
+from sglang_xshare.compatibility.moe_model import MoeModel
 from sglang_xshare.gpus import GPUS
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.record.figures import PREFIX
@@ -81,6 +82,13 @@ def test_drawn_rows_are_as_active_as_oea_counted(write):
         drawn = draw_loads(build_schedule("oea", {"k0": k0}, False), model, 16, 1, ASSUMED)
         assert drawn["active_experts"][0] == pytest.approx(OEA["vanilla"][0], abs=1.5)
         assert drawn["active_experts"][1] == pytest.approx(OEA[text][0], abs=1.5)
+
+
+def test_drawn_layers_have_the_plans_of_the_models_layers():
+    model = MoeModel("model", "Qwen3MoeForCausalLM", 1, 32, 4, "softmax", renormalize=True)
+    schedule = build_schedule("oea", {"k0": 2, "layers": {"0": {"policy": "vanilla"}}}, False)
+    before, after = draw_loads(schedule, model, 16, 1, ASSUMED)["active_experts"]
+    assert before == after
 
 
 def test_a_policy_has_a_row_with_the_range_of_what_is_assumed(write, capsys):

@@ -110,6 +110,13 @@ def test_a_refused_policy_is_checked_as_any_would_be():
         policy.run(start)
 
 
+def test_a_refused_affinity_is_refused_once():
+    """A check that reads the refused table again would report the same line at its own point of the start."""
+    start = Start(SimpleNamespace(load_balance_method="round_robin", expert_affinity_bound=0.0))
+    found = [[str(error) for error in checks.find_refusals(start, when)] for when in (GIVEN, checks.RESOLVED)]
+    assert [len(lines) for lines in found] == [1, 0]
+
+
 def test_the_flag_that_needs_the_patches_is_named(monkeypatch):
     """`patching/test_engine.py` has the trees that are refused."""
 

@@ -46,6 +46,7 @@ def make_args(folder, architecture="Qwen3MoeForCausalLM", **flags):
 def test_what_it_sets(placement, flags, becomes, tmp_path):
     args = make_args(tmp_path, expert_placement=placement, **flags)
     before = dict(vars(args))
+    check_division(args)  # accepts these flags
     set_placement(args)
     assert vars(args) == before | becomes
 

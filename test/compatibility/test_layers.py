@@ -173,3 +173,8 @@ def test_on_amd_a_wider_row_would_lose_its_shared_expert(monkeypatch):
 def test_layers_that_route_by_a_hash_are_counted():
     hashed = object.__new__(HashTopK)
     assert count_hashed({"model.layers.0.mlp.topk": hashed, "model.layers.3.mlp.topk": object()}) == 1
+
+
+def test_a_layer_that_routes_by_a_hash_needs_no_router(read, monkeypatch):
+    monkeypatch.setattr(start_layers, "count_hashed", lambda modules: 1)
+    assert [layer.layer_id for layer in read([config()], 2)] == [0]

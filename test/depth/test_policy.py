@@ -168,9 +168,11 @@ def test_a_switch_of_the_policy_forgets_the_times_and_keeps_the_acceptance():
     depths = server.policy.depths
     shares, depth = depths.shares.shares, depths.states[2].depth
     assert len(depths.states[2].seconds) == len(CANDIDATES)
+    assert server.policy._taken[2]  # times that the next decision would add
     switches[0] = 1
     server.policy.get_steps_for_batch(2)
     assert depths.states[2].seconds == {}
+    assert not server.policy._taken.get(2)
     assert (depths.shares.shares, depths.states[2].depth) == (shares, depth)
 
 

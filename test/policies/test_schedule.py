@@ -50,6 +50,10 @@ OVERRIDES: dict[str, tuple[dict[str, Any], dict[tuple[int, int], str]]] = {  # k
         {"mass": 0.8, "by_rows": {"4": {"add": 0}}},
         {(0, 4): "xshare:add=0", (0, 5): "xshare:mass=0.8"},
     ),
+    "a range may end at min_rows, and another begin at max_rows": (
+        {"k0": 1, "add": 24, "min_rows": 4, "max_rows": 8, "by_rows": {"2-4": {"k0": 2}, "8-12": {"k0": 3}}},
+        {(0, 4): "xshare:k0=2,add=24", (0, 6): "xshare:k0=1,add=24", (0, 8): "xshare:k0=3,add=24"},
+    ),
     "another policy starts from its own defaults": (
         {"k0": 2, "add": 12, "layers": {"0": {"policy": "oea"}, "1": {"policy": "vanilla"}}},
         {(0, 16): "oea", (1, 16): "vanilla", (2, 16): "xshare:k0=2,add=12"},

@@ -65,6 +65,14 @@ def test_steps_without_a_selection_are_no_comparison():
     assert agreement.counts == Counter(comparisons=1)
 
 
+def test_a_switch_starts_anew_without_the_steps_of_the_former_policy():
+    agreement = make(lambda own: [torch.zeros_like(own)])  # the other rank has selected nothing
+    agreement.count(make_tally([(2, 2)]).active)
+    agreement.begin()
+    assert agreement.end_forward(None) == []
+    assert agreement.counts == Counter()
+
+
 def test_all_ranks_are_compared_with_the_first():
     agreement = make(lambda own: [own + 1, own + 2, own], 4)
     agreement.count(make_tally([(2, 2)]).active)

@@ -49,6 +49,7 @@ class InForce:
 
     # Caches. With init=False they are empty after `dataclasses.replace`.
     _assigned: dict[tuple[StepKey, int | None], list[Assignment]] = field(default_factory=dict, init=False)
+    _outcomes: dict[StepKey, str] = field(default_factory=dict, init=False)
     _forwards: dict[str, Forward] = field(default_factory=dict, init=False)
 
     @property
@@ -100,10 +101,11 @@ class InForce:
         """Return the outcome of a forward by its `key`: None for a prefill, the graph's key for a replay."""
         if key is None:
             return "prefill"
-        reasons = {one.reason for one in self.assign(key)}
-        if None in reasons:  # some layer has a plan
-            return "observed" if self.observes else "policy"
-        return next(reason for reason in REASONS if reason in reasons)
+        if key not in self._outcomes:  # found once: the reasons of 48 layers take 2 us
+            reasons = {one.reason for one in self.assign(key)}
+            acts = "observed" if self.observes else "policy"  # if some layer has a plan, which has no reason
+            self._outcomes[key] = acts if None in reasons else next(one for one in REASONS if one in reasons)
+        return self._outcomes[key]
 
     def describe_forward(self, outcome: str) -> Forward | None:
         """Return what the requests of a forward with this outcome count; None until a policy has been active."""

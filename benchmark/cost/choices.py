@@ -21,10 +21,10 @@ NOTE = """\
 All figures are from 2 CPU cores; none is from a GPU. A step waits for: active experts of the device or of the fullest
 rank, divided by those under the model's own routing; for served replicas, the same of active experts a decoded token;
 for slices, the time of an MoE layer divided by its time with whole experts (python -m benchmark.cost.ranks). Tokens/s:
-divided by vanilla's, if a served step was timed. Loss: cross-entropy above the model's own routing, in nats a token; 0
-if no token can differ; ± half the 95 % t-interval over batches, but for replicas, whose batches change, ± the standard
-error over sequences. Slices were measured with random weights, the first row with wider experts that compute the same,
-and all other rows with the trained checkpoint."""
+divided by vanilla's, if a served step was timed. Loss: cross-entropy above the model's own routing, in nats a token. A
+loss of 0 without ± means that no token can differ. The number after ± is half the 95 % t-interval over batches.
+Replicas have no fixed batches, so theirs is the standard error over sequences. Slices were measured with random
+weights, the first row with wider experts that compute the same, and all other rows with the trained checkpoint."""
 
 Points = Mapping[str, Any]
 

@@ -197,7 +197,7 @@ def make_reporter(forwards: int = 0, **changes: Any) -> SimpleNamespace:
 
 
 def outcomes(installed: Any) -> dict[str, int]:
-    """What a stage has counted of the runner's forwards."""
+    """Return the number of forwards that a stage has counted, by outcome."""
     return dict(installed.acting.counters.outcomes)
 
 

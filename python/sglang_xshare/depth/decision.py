@@ -1,6 +1,6 @@
 """The choice of a draft depth: the most tokens per second, from the accepted drafts and the times of steps."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from types import MappingProxyType
@@ -153,14 +153,11 @@ class Depths:
         self._find_candidates, self._start = find_candidates, start
 
     def find(self, size: int) -> SizeState:
-        """Return the state of a batch size, which begins with the depth of the nearest size that has times.
-
-        As long as no size has times, a new size begins with the depth of the nearest known size.
-        """
+        """Return the state of a batch size; a new size copies its depth from the nearest one (`_copy_depth`)."""
         found = self.states.get(size)
         if found is None:
-            candidates, known = self._find_candidates(size), self._list_timed() or list(self.states)
-            found = self.states[size] = SizeState(candidates, self._copy_depth(size, candidates, known))
+            candidates = self._find_candidates(size)
+            found = self.states[size] = SizeState(candidates, self._copy_depth(size, candidates))
             found.decide(self.shares.expect())
         return found
 
@@ -175,17 +172,19 @@ class Depths:
         Only a step directly after a step of the same size and depth is timed. A size that never has such a step, for
         example with a prefill before each, has no times: it copies the depth of the nearest size that has times.
         """
-        own, timed = self.states[size], self._list_timed()
-        if timed and not own.seconds:
-            own.depth = self._copy_depth(size, own.candidates, timed)
+        own = self.states[size]
+        if not own.seconds:
+            own.depth = self._copy_depth(size, own.candidates)
         own.decide(self.shares.expect(), self._borrow(size))
 
-    def _list_timed(self) -> list[int]:
-        return [size for size, state in self.states.items() if state.seconds]
+    def _copy_depth(self, size: int, candidates: Sequence[int]) -> int:
+        """Return the candidate nearest to the depth of the nearest batch size that has times.
 
-    def _copy_depth(self, size: int, candidates: Sequence[int], known: Iterable[int]) -> int:
-        """Return the candidate nearest to the depth of the nearest `known` batch size, or to the start depth."""
-        near = min(known, key=lambda one: (abs(one - size), one), default=None)
+        If no size has times, the nearest known size takes its place: `size` itself, if it is known. The first size of
+        all begins at the start depth.
+        """
+        timed = [known for known, state in self.states.items() if state.seconds]
+        near = min(timed or self.states, key=lambda one: (abs(one - size), one), default=None)
         depth = self._start if near is None else self.states[near].depth
         return min(candidates, key=lambda one: (abs(one - depth), one))
 

@@ -1,1 +1,1 @@
-"""The expert-selection stage around a loaded model: what runs in every step."""
+"""The expert-selection stage: the code around a loaded model that runs in every step."""

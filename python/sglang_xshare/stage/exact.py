@@ -9,7 +9,9 @@ import torch
 from ..policies.exact import Rule, applies, name_prefixes, read_asked
 
 MOST_ROWS = 1 << 16
-"""The most rows of a forward, with a flag of one byte each: a captured graph reads the flags at a fixed address."""
+"""The maximum number of rows in a forward. Each row has a flag of one byte. The tensor of flags has a fixed size,
+because captured CUDA graphs read the flags at a fixed address.
+"""
 MIXED_SESSION = (
     "custom_params.expert_policy = 'exact': all turns of a streaming session must be exact: an earlier turn was not, "
     "and its keys and values stay in the cache"
@@ -21,12 +23,15 @@ ATTACHED = (
 
 
 class Exact:
-    """The exact requests of one scheduler by id, while SGLang keeps the requests, and a flag for each row of a forward.
+    """The exact requests of one scheduler, and a flag for each row of a forward that marks the rows of exact requests.
 
-    The flags are written on the forward's stream, before each forward whose exact rows differ from those of the
-    previous forward: captured graphs read the flags at each replay. With `low_first` lower priorities are served first.
-    `refusal` is the answer to an exact request on a server that cannot serve any. With `ignores_asked` a request that
-    asks to be exact follows the rule, like a request that does not ask.
+    `requests` contains the exact requests by id, as long as SGLang keeps them. Captured graphs read the flags in each
+    replay. So the flags are written on the forward's stream, before each forward whose exact rows differ from those of
+    the previous forward.
+
+    With `low_first`, lower priority numbers are served first. `refusal` is the error for exact requests on a server
+    that cannot serve them. With `ignores_asked`, a request that asks to be exact is treated like a request without a
+    choice.
     """
 
     def __init__(
@@ -38,11 +43,12 @@ class Exact:
         self._written: list[int] = []
 
     def admit(self, req: Any, rule: Rule, is_attached: bool = False) -> None:
-        """Decide whether all steps of an arriving request are exact, and set its `expert_policy_exact`.
+        """Decide whether an arriving request is exact in all of its steps, and set its `expert_policy_exact`.
 
-        The value is True for an exact request, False for a request that asked and is not exact, else None. All ranks
-        decide alike. Exact requests share prefixes with exact requests alone, because other requests have computed keys
-        and values under a policy. With `is_attached` the cache has a storage backend, so an exact request is aborted.
+        `expert_policy_exact` is True for an exact request. It is False for a request that asked to be exact and is not,
+        and None for any other request. All ranks decide alike. Exact requests share cached prefixes only with exact
+        requests, because the keys and values of all other requests are computed under a policy. With `is_attached`, the
+        cache has a storage backend, so an exact request is aborted.
         """
         if hasattr(req, "expert_policy_exact"):  # a retracted request arrives again
             return
@@ -52,11 +58,12 @@ class Exact:
         asked = read_asked(req.sampling_params.custom_params, routing_key)
         said = None if asked and self._ignores_asked else asked
         exact = applies(rule, req.priority, self._low_first) if said is None else said
-        # A beam search cannot be exact: its other rows follow the rows of all requests, and `rids` do not name them.
+        # A beam search cannot be exact: SGLang puts its further rows after the rows of all requests, and `rids` does
+        # not contain them.
         exact = exact and getattr(req, "beam_group", None) is None
         req.expert_policy_exact = exact or (False if asked else None)
         session = getattr(req, "session", None)
-        if is_in_use:  # two front ends may use one id, and rows are found by id
+        if is_in_use:  # two front ends may send the same id, and rows are found by id
             req.set_finish_with_abort(f"rid must be one that no running exact request has (got {req.rid!r})")
             return
         req.extra_key = name_prefixes(req.extra_key, exact)
@@ -73,16 +80,19 @@ class Exact:
 
     @property
     def is_used(self) -> bool:
-        """True if a request is exact, or was exact in the last forward."""
+        """True if there is an exact request now, or if the last forward had exact rows."""
         return bool(self.requests or self._written)
 
     def write(self, rids: Sequence[str], tokens_per_request: int) -> None:
-        """Write the flags of a decode or verify forward, for the requests `rids` in their order. Wait for nothing."""
+        """Write the flags for the rows of a decode or verify forward, without waiting for the device.
+
+        `rids` are the ids of the forward's requests, in the order of their rows.
+        """
         tokens = range(tokens_per_request)
         numbers = [number for number, rid in enumerate(rids) if rid in self.requests]
         exact = [number * tokens_per_request + token for number in numbers for token in tokens]
         if exact != self._written:
-            # A new pinned tensor each time: a copy may still read the last one.
+            # Each write uses a new pinned tensor, because an earlier copy may still read the previous tensor.
             flags = torch.zeros(max(*exact, *self._written, 0) + 1, dtype=torch.bool)
             flags[exact] = True
             if self._flags.is_cuda:
@@ -91,13 +101,16 @@ class Exact:
             self._written = exact
 
     def read(self, rows: int) -> torch.Tensor:
-        """Return [rows] bool, True for this rank's rows of exact requests. A graph's replay reads the flags anew."""
+        """Return flags [rows] bool, True for each row of an exact request on this rank.
+
+        A captured graph reads the flags again in each replay.
+        """
         return self._flags[:rows]
 
     def find(self, rows: int) -> torch.Tensor | None:
-        """Return the flags as `read` does, or None if no row of the step can be exact.
+        """Return the flags like `read`, or None if no row of the step can be exact.
 
-        A CPU replays no graph, so there the flags written last decide. On a GPU the flags are always returned, because
-        a later replay may have exact rows.
+        A CPU server has no CUDA graphs, so it returns None if the last write has set no flag. A GPU server always
+        returns the flags, because a captured step may be replayed with exact rows later.
         """
         return self.read(rows) if self._written or not self._flags.is_cpu else None

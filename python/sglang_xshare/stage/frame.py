@@ -1,4 +1,4 @@
-"""One forward of the model runner: each layer's assignment, and what each layer has selected."""
+"""A forward of the model runner, with the assignment and the selection of each MoE layer."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class PolicyBypassed(RuntimeError):
-    """An error that stops the server: an MoE layer with a plan has not selected in a step."""
+    """An error that stops the server, because an MoE layer with a plan did not select experts in a step."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """The task of one layer in all forwards with the same `StepKey`.
+    """The task of one MoE layer in all forwards with the same `StepKey`.
 
-    The layer selects by `plan`, or routes as the model does, for `reason`. Both are None in a prefill.
-
-    A captured graph reads the plan's numbers from `buffer`, to which a switch writes. `fits` is True if the layer's
-    page slots hold all active experts for all logits, and for a layer whose experts are not paged. `observed` are the
-    plans that `observe` compares, one for each observed lane.
+    - `plan`: the plan by which the layer selects experts. If it is None, the layer routes as the model does.
+    - `reason`: the reason why the layer has no plan. In a prefill both `plan` and `reason` are None.
+    - `buffer`: a captured graph reads the plan's numbers from this buffer, and a switch writes to it.
+    - `fits`: True if all active experts fit the layer's page slots for all logits, or if experts are not paged.
+    - `observed`: the plans that `observe` compares, one for each observed lane.
     """
 
     plan: SelectionPlan | None = None
@@ -41,12 +41,15 @@ class Assignment:
 
 @dataclass(eq=False)
 class ModelForward:
-    """A running forward of the target model, in which layers route.
+    """A running forward of the target model.
 
-    `step` is None in a prefill. `assignments` and `selections` have one entry for each layer. A layer's selection is
-    None without a plan, and until the layer selects. `tallies` collect the counts of the selections: one tally for the
-    acting lane, or under `observe` one for each observed lane. `residents` has the loaded experts, if experts are
-    paged. `offer` is the alignment that the last layer offers its runner.
+    - `step`: the step of the forward, or None in a prefill.
+    - `assignments`: the assignment of each MoE layer.
+    - `selections`: the selection of each MoE layer. It is None for a layer without a plan, and until the layer runs.
+    - `tallies`: the counts of the selections. The acting lane has one tally. Under `observe`, each observed lane has
+      one tally instead.
+    - `residents`: the loaded experts if experts are paged, else None.
+    - `offer`: the alignment that the last layer has offered to its MoE runner.
     """
 
     step: Step | None
@@ -67,7 +70,10 @@ class ModelForward:
         return replace(self.step.batch, resident=self.residents.loaded[index], slots=self.residents.slots or None)
 
     def check(self, layer_ids: Sequence[int]) -> bool:
-        """Return whether some layer has selected. Raises `PolicyBypassed` if a layer with a plan has not selected."""
+        """Return whether any layer has selected experts.
+
+        Raises `PolicyBypassed` if a layer with a plan has not selected experts.
+        """
         pairs = zip(self.assignments, self.selections, layer_ids, strict=True)
         missed = [layer_id for assignment, chosen, layer_id in pairs if assignment.plan is not None and chosen is None]
         if missed:
@@ -78,13 +84,15 @@ class ModelForward:
 
 @dataclass(eq=False)
 class Frame:
-    """One forward of the model runner, or of the model alone in a capture and in a warm-up of SGLang.
+    """A forward of the model runner, or of the model alone when SGLang captures CUDA graphs or warms up.
 
-    `key` is the key of the runner's batch; None if the forward is neither decode nor verify. The step that the model or
-    a graph then runs may have more rows: SGLang pads the batch to equal rows on all attention ranks, or to a captured
-    size. `outcome` is the name under which the forward is counted: None before the model's forward, and in a graph's
-    replay, which does not run the model's forward; "no_context" if a layer routes outside of the model's forward.
-    `model_forward` is set while the model's forward runs.
+    `key` is the key of the runner's batch, or None if the forward is neither a decode nor a verify step. The executed
+    step may have more rows than `key`, because SGLang pads the batch to a captured size, or to equal rows on all
+    attention ranks.
+
+    `outcome` is the name under which the forward is counted. It is None until the model's forward begins. It stays None
+    in a replay of a CUDA graph, because a replay does not call the model's forward. It is "no_context" if a layer
+    routes outside of the model's forward. `model_forward` is set while the model's forward runs.
     """
 
     key: StepKey | None = None
@@ -93,11 +101,11 @@ class Frame:
 
 
 class CurrentFrame:
-    """A holder of the current frame, which a stage and its layers share."""
+    """A reference to the current frame. A stage and all of its layers share this object."""
 
     frame: Frame | None = None
 
     @property
     def model_forward(self) -> ModelForward | None:
-        """The model's forward; None outside of it."""
+        """The running forward of the model, or None if no forward of the model runs."""
         return None if self.frame is None else self.frame.model_forward

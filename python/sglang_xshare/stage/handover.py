@@ -1,8 +1,9 @@
-"""The alignment, (row, slot) pairs sorted by expert, that a layer offers to upstream's fused MoE runner.
+"""The alignment that an MoE layer offers to SGLang's fused MoE runner.
 
-The patch of `_prepare_fused_moe_run` calls `align` in place of `moe_align_block_size`. The model's forward holds the
-last offer. `align` finds the offer by the ids' storage and shape, and uses the offer once. The offer holds the ids, so
-no other tensor can have their storage meanwhile.
+An alignment lists (row, slot) pairs sorted by expert. The patch of `_prepare_fused_moe_run` calls `align` instead of
+SGLang's `moe_align_block_size`. The model's forward holds the last offer. `align` finds the offer by the storage and
+the shape of the expert ids, and uses an offer once. The offer keeps its ids alive, so no other tensor can get their
+storage.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Offer:
-    """The `alignment` of `ids` [n, columns], which name experts 0 to `num_experts` - 1.
+    """An offered alignment, and the expert ids for which it was made.
 
-    `untaken` are the numbers of rows at which the layer's runner has not taken the last offer. `is_used` is True after
-    the runner's call with these ids.
+    `ids` [n, columns] are numbers from 0 to `num_experts` - 1. `untaken` is the layer's set of row counts for which the
+    runner has not taken the last offer. `is_used` becomes True when the runner is called with these ids.
     """
 
     ids: torch.Tensor
@@ -34,10 +35,11 @@ class Offer:
 
 
 is_prebuilt = True
-"""True if layers offer alignments. A benchmark sets the flag to False, to measure both cases."""
+"""True if layers offer alignments. A benchmark sets it to False to measure the difference."""
 taken: Counter[str] = Counter()
-"""Calls of the runner that found an offer, in eager steps and captures: the host counts no replays. Keys are
-"prebuilt", and "upstream" for an offer that was not used.
+"""The number of runner calls that found an offer. "prebuilt" counts the calls that used the offered alignment, and
+"upstream" counts the calls that did not use it. Only eager steps and captures are counted, because no Python code runs
+in a replay.
 """
 
 
@@ -48,13 +50,14 @@ def align(
     block_size: int,
     num_experts: int,
 ) -> tuple[torch.Tensor, ...]:
-    """Return (sorted_token_ids, expert_ids, num_tokens_post_padded) of `ids` [n, columns], as `upstream` does.
+    """Return (sorted_token_ids, expert_ids, num_tokens_post_padded) of `ids` [n, columns], like `upstream`.
 
-    If the offer `made` is for exactly these ids, return its alignment, and do not call `upstream`.
+    `upstream` is SGLang's own function. It is not called if the offer `made` is for exactly these ids and this block
+    size: then return the offered alignment.
     """
     if made is None or made.is_used or not _is_of(made, ids, num_experts):
         return upstream(ids, block_size, num_experts)
-    # Imported here, because a server without a policy loads this module too, but makes no offer.
+    # Imported here, because a server without a policy also loads this module, but never uses an alignment.
     from ..selection.alignment import BLOCK, count_blocks
 
     made.is_used = True
@@ -64,8 +67,8 @@ def align(
     made.untaken.discard(len(ids))
     taken["prebuilt"] += 1
     pairs, experts, total = made.alignment
-    # The selection kernel leaves room for one block a pair. The runner launches a program for each block of the
-    # length, so the length is cut to the blocks that the ids can fill.
+    # The selection kernel allocates one block for each pair. The runner launches one program for each block of these
+    # tensors, so the tensors are cut to the number of blocks that the ids can fill.
     blocks = count_blocks(num_experts, ids.numel())
     return pairs[: blocks * BLOCK], experts[:blocks], total
 

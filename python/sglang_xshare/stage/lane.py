@@ -1,4 +1,4 @@
-"""Lanes: the counters of the active policy, and of each plan that `--expert-policy observe` compares."""
+"""Lanes: counters of the active policy, and counters of each plan that `--expert-policy observe` compares."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from .record.counters import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, RESCUED, 
 
 
 class Lane:
-    """The `counters` of the active policy, or of one plan that `observe` compares, and their readers.
+    """The counters of the active policy or of one observed plan, with the readers of these counters.
 
-    The acting lane counts the active policy (under `observe` the model's own routing); its `name` is None. An observed
-    lane counts what a plan would select; its `name` is the plan's spelling. Log and metrics each read what was counted
-    since their own last read, and `GET /expert_policy` what was counted since the last switch.
+    The acting lane counts the active policy, or under `observe` the model's own routing. Its `name` is None. An
+    observed lane counts what one plan of `observe` would select. Its `name` is the plan's spelling.
+
+    The readers `logged` and `exported` return the counts since the last log line and since the last update of the
+    metrics. For GET /expert_policy, `since_switch` returns the counts since the last switch.
     """
 
     def __init__(self, name: str | None, counters: Counters) -> None:
@@ -25,13 +27,13 @@ class Lane:
 
 
 def make_lanes(schedule: Schedule | None, acting: Lane) -> list[Lane]:
-    """Return an observed lane, with counters like the acting lane's, for each plan that the schedule compares."""
+    """Return a lane for each plan that `schedule` observes, with counters for the same layers as `acting`."""
     observed = schedule.observed if schedule is not None else ()
     return [Lane(spelling, acting.counters.make_alike()) for spelling in observed]
 
 
 def count_vanilla(counts: torch.Tensor) -> torch.Tensor:
-    """Return the counts of the model's own routing, from the `counts` [layers, COLUMNS] of an observed lane."""
+    """Return the counts of the model's own routing, from the counts [layers, COLUMNS] of an observed lane."""
     own = counts.clone()
     own[:, AFTER], own[:, KEPT], own[:, RESCUED] = own[:, BEFORE], own[:, ROWS], 0
     own[:, PAGED] = own[:, PAGED_BEFORE]
@@ -39,7 +41,7 @@ def count_vanilla(counts: torch.Tensor) -> torch.Tensor:
 
 
 def format_observed(lanes: Sequence[Lane]) -> str:
-    """Return the part of the decode log line that compares observed `lanes`, with the counts since the last line."""
+    """Return the part of the decode log line that compares the observed lanes since the last line."""
     text = ""
     for lane in lanes:
         interval = lane.logged.read()

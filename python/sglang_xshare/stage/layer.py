@@ -1,4 +1,4 @@
-"""One MoE layer under a policy: from router logits to what its MoE runner accepts."""
+"""An MoE layer under a policy, which turns router logits into the input of the layer's MoE runner."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 
 class Convention(Enum):
-    """The form in which a runner takes a selection.
+    """The form in which an MoE runner accepts a selection.
 
-    FILLED: an active expert of weight 0 in each empty slot. DROPPED: id -1 in each empty slot. MASKED: masked logits
-    instead of slots.
+    - FILLED: each empty slot contains an active expert with weight 0.
+    - DROPPED: each empty slot contains the id -1.
+    - MASKED: the runner gets masked logits instead of slots.
     """
 
     FILLED = "filled"
@@ -42,23 +43,24 @@ class Convention(Enum):
 FILLED, DROPPED, MASKED = Convention
 MASKING = RunnerSlots(masked=True)
 MAX_CALLS = 1024
-"""The most compiled calls kept for each layer, one for each plan and batch size."""
+"""The maximum number of compiled calls that a layer keeps: one for each plan and shape of a step."""
 
 
 class Layer:
-    """One MoE layer: its `TopKConfig`, and what its MoE runner takes.
+    """An MoE layer: its router, and the form in which its MoE runner accepts a selection.
 
-    `plain_config`, a copy of the config with a reference to the layer, replaces the config in upstream's router.
-    `selecting_config` is such a copy that routes through `choose`.
+    `plain_config` is a copy of the layer's `TopKConfig` with a reference to this object. It replaces the config in
+    SGLang's router. `selecting_config` is another such copy, and routes through `choose`.
 
-    With `renumbers` upstream looks ids up in a table after the selection, so no id may be -1 before. With
-    `runner_ranks_logits` the layer's runner ranks logits if the layer does not select. With `takes_kmax` the runner
-    takes more or fewer columns than the model's top-k. With `recorded` --enable-return-routed-experts returns the
-    selected experts. `paging` is the result of `find_paging` for the layer's experts. Raises ValueError for a router
-    that the stage does not reproduce.
+    - `renumbers`: SGLang looks up the selected ids in a table, so `choose` may not return the id -1.
+    - `runner_ranks_logits`: the runner ranks logits itself if the layer does not select experts.
+    - `takes_kmax`: the runner accepts more or fewer columns than the model's top-k.
+    - `recorded`: --enable-return-routed-experts returns the selected experts.
+    - `paging`: the result of `find_paging` for the layer's experts.
 
-    A layer keeps no state of a forward: all layers of a model read the state from `current_frame`, whose lists have a
-    layer's entry at the layer's `index`.
+    A layer keeps no state of a forward. All layers of a model read this state from `current_frame`. The lists there
+    have one entry for each layer, and `index` is this layer's place. Raises ValueError for a router that the stage does
+    not reproduce.
     """
 
     def __init__(
@@ -81,8 +83,8 @@ class Layer:
         self.takes_kmax = takes_kmax
         scaling = topk_config.routed_scaling_factor or 1.0
         on_output = topk_config.apply_routed_scaling_factor_on_output
-        # The layer scales the weights if upstream would: upstream scales only the first top-k columns, and a plan with
-        # `kmax` may have more.
+        # If SGLang would scale the weights, the layer scales them instead: SGLang scales only the first top-k columns,
+        # and a plan with `kmax` may have more columns.
         grouped = topk_config.use_grouped_topk
         scales = on_output and (topk_config.renormalize or not grouped or scales_unnormalized_groups())
         scales = scales or folds_scaling(topk_config)
@@ -93,24 +95,24 @@ class Layer:
         self.current_frame, self.index = current_frame or CurrentFrame(), index
         empty = convention == DROPPED and not renumbers
         self.slots = RunnerSlots(empty=empty)
-        # If the router's output is not scaled here, the model scales it later. Upstream then gives a shared expert
-        # 1 / scaling, so its weight ends as 1.
+        # If the router's output is not scaled here, the model scales it later. SGLang then gives a shared expert the
+        # weight 1 / scaling, so its final weight is 1.
         weight = 1.0 if on_output else 1.0 / scaling
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
-        # EPLB and paged experts replace the ids after the selection, so an alignment of the selected ids is wrong then.
+        # EPLB and paged experts replace the selected ids, so an alignment of the selected ids would be wrong.
         self.hands_over = convention == FILLED and not renumbers and paging is None
         self._calls: dict[tuple[Any, ...], tuple[SelectionPlan, Call | None]] = {}
-        """The compiled calls on a CPU, by plan and shape of a step; None if `select` takes another backend.
+        """The compiled calls on a CPU, by plan and shape of a step. A call is None if `select` uses another backend.
 
-        The calls check nothing that `select` has checked. A value holds its plan, so no other plan can have the
-        `id()` in the key.
+        A call does not check its inputs, because `select` has checked the same plan and shape before. Each value
+        contains its plan, so no other plan can have the `id()` in the key.
         """
         self._untaken: set[int] = set()
-        """The numbers of rows at which the layer's runner has not taken the last alignment that the layer offered."""
+        """The numbers of rows for which the layer's runner has not taken the last offer of an alignment."""
         self._aligned = {slots: replace(slots, aligned=True) for slots in (self.slots, self.with_shared)}
         self.plain_config = carry(topk_config, self)
         route: dict[str, Any] = {"custom_routing_function": self.choose}
-        # `choose_recorded` replaces upstream's record, which would contain the ids that fill a row's empty slots.
+        # `choose_recorded` replaces SGLang's record, because that record would contain the ids that fill empty slots.
         if recorded:
             route = {"custom_routing_function": self.choose_recorded, "allow_routed_experts_capture": False}
         own = replace(topk_config, **route, use_grouped_topk=False, apply_routed_scaling_factor_on_output=False)
@@ -118,12 +120,12 @@ class Layer:
 
     @property
     def paging_slots(self) -> int | None:
-        """The number of page slots; None if all experts are loaded, 0 until SGLang has sized the page slots."""
+        """The number of page slots. It is None if all experts are loaded, and 0 until SGLang has set the number."""
         return None if self.paging is None else count_slots(self.paging)
 
     @property
     def model_forward(self) -> ModelForward:
-        """The model's forward, in which the layer selects."""
+        """The running forward of the model."""
         frame = self.current_frame.frame
         assert frame is not None
         assert frame.model_forward is not None
@@ -131,17 +133,20 @@ class Layer:
 
     @property
     def step(self) -> Step:
-        """The step of the model's forward."""
+        """The step of the running forward."""
         step = self.model_forward.step
         assert step is not None
         return step
 
     def route(self, logits: torch.Tensor) -> Any:
-        """Return `selecting_config` if the layer selects from logits [n, N] in this forward, else `plain_config`."""
+        """Return `selecting_config` if the layer selects from `logits` [n, N] in this forward, else `plain_config`."""
         return self.selecting_config if self._selects(logits) else self.plain_config
 
     def _selects(self, logits: torch.Tensor) -> bool:
-        """Return whether the layer selects in this forward. Under `observe` count each observed plan; return False."""
+        """Return whether the layer selects experts in this forward.
+
+        Under `observe`, count what each observed plan would select, and return False.
+        """
         model_forward = self.current_frame.model_forward
         if model_forward is None:
             frame = self.current_frame.frame
@@ -154,7 +159,7 @@ class Layer:
         return assignment.plan is not None and not assignment.observed
 
     def _observe(self, plans: Sequence[SelectionPlan], logits: torch.Tensor) -> None:
-        """Select by each of `plans`, one for each observed lane, from router logits [n, N]. Equal plans select once."""
+        """Select from `logits` [n, N] by the plan of each observed lane. Equal plans select only once."""
         model_forward, chosen = self.model_forward, dict[SelectionPlan, Selection]()
         for plan, counted in zip(plans, model_forward.tallies, strict=True):
             tally = counted.of(self.index, logits)
@@ -165,7 +170,7 @@ class Layer:
         model_forward.selections[self.index] = chosen[plans[0]]
 
     def join(self, num_experts: int, device: str) -> None:
-        """Select in a step in which this rank has no rows, because the other ranks wait for its part of the gather."""
+        """Take part in the gather of a step in which this rank has no rows, because the other ranks wait for it."""
         model_forward = self.current_frame.model_forward
         if model_forward is None or model_forward.assignments[self.index].plan is None:
             return
@@ -177,11 +182,11 @@ class Layer:
     def choose(
         self, hidden_states: torch.Tensor, gating_output: torch.Tensor, topk: int, renormalize: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return weights [n, k] float32 and the router's expert ids [n, k] int32: SGLang's custom routing function.
+        """Return weights [n, k] float32 and expert ids [n, k] int32, as SGLang's custom routing function.
 
-        `topk` includes the columns of fused shared experts if upstream expects them from its router. Raises
-        RuntimeError if the router has another number of rows than the step, because requests and padding rows would be
-        mixed up.
+        `topk` includes the columns of fused shared experts if SGLang expects these columns from its router. Raises
+        RuntimeError if the router has another number of rows than the step: requests and padding rows would be mixed
+        up.
         """
         slots = self.with_shared if topk > self.router.top_k else self.slots
         gather, rows = self.step.gather, len(gating_output)
@@ -197,28 +202,28 @@ class Layer:
         return gather.keep(out.topk_weights, rows), gather.keep(out.topk_ids, rows)
 
     def choose_recorded(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what `choose` returns, and record the ids, with -1 in each slot that adds nothing."""
+        """Return the result of `choose`, and record its ids with -1 in each slot whose weight is 0."""
         weights, ids = self.choose(*args, **kwargs)
         record_routed(self.plain_config, self.layer_id, drop_slots(ids, weights))
         return weights, ids
 
     def finish(self, ids: torch.Tensor, weights: torch.Tensor, num_token_non_padded: Any = None) -> torch.Tensor:
-        """Rewrite empty slots of `ids` [n, columns] for the runner after upstream has changed the ids.
+        """Rewrite the empty slots of `ids` [n, columns] for the runner, after SGLang has changed the ids.
 
-        Upstream renumbers ids (EPLB, paged experts). If `num_token_non_padded` is not None, upstream has also written
-        -1 or 0 to padding rows: not every runner takes -1, and 0 makes expert 0 active.
+        SGLang renumbers the ids for EPLB and for paged experts. If `num_token_non_padded` is not None, SGLang has also
+        written -1 or 0 to padding rows. Not every runner accepts -1, and 0 would activate expert 0.
         """
         if not self.renumbers and num_token_non_padded is None:
             return ids
-        self.model_forward.offer = None  # its alignment is of the former ids
+        self.model_forward.offer = None  # its alignment is for the ids before the change
         return drop_slots(ids, weights) if self.convention == DROPPED else refill_slots(ids, weights)
 
     def prepare(self, output_format: Any, logits: torch.Tensor) -> tuple[Any, Any]:
-        """Return (the format of the router's output, logits [n, N]) in place of the arguments.
+        """Return the output format and the logits [n, N] that SGLang's router uses in place of the arguments.
 
-        The logits are masked if the runner ranks them, and unchanged for a layer that does not select. For
-        triton_kernels the result may be (None, the router's finished output): the caller then returns this output, and
-        does not call `routing()`.
+        A layer that does not select experts returns the arguments unchanged. With the convention MASKED, the returned
+        logits are masked; otherwise the returned format is STANDARD. For triton_kernels the result may be (None, the
+        finished output of the router). The caller then returns this output without a call of `routing()`.
         """
         if not self.runner_ranks_logits or not self._selects(logits):
             return output_format, logits
@@ -234,7 +239,7 @@ class Layer:
         return output_format, out.masked_logits
 
     def _select_by_plan(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
-        """Select by the layer's plan, write the counts to the tally, and store the selection in the model's forward."""
+        """Select experts by the layer's plan, count them, and store the selection in the model's forward."""
         model_forward, index = self.model_forward, self.index
         step, assignment = model_forward.step, model_forward.assignments[index]
         plan, buffer = assignment.plan, assignment.buffer
@@ -257,16 +262,16 @@ class Layer:
         return selection
 
     def _find_rank_of_expert(self, plan: SelectionPlan) -> torch.Tensor | None:
-        """Return [N] int, the rank of every expert; None for a plan that reads no ranks."""
+        """Return the expert-parallel rank of each expert, [N] int, or None if `plan` does not use ranks."""
         if plan.target_per_rank is None or self.placement is None:
             return None
         return self.placement.rank_of_expert(self.layer_id)
 
     def collect(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the router logits of all ranks if each routes its own rows, else `logits`. Raises as `choose` does."""
+        """Return the router logits of all ranks if the step has a gather, else `logits`. Raises like `choose`."""
         if self.step.gather is None:
             return logits
-        # `join` passes 0 rows for a rank that has only padding rows, although the gather counts these rows.
+        # `join` passes 0 rows for a rank that has only padding rows, although the gather counts the padding rows.
         rows = self.step.gather.own
         if len(logits) not in (0, rows):
             raise RuntimeError(f"MoE layer {self.layer_id}: router rows of the rank must be {rows} (got {len(logits)})")
@@ -280,7 +285,7 @@ class Layer:
         tally: Tally | None = None,
         budgets: Budgets | None = None,
     ) -> Selection:
-        """Return what `plan` selects from router logits [n, N] in this step. Raises RuntimeError as `choose` does."""
+        """Return the selection of `plan` from the router logits [n, N] of this step. Raises like `choose`."""
         rows, batch = self.step.rows, self.model_forward.find_batch(self.index)
         if len(logits) != rows:
             raise RuntimeError(f"MoE layer {self.layer_id}: router rows must be {rows} (got {len(logits)})")

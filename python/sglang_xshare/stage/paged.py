@@ -1,4 +1,4 @@
-"""The layers of a model with paged experts: the loaded experts, and the steps that fit the page slots."""
+"""The MoE layers of a model with paged experts: their loaded experts, and the steps that fit their page slots."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ class SlotsExceeded(RuntimeError):
 
 
 class PagedLayers:
-    """All MoE layers of a model, for its stage."""
+    """All MoE layers of a model with paged experts."""
 
     def __init__(self, layers: Sequence[Layer], device: str) -> None:
         self.layers = layers
@@ -24,12 +24,15 @@ class PagedLayers:
         self._indices = {id(layer.paging): layer.index for layer in layers}
 
     def fits_slots(self, method: Any, model_forward: ModelForward) -> bool:
-        """Return whether the experts that upstream's `method` has just received fit its page slots for all logits."""
+        """Return whether a layer has selected experts that fit its page slots for all logits.
+
+        `method` is SGLang's `PagedExpertsMoEMethod` of the layer.
+        """
         index = self._indices[id(method)]
         return model_forward.selections[index] is not None and model_forward.assignments[index].fits
 
     def check(self, totals: torch.Tensor) -> None:
-        """Raise `SlotsExceeded` if `totals` counts a step with too many active experts. Wait for the device."""
+        """Raise `SlotsExceeded` if `totals` counts a step with more active experts than slots. Wait for the device."""
         exceeded = zip(totals[:, EXCEEDED].tolist(), self.layers, strict=True)
         layers = [layer.layer_id for count, layer in exceeded if count]
         if layers:

@@ -1,4 +1,4 @@
-"""The step of one forward of the target model: its phase, its rows and the state of each row."""
+"""A decode or verify step of the target model: its phase, its rows and the state of each row."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from .exact import Exact
 from .gather import Gather, Ranks
 
 PADDING, LIVE, EXACT = range(3)
-"""The states of a row, as ranks exchange them."""
+"""The states of a row, as numbers that ranks exchange."""
 NUM_STATES = 3
 GROUPED = "an expert policy groups rows by request, so each request must have the same number of draft tokens"
 
 
 class StepKey(NamedTuple):
-    """The key of plans and graphs: what the host reads of a step without the device; fields are as in `Step`."""
+    """The key of a step's plans and CUDA graphs, which the host reads without waiting for the device.
+
+    `phase` and `rows` are as in `Step`, and `tokens_per_request` is as in `Batch`.
+    """
 
     phase: str
     rows: int
@@ -28,11 +31,13 @@ class StepKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """A decode or verify forward: `phase` is "decode" or "verify".
+    """A decode or verify step of the target model.
 
-    `rows` counts the router's rows, padding included (a graph's captured size); with data-parallel attention, the rows
-    of all its ranks. If each rank's router has its own rows alone, `gather` collects the rows of all ranks, and `rows`
-    counts these.
+    `phase` is "decode" or "verify". `rows` is the number of the router's rows, including padding rows. In a CUDA graph,
+    `rows` is the captured size. With data-parallel attention, `rows` counts the rows of all attention ranks.
+
+    If each rank's router gets only the rank's own rows, but the ranks select experts together, `gather` collects the
+    rows of all ranks, and `rows` counts these rows.
     """
 
     phase: str
@@ -42,7 +47,7 @@ class Step:
 
     @property
     def key(self) -> StepKey:
-        """The key by which plans and graphs are found."""
+        """The key of the step's plans and CUDA graphs."""
         return StepKey(self.phase, self.rows, self.batch.tokens_per_request)
 
 
@@ -53,20 +58,21 @@ def read_step(
     exact: Exact | None = None,
     by_depth: bool = False,
 ) -> Step | None:
-    """Return the step of a decode or target-verify forward; None for any other forward.
+    """Return the step of a decode or target-verify forward, or None for any other forward.
 
     Other forwards are prefill, mixed, idle, split prefill, and drafts that run through the target's own layers. Raises
     RuntimeError if requests have different numbers of draft tokens.
 
-    `ranks` describe a server whose ranks each route their own rows. `exact` holds the rows of exact requests. With
-    `by_depth` the step has the depth of each draft. The number of draft tokens is read in every step, because a server
-    may adapt it.
+    `ranks` describes a server whose ranks each route their own rows. `exact` holds the rows of exact requests. With
+    `by_depth`, the step contains the depth of each draft token. The number of draft tokens is read in every step,
+    because a server may change the number while it runs.
 
-    With data-parallel attention all ranks together have one step: the rows of the first rank, padded, then the rows of
-    the next. Every rank must read the same step: otherwise ranks would add up an expert's output for rows that they
-    routed differently, or wait forever for each other's rows. So the step is read from what SGLang has synchronized,
-    and from the mode, which is decode, verify or idle on all ranks unless one prefills. A rank without requests (idle)
-    takes part in the step of the others.
+    With data-parallel attention, all ranks run one step together. Its rows are the padded rows of the first rank, then
+    the padded rows of the next rank, and so on. Every rank must read the same step. Otherwise ranks could route the
+    same row differently and add up outputs that do not belong together, or they could wait forever for each other's
+    rows. So the step is read only from values that SGLang has synchronized, and from the forward mode. The mode is
+    decode, verify or idle on all ranks, unless a rank prefills. A rank without requests is idle, and takes part in the
+    step of the other ranks.
     """
     key = read_key(forward_batch, ranks)
     if key is None:
@@ -79,7 +85,8 @@ def read_step(
         return Step(key.phase, key.rows, Batch(valid, key.tokens_per_request, flags, depth=depth))
     states = _read_states(forward_batch, key, exact, by_depth)
     if ranks is None:
-        # Each rank's rows end with its padding. SGLang's gather orders the states like the hidden states.
+        # The rows of each rank end with its padding rows. SGLang's gather keeps the states in the order of the hidden
+        # states.
         states = gather_rows(states, sum(rows_by_rank or ()), forward_batch)
     else:
         states = ranks.own(states)
@@ -94,25 +101,25 @@ def read_step(
 
 
 def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
-    """Return the key of the step that `read_step` returns. The device is not read.
+    """Return the key of the step that `read_step` returns, without reading from the device.
 
-    If SGLang pads all ranks to one size, each rank counts as many rows as the largest.
+    If SGLang pads all ranks to one size, the key counts this size for every rank.
     """
     counts = forward_batch.global_num_tokens_cpu if ranks is not None else read_rows_by_rank(forward_batch)
     if ranks is not None and not ranks.together:
-        # Before a replay the rows are not padded yet, and SGLang finds the graph by the most rows of any rank.
+        # Before a replay the rows are not padded yet. SGLang finds the graph by the rows of the largest rank.
         most = max(counts or [len(forward_batch.out_cache_loc)])
         counts = [-(-most // ranks.share)]
     if counts:
         return _read_synchronized(forward_batch, counts)
     mode = forward_batch.forward_mode
-    if not (mode.is_target_verify() or mode.is_decode()):  # a prefill may have embeddings in place of ids
+    if not (mode.is_target_verify() or mode.is_decode()):  # a prefill may have embeddings instead of input ids
         return None
     rows = forward_batch.input_ids.shape[0]
     if mode.is_decode():
         return StepKey("decode", rows)
     if forward_batch.spec_info is not None and forward_batch.spec_info.is_draft_input():
-        return None  # the drafter UNO runs the target's layers, and SGLang marks its drafts as verify
+        return None  # the drafter UNO runs the target's layers, and SGLang marks UNO's drafts as verify
     requests = forward_batch.batch_size
     if rows and rows % requests:
         raise RuntimeError(f"target-verify of {rows} rows for {requests} requests: {GROUPED}")
@@ -120,16 +127,23 @@ def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
 
 
 def read_rows_by_rank(forward_batch: Any) -> list[int] | None:
-    """Return the router rows of each rank of data-parallel attention, padding included; None if there is one rank."""
+    """Return the number of router rows of each data-parallel attention rank, or None if there is one rank.
+
+    The numbers include padding rows.
+    """
     counts = forward_batch.global_num_tokens_cpu
     return counts if counts is not None and len(counts) > 1 else None
 
 
 def _read_synchronized(forward_batch: Any, rows_by_rank: list[int]) -> StepKey | None:
-    """Return the key of a step in which all ranks take part, the same on each rank; None if a rank prefills."""
+    """Return the key of a step in which all ranks take part, or None if a rank prefills.
+
+    The result is the same on each rank.
+    """
     mode = forward_batch.forward_mode
     takes_part = mode.is_target_verify() or mode.is_decode() or mode.is_idle()
-    # While one rank prefills, no rank selects, not even among its own rows: nearly all experts are active then.
+    # While one rank prefills, no rank selects experts, even if each rank selects among its own rows: the prefill
+    # activates nearly all experts anyway.
     if forward_batch.is_extend_in_batch or not takes_part:
         return None
     spec, rows = forward_batch.spec_info, max(rows_by_rank) * len(rows_by_rank)
@@ -142,10 +156,10 @@ def _read_synchronized(forward_batch: Any, rows_by_rank: list[int]) -> StepKey |
 
 
 def _read_states(forward_batch: Any, key: StepKey, exact: Exact | None, by_depth: bool) -> torch.Tensor:
-    """Return [rows] numbers: the state of each of this rank's rows, plus `NUM_STATES` times the depth of the draft.
+    """Return numbers [rows] that encode the state and the draft depth of each of this rank's rows.
 
-    All ranks exchange these numbers, in two small operations a step, because no rank can infer whether another rank has
-    exact rows.
+    A number is the state, plus `NUM_STATES` times the depth if `by_depth` is set. All ranks exchange these numbers in
+    every step, because no rank can infer whether another rank has exact rows. The exchange takes two small operations.
     """
     live = live_rows(forward_batch)
     states = live if exact is None else live * (LIVE + exact.read(len(live)).to(torch.int32))
@@ -154,7 +168,7 @@ def _read_states(forward_batch: Any, key: StepKey, exact: Exact | None, by_depth
 
 
 def _read_depth(forward_batch: Any, key: StepKey) -> torch.Tensor | None:
-    """Return [rows] int32, the depth of a verify step's rows in their chain or tree; None for a decode step.
+    """Return the depth of each row in its chain or tree, [rows] int32, or None for a decode step.
 
     Padding rows have an arbitrary depth.
     """
@@ -165,8 +179,9 @@ def _read_depth(forward_batch: Any, key: StepKey) -> torch.Tensor | None:
 
 
 def live_rows(forward_batch: Any) -> torch.Tensor:
-    """Return [rows] bool, False for padding rows, read anew in each replay of a graph.
+    """Return a mask [rows] bool that is False for padding rows.
 
-    Padding rows and idle ranks write to entry 0 of the KV cache, which no request has.
+    Each replay of a CUDA graph computes the mask again. Padding rows and idle ranks write to entry 0 of the KV cache,
+    which belongs to no request.
     """
     return forward_batch.out_cache_loc != 0

@@ -1,4 +1,4 @@
-"""A switch to another policy between two steps: check the next value, make graphs follow, assign the value."""
+"""A switch of the active policy between two steps: check the new policy, update the CUDA graphs, assign the policy."""
 
 import json
 import logging
@@ -25,11 +25,12 @@ logger = logging.getLogger(__name__)
 
 
 def make_next(stage: Stage, schedule: Schedule | None, rule: Rule | None = None) -> InForce:
-    """Return the next `InForce`, for a switch from the active policy to `schedule`, which is None for vanilla.
+    """Return the next value of `Stage.in_force`, for a switch from the active policy to `schedule`.
 
-    `rule` replaces the schedule's rule for exact requests. Vanilla and `observe` keep the active policy's rule, because
-    that policy may become active again. For vanilla `ranks` stay unchanged: vanilla routes each row by itself,
-    whichever rows ranks gather, so no graph has to be captured again.
+    `schedule` is None for vanilla. `rule` replaces the schedule's rule for exact requests. If `rule` is None, a switch
+    to vanilla or `observe` keeps the active policy's rule, because that policy may become active again. For vanilla,
+    `ranks` stay unchanged: vanilla routes each row by itself, so it does not matter which rows the ranks gather, and no
+    graph has to be captured again.
     """
     former, ranks = stage.in_force, stage.in_force.ranks
     if rule is None:
@@ -39,22 +40,22 @@ def make_next(stage: Stage, schedule: Schedule | None, rule: Rule | None = None)
         ranks = replace(ranks, together=schedule.rows == "batch")
     batches = former.batches if ranks == former.ranks else stage.find_batches(name_rows(ranks))
     latter = replace(former, schedule=schedule, rule=rule, ranks=ranks, batches=batches, is_named=True)
-    if latter.given == former.given:  # keep the lanes, to whose counters captured graphs write
+    if latter.given == former.given:  # keep the lanes, because captured graphs write to their counters
         return latter
     return replace(latter, lanes=make_lanes(schedule, stage.acting))
 
 
 def make_again(stage: Stage, former: InForce) -> InForce:
-    """Return a policy that was active before, for a switch back: with the latest estimate and captured sizes."""
+    """Return a previous policy for a switch back, with the latest acceptance estimate and captured batch sizes."""
     again = make_next(stage, former.schedule, former.rule)
     return replace(again, lanes=former.lanes, is_named=former.is_named)
 
 
 def check_graphs(stage: Stage, latter: InForce, recaptures: bool = True) -> Changes | None:
-    """Return what a switch to `latter` changes in the captured graphs; None if it captures them again.
+    """Return the changes of the captured graphs for a switch to `latter`, or None if the switch captures them again.
 
-    With `recaptures` a switch may capture, and also captures to add graphs that the server lacks. Raises ValueError if
-    the switch would have to capture and `recaptures` is False.
+    With `recaptures`, the switch may capture graphs, also to add graphs that the server lacks. Raises ValueError if the
+    switch would have to capture graphs and `recaptures` is False.
     """
     changes = stage.graphs.find_changes(latter)
     misfits = {} if latter.schedule is None else changes.misfits
@@ -66,10 +67,11 @@ def check_graphs(stage: Stage, latter: InForce, recaptures: bool = True) -> Chan
 
 
 def _adds_graphs(stage: Stage, latter: InForce) -> bool:
-    """Return whether a capture under `latter` adds graphs.
+    """Return whether a capture under the policy `latter` adds CUDA graphs that the server lacks.
 
-    After a failed capture it adds all graphs; with paged experts it adds the sizes at which the last capture's policy
-    did not fit the page slots. A switch to vanilla never captures.
+    Without paged experts, a server lacks graphs only after a failed capture. With paged experts, a server may also lack
+    graphs of larger batch sizes, because the active experts of these sizes did not fit the page slots under the policy
+    of the last capture. A switch to vanilla never captures graphs.
     """
     if latter.schedule is None:
         return False
@@ -80,22 +82,22 @@ def _adds_graphs(stage: Stage, latter: InForce) -> bool:
 
 
 def _find_fits(in_force: InForce) -> Callable[[int], bool]:
-    """Return a function that returns whether the experts of a number of requests fit each layer's page slots."""
+    """Return a function that takes a number of requests and returns whether their experts fit the page slots."""
     return lambda requests: in_force.fits(StepKey("decode", requests))
 
 
 def switch(reports: Reports, latter: InForce, last_switch: LastSwitch, recaptures: bool = True) -> float | None:
-    """Make `latter` the active policy from the next step on. Return the seconds of a capture, None without a capture.
+    """Make `latter` the active policy from the next step on.
 
-    The stage keeps `last_switch`, which describes this switch.
-
-    Metrics, log and trace are updated first, so none of them mixes two policies. The host waits for the device several
-    times. Raises ValueError, and keeps the former policy, if `check_graphs` raises or if the capture fails.
+    Return the seconds that a capture of CUDA graphs took, or None without a capture. The stage keeps `last_switch`,
+    which describes this switch. Metrics, log and trace are updated first, so none of them mixes the counts of two
+    policies. The host waits for the device several times. Raises ValueError, and keeps the previous policy, if
+    `check_graphs` raises or if the capture fails.
     """
     stage, former = reports.stage, reports.stage.in_force
     changes = check_graphs(stage, latter, recaptures)
     wait_for_device(stage.device)
-    # `always`, because the step that was in flight at the last update belongs to the former policy.
+    # `always` is set, because the last update may have missed a step that was still running under the previous policy.
     reports.publish(always=True)
     counted = reports.log()
     seconds = None
@@ -123,8 +125,8 @@ def switch(reports: Reports, latter: InForce, last_switch: LastSwitch, recapture
 def compare_ranks(reports: Reports) -> None:
     """Compare the selections of all ranks after a forward, if a comparison is due.
 
-    If ranks differ, switch to vanilla, or end the server if the stage `stops`; if no policy selects, only log the
-    difference. All ranks compare after the same forward.
+    If the selections differ, log an error. Then end the server if `stage.stops` is set, else switch to vanilla. No
+    switch is needed under `observe` or without a policy. All ranks compare their selections after the same forward.
     """
     stage = reports.stage
     agreement, in_force = stage.agreement, stage.in_force
@@ -149,9 +151,10 @@ def compare_ranks(reports: Reports) -> None:
 
 
 def _capture(stage: Stage, latter: InForce, scheduler: Any) -> tuple[float, InForce]:
-    """Capture all graphs again under the latter policy. Return the seconds, and the policy with the captured sizes.
+    """Capture all CUDA graphs again under the policy `latter`.
 
-    If the capture fails, capture the graphs under the active policy, and raise ValueError.
+    Return the seconds that the capture took, and the policy with the batch sizes that SGLang has captured. If the
+    capture fails, capture the graphs of the active policy again, and raise ValueError.
     """
     check_memory(scheduler)  # an access to released memory would end the server
     began, former = time.monotonic(), stage.in_force
@@ -167,12 +170,15 @@ def _capture(stage: Stage, latter: InForce, scheduler: Any) -> tuple[float, InFo
 
 
 def _capture_under(stage: Stage, in_force: InForce, scheduler: Any) -> str | None:
-    """Capture all graphs under a policy (with paged experts, those that fit). Return the error of a failed capture."""
+    """Capture all CUDA graphs under a policy. Return the error text of a failed capture, else None.
+
+    With paged experts, only graphs whose active experts fit the page slots are captured.
+    """
     stage.graphs, stage.in_force = Graphs(), in_force
     try:
         stage.recapture(scheduler, None if stage.paged is None else _find_fits(in_force))
     except Exception as error:
-        # Returned as text, because the exception refers to the captured graphs and would keep their memory.
+        # The text is returned, because the exception object would keep the memory of the captured graphs.
         logger.warning("Expert policy: a capture of CUDA graphs failed\n%s", traceback.format_exc())
         return " ".join(str(error).split())
     return None

@@ -268,7 +268,7 @@ class Layer:
         return self.placement.rank_of_expert(self.layer_id)
 
     def collect(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the router logits of all ranks if the step has a gather, else `logits`. Raises like `choose`."""
+        """Return the logits of all ranks if the step has a gather, else `logits`. Raises RuntimeError like `choose`."""
         if self.step.gather is None:
             return logits
         # `join` passes 0 rows for a rank that has only padding rows, although the gather counts the padding rows.
@@ -285,7 +285,7 @@ class Layer:
         tally: Tally | None = None,
         budgets: Budgets | None = None,
     ) -> Selection:
-        """Return the selection of `plan` from the router logits [n, N] of this step. Raises like `choose`."""
+        """Return the selection of `plan` from logits [n, N] in this step. Raises RuntimeError like `choose`."""
         rows, batch = self.step.rows, self.model_forward.find_batch(self.index)
         if len(logits) != rows:
             raise RuntimeError(f"MoE layer {self.layer_id}: router rows must be {rows} (got {len(logits)})")

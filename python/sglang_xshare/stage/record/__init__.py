@@ -1,1 +1,1 @@
-"""Evidence that a policy is on: what is counted, compared, traced and reported."""
+"""Evidence that a policy is active: counters, a comparison of ranks, a trace and metrics."""

@@ -1,4 +1,4 @@
-"""A comparison of ranks that route the same rows: a checksum of all experts that each rank has selected."""
+"""A comparison of ranks that route the same rows, by a checksum of the experts that each rank has selected."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ from ...upstream.ranks import all_gather
 from ..gather import Ranks
 
 EVERY = 1024
-"""The most forwards between two comparisons; see `is_due`."""
+"""The maximum number of forwards between two comparisons. See `is_due`."""
 _TURN = 6364136223846793005
-"""The checksum's factor in each step (from Knuth's MMIX), which makes the order of steps matter."""
+"""Each step multiplies the checksum by this factor, so the order of steps matters. It is from Knuth's MMIX."""
 
 
 def is_due(forwards: int) -> bool:
-    """Return whether a comparison is due: at multiples of `EVERY` and powers of two, so a wrong setup shows soon."""
+    """Return whether a comparison is due after this number of forwards.
+
+    It is due at every multiple of `EVERY`, and at powers of two, so a wrong setup is found soon after the start.
+    """
     return not (forwards % EVERY and forwards & (forwards - 1))
 
 
 class Agreement:
-    """The checksum of all active experts, and its comparison across `size` tensor-parallel ranks.
+    """A checksum of all active experts, and the comparison of this checksum across tensor-parallel ranks.
 
-    The checksum covers every layer and step, and is added up on the device in three small operations a step. A
-    comparison is a collective of eight bytes a rank, for which the host waits. All ranks find the same result after the
-    same forward.
+    The checksum covers every layer and step. The device updates it in three small operations in each step. A comparison
+    is a collective of eight bytes for each rank, and the host waits for it. All ranks compare after the same forward,
+    and find the same result.
 
-    `gather` makes a tensor [size] from the [1] of each rank, in the order of the ranks.
+    `size` is the number of ranks. `gather` takes a tensor [1] on each rank, and returns a tensor [size] in the order of
+    the ranks.
     """
 
     def __init__(
@@ -36,24 +40,34 @@ class Agreement:
     ) -> None:
         self.size = size
         self.forwards = 0
-        """Forwards since the last `begin`: the same number on all ranks, or ranks would wait for each other forever."""
+        """The number of forwards since the last call of `begin`. It must be equal on all ranks, because otherwise ranks
+        would wait for each other forever.
+        """
         self._gather = gather
         self._checksum = torch.zeros(1, dtype=torch.int64, device=device)
         self._turn = torch.full_like(self._checksum, _TURN)
         self._weights: torch.Tensor | None = None
         self.counts: Counter[str] = Counter()
-        """Counts since `take_counts`: comparisons, ranks that differed, and switches to vanilla for this reason."""
+        """The counts since the last call of `take_counts`: comparisons, ranks that differed, and switches to vanilla
+        because ranks differed.
+        """
 
     def count(self, active: torch.Tensor) -> None:
-        """Add the experts of a step to the checksum: `active` [layers, N] bool, none in a layer that stayed vanilla."""
-        if self._weights is None:  # drawn in a step before any capture, equal on all ranks
+        """Add the active experts of a step to the checksum.
+
+        `active` is a bool tensor [layers, N]. It is False for all experts of a layer that stayed vanilla.
+        """
+        if self._weights is None:  # drawn before any capture, with the same seed on all ranks
             generator = torch.Generator().manual_seed(0)
             drawn = torch.randint(-(2**63), 2**63 - 1, active.shape, generator=generator)
             self._weights = drawn.to(active.device)
         torch.addcmul(self._weights.where(active, 0).sum(), self._checksum, self._turn, out=self._checksum)
 
     def end_forward(self, ranks: Ranks | None) -> list[int]:
-        """Count a launched forward. If a comparison is due, return the ranks that differ from the first, else []."""
+        """Count a launched forward, and compare the ranks if a comparison is due.
+
+        Return the ranks that differ from the first rank, or an empty list without a comparison.
+        """
         self.forwards += 1
         return self.compare() if is_due(self.forwards) and self.compares(ranks) else []
 
@@ -63,22 +77,28 @@ class Agreement:
         return counts
 
     def compares(self, ranks: Ranks | None) -> bool:
-        """Return whether all ranks must select the same experts: not if each of `ranks` selects among its own rows."""
+        """Return whether all ranks must select the same experts.
+
+        They may select different experts if each of `ranks` selects among its own rows.
+        """
         return self.size > 1 and (ranks is None or ranks.together)
 
     def begin(self) -> None:
-        """Start anew, so the next plans are compared soon, without the steps of the former plans.
+        """Restart the checksum and the count of forwards, so the next plans are compared soon, without earlier steps.
 
-        Every rank must call `begin` after the same forward, also a rank that then fails to switch.
+        Every rank must call `begin` after the same forward, even if the rank then fails to switch.
         """
         self.forwards = 0
         self._checksum.zero_()
 
     def compare(self) -> list[int]:
-        """Return the ranks that differ from the first, and reset the checksum. A collective: the host waits."""
+        """Return the ranks whose checksum differs from the first rank's checksum. Reset the checksum.
+
+        This is a collective, and the host waits for it.
+        """
         first, *_ = checksums = self._gather(self._checksum, self.size).tolist()
         self._checksum.zero_()
         found = [rank for rank, checksum in enumerate(checksums) if checksum != first]
-        # A comparison counts only if something was selected.
+        # A comparison is counted only if some rank has selected experts.
         self.counts.update(comparisons=any(checksums), disagreements=len(found))
         return found

@@ -7,13 +7,13 @@ logger = logging.getLogger(__name__)
 
 
 class Attempts:
-    """Calls of reports by name. The first failure of each name is logged, and no failure reaches the caller."""
+    """A wrapper of reports, which logs the first failure of each report and never raises."""
 
     def __init__(self) -> None:
         self._failed: set[str] = set()
 
     def __call__(self, what: str, update: Callable[[], str | None]) -> str | None:
-        """Return what `update` returns, or None if it fails."""
+        """Return the result of `update`, or None if it fails. `what` is the name of the report."""
         try:
             return update()
         except Exception:

@@ -1,4 +1,4 @@
-"""Counts of what a policy does: added up on the device in every step, read by the host once a log interval."""
+"""Counters of a policy: the device adds them up in every step, and the host reads them once a log interval."""
 
 from __future__ import annotations
 
@@ -16,30 +16,37 @@ from ..step import Step
 from .interval import OUTCOMES, Interval
 
 COLUMNS = STEPS, BEFORE, AFTER, KEPT, ROWS, RESCUED, EXACT, PAGED_BEFORE, PAGED, EXCEEDED = range(10)
-"""The counts of a layer. The last three stay 0 on a server that does not page experts."""
+"""The columns of a layer's counts. The last three counts stay 0 on a server without paged experts."""
 COUNTS = {"layer_steps": STEPS, "experts_before": BEFORE, "experts_after": AFTER, "rows": ROWS}
 COUNTS |= {"rescued": RESCUED, "exact_rows": EXACT}
 """The column of each field of `Interval`."""
 PAGING_COUNTS = {"page_ins_before": PAGED_BEFORE, "page_ins": PAGED}
 """The columns of further fields on a server that pages experts."""
 RANK_COUNTS = {"fullest_before": len(COLUMNS), "fullest_after": len(COLUMNS) + 1}
-"""The columns of further fields on a server with expert-parallel ranks, which `Balance` counts."""
+"""The columns of further fields on a server with expert-parallel ranks. `Balance` counts these fields."""
 MAX_SHAPES = 64
-"""The most shapes whose tallies are reused: 48 layers of 128 experts and 512 rows take 0.1 MB."""
+"""The maximum number of shapes whose tallies are reused. A tally of 48 layers, 128 experts and 512 rows takes 0.1 MB.
+"""
 
 
 @cache
 def copy_flags(flags: tuple[bool, ...], device: torch.device) -> torch.Tensor:
-    """Return [layers] bool on the device. The first call, before any capture, copies the flags from the host."""
+    """Return the flags as a bool tensor [layers] on the device.
+
+    The first call copies the flags from the host, before any capture. Later calls return the same tensor.
+    """
     return torch.tensor(flags).to(device)
 
 
 class Counters:
-    """Running totals. The device counts selections, so a graph holds this work and repeats it in each replay.
+    """The running totals of a policy's counts.
 
-    The host counts outcomes. A step without a live row, such as the step of a capture, is not counted. Selections write
-    their counts to a `StepTally`; a dozen small operations add these up once a step (on a CPU, one compiled call). A
-    server that pages experts has `residents`, and a server with expert-parallel ranks has `balance`.
+    The device counts selections, so a captured CUDA graph contains this work and repeats it in each replay. The host
+    counts the outcomes of forwards. A step without a live row, such as the step of a capture, is not counted.
+
+    Each layer writes its counts to a `StepTally`. Once a step, a dozen small operations add the tally to the totals; on
+    a CPU, one compiled call adds it. `residents` is set on a server with paged experts, and `balance` on a server with
+    expert-parallel ranks.
     """
 
     def __init__(
@@ -49,15 +56,16 @@ class Counters:
         self.totals = torch.zeros(num_layers, len(COLUMNS), dtype=torch.float64, device=device)
         self.residents, self.balance = residents, balance
         self.names = COUNTS | (PAGING_COUNTS if residents else {}) | (RANK_COUNTS if balance else {})
-        """The column, in what `read` returns, of each field of `Interval` that this server counts."""
+        """The fields of `Interval` that this server counts, each with its column in the result of `read`."""
         self.outcomes: Counter[str] = Counter()
-        """Forwards of the model runner by outcome, which the host counts in `Stage.end_forward`."""
+        """The number of model runner forwards for each outcome. `Stage.end_forward` counts them on the host."""
         self.in_one_call = is_readable(self.totals) and load() is not None
-        # On a CPU the next step of the same shape reuses the tally: nothing reads a tally after its step is counted.
+        # On a CPU the next step of the same shape reuses the tally, because nothing reads a tally after its step is
+        # counted.
         self._by_shape: dict[torch.Size, tuple[Tally, list[Tally]]] = {}
 
     def make_alike(self) -> Counters:
-        """Return counters of the same layers, without those of `balance`."""
+        """Return new counters for the same layers, without the counts of `balance`."""
         return Counters(len(self.totals), str(self.totals.device), self.residents)
 
     def read(self) -> tuple[torch.Tensor, Counter[str]]:
@@ -66,9 +74,10 @@ class Counters:
         return totals.to("cpu", copy=True), self.outcomes.copy()
 
     def allocate(self, logits: torch.Tensor) -> tuple[Tally, list[Tally] | None]:
-        """Return the tally [layers, ...] of a step with logits [n, N], and each layer's part if later steps reuse it.
+        """Return the tally of a step with `logits` [n, N], and a list of each layer's part.
 
-        `active` and `vanilla_active` are 0, because these mark the layers that have selected.
+        The tally's tensors have the shape [layers, ...]. The list is None unless later steps reuse the tally. `active`
+        and `vanilla_active` are 0, because nonzero entries mark the layers that have selected experts.
         """
         layers = len(self.totals)
         if not (self.in_one_call and is_readable(logits)):
@@ -85,10 +94,10 @@ class Counters:
         return tally, by_layer
 
     def count(self, step: Step, counted: StepTally, fits: Sequence[bool] = ()) -> torch.Tensor:
-        """Add a step's tally to the totals. Return what was added, [layers, COLUMNS] float64.
+        """Add the tally of a step to the totals. Return the added counts, [layers, COLUMNS] float64.
 
-        The result is 0 for a layer that stayed vanilla, and without a live row. With paged experts, `fits` has True for
-        each layer whose active experts fit its page slots for all logits.
+        The counts are 0 for a layer that stayed vanilla, and for a step without a live row. With paged experts, `fits`
+        has one bool for each layer: True if the layer's active experts fit its page slots for all logits.
         """
         tally = counted.layers
         if tally is None:
@@ -104,9 +113,9 @@ class Counters:
 
 
 class StepTally:
-    """The tally of one step: `layers` has tensors [layers, ...], 0 for a layer that has not selected.
+    """The tally of one step.
 
-    `layers` is None before the first layer selects.
+    The tensors of `layers` have the shape [layers, ...]. `layers` is None until the first layer selects experts.
     """
 
     def __init__(self, counters: Counters) -> None:
@@ -115,7 +124,10 @@ class StepTally:
         self._by_layer: list[Tally] | None = None
 
     def of(self, layer: int, logits: torch.Tensor) -> Tally | None:
-        """Return the tally of one layer for logits [n, N], None without a row. Raises RuntimeError for another N."""
+        """Return the tally of one layer for `logits` [n, N], or None if there is no row.
+
+        Raises RuntimeError if an earlier layer had another number of experts.
+        """
         rows, experts = logits.shape
         if not rows:
             return None
@@ -130,7 +142,7 @@ class StepTally:
 def count_tally(
     tally: Tally, step: Step, residents: Residents | None = None, fits: Sequence[bool] = ()
 ) -> torch.Tensor:
-    """Return what `Counters.count` adds, [layers, COLUMNS] float64."""
+    """Return the counts that `Counters.count` adds to the totals, [layers, COLUMNS] float64."""
     before, after = tally.vanilla_active.sum(1), tally.active.sum(1)
     kept = tally.kept_mass.sum(1, dtype=torch.float64)
     valid, marked = step.batch.valid, step.batch.exact
@@ -144,7 +156,7 @@ def count_tally(
         paged_before, paged = (tally.vanilla_active & missing).sum(1), (tally.active & missing).sum(1)
         if fits:
             exceeded = copy_flags(tuple(fits), after.device) & (after > residents.slots)
-    # A layer that selected for a live row has experts in `vanilla_active`, so 0 marks all other layers.
+    # A layer that has selected experts for a live row has experts in `vanilla_active`. All other layers have none.
     selects = before > 0
     counts = [selects, before, after, kept, rows, tally.rescued, exact, paged_before, paged, exceeded]
     return torch.stack(counts, 1) * selects[:, None]
@@ -164,7 +176,10 @@ class Reader:
         return interval
 
     def look(self) -> tuple[Interval, list[list[float]]]:
-        """Return the result of `read` without its effect, and the counts by layer in the columns of `Counters.read`."""
+        """Return the same counts as `read`, and the counts of each layer, without starting a new interval.
+
+        The counts of a layer have the columns of `Counters.read`.
+        """
         return self._subtract(*self._counters.read())
 
     def _subtract(self, totals: torch.Tensor, outcomes: Counter[str]) -> tuple[Interval, list[list[float]]]:

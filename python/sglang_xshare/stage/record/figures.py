@@ -1,4 +1,4 @@
-"""The figures on /metrics: one table of all, and the exporter that makes prometheus metrics from the table."""
+"""The figures on /metrics: a table of all figures, and the exporter that makes prometheus metrics from the table."""
 
 import hashlib
 import json
@@ -17,10 +17,12 @@ Values = Mapping[tuple[str, ...], float | None]
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure on /metrics: a counter adds up the numbers that `value` returns, a gauge shows the last one.
+    """A figure on /metrics: a counter or a gauge.
 
-    `value` returns a number from the group's data, or None. With `labels`, which SGLang's own labels precede, `value`
-    returns a number for each value of the labels, and a gauge drops the series of all other values.
+    A counter adds up the numbers that `value` returns, and a gauge shows the last number. `value` takes the data of the
+    figure's group and returns a number or None. A figure with `labels` has one series for each combination of label
+    values, and `value` returns a number for each of them. A gauge drops the series of all other combinations. SGLang's
+    own labels come before `labels`.
     """
 
     kind: Literal["counter", "gauge"]
@@ -31,7 +33,7 @@ class Figure:
 
 
 def hash_plan(plan: Mapping[str, Any]) -> str:
-    """Return 8 hex digits that identify the description of a policy, for reports in which it is too long."""
+    """Return 8 hex digits that identify a policy's description, for reports that cannot show the whole description."""
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -45,7 +47,7 @@ def _read_plans(total: str) -> Callable[[Mapping[str, Interval]], Values]:
 
 
 def _by_size(name: str, factor: float = 1.0) -> Callable[[Sequence[Mapping[str, Any]]], Values]:
-    # A size without a value has no series: after a switch the series would show the former policy's value.
+    # A size without a value has no series, because after a switch the series would show the previous policy's value.
     return lambda sizes: {(str(one["batch_size"]),): one[name] * factor for one in sizes if one[name] is not None}
 
 
@@ -75,12 +77,13 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
             ("outcome",),
         ),
     ),
-    # The data: (plan, chance of a draft), each may be None. prometheus_client's own Info lacks the multiprocess mode.
+    # The data is a pair of the plan and the estimated chance of a draft. Each may be None. `info` is a gauge, because
+    # the Info type of prometheus_client does not support the multiprocess mode.
     "in force": (
         gauge("info", f"1 for the active policy, with {HASH}", _show, ("policy", "plan_hash")),
         gauge("acceptance", 'Estimated chance of a draft, by which `acceptance` "auto" weighs', itemgetter(1)),
     ),
-    # The data: `batch_sizes` of GET /expert_policy, on a server that chooses the draft depth by tokens per second.
+    # The data is `batch_sizes` of GET /expert_policy, on a server that chooses the draft depth by tokens per second.
     "depth": (
         gauge("draft_depth", "Drafts a request and step", _by_size("depth"), ("batch_size",)),
         gauge("draft_tokens", "Tokens that a step gives a request at that depth", _by_size("tokens"), ("batch_size",)),
@@ -97,18 +100,24 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
         counter("vanilla_fallbacks", "Switches to vanilla because ranks disagreed", itemgetter("fallbacks")),
     ),
 }
-"""The figures by group; the figures of a group are computed from the same data."""
+"""The figures of each group. All figures of a group are computed from the same data."""
 
 
 class Exporter:
-    """The prometheus metrics, each made at its first export: prometheus must be in multiprocess mode by then."""
+    """The prometheus metrics of the figures.
+
+    Each metric is created at its first export, because prometheus must be in multiprocess mode before.
+    """
 
     def __init__(self) -> None:
         self._metrics: dict[Figure, Any] = {}
         self._shown: dict[Figure, Values] = {}
 
     def export(self, group: str, part: Any, labels: dict[str, Any]) -> None:
-        """Add `part`, the data of a group of `FIGURES`, to its counters, and set its gauges. `labels` are SGLang's."""
+        """Update the counters and gauges of one group of `FIGURES`.
+
+        `part` is the data of the group, and `labels` contains the values of SGLang's own labels.
+        """
         for figure in FIGURES[group]:
             if figure not in self._metrics:
                 self._metrics[figure] = _make_metric(figure, tuple(labels))
@@ -121,8 +130,8 @@ class Exporter:
                 child = metric.labels(*labels.values(), *own)
                 child.inc(number) if figure.kind == "counter" else child.set(number)
         if figure.kind == "gauge":
-            # In multiprocess mode a removed series stays in the file from which /metrics is made. The value with the
-            # latest timestamp is exported, so a value without a timestamp never is.
+            # In multiprocess mode a removed series stays in the file from which /metrics is made. prometheus exports
+            # the value with the latest timestamp, so it never exports a value without a timestamp.
             for own in self._shown.get(figure, {}).keys() - numbers.keys():
                 if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
                     metric.labels(*labels.values(), *own)._value.set(0.0, timestamp=None)

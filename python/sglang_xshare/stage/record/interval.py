@@ -3,19 +3,20 @@
 from dataclasses import dataclass
 
 REASONS = ("vanilla", "phase", "min_rows", "max_rows", "unchanged", "override")
-"""The reasons why a layer has no plan. A step in which no layer has a plan is counted under the first reason that some
-layer has. The first four hold for all layers alike; "override" is last, because it may hold for a few layers only.
+"""The reasons why a layer has no plan. If no layer has a plan, the step is counted under the first of these reasons
+that applies to some layer. The first four reasons apply to all layers alike. "override" is last, because it may apply
+to a few layers only.
 """
 OUTCOMES = ("policy", "observed", "prefill", *REASONS, "no_context")
-"""The outcomes by which forwards of the target model are counted."""
+"""The outcomes under which forwards of the target model are counted."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """The counts since the last report: totals over layers and steps; `outcomes` counts forwards.
+    """The counts since the last report.
 
-    A total is None if the server does not count it: page-ins without paging, the fullest rank without expert
-    parallelism.
+    All fields are totals over layers and steps, except `outcomes`, which counts forwards. A total is None if the server
+    does not count it: page-ins without paged experts, and the fullest rank without expert parallelism.
     """
 
     layer_steps: int
@@ -27,25 +28,31 @@ class Interval:
     outcomes: dict[str, int]
     exact_rows: int = 0
     page_ins_before: int | None = None
-    """Experts that vanilla routing would have paged in: those of each step that were not loaded."""
+    """Experts that vanilla routing would have paged in, because they were not loaded."""
     page_ins: int | None = None
     fullest_before: int | None = None
-    """Active experts of the expert-parallel rank that has most, under vanilla routing."""
+    """Active experts on the expert-parallel rank with the most active experts, under vanilla routing."""
     fullest_after: int | None = None
 
     def mean(self, total: str) -> float | None:
-        """Return the mean of a total by layer and step; None without a step, or if the server does not count it."""
+        """Return the mean of a total over layers and steps.
+
+        Return None if there was no step, or if the server does not count the total.
+        """
         value = getattr(self, total)
         return value / self.layer_steps if self.layer_steps and value is not None else None
 
     @property
     def mean_kept_mass(self) -> float | None:
-        """The mean kept mass (`Selection.kept_mass`) of live rows, over layers and steps; None without a live row."""
+        """The mean of `Selection.kept_mass` over live rows, layers and steps, or None if there was no live row."""
         return self.kept_mass / self.rows if self.rows else None
 
     @property
     def others_kept_mass(self) -> float | None:
-        """The mean kept mass without exact rows, which keep all of their mass; None if all rows are exact."""
+        """The mean kept mass of the rows that are not exact, or None if all rows are exact.
+
+        Exact rows keep all of their mass.
+        """
         others = self.rows - self.exact_rows
         return (self.kept_mass - self.exact_rows) / others if others else None
 
@@ -74,6 +81,9 @@ def format_log(interval: Interval) -> str:
 
 
 def _format_means(interval: Interval, observes: bool, what: str, before: str, after: str) -> str:
-    """Return the means of two totals, or of the first alone if the server `observes`; empty without counts."""
+    """Return the means of two totals, or only the first mean if the server `observes`.
+
+    The text is empty if there was no step, or if the server does not count these totals.
+    """
     means = [interval.mean(total) for total in (before, after)[: 1 if observes else 2]]
     return "" if None in means else f", {what}: {' -> '.join(f'{mean:.1f}' for mean in means)}"

@@ -1,13 +1,20 @@
-"""`expert_policy` in a request's `meta_info`: in how many of its steps the policy acted, counted on the host alone."""
+"""The field `expert_policy` of a request's `meta_info`, with the number of steps in which the policy acted.
+
+The host counts these steps without the device.
+"""
 
 from typing import Any, NamedTuple
 
 KEY = "expert_policy"
-"""The field of `meta_info`, and of the objects that carry the counts there."""
+"""The name of the field in `meta_info`, and in the objects that carry the counts to `meta_info`."""
 
 
 class Forward(NamedTuple):
-    """One forward of the target: its policy, whether it was a decode or verify step, and whether the policy acted."""
+    """A forward of the target model, as its requests count it.
+
+    `policy` is the name of the active policy. `is_step` is True for a decode or verify step. `acts` is True if the
+    policy selected experts.
+    """
 
     policy: str
     is_step: bool
@@ -15,14 +22,16 @@ class Forward(NamedTuple):
 
 
 class ResponseMetadata:
-    """The counts of one request: its decode and verify steps, and the steps in which the policy acted.
+    """The counts of one request.
 
-    The policy never acts for an `exact` request. `policies` are the active policies of these steps, in order. `exact`
-    is False for a request that asked to be exact and is not, None for a request that did not ask.
+    `of` is the number of the request's decode and verify steps. `steps` is the number of these steps in which the
+    policy acted; it stays 0 for an exact request. `policies` contains the active policies of these steps, in their
+    order. `exact` is True for an exact request. It is False for a request that asked to be exact and is not, and None
+    for any other request.
 
-    With each message of a request SGLang sends the slice of each value in `req.customized_info` that belongs to the
-    message's tokens. Any slice of this object is a list of one item, the counts so far: one verification may give
-    several tokens, so there is no item for each token.
+    SGLang sends the output of a request in messages. With each message it sends a slice of every value in
+    `req.customized_info`: the part that belongs to the message's tokens. The counts do not belong to single tokens,
+    because one verify step may emit several. So any slice of this object is a list with one item, the counts so far.
     """
 
     def __init__(self, exact: bool | None = None) -> None:
@@ -31,7 +40,7 @@ class ResponseMetadata:
         self.steps = self.of = 0
 
     def add(self, forward: Forward) -> None:
-        """Count a forward. A prefill selects nothing, so its policy is named only if no step follows."""
+        """Count a forward. The policy of a prefill is reported only if no decode or verify step follows."""
         if not self.of:
             self.policies = [forward.policy]
         elif forward.is_step and forward.policy != self.policies[-1]:
@@ -45,7 +54,7 @@ class ResponseMetadata:
 
 
 def count_forward(req: Any, forward: Forward) -> None:
-    """Count a forward for one of its requests, in SGLang's scheduler."""
+    """Count a forward for one of its requests, in the scheduler process."""
     if req.customized_info is None:
         req.customized_info = {}
     if KEY not in req.customized_info:
@@ -54,10 +63,11 @@ def count_forward(req: Any, forward: Forward) -> None:
 
 
 def write_metadata(meta_info: dict[str, Any], state: Any) -> None:
-    """Write the counts to `meta_info`, in SGLang's tokenizer process, with a request's last message.
+    """Write the counts to `meta_info` with a request's last message, in the tokenizer process.
 
-    SGLang appends the field of every message to one list, and puts the list, or a stream's part of it, into
-    `meta_info`. Both are removed here. The list holds None for a request without counts.
+    SGLang appends the field of every message to one list, and writes the list to `meta_info`. For a stream it writes
+    only a part of the list. This function removes both the list and the written field. The list contains None for a
+    request without counts.
     """
     received = state.customized_info_accumulated.pop(KEY)
     meta_info.pop(KEY, None)

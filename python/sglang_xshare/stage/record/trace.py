@@ -1,4 +1,4 @@
-"""The trace: one JSON line for every MoE layer and step, from which OEA's Figure 1 is drawn."""
+"""The trace: a file with one JSON line for every MoE layer and step, enough to draw Figure 1 of the OEA paper."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,18 @@ from .counters import AFTER, BEFORE, COLUMNS, EXACT, KEPT, PAGED, PAGED_BEFORE, 
 
 logger = logging.getLogger(__name__)
 PHASE = len(COLUMNS)
-"""The column of the phase, after the counts. Three columns for each observed plan follow: experts, mass, page-ins."""
+"""The column of the phase, which follows the counts. After it, each observed plan has three columns: active experts,
+kept mass and page-ins.
+"""
 CAPACITY = 4096
-"""The most steps that the ring holds between two calls of `write`."""
+"""The maximum number of steps that the ring buffer keeps between two calls of `write`."""
 
 
 class Trace:
-    """A ring buffer of steps on the device, recorded without synchronizing, which `write` appends to a file."""
+    """A ring buffer of steps on the device, and the file to which `write` appends these steps.
+
+    Steps are recorded without synchronizing.
+    """
 
     def __init__(self, path: Path, layer_ids: Sequence[int], device: str, pages: bool = False) -> None:
         self.device = device
@@ -32,7 +37,9 @@ class Trace:
         self._switch: dict[str, Any] = {}
         self._plan: dict[str, Any] = {}
         self.observed: list[str | None] = []
-        """The observed plans of the steps in the ring: before a switch all former steps are written to the file."""
+        """The names of the observed plans. They are the same for all steps in the ring buffer, because a switch first
+        writes the earlier steps to the file.
+        """
         self.ring = self._make_ring()
         self.recorded = torch.zeros(1, dtype=torch.int64, device=device)
         self.written = 0
@@ -42,30 +49,41 @@ class Trace:
         return torch.zeros(CAPACITY, len(self.layer_ids), width, dtype=torch.float64, device=self.device)
 
     def switch(self, number: int, plan: Mapping[str, Any]) -> None:
-        """Add the `number` of a switch to all records from now on, and its `plan` to the first. Call `write` before."""
+        """Add the number of a switch to all later records, and its plan to the first of these records.
+
+        Call `write` before this method, because records get the number when they are written.
+        """
         self._switch, self._plan = {"switch": number}, {"plan": plan}
 
     def record(
         self, counts: torch.Tensor, step: Step, observed: Mapping[str | None, torch.Tensor] | None = None
     ) -> None:
-        """Keep one step's counts, [layers, 10] as `Counters.count` returns them, and each observed plan's counts."""
+        """Record the counts of one step in the ring buffer.
+
+        `counts` [layers, 10] is the result of `Counters.count`. `observed` has the counts of each observed plan by its
+        name.
+        """
         observed = observed or {}
         if list(observed) != self.observed:
             former, self.observed = self.observed, list(observed)
-            if len(former) != len(observed):  # captured graphs write to the ring's address
+            if len(former) != len(observed):  # otherwise keep the ring, because captured graphs write to its address
                 self.ring = self._make_ring()
         phase = torch.full_like(counts[:, :1], PHASES.index(step.phase))
         others = [plan[:, column : column + 1] for plan in observed.values() for column in (AFTER, KEPT, PAGED)]
         self.ring.index_copy_(0, self.recorded % CAPACITY, torch.cat([counts, phase, *others], 1)[None])
-        self.recorded += counts[:, STEPS].any()  # a step without a live row is overwritten by the next
+        self.recorded += counts[:, STEPS].any()  # the next step overwrites a step without a live row
 
     def write(self) -> None:
         """Append a line for every layer and step since the last call. Wait for the device.
 
-        A line contains step, phase, layer id, live rows, experts before and after, the mean kept mass of the rows,
-        exact rows if there are any, page-ins with paged experts; experts, mass and page-ins also by observed plan; and
-        the fields that `switch` adds. Raises OSError if the file cannot be written: steps are lost then, and no step is
-        written twice.
+        A line contains these values:
+        - the step, its phase, the layer id and the number of live rows,
+        - the active experts under vanilla routing and under the policy, and the mean kept mass of the rows,
+        - the number of exact rows if there are any, and the page-ins if experts are paged,
+        - the active experts, kept mass and page-ins of each observed plan,
+        - the fields that `switch` adds.
+
+        Raises OSError if the file cannot be written. Steps are lost then, but no step is written twice.
         """
         recorded = int(self.recorded)
         first = max(self.written, recorded - CAPACITY)

@@ -1,4 +1,4 @@
-"""The estimated chance that a draft is accepted, by which `acceptance` "auto" weighs the rows of a verify step."""
+"""An estimate of the chance that a draft is accepted, for policies with `acceptance` "auto"."""
 
 import logging
 from collections.abc import Callable
@@ -8,15 +8,16 @@ from ..policies.plan import MOST_LIKELY
 from .record.agreement import is_due
 
 FIRST = 64
-"""The counts of a start: this many verifications, with all drafts accepted. So the first answers lower the estimate
-slowly: a few answers prove nothing, and an estimate that is too high is safe (benchmark/quality).
+"""The number of verifications that are counted at the start, with all drafts accepted. So the first real verifications
+lower the estimate slowly. A few verifications prove nothing, and an estimate that is too high is safe
+(benchmark/quality).
 """
 MEMORY = 8192
-"""The most verifications counted. Above this number all counts are halved, so the estimate follows the traffic."""
+"""The maximum number of counted verifications. Above it all counts are halved, so the estimate follows the traffic."""
 MUCH = 1 / 8
 """The smallest change of the estimate that is logged."""
 GRID = [count / 64 for count in range(63, 0, -1)]
-"""The chances that an estimate can have."""
+"""The values that an estimate can have."""
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +25,13 @@ logger = logging.getLogger(__name__)
 class Acceptance:
     """The estimate of one scheduler, from the accepted drafts of its requests.
 
-    A request has `width` rows in a verify step, a chain or a tree of this depth, whose first row is always emitted;
-    `width` is 1 without speculation. The host counts. All ranks have the same estimate after the same forward.
+    `width` is the maximum number of tokens that a request gets from a verify step: all drafts of a chain or of one path
+    of a tree, plus one. It is 1 without speculative decoding. The host counts, and all ranks have the same estimate
+    after the same forward.
 
-    If the server changes the draft depth, the mean accepted length depends on the depths, so requests are not counted.
-    Instead `find_share` returns the share of drafts that were accepted after all earlier drafts, None before a draft.
+    If the server changes the draft depth, requests are not counted, because the mean accepted length depends on the
+    depth. Instead `find_share` returns the share of accepted drafts among the drafts whose predecessors were all
+    accepted. It returns None if there was no draft yet.
     """
 
     def __init__(self, width: int = 1, find_share: Callable[[], float | None] | None = None) -> None:
@@ -40,11 +43,11 @@ class Acceptance:
 
     @property
     def estimate(self) -> float | None:
-        """The estimated chance, None without drafts."""
+        """The estimated chance, or None without drafts."""
         return self.number if self.width > 1 else None
 
     def count(self, req: Any) -> None:
-        """Count a request's accepted drafts when the result of a forward has reached the request."""
+        """Count the accepted drafts of a request after it has received the result of a forward."""
         if self.width == 1 or self._find_share is not None:
             return
         verified, accepted = getattr(req, "expert_policy_drafts", (0, 0))
@@ -53,7 +56,7 @@ class Acceptance:
         self._accepted += req.spec_num_correct_drafts - accepted
 
     def begin_forward(self) -> bool:
-        """Update the estimate, before a forward is launched, if `is_due`. Return whether the estimate changed."""
+        """Update the estimate before a forward, if `is_due`. Return whether the estimate has changed."""
         self._forwards += 1
         if not is_due(self._forwards):
             return False
@@ -64,7 +67,7 @@ class Acceptance:
         return self.number != former
 
     def read(self) -> float:
-        """Return the estimate from the counts or the share so far."""
+        """Return the estimate from the counts, or from the share of accepted drafts, so far."""
         if self._find_share is not None:
             share = self._find_share()
             return self.number if share is None else find_nearest(share)
@@ -74,9 +77,10 @@ class Acceptance:
 
 
 def estimate(drafts: float, width: int) -> float:
-    """Return the chance of one draft from the mean number accepted, `drafts`, of `width` - 1 drafts.
+    """Return the chance that one draft is accepted, from the mean number of accepted drafts.
 
-    The chance is a multiple of 1 / 64 from 1 / 64 to 63 / 64. A draft is accepted only if all earlier drafts are.
+    `drafts` is this mean number, out of `width` - 1 drafts. A draft is accepted only if all earlier drafts are
+    accepted. The chance is a multiple of 1 / 64 from 1 / 64 to 63 / 64.
     """
     return min(GRID, key=lambda chance: abs(_expect(chance, width) - drafts))
 
@@ -87,7 +91,10 @@ def find_nearest(chance: float) -> float:
 
 
 def _expect(chance: float, width: int) -> float:
-    """Return chance + chance^2 + ..., `width` - 1 terms, by products and sums, which all machines round alike."""
+    """Return the sum of `chance`, `chance`^2, ... with `width` - 1 terms.
+
+    The sum is computed by products and sums alone, because all machines round these alike.
+    """
     total = 0.0
     for _ in range(width - 1):
         total = chance * (1 + total)

@@ -1,4 +1,4 @@
-"""The stage's wrappers around SGLang's calls, installed when a model has loaded."""
+"""The wrappers that a stage puts around SGLang's calls after a model has loaded."""
 
 import functools
 from typing import Any
@@ -11,7 +11,7 @@ from .switch import compare_ranks
 
 
 def wrap_calls(model_runner: Any, reports: Reports) -> None:
-    """Put a stage around a loaded model, and the stage's reports around the model's runner."""
+    """Put a stage around a loaded model, and the stage's reports around the model runner."""
     stage = reports.stage
     wrap_model(model_runner.model, stage)
     wrap_runner(model_runner, reports)
@@ -20,7 +20,7 @@ def wrap_calls(model_runner: Any, reports: Reports) -> None:
 
 
 def wrap_model(model: Any, stage: Stage) -> None:
-    """Let the stage run the model's forward in eager steps and captures. Replays launch what a capture has recorded."""
+    """Let the stage run the model's forward in eager steps and captures. A graph's replay does not call it."""
     forward = model.forward
 
     @functools.wraps(forward)  # upstream inspects the signature for pipeline parallelism
@@ -34,8 +34,9 @@ def wrap_model(model: Any, stage: Stage) -> None:
 def wrap_runner(model_runner: Any, reports: Reports) -> None:
     """Call the stage and its reports around every forward of the model runner.
 
-    `ModelRunner.forward` runs in every step, including graph replays; the model's forward does not. Ranks compare their
-    selections here, outside of graphs. The forward's counts are attached to its logits, and so reach the requests.
+    SGLang calls `ModelRunner.forward` in every step, including graph replays, unlike the model's forward. Ranks compare
+    their selections here, outside of CUDA graphs. The counts of a forward are attached to its logits, and reach the
+    requests with them.
     """
     stage, forward = reports.stage, model_runner.forward
 
@@ -59,7 +60,7 @@ def wrap_runner(model_runner: Any, reports: Reports) -> None:
 
 
 def wrap_router(router: Any, stage: Stage) -> None:
-    """Let an upstream `TopK` without rows take part in the gather, because the other ranks wait for its part."""
+    """Let a `TopK` without rows take part in the gather, because the other ranks wait for its part."""
     answer_empty = router.empty_topk_output
 
     def select_and_answer(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Servers whose ranks each route their own rows (all-to-all expert parallelism), and the gather of all rows."""
+"""The ranks of all-to-all expert parallelism, which each route their own rows, and the gather of all rows."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,11 @@ from ..upstream.ranks import all_gather
 
 @dataclass(frozen=True)
 class Ranks:
-    """The tensor-parallel ranks of a server whose ranks each route their own rows, seen from rank `rank` of `size`.
+    """The tensor-parallel ranks of a server in which each rank routes its own rows.
 
-    `share` neighbouring ranks have the same requests, and divide the rows evenly, in order. With `together` each rank
-    selects among the rows of all ranks.
+    `rank` is this process's rank, and `size` is the number of ranks. Each group of `share` neighbouring ranks has the
+    same requests, and divides their rows evenly, in order. With `together`, each rank selects among the rows of all
+    ranks.
     """
 
     rank: int
@@ -23,9 +24,10 @@ class Ranks:
     together: bool
 
     def divide(self, counts: list[int]) -> tuple[int, ...]:
-        """Return the router rows of every rank, from `counts`, the padded rows of each attention rank.
+        """Return the number of router rows of every rank.
 
-        Raises RuntimeError if `counts` lacks a rank, or if its rows cannot be divided evenly.
+        `counts` has the number of rows of each attention rank, with padding. Raises RuntimeError if `counts` lacks a
+        rank, or if the rows cannot be divided evenly.
         """
         if len(counts) * self.share != self.size or any(count % self.share for count in counts):
             raise RuntimeError(
@@ -35,18 +37,18 @@ class Ranks:
         return tuple(count // self.share for count in counts for _ in range(self.share))
 
     def own(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of `rows` [rows, ...], which neighbouring ranks divide."""
+        """Return this rank's part of `rows` [rows, ...]. Neighbouring ranks have the other parts."""
         return rows.tensor_split(self.share)[self.rank % self.share]
 
 
 def name_rows(ranks: Ranks | None) -> str:
-    """Return the policy's key `rows` for these ranks: "rank" if each rank selects by itself, else "batch"."""
+    """Return the policy's key `rows`: "rank" if each rank selects among its own rows, else "batch"."""
     return "batch" if ranks is None or ranks.together else "rank"
 
 
 @dataclass(frozen=True)
 class Gather:
-    """The rows of one step on each rank, padding included. All ranks must call `collect` in the same order."""
+    """The number of rows of each rank in one step, with padding. All ranks must call `collect` in the same order."""
 
     rows_by_rank: tuple[int, ...]
     rank: int
@@ -57,9 +59,12 @@ class Gather:
         return self.rows_by_rank[self.rank]
 
     def collect(self, own: torch.Tensor) -> torch.Tensor:
-        """Return [rows of all ranks, ...] float32, rank after rank; zeros for a rank that has only padding rows."""
-        # Sent as float32, because a rank without rows cannot infer the others' dtype, and padded, because a collective
-        # takes equal shapes.
+        """Return the rows of all ranks, in the order of the ranks, as float32 [rows of all ranks, ...].
+
+        A rank with only padding rows may pass no rows. The result then contains zeros for this rank.
+        """
+        # All ranks send float32, because a rank without rows cannot infer the dtype of the other ranks. They pad their
+        # rows, because a collective takes equal shapes.
         longest = max(self.rows_by_rank)
         own = own.float().contiguous()
         if len(own) < longest:
@@ -71,5 +76,5 @@ class Gather:
         return torch.cat([part[:rows] for part, rows in zip(parts, self.rows_by_rank, strict=True)])
 
     def keep(self, gathered: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return this rank's `rows` rows of a result for the rows of all ranks."""
+        """Return this rank's part of a result for the rows of all ranks. `rows` is the number of this rank's rows."""
         return gathered.narrow(0, sum(self.rows_by_rank[: self.rank]), rows)

@@ -1,4 +1,4 @@
-"""The captured CUDA graphs: each graph's plans, and the numbers that its next replay reads."""
+"""The captured CUDA graphs, with the plans of each graph and the numbers that its next replay reads."""
 
 from __future__ import annotations
 
@@ -21,34 +21,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Changes:
-    """The changes of graphs in a switch: plans to write to buffers, and the graphs that cannot follow, by reason."""
+    """The changes of the captured graphs in a switch.
+
+    `writes` has the plans to write to buffers. `misfits` has the graphs that cannot follow the new policy, by reason.
+    """
 
     writes: list[tuple[StepKey, Budgets, SelectionPlan]]
     misfits: dict[str, set[StepKey]]
 
 
 class Graphs:
-    """The decode and verify graphs of a server, each by its key; empty on a server that captures none.
+    """The captured decode and verify graphs of a server, each by its key.
 
-    In a replay a layer launches the kernel of the plan that the layer had when the graph was captured, or no kernel if
-    it had no plan then. The kernel reads the plan's numbers (budgets, thresholds) from a buffer: each layer of each
-    graph has one, and a switch writes to it.
+    In a replay each layer launches the selection kernel of the plan that it had at the capture. A layer that had no
+    plan at the capture launches no selection kernel. The kernel reads the plan's numbers, such as budgets and
+    thresholds, from a buffer. Each layer of each graph has its own buffer, and a switch writes to it.
     """
 
     def __init__(self, lost: bool = False) -> None:
         self.lost = lost
-        """True if the last capture has failed: the server runs without graphs."""
+        """True if the last capture has failed, so the server runs without graphs."""
         self.captured: dict[StepKey, dict[Layer, Assignment]] = {}
-        """The assignment of each layer when the graph was captured."""
+        """The assignment of each layer at the capture of a graph, by the graph's key."""
         self.stale: frozenset[StepKey] = frozenset()
-        """The graphs that are not replayed because they cannot follow the active policy.
+        """The graphs that are not replayed, because they cannot follow the active policy.
 
-        Only a switch to vanilla leaves such graphs: any other switch captures the graphs again or is refused.
+        Only a switch to vanilla leaves such graphs. Any other switch captures the graphs again or is refused.
         """
         self._lanes: Sequence[Lane] = ()
-        """The observed lanes to whose counters the graphs write."""
+        """The observed lanes. The graphs write to their counters."""
         self._prepared: dict[StepKey, list[Assignment]] = {}
-        """The assignments, with buffers, for the next capture of a graph, by its key."""
+        """The assignments, with buffers, for the next capture of a graph, by the graph's key."""
         self._found: dict[StepKey, StepKey] = {}
         """The results of `find_key` since the last capture."""
 
@@ -59,23 +62,23 @@ class Graphs:
 
     @property
     def selecting(self) -> list[int]:
-        """The captured batch sizes whose graphs select in some layer."""
+        """The captured batch sizes whose graphs select experts in some layer."""
         return sorted({key.rows for key, layers in self.captured.items() if any(kept.plan for kept in layers.values())})
 
     @property
     def by_depth(self) -> bool:
-        """True if a captured plan reads the depth of drafts: another capture of its graph must read the depth too."""
+        """True if a captured plan reads the depth of draft tokens. A new capture of its graph must read it too."""
         return any(kept.plan and kept.plan.by_depth for layers in self.captured.values() for kept in layers.values())
 
     def find_key(self, key: StepKey) -> StepKey:
-        """Return the key of the smallest graph in which a step of `key` can run, or `key` itself if there is none."""
+        """Return the key of the smallest graph that can run a step of `key`, or `key` if there is no such graph."""
         if key not in self._found:
             alike = (graph for graph in self.captured if graph._replace(rows=key.rows) == key)
             self._found[key] = min((graph for graph in alike if graph.rows >= key.rows), default=key)
         return self._found[key]
 
     def prepare(self, layers: Sequence[Layer], step: Step, model_forward: ModelForward) -> None:
-        """Make the buffers of a graph in the eager step before its capture, which cannot copy from the host."""
+        """Create the buffers of a graph in the eager step before its capture, which cannot copy from the host."""
         if step.key in self._prepared or (step.key in self.captured and step.key not in self.stale):
             return
         from ..selection.triton_kernel import supports
@@ -91,12 +94,13 @@ class Graphs:
         self._prepared[step.key] = assignments
 
     def assign_for_capture(self, key: StepKey, in_force: InForce) -> list[Assignment]:
-        """Return the assignment of each layer in a step that is being captured, with a buffer if its kernel reads one.
+        """Return the assignment of each layer in a step that is being captured.
 
-        If SGLang captures a graph again (a weight update with `recapture_cuda_graph`), the layers keep the kernels of
-        their first plans, whose buffers hold the active plan's numbers. A kernel made for the active plan might leave
-        out code that the first plan needs, so a switch back to the first plan could be impossible. The kernels of the
-        first plans are compiled already, as a capture requires. A stale graph is captured for the active policy.
+        The assignment has a buffer if the layer's kernel reads one. SGLang captures a graph again after a weight update
+        with `recapture_cuda_graph`. The layers then keep the kernels of their first plans, and the buffers contain the
+        numbers of the active plans. A kernel for the active plan might leave out code that the first plan needs, so a
+        switch back could be impossible. The kernels of the first plans are already compiled, as a capture requires. A
+        stale graph is captured for the active policy.
         """
         self._lanes, self.lost = in_force.lanes, False
         if key not in self.captured or key in self.stale:
@@ -107,7 +111,7 @@ class Graphs:
         return list(self.captured[key].values())
 
     def find_changes(self, in_force: InForce) -> Changes:
-        """Return what a switch to the policy `in_force` changes in the graphs."""
+        """Return the changes of the graphs for a switch to the policy `in_force`."""
         writes: list[tuple[StepKey, Budgets, SelectionPlan]] = []
         misfits: dict[str, set[StepKey]] = {}
         for key, layer, kept in self._places():
@@ -125,20 +129,20 @@ class Graphs:
                 yield key, layer, kept
 
     def follow(self, changes: Changes) -> None:
-        """Write the numbers that the next replays read. Graphs that cannot follow become stale."""
+        """Write the numbers that the next replays read. Graphs that cannot follow the new policy become stale."""
         self.stale = frozenset[StepKey]().union(*changes.misfits.values())
         for key, budgets, plan in changes.writes:
             if key not in self.stale:
                 budgets.write(plan)
-        self._prepared.clear()  # these buffers have the former plans' numbers
+        self._prepared.clear()  # these buffers contain the previous plans' numbers
 
     def weigh(self, in_force: InForce, acceptance: float) -> None:
-        """Write the estimated chance that a draft is accepted to the buffers of plans that read an estimate.
+        """Write the estimated chance that a draft is accepted to the buffers of all plans that read it.
 
-        The writes are ordered by the current stream, and the host does not wait. A layer without a buffer keeps the
-        estimate of the capture.
+        The current stream runs the writes in order, and the host does not wait. A layer without a buffer keeps the
+        estimate that it was captured with.
         """
-        self._prepared.clear()  # these buffers have the former estimate
+        self._prepared.clear()  # these buffers contain the previous estimate
         schedule, buffers = in_force.schedule, []
         for key, layer, kept in self._places():
             plan = schedule and schedule.plan(layer.layer_id, key.rows)
@@ -157,19 +161,20 @@ class Graphs:
     def _find_target(
         self, layer: Layer, key: StepKey, captured: Assignment, in_force: InForce
     ) -> tuple[Budgets, SelectionPlan] | None:
-        """Return (buffer, plan to write to it) for a captured layer and step; None if there is nothing to write.
+        """Return a layer's buffer and the plan to write to it, or None if there is nothing to write.
 
-        Raises ValueError if the graph cannot follow.
+        Raises ValueError if the captured graph cannot follow the policy.
         """
-        # Checked first: a graph that does not fit now (below) may be replayed later, and then writes to its lanes.
+        # This check comes first: a graph whose experts do not fit the page slots now may be replayed later, and it then
+        # writes to its lanes.
         if list(in_force.lanes) != list(self._lanes):
             raise ValueError("the plans that observe compares have changed since the capture")
         found = in_force.find(layer, key)
         if in_force.observes or not found.fits:
-            # Under `observe` no kernel reads a buffer, and `allows_graph` allows no replay of a step that does not fit.
+            # Under `observe` no kernel reads a buffer. A step that does not fit is not replayed (`allows_graph`).
             return None
         then = found.plan
-        # VANILLA and no plan both become `open_up`'s plan: each row's own top-k, with padding masked.
+        # For VANILLA and for no plan, the kernel runs `open_up`'s plan: each row's own top-k, with padding masked.
         changes = None if then is VANILLA else then
         if captured.plan is None:
             if changes is not None:
@@ -185,7 +190,7 @@ class Graphs:
 
 
 def describe_misfits(misfits: dict[str, set[StepKey]]) -> str:
-    """Return one line: why graphs would have to be captured again, and why a switch does not capture them."""
+    """Return one line with the reasons why graphs would have to be captured again."""
     reasons = [
         (f"graphs of {', '.join(map(str, sorted({key.rows for key in keys})))} rows: " if keys else "") + reason
         for reason, keys in misfits.items()

@@ -1,4 +1,4 @@
-"""The active policy: everything that follows from a schedule, until a switch assigns the next value."""
+"""The active policy, with everything that follows from its schedule. A switch replaces the whole object."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from .record.metadata import Forward
 from .step import StepKey
 
 LONGEST = 100
-"""The most characters of a policy with its keys in a response; the keys that `tune` searches take 60."""
+"""The maximum length of a policy with its keys in a response. The keys that `tune` searches take 60 characters."""
 
 
 @dataclass(frozen=True, eq=False)
 class InForce:
-    """The plans of a schedule for the `layers` of a server with these `batches`, and their names in reports.
+    """The active policy: its plan for each layer and batch size, and its names in reports.
 
-    `schedule` is None if the model routes; then padding rows are masked if `masks` is set. `ranks` describe a server
-    whose ranks each route their own rows. `rule` decides which arriving requests are exact. `lanes` are the observed
-    lanes of `observe`. `is_named` is False after a start without a policy, until the first switch: reports then name no
+    `schedule` is None if the model routes by itself. In this case `masks` decides whether padding rows are masked.
+    `batches` are the batch sizes that the server's steps can have. `ranks` describes a server whose ranks each route
+    their own rows. `rule` decides which arriving requests are exact. `lanes` are the observed lanes of `observe`.
+    `is_named` is False if the server has started without a policy and has not switched yet. Reports then contain no
     policy.
     """
 
@@ -47,49 +48,49 @@ class InForce:
     lanes: Sequence[Lane] = ()
     is_named: bool = True
 
-    # Caches. With init=False they are empty after `dataclasses.replace`.
+    # These fields are caches. With init=False they are empty again after `dataclasses.replace`.
     _assigned: dict[tuple[StepKey, int | None], list[Assignment]] = field(default_factory=dict, init=False)
     _outcomes: dict[StepKey, str] = field(default_factory=dict, init=False)
     _forwards: dict[str, Forward] = field(default_factory=dict, init=False)
 
     @property
     def observes(self) -> bool:
-        """True under `observe`: plans select, and the model routes."""
+        """True under `observe`: the model routes, and the plans' selections are only counted."""
         return self.schedule is not None and bool(self.schedule.observed)
 
     @cached_property
     def by_depth(self) -> bool:
-        """True if some plan reads the depth of drafts."""
+        """True if any plan reads the depth of draft tokens."""
         found = [] if self.schedule is None else self.schedule.plans()
         return any(plan.by_depth for plan in found)
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """The policy and its keys as given, JSON-able, completed by the defaults of a bare policy."""
+        """The policy and its keys as the user gave them, JSON-able. A policy without keys gets its default keys."""
         if self.schedule is None:
             return {"policy": "vanilla"}
         return {"policy": self.schedule.policy, **self.schedule.keys, **self.schedule.given}
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """The policy with every default resolved, JSON-able."""
+        """The policy with all defaults resolved, JSON-able."""
         return {"policy": "vanilla"} if self.schedule is None else describe(self.schedule, self.layers[0].router.top_k)
 
     @property
     def plan(self) -> dict[str, Any] | None:
-        """The description, for reports; None until a policy has been active."""
+        """The description for reports, or None if no policy has been active yet."""
         return self.description if self.is_named else None
 
     @cached_property
     def hash(self) -> str:
-        """The description's hash."""
+        """The hash of the description."""
         return hash_plan(self.description)
 
     @cached_property
     def spelling(self) -> str | None:
-        """The policy's name in responses; None until a policy has been active.
+        """The policy's name in responses, or None if no policy has been active yet.
 
-        If the keys are long, such as a tuned policy's, the plan's hash replaces them.
+        If the keys are long, as after `tune`, the hash of the plan replaces them.
         """
         if not self.is_named:
             return None
@@ -98,24 +99,27 @@ class InForce:
         return spelling if len(spelling) <= LONGEST else f"{self.description['policy']}, plan {self.hash}"
 
     def find_outcome(self, key: StepKey | None) -> str:
-        """Return the outcome of a forward by its `key`: None for a prefill, the graph's key for a replay."""
+        """Return the outcome of a forward.
+
+        `key` is the key of the step, or of the graph in a replay. It is None for a prefill.
+        """
         if key is None:
             return "prefill"
-        if key not in self._outcomes:  # found once: the reasons of 48 layers take 2 us
+        if key not in self._outcomes:  # cached, because reading the reasons of 48 layers takes 2 us
             reasons = {one.reason for one in self.assign(key)}
-            acts = "observed" if self.observes else "policy"  # if some layer has a plan, which has no reason
+            acts = "observed" if self.observes else "policy"  # the outcome if some layer has a plan
             self._outcomes[key] = acts if None in reasons else next(one for one in REASONS if one in reasons)
         return self._outcomes[key]
 
     def describe_forward(self, outcome: str) -> Forward | None:
-        """Return what the requests of a forward with this outcome count; None until a policy has been active."""
+        """Return a forward as its requests count it, or None if no policy has been active yet."""
         if outcome not in self._forwards and self.spelling is not None:
             acts = outcome == "policy" and self.schedule is not None  # without a schedule only padding is masked
             self._forwards[outcome] = Forward(self.spelling, outcome != "prefill", acts)
         return self._forwards.get(outcome)
 
     def find(self, layer: Layer, key: StepKey) -> Assignment:
-        """Return a layer's assignment in an eager step of this size."""
+        """Return the assignment of a layer in an eager step with this key."""
         plan, reason = self._choose(layer, key)
         slots, size = layer.paging_slots, (key.rows, key.tokens_per_request)
         fits = slots is None or bounds.fits_slots(plan, layer.router, layer.paging.num_experts, *size, slots)
@@ -125,14 +129,14 @@ class InForce:
         return Assignment(plan, fits=fits, observed=tuple(observed))
 
     def assign(self, key: StepKey) -> list[Assignment]:
-        """Return the assignment of each layer in an eager step of this size."""
-        place = key, self.layers[0].paging_slots  # SGLang may size the page slots only after the first call
+        """Return the assignment of each layer in an eager step with this key."""
+        place = key, self.layers[0].paging_slots  # SGLang may set the number of slots after the first call
         if place not in self._assigned:
             self._assigned[place] = [self.find(layer, key) for layer in self.layers]
         return self._assigned[place]
 
     def fits(self, key: StepKey) -> bool:
-        """Return whether each layer's page slots hold all active experts of a step of this size, for all logits."""
+        """Return whether all active experts of a step fit the page slots of each layer, for all logits."""
         return all(assignment.fits for assignment in self.assign(key))
 
     def _choose(self, layer: Layer, key: StepKey) -> tuple[SelectionPlan | None, str | None]:
@@ -147,7 +151,7 @@ class InForce:
         plan = self.schedule.plan(layer.layer_id, rows)
         if plan is None:
             return None, "override"
-        # A plan that cannot change the model's routing is skipped, unless it masks padding or is compared.
+        # Skip a plan that cannot change the model's routing, unless it masks padding rows or is observed.
         is_needed = self.observes or self.batches.may_pad(rows)
         # The number of experts is unknown here; assuming the maximum is conservative.
         slots = layer.paging_slots

@@ -18,28 +18,29 @@ logger = logging.getLogger(__name__)
 
 
 class Reports:
-    """The log, the metrics and the trace of a `stage`, each of which reads the counts since its own last read.
+    """The log, the metrics and the trace of a stage. Each of them reads the counts since its own last read.
 
-    The host waits for the device in these reads: once a log interval, when the server turns idle, and in a switch.
-    A failed report never raises, and the first failure of each report is logged. Otherwise a full disk, or a value that
-    metrics refuse, could end the server, or the rank that writes for all could miss a switch that the others make.
+    The host waits for the device in these reads: once a log interval, when the server becomes idle, and in a switch. A
+    failed report does not raise, and the first failure of each report is logged. Otherwise a full disk, or a value that
+    prometheus refuses, could end the server. Or the first rank, which writes the reports, could miss a switch of the
+    other ranks.
     """
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.exporter = Exporter()
         self.reporter: Any = None
-        """The metrics reporter of upstream's scheduler; None before the first hook that passes it on."""
+        """The metrics reporter of SGLang's scheduler. It is None until the first hook passes it on."""
         self._attempt = Attempts()
         self._published = 0, 0
-        """The scheduler's counts of forwards at the last call of `publish`."""
+        """The scheduler's numbers of forwards and decode steps at the last call of `publish`."""
         self._unpublished = 0
-        """Forwards since the last call of `publish`."""
+        """The number of forwards since the last call of `publish`."""
 
     def publish_if_due(self, forward_batch: Any) -> None:
-        """Publish, with data-parallel attention, if the last call of `publish` is over a decode log interval ago."""
-        # The first rank reports for all, but may have no request, and so no decode log line, for long. A rank that
-        # decodes publishes earlier, with its log line.
+        """Call `publish` with data-parallel attention, if the last call is over a decode log interval ago."""
+        # The first rank reports for all ranks, but may go without a request for long, and so without a decode log line.
+        # A rank that decodes publishes earlier, with its log line.
         if getattr(forward_batch, "global_num_tokens_cpu", None) is None:
             return
         self._unpublished += 1
@@ -52,17 +53,17 @@ class Reports:
         return self._attempt("log line", lambda: format_log(acting.logged.read()) + format_observed(lanes)) or ""
 
     def publish(self, always: bool = False) -> None:
-        """Update the metrics of the `reporter` and the trace, on one rank because all ranks have the same steps.
+        """Update the metrics and the trace on the first rank, because all ranks run the same steps.
 
-        Do nothing without a reporter, and, unless `always`, if no step has run since the last call. Raises
-        `SlotsExceeded` if paged experts exceeded their slots.
+        Do nothing if there is no reporter, or if no step has run since the last call. With `always`, update even
+        without a new step. Raises `SlotsExceeded` if a step had more active experts than page slots.
         """
         reporter, self._unpublished = self.reporter, 0
         if reporter is None or not is_first_rank():
             return
-        # An idle server calls this again and again, and must not copy from the device each time. `forward_ct` counts
-        # forwards when they are launched, even those in which only other ranks have requests. `forward_ct_decode`
-        # counts decode steps when they are done.
+        # An idle server calls this method again and again, and must not copy from the device each time. `forward_ct`
+        # counts forwards when they are launched, even if only other ranks have requests. `forward_ct_decode` counts
+        # decode steps when they are finished.
         forwards = reporter.scheduler.forward_ct, reporter.forward_ct_decode
         is_new, self._published = forwards != self._published, forwards
         if not (is_new or always):
@@ -84,7 +85,7 @@ class Reports:
             self._attempt("trace", stage.trace.write)
 
     def close(self) -> None:
-        """Write the trace and log the counts when a process without a scheduler ends (`sglang.benchmark.one_batch`)."""
+        """Write the trace and log the counts at the end of a process without a scheduler, such as `one_batch`."""
         if self.reporter is not None or not is_first_rank():
             return
         if self.stage.trace is not None:

@@ -1,4 +1,4 @@
-"""The stage around one target model: it decides for every forward which MoE layers select, and with which plan."""
+"""The stage of one target model: it decides for every forward which MoE layers select experts, and by which plan."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,10 +30,11 @@ from .step import Step, read_key, read_step
 
 @dataclass(frozen=True)
 class LastSwitch:
-    """The last switch of a stage, as GET reports it; the default values are those of a start.
+    """The last switch of a stage, as GET reports it. The default values mean that there was no switch yet.
 
-    `number` counts the server's switches; `posted` is the number of the last switch that a POST made. With `is_trial`
-    the active policy is a trial of a search (`tune`). `disagreement` names the ranks that differ, None without any.
+    `number` is the number of the server's switches. `posted` is the number of the last switch that a POST made. With
+    `is_trial`, the active policy is a trial of a search (`tune`). `disagreement` names the ranks that differ, or is
+    None.
     """
 
     number: int = 0
@@ -43,17 +44,20 @@ class LastSwitch:
 
 
 class Stage:
-    """The selection of a loaded model's MoE layers by a schedule.
+    """The selection of experts in a loaded model's MoE layers, by the plans of a schedule.
 
-    `start.start` makes one stage in each process, and `forward.wrap_calls` wraps the model with it.
+    `start.start` creates one stage in each process, and `forward.wrap_calls` wraps the model with it.
 
-    `schedule` is None if no policy is given: then the stage only masks padding rows. `trace` is the file to append to.
-    `ranks` describe a server whose ranks each route their own rows. With `masks` padding rows are masked also after a
-    switch to vanilla. If `tp_size` is above 1, the tensor-parallel ranks compare their selections: if these differ, the
-    server switches to vanilla, or ends if `stops` is set. `exact` holds the exact requests, and `acceptance` holds the
-    estimated chance of a draft. `find_batches` takes a policy's key `rows` ("batch" or "rank") and returns the batch
-    sizes that the server's steps can have; SGLang decides these after the weights have loaded. `recapture(scheduler,
-    fits)` captures the graphs again, as `upstream.graphs.capture_again` does.
+    - `schedule`: the policy's schedule. If it is None, the stage only masks padding rows.
+    - `trace`: the file to which the trace is appended.
+    - `masks`: padding rows are masked even after a switch to vanilla.
+    - `ranks`: describes a server whose ranks each route their own rows.
+    - `tp_size`: the number of tensor-parallel ranks. If there are several, they compare their selections.
+    - `stops`: the server ends if the ranks' selections differ. Otherwise it switches to vanilla.
+    - `exact`, `acceptance`: the exact requests, and the estimated chance that a draft is accepted.
+    - `find_batches`: takes the policy's key `rows` and returns the batch sizes that the server's steps can have. SGLang
+      decides these sizes after the weights have loaded.
+    - `recapture(scheduler, fits)`: captures the graphs again, as `upstream.graphs.capture_again` does.
     """
 
     def __init__(
@@ -74,8 +78,9 @@ class Stage:
     ) -> None:
         self.layers, self.device, self.stops = layers, device, stops
         masks = masks or schedule is None
-        # Without graphs only a gather pads rows, and `read_step` always reads the padding of a gather. So a CPU server
-        # reads padding only to mask it. On a GPU padding is always read, by one comparison in each step.
+        # A CPU server has no graphs, so only a gather pads rows, and `read_step` always reads the padding of a gather.
+        # So a CPU server reads padding here only to mask it. A GPU server always reads padding, by one comparison a
+        # step.
         self.reads_padding = device != "cpu" or masks
         self._layer_ids = layer_ids = [layer.layer_id for layer in layers]
         self.find_batches, self.recapture = find_batches, recapture
@@ -93,16 +98,16 @@ class Stage:
         rule = Rule() if schedule is None else schedule.exact
         lanes, is_named = make_lanes(schedule, self.acting), schedule is not None
         self.in_force = InForce(schedule, find_batches(name_rows(ranks)), masks, layers, ranks, rule, lanes, is_named)
-        """The active policy. A switch replaces the value, `read_batches` its sizes, and `_weigh` its estimate."""
+        """The active policy. A switch, `read_batches` and `_weigh` each replace this object."""
 
     def run(self, forward_batch: Any, forward: Callable[[], Any]) -> Any:
-        """Return what `forward` returns. Assign plans to layers, and check and count what the layers select."""
+        """Return what `forward` returns. Assign plans to the layers, and check and count the layers' selections."""
         on_gpu = self.device != "cpu"
         is_recording, in_capture = on_gpu and is_recorded(), on_gpu and is_capturing()
         by_depth = self.in_force.by_depth or (in_capture and self.graphs.by_depth)
         exact = self.exact if self.exact.refusal is None else None
         step = read_step(forward_batch, self.reads_padding, self.in_force.ranks, exact, by_depth)
-        if in_capture and step is not None:  # SGLang captures prefills before it sets the sizes of decode graphs
+        if in_capture and step is not None:  # at the capture of prefills SGLang has not set the sizes yet
             self.read_batches()
         in_force, layers = self.in_force, self.layers
         residents = None if step is None or self.paged is None else self.paged.residents
@@ -132,13 +137,13 @@ class Stage:
             self.current_frame.frame, frame.model_forward = former, None
 
     def read_batches(self) -> None:
-        """Read the captured batch sizes and the largest, which SGLang sets after the weights have loaded."""
+        """Read the captured batch sizes and the largest batch size. SGLang sets them after the weights have loaded."""
         batches = self.find_batches(name_rows(self.in_force.ranks))
         if batches != self.in_force.batches:
             self.in_force = replace(self.in_force, batches=batches)
 
     def begin_forward(self, forward_batch: Any) -> None:
-        """Begin a forward, which may be a replay: give plans the latest estimate, flag exact rows, make the frame."""
+        """Prepare a forward or a replay: update the estimate in the plans, flag exact rows, create the frame."""
         key = read_key(forward_batch, self.in_force.ranks)
         if self.acceptance.begin_forward():
             self._weigh()
@@ -147,7 +152,7 @@ class Stage:
         self.current_frame.frame = Frame(key)
 
     def _weigh(self) -> None:
-        """Give the plans the latest estimated chance of a draft.
+        """Write the latest estimated chance that a draft is accepted to the plans.
 
         The plans change as in a switch, but the host does not wait for the device.
         """
@@ -158,9 +163,9 @@ class Stage:
             self.in_force = replace(self.in_force, schedule=schedule)
 
     def end_forward(self, forward_batch: Any) -> Forward | None:
-        """Count a forward that was launched or replayed. Return what its requests count in their `meta_info`.
+        """Count a forward or a replay that was launched. Return the forward as its requests count it.
 
-        The result is None until a policy has been active.
+        The result is None if no policy has been active yet.
         """
         frame, ranks = self.current_frame.frame, self.in_force.ranks
         assert frame is not None
@@ -173,7 +178,7 @@ class Stage:
         return self.in_force.describe_forward(outcome)
 
     def _finish(self, step: Step, model_forward: ModelForward) -> None:
-        """Check that layers with a plan have selected, and count the selections."""
+        """Check that each layer with a plan has selected experts, and count the selections."""
         if not model_forward.check(self._layer_ids):
             return
         tally, observes = model_forward.tallies[0].layers, self.in_force.observes
@@ -195,27 +200,30 @@ class Stage:
             self.trace.record(counts, step, observed)
 
     def fits_slots(self, method: Any) -> bool:
-        """Return whether the experts that an upstream `PagedExpertsMoEMethod` just received fit its page slots."""
+        """Return whether the active experts of a layer fit its page slots.
+
+        `method` is SGLang's `PagedExpertsMoEMethod` of the layer.
+        """
         model_forward = self.current_frame.model_forward
         if model_forward is None:
             return False
         if self.paged is None:
-            # With a page slot for each expert every step fits. A prefill is left to the host all the same: upstream's
-            # kernel runs on one warp, and is slower than the host for so many ids.
+            # With a page slot for each expert the experts of every step fit. A prefill still uses SGLang's path on the
+            # host: SGLang's kernel runs on one warp, and is slower than the host for so many ids.
             return model_forward.step is not None and count_slots(method) >= method.num_experts
         return self.paged.fits_slots(method, model_forward)
 
     def allows_graph(self, forward_batch: Any) -> bool:
-        """Return whether a decode graph may be replayed for a batch.
+        """Return whether a graph may be replayed for a batch.
 
-        A stale graph may not be replayed: after a switch to vanilla no numbers in its buffers make it route as the
-        model does. Nor may a graph whose step could have more active experts than a layer has page slots: this step
-        runs eagerly, and SGLang loads the experts in several waves.
+        A stale graph may not be replayed: after a switch to vanilla, no numbers in its buffers make it route as the
+        model does. A graph may also not be replayed if its step could have more active experts than a layer has page
+        slots. Such a step runs eagerly, and SGLang loads the experts in several waves.
         """
         if self.paged is None and not self.graphs.stale:
             return True
-        # For a verification SGLang calls this method twice: to plan attention, when no frame exists yet, and in the
-        # forward. Both answers must be equal, so the first call reads the same key from the batch.
+        # In a verify step SGLang calls this method twice: to plan attention, before a frame exists, and in the forward.
+        # Both answers must be equal, so the first call reads the same key from the batch.
         frame = self.current_frame.frame
         key = read_key(forward_batch, self.in_force.ranks) if frame is None else frame.key
         if key is None:

@@ -1,8 +1,8 @@
-"""Live control of a running server's expert policy: its HTTP routes, and the subcommand `policy`."""
+"""Control of a running server's expert policy: the HTTP routes, and the subcommands `policy` and `top`."""
 
 PATH = "/expert_policy"
 METHOD = "expert_policy"
-"""The method of the control messages that carry GET and POST to SGLang's schedulers."""
+"""The method name of the control messages that carry GET and POST requests to SGLang's schedulers."""
 ADDED = (
     "in_force",
     "plan_hash",
@@ -20,13 +20,15 @@ ADDED = (
     "recaptured",
     "recapture_seconds",
 )
-"""Fields of an answer beside the policy and its keys. A POST may contain these fields; only `trial` is read."""
+"""The fields of an answer besides the policy and its keys. A POST may contain them, but only `trial` is read."""
 ASKED = ("after", "recapture")
-"""Fields of a POST beside the policy."""
+"""The fields that only a POST may have, besides the policy and its keys."""
 FAULT = {"fault": True}
-"""The mark of a scheduler's answer that reports an internal error, not a refusal."""
+"""The content of a scheduler's answer that reports an internal error, not a refusal."""
 COUNTING_PERIOD = 1.0
-"""Seconds between two reads of the counters for GET: a read waits for the device, and any client may send GET."""
+"""The minimum time between two reads of the counters for GET, in seconds. A read waits for the device, and any client
+may send GET.
+"""
 NO_STAGE = (
     "this server was started without an expert policy; start it with --expert-policy, such as --expert-policy observe, "
     "which routes as the model does until it is switched"

@@ -1,4 +1,4 @@
-"""A client of a running server, for the subcommands. If the server does not answer, the error is one line."""
+"""A client of a running server, for the subcommands. Every error message is one line."""
 
 import argparse
 import ipaddress
@@ -19,15 +19,20 @@ from . import COUNTING_PERIOD, PATH
 API_KEY, ADMIN_API_KEY = "SGLANG_API_KEY", "SGLANG_ADMIN_API_KEY"
 """The environment variables with the defaults of --api-key and --admin-api-key."""
 TIMEOUT = 60.0
-"""Seconds: a scheduler answers between two steps, and a long prefill is one step."""
+"""The timeout of a request in seconds. A scheduler answers between two steps, and a long prefill is one step."""
 SWITCH_TIMEOUT = 1800.0
-"""Seconds for a switch, which may capture all CUDA graphs, and after a failed capture the former graphs again."""
+"""The timeout of a switch in seconds. A switch may capture all CUDA graphs. If this fails, it captures the previous
+graphs again.
+"""
 SERVER = "uvicorn"
-"""The header `Server` of SGLang's answers."""
+"""The value of the header `Server` in SGLang's answers."""
 
 
 class PolicyError(RuntimeError):
-    """A failed request, in one line. `status` is the HTTP status of the server's answer, None without an answer."""
+    """The error of a failed request, in one line.
+
+    `status` is the HTTP status of the server's answer, or None without an answer.
+    """
 
     def __init__(self, line: str, status: int | None = None) -> None:
         super().__init__(" ".join(line.split()))
@@ -35,14 +40,14 @@ class PolicyError(RuntimeError):
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """A handler that follows no redirect: urllib would send GET instead of POST, and the key to another host."""
+    """A handler that follows no redirect: urllib would replace POST by GET, and send the key to another host."""
 
     def redirect_request(self, *args: Any) -> None:
         """Return no request, so the opener raises `HTTPError`."""
 
 
 def add_server(parser: argparse.ArgumentParser, needs: str, admin: bool = True) -> None:
-    """Add a server's URL, --api-key, and, for a subcommand that changes the server, --admin-api-key."""
+    """Add the arguments for a server's URL and --api-key. With `admin`, also add --admin-api-key."""
     parser.add_argument("url", metavar="URL", help=f"of a server with {needs}, such as http://127.0.0.1:30000")
     parser.add_argument("--api-key", metavar="KEY", help=f"the server's (default: ${API_KEY})")
     if admin:
@@ -51,15 +56,15 @@ def add_server(parser: argparse.ArgumentParser, needs: str, admin: bool = True) 
 
 
 def find_keys(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
-    """Return (the API key, the admin key), by flag or environment; None for a key that is not given."""
+    """Return the API key and the admin key, from the flags or the environment. A key that is not given is None."""
     admin = getattr(arguments, "admin_api_key", None)
     return arguments.api_key or os.environ.get(API_KEY), admin or os.environ.get(ADMIN_API_KEY)
 
 
 class Client:
-    """A client of one server. Methods raise `PolicyError` if the server refuses or does not answer.
+    """A client of one server. Its methods raise `PolicyError` if the server refuses or does not answer.
 
-    Changes are sent with the admin key, if there is one, and other requests with the API key.
+    Requests that change the server use the admin key, if there is one. All other requests use the API key.
     """
 
     def __init__(self, url: str, api_key: str | None = None, admin_api_key: str | None = None) -> None:
@@ -79,10 +84,10 @@ class Client:
         self._answered_by = ""
 
     def get_policy(self) -> dict[str, Any]:
-        """Return the answer to GET /expert_policy, with counters that are no older than this call.
+        """Return the answer to GET /expert_policy. Its counters are not older than this call.
 
-        If the server has read the counters less than `COUNTING_PERIOD` seconds ago, wait for the rest of that time and
-        send GET again.
+        The server reads its counters at most once in `COUNTING_PERIOD` seconds. If the answer contains earlier
+        counters, wait for the rest of this time and send GET again.
         """
         answer = self._check(self.ask(PATH))
         if ago := answer.get("counted_ago"):
@@ -91,17 +96,17 @@ class Client:
         return answer
 
     def set_policy(self, policy: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to POST /expert_policy."""
+        """Return the answer to POST /expert_policy with this policy."""
         return self._check(self.ask(PATH, policy, SWITCH_TIMEOUT, admin=True))
 
     def flush(self) -> None:
-        """Flush the server's prefix cache, which keeps what was decoded under another policy."""
+        """Flush the server's prefix cache, which may contain what was computed under another policy."""
         self.read("/flush_cache", {}, admin=True)
 
     def ask(
         self, path: str, body: dict[str, Any] | None = None, timeout: float = TIMEOUT, *, admin: bool = False
     ) -> Any:
-        """Return the JSON answer to GET, or to POST of a body. `admin` marks a route that takes the admin key."""
+        """Return the JSON answer to a GET, or to a POST of `body`. With `admin`, the route needs the admin key."""
         text = self.read(path, body, timeout, admin=admin)
         try:
             return orjson.loads(text)
@@ -138,7 +143,7 @@ class Client:
 
 
 def find_proxy(url: str) -> str | None:
-    """Return the proxy that the environment names for `url`; None for an address that only this machine can reach."""
+    """Return the proxy that the environment sets for `url`, or None. This machine's own addresses have no proxy."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:
@@ -152,7 +157,10 @@ def find_proxy(url: str) -> str | None:
 
 
 def describe_sender(headers: Message | None, proxy: str | None) -> str:
-    """Return the end of an error line: the sender, unless it is SGLang's web server, and the proxy, if there is one."""
+    """Return the end of an error line, which names the sender of an answer and the proxy.
+
+    The sender is omitted if it is SGLang's web server, and the proxy if there is none.
+    """
     name = str(headers.get("Server", ""))[:80] if headers is not None else ""
     named = f"; answered by {name}" if name and name != SERVER else ""
     return named + _describe_proxy(proxy)
@@ -181,7 +189,7 @@ def _explain(error: HTTPError, admin: bool) -> str:
     try:
         answer = orjson.loads(text)
         told = answer.get("error", answer.get("message"))
-        # SGLang's own routes answer {"error": {"message": ...}}, our routes {"error": ...}.
+        # SGLang's own routes answer {"error": {"message": ...}}, and our routes answer {"error": ...}.
         told = told.get("message", told) if isinstance(told, dict) else told
     except (ValueError, AttributeError):
         told = None

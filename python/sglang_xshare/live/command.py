@@ -20,7 +20,7 @@ from .client import Client, add_server, find_keys
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `policy get` and `policy set`."""
+    """Add the subcommands `policy get` and `policy set`."""
     description = "print or switch the expert policy of a running server"
     parser = subparsers.add_parser("policy", help=description, description=description)
     actions = parser.add_subparsers(required=True, metavar="get|set")
@@ -55,7 +55,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def read_policy(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the body of a POST. Raises ValueError for a policy or a file that cannot be sent."""
+    """Return the body of a POST from the arguments. Raises ValueError for a policy or a file that cannot be sent."""
     body: dict[str, Any] = {}
     if arguments.policy:
         name, keys = parse_policy(arguments.policy)
@@ -76,7 +76,7 @@ def print_answer(answer: dict[str, Any]) -> None:
     """Print the active policy as a table of its keys, then the counts since the last switch."""
     console = open_console()
     table = Table("key", "value", "")
-    # A user who sets `mass` to a word, such as "fast", has also set the overrides by rows that the word stands for.
+    # A word for `mass`, such as "fast", stands for overrides by rows. A user who gives the word has given these, too.
     overridden = {key for override in answer["in_force"].get("overrides", ()) for key in override}
     given = {*answer, "overrides"} if answer.keys() & overridden else {*answer}
     for key, value in answer["in_force"].items():
@@ -88,7 +88,7 @@ def print_answer(answer: dict[str, Any]) -> None:
             text += f", now {estimate:.3f}"
         table.add_row(key, text, "" if key in given else "default")
     console.print(table)
-    if "since_switch" not in answer:  # a server without a policy, which only chooses the depth of drafts
+    if "since_switch" not in answer:  # the server has no policy, and only chooses the draft depth
         return
     trial = ", a trial of a search, which will restore another policy" if answer.get("trial") else ""
     plan = f"plan {answer.get('plan_hash', '-')}{trial}"

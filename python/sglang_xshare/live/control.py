@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checked:
-    """A switch that passed its check.
+    """A switch that has passed its check and waits for its commit.
 
-    `epoch` identifies the POST. The commit of the same epoch makes the switch, if the stage has then switched exactly
-    `switches` times.
+    `epoch` identifies the POST. The commit of the same epoch makes the switch. `switches` is the number of switches at
+    the check. The commit is refused if this number has changed.
     """
 
     epoch: str
@@ -50,7 +50,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Former:
-    """The policy before the commit of `epoch`, and the switch that made it the active policy."""
+    """The policy that was active before the commit of `epoch`, and the switch that had activated it."""
 
     epoch: str
     in_force: InForce
@@ -58,10 +58,10 @@ class Former:
 
 
 class Control:
-    """The answers for one scheduler's stage.
+    """The answers of one scheduler, for its stage.
 
-    Every rank handles the same messages in the same order between its steps, and all ranks check the same values, so
-    all of them switch between the same two steps, or none does.
+    Every rank handles the same messages in the same order between its steps, and all ranks check the same values. So
+    all ranks switch between the same two steps, or no rank switches.
     """
 
     def __init__(self, reports: Reports, server_args: Any) -> None:
@@ -74,10 +74,10 @@ class Control:
         """The last read of the counters: its time, the number of switches at that time, and the counters."""
 
     def get(self) -> dict[str, Any]:
-        """Return the policy and its keys, as POST accepts them, and the fields of `ADDED`.
+        """Return the policy and its keys in the form that POST accepts, and fields of `ADDED`.
 
-        Wait for the device at most once in `COUNTING_PERIOD` seconds: otherwise return the counters of the last read,
-        and their age `counted_ago`.
+        The counters are read at most once in `COUNTING_PERIOD` seconds, because a read waits for the device. At other
+        times, return the counters of the last read. `counted_ago` is their age in seconds.
         """
         stage = self.stage
         if stage.in_force.batches.most is None:  # SGLang has decided the sizes, but no capture has read them yet
@@ -106,12 +106,12 @@ class Control:
         }
 
     def check(self, body: Mapping[str, Any], epoch: str) -> dict[str, Any]:
-        """Check a switch to the policy in `body`, change nothing, and keep the switch for a commit of `epoch`.
+        """Check a switch to the policy in `body` without making it, and keep it for the commit of `epoch`.
 
         `body` has the keys of --expert-policy-config, "policy", and optionally "trial" and "recapture". Return the
-        numbers of switches, as `get` does. Raises ValueError in one line.
+        numbers of switches, as `get` does. Raises ValueError, with a message of one line, if the switch is refused.
         """
-        self._checked = None  # cleared on all schedulers, also if only one of them refuses this check
+        self._checked = None  # all schedulers clear it, even if only one of them refuses this check
         schedule, is_trial, recaptures = self._read(body), body.get("trial", False), body.get("recapture", True)
         if type(is_trial) is not bool:
             raise ValueError(f"trial must be true or false (got {as_json(is_trial)})")
@@ -130,11 +130,11 @@ class Control:
         return self._count_switches()
 
     def commit(self, epoch: str, number: int) -> dict[str, Any]:
-        """Make the switch that `check` of the same epoch checked, as the server's switch `number`.
+        """Make the switch that `check` has checked for the same epoch.
 
-        Return the answer of `get`, and warnings. Raises ValueError, without a change, for any other epoch, and if the
-        policy was switched since the check. After an exception of the switch itself, `restore` must be called on all
-        ranks, because all ranks must make equally many switches.
+        `number` is the number of the new switch. Return the answer of `get` with warnings. Raises ValueError, and
+        changes nothing, if the epoch is another one, or if the policy was switched after the check. If the switch
+        itself raises, `restore` must be called on all ranks, because all ranks must make the same number of switches.
         """
         stage, checked = self.stage, self._checked
         self._begin_comparing()
@@ -143,7 +143,7 @@ class Control:
         if checked.switches != stage.last_switch.number:
             raise ValueError("the policy changed after the check; ask again")
         self._former = Former(epoch, stage.in_force, stage.last_switch)
-        latter = make_next(stage, checked.schedule, checked.rule)  # weighed by the latest estimate
+        latter = make_next(stage, checked.schedule, checked.rule)  # with the latest estimate
         last_switch = LastSwitch(number, posted=number, is_trial=checked.is_trial)
         seconds = switch(self.reports, latter, last_switch, checked.recaptures)
         for warning in checked.warnings:
@@ -154,32 +154,33 @@ class Control:
         return answer
 
     def restore(self, epoch: str, number: int) -> dict[str, Any]:
-        """Undo the commit of `epoch`, also one that failed halfway, as the server's switch `number`.
+        """Undo the commit of `epoch`, even if the commit has failed halfway.
 
-        Do nothing if the last commit here was of another epoch. Return whether the former policy was restored.
+        `number` is the number of this switch back. Do nothing if the last commit on this scheduler had another epoch.
+        Return whether the previous policy was restored.
         """
         former = self._former
         self._begin_comparing()
         if former is None or former.epoch != epoch:
             return {"restored": False}
-        # After two failed captures a third would fail too, so the policy is restored without graphs.
+        # After two failed captures a third capture would fail too, so the policy is restored without graphs.
         recaptures = not self.stage.graphs.lost
         last_switch = replace(former.last_switch, number=number, posted=number)
         switch(self.reports, make_again(self.stage, former.in_force), last_switch, recaptures)
         return {"restored": True}
 
     def _begin_comparing(self) -> None:
-        """Start the comparison of ranks anew, before anything that can raise.
+        """Restart the comparison of ranks, before anything that can raise.
 
-        A rank whose switch fails must start anew too, because all ranks compare after the same forward.
+        Every rank must restart it, even if its switch fails, because all ranks compare after the same forward.
         """
         if self.stage.agreement is not None:
             self.stage.agreement.begin()
 
     def warn_if_without_effect(self) -> None:
-        """Log a warning, in the first call, if the policy can act in no step.
+        """Log a warning in the first call if the policy acts in no possible step.
 
-        SGLang decides how many requests run at once only after the checks of the start.
+        The checks at the start cannot find this, because SGLang decides later how many requests run at once.
         """
         if self._has_checked_effect:
             return
@@ -192,7 +193,7 @@ class Control:
                 logger.warning("--expert-policy %s: %s: %s", part.policy, missed, reason)
 
     def _read(self, body: Mapping[str, Any]) -> Schedule | None:
-        """Return the schedule of a POST, None for vanilla. Raises ValueError for keys that make no policy."""
+        """Return the schedule of a POST, or None for vanilla. Raises ValueError if the keys make no valid policy."""
         keys = {name: value for name, value in body.items() if name not in (*ADDED, *ASKED)}
         if "policy" not in keys:
             raise ValueError('policy must be given, in an object such as {"policy": "xshare", "k0": 1, "add": 6}')
@@ -203,9 +204,9 @@ class Control:
         return build_schedule(name, keys, speculative, pages=pages_experts(self.server_args))
 
     def _check_as_at_start(self, schedule: Schedule | None) -> list[str]:
-        """Return the warnings that a start with this schedule would log.
+        """Return the warnings that the server would log if it started with this schedule.
 
-        Raises ValueError if such a start would be refused.
+        Raises ValueError if the server would refuse to start.
         """
         config = resolved(self.server_args)
         if attention_dp_size(config) > 1 and config.enable_dp_attention_local_control_broadcast:
@@ -224,10 +225,10 @@ class Control:
         return warnings
 
     def _count_switches(self) -> dict[str, Any]:
-        """Return how often this scheduler has switched in all, and how often by itself since the last POST.
+        """Return how often this scheduler has switched in total, and how often by itself since the last POST.
 
-        A scheduler switches by itself, to vanilla, if ranks disagree. The latter number is None except on the first
-        rank, which reports the number for all ranks.
+        A scheduler switches to vanilla by itself if ranks disagree. The second number is None on all ranks except the
+        first, which reports the number for all ranks.
         """
         last = self.stage.last_switch
         return {"switches": last.number, "own_switches": last.number - last.posted if is_first_rank() else None}
@@ -244,7 +245,7 @@ class Control:
         return counts | {"counted_ago": now - at}
 
     def _count(self, reader: Reader) -> dict[str, Any]:
-        """Return the counts since a reader's last read, in all and by MoE layer. Wait for the device."""
+        """Return the counts since a reader's last read, in total and by MoE layer. Wait for the device."""
         interval, rows = reader.look()
         names = self.stage.acting.counters.names
         layers = [
@@ -255,9 +256,10 @@ class Control:
 
 
 def handle(control: Control | None, depth: DepthReport | None, scheduler: Any, request: Any) -> Any:
-    """Return upstream's answer to a control message of ours. Never raise, because that would end the scheduler.
+    """Return the answer to a control message as SGLang's output. Never raise, because that would end the scheduler.
 
-    A server without a policy (`control` is None) answers GET if it chooses the depth of drafts (`depth`).
+    `control` is None on a server without a policy. `depth` is None on a server that does not choose the draft depth. A
+    server with only `depth` answers GET, but not POST.
     """
     from sglang.srt.managers.io_struct import DumperControlReqOutput
 

@@ -1,4 +1,4 @@
-"""All schedulers of one server: one merged answer to GET, and a switch that all of them make or none."""
+"""All schedulers of one server: one merged answer to GET, and a switch that is made by all of them or by none."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,11 +19,11 @@ MEANS = {
     "mean_page_ins_before": "page_ins_before",
     "mean_page_ins": "page_ins",
 }
-"""The means by layer and step, each with the total that it is computed from."""
+"""The means over layers and steps, each with the name of the total from which it is computed."""
 
 
 class Refusal(ValueError):
-    """A refusal by schedulers, in one line. `status` is that of the HTTP answer."""
+    """A refusal by schedulers, in one line. `status` is the status of the HTTP answer."""
 
     def __init__(self, line: str, status: int = 400) -> None:
         super().__init__(line)
@@ -31,12 +31,12 @@ class Refusal(ValueError):
 
 
 class Replicas:
-    """The schedulers of one server, which all receive the same messages. `find_manager` returns its TokenizerManager.
+    """The schedulers of one server, which all receive the same messages.
 
-    SGLang delivers control messages to every scheduler in one order, also those of several tokenizer processes
-    (`multi_tokenizer_mixin.py`, `data_parallel_controller.py`). So two processes that switch at once need no common
-    lock: the later check replaces the earlier check on all schedulers, and all schedulers refuse the commit of the
-    earlier check.
+    `find_manager` returns the server's TokenizerManager. SGLang delivers control messages to all schedulers in the same
+    order, even if several tokenizer processes send them (`multi_tokenizer_mixin.py`, `data_parallel_controller.py`). So
+    two processes that switch at the same time need no common lock. The later check replaces the earlier check on all
+    schedulers, and all schedulers refuse the commit of the earlier check.
     """
 
     def __init__(self, find_manager: Callable[[], Any]) -> None:
@@ -44,14 +44,14 @@ class Replicas:
         self._lock = asyncio.Lock()
 
     async def get(self) -> dict[str, Any]:
-        """Return the merged answer of all schedulers. Raises `Refusal`."""
+        """Return the merged answer of all schedulers. Raises `Refusal` if a scheduler refuses."""
         return merge(await self._ask({}))
 
     async def switch(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Switch all schedulers to the policy in `body`, and return their merged answer: check on all, then commit.
+        """Switch all schedulers to the policy in `body`, and return their merged answer.
 
-        All schedulers check before any of them commits. Raises `Refusal`, with the previous policy on every scheduler,
-        if one of them refuses.
+        All schedulers check the switch before any of them commits it. Raises `Refusal` if one of them refuses. Every
+        scheduler then has its previous policy.
         """
         async with self._lock:
             epoch = uuid4().hex
@@ -68,7 +68,10 @@ class Replicas:
                 raise Refusal(f"{error}{restored}", error.status) from None
 
     async def _restore(self, epoch: str, number: int) -> str:
-        """Restore the previous policy on schedulers that this epoch changed. Return the end of an error line, or ""."""
+        """Restore the previous policy on all schedulers that have committed this epoch.
+
+        Return the end of an error line, or "" if there were no such schedulers.
+        """
         try:
             answers = await self._ask({"restore": epoch, "number": number})
         except Refusal as error:
@@ -77,9 +80,10 @@ class Replicas:
         return f"; {restored} of {len(answers)} restored the previous policy" if restored else ""
 
     async def _ask(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the answer of each scheduler: each replica, or each rank of data-parallel attention.
+        """Send a message to all schedulers, and return the answer of each.
 
-        Raises `Refusal` with status 400 if all of them refuse, 500 if only some refuse or one has an internal error.
+        There is one scheduler for each replica, or for each rank of data-parallel attention. Raises `Refusal` with
+        status 400 if all schedulers refuse, and with 500 if only some refuse or if one has an internal error.
         """
         outputs = await self._find_manager().dumper_control(DumperControlReqInput(method=METHOD, body=body))
         refusals = [output.error for output in outputs if not output.success]
@@ -91,7 +95,10 @@ class Replicas:
 
 
 def count_switches(answers: list[dict[str, Any]]) -> int:
-    """Return a server's number of switches: the last POST's number, plus the switches of replicas since that POST."""
+    """Return the number of switches of a server.
+
+    It is the number of the last POST, plus the switches that replicas have made by themselves since then.
+    """
     # All ranks of data-parallel attention switch to vanilla together, so only the first of them counts.
     first = [answer for answer in answers if answer["own_switches"] is not None]
     own = [int(answer["own_switches"]) for answer in first]
@@ -99,10 +106,10 @@ def count_switches(answers: list[dict[str, Any]]) -> int:
 
 
 def merge(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return one answer for several schedulers: the sum of their counts, and one policy.
+    """Return one answer for several schedulers, with the sum of their counts.
 
-    If a replica has switched to vanilla by itself, the policy is this replica's. Servers without a policy count
-    nothing, so the answer is the first scheduler's.
+    If a replica has switched to vanilla by itself, the answer contains the policy of this replica. A server without a
+    policy has no counts, so the result is the answer of the first scheduler.
     """
     if "switches" not in answers[0]:
         return answers[0]

@@ -1,8 +1,8 @@
-"""GET and POST /expert_policy, in the server's process.
+"""The routes GET and POST /expert_policy, in the server's process.
 
-Each route sends a control message of upstream's to every scheduler, which broadcasts the message to its ranks: all
-ranks handle the message between the same two steps. GET takes the key of `/generate`, POST the key of routes that
-administer the server.
+Each route sends one of SGLang's control messages to every scheduler. A scheduler broadcasts the message to its ranks,
+and all of these ranks handle the message between the same two steps. GET needs the key of `/generate`, and POST needs
+the key of the routes that administer the server.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from .replicas import Refusal, Replicas
 
 
 def add_routes(app: FastAPI, find_manager: Callable[[], Any]) -> None:
-    """Add both routes. `find_manager` returns upstream's TokenizerManager, which exists when a request arrives."""
+    """Add both routes. `find_manager`, called when a request arrives, returns SGLang's TokenizerManager."""
     replicas = Replicas(find_manager)
 
     @app.get(PATH)
@@ -39,7 +39,8 @@ def add_routes(app: FastAPI, find_manager: Callable[[], Any]) -> None:
 
 async def _answer(question: Coroutine[Any, Any, dict[str, Any]]) -> Response:
     try:
-        # Shielded, because a cancelled handler would leave a switch half made and pending answers for the next request.
+        # Without the shield, a cancelled handler would leave a switch half made, and the next request would receive the
+        # pending answers.
         return JSONResponse(await asyncio.shield(question))
     except Refusal as refusal:
         return _refuse(str(refusal), refusal.status)

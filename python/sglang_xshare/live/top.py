@@ -26,14 +26,18 @@ METRICS = "/metrics"
 SPEED, ACCEPTED = "sglang:gen_throughput", "sglang:spec_accept_length"
 RUNNING, QUEUED = "sglang:num_running_reqs", "sglang:num_queue_reqs"
 HEADER = 13
-"""The lines of the screen above the layers; a policy's keys may take several lines."""
+"""The number of lines above the layers. A policy's keys may take several of these lines."""
 BAR = 10
-"""The width of a bar in characters: three tables of layers fit in 160 columns."""
+"""The width of a bar in characters. With it, three tables of layers fit in 160 columns."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """The state of a server at `time`, in seconds: its answer to GET, and gauges by name with one value a replica."""
+    """The state of a server at one time.
+
+    `answer` is the answer to GET /expert_policy. `gauges` contains the values of each gauge, one for each replica.
+    `time` is in seconds.
+    """
 
     answer: dict[str, Any]
     gauges: dict[str, list[float]]
@@ -41,12 +45,15 @@ class Look:
 
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """The counts of each MoE layer since the last switch, none without a policy."""
+        """The counts of each MoE layer since the last switch, empty for a server without a policy."""
         return list(self.answer.get("since_switch", {}).get("by_layer", ()))
 
 
 def look(client: Client) -> Look:
-    """Return the state of a server now. Raises `PolicyError` if refused, and without an answer, policy or metrics."""
+    """Return the current state of a server.
+
+    Raises `PolicyError` if the server refuses or does not answer, or if it has no policy or no metrics.
+    """
     answer = client.get_policy()
     if "since_switch" in answer and "by_layer" not in (answer["since_switch"] or {}):
         raise PolicyError(
@@ -62,7 +69,10 @@ def look(client: Client) -> Look:
 
 
 def read_gauges(text: str) -> dict[str, list[float]]:
-    """Return the gauges, with one value a replica, from prometheus's text. Raises `PolicyError` for other text."""
+    """Return the values of each gauge from prometheus's text, one value for each replica.
+
+    Raises `PolicyError` for any other text.
+    """
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[str, dict[str, float]] = {name: {} for name in (SPEED, ACCEPTED, RUNNING, QUEUED)}
@@ -78,7 +88,7 @@ def read_gauges(text: str) -> dict[str, list[float]]:
 
 
 def subtract(now: Look, before: Look) -> list[dict[str, Any]] | None:
-    """Return the counts of each layer between two looks; None if the policy or the server changed in between."""
+    """Return the counts of each layer between two looks, or None if the policy or the server has changed."""
     latter, former = ([(one["layer"], *one) for one in at.layers] for at in (now, before))
     if now.answer.get("switches") != before.answer.get("switches") or latter != former:
         return None
@@ -88,7 +98,7 @@ def subtract(now: Look, before: Look) -> list[dict[str, Any]] | None:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `top`."""
+    """Add the subcommand `top`."""
     description = "watch a running server's policy: active experts and kept mass by layer, speed, the active policy"
     parser = subparsers.add_parser("top", help=description, description=description)
     add_server(parser, "--expert-policy and --enable-metrics", admin=False)
@@ -111,10 +121,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def draw(url: str, now: Look, before: Look | None, lines: int) -> RenderableType:
-    """Return the screen: the counts between the looks `before` and `now`, or since the last switch without `before`.
+    """Return the screen with the counts between the looks `before` and `now`.
 
-    A column has at most `lines` layers. Speed and accepted length are SGLang's gauges of its last log interval: speed
-    is the sum over replicas in tokens/s, accepted length the mean over replicas in tokens per verification.
+    If `before` is None, the counts are from the last switch on. A column has at most `lines` layers. Speed and accepted
+    length are SGLang's gauges of its last log interval. The speed is the sum over replicas in tokens/s, and the
+    accepted length is the mean over replicas in tokens per verification.
     """
     answer, gauges = now.answer, now.gauges
     plan = {name: value for name, value in answer["in_force"].items() if value is not None and value != []}
@@ -143,7 +154,7 @@ def draw(url: str, now: Look, before: Look | None, lines: int) -> RenderableType
 
 
 def describe_depths(depths: dict[str, Any]) -> str:
-    """Return one line with the depth, tokens and step time of each batch size: `draft_depth` of GET /expert_policy."""
+    """Return one line with the depth, tokens and step time of each batch size, from the answer's `draft_depth`."""
     sizes = [
         f"{one['batch_size']}: {one['depth']} ({one['tokens']:.2f} tokens in {_number(one['ms'], 1)} ms)"
         for one in depths["batch_sizes"]

@@ -21,9 +21,7 @@ API_KEY, ADMIN_API_KEY = "SGLANG_API_KEY", "SGLANG_ADMIN_API_KEY"
 TIMEOUT = 60.0
 """The timeout of a request in seconds. A scheduler answers between two steps, and a long prefill is one step."""
 SWITCH_TIMEOUT = 1800.0
-"""The timeout of a switch in seconds. A switch may capture all CUDA graphs. If this fails, it captures the previous
-graphs again.
-"""
+"""The timeout of a switch in seconds. The server may capture all CUDA graphs, and the previous graphs if this fails."""
 SERVER = "uvicorn"
 """The value of the header `Server` in SGLang's answers."""
 
@@ -86,8 +84,8 @@ class Client:
     def get_policy(self) -> dict[str, Any]:
         """Return the answer to GET /expert_policy. Its counters are not older than this call.
 
-        The server reads its counters at most once in `COUNTING_PERIOD` seconds. If the answer contains earlier
-        counters, wait for the rest of this time and send GET again.
+        The server reads its counters at most once in `COUNTING_PERIOD` seconds. If the answer contains older counters,
+        wait for the rest of this time and send GET again.
         """
         answer = self._check(self.ask(PATH))
         if ago := answer.get("counted_ago"):

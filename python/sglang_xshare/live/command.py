@@ -76,7 +76,7 @@ def print_answer(answer: dict[str, Any]) -> None:
     """Print the active policy as a table of its keys, then the counts since the last switch."""
     console = open_console()
     table = Table("key", "value", "")
-    # A word for `mass`, such as "fast", stands for overrides by rows. A user who gives the word has given these, too.
+    # A word for `mass`, such as "fast", stands for overrides by rows. So a user who gives a word also gives overrides.
     overridden = {key for override in answer["in_force"].get("overrides", ()) for key in override}
     given = {*answer, "overrides"} if answer.keys() & overridden else {*answer}
     for key, value in answer["in_force"].items():

@@ -74,7 +74,7 @@ class Control:
         """The last read of the counters: its time, the number of switches at that time, and the counters."""
 
     def get(self) -> dict[str, Any]:
-        """Return the policy and its keys in the form that POST accepts, and fields of `ADDED`.
+        """Return the policy and its keys in the form that POST accepts, and further fields (see `ADDED`).
 
         The counters are read at most once in `COUNTING_PERIOD` seconds, because a read waits for the device. At other
         times, return the counters of the last read. `counted_ago` is their age in seconds.
@@ -132,7 +132,7 @@ class Control:
     def commit(self, epoch: str, number: int) -> dict[str, Any]:
         """Make the switch that `check` has checked for the same epoch.
 
-        `number` is the number of the new switch. Return the answer of `get` with warnings. Raises ValueError, and
+        `number` is the number that the switch gets. Return the answer of `get` with warnings. Raises ValueError, and
         changes nothing, if the epoch is another one, or if the policy was switched after the check. If the switch
         itself raises, `restore` must be called on all ranks, because all ranks must make the same number of switches.
         """
@@ -156,8 +156,8 @@ class Control:
     def restore(self, epoch: str, number: int) -> dict[str, Any]:
         """Undo the commit of `epoch`, even if the commit has failed halfway.
 
-        `number` is the number of this switch back. Do nothing if the last commit on this scheduler had another epoch.
-        Return whether the previous policy was restored.
+        `number` is the number that the switch back gets. Do nothing if the last commit on this scheduler had another
+        epoch. Return whether the previous policy was restored.
         """
         former = self._former
         self._begin_comparing()

@@ -97,7 +97,7 @@ class Replicas:
 def count_switches(answers: list[dict[str, Any]]) -> int:
     """Return the number of switches of a server.
 
-    It is the number of the last POST, plus the switches that replicas have made by themselves since then.
+    This is the number of the last POST, plus the switches that replicas have made by themselves since that POST.
     """
     # All ranks of data-parallel attention switch to vanilla together, so only the first of them counts.
     first = [answer for answer in answers if answer["own_switches"] is not None]

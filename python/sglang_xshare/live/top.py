@@ -28,7 +28,7 @@ RUNNING, QUEUED = "sglang:num_running_reqs", "sglang:num_queue_reqs"
 HEADER = 13
 """The number of lines above the layers. A policy's keys may take several of these lines."""
 BAR = 10
-"""The width of a bar in characters. With it, three tables of layers fit in 160 columns."""
+"""The width of a bar in characters. With this width, three tables of layers fit in 160 columns."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def draw(url: str, now: Look, before: Look | None, lines: int) -> RenderableType:
     """Return the screen with the counts between the looks `before` and `now`.
 
-    If `before` is None, the counts are from the last switch on. A column has at most `lines` layers. Speed and accepted
+    If `before` is None, the counts begin at the last switch. A column has at most `lines` layers. Speed and accepted
     length are SGLang's gauges of its last log interval. The speed is the sum over replicas in tokens/s, and the
     accepted length is the mean over replicas in tokens per verification.
     """

@@ -8,12 +8,12 @@ from ..policies.plan import MOST_LIKELY
 from .record.agreement import is_due
 
 FIRST = 64
-"""The number of verifications that are counted at the start, with all drafts accepted. So the first real verifications
-lower the estimate slowly. A few verifications prove nothing, and an estimate that is too high is safe
+"""At the start the counts contain this number of verifications, in which all drafts were accepted. So the first real
+verifications lower the estimate slowly: a few verifications prove nothing, and an estimate that is too high is safe
 (benchmark/quality).
 """
 MEMORY = 8192
-"""The maximum number of counted verifications. Above it all counts are halved, so the estimate follows the traffic."""
+"""The maximum number of counted verifications. Above this number, all counts are halved to follow the traffic."""
 MUCH = 1 / 8
 """The smallest change of the estimate that is logged."""
 GRID = [count / 64 for count in range(63, 0, -1)]
@@ -26,12 +26,12 @@ class Acceptance:
     """The estimate of one scheduler, from the accepted drafts of its requests.
 
     `width` is the maximum number of tokens that a request gets from a verify step: all drafts of a chain or of one path
-    of a tree, plus one. It is 1 without speculative decoding. The host counts, and all ranks have the same estimate
-    after the same forward.
+    of a tree, plus one. `width` is 1 without speculative decoding. The host counts the drafts, and all ranks have the
+    same estimate after the same forward.
 
     If the server changes the draft depth, requests are not counted, because the mean accepted length depends on the
     depth. Instead `find_share` returns the share of accepted drafts among the drafts whose predecessors were all
-    accepted. It returns None if there was no draft yet.
+    accepted, or None if there was no draft yet.
     """
 
     def __init__(self, width: int = 1, find_share: Callable[[], float | None] | None = None) -> None:
@@ -56,7 +56,7 @@ class Acceptance:
         self._accepted += req.spec_num_correct_drafts - accepted
 
     def begin_forward(self) -> bool:
-        """Update the estimate before a forward, if `is_due`. Return whether the estimate has changed."""
+        """Update the estimate before a forward, if an update is due. Return whether the estimate has changed."""
         self._forwards += 1
         if not is_due(self._forwards):
             return False
@@ -67,7 +67,7 @@ class Acceptance:
         return self.number != former
 
     def read(self) -> float:
-        """Return the estimate from the counts, or from the share of accepted drafts, so far."""
+        """Return the estimate from the counts so far, or from `find_share` if it is given."""
         if self._find_share is not None:
             share = self._find_share()
             return self.number if share is None else find_nearest(share)
@@ -93,7 +93,7 @@ def find_nearest(chance: float) -> float:
 def _expect(chance: float, width: int) -> float:
     """Return the sum of `chance`, `chance`^2, ... with `width` - 1 terms.
 
-    The sum is computed by products and sums alone, because all machines round these alike.
+    Only products and sums are used, because all machines round these alike.
     """
     total = 0.0
     for _ in range(width - 1):

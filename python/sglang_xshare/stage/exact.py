@@ -101,10 +101,7 @@ class Exact:
             self._written = exact
 
     def read(self, rows: int) -> torch.Tensor:
-        """Return flags [rows] bool, True for each row of an exact request on this rank.
-
-        A captured graph reads the flags again in each replay.
-        """
+        """Return flags [rows] bool, True for rows of exact requests. A graph reads the flags again in each replay."""
         return self._flags[:rows]
 
     def find(self, rows: int) -> torch.Tensor | None:

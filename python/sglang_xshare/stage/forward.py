@@ -20,7 +20,7 @@ def wrap_calls(model_runner: Any, reports: Reports) -> None:
 
 
 def wrap_model(model: Any, stage: Stage) -> None:
-    """Let the stage run the model's forward in eager steps and captures. A graph's replay does not call it."""
+    """Let the stage run the model's forward in eager steps and captures. A replay does not call this forward."""
     forward = model.forward
 
     @functools.wraps(forward)  # upstream inspects the signature for pipeline parallelism
@@ -34,9 +34,9 @@ def wrap_model(model: Any, stage: Stage) -> None:
 def wrap_runner(model_runner: Any, reports: Reports) -> None:
     """Call the stage and its reports around every forward of the model runner.
 
-    SGLang calls `ModelRunner.forward` in every step, including graph replays, unlike the model's forward. Ranks compare
-    their selections here, outside of CUDA graphs. The counts of a forward are attached to its logits, and reach the
-    requests with them.
+    SGLang calls `ModelRunner.forward` in every step, even in graph replays, which do not call the model's forward.
+    Ranks compare their selections here, outside of CUDA graphs. The counts of a forward are attached to its logits, and
+    reach the requests with them.
     """
     stage, forward = reports.stage, model_runner.forward
 

@@ -46,8 +46,7 @@ class ModelForward:
     - `step`: the step of the forward, or None in a prefill.
     - `assignments`: the assignment of each MoE layer.
     - `selections`: the selection of each MoE layer. It is None for a layer without a plan, and until the layer runs.
-    - `tallies`: the counts of the selections. The acting lane has one tally. Under `observe`, each observed lane has
-      one tally instead.
+    - `tallies`: one tally for the acting lane, or under `observe` one tally for each observed lane.
     - `residents`: the loaded experts if experts are paged, else None.
     - `offer`: the alignment that the last layer has offered to its MoE runner.
     """

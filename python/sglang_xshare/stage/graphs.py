@@ -46,10 +46,10 @@ class Graphs:
         self.stale: frozenset[StepKey] = frozenset()
         """The graphs that are not replayed, because they cannot follow the active policy.
 
-        Only a switch to vanilla leaves such graphs. Any other switch captures the graphs again or is refused.
+        Only a switch to vanilla makes graphs stale. Any other switch captures the graphs again or is refused.
         """
         self._lanes: Sequence[Lane] = ()
-        """The observed lanes. The graphs write to their counters."""
+        """The observed lanes. The graphs write to the counters of these lanes."""
         self._prepared: dict[StepKey, list[Assignment]] = {}
         """The assignments, with buffers, for the next capture of a graph, by the graph's key."""
         self._found: dict[StepKey, StepKey] = {}
@@ -67,7 +67,7 @@ class Graphs:
 
     @property
     def by_depth(self) -> bool:
-        """True if a captured plan reads the depth of draft tokens. A new capture of its graph must read it too."""
+        """True if a captured plan reads the depth of draft tokens. A new capture must then read the depth too."""
         return any(kept.plan and kept.plan.by_depth for layers in self.captured.values() for kept in layers.values())
 
     def find_key(self, key: StepKey) -> StepKey:
@@ -137,9 +137,9 @@ class Graphs:
         self._prepared.clear()  # these buffers contain the previous plans' numbers
 
     def weigh(self, in_force: InForce, acceptance: float) -> None:
-        """Write the estimated chance that a draft is accepted to the buffers of all plans that read it.
+        """Write the estimated acceptance chance of drafts to the buffers of all plans that use this estimate.
 
-        The current stream runs the writes in order, and the host does not wait. A layer without a buffer keeps the
+        The writes run on the current stream, and the host does not wait for them. A layer without a buffer keeps the
         estimate that it was captured with.
         """
         self._prepared.clear()  # these buffers contain the previous estimate
@@ -165,13 +165,14 @@ class Graphs:
 
         Raises ValueError if the captured graph cannot follow the policy.
         """
-        # This check comes first: a graph whose experts do not fit the page slots now may be replayed later, and it then
-        # writes to its lanes.
+        # This check comes first. A graph whose experts do not fit the page slots now may be replayed later, and would
+        # then write to the counters of the lanes.
         if list(in_force.lanes) != list(self._lanes):
             raise ValueError("the plans that observe compares have changed since the capture")
         found = in_force.find(layer, key)
         if in_force.observes or not found.fits:
-            # Under `observe` no kernel reads a buffer. A step that does not fit is not replayed (`allows_graph`).
+            # Under `observe` no kernel reads a buffer. A step whose experts do not fit is never replayed (see
+            # `allows_graph`).
             return None
         then = found.plan
         # For VANILLA and for no plan, the kernel runs `open_up`'s plan: each row's own top-k, with padding masked.

@@ -35,7 +35,7 @@ class Offer:
 
 
 is_prebuilt = True
-"""True if layers offer alignments. A benchmark sets it to False to measure the difference."""
+"""True if layers offer alignments. A benchmark sets this flag to False to measure the difference."""
 taken: Counter[str] = Counter()
 """The number of runner calls that found an offer. "prebuilt" counts the calls that used the offered alignment, and
 "upstream" counts the calls that did not use it. Only eager steps and captures are counted, because no Python code runs
@@ -52,8 +52,8 @@ def align(
 ) -> tuple[torch.Tensor, ...]:
     """Return (sorted_token_ids, expert_ids, num_tokens_post_padded) of `ids` [n, columns], like `upstream`.
 
-    `upstream` is SGLang's own function. It is not called if the offer `made` is for exactly these ids and this block
-    size: then return the offered alignment.
+    `upstream` is SGLang's own function. If the offer `made` is for exactly these ids and this block size, return the
+    offered alignment, and do not call `upstream`.
     """
     if made is None or made.is_used or not _is_of(made, ids, num_experts):
         return upstream(ids, block_size, num_experts)

@@ -101,7 +101,7 @@ class InForce:
     def find_outcome(self, key: StepKey | None) -> str:
         """Return the outcome of a forward.
 
-        `key` is the key of the step, or of the graph in a replay. It is None for a prefill.
+        `key` is the key of the step, or the key of the graph in a replay. It is None for a prefill.
         """
         if key is None:
             return "prefill"

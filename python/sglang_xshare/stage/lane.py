@@ -41,7 +41,7 @@ def count_vanilla(counts: torch.Tensor) -> torch.Tensor:
 
 
 def format_observed(lanes: Sequence[Lane]) -> str:
-    """Return the part of the decode log line that compares the observed lanes since the last line."""
+    """Return the part of the decode log line that shows the counts of each observed lane since the last line."""
     text = ""
     for lane in lanes:
         interval = lane.logged.read()

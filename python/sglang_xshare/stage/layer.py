@@ -59,8 +59,8 @@ class Layer:
     - `paging`: the result of `find_paging` for the layer's experts.
 
     A layer keeps no state of a forward. All layers of a model read this state from `current_frame`. The lists there
-    have one entry for each layer, and `index` is this layer's place. Raises ValueError for a router that the stage does
-    not reproduce.
+    have one entry for each layer, at the layer's `index`. Raises ValueError for a router that the stage does not
+    reproduce.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Layer:
         return assignment.plan is not None and not assignment.observed
 
     def _observe(self, plans: Sequence[SelectionPlan], logits: torch.Tensor) -> None:
-        """Select from `logits` [n, N] by the plan of each observed lane. Equal plans select only once."""
+        """Select experts from `logits` [n, N] by the plan of each observed lane. Equal plans select only once."""
         model_forward, chosen = self.model_forward, dict[SelectionPlan, Selection]()
         for plan, counted in zip(plans, model_forward.tallies, strict=True):
             tally = counted.of(self.index, logits)
@@ -170,7 +170,7 @@ class Layer:
         model_forward.selections[self.index] = chosen[plans[0]]
 
     def join(self, num_experts: int, device: str) -> None:
-        """Take part in the gather of a step in which this rank has no rows, because the other ranks wait for it."""
+        """Take part in the gather of a step in which this rank has no rows: the other ranks wait for this rank."""
         model_forward = self.current_frame.model_forward
         if model_forward is None or model_forward.assignments[self.index].plan is None:
             return

@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 class Reports:
     """The log, the metrics and the trace of a stage. Each of them reads the counts since its own last read.
 
-    The host waits for the device in these reads: once a log interval, when the server becomes idle, and in a switch. A
-    failed report does not raise, and the first failure of each report is logged. Otherwise a full disk, or a value that
-    prometheus refuses, could end the server. Or the first rank, which writes the reports, could miss a switch of the
+    The host waits for the device in these reads. They happen once in each log interval, in a switch, and when the
+    server becomes idle. A failed report does not raise, and the first failure of each report is logged. Otherwise a
+    full disk, or a value that prometheus refuses, could end the server, or make the first rank miss a switch of the
     other ranks.
     """
 
@@ -38,7 +38,7 @@ class Reports:
         """The number of forwards since the last call of `publish`."""
 
     def publish_if_due(self, forward_batch: Any) -> None:
-        """Call `publish` with data-parallel attention, if the last call is over a decode log interval ago."""
+        """Call `publish` if its last call is over a decode log interval ago. Only data-parallel attention needs it."""
         # The first rank reports for all ranks, but may go without a request for long, and so without a decode log line.
         # A rank that decodes publishes earlier, with its log line.
         if getattr(forward_batch, "global_num_tokens_cpu", None) is None:

@@ -78,9 +78,9 @@ class Stage:
     ) -> None:
         self.layers, self.device, self.stops = layers, device, stops
         masks = masks or schedule is None
-        # A CPU server has no graphs, so only a gather pads rows, and `read_step` always reads the padding of a gather.
-        # So a CPU server reads padding here only to mask it. A GPU server always reads padding, by one comparison a
-        # step.
+        # A GPU server reads padding in every step, by one comparison. On a CPU server only a gather pads rows, because
+        # there are no graphs, and `read_step` always reads the padding of a gather. So a CPU server reads padding only
+        # to mask it.
         self.reads_padding = device != "cpu" or masks
         self._layer_ids = layer_ids = [layer.layer_id for layer in layers]
         self.find_batches, self.recapture = find_batches, recapture
@@ -101,7 +101,7 @@ class Stage:
         """The active policy. A switch, `read_batches` and `_weigh` each replace this object."""
 
     def run(self, forward_batch: Any, forward: Callable[[], Any]) -> Any:
-        """Return what `forward` returns. Assign plans to the layers, and check and count the layers' selections."""
+        """Run `forward` with a plan for each layer, and return its result. Check and count the layers' selections."""
         on_gpu = self.device != "cpu"
         is_recording, in_capture = on_gpu and is_recorded(), on_gpu and is_capturing()
         by_depth = self.in_force.by_depth or (in_capture and self.graphs.by_depth)
@@ -152,7 +152,7 @@ class Stage:
         self.current_frame.frame = Frame(key)
 
     def _weigh(self) -> None:
-        """Write the latest estimated chance that a draft is accepted to the plans.
+        """Update all plans with the latest estimate of the acceptance chance.
 
         The plans change as in a switch, but the host does not wait for the device.
         """
@@ -216,9 +216,9 @@ class Stage:
     def allows_graph(self, forward_batch: Any) -> bool:
         """Return whether a graph may be replayed for a batch.
 
-        A stale graph may not be replayed: after a switch to vanilla, no numbers in its buffers make it route as the
-        model does. A graph may also not be replayed if its step could have more active experts than a layer has page
-        slots. Such a step runs eagerly, and SGLang loads the experts in several waves.
+        A stale graph may not be replayed: after a switch to vanilla it cannot route as the model does, whatever its
+        buffers contain. A graph may also not be replayed if its step could have more active experts than a layer has
+        page slots. Such a step runs eagerly, and SGLang loads the experts in several waves.
         """
         if self.paged is None and not self.graphs.stale:
             return True

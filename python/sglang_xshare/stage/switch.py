@@ -54,8 +54,8 @@ def make_again(stage: Stage, former: InForce) -> InForce:
 def check_graphs(stage: Stage, latter: InForce, recaptures: bool = True) -> Changes | None:
     """Return the changes of the captured graphs for a switch to `latter`, or None if the switch captures them again.
 
-    With `recaptures`, the switch may capture graphs, also to add graphs that the server lacks. Raises ValueError if the
-    switch would have to capture graphs and `recaptures` is False.
+    With `recaptures`, the switch may capture graphs, even if only to add graphs that the server lacks. Raises
+    ValueError if the switch would have to capture graphs and `recaptures` is False.
     """
     changes = stage.graphs.find_changes(latter)
     misfits = {} if latter.schedule is None else changes.misfits

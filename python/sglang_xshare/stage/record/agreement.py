@@ -13,13 +13,13 @@ from ..gather import Ranks
 EVERY = 1024
 """The maximum number of forwards between two comparisons. See `is_due`."""
 _TURN = 6364136223846793005
-"""Each step multiplies the checksum by this factor, so the order of steps matters. It is from Knuth's MMIX."""
+"""Each step multiplies the checksum by this factor (from Knuth's MMIX), so the order of steps matters."""
 
 
 def is_due(forwards: int) -> bool:
     """Return whether a comparison is due after this number of forwards.
 
-    It is due at every multiple of `EVERY`, and at powers of two, so a wrong setup is found soon after the start.
+    A comparison is due at each multiple of `EVERY`, and at powers of two to find a wrong setup soon after the start.
     """
     return not (forwards % EVERY and forwards & (forwards - 1))
 
@@ -79,7 +79,7 @@ class Agreement:
     def compares(self, ranks: Ranks | None) -> bool:
         """Return whether all ranks must select the same experts.
 
-        They may select different experts if each of `ranks` selects among its own rows.
+        Ranks may select different experts if each rank selects among its own rows.
         """
         return self.size > 1 and (ranks is None or ranks.together)
 

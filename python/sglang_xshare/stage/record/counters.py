@@ -45,8 +45,8 @@ class Counters:
     counts the outcomes of forwards. A step without a live row, such as the step of a capture, is not counted.
 
     Each layer writes its counts to a `StepTally`. Once a step, a dozen small operations add the tally to the totals; on
-    a CPU, one compiled call adds it. `residents` is set on a server with paged experts, and `balance` on a server with
-    expert-parallel ranks.
+    a CPU, one compiled call adds the tally. `residents` is set on a server with paged experts, and `balance` on a
+    server with expert-parallel ranks.
     """
 
     def __init__(

@@ -21,8 +21,8 @@ class Figure:
 
     A counter adds up the numbers that `value` returns, and a gauge shows the last number. `value` takes the data of the
     figure's group and returns a number or None. A figure with `labels` has one series for each combination of label
-    values, and `value` returns a number for each of them. A gauge drops the series of all other combinations. SGLang's
-    own labels come before `labels`.
+    values. Its `value` returns a number for each combination, and a gauge drops all series whose combination is not
+    returned. SGLang's own labels come before `labels`.
     """
 
     kind: Literal["counter", "gauge"]
@@ -104,10 +104,7 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
 
 
 class Exporter:
-    """The prometheus metrics of the figures.
-
-    Each metric is created at its first export, because prometheus must be in multiprocess mode before.
-    """
+    """The prometheus metrics, created at their first export, when prometheus is already in multiprocess mode."""
 
     def __init__(self) -> None:
         self._metrics: dict[Figure, Any] = {}
@@ -116,7 +113,7 @@ class Exporter:
     def export(self, group: str, part: Any, labels: dict[str, Any]) -> None:
         """Update the counters and gauges of one group of `FIGURES`.
 
-        `part` is the data of the group, and `labels` contains the values of SGLang's own labels.
+        `part` is the data of the group, and `labels` contains SGLang's own labels.
         """
         for figure in FIGURES[group]:
             if figure not in self._metrics:

@@ -15,8 +15,8 @@ OUTCOMES = ("policy", "observed", "prefill", *REASONS, "no_context")
 class Interval:
     """The counts since the last report.
 
-    All fields are totals over layers and steps, except `outcomes`, which counts forwards. A total is None if the server
-    does not count it: page-ins without paged experts, and the fullest rank without expert parallelism.
+    All fields are totals over layers and steps, except `outcomes`, which counts forwards. The totals of page-ins are
+    None without paged experts. The totals of the fullest rank are None without expert parallelism.
     """
 
     layer_steps: int

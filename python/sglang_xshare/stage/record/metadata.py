@@ -1,7 +1,4 @@
-"""The field `expert_policy` of a request's `meta_info`, with the number of steps in which the policy acted.
-
-The host counts these steps without the device.
-"""
+"""The field `expert_policy` of a request's `meta_info`: the host counts the steps in which the policy acted."""
 
 from typing import Any, NamedTuple
 
@@ -31,7 +28,8 @@ class ResponseMetadata:
 
     SGLang sends the output of a request in messages. With each message it sends a slice of every value in
     `req.customized_info`: the part that belongs to the message's tokens. The counts do not belong to single tokens,
-    because one verify step may emit several. So any slice of this object is a list with one item, the counts so far.
+    because one verify step may emit several tokens. So any slice of this object is a list with one item, the counts so
+    far.
     """
 
     def __init__(self, exact: bool | None = None) -> None:

@@ -60,8 +60,8 @@ class Trace:
     ) -> None:
         """Record the counts of one step in the ring buffer.
 
-        `counts` [layers, 10] is the result of `Counters.count`. `observed` has the counts of each observed plan by its
-        name.
+        `counts` [layers, 10] is the result of `Counters.count`. `observed` maps each observed plan's name to its
+        counts.
         """
         observed = observed or {}
         if list(observed) != self.observed:

@@ -108,8 +108,8 @@ class Control:
     def check(self, body: Mapping[str, Any], epoch: str) -> dict[str, Any]:
         """Check a switch to the policy in `body` without making it, and keep it for the commit of `epoch`.
 
-        `body` has the keys of --expert-policy-config, "policy", and optionally "trial" and "recapture". Return the
-        numbers of switches, as `get` does. Raises ValueError, with a message of one line, if the switch is refused.
+        `body` has the keys of --expert-policy-config, "policy", and optionally "trial" and "recapture". Return the same
+        numbers of switches as `get`. Raises ValueError, with a message of one line, if the switch is refused.
         """
         self._checked = None  # all schedulers clear it, even if only one of them refuses this check
         schedule, is_trial, recaptures = self._read(body), body.get("trial", False), body.get("recapture", True)
@@ -178,7 +178,7 @@ class Control:
             self.stage.agreement.begin()
 
     def warn_if_without_effect(self) -> None:
-        """Log a warning in the first call if the policy acts in no possible step.
+        """In the first call, log a warning if the policy cannot act in any step.
 
         The checks at the start cannot find this, because SGLang decides later how many requests run at once.
         """

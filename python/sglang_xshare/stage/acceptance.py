@@ -8,7 +8,7 @@ from ..policies.plan import MOST_LIKELY
 from .record.agreement import is_due
 
 FIRST = 64
-"""At the start the counts contain this number of verifications, in which all drafts were accepted. So the first real
+"""When a server starts, its counts contain this number of verifications, with all drafts accepted. So the first real
 verifications lower the estimate slowly: a few verifications prove nothing, and an estimate that is too high is safe
 (benchmark/quality).
 """

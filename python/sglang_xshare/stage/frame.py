@@ -45,7 +45,7 @@ class ModelForward:
 
     - `step`: the step of the forward, or None in a prefill.
     - `assignments`: the assignment of each MoE layer.
-    - `selections`: the selection of each MoE layer. It is None for a layer without a plan, and until the layer runs.
+    - `selections`: the selection of each MoE layer. It is None if the layer has no plan or has not run yet.
     - `tallies`: one tally for the acting lane, or under `observe` one tally for each observed lane.
     - `residents`: the loaded experts if experts are paged, else None.
     - `offer`: the alignment that the last layer has offered to its MoE runner.

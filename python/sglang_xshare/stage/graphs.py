@@ -31,7 +31,7 @@ class Changes:
 
 
 class Graphs:
-    """The captured decode and verify graphs of a server, each by its key.
+    """The captured decode and verify graphs of a server, which are found by their keys.
 
     In a replay each layer launches the selection kernel of the plan that it had at the capture. A layer that had no
     plan at the capture launches no selection kernel. The kernel reads the plan's numbers, such as budgets and
@@ -51,7 +51,7 @@ class Graphs:
         self._lanes: Sequence[Lane] = ()
         """The observed lanes. The graphs write to the counters of these lanes."""
         self._prepared: dict[StepKey, list[Assignment]] = {}
-        """The assignments, with buffers, for the next capture of a graph, by the graph's key."""
+        """The assignments for the next capture of each graph, by the graph's key. They contain the graph's buffers."""
         self._found: dict[StepKey, StepKey] = {}
         """The results of `find_key` since the last capture."""
 
@@ -100,7 +100,7 @@ class Graphs:
         with `recapture_cuda_graph`. The layers then keep the kernels of their first plans, and the buffers contain the
         numbers of the active plans. A kernel for the active plan might leave out code that the first plan needs, so a
         switch back could be impossible. The kernels of the first plans are already compiled, as a capture requires. A
-        stale graph is captured for the active policy.
+        stale graph is captured with the active plans.
         """
         self._lanes, self.lost = in_force.lanes, False
         if key not in self.captured or key in self.stale:

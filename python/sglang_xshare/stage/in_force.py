@@ -112,7 +112,7 @@ class InForce:
         return self._outcomes[key]
 
     def describe_forward(self, outcome: str) -> Forward | None:
-        """Return a forward as its requests count it, or None if no policy has been active yet."""
+        """Return the record of a forward for its requests, or None if no policy has been active yet."""
         if outcome not in self._forwards and self.spelling is not None:
             acts = outcome == "policy" and self.schedule is not None  # without a schedule only padding is masked
             self._forwards[outcome] = Forward(self.spelling, outcome != "prefill", acts)

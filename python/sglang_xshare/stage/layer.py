@@ -221,9 +221,10 @@ class Layer:
     def prepare(self, output_format: Any, logits: torch.Tensor) -> tuple[Any, Any]:
         """Return the output format and the logits [n, N] that SGLang's router uses in place of the arguments.
 
-        A layer that does not select experts returns the arguments unchanged. With the convention MASKED, the returned
-        logits are masked; otherwise the returned format is STANDARD. For triton_kernels the result may be (None, the
-        finished output of the router). The caller then returns this output without a call of `routing()`.
+        The arguments are returned unchanged if the layer does not select experts, or if its runner does not rank
+        logits. With the convention MASKED, the returned logits are masked. Otherwise the returned format is STANDARD.
+        For triton_kernels the result may be (None, the finished output of the router). The caller then returns this
+        output without a call of `routing()`.
         """
         if not self.runner_ranks_logits or not self._selects(logits):
             return output_format, logits

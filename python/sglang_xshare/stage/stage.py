@@ -163,9 +163,9 @@ class Stage:
             self.in_force = replace(self.in_force, schedule=schedule)
 
     def end_forward(self, forward_batch: Any) -> Forward | None:
-        """Count a forward or a replay that was launched. Return the forward as its requests count it.
+        """Count a forward or a replay that was launched. Return the record of the forward for its requests.
 
-        The result is None if no policy has been active yet.
+        The record is None if no policy has been active yet.
         """
         frame, ranks = self.current_frame.frame, self.in_force.ranks
         assert frame is not None

@@ -19,10 +19,7 @@ GROUPED = "an expert policy groups rows by request, so each request must have th
 
 
 class StepKey(NamedTuple):
-    """The key of a step's plans and CUDA graphs, which the host reads without waiting for the device.
-
-    `phase` and `rows` are as in `Step`, and `tokens_per_request` is as in `Batch`.
-    """
+    """The key of a step's plans and CUDA graphs, which the host reads without waiting for the device."""
 
     phase: str
     rows: int
@@ -69,7 +66,7 @@ def read_step(
 
     With data-parallel attention, all ranks run one step together. Its rows are the padded rows of the first rank, then
     the padded rows of the next rank, and so on. Every rank must read the same step. Otherwise ranks could route the
-    same row differently and add up outputs that do not belong together, or they could wait forever for each other's
+    same row differently, and the sum of their outputs would be wrong. They could also wait forever for each other's
     rows. So the step is read only from values that SGLang has synchronized, and from the forward mode. The mode is
     decode, verify or idle on all ranks, unless a rank prefills. A rank without requests is idle, and takes part in the
     step of the other ranks.
@@ -85,8 +82,7 @@ def read_step(
         return Step(key.phase, key.rows, Batch(valid, key.tokens_per_request, flags, depth=depth))
     states = _read_states(forward_batch, key, exact, by_depth)
     if ranks is None:
-        # The rows of each rank end with its padding rows. SGLang's gather keeps the states in the order of the hidden
-        # states.
+        # The rows of each rank end with its padding rows. SGLang's gather orders the states like the hidden states.
         states = gather_rows(states, sum(rows_by_rank or ()), forward_batch)
     else:
         states = ranks.own(states)
@@ -127,19 +123,13 @@ def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
 
 
 def read_rows_by_rank(forward_batch: Any) -> list[int] | None:
-    """Return the number of router rows of each data-parallel attention rank, or None if there is one rank.
-
-    The numbers include padding rows.
-    """
+    """Return each data-parallel attention rank's number of router rows, with padding, or None for one rank."""
     counts = forward_batch.global_num_tokens_cpu
     return counts if counts is not None and len(counts) > 1 else None
 
 
 def _read_synchronized(forward_batch: Any, rows_by_rank: list[int]) -> StepKey | None:
-    """Return the key of a step in which all ranks take part, or None if a rank prefills.
-
-    The result is the same on each rank.
-    """
+    """Return the key of a step of all ranks, which is equal on all ranks, or None if a rank prefills."""
     mode = forward_batch.forward_mode
     takes_part = mode.is_target_verify() or mode.is_decode() or mode.is_idle()
     # While one rank prefills, no rank selects experts, even if each rank selects among its own rows: the prefill

@@ -35,10 +35,7 @@ class Interval:
     fullest_after: int | None = None
 
     def mean(self, total: str) -> float | None:
-        """Return the mean of a total over layers and steps.
-
-        Return None if there was no step, or if the server does not count the total.
-        """
+        """Return the mean of a total over layers and steps, or None if there was no step or the total is None."""
         value = getattr(self, total)
         return value / self.layer_steps if self.layer_steps and value is not None else None
 

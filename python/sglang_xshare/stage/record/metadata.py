@@ -7,7 +7,7 @@ KEY = "expert_policy"
 
 
 class Forward(NamedTuple):
-    """A forward of the target model, as its requests count it.
+    """The record of a forward of the target model, which is counted for each of its requests.
 
     `policy` is the name of the active policy. `is_step` is True for a decode or verify step. `acts` is True if the
     policy selected experts.
@@ -22,7 +22,7 @@ class ResponseMetadata:
     """The counts of one request.
 
     `of` is the number of the request's decode and verify steps. `steps` is the number of these steps in which the
-    policy acted; it stays 0 for an exact request. `policies` contains the active policies of these steps, in their
+    policy acted, and stays 0 for an exact request. `policies` contains the active policies of these steps, in their
     order. `exact` is True for an exact request. It is False for a request that asked to be exact and is not, and None
     for any other request.
 

@@ -22,10 +22,7 @@ CAPACITY = 4096
 
 
 class Trace:
-    """A ring buffer of steps on the device, and the file to which `write` appends these steps.
-
-    Steps are recorded without synchronizing.
-    """
+    """A ring buffer of steps on the device, recorded without synchronizing. `write` appends the steps to a file."""
 
     def __init__(self, path: Path, layer_ids: Sequence[int], device: str, pages: bool = False) -> None:
         self.device = device

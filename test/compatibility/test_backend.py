@@ -45,6 +45,7 @@ ASKED: dict[str, tuple[str, tuple[str, ...]]] = {
     "vanilla": ("fp8", ("--expert-policy", "vanilla")),
     "given": ("fp8", (*POLICY, "--moe-runner-backend", "triton")),
     "given, of other experts": ("fp8", (*POLICY, "--moe-runner-backend", "flashinfer_trtllm_routed")),
+    "given, of experts with a kernel of their own": ("w4afp8", (*POLICY, "--moe-runner-backend", "triton")),
     "ranked inside the kernel": ("mxfp4", ("--expert-policy", "moe-spec", "--expert-policy-config", TRUNCATE)),
     "given, not served": ("fp8", (*POLICY, "--moe-runner-backend", "flashinfer_cutedsl")),
     "no logits express it": ("gpt-oss", ("--expert-policy", "moe-spec", "--expert-policy-config", TRUNCATE)),
@@ -116,6 +117,7 @@ def test_only_a_runner_that_was_given_is_refused_by_name(release, patched_releas
     named = "Refused: --moe-runner-backend "
     assert answers["given, not served"]["stops"].startswith(f"{named}flashinfer_cutedsl: ")
     assert answers["given, of other experts"]["stops"].startswith(f"{named}flashinfer_trtllm_routed: ")
+    assert answers["given, of experts with a kernel of their own"]["stops"].startswith(f"{named}triton: ")
     assert answers["w4afp8"]["stops"].startswith(UNFIT)
     assert (answers["gpt-oss"]["stops"], answers["gpt-oss"]["lines"]) == (None, []), "its runner serves the policy"
     unfit = answers["does not fit the model"]
@@ -202,7 +204,7 @@ AMD, AITER = "AMD", "AMD with aiter"
         ("w4afp8", None, {}, None),
         ("w4afp8", (9, 0), {"device": "cpu"}, None),
         ("w4afp8", (9, 0), {"moe_a2a_backend": "deepep"}, None),
-        ("w4afp8", (9, 0), {}, "cutlass_w4a8_moe"),
+        *(("w4afp8", (9, 0), {"moe_runner_backend": name}, "cutlass_w4a8_moe") for name in ("auto", "triton")),
         ("modelopt_fp4", (9, 0), {}, "auto"),
         *(("modelopt_fp4", capability, {}, "flashinfer_trtllm") for capability in ((10, 0), (12, 0))),
         *(("none", gpu, {}, "auto") for gpu in ((10, 0), AMD)),

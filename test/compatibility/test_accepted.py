@@ -9,7 +9,7 @@ from compatibility.loaded import Method, config
 from refused import refused, refused_unless
 from sglang_xshare.compatibility import runners
 from sglang_xshare.compatibility.all_to_all import check_model
-from sglang_xshare.compatibility.architectures import ALL_TO_ALL, DISPATCHED
+from sglang_xshare.compatibility.architectures import GATHERED
 from sglang_xshare.compatibility.modes import check_draft_tokens, check_writers
 from sglang_xshare.compatibility.moe_model import MoeModel
 from sglang_xshare.compatibility.schedule import check_rows, check_schedule
@@ -17,6 +17,8 @@ from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.layer import DROPPED
 
 TRACE = Path("/tmp/trace.jsonl")
+FOLLOWED = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM")
+"""Classes that were followed under each backend, not only deepep."""
 
 
 @pytest.mark.parametrize(
@@ -35,12 +37,20 @@ def test_only_replicas_are_several_writers_of_a_trace(flags, writers):
         check_writers(TRACE, server(**flags))
 
 
-@pytest.mark.parametrize(("tokens", "fits"), [(1, False), (2, True), (3, False), (4, True)])
+@pytest.mark.parametrize(("tokens", "fits"), [(1, False), (2, True), (3, False), (4, True), (None, True)])
 def test_draft_tokens_that_fill_the_rows_of_two_ranks_are_served(tokens, fits):
     """Two of four ranks share out the rows of a group of data-parallel attention, padded to a multiple of two."""
     drafts = {"speculative_algorithm": "EAGLE3", "speculative_num_draft_tokens": tokens}
     with refused_unless(fits, f"--speculative-num-draft-tokens {tokens}"):
         check_draft_tokens(server(tp_size=4, attn_dp_size=2, **drafts))
+
+
+@pytest.mark.parametrize("attn_dp_size", [1, 2])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_draft_tokens_that_ranks_do_not_share_out_may_be_odd(attn_dp_size, adaptive):
+    """Each of two ranks has the rows of all requests, or whole requests of its own."""
+    drafts = {"speculative_algorithm": "EAGLE3", "speculative_num_draft_tokens": 3, "speculative_adaptive": adaptive}
+    check_draft_tokens(server(tp_size=2, attn_dp_size=attn_dp_size, **drafts))
 
 
 @pytest.mark.parametrize(("tp_size", "fits"), [(1, True), (2, False)])
@@ -59,6 +69,15 @@ def test_rows_as_wide_as_the_models_own_are_served_with_an_all_to_all_backend(km
         assert [plan.kmax for plan in check_schedule(schedule, model, config)[0]] == [kmax]
 
 
+@pytest.mark.parametrize(("runner", "fits"), [("auto", True), ("flashinfer_mxfp4", True), ("deep_gemm", False)])
+def test_rows_of_another_width_are_served_if_a_kernel_of_the_runner_takes_them(runner, fits):
+    """Two of the three kernels of flashinfer_mxfp4 do; a layer shows its kernel when it loads."""
+    model = MoeModel("path", "FakeMoe", 3, 64, 8, "softmax", True)
+    schedule = build_schedule("oea", {"k0": 2, "kmax": 10}, speculative=False)
+    with refused_unless(fits, f"--moe-runner-backend {runner}"):
+        check_schedule(schedule, model, server(moe_runner_backend=runner))
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_deep_gemm_is_served_on_ranks_that_keep_an_empty_slot_empty(ranks, read, monkeypatch):
     """Before 0.5.23 one rank has no table of local experts, which an id of -1 would be looked up in."""
@@ -70,11 +89,11 @@ def test_deep_gemm_is_served_on_ranks_that_keep_an_empty_slot_empty(ranks, read,
 @pytest.mark.parametrize(
     ("architecture", "backend", "served"),
     [
-        *((name, "deepep", True) for name in sorted(ALL_TO_ALL)),
-        *((name, backend, name in DISPATCHED) for name in sorted(ALL_TO_ALL) for backend in ("mooncake", "nixl")),
-        ("GptOssForCausalLM", "deepep", False),
+        *((name, "deepep", name != "GptOssForCausalLM") for name in sorted(GATHERED)),
+        *((name, backend, name in FOLLOWED) for name in sorted(GATHERED) for backend in ("mooncake", "nixl")),
         ("MixtralForCausalLM", "mooncake", False),
         ("MixtralForCausalLM", "none", True),
+        ("MixtralForCausalLM", None, True),
     ],
 )
 def test_models_whose_layers_were_followed(architecture, backend, served):

@@ -14,7 +14,7 @@ from scripts.runners import MXINT4 as DECLARED_MXINT4
 from served.release import LATEST, OLDER, make_env, run_script
 from sglang_xshare.compatibility import experts as experts_module
 from sglang_xshare.compatibility.backend import _unnoticed
-from sglang_xshare.compatibility.experts import Experts, ranks_logits
+from sglang_xshare.compatibility.experts import Experts, ranks_logits, read_experts
 from sglang_xshare.compatibility.formats import (
     BF16,
     COMPRESSED_NVFP4,
@@ -45,6 +45,7 @@ ASKED: dict[str, tuple[str, tuple[str, ...]]] = {
     "vanilla": ("fp8", ("--expert-policy", "vanilla")),
     "given": ("fp8", (*POLICY, "--moe-runner-backend", "triton")),
     "given, of other experts": ("fp8", (*POLICY, "--moe-runner-backend", "flashinfer_trtllm_routed")),
+    "given, of experts with a kernel of their own": ("w4afp8", (*POLICY, "--moe-runner-backend", "triton")),
     "ranked inside the kernel": ("mxfp4", ("--expert-policy", "moe-spec", "--expert-policy-config", TRUNCATE)),
     "given, not served": ("fp8", (*POLICY, "--moe-runner-backend", "flashinfer_cutedsl")),
     "no logits express it": ("gpt-oss", ("--expert-policy", "moe-spec", "--expert-policy-config", TRUNCATE)),
@@ -116,7 +117,9 @@ def test_only_a_runner_that_was_given_is_refused_by_name(release, patched_releas
     named = "Refused: --moe-runner-backend "
     assert answers["given, not served"]["stops"].startswith(f"{named}flashinfer_cutedsl: ")
     assert answers["given, of other experts"]["stops"].startswith(f"{named}flashinfer_trtllm_routed: ")
+    assert answers["given, of experts with a kernel of their own"]["stops"].startswith(f"{named}triton: ")
     assert answers["w4afp8"]["stops"].startswith(UNFIT)
+    assert (answers["gpt-oss"]["stops"], answers["gpt-oss"]["lines"]) == (None, []), "its runner serves the policy"
     unfit = answers["does not fit the model"]
     assert unfit["stops"].startswith("Refused: --expert-policy xshare: k0 = 9: ")
     assert (unfit["lines"], answers["w4afp8"]["lines"]) == ([], [])
@@ -155,12 +158,12 @@ def kernels(monkeypatch):
 @pytest.mark.parametrize(
     ("capability", "driver", "ep_size", "runners"),
     [
-        ((8, 0), 580, 1, ["triton"]),
+        ((8, 9), 580, 1, ["triton"]),
         ((9, 0), 595, 1, ["triton_kernel", "marlin", "triton"]),
-        ((10, 0), 580, 1, ["triton_kernel", "marlin", "triton"]),
+        ((10, 0), 594, 1, ["triton_kernel", "marlin", "triton"]),
         ((10, 0), 595, 1, ["marlin", "triton"]),
         ((10, 0), 580, 2, ["marlin", "triton"]),
-        ((12, 0), 580, 1, ["marlin", "triton"]),
+        ((11, 0), 580, 1, ["marlin", "triton"]),
         (None, 0, 1, []),
     ],
 )
@@ -168,6 +171,60 @@ def test_what_fits_gpt_oss(capability, driver, ep_size, runners, kernels):
     kernels(driver, 1)
     experts = make_experts(MXFP4, capability, ep_size=ep_size, aiter=capability is None)
     assert experts.list_fitting() == runners
+
+
+def test_what_fits_gpt_oss_without_triton_kernels(kernels, monkeypatch):
+    kernels(580, 1)
+    monkeypatch.setattr("sglang.srt.utils.common.is_triton_kernels_available", lambda: False)
+    assert make_experts(MXFP4, (9, 0)).list_fitting() == ["marlin", "triton"]
+
+
+@pytest.mark.parametrize(
+    ("form", "capability", "runners"),
+    [
+        (MXINT4, (7, 5), ["triton"]),
+        (MXINT4, (8, 0), ["triton", "marlin"]),
+        *((COMPRESSED_NVFP4, capability, []) for capability in ((9, 0), (11, 0), (12, 0))),
+        *((COMPRESSED_NVFP4, capability, ["flashinfer_trtllm"]) for capability in ((10, 0), (10, 3))),
+        (Format("routed", ("flashinfer_trtllm_routed",)), (9, 0), []),
+        (MXFP4, None, ["triton"]),
+    ],
+    ids=str,
+)
+def test_what_fits_other_experts(form, capability, runners):
+    assert make_experts(form, capability).list_fitting() == runners
+
+
+AMD, AITER = "AMD", "AMD with aiter"
+
+
+@pytest.mark.parametrize(
+    ("quantization", "gpu", "flags", "runner"),
+    [
+        ("w4afp8", None, {}, None),
+        ("w4afp8", (9, 0), {"device": "cpu"}, None),
+        ("w4afp8", (9, 0), {"moe_a2a_backend": "deepep"}, None),
+        *(("w4afp8", (9, 0), {"moe_runner_backend": name}, "cutlass_w4a8_moe") for name in ("auto", "triton")),
+        ("modelopt_fp4", (9, 0), {}, "auto"),
+        *(("modelopt_fp4", capability, {}, "flashinfer_trtllm") for capability in ((10, 0), (12, 0))),
+        *(("none", gpu, {}, "auto") for gpu in ((10, 0), AMD)),
+        ("none", AITER, {}, "aiter"),
+        ("none", AITER, {"moe_runner_backend": "triton"}, "triton"),
+        ("mxfp8", AITER, {}, "auto"),
+    ],
+)
+def test_the_runner_that_layers_choose(quantization, gpu, flags, runner, monkeypatch):
+    """None: without a GPU, and behind a dispatcher, nothing is known before layers load."""
+    given = {"device": "cuda", "moe_a2a_backend": "none", "moe_runner_backend": "auto", "ep_size": 1}
+    config = SimpleNamespace(**given | {"quantization": quantization} | flags)
+    model = SimpleNamespace(hf_config=None, hf_text_config=None)
+    facts = {"resolved": config, "model_config": model, "_is_amd": gpu in (AMD, AITER), "_read_capability": gpu}
+    for name, fact in facts.items():
+        monkeypatch.setattr(experts_module, name, lambda *_, fact=fact: fact)
+    monkeypatch.setenv("SGLANG_USE_AITER", str(int(gpu != AMD)))
+    experts = read_experts(config)
+    assert (experts and experts.runner) == runner
+    assert experts is None or experts.aiter == (gpu == AITER)
 
 
 def test_what_aiter_leaves_to_triton(monkeypatch):
@@ -207,9 +264,12 @@ def test_one_name_of_a_runner_may_stand_for_several_kernels(kernels):
         ("flashinfer_mxfp4", (9, 0), False),
         ("flashinfer_mxfp4", (10, 0), True),
         ("flashinfer_mxfp4", (10, 3), True),
-        ("flashinfer_mxfp4", (12, 0), False),
+        ("flashinfer_mxfp4", (11, 0), False),
+        ("flashinfer_mxfp4", None, False),
     ],
 )
 def test_which_runners_rank_logits(runner, capability, ranks, monkeypatch):
     monkeypatch.setattr(experts_module, "_read_capability", lambda: capability)
     assert ranks_logits(SimpleNamespace(moe_runner_backend=runner, device="cuda")) == ranks
+    on_cpu = SimpleNamespace(moe_runner_backend=runner, device="cpu")
+    assert ranks_logits(on_cpu) == (runner == "triton_kernel"), "no kernel of a GPU runs"

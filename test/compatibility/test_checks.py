@@ -52,6 +52,9 @@ def test_what_is_set_is_set_after_what_is_given_was_checked(monkeypatch):
     with pytest.raises(hooks.Refused):
         hooks.check_flags(both)
     assert done[5:] == []
+    for flags in ({"expert_policy": "xshare"}, {"expert_placement": "ep"}):
+        set_arguments(Start(SimpleNamespace(**flags)))
+    assert done[5:] == ["runner", "placement"], "each part sets its own arguments only"
 
 
 @pytest.mark.parametrize(
@@ -75,6 +78,10 @@ def test_a_front_that_routes_past_the_router_is_switched_off_and_said_so(
     assert os.environ.get(checks.FRONT) == left
     assert bool(caplog.messages) == (left == "0")
     monkeypatch.delenv(checks.FRONT, raising=False)  # what the code has set, the fixture does not know
+    without_policy = Start(SimpleNamespace(expert_placement="ep"))
+    without_policy.model = start.model
+    checks.set_environment(without_policy)
+    assert checks.FRONT not in os.environ
 
 
 @pytest.mark.parametrize(

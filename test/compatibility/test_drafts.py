@@ -29,13 +29,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None]] = {
     "another rule": ({"expert_policy_draft_depth": "deep"}, None),
     "drafts that do not adapt": ({"speculative_adaptive": False}, None),
     "upstream's rule without it": ({"expert_policy_draft_depth": "upstream", "speculative_adaptive": False}, None),
-    "a tree": ({"speculative_eagle_topk": 4}, None),
+    "a tree": ({"speculative_eagle_topk": 2}, None),
     "a depth that SGLang does not try": ({"speculative_num_steps": 4}, None),
-    "a depth that SGLang does not try, by a drafter in lower case": (
-        {"expert_policy_draft_depth": None, "expert_policy": "xshare", "speculative_algorithm": "eagle3"}
-        | {"speculative_num_steps": 4},
-        None,
-    ),
+    **{
+        f"a depth that SGLang does not try, by {drafter}": (
+            {"expert_policy_draft_depth": None, "expert_policy": "xshare", "speculative_algorithm": drafter}
+            | {"speculative_num_steps": 4},
+            None,
+        )
+        for drafter in ("eagle3", "EAGLE", "NEXTN")
+    },
     "a depth that the file does not have": ({**FILE, "speculative_num_steps": 5}, CONFIG),
     "an older release": ({}, None),
     "no file": (FILE, None),
@@ -64,9 +67,13 @@ def refuse(case: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 def test_what_is_served(tmp_path, monkeypatch):
     (tmp_path / "adaptive.json").write_text(CONFIG)
     check_depth(arguments(speculative_adaptive_config=str(tmp_path / "adaptive.json"), speculative_num_steps=7))
+    for depth in ("throughput", None):  # with the candidates of SGLang, 0 among them, and the first number left to it
+        for breadth in (1, None):
+            given = {"expert_policy_draft_depth": depth, "speculative_eagle_topk": breadth}
+            check_depth(arguments(expert_policy="xshare", **given))
     # By default a policy keeps the trees that SGLang serves without adapting.
-    check_depth(arguments(expert_policy_draft_depth=None, expert_policy="xshare", speculative_eagle_topk=4))
-    for given in ({"speculative_eagle_topk": 4}, {"speculative_algorithm": "NGRAM"}):
+    check_depth(arguments(expert_policy_draft_depth=None, expert_policy="xshare", speculative_eagle_topk=2))
+    for given in ({"speculative_eagle_topk": 2}, {"speculative_algorithm": "NGRAM"}):
         start = {"expert_policy": "xshare", "speculative_num_steps": 4, **given}
         check_depth(arguments(expert_policy_draft_depth=None, **start))
     monkeypatch.setattr(drafts, "is_release", lambda since: False)
@@ -90,6 +97,8 @@ def test_a_drafter_that_does_not_adapt_is_refused_by_the_reason_of_sglang(reason
 
 
 def test_a_draft_model_that_skips_tokens_is_refused_where_the_depth_may_be_0(monkeypatch):
+    monkeypatch.setenv(drafts.SKIPS, "0")
+    check_adapts(arguments(), arguments())
     monkeypatch.setenv(drafts.SKIPS, "1")
     check_adapts(arguments(expert_policy_draft_depth="upstream"), arguments(expert_policy_draft_depth="upstream"))
     with pytest.raises(ExpertPolicyError, match=f"^{drafts.SKIPS} 1: must be unset with --expert-policy-draft-depth"):

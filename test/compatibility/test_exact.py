@@ -10,7 +10,10 @@ from sglang_xshare import hooks
 from sglang_xshare.compatibility.exact import TREE_IN_CPP, check_rule
 from sglang_xshare.policies.exact import Rule
 
-SERVED = {"expert_policy": "xshare", "enable_priority_scheduling": False}
+SERVED = {
+    **{"expert_policy": "xshare", "enable_priority_scheduling": False, "speculative_algorithm": "EAGLE3"},
+    **{"enable_flexkv": False, "radix_cache_backend": None},
+}
 BY_PRIORITY = Rule(priority=10)
 # What a server has beside the flags of one that is served, and what its configuration or a request says.
 REFUSED: dict[str, tuple[dict[str, Any], Any]] = {
@@ -23,6 +26,9 @@ REFUSED: dict[str, tuple[dict[str, Any], Any]] = {
             ("hicache_storage_backend", "file"),
             ("enable_lmcache", True),
             ("enable_flexkv", True),
+            ("disaggregation_decode_enable_offload_kvcache", True),
+            ("enable_unified_cache_external_linker", True),
+            ("radix_cache_backend", "own"),
             ("enable_paged_experts", True),
         )
     },
@@ -75,7 +81,7 @@ def test_an_error_repeats_no_long_value(params):
     assert len(str(raised.value)) < 400
 
 
-@pytest.mark.parametrize("value", ["1", "true", "YES"])
+@pytest.mark.parametrize("value", ["1", "true", "YES", "y"])
 def test_a_tree_of_prefixes_that_knows_no_namespace_is_refused(value, monkeypatch):
     leave_as_given(monkeypatch)
     monkeypatch.setenv(TREE_IN_CPP, value)
@@ -91,6 +97,7 @@ def test_a_tree_of_prefixes_that_knows_no_namespace_is_refused(value, monkeypatc
 def test_what_is_served(monkeypatch):
     leave_as_given(monkeypatch)
     check_rule(BY_PRIORITY, SimpleNamespace(**SERVED | {"enable_priority_scheduling": True}))
+    check_rule(Rule(default=True), SimpleNamespace(**SERVED))
     check_rule(Rule(), SimpleNamespace(enable_paged_experts=True))
     for said in ("exact", "shared", None):
         ask(SimpleNamespace(**SERVED), said)

@@ -40,6 +40,8 @@ def make_args(folder, architecture="Qwen3MoeForCausalLM", **flags):
         ("shard", {"speculative_algorithm": "DSPARK", "enable_dp_lm_head": True}, {"attn_dp_size": 4}),
         ("ep", {}, {"ep_size": 4, "attn_dp_size": 1}),
         ("ep", {"ep_size": 4, "attn_dp_size": 4}, {"ep_size": 4, "attn_dp_size": 4}),
+        ("ep", {"enable_eplb": True, "ep_num_redundant_experts": 4}, {"ep_size": 4}),
+        ("ep", {"moe_a2a_backend": "deepep", "speculative_algorithm": "NGRAM"}, {"ep_size": 4}),
     ],
     ids=str,
 )
@@ -58,6 +60,25 @@ def test_before_0_5_22_replicas_share_the_name(tmp_path):
     assert (args.dp_size, args.enable_dp_attention, args.ep_size) == (4, True, 1)
 
 
+@pytest.mark.parametrize(("gpu", "groups"), [(True, 4), (False, 1)])
+def test_a_device_that_nobody_names_is_the_machines(gpu, groups, monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: gpu)
+    set_placement(args := make_args(tmp_path, expert_placement="shard", device=None))
+    assert args.attn_dp_size == groups
+
+
+@pytest.mark.parametrize("text", [None, "{", "{}"])
+def test_a_model_without_a_class_keeps_its_attention(text, tmp_path):
+    """SGLang itself reports a missing or torn file."""
+    args = make_args(tmp_path, expert_placement="shard", speculative_algorithm="NGRAM")
+    (tmp_path / "config.json").unlink()
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    check_division(args)
+    set_placement(args)
+    assert args.attn_dp_size == 1
+
+
 FLAGS: dict[str, dict[str, Any]] = {
     "another": {"expert_placement": "slice"},
     "one rank": {"tp_size": 1},
@@ -65,11 +86,15 @@ FLAGS: dict[str, dict[str, Any]] = {
     "experts that move": {"enable_eplb": True},
     "replicas": {"ep_num_redundant_experts": 2},
     "ranks that come and go": {"elastic_ep_backend": "mooncake"},
+    "experts on replicas": {"moe_dp_size": 2},
+    "weights on other ranks": {"dwdp_size": 2},
+    "experts in places of their own": {"init_expert_location": "places.json"},
     "all-to-all": {"moe_a2a_backend": "deepep"},
     "context parallelism": {"attn_cp_size": 2},
     "n-grams": {"speculative_algorithm": "NGRAM"},
     "a standalone draft": {"speculative_algorithm": "standalone", "enable_dp_lm_head": True},
     "a draft without its head": {"speculative_algorithm": "DFLASH", "enable_dp_lm_head": False},
+    "DSPARK's draft without its head": {"speculative_algorithm": "DSPARK", "enable_dp_lm_head": False},
     "other ranks": {"expert_placement": "ep", "ep_size": 2},
     "another division": {"expert_placement": "ep", "moe_dp_size": 2},
 }
@@ -82,7 +107,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "experts with replicas": ("ep", {"replicas": 2}),
     "heads": ("shard", {"num_attention_heads": 6}),
     "whole experts that SGLang resolves": ("shard", {"ep": 4}),
+    "slices that SGLang resolves": ("ep", {"ep": 1}),
     "columns of one layer": ("shard", {"moe_intermediate_size": [1536, 514]}),
+    "columns of gpt-oss in blocks that SGLang does not fill": (
+        "shard",
+        {"architecture": "GptOssForCausalLM", "moe_intermediate_size": 2880, "compression_config": {"group_size": 32}},
+    ),
 }
 REFUSED = [*FLAGS, *MODELS]
 
@@ -127,9 +157,9 @@ SLICE = "ranks holds a slice of every expert,"
 @pytest.mark.parametrize(
     ("placement", "model", "said"),
     [
-        ("shard", QWEN3 | {"groups": 4}, f"shard: each of 4 {SLICE} 192 of its 768 columns; "),
+        ("shard", QWEN3 | {"groups": 4, "num_attention_heads": 6}, f"shard: each of 4 {SLICE} 192 of its 768 columns"),
         ("ep", QWEN3, "ep: each of 4 ranks holds 16 whole experts; "),
-        ("ep", QWEN3 | {"replicas": 4}, "ep: each of 4 ranks holds 17 whole experts; "),
+        ("ep", QWEN3 | {"num_experts": 66, "replicas": 2}, "ep: each of 4 ranks holds 17 whole experts; "),
         ("shard", QWEN3 | {"moe_intermediate_size": [768] * 8}, f"{SLICE} 192 of its 768 columns; "),
         (
             *("shard", QWEN3 | {"moe_intermediate_size": [1536, 512, 1536]}),
@@ -137,7 +167,7 @@ SLICE = "ranks holds a slice of every expert,"
         ),
         (
             "shard",
-            QWEN3 | {"moe_intermediate_size": None},
+            QWEN3 | {"moe_intermediate_size": None, "num_attention_heads": [6, 8]},  # heads by layer are not checked
             f"{SLICE} of a width that the model's configuration lacks; ",
         ),
         # SGLang rounds slices of MXFP4 up to blocks.

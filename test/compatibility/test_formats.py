@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from scripts.runners import FP8, FP8_BLOCKS, FP8_CHANNELS, INT4, MXINT4, NVFP4, NVFP4_COMPRESSED
+from scripts.runners import FP8, FP8_BLOCKS, FP8_CHANNELS, INT4, MXINT4, NVFP4, NVFP4_COMPRESSED, compress, number
 from sglang_xshare.compatibility import formats
 from sglang_xshare.compatibility.formats import Format, read_format
 
+INT4_GROUPS = "int4 (compressed-tensors)"
 BY_BLOCK, BY_GROUP = "fp8 by block (compressed-tensors)", "fp8 by group (compressed-tensors)"
 
 
@@ -35,7 +36,15 @@ def make_model(quantization: str | None, declared: dict[str, Any] | None, **othe
         ("compressed-tensors", INT4, "int4 (compressed-tensors)"),
         ("compressed-tensors", MXINT4, "MXINT4"),
         ("compressed-tensors", {"format": "mxfp4-pack-quantized", "config_groups": {"group_0": {}}}, "MXFP4"),
-        ("compressed-tensors", {"config_groups": {}}, "compressed-tensors"),
+        *(("compressed-tensors", {"config_groups": groups}, "compressed-tensors") for groups in ({}, None)),
+        ("compressed-tensors", make_groups(num_bits=4, type="float", group_size=32), "MXFP4"),
+        ("compressed-tensors", make_groups(num_bits=4, type="float", group_size=16), "NVFP4 weights"),
+        ("compressed-tensors", make_groups(num_bits=4, type="int", group_size=32), "MXINT4"),
+        *(
+            ("compressed-tensors", make_groups(num_bits=4, type="int", group_size=32, **other), INT4_GROUPS)
+            for other in ({"symmetric": False}, {"dynamic": True})
+        ),
+        ("compressed-tensors", compress("int", number(4, "int", "group", 32), {"num_bits": 8}), "compressed-tensors"),
         ("compressed-tensors", make_groups(num_bits=8, type="float", strategy="block"), BY_BLOCK),
         ("compressed-tensors", make_groups(num_bits=8, type="float", strategy="group"), BY_GROUP),
         ("mxfp8", {"quant_method": "mxfp8"}, "mxfp8"),

@@ -12,6 +12,7 @@ from sglang_xshare import Router, build_plan, hooks
 from sglang_xshare.compatibility import layers as start_layers
 from sglang_xshare.compatibility.arguments import read_arguments
 from sglang_xshare.compatibility.layers import check_plans, check_router, count_hashed
+from sglang_xshare.policies.plan import SelectionPlan
 from sglang_xshare.refusal import REFUSED as ENDED
 from sglang_xshare.refusal import ExpertPolicyError
 from sglang_xshare.stage.layer import FILLED
@@ -24,9 +25,10 @@ from sglang.srt.layers.moe.topk import TopK, TopKConfig
 from compatibility.loaded import FORMATS, USUAL, bare, config, find
 
 
-def test_every_router_is_found_with_its_config(read):
+@pytest.mark.parametrize("recorded", [False, True])
+def test_every_router_is_found_with_its_config(recorded, read):
     configs = [config(), config(top_k=2)]
-    layers = read(configs, runners=2)
+    layers = read(configs, runners=2, enable_return_routed_experts=recorded)
     for found, given in zip(layers, configs, strict=True):
         assert dataclasses.asdict(found.plain_config) == dataclasses.asdict(given)
         assert found.plain_config.layer is found.selecting_config.layer is found
@@ -61,9 +63,11 @@ MOE_SPEC = {
 }
 REFUSED: dict[str, tuple[list[TopKConfig], int, dict[str, Any]]] = {
     "a layer without TopK": ([config()], 2, {}),
+    "a router without FusedMoE": ([config(), config()], 1, {}),
     "no layer": ([], 0, {}),
     "an unknown router": ([config(), config(scoring_func="tanh")], 2, {}),
     "routing in the kernel": ([config(FORMATS.BYPASSED)], 1, {}),
+    "logits for a dispatcher": ([config(FORMATS.BYPASSED)], 1, {"moe_a2a_backend": "deepep"}),
     "a share of what does not renormalize": (
         [config(), config(renormalize=False)],
         2,
@@ -134,19 +138,22 @@ def test_a_schedule_names_only_layers_that_the_model_has(read):
 WIDER = build_plan("oea", k0=2, kmax=6)
 
 
-def check(router: Router, num_shared: int = 0, dispatch: str | None = None, gate: Any = None) -> None:
-    """Check a layer's router under a plan of six columns."""
+def check(
+    router: Router, num_shared: int = 0, dispatch: str | None = None, gate: Any = None, plan: SelectionPlan = WIDER
+) -> None:
+    """Check a layer's router under a plan, by default one of six columns."""
     modules = {"model.layers.3.mlp.gate": gate} if gate is not None else {}
     config = SimpleNamespace(ep_dispatch_algorithm=dispatch)
     layer: Any = SimpleNamespace(router=router, num_shared=num_shared, convention=FILLED, takes_kmax=True)
     check_router("model.layers.3.mlp.topk", modules)
-    check_plans(layer, [WIDER], config)
+    check_plans(layer, [plan], config)
 
 
 def test_more_columns_fit_a_plain_router_and_a_shared_expert_that_stays_in_its_place():
     check(Router(4))
     check(Router(4), dispatch="static")
     check(Router(4), num_shared=1, gate=SimpleNamespace(e_score_correction_bias_vl=None))
+    check(Router(4), num_shared=1, dispatch="static", plan=build_plan("oea", k0=2))
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from compatibility.configured import model, server
-from refused import refused
-from sglang_xshare.compatibility import checks
-from sglang_xshare.compatibility.moe_model import read_folder, read_model
+from refused import refused, refused_unless
+from sglang_xshare.compatibility import checks, modes
+from sglang_xshare.compatibility.moe_model import TEXT_CONFIGS, read_folder, read_model
 from sglang_xshare.compatibility.schedule import check_schedule
 from sglang_xshare.policies import VANILLA, build_plan
 from sglang_xshare.policies.schedule import build_schedule
@@ -38,6 +38,21 @@ def test_layers_that_differ_are_refused(key, value):
     given = {"num_experts": 16, "num_experts_per_tok": 8} | {key: value}
     with refused("--model-path path"):
         read_model(model("HunYuanMoEV1ForCausalLM", **given), "path")
+
+
+@pytest.mark.parametrize(
+    ("layers", "experts", "top_k", "served"),
+    [
+        *((*shape, True) for shape in ((1, 2, 1), (10_000, 10_000, 10_000))),
+        *((*shape, False) for shape in ((0, 2, 1), (1, 1, 1), (1, 2, 0), ("1", 2, 1))),
+        *((*shape, False) for shape in ((10_001, 2, 1), (1, 10_001, 1), (1, 2, 3))),
+    ],
+)
+def test_the_smallest_and_the_largest_model_are_served(layers, experts, top_k, served):
+    given = model("Qwen3MoeForCausalLM", num_experts=experts, num_experts_per_tok=top_k)
+    given.num_hidden_layers = layers
+    with refused_unless(served, "--model-path path"):
+        assert read_model(given, "path").num_layers == layers
 
 
 @pytest.fixture
@@ -83,6 +98,22 @@ def test_a_runner_that_ranks_logits_serves_gpt_oss(check):
 
 
 QWEN3 = {"num_experts": 64, "num_experts_per_tok": 8}
+
+
+def test_a_model_that_nobody_followed_is_served_without_a_dispatcher(check):
+    loaded = model("MixtralForCausalLM", **QWEN3)
+    check(loaded)
+    with refused("--model-path path"):
+        check(loaded, moe_a2a_backend="deepep")
+
+
+@pytest.mark.parametrize(("policy", "served"), [("observe", False), ("xshare", True), (None, True)])
+def test_only_observe_needs_whole_logits(policy, served, check, monkeypatch):
+    loaded = model("Qwen3MoeForCausalLM", **QWEN3)
+    for parts in (False, True):
+        monkeypatch.setattr(modes, "hands_parts", lambda parts=parts: parts)
+        with refused_unless(served or not parts, "--expert-policy observe"):
+            check(loaded, expert_policy=policy, mask_padding_experts=policy is None)
 
 
 @pytest.mark.parametrize("flag", ["enable_return_routed_experts", "enable_paged_experts"])
@@ -149,6 +180,28 @@ def test_a_folder_is_read_without_sglang(tiny_model, tmp_path):
     nested = {"architectures": ["Qwen3MoeForCausalLM"], "text_config": QWEN3 | {"num_hidden_layers": 3}}
     (tmp_path / "config.json").write_text(json.dumps(nested))
     assert read_folder(str(tmp_path))[0].num_layers == 3
+
+
+SHAPE = QWEN3 | {"num_hidden_layers": 3}
+
+
+@pytest.mark.parametrize("changes", [{}, {"rope_scaling": {"factor": 2}, "vision_config": None}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        SHAPE | {"text_config": {}},
+        *({name: SHAPE, "num_hidden_layers": 4} for name in TEXT_CONFIGS),
+        {"thinker_config": SHAPE | {"text_config": {}}},
+        {"thinker_config": {"text_config": SHAPE, "num_hidden_layers": 4}},
+    ],
+    ids=str,
+)
+def test_a_folders_language_model_is_found_beside_others(config, changes, tmp_path):
+    config = config | {"architectures": ["Qwen3MoeForCausalLM"], "vision_config": {"depth": 5}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape, original, changed, _ = read_folder(str(tmp_path), changes)
+    assert (shape.num_layers, shape.num_experts) == (3, 64)
+    assert (original, changed) == (config, config | changes)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "a switch that is neither on nor off": {SWITCH: "off"},
     **{f"device {device}": {"device": device} for device in ("npu", "xpu", "musa:0")},
     "experts on a CPU beside a GPU": {"kt_weight_path": "folder"},
+    "a whole model in a kernel": {"enable_nvidia_megakernel": True},
+    "a whole model in a kernel of AMD's": {"enable_amd_monokernel": True},
+    "blocks of tokens": {"dllm_algorithm": "LowConfidence"},
     "ranks that are not synchronized": {UNSYNCHRONIZED: "1", "attn_dp_size": 2},
     "ranks of all-to-all that are not": {UNSYNCHRONIZED: "1", **ALL_TO_ALL},
     "replicas by a plan": {**REPLICAS, "ep_dispatch_algorithm": "lp"},
@@ -82,7 +85,15 @@ def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
         *({**ROUTED, "speculative_algorithm": drafter} for drafter in NEWER if drafter not in UNRECORDED),
         *({"disaggregation_mode": "decode", "speculative_algorithm": drafter} for drafter in ("EAGLE3", "DFLASH")),
         {"speculative_algorithm": "eagle3"},
-        {},
+        {"speculative_algorithm": "DFLASH", "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 1},
+        {"speculative_algorithm": "UNO"},
+        {UNSYNCHRONIZED: "1"},  # of one rank, nothing to synchronize
+        {UNSYNCHRONIZED: "0", "attn_dp_size": 2},
+        {"attn_dp_size": 2, "disable_attn_tp_gather": True, "enable_waterfill": True},
+        {SIMULATIONS[0]: "false"},
+        *({SWITCH: value} for value in ("0", "1")),
+        *({"device": device} for device in (None, "cuda:0")),
+        {"moe_a2a_backend": None},
         {"tokenizer_worker_num": 2},
         {"admin_api_key": "secret"},
         *({"moe_a2a_backend": backend} for backend in BACKENDS),
@@ -92,12 +103,20 @@ def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
     ids=str,
 )
 def test_what_is_served(changes, monkeypatch):
-    if not changes:  # of one rank, nothing to synchronize
-        monkeypatch.setenv(UNSYNCHRONIZED, "1")
+    for name in changes:
+        if name.isupper():
+            monkeypatch.setenv(name, changes[name])
     check_modes(server(**changes))
 
 
-@pytest.mark.parametrize(("drafter", "mode"), [("DSPARK", "cap-accept"), ("DFLASH", "compact"), ("EAGLE", "compact")])
+def test_a_runner_that_sglang_has_chosen_is_left_to_the_check_of_experts():
+    check_modes(server(moe_runner_backend="flashinfer_cutedsl"), names_runner=False)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "mode"),
+    [("DSPARK", "static"), ("DSPARK", "cap-accept"), ("DFLASH", "compact"), ("EAGLE", "compact")],
+)
 def test_a_mode_of_verification_without_ragged_requests_is_served(drafter, mode, monkeypatch):
     monkeypatch.setenv(MODE, mode)
     check_modes(server(speculative_algorithm=drafter))

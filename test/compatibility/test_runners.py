@@ -68,6 +68,25 @@ def test_a_release_before_the_kernel_was_read_is_refused(read, monkeypatch):
     assert "flashinfer_trtllm" not in list_runners()
 
 
+@pytest.mark.parametrize(
+    ("method", "attributes"),
+    [
+        (type("Own", (UNQUANTIZED,), {})("flashinfer_trtllm"), {}),
+        (Method("flashinfer_trtllm"), {"scheme": kind("CompressedTensorsW4A4Nvfp4MoE")(None)}),
+    ],
+    ids=["a subclass", "a scheme"],
+)
+def test_a_kernel_is_known_by_the_base_class_or_by_the_scheme_of_its_method(method, attributes, read):
+    (layer,) = read([config(FORMATS.BYPASSED)], 1, method=method, attributes=attributes)
+    assert layer.convention == DROPPED
+
+
+def test_what_one_runner_must_not_have_others_may(read):
+    shared = {"num_fused_shared_experts": 1, "supports_deferred_finalize": True}
+    (layer,) = read([config()], 1, method=UNQUANTIZED("triton"), attributes=shared)
+    assert layer.convention == FILLED
+
+
 UNKNOWN = [
     *(Method(one.value) for one in MoeRunnerBackend if one.value not in ("auto", *list_runners())),
     Method("flashinfer_trtllm"),
@@ -125,6 +144,8 @@ def test_ranks_that_number_their_own_experts_get_no_dropped_id(read, monkeypatch
     assert not read([config()], 1, ep_size=2)[0].renumbers
     monkeypatch.setattr(start_layers, "keeps_dropped", lambda: False)
     assert read([config()], 1, ep_size=2)[0].renumbers
+    assert not read([config()], 1)[0].renumbers, "one rank numbers nothing"
+    assert not read([config()], 1, method="flashinfer_cutlass", ep_size=2)[0].renumbers
 
 
 def test_on_amd_slots_are_filled_once_more_behind_upstreams_padding(read, monkeypatch):
@@ -170,8 +191,18 @@ def test_older_releases_keep_the_runner_in_the_method_its_scheme_or_a_kernel():
     assert find_runner(SimpleNamespace(quant_method=SimpleNamespace())) is None
 
 
-@pytest.mark.parametrize(("changes", "renumbers"), [({}, False), ({"ep_dispatch_algorithm": "static"}, True)])
-def test_a_dispatcher_leaves_out_what_its_runner_would_not(changes, renumbers, read):
+@pytest.mark.parametrize(
+    ("changes", "shared", "renumbers"),
+    [
+        ({}, 0, False),
+        ({"method": "deep_gemm"}, 0, False),
+        ({"ep_dispatch_algorithm": "static"}, 0, True),
+        ({}, 1, True),
+    ],
+)
+def test_a_dispatcher_leaves_out_what_its_runner_would_not(changes, shared, renumbers, read, monkeypatch):
     """Whatever runs the experts, which gets what was dispatched: of Triton's kernels alone a slot would be filled."""
+    monkeypatch.setattr(runners, "keeps_dropped", lambda: False)  # of which deep_gemm's local experts would be a reason
+    monkeypatch.setattr(start_layers, "num_shared_slots", lambda topk_config: shared)
     (layer,) = read([config()], runners=1, moe_a2a_backend="deepep", **{"ep_size": 4, **changes})
     assert (layer.convention, layer.renumbers, layer.runner_ranks_logits) == (DROPPED, renumbers, False)

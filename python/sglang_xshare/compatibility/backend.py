@@ -58,11 +58,12 @@ def check_experts(server_args: Any) -> None:
     if experts is None or experts.served:
         return
     if is_given(server_args):
-        if experts.runner not in list_runners():  # `check_modes` refuses a runner that is never served
+        given = spell(resolved(server_args).moe_runner_backend)
+        if given not in list_runners():  # `check_modes` refuses a runner that is never served
             return
         allowed = ", ".join(experts.list_fitting()) or "another quantization"
         reason = f"its kernel for such experts ({experts.format}) cannot follow a policy; use {allowed}"
-        raise refusal("--moe-runner-backend", experts.runner, reason)
+        raise refusal("--moe-runner-backend", given, reason)
     policy = getattr(server_args, "expert_policy", None)
     flag = "--mask-padding-experts" if policy is None else "--expert-policy"
     allowed = "SGLANG_USE_AITER=0" if experts.aiter else "experts of another quantization"

@@ -12,8 +12,9 @@ from .runners import list_runners
 class Experts:
     """A server's way to run its experts.
 
-    `runner` is "auto" for triton, marlin or a kernel that only loading shows; `format` is that of the weights;
-    `capability` is the GPU's, None on AMD; `aiter` is True if AMD's aiter is on.
+    `runner` is "auto" for triton, marlin or a kernel that only loading shows, and the format's `own_kernel`, if it has
+    one, under every --moe-runner-backend. `format` is that of the weights; `capability` is the GPU's, None on AMD;
+    `aiter` is True if AMD's aiter is on.
     """
 
     runner: str
@@ -62,10 +63,10 @@ def read_experts(server_args: Any) -> Experts | None:
 
     runner, aiter = spell(config.moe_runner_backend), is_amd and bool(get_bool_env_var("SGLANG_USE_AITER"))
     form = read_format(model_config(server_args), config.quantization)
-    if runner == "auto":  # each layer chooses
-        if form.own_kernel is not None:
-            runner = form.own_kernel
-        elif capability is None:
+    if form.own_kernel is not None:
+        runner = form.own_kernel
+    elif runner == "auto":  # each layer chooses
+        if capability is None:
             runner = "aiter" if aiter and form.by_aiter else "auto"
         elif capability >= (10, 0):
             runner = form.blackwell

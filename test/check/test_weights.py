@@ -136,6 +136,9 @@ def test_what_does_not_fit_is_not_served(write, capsys):
     assert (report["verdict"], report["served"], report["memory"]["fits"]) == ("does not fit", False, False)
     experts, others = 48 * 128 * 9437184, read_weights(write(QWEN)).held
     assert report["memory"]["resident_experts"] == int((0.9 * 24 * 2**30 - others) / (experts / 128)) == 44
+    for more in (("--enable-paged-experts", "--paged-experts-num-resident", 200), ("--ep-num-redundant-experts", 16)):
+        assert say(*asked, *more, "--json") == 1
+        assert json.loads(capsys.readouterr().out)["memory"]["resident_experts"] == 44, more
     assert say(*asked) == 1
     assert "44 of 128 experts a layer would fit resident" in capsys.readouterr().out
     assert say(*asked, "--batch", 16, "--context", 8192, "--json") == 1

@@ -98,6 +98,8 @@ def test_a_model_whose_bytes_are_not_known_is_one_line(write, tmp_path, capsys):
     )
     assert say("--model", write(QWEN | {"quantization_config": {"bits": 4}}), *asked) == 1
     assert "the bytes of quantization missing are unknown" in capsys.readouterr().err
+    assert say("--model", write(QWEN | {"quantization_config": {"quant_method": "compressed-tensors"}}), *asked) == 1
+    assert "config.json: quantization_config has no num_bits; must be an integer" in capsys.readouterr().err
     for key, allowed in {"num_hidden_layers": "layers: must be 1", "num_experts": "experts: must be 2"}.items():
         assert say("--model", write(QWEN | {key: 10**12}), *asked) == 1
         assert f"1,000,000,000,000 {allowed} to 10,000" in capsys.readouterr().err

@@ -78,6 +78,9 @@ def test_what_it_suggests_is_served():
     assert "64 of the 512 columns of the shared expert" in explain(shared, tp_size=8, ep_size=8)
     assert explain(shared, tp_size=8, ep_size=8, moe_a2a_backend="deepep") is None, "held whole"
     assert explain(shared, tp_size=4) is None
+    counted = QWEN_235B | {"moe_intermediate_size": 512, "n_shared_experts": 1}
+    assert "64 of the 512 columns of the shared expert" in explain(counted, tp_size=8, ep_size=8)
+    assert explain(counted | {"n_shared_experts": 2}, tp_size=8, ep_size=8) is None, "1024 columns"
 
 
 def test_aiter_pads(monkeypatch):

@@ -82,6 +82,7 @@ def test_drawn_rows_are_as_active_as_oea_counted(write):
         drawn = draw_loads(build_schedule("oea", {"k0": k0}, False), model, 16, 1, ASSUMED)
         assert drawn["active_experts"][0] == pytest.approx(OEA["vanilla"][0], abs=1.5)
         assert drawn["active_experts"][1] == pytest.approx(OEA[text][0], abs=1.5)
+        assert drawn["kept_mass"] < 1, "of the policy"
 
 
 def test_drawn_layers_have_the_plans_of_the_models_layers():
@@ -89,6 +90,8 @@ def test_drawn_layers_have_the_plans_of_the_models_layers():
     schedule = build_schedule("oea", {"k0": 2, "layers": {"0": {"policy": "vanilla"}}}, False)
     before, after = draw_loads(schedule, model, 16, 1, ASSUMED)["active_experts"]
     assert before == after
+    by_request = build_schedule("xshare", {"k0": 0, "add_per_request": 1}, True)
+    assert draw_loads(by_request, model, 16, 16, ASSUMED)["active_experts"][1] == 1, "of one request of 16 rows"
 
 
 def test_a_policy_has_a_row_with_the_range_of_what_is_assumed(write, capsys):
@@ -158,6 +161,8 @@ def test_without_a_policy_the_models_own_routing_is_told(write, capsys):
     assert say("--model", write(QWEN), "--gpu", "h200", "--batch", 16) == 0
     rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if " - " in line]
     assert rows[0] == "vanilla"
+    assert say("--model", write(QWEN), "--gpu", "h200", "--mask-padding-experts") == 0
+    assert "--expert-policy" not in capsys.readouterr().out
     assert say("--model", write(QWEN), "--gpu", "h200", "--batch", 16, "--expert-policy", "vanilla") == 0
 
 

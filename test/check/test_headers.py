@@ -118,6 +118,8 @@ def test_an_index_with_a_missing_file_leaves_the_count_to_modules(write):
     index.write_text(json.dumps({"weight_map": {"lm_head.weight": "a.safetensors"}}))
     (folder / "consolidated.safetensors").write_bytes(b"not in the index")
     assert read_weights(folder).source == "safetensors"
+    index.unlink()
+    assert read_weights(folder).source == "safetensors", "Mistral's second copy is left out"
 
 
 @pytest.mark.parametrize("tensors", [{"model.layers.0.mlp.up_proj.weight": ("BF16", (8, 8))}, list_qwen(0)])

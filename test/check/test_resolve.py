@@ -54,6 +54,29 @@ def test_dates_of_a_configuration_file_are_text(tmp_path):
     assert (flags.revision, flags.changes) == ("2026-11-28", {"released": "2026-11-28"})
 
 
+def test_the_command_line_wins_over_a_configuration_file(tmp_path):
+    file = tmp_path / "server.yaml"
+    file.write_text("tp: 2\nep-size: 2\nenable-dp-attention: true\nenable-paged-experts: false\n")
+    flags = read_flags(["--config", str(file), "--tp", "4"])
+    assert (flags.ranks, flags.ep_size, flags.dp_attention, flags.enable_paged_experts) == (4, 2, True, False)
+
+
+READ = {  # data-parallel groups of attention, expert-parallel ranks, slots
+    "--dp-size 4": (1, 1, None),
+    "--dp-size 4 --enable-dp-attention": (4, 1, None),
+    "--dp-size 4 --attn-dp-size 2": (2, 1, None),
+    "--moe-a2a-backend deepep": (1, 8, None),
+    "--paged-experts-num-resident 9": (1, 1, None),
+    "--paged-experts-num-resident 9 --enable-paged-experts": (1, 1, 9),
+}
+
+
+@pytest.mark.parametrize("flags", READ)
+def test_flags_that_another_flag_puts_to_use(flags):
+    found = read_flags(["--tp", "8", *flags.split()])
+    assert (found.dp_size, found.ep_size, found.slots) == READ[flags]
+
+
 def test_warnings_are_told_without_colours():
     lines: list[tuple[str, str]] = []
     with _listening(lines):

@@ -59,25 +59,28 @@ def test_mxfp4_is_of_experts_alone(write):
     assert 0.5 < weights.dense / read_weights(write(read_shape("DeepSeek-V4"))).dense < 0.6
 
 
-@pytest.mark.parametrize("key", ["modules_to_not_convert", "ignore", "exclude_modules"])
+@pytest.mark.parametrize("key", ["modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules"])
 @pytest.mark.parametrize("pattern", ["self_attn", "model.layers.*.self_attn", "re:.*self_attn.*"])
 def test_modules_that_stay_as_they_are_keep_their_bytes(key, pattern, write):
     fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     all_of_it = read_weights(write(QWEN | {"quantization_config": fp8}))
     some = read_weights(write(QWEN | {"quantization_config": fp8 | {key: [pattern, "lm_head"]}}))
     assert some.dense - all_of_it.dense == 48 * 2048 * (32 + 2 * 4 + 32) * 128
+    assert some.dense == read_weights(write(QWEN)).dense, "a router is never quantized"
     assert some.expert == all_of_it.expert
 
 
 FLAGS = {
     "--dtype float32": (2, 2, 2),
+    "--dtype float": (2, 2, 2),
+    "--dtype float32 --kv-cache-dtype bfloat16": (2, 2, 1),
     "--dtype half": (1, 1, 1),
     "--quantization fp8": (0.5, None, 1),
     "--quantization unquant": (1, 1, 1),
     "--quantization mxfp4": (4.25 / 16, 1, 1),
     "--load-format dummy": (1, 1, 1),
     "--kv-cache-dtype fp8_e4m3": (1, 1, 0.5),
-    "--kv-cache-dtype int8": (1, 1, 0.5),
+"--kv-cache-dtype int8": (1, 1, 0.5),
     "--kv-cache-dtype fp4_e2m1": (1, 1, 4.5 / 16),
     "--dtype float32 --kv-cache-dtype bfloat16": (2, 2, 1),
 }
@@ -135,6 +138,9 @@ def test_what_does_not_fit_is_not_served(write, capsys):
     assert (report["verdict"], report["served"], report["memory"]["fits"]) == ("does not fit", False, False)
     experts, others = 48 * 128 * 9437184, read_weights(write(QWEN)).held
     assert report["memory"]["resident_experts"] == int((0.9 * 24 * 2**30 - others) / (experts / 128)) == 44
+    for more in (("--enable-paged-experts", "--paged-experts-num-resident", 200), ("--ep-num-redundant-experts", 16)):
+        assert say(*asked, *more, "--json") == 1
+        assert json.loads(capsys.readouterr().out)["memory"]["resident_experts"] == 44, more
     assert say(*asked) == 1
     assert "44 of 128 experts a layer would fit resident" in capsys.readouterr().out
     assert say(*asked, "--batch", 16, "--context", 8192, "--json") == 1
@@ -144,6 +150,19 @@ def test_what_does_not_fit_is_not_served(write, capsys):
     assert err == "check: not answered: the time of a step: the weights do not fit\n"
     assert "step_ms" not in json.loads(out)["estimate"]["estimates"][0]
     assert say(*asked, "--cpu-offload-gb", 64) == 0, "they lie elsewhere"
+    assert say(*asked, "--cpu-offload-gb", 64, "--batch", 16, "--active", 40, 20) == 1
+    assert "the time of a step: offloaded weights come from another memory\n" in capsys.readouterr().err
+
+
+def test_a_step_whose_cache_does_not_fit_is_not_timed(write, capsys):
+    """The weights leave 90 GB for 98,304 bytes a token."""
+    asked = ("--model", write(QWEN), "--gpu", "h200", "--batch", 32, "--active", 40, 20, "--json", "--context")
+    assert say(*asked, 28_000) == 0
+    assert "step_ms" in json.loads(capsys.readouterr().out)["estimate"]["estimates"][0]
+    assert say(*asked, 29_000) == 1
+    out, err = capsys.readouterr()
+    assert "step_ms" not in json.loads(out)["estimate"]["estimates"][0]
+    assert err.startswith("check: not answered: the time of a step: --batch 32 with --context 29,000 takes ")
 
 
 @pytest.mark.parametrize(("slots", "fits"), [(32, True), (120, False)])
@@ -165,6 +184,8 @@ def test_ranks_divide_the_weights(write, capsys):
     assert say("--model", write(QWEN), "--gpu", "rtx4090", *flags, "--json") == 0
     weights = json.loads(capsys.readouterr().out)["weights"]
     assert weights["gpu_bytes"] == pytest.approx(weights["all_experts_bytes"] / 4 + weights["other_bytes"])
+    copies = ("--tp", 24, "--ep-size", 24, "--ep-num-redundant-experts", 16)
+    assert say("--model", write(QWEN), "--gpu", "h200", *copies) == 0, "144 experts on 24 ranks"
 
 
 HELD: Any = SimpleNamespace(num_experts=6)
@@ -185,3 +206,5 @@ def test_a_rank_holds_redundant_experts_too_or_as_many_as_there_are_slots(redund
     """Bytes of a rank of four: two layers of six experts of 8 bytes, and a quarter of all else."""
     flags: Any = SimpleNamespace(ranks=4, dp_size=1, stages=1, ep_size=4, redundant=redundant, slots=slots)
     assert count_held(WEIGHTS, flags) == (experts, 6)
+    flags.stages = 2
+    assert count_held(WEIGHTS, flags) == (experts / 2, 3)

@@ -29,6 +29,10 @@ def test_every_key_has_its_value():
     smaller = [{"by_rows": "9-15", "mass": 0.85}]
     assert describe(build(mass="fast", min_rows=9)) == XSHARE | {"mass": 0.9, "min_rows": 9, "overrides": smaller}
     assert describe(build(speculative=True)) == XSHARE
+    limited = {"phases": ["decode"], "max_rows": 64, "rows": "rank", "exact": {"priority": 10}}
+    assert describe(build(**limited)) == XSHARE | limited
+    inner = build(add=3, by_rows={"4": {"layers": {"1": {"k0": 2}}}})
+    assert describe(inner)["overrides"] == [{"layers": "1", "by_rows": "4", "k0": 2}]
 
 
 LIMITS = [

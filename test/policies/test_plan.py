@@ -41,7 +41,9 @@ WRONG: dict[str, list[dict[str, Any]]] = {
         *({"budget": 2, "drop": 1, "ranking": "votes"}, {"drop": 1}, {"drop": 1, "ranking": "votes", "add": 1}),
         *({"ranking": "votes"}, {"scope": "request"}, {"coverage": "own", "add": 1}, {"k0": 1, "max_voters": 4}),
         *({"k0": 1, "min_votes": 4}, {"beta": 0.5}, {"coverage": "own", "kmax": 4}),
-        *({"coverage": "truncate", "max_rank": 4}, {"k0": 1, "acceptance": "auto"}),
+        *({"coverage": "truncate", "max_rank": 4}, {"k0": 1, "acceptance": "auto"}, {"add": 1, "warm_rows": 1}),
+        *({"budget": 2, "ranking": "votes", "acceptance": 0.5}, {"budget": 2, "free_residents": True}),
+        *({"coverage": "own", "k0": 1, "warm_rows": 1}, {"coverage": "own", "k0": 1, "rescue": False}),
     ],
 }
 REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {"{'k0': 1} {}": ({"k0": 1}, {})}
@@ -127,6 +129,7 @@ lynx-lat:drop=0 moe-spec:budget=64 dynamic-skip:beta=0
 CAN_DROP = words("""
 xshare xshare:add=62 xshare:k0=8,p=0.9,add=0 xshare:mass=0.99 xshare:mass=1.0,max_add=62 xshare:mass=0.99,max_add=63
 oea:k0=7 oea:k0=7,kmax=7 pruned:k0=7 lynx-lat:retain=63 lynx-lat:drop=1 lynx-acc:confidence=0.1 dynamic-skip:beta=0.1
+custom:k0=1,add=64,kmax=7 custom:k0=1,add=64,max_rank=7
 """)
 
 

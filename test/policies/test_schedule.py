@@ -99,6 +99,8 @@ def test_a_cap_that_an_override_gives_beside_no_mass_is_refused():
     """A cap of the keys before ends with their mass; one that the override names itself is a mistake."""
     with refused("max_add = 9"):
         build(mass=0.8, by_rows={"4": {"mass": None, "max_add": 9}})
+    with refused("balance = 'fill'"):
+        build(target_per_rank=2, by_rows={"4": {"mass": 0.5, "balance": "fill"}})
 
 
 def test_plans_finds_every_combination():
@@ -107,6 +109,10 @@ def test_plans_finds_every_combination():
     assert set(schedule.plans()) == wanted
     assert set(schedule.plans(range(4))) == wanted
     assert set(build(add=3, layers={"0": {"k0": 2}}).plans(range(1))) == {build_plan("xshare", k0=2, add=3)}
+    inner = build(k0=1, add=24, by_rows={"4": {"layers": {"3": {"k0": 2}}}})
+    assert {plan.k0 for plan in inner.plans()} == {1, 2}
+    with refused("layers 3"):
+        inner.plans(range(3))
 
 
 def test_a_share_by_rows_goes_with_overrides():
@@ -129,6 +135,9 @@ def test_an_override_to_xshare_has_its_share_by_rows():
     assert [schedule.plan(0, rows).mass for rows in (2, 8, 16)] == [0.85, 0.9, 0.93]
     assert schedule.plan(1, 16) == build_plan("oea")
     assert schedule.plan(1, 20) == build_plan("xshare", mass=0.97)
+    assert schedule.plan(0, 20) == build_plan("xshare", mass=0.97), "the layer names the policy of the batch size"
+    wide = build("oea", by_rows={"2-99": {"policy": "xshare"}})
+    assert [wide.plan(0, rows).mass for rows in (2, 8, 16)] == [0.85, 0.9, 0.93]
 
 
 @pytest.mark.parametrize("other", [{"add": 0}, {"add": 3}, {"add_per_request": 4}, {"target_per_rank": 5}])
@@ -136,6 +145,7 @@ def test_a_share_of_the_utility_is_kept_if_no_other_budget_is_given(other):
     """A plan alone, which has no rows, keeps what one of 8 rows does."""
     assert build_plan("xshare") == build_plan("xshare", k0=1, add=0, mass=0.9)
     assert build_plan("xshare", max_add=5) == build_plan("xshare", k0=1, add=0, mass=0.9, max_add=5)
+    assert build_plan("xshare", add_per_request=0, target_per_rank=None) == build_plan("xshare")
     assert build_plan("xshare", **other).mass is None
     assert build_plan("xshare", mass=0.5, **other).mass == 0.5
 
@@ -200,6 +210,7 @@ REFUSED: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "batch above max_rows": ("xshare", False, {"max_rows": 8, "by_rows": {"9-12": {"k0": 2}}}),
     "override is no object": ("xshare", False, {"layers": {"0": 2}}),
     "override holds a common key": ("xshare", False, {"layers": {"0": {"min_rows": 4}}}),
+    "layers within layers": ("xshare", False, {"layers": {"0": {"layers": {"1": {"k0": 2}}}}}),
     "no expert at all": ("custom", False, {}),
     "no expert at one batch size": ("xshare", False, {"k0": 0, "add": 8, "by_rows": {"4": {"add": 0}}}),
     "override holds a wrong value": ("xshare", False, {"layers": {"7": {"k0": -1}}}),
@@ -232,6 +243,8 @@ def test_layers_must_be_the_models():
     assert schedule.plans(range(5))
     with refused("layers 4"):
         schedule.plans(range(4))
+    with refused("layers 2 to 4"):
+        schedule.plans((1, 5))
 
 
 def test_all_layers_vanilla_is_found_once_their_number_is_known():

@@ -116,6 +116,15 @@ def test_equal_scores_in_another_order_tie(backend, scoring):
     assert indices(found.selected) == {0, 1, 2}
 
 
+@pytest.mark.parametrize("backend", HERE, indirect=True)
+def test_the_last_of_1024_experts_is_one_step_of_the_grid_ahead(backend):
+    """All steps that break ties are less than one step of utility together, for as many experts as a layer may have."""
+    logits = torch.zeros(1, 1024)
+    logits[0, -1] = 2.0**-18  # a sigmoid of 0.5 + 2^-20
+    found = compare(backend, logits, spell("custom:k0=0,add=1,utility=full"), Router(1, "sigmoid"))
+    assert indices(found.selected) == {1023}
+
+
 @pytest.mark.parametrize("mass", [0.3, 1.0])
 @pytest.mark.parametrize(("rows", "experts"), [(16, 256), (300, 8)])
 def test_utilities_beyond_31_bits_together_and_alone_near_them(backend, rows, experts, mass):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from selection.cases import EVERY_PLAN, cases, indices, plans, router_of, run, spell, words
 from selection.compared import Backend
-from sglang_xshare import Router, select
+from sglang_xshare import Router, build_plan, select
 from sglang_xshare.policies import VANILLA, bounds
 from sglang_xshare.selection.scores import compute_scores, measure, to_fixed_point
 
@@ -91,6 +91,11 @@ def test_steps_of_drafts_groups_and_slots():
     assert bounds.can_change(spell("xshare:k0=1,add=7"), router, 64, 8, 8)
     assert not bounds.can_change(spell("xshare:k0=1,add=15,warm_rows=1"), router, 64, 8, 8)
     assert bounds.can_change(spell("xshare:k0=1,add=14,warm_rows=1"), router, 64, 8, 8)
+    assert bounds.can_change(spell("xshare:k0=1,add=7,warm_rows=64"), router, 64, 8, 8)
+    assert bounds.can_drop(spell("xshare:k0=2,add=0,warm_rows=1"), router, 64)
+    # A request of 4 rows wants 4 experts beside those of its warm-up.
+    assert not bounds.can_change(spell("xshare:k0=1,add_per_request=4"), router, 64, 8, 4)
+    assert bounds.can_change(spell("xshare:k0=1,add_per_request=3"), router, 64, 8, 4)
     # A late draft's utility may round to 0.
     assert bounds.can_drop(spell("xshare:k0=0,add=8,acceptance=0.01"), Router(1), 8)
     # A group's best may lie far down the row's own ranking.
@@ -103,6 +108,16 @@ def test_steps_of_drafts_groups_and_slots():
         assert bounds.can_change(spell("xshare:k0=1,add=24"), Router(8), 64, 3, slots=slots) is can_change
         without = spell("xshare:k0=1,add=24,free_residents=false")
         assert not bounds.can_change(without, Router(8), 64, 3, slots=slots)
+    assert bounds.can_change(spell("xshare:k0=1,add=64,utility=full"), Router(8), 64, 3, slots=32)
+
+
+def test_budgets_of_a_static_order_and_of_ranks():
+    """An order may begin with the experts of no row. A rank that stops at its own target may leave out a row's."""
+    static = build_plan("custom", budget=24, ranking="static", order=[*range(64)])
+    assert bounds.can_change(static, Router(8), 64, 3)
+    for keys, can_change in (("6", False), ("5", True), ("6,balance=fill", True), ("6,balance=level", True)):
+        plan = spell(f"xshare:target_per_rank={keys}")
+        assert bounds.can_change(plan, Router(8), 64, 3, ranks=4) is can_change, keys
 
 
 @pytest.mark.parametrize("policy", EVERY_PLAN)

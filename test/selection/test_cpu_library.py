@@ -74,6 +74,11 @@ def test_built_once_for_a_source_and_flags(built, anew, monkeypatch):
     monkeypatch.setenv("CXX", "g++ -Dselect_experts=other")
     assert library.build(FLAGS) != first
     assert len(list(first.parent.iterdir())) == 2
+    monkeypatch.delenv("CXX")
+    (anew / "csrc").mkdir()
+    (anew / "csrc" / "nothing.cpp").write_text("int nothing;\n")
+    monkeypatch.setattr(library, "SOURCE", anew / "csrc")
+    assert len({first, library.build(FLAGS), library.build((*FLAGS, "-g"))}) == 3, "by its content, and by the flags"
 
 
 @NEEDS_COMPILER

@@ -114,6 +114,7 @@ FLAGS, META = torch.ones(6, dtype=torch.bool), torch.device("meta")
         ({"router": Router(17)}, "top_k = 17"),
         ({"router": Router(4, num_expert_group=3, topk_group=1)}, "num_expert_group = 3"),
         ({"rank_of_expert": [0] * 8}, "rank_of_expert int64 [8]"),
+        ({"rank_of_expert": [0.0] * 16}, "rank_of_expert float32 [16]"),
         ({"rank_of_expert": torch.zeros(16, dtype=torch.complex64)}, "rank_of_expert complex64 [16]"),
         ({"rank_of_expert": torch.nn.Parameter(torch.arange(16) - 1, False)}, "rank_of_expert from -1 to 14"),
         ({"rank_of_expert": torch.full((16,), 16, dtype=torch.uint32)}, "rank_of_expert from 16 to 16"),

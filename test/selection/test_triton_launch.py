@@ -2,6 +2,7 @@
 
 import ast
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -34,6 +35,21 @@ def test_phases(kernel, monkeypatch, text):
     monkeypatch.setattr(launch, "_find_counter", lambda device, programs: None)
     select(torch.zeros(128, 128), spell(text), Router(8), backend="triton")
     assert kernel.phases == [(16, phase, phase, False) for phase in PHASES[text]]
+
+
+def test_programs_that_a_gpu_does_not_hold_together_have_no_barrier(monkeypatch):
+    """Nor has a launch in a capture without counters, which would become 0 only in a replay. Launches that overlap take
+    different counters.
+    """
+    device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=72))
+    assert launch._find_counter(device, 72) is None
+    counters = torch.zeros(launch.COUNTERS, launch.CACHE_LINE, dtype=torch.int32)
+    monkeypatch.setitem(launch._counters, device, counters)
+    assert launch._find_counter(device, 73) is None
+    found = {launch._find_counter(device, 72).data_ptr() for _ in range(launch.COUNTERS)}
+    assert len(found) == launch.COUNTERS
 
 
 def launch_once(kernel, route):

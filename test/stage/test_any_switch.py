@@ -213,6 +213,7 @@ def test_a_step_of_a_stale_graph_runs_without_it(serve, reporter):
     installed, capture = serve(POLICIES["oea"])
     switch(installed, None, reporter)
     assert [allows_graph(rows) for rows in (1, 2, 7, 9)] == [True, False, False, True]
+    assert installed.allows_graph(forward_batch("idle", 0)), "SGLang asks for a batch without requests too"
     capture.model.logits = torch.randn(8, EXPERTS)
     capture.model.forward(None, None, forward_batch("decode", 8))
     assert [routed is None for routed in capture.model.routed] == [True, True]

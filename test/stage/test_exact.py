@@ -224,6 +224,10 @@ def test_the_stage_reads_no_request_without_an_exact_one(served):
     stage.begin_forward(forward_batch("decode", 1))  # which has no `rids`
     hooks.admit(SCHEDULER, kept := Req("b", "exact"))
     stage.begin_forward(forward_batch("prefill", 7))  # no step
+    idle = batch_of([kept])
+    idle.rids = None
+    stage.begin_forward(idle)  # a rank without requests, in a step of the others
+    assert stage.exact.find(1) is None
     stage.begin_forward(batch_of([kept, kept]))
     assert stage.exact.find(2).all()
     del kept

@@ -69,3 +69,6 @@ def test_a_router_that_sees_other_rows_than_the_step_is_refused_at_any_time(atta
         run(model, "decode", 8)
     with pytest.raises(RuntimeError, match=r"MoE layer 0: router rows must be 6 \(got 8\)"):
         model.forward(None, None, forward_batch("decode", 6))
+    model.logits = model.logits[:6]
+    with pytest.raises(RuntimeError, match=r"MoE layer 0: router rows must be 8 \(got 6\)"):
+        model.forward(None, None, forward_batch("decode", 8))

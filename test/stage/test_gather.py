@@ -1,5 +1,6 @@
 """The rows of ranks that each route their own: where they lie among those of all. Real ranks: `test_ranks.py`."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,8 +9,10 @@ import torch
 from sglang_xshare import Batch, build_plan
 from sglang_xshare.compatibility.arguments import Arguments
 from sglang_xshare.policies.schedule import Schedule, build_schedule
+from sglang_xshare.stage.forward import wrap_calls
 from sglang_xshare.stage.gather import Gather, Ranks
 from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.reports import Reports
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step, StepKey, read_key, read_step
 from sglang_xshare.stage.switch import check_graphs, make_again, make_next
@@ -72,8 +75,11 @@ def test_a_rank_by_itself_replays_the_graph_of_the_longest(share, requests, rows
     for rank, count in enumerate(requests):
         batch = forward_batch("decode", count)
         batch.global_num_tokens_cpu, batch.is_extend_in_batch = list(requests), False
-        key = read_key(batch, Ranks(rank * share, share * len(requests), share, EXPERTS, together=False))
-        assert key == StepKey("decode", rows)
+        alone = Ranks(rank * share, share * len(requests), share, EXPERTS, together=False)
+        assert read_key(batch, alone) == StepKey("decode", rows)
+        if len(requests) == 1:  # one rank of attention exchanges no numbers of rows
+            batch.global_num_tokens_cpu = None
+            assert read_key(batch, alone) == StepKey("decode", rows)
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -99,6 +105,15 @@ def test_a_router_with_other_rows_than_the_step_is_an_error():
 def start(schedule: Schedule | None, **options: Any) -> Stage:
     """A stage of one layer."""
     return make_stage(bind(Model(1)), schedule, **options)
+
+
+@pytest.mark.parametrize("ranks", [None, Ranks(0, 2, 1, EXPERTS, together=True)])
+def test_routers_take_part_in_the_gather_if_ranks_route_rows_of_their_own(ranks, monkeypatch):
+    """A rank whose routers do not would let the others wait forever."""
+    model, router = Model(1), SimpleNamespace(empty_topk_output=print)
+    monkeypatch.setattr("sglang_xshare.stage.forward.list_routers", lambda model: [router])
+    wrap_calls(runner(model), Reports(make_stage(bind(model), None, ranks=ranks)))
+    assert (router.empty_topk_output is print) == (ranks is None)
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -308,6 +308,10 @@ def test_a_step_takes_a_graph_that_is_captured_later():
     assert graphs.find_key(key).rows == 4
     record(graphs, plans, layers, 3)
     assert graphs.find_key(key) == key
+    drafting = [StepKey("verify", 4, 2), StepKey("verify", 8, 4)]
+    graphs.captured |= dict.fromkeys(drafting, {})
+    assert [graphs.find_key(StepKey("verify", 4, tokens)) for tokens in (2, 4)] == drafting
+    assert graphs.find_key(StepKey("verify", 3)) == StepKey("verify", 3), "a graph of decode steps is none of it"
 
 
 def test_without_graphs_every_switch_is_free():

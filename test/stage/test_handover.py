@@ -182,7 +182,7 @@ def test_ids_that_upstream_has_changed_get_upstreams_answer(aligns):
     assert not handover.taken
 
 
-@pytest.mark.parametrize("options", [{"renumbers": True}, {"convention": DROPPED}])
+@pytest.mark.parametrize("options", [{"renumbers": True}, {"convention": DROPPED}, {"paging": object()}])
 def test_layers_whose_ids_are_not_final_offer_nothing(aligns, options):
     layer = make_layer(**options)
     assert align(layer.model_forward, route(layer))[1] == 1

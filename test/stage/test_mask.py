@@ -60,6 +60,10 @@ def test_runner_gets_the_selection(rows, policy, padding, dtype, seed):
         (build_plan("oea", k0=1, kmax=6), Router(top_k=4), "kmax = 6"),
         (build_plan("oea", k0=1), Router(top_k=4, renormalize=False), "renormalizing"),
         (build_plan("oea", k0=1), Router(top_k=4, scoring="sigmoid"), "softmax"),
+        (build_plan("oea", k0=1), Router(top_k=4, correction_bias=torch.zeros(8)), "plain softmax"),
+        (build_plan("oea", k0=1), Router(top_k=4, num_expert_group=4, topk_group=2), "plain softmax"),
+        (build_plan("oea", k0=1), Router(top_k=4, quota_groups=2), "one group"),
+        (build_plan("oea", k0=1), Router(top_k=4, expert_scale=torch.ones(8)), "without a scale"),
     ],
 )
 def test_what_logits_cannot_express_is_refused(plan, router, named):

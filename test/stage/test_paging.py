@@ -67,6 +67,7 @@ def test_page_ins_are_what_was_paged_in(monkeypatch, tmp_path):
 def test_observe_tells_what_a_plan_would_have_paged_in_from_the_same_state(monkeypatch):
     model = PagedModel()
     stage = put(monkeypatch, model, "observe", plans=["xshare:k0=1,add=2", "xshare:k0=1,add=2,free_residents=false"])
+    assert {part.min_rows for part in stage.in_force.schedule.parts} == {1}, "as the policies themselves would have"
     kept = [0, 0]
     for step in range(12):
         decode(model, step, 4)

@@ -8,7 +8,11 @@ from sglang.srt.eplb.expert_location_dispatch import ExpertLocationDispatchInfo,
 
 from sglang_xshare import Batch, Router, build_plan, select
 from sglang_xshare.compatibility import layers
+from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.placement import Placement
+from sglang_xshare.stage.step import Step
 from sglang_xshare.types import RunnerSlots
+from stage.fake import Config, put_in_step
 
 LAYERS = 4
 
@@ -55,6 +59,18 @@ def test_experts_that_upstream_moves_are_followed(read):
 
 
 ROWS, PADDING, EXPERTS, REPLICAS, TOP_K = 12, 4, 16, 3, 4
+
+
+def test_a_layer_selects_by_the_ranks_of_its_own_id():
+    """Not of its place among the MoE layers, before which dense ones may lie. The second step has a kept call."""
+    expert = torch.arange(EXPERTS)
+    others, own = expert, expert % 4 * 4 + expert // 4  # the best four experts lie on one rank, or each on one of four
+    layer = Layer(1, Config(), Placement(4, 4, torch.stack([others, own])))
+    plan, logits = build_plan("xshare", k0=1, target_per_rank=1, balance="fill"), -expert.float().repeat(6, 1)
+    for _ in range(2):
+        put_in_step(layer, plan, Step("decode", 6, Batch()))
+        _, ids = layer.choose(logits, logits, TOP_K, True)
+        assert ids.tolist() == [[0, 1, 2, 3]] * 6
 
 
 def dispatch(algorithm: str, rank_invariant: bool = True) -> ExpertLocationDispatchInfo:

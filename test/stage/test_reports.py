@@ -167,3 +167,5 @@ def test_a_rank_whose_scheduler_logs_no_statistics_writes_no_trace(attach, tmp_p
     run(model, "decode", 4)
     hooks.publish(make_reporter(forwards=1, is_stats_logging_rank=False))
     assert (exported, file.read_text()) == ([1], "")
+    hooks.publish(make_reporter(forwards=2, current_scheduler_metrics_enabled=False))
+    assert exported == [1], "without --enable-metrics there is nothing to export to"

@@ -137,6 +137,10 @@ def test_verify_groups_by_request(attach):
     assert count_experts(model) == [torch.stack(alone).any(0).sum()], "the best expert of every request"
     run(model, "verify", 12, batch_size=1)
     assert count_experts(model) == [1]
+    config = {**config, "add_per_request": TOP_K}
+    attach(model := Model(1), expert_policy="xshare", expert_policy_config=config, speculative_algorithm="EAGLE3")
+    run(model, "verify", 12, batch_size=3)
+    assert count_experts(model) != [None], "the four rows of a request want more than one row does"
 
 
 def test_every_attention_dp_rank_selects_alike(attach, monkeypatch):

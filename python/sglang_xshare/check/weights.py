@@ -104,14 +104,18 @@ def describe_weights(weights: Weights, flags: ServerFlags) -> dict[str, Any]:
     }
 
 
+def count_experts(weights: Weights, flags: ServerFlags) -> int:
+    """Return the experts of a layer that all ranks together hold: no more than the slots if experts are paged."""
+    return min(flags.slots or LARGEST, weights.model.num_experts + flags.redundant)
+
+
 def count_held(weights: Weights, flags: ServerFlags) -> tuple[float, float]:
     """Return (bytes of experts, bytes of all else) of one GPU.
 
     All ranks divide the experts, or their slots if experts are paged; the ranks of one data-parallel group divide all
     else; the stages of a pipeline divide both.
     """
-    held = min(flags.slots or LARGEST, weights.model.num_experts + flags.redundant)
-    experts = weights.moe_layers * held * weights.expert
+    experts = weights.moe_layers * count_experts(weights, flags) * weights.expert
     shared = flags.ranks // flags.dp_size
     return experts / (flags.ranks * flags.stages), weights.held / (shared * flags.stages)
 
@@ -153,5 +157,6 @@ def describe_memory(weights: Weights, flags: ServerFlags, gpu: Gpu, cached: int)
     }
     if left <= 0:
         beside = usable - others - cached * count_cache(weights, flags)
-        report["resident_experts"] = max(0, int((flags.slots or weights.model.num_experts) * beside / experts))
+        fitting = int(count_experts(weights, flags) * beside / experts)
+        report["resident_experts"] = max(0, min(fitting, weights.model.num_experts))
     return report

@@ -50,6 +50,8 @@ def test_log_line():
         ", active experts: 2.0 -> 1.0, kept mass: 0.8125, policy steps: 1, vanilla steps: 0, exact rows: 25.0%, kept "
         "mass of the others: 0.7500"
     )
+    text = format_log(Interval(4, 8, 8, 4.0, 4, 0, dict.fromkeys(OUTCOMES, 0) | {"policy": 1}, exact_rows=4))
+    assert text.endswith(", exact rows: 100.0%"), "there are no others"
     text = format_log(Interval(0, 0, 0, 0.0, 0, 0, dict.fromkeys(OUTCOMES, 0) | {"min_rows": 7}))
     assert text == ", policy steps: 0, vanilla steps: min_rows 7"
 

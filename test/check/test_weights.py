@@ -80,7 +80,7 @@ FLAGS = {
     "--quantization mxfp4": (4.25 / 16, 1, 1),
     "--load-format dummy": (1, 1, 1),
     "--kv-cache-dtype fp8_e4m3": (1, 1, 0.5),
-"--kv-cache-dtype int8": (1, 1, 0.5),
+    "--kv-cache-dtype int8": (1, 1, 0.5),
     "--kv-cache-dtype fp4_e2m1": (1, 1, 4.5 / 16),
     "--dtype float32 --kv-cache-dtype bfloat16": (2, 2, 1),
 }

@@ -280,7 +280,7 @@ def dispatcher(controller: Any) -> Any:
     return make_dispatcher(controller)
 
 
-def watch_requests(manager: Any, port_args: Any) -> None:
+def watch_requests(manager: Any) -> None:
     """Let a tokenizer manager report finished requests to the controller, if the controller dispatches by affinity."""
     if affinity.is_asked(manager.server_args):
         from .affinity.finished import WatchedRequests, report_end

@@ -71,7 +71,7 @@ def control(attach, monkeypatch):
         model = Model()
         installed = attach(model, **CONFIG | flags | changes)
         installed.find_batches = partial(read_batches, SimpleNamespace(**CONFIG | changes))
-        installed.read_batches()
+        installed.update_batches()
         reports: Any = hooks._reports
         return Asked(Control(reports, SimpleNamespace(**CONFIG | changes)), model)
 

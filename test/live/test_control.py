@@ -1,11 +1,13 @@
 """What a scheduler answers to GET and POST: validated as at start-up, and nothing changed by what is refused."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from live.conftest import MODEL
 from live.schedulers import OEA, REPORTER, Schedulers, fail_once
 from refused import refused
 from sglang_xshare import hooks
@@ -66,7 +68,7 @@ def test_a_switch_may_name_the_number_that_it_follows(control):
     """Of two that have seen the same policy one switches it."""
     asked = control()
     assert asked.post({"policy": "oea", "k0": 2, "after": 0})["switches"] == 1
-    for after, number in ((0, 1), (2, 1), (None, 1)):
+    for after, number in ((0, 1), (2, 1), (None, 1), (True, 1)):
         with refused(f"after = {as_json(after)}") as raised:
             asked.post({"policy": "vanilla", "after": after})
         assert str(raised.value).endswith(f": must be {number}, the number of switches so far, or absent")
@@ -130,6 +132,16 @@ def test_what_a_loaded_layers_runner_cannot_follow_is_refused(control):
         asked.post({"policy": "oea", "kmax": 6})
     assert asked.stage.last_switch.number == 0
     assert asked.post({"policy": "oea", "kmax": TOP_K})["switches"] == 1
+
+
+def test_plans_of_dense_layers_are_not_checked(control, monkeypatch):
+    """As at a start: no layer gets the plan with `kmax`, because the layers after the MoE layers are dense."""
+    asked = control()
+    monkeypatch.setattr("sglang_xshare.live.control.read_model", lambda loaded, path: replace(MODEL, num_layers=5))
+    for layer in asked.stage.layers:
+        layer.takes_kmax = False
+    xshare = {"policy": "xshare", "k0": 1, "add": 2}
+    assert asked.post({"policy": "oea", "k0": 2, "kmax": 6, "layers": {"0-2": xshare}})["switches"] == 1
 
 
 def test_a_rule_of_exact_requests_is_not_lost_without_a_word(control):

@@ -122,7 +122,7 @@ def test_captured_sizes_are_counted_in_the_rows_that_ranks_select_among(together
     stage = start(None, ranks=Ranks(0, 2, 1, EXPERTS, together))
     asked = []
     stage.find_batches = lambda rows: asked.append(rows) or Batches((4,))
-    stage.read_batches()
+    stage.update_batches()
     assert asked == ["batch" if together else "rank"]
     assert stage.in_force.batches.captured == (4,)
 

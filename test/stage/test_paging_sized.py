@@ -48,8 +48,9 @@ def test_a_plan_found_before_the_slots_are_sized_is_found_anew(monkeypatch):
     stage = put(monkeypatch, model, k0=1, add=24)
     layer, key = stage.layers[0], StepKey("decode", 2)
     assert stage.in_force.find(layer, key).reason is None
+    assert stage.in_force.find_outcome(key) == "policy"
     size(model, SLOTS)
-    assert stage.in_force.find(layer, key).reason == "unchanged"
+    assert stage.in_force.find(layer, key).reason == stage.in_force.find_outcome(key) == "unchanged"
 
 
 def test_a_step_before_the_slots_are_sized_has_no_number_of_them(monkeypatch):

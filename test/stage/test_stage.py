@@ -45,7 +45,7 @@ def test_batches_are_those_that_sglang_decides_on_after_loading(monkeypatch):
     assert stage.in_force.batches == Batches()
     own.max_running_requests = 50
     monkeypatch.setattr("sglang_xshare.upstream.graphs.list_sizes", lambda *args: [48, 50])
-    stage.read_batches()
+    stage.update_batches()
     assert stage.in_force.batches == Batches((48, 50), most=50)
 
 

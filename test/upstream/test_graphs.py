@@ -47,6 +47,28 @@ class Worker:
             self.runner.decode_cuda_graph_runner = state.target_graph_runner
 
 
+class Replayed:
+    """A runner of graphs that may be replayed as far as an expert policy decides: SGLang then reads its next field."""
+
+    def __init__(self, is_draft: bool) -> None:
+        self.model_runner = SimpleNamespace(is_draft_worker=is_draft)
+
+    @property
+    def ragged_verify_mode(self) -> bool:
+        raise LookupError
+
+
+def test_stale_graphs_of_the_target_do_not_stop_graphs_of_drafts(monkeypatch):
+    """DFLASH and DSPARK capture their drafts with the class of the target's runner, at the same sizes."""
+    from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+
+    monkeypatch.setattr("sglang.srt.expert_policy.allows_graph", lambda forward_batch: False)
+    can_run_graph, batch = DecodeCudaGraphRunner.can_run_graph, SimpleNamespace(replace_embeds=None)
+    assert can_run_graph(Replayed(is_draft=False), batch) is False
+    with pytest.raises(LookupError):
+        can_run_graph(Replayed(is_draft=True), batch)
+
+
 @pytest.mark.parametrize(
     ("fits", "sizes"),
     [

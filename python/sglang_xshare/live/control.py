@@ -81,7 +81,7 @@ class Control:
         """
         stage = self.stage
         if stage.in_force.batches.most is None:  # SGLang has decided the sizes, but no capture has read them yet
-            stage.read_batches()
+            stage.update_batches()
         in_force = stage.in_force
         # All ranks of data-parallel attention count the same steps, so the first rank reports the counts.
         counts = is_first_rank()
@@ -126,7 +126,7 @@ class Control:
             reason = "from now on a request is exact only if it sets expert_policy; to keep the rule, send exact again"
             warnings.append(f"exact: this policy does not have {as_json(rule.given)} of the previous policy: {reason}")
         switches = self.stage.last_switch.number
-        self._checked = Checked(epoch, switches, latter.schedule, latter.rule, is_trial, recaptures, warnings)
+        self._checked = Checked(epoch, switches, schedule, latter.rule, is_trial, recaptures, warnings)
         return self._count_switches()
 
     def commit(self, epoch: str, number: int) -> dict[str, Any]:
@@ -218,8 +218,8 @@ class Control:
         if schedule.observed and self.stage.in_force.masks:
             raise ValueError("--mask-padding-experts with observe: observe routes like the model; use another policy")
         model = read_model(model_config(self.server_args), self.server_args.model_path)
-        plans, warnings = check_schedule(schedule, model, config, find_batches=self.stage.find_batches)
-        schedule.plans([layer.layer_id for layer in self.stage.layers])
+        _, warnings = check_schedule(schedule, model, config, find_batches=self.stage.find_batches)
+        plans = schedule.plans([layer.layer_id for layer in self.stage.layers])
         for layer in self.stage.layers:
             check_plans(layer, plans, config)
         return warnings

@@ -57,7 +57,7 @@ class Replicas:
             epoch = uuid4().hex
             number = count_switches(await self._ask({"check": body, "epoch": epoch}))
             after = body.get("after", number)
-            if after != number:
+            if type(after) is not int or after != number:  # True == 1
                 raise Refusal(f"after = {as_json(after)}: must be {number}, the number of switches so far, or absent")
             try:
                 return merge(await self._ask({"commit": epoch, "number": number + 1}))

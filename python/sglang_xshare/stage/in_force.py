@@ -50,7 +50,7 @@ class InForce:
 
     # These fields are caches. With init=False they are empty again after `dataclasses.replace`.
     _assigned: dict[tuple[StepKey, int | None], list[Assignment]] = field(default_factory=dict, init=False)
-    _outcomes: dict[StepKey, str] = field(default_factory=dict, init=False)
+    _outcomes: dict[tuple[StepKey, int | None], str] = field(default_factory=dict, init=False)
     _forwards: dict[str, Forward] = field(default_factory=dict, init=False)
 
     @property
@@ -105,11 +105,12 @@ class InForce:
         """
         if key is None:
             return "prefill"
-        if key not in self._outcomes:  # cached, because reading the reasons of 48 layers takes 2 us
+        place = self._place(key)
+        if place not in self._outcomes:  # cached, because reading the reasons of 48 layers takes 2 us
             reasons = {one.reason for one in self.assign(key)}
             acts = "observed" if self.observes else "policy"  # the outcome if some layer has a plan
-            self._outcomes[key] = acts if None in reasons else next(one for one in REASONS if one in reasons)
-        return self._outcomes[key]
+            self._outcomes[place] = acts if None in reasons else next(one for one in REASONS if one in reasons)
+        return self._outcomes[place]
 
     def describe_forward(self, outcome: str) -> Forward | None:
         """Return the record of a forward for its requests, or None if no policy has been active yet."""
@@ -130,10 +131,14 @@ class InForce:
 
     def assign(self, key: StepKey) -> list[Assignment]:
         """Return the assignment of each layer in an eager step with this key."""
-        place = key, self.layers[0].paging_slots  # SGLang may set the number of slots after the first call
+        place = self._place(key)
         if place not in self._assigned:
             self._assigned[place] = [self.find(layer, key) for layer in self.layers]
         return self._assigned[place]
+
+    def _place(self, key: StepKey) -> tuple[StepKey, int | None]:
+        """Return the key of the caches. SGLang may set the number of page slots after the first call."""
+        return key, self.layers[0].paging_slots
 
     def fits(self, key: StepKey) -> bool:
         """Return whether all active experts of a step fit the page slots of each layer, for all logits."""

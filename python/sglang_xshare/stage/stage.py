@@ -98,7 +98,7 @@ class Stage:
         rule = Rule() if schedule is None else schedule.exact
         lanes, is_named = make_lanes(schedule, self.acting), schedule is not None
         self.in_force = InForce(schedule, find_batches(name_rows(ranks)), masks, layers, ranks, rule, lanes, is_named)
-        """The active policy. A switch, `read_batches` and `_weigh` each replace this object."""
+        """The active policy. A switch, `update_batches` and `_weigh` each replace this object."""
 
     def run(self, forward_batch: Any, forward: Callable[[], Any]) -> Any:
         """Run `forward` with a plan for each layer, and return its result. Check and count the layers' selections."""
@@ -108,7 +108,7 @@ class Stage:
         exact = self.exact if self.exact.refusal is None else None
         step = read_step(forward_batch, self.reads_padding, self.in_force.ranks, exact, by_depth)
         if in_capture and step is not None:  # at the capture of prefills SGLang has not set the sizes yet
-            self.read_batches()
+            self.update_batches()
         in_force, layers = self.in_force, self.layers
         residents = None if step is None or self.paged is None else self.paged.residents
         if residents is not None:
@@ -136,7 +136,7 @@ class Stage:
         finally:
             self.current_frame.frame, frame.model_forward = former, None
 
-    def read_batches(self) -> None:
+    def update_batches(self) -> None:
         """Read the captured batch sizes and the largest batch size. SGLang sets them after the weights have loaded."""
         batches = self.find_batches(name_rows(self.in_force.ranks))
         if batches != self.in_force.batches:

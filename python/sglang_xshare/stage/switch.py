@@ -103,18 +103,19 @@ def switch(reports: Reports, latter: InForce, last_switch: LastSwitch, recapture
     seconds = None
     if changes is None:
         try:
-            seconds, latter = _capture(stage, latter, reports.reporter.scheduler)
+            seconds = _capture(stage, latter, reports.reporter.scheduler)
         except ValueError:
             logger.info("Expert policy: no switch; until now%s", counted.removeprefix(","))
             raise
     else:
         stage.graphs.follow(changes)
+        stage.in_force = latter
     wait_for_device(stage.device)
     stage.acting.since_switch.read()
-    stage.in_force, stage.last_switch = latter, last_switch
+    stage.last_switch = last_switch
     if stage.trace is not None:
         stage.trace.switch(last_switch.number, latter.given)
-    show_plan(latter.plan)
+    show_plan(stage.in_force.plan)
     reports.publish(always=True)
     change = f"{json.dumps(former.given)} -> {json.dumps(latter.given)}"
     change += "" if seconds is None else f" (graphs captured again in {seconds:.1f} s)"
@@ -150,17 +151,16 @@ def compare_ranks(reports: Reports) -> None:
     switch(reports, make_next(stage, None), replace(last_switch, number=last_switch.number + 1))
 
 
-def _capture(stage: Stage, latter: InForce, scheduler: Any) -> tuple[float, InForce]:
-    """Capture all CUDA graphs again under the policy `latter`.
+def _capture(stage: Stage, latter: InForce, scheduler: Any) -> float:
+    """Activate `latter`, and capture all CUDA graphs again. Return the seconds that the capture took.
 
-    Return the seconds that the capture took, and the policy with the batch sizes that SGLang has captured. If the
-    capture fails, capture the graphs of the active policy again, and raise ValueError.
+    If the capture fails, capture the graphs of the previous policy again, and raise ValueError.
     """
     check_memory(scheduler)  # an access to released memory would end the server
     began, former = time.monotonic(), stage.in_force
     reason = _capture_under(stage, latter, scheduler)
     if reason is None:
-        return time.monotonic() - began, stage.in_force
+        return time.monotonic() - began
     then = "the previous policy is active again"
     if again := _capture_under(stage, former, scheduler):
         stage.graphs = Graphs(lost=True)

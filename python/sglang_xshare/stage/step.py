@@ -99,7 +99,8 @@ def read_step(
 def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
     """Return the key of the step that `read_step` returns, without reading from the device.
 
-    If SGLang pads all ranks to one size, the key counts this size for every rank.
+    If SGLang pads all ranks to one size, the rows of the largest rank are counted for every rank. Before that padding
+    the key can have more rows than the step, but it is equal on all ranks.
     """
     counts = forward_batch.global_num_tokens_cpu if ranks is not None else read_rows_by_rank(forward_batch)
     if ranks is not None and not ranks.together:

@@ -38,33 +38,34 @@ HEADINGS = (
 )
 BEGIN = "<!-- made by python -m docs.families -->\n"
 TEXT = """\
-SGLang {latest} registers {registered} classes that can hold experts. Tests execute {on_cpu} of them on a CPU. They
-execute {stood_in} more on a [stand-in for a GPU](gpu.md#without-a-gpu-make-test-cuda) only, which captures and replays
-graphs and computes nothing. {tried} more are [untested](#untested), and {refused} are [refused by name](#refused).
+SGLang {latest} registers {registered} classes that can hold experts. Tests run {on_cpu} of them on a CPU. {stood_in}
+more run only on a [stand-in for a GPU](gpu.md#without-a-gpu-make-test-cuda), which captures and replays CUDA graphs but
+computes nothing. {tried} more are [untested](#untested), and {refused} are [refused by name](#refused).
 
 ### Executed
 
-None of these start commands has run here: the machines of this project cannot hold the models. `--tp` is an example;
-[`check`](check.md) reports whether the weights fit with another number.
+The machines of this project cannot hold these models, so none of these start commands has run here. `--tp` is an
+example; [`check`](check.md) reports whether the weights fit with another number.
 
-* *Answers, on a CPU*: a tiny model with random weights in float32. *Transformers*: the answers equal those of
-  transformers, token for token. *Pristine*: the answers equal those of unpatched SGLang while no expert is cut.
-  *Interpreted*: Triton's interpreter ran those of SGLang's kernels that have no CPU version.
-* *Speed, on a GPU*: published widths, random weights, no answer compared ([results](gpu.md#h200-results)).
-* *Graphs, on a stand-in* for a GPU: captured, padded, replayed and switched; nothing was computed.
-* *Without*: parts of the published model that the tiny model lacks, or that other code computes in its place.
+* *Answers, on a CPU*: a tiny model with random weights in float32 answered requests. *Transformers*: its answers equal
+  the answers of transformers, token for token. *Pristine*: its answers equal the answers of unpatched SGLang, as long
+  as the policy removes no expert. *Interpreted*: Triton's interpreter ran the SGLang kernels that have no CPU version.
+* *Speed, on a GPU*: a model of the published size with random weights was timed ([results](gpu.md#h200-results)). Its
+  answers were not compared.
+* *Graphs, on a stand-in*: CUDA graphs were captured, padded, replayed and switched; nothing was computed.
+* *Without*: parts of the published model that the tiny model does not have, or that other code computes instead.
 
 {executed_rows}
 ### Untested
 
-No test has served these classes. Such a server loads its weights, and starts only if each MoE layer has one router
-whose choice this project computes in the same way. Otherwise the refusal names the layer.
+No test has served these classes. A server with such a class loads its weights. It then starts only if each MoE layer
+has one router, and if this project can compute the choice of this router. Otherwise an error names the layer.
 
 {tried_names}
 
 ### Refused
 
-A server with one of these classes is refused before its weights load, for this reason:
+A server with one of these classes is refused before it loads its weights. The table shows the reason:
 
 {refused_rows}"""
 

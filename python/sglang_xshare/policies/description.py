@@ -63,8 +63,7 @@ def describe_mass(schedule: Schedule) -> str | None:
 
 
 def describe_keys(schedule: Schedule) -> dict[str, Any]:
-    """Return the policy's own keys. If the value of a key is a word for several numbers, the word is followed by them.
-    """
+    """Return the policy's own keys. If a value is a word that stands for numbers, the numbers follow the word."""
     policy = get_policy(schedule.policy)
     keys = dict(policy.complete(schedule.keys))
     tables = policy.find_tables(keys)

@@ -90,7 +90,6 @@ def name_prefixes(extra_key: str | None, exact: bool) -> str | None:
 
 
 def check_said(value: Any, source: str) -> None:
-    """Raise ValueError if a request may not set this value. `source` is the place of the value, which the error names.
-    """
+    """Raise ValueError if a request may not set this value. The error names `source`, the place of the value."""
     if value not in (None, EXACT, SHARED):
         raise ValueError(f"{source} must be {EXACT!r} or {SHARED!r} (got {as_json(value)})")

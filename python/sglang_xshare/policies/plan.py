@@ -14,8 +14,7 @@ SCOPES = ("batch", "request")
 COVERAGES = ("substitute", "truncate", "own")
 AUTO = "auto"
 MOST_LIKELY = 63 / 64
-"""The value of `acceptance` "auto" until a server has an estimate. It is the largest possible estimate, which is safe.
-"""
+"""The value of `acceptance` "auto" until a server has an estimate: the largest possible estimate, which is safe."""
 
 
 def _key(default: Any, kind: type, help: str, **limits: Any) -> Any:

@@ -48,7 +48,9 @@ class Policy:
     selects: bool = True
 
     def default(self, name: str) -> Any:
-        """Return the value of a key that is absent. If the policy has required keys, return the key's declared default.
+        """Return the value of a key that is absent.
+
+        If the policy has required keys, return the key's declared default.
         """
         try:
             return self.resolve({})[name]
@@ -90,8 +92,7 @@ class Policy:
         return [f"{name} is missing: {self.name} needs {key.allowed}" for name, key in required.items()]
 
     def resolve(self, keys: Mapping[str, Any], rows: int | None = None) -> dict[str, Any]:
-        """Return every key of the policy with its given or default value. If `rows` is given, replace words by numbers.
-        """
+        """Return every key of the policy with its given or default value. If `rows` is given, numbers replace words."""
         plan, given = self.build(keys, rows), self._check_values(self.complete(keys))
         given = given if rows is None else self._look_up(given, rows)
         return {name: given.get(name, getattr(plan, name, self.defaults.get(name))) for name in self.keys}

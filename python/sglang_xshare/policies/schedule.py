@@ -53,13 +53,11 @@ class Schedule:
     exact: Rule = field(default_factory=Rule)
     acceptance: float = MOST_LIKELY
     _plans: dict[tuple[int, ...], SelectionPlan | None] = field(default_factory=dict, init=False, repr=False)
-    """The plans built so far. Most layers share a plan, so its key is the range of rows (`changes`) and the overrides.
-    """
+    """The plans built so far, by the range of rows (`changes`) and by the overrides. Most layers share a plan."""
 
     @property
     def parts(self) -> list[Schedule]:
-        """Return the schedules that `observe` compares. For every other policy, return a list of this schedule alone.
-        """
+        """Return the schedules that `observe` compares, or a list of this schedule alone for every other policy."""
         return list(self.observed.values()) or [self]
 
     def reason_to_skip(self, phase: str, rows: int) -> str | None:
@@ -78,8 +76,7 @@ class Schedule:
         return [plan or VANILLA for plan in plans]
 
     def plan(self, layer: int, rows: int) -> SelectionPlan | None:
-        """Return the plan for a layer id and a number of router rows, or None if an override makes the layer vanilla.
-        """
+        """Return the plan for a layer id and a number of router rows, or None if an override selects vanilla."""
         which = bisect(self.changes, rows), *map(id, self._overrides_at(layer, rows))
         if which not in self._plans:
             keys = self.keys_at(layer, rows)
@@ -112,8 +109,7 @@ class Schedule:
 
     @cached_property
     def changes(self) -> list[int]:
-        """Return the row counts from which a word stands for another number, such as 8 and 16 for the words of `mass`.
-        """
+        """Return the row counts from which a word stands for another number, such as 8 and 16 for `mass`."""
         named = [part.keys["policy"] for part in (*self.by_rows, *self.layer_overrides) if "policy" in part.keys]
         return sorted({rows for name in (self.policy, *named) for rows in get_policy(name).changes})
 
@@ -226,8 +222,7 @@ def build_schedule(
 
 
 def _build_observing(config: dict[str, Any], speculative: bool, speculates: str, pages: bool) -> Schedule:
-    """Return the schedule of `observe`: it is vanilla in every step and contains one schedule for each compared policy.
-    """
+    """Return the schedule of `observe`, which is vanilla in every step and contains the compared schedules."""
     policy = get_policy("observe")
     policy.check_names(config)
     observed: dict[str, Schedule] = {}

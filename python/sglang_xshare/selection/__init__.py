@@ -1,5 +1,4 @@
-"""Expert selection: `select` computes the ids, weights and active experts of a layer. All backends share this function.
-"""
+"""Expert selection: `select` computes the ids, weights and active experts of a layer with one of several backends."""
 
 from __future__ import annotations
 

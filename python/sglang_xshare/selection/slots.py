@@ -1,5 +1,4 @@
-"""Slots in the form that MoE runners need: empty slots are filled, dropped or masked, and shared experts get columns.
-"""
+"""Slots in the form that MoE runners need: empty slots are filled, dropped or masked; shared experts get columns."""
 
 from typing import Any
 

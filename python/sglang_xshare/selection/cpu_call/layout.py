@@ -31,7 +31,10 @@ class Plan(ctypes.Structure):
 
 
 def pack(plan: SelectionPlan, router: Router, num_experts: int, exact: bool, slots: RunnerSlots | None) -> Plan:
-    """Return the packed plan for `num_experts` experts. The plan must have been checked against the router."""
+    """Return the packed plan for `num_experts` experts.
+
+    The caller must have checked the plan and the router with `SelectionPlan.check`.
+    """
     order = None if plan.order is None else (ctypes.c_int64 * num_experts)(*plan.order)
     chance = None
     if plan.acceptance < 1:

@@ -18,8 +18,7 @@ from typing import Any
 from .layout import Plan
 
 SWITCH = "SGLANG_XSHARE_CPU_KERNEL"
-"""The environment variable that switches the compiled call off. With the value 0, torch selects the experts on a CPU.
-"""
+"""The environment variable that switches the compiled call off. With the value 0, torch selects experts on a CPU."""
 SOURCE = Path(__file__).with_name("csrc")
 # These flags switch off fused multiply-add, and fast math even if $CXX asks for it. Both would change bits of the
 # results, which must equal the results of torch.
@@ -118,8 +117,7 @@ def _run(command: list[str]) -> None:
 
 
 def _keep(content: bytes, library: Path) -> None:
-    """Write the content of a library to its file, followed by a digest of the content. The loader ignores the digest.
-    """
+    """Write the content of a library to its file, followed by a digest of the content, which the loader ignores."""
     with tempfile.NamedTemporaryFile(dir=library.parent, delete=False) as file:
         try:
             file.write(content + hashlib.sha256(content).digest())

@@ -62,8 +62,7 @@ class Rows(NamedTuple):
     valid: torch.Tensor | None
     """[n, 1] bool: the valid rows, or None if all rows are valid."""
     exact: torch.Tensor | None
-    """[n, 1] bool: the rows that get their own top-k and have no utility and no votes, or None if no row can be exact.
-    """
+    """[n, 1] bool: the rows that get their own top-k and have no utility and no votes. None if no row can be exact."""
     batch: Batch
     quota_groups: int | None
     depth: torch.Tensor | None

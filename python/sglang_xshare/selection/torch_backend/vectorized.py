@@ -56,7 +56,7 @@ def select(
     mark(active, chosen.experts, chosen.live)
     mark(vanilla_active, rows.own.experts, rows.own.live)
     kept_mass = (chosen.scores.sum(1) / rows.own.scores.sum(1)).nan_to_num_(nan=1.0, posinf=1.0)
-    if rows.exact is not None:  # an exact row's two sums have different numbers of columns, and may round differently
+    if rows.exact is not None:  # an exact row's two sums have different numbers of columns and may round differently
         kept_mass = kept_mass.masked_fill(rows.exact.squeeze(1), 1.0)
     kept_mass = kept_mass if batch.valid is None else kept_mass * batch.valid
     return Selection(ids, weights, selected, active, lost.sum(), vanilla_active, kept_mass)

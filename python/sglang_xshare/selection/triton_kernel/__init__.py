@@ -1,4 +1,5 @@
-"""Selection in one Triton kernel: `select` is the backend, and `supports` reports the plans and shapes it supports."""
+"""Selection in one Triton kernel. `select` runs the kernel; `supports` returns whether it supports a plan and a shape.
+"""
 
 from .launch import select
 from .recipe import HANDLED, supports

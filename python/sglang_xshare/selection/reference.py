@@ -155,7 +155,7 @@ class _Reference:
         """Return S for paged experts. S has at most `slots` experts, unless `sure` alone has more.
 
         The experts in `sure`, which rows and requests have added, come first. Then come the experts that the batch has
-        added, and then other loaded experts. Both of these groups are ordered by utility.
+        added, and then other loaded experts. The last two groups are ordered by utility.
         """
         assert self.resident is not None
         ranked = [j for j in self.best(utility, without=sure) if j in selected]

@@ -73,7 +73,7 @@ def _join(
     """Add loaded experts with utility to S until the page slots are full.
 
     Experts in `sure` [N] come first. Then come the experts that the batch has added, and then other loaded experts.
-    Both of these groups are ordered by utility.
+    The last two groups are ordered by utility.
     """
     joining = free & (utility > 0)
     if slots is None:

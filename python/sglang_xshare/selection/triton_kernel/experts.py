@@ -217,7 +217,7 @@ def join_residents(utility, sure, selected, free, num_resident, recipe: tl.const
     """Return S [E] bool with the loaded experts that have utility.
 
     If the number of page slots limits S, the experts in `sure` come first. Then come the experts that the batch has
-    added, and then other loaded experts. Both of these groups are ordered by utility.
+    added, and then other loaded experts. The last two groups are ordered by utility.
     """
     joining = tl.where(free & ~selected, utility, 0)
     if recipe.bounded:

@@ -2,8 +2,8 @@
 
     python sgl-kernel/benchmark/attention.py
 
-`paged_attention` makes the padded batches. For the shapes of decode, verify and prefill, the script prints the median
-CPU time of `REPEATS` calls in microseconds, and the ratio of both times.
+`paged_attention` makes the padded batches. The script prints the median CPU time of `REPEATS` calls in microseconds,
+and the ratio of both times. The shapes are those of decode, verify and prefill.
 """
 
 import statistics

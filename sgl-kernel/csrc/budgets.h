@@ -10,8 +10,8 @@
 
 namespace expert_selection {
 
-// Adds the best remaining experts of every rank. `balance` is XShare's Algorithm 5, or fills each rank up to its target
-// or up to the fullest rank.
+// Adds the best remaining experts of every rank. LITERAL is XShare's Algorithm 5. FILL fills each rank up to its
+// target, and LEVEL fills each rank at least up to the load of the fullest rank.
 inline void balance_ranks(const Rows& rows, const Utilities& utility, uint8_t* selected) {
   const Plan& plan = rows.plan;
   const int64_t* home = rows.batch.rank_of_expert;

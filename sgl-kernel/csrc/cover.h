@@ -51,7 +51,8 @@ class Cover {
 
   const int32_t* experts() const { return experts_.data(); }
 
-  // Writes the weights of the row's `found` experts. Returns the share of its scores that the row keeps.
+  // Writes the weights of the row's `found` experts. Returns the kept mass of the row: the sum of the scores of these
+  // experts, divided by the sum over the row's own top-k.
   float weigh(int i, int found, float* weights) {
     const float* score = rows_.scores(i);
     std::fill(scores_.begin(), scores_.end(), 0.0f);

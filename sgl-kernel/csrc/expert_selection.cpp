@@ -42,8 +42,8 @@ int32_t find_filler(const Answer& answer, int num_experts) {
 }
 
 // Returns whether `width` is the number of columns of the plan and large enough for every row's experts. A plan that
-// was packed for batches without exact rows may be too narrow, because an exact row needs top-k columns, which may be
-// more than `kmax`.
+// was packed for batches without exact rows may be too narrow. The reason is that an exact row needs top-k columns,
+// which may be more than `kmax`.
 bool fits_width(const Plan& plan, const Batch& batch, int width) {
   const int own = batch.exact || plan.coverage != SUBSTITUTE ? plan.top_k : 0;
   const int most = std::max(std::min(plan.kmax, plan.num_experts), own);

@@ -73,8 +73,8 @@ inline int take_best(
   return find_best(choice, experts, num_experts, count, best);
 }
 
-// Sets `choice` to -inf outside the best groups of the row. The score of a group is the sum of its two best choice
-// scores if the router has a bias, and its best choice score otherwise.
+// Sets `choice` to -inf outside the best groups of the row. The score of a group is its best choice score. If the
+// router has a bias, it is the sum of the two best choice scores.
 inline void limit_groups(float* choice, const Plan& plan, bool biased) {
   const int size = plan.num_experts / plan.num_groups;
   std::vector<float> scores(plan.num_groups);

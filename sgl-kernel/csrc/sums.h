@@ -36,8 +36,8 @@ T sum_interleaved(const T* values, int count, int stride) {
   return ((sums[0] + sums[1]) + sums[2]) + sums[3];
 }
 
-// Adds a row in the order of torch on x86: first the elements that do not fill a 32-byte vector, then each lane of the
-// vectors.
+// Adds a row in the order of torch on x86. The elements that do not fill a 32-byte vector come first, then each lane of
+// the vectors.
 template <typename T>
 T sum_row(const T* values, int count) {
   constexpr int LANES = 32 / sizeof(T);

@@ -1,8 +1,8 @@
 """Attention over the paged KV cache, with one query for each request (decode) or several (prefill, draft and verify).
 
-Requests run as one batch if they have the same number of queries, and numbers of tokens within a factor of two. Masked
-columns pad the batch. All computations use float32. In bfloat16 other padding would round differently, and speculative
-decoding would change the output.
+Requests run as one batch if they have the same number of queries and, within a factor of two, the same number of
+tokens. Masked columns pad the batch. All computations use float32. In bfloat16 the results would round differently with
+other padding, so speculative decoding would change the output.
 """
 
 from collections import defaultdict
@@ -66,8 +66,8 @@ def paged_attention(
         prefix = length - count
         visible = (column < prefix)[:, None].repeat(1, count, 1)
         visible.scatter_(2, (prefix + torch.arange(count))[:, None].expand(-1, count, -1), among_queries)
-        # Padding repeats the last token of the request. Slots of other requests, which may contain NaN, are therefore
-        # never read.
+        # Padding repeats the last token of the request. Stale slots and slots of other requests, which may contain NaN,
+        # are never read.
         slots = req_to_token[req_pool_indices[requests].long()[:, None], column.minimum(length - 1)]
         keys, values = _gather(k_buffer, slots), _gather(v_buffer, slots)
         attended = F.scaled_dot_product_attention(

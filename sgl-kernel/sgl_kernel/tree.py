@@ -30,10 +30,10 @@ def build_tree_kernel_efficient_cpu(
 
     The function reads these arguments:
 
-    * `parent_list` [bs, expanded candidates] int64 is the number of each expanded candidate. It has no columns after
-      one step.
+    * `parent_list` [bs, expanded candidates] int64 is the number of each expanded candidate. It has no columns if the
+      tree has one step.
     * `selected_index` [bs, draft_token_num - 1] int64 is the candidate number of each node.
-    * `verified_seq_len` [bs] is the number of tokens in the KV cache, `seq_len` below.
+    * `verified_seq_len` [bs], called `seq_len` below, is the number of tokens in the KV cache.
     * `depth` is the number of steps of the longest path from the root.
 
     It writes these arguments, in which `nodes` is `draft_token_num`:

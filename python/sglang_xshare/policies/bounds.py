@@ -10,9 +10,9 @@ OWN_UTILITIES = ("topk", "squared")
 
 
 def can_drop(plan: SelectionPlan, router: Router, num_experts: int, ranks: int = 1) -> bool:
-    """Return False if the plan never drops an expert, whatever the batch: such a plan only costs time.
+    """Return False if the plan never removes an expert from a row's own top-k. Such a plan only costs time.
 
-    `ranks` is the number of expert-parallel ranks.
+    The result holds for any batch. `ranks` is the number of expert-parallel ranks.
     """
     k0 = plan.warm_up(router)
     if k0 >= router.top_k and plan.p == 1 and plan.warm_rows is None:
@@ -68,7 +68,7 @@ def _holds_own(
     if not (plan.uses_selected and takes_own_first and _reaches_own(plan, router, num_experts)):
         return False
     sure = _count_sure(plan, router)
-    # A chain of draft tokens has fewer rows with a warm-up than any other draft tree.
+    # Among all draft trees, a chain has the fewest rows with a warm-up.
     warm = min(plan.warm_rows or tokens_per_request, tokens_per_request)
     beyond = tokens_per_request * router.top_k - warm * sure
     by_request = plan.scope == "request"
@@ -77,7 +77,7 @@ def _holds_own(
         "add": min(rows // tokens_per_request * beyond, num_experts - sure),
         "budget": min((tokens_per_request if by_request else rows) * router.top_k, num_experts),
     }
-    # Only with balance `literal` S always reaches the sum of the ranks' targets.
+    # Only with balance `literal` does S always reach the sum of the ranks' targets.
     if plan.balance == "literal":
         enough["target_per_rank"] = -(-min(rows * router.top_k, num_experts) // ranks)
     given = {key: getattr(plan, key) or 0 for key in enough} | {"add": _count_added(plan, num_experts)}
@@ -112,7 +112,7 @@ def max_active(
     tokens_per_request: int = 1,
     slots: int | None = None,
 ) -> int:
-    """Return the largest number of experts that can be active in a step of `rows` rows; at least 1.
+    """Return the largest number of experts that can be active in a step of `rows` rows. The result is at least 1.
 
     The step has no exact rows. The size of some budgets depends on the logits or on the ranks: `mass` without
     `max_add`, `drop`, `confidence` and `target_per_rank`. Such a budget does not lower the result.

@@ -92,7 +92,7 @@ def read_phases(
 
 
 def read_overrides(key: str, value: Any, lowest: int) -> tuple[Override, ...]:
-    """Return the overrides that `layers` or `by_rows` contains. `lowest` is the smallest number of a range."""
+    """Return the overrides that `layers` or `by_rows` contains. `lowest` is the smallest allowed number."""
     if not isinstance(value, dict):
         raise ValueError(f"{key} = {as_json(value)}: must be {COMMON_KEYS[key].allowed}")
     overrides = []

@@ -81,8 +81,7 @@ def name_prefixes(extra_key: str | None, exact: bool) -> str | None:
     """Return the `extra_key` under which SGLang caches the prefixes of a request.
 
     Exact requests have other keys than all other requests, so the two kinds never share a cached prefix. This project's
-    part is at the beginning of the key, because SGLang appends and reads other parts, such as a LoRA adapter's id, at
-    the end.
+    part is at the beginning of the key. SGLang appends and reads other parts, such as a LoRA adapter's id, at the end.
     """
     if exact:
         return f"{NAMESPACE}|{extra_key}" if extra_key else NAMESPACE

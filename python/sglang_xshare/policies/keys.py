@@ -12,7 +12,7 @@ from typing import Any, get_args
 import orjson
 
 LONGEST = 200
-"""The largest number of characters of a value that an error repeats. A value in a request may have megabytes."""
+"""An error repeats at most this number of characters of a value, because a value in a request may have megabytes."""
 MOST = 2**31 - 1
 """The largest integer that a key may have. The kernels read int32, and an integer in SGLang's messages has at most 64
 bits.
@@ -169,7 +169,7 @@ def override_keys(keys: Mapping[str, Any], others: Mapping[str, Any]) -> dict[st
     """Return the keys of a policy after `others` have replaced some of them.
 
     A `mass` in `others` removes `add`, `add_per_request` and `target_per_rank`, the budgets that count experts. One of
-    these budgets in `others` removes `mass`. Otherwise both would apply, and the larger one would win. `balance` is
+    these budgets in `others` removes `mass`. If both kinds of budget applied, the larger one would win. `balance` is
     removed together with `target_per_rank`, and `max_add` is removed together with `mass`.
     """
     counts = ("add", "add_per_request", "target_per_rank")

@@ -139,8 +139,8 @@ class Schedule:
         """Return every plan that some layer and batch size can have.
 
         `model_layers` contains the ids of the model's MoE layers, or is None while the ids are unknown. Raises
-        ValueError for an override that names a layer beyond the model's last layer, or no MoE layer. Raises ValueError
-        for an override that names no batch size in which the policy selects. Raises ValueError if no plan is left.
+        ValueError if no plan is left, or if an override is wrong. An override must not name a layer beyond the model's
+        last layer. It must name an MoE layer, and a batch size in which the policy selects.
         """
         if self.observed:
             return list(dict.fromkeys(plan for part in self.parts for plan in part.plans(model_layers)))

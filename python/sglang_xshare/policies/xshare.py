@@ -18,9 +18,9 @@ MASSES: dict[str, Table] = {
 because fewer of its rows bear the loss. The shares were measured on six models of 32 to 512 experts with 2 to 32
 requests (`benchmark.quality.defaults`):
 
-* `careful` uses 82 % of the experts and loses at most 0.005 nats.
-* `default` uses 70 % of the experts and loses at most 0.011 nats.
-* `fast` uses 62 % of the experts and loses at most 0.021 nats.
+* `careful` keeps 82 % of the experts, and its worst loss is 0.005 nats.
+* `default` keeps 70 % of the experts, and its worst loss is 0.011 nats.
+* `fast` keeps 62 % of the experts, and its worst loss is 0.021 nats.
 """
 
 

@@ -24,9 +24,10 @@ BACKENDS = {
     "triton": "sglang_xshare.selection.triton_kernel",
     "cpu": "sglang_xshare.selection.cpu_call",
 }
-"""The module of each backend, by name. Each module has a function `select(logits, plan, router, batch, rank_of_expert)
--> Selection`, and `HANDLED`, the keys and words of a plan that the backend reads. The function of the compiled
-backends, "triton" and "cpu", also takes `slots` and `tally`. The function of "triton" also takes `budgets`.
+"""The module of each backend, by name. Each module has a function `select`, which takes the logits, plan, router, batch
+and `rank_of_expert`, and returns a `Selection`. Each module also has `HANDLED`, which contains the keys and words of a
+plan that the backend reads. The `select` of the compiled backends, "triton" and "cpu", also takes `slots` and `tally`.
+The `select` of "triton" also takes `budgets`.
 """
 
 MAX_EXPERTS = 1024
@@ -49,8 +50,8 @@ def select(
     """Select experts for the batch, and choose each row's experts among them.
 
     `router_logits` is a tensor [n, N] of any float dtype; n may be 0. `rank_of_expert` [N] contains the expert-parallel
-    rank of each expert, which `target_per_rank` needs. `backend` is a name in BACKENDS, or "auto". "auto" is the Triton
-    kernel on CUDA and the compiled call on a CPU if they support the plan, and torch otherwise.
+    rank of each expert, which `target_per_rank` needs. `backend` is a name in BACKENDS, or "auto". With "auto" the
+    Triton kernel runs on CUDA and the compiled call runs on a CPU. If they do not support the plan, torch runs.
 
     If `slots` is given, ids and weights have the form that an MoE runner needs. If `tally` is given, the function
     writes the counted tensors to it; `allocate_tally` makes a tally for logits of this shape. `budgets` contains the

@@ -13,11 +13,11 @@ batches of up to 16 rows.
 def count_blocks(most: int, pairs: int, block_size: int = BLOCK) -> int:
     """Return the largest number of blocks that the pairs can need.
 
-    `pairs` is the number of pairs, and `most` is the largest number of different experts in them.
+    `pairs` is the number of pairs, and `most` is the largest number of different experts among them.
 
-    An expert with c pairs needs 1 + (c - 1) // block_size blocks. For A experts the sum is at most A + (pairs - A) //
-    block_size, because rounding down each term loses at least as much as rounding down the sum. This bound grows with
-    A.
+    An expert with c pairs needs 1 + (c - 1) // block_size blocks. For A experts the sum of these numbers is at most A +
+    (pairs - A) // block_size. The reason is that rounding down each term loses at least as much as rounding down the
+    sum. This bound grows with A.
     """
     most = min(most, pairs)
     return most + (pairs - most) // block_size

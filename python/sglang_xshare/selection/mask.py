@@ -40,9 +40,8 @@ def mask_logits(logits: torch.Tensor, selection: Selection, top_k: int) -> tuple
     distinct, because the runner keeps a row's experts in a bit mask. A spare expert gets the lowest finite logit, whose
     softmax weight is 0.
 
-    Spare experts are the active experts that are in S and in some row's own top-k, if there are at least top-k of
-    these. The programs of the Triton kernel find these experts without waiting for each other. Otherwise all experts in
-    use are spare.
+    If at least top-k active experts are in S and in some row's own top-k, these experts are the spare experts. The
+    programs of the Triton kernel find them without waiting for each other. Otherwise all experts in use are spare.
     """
     active = selection.active
     missing = top_k - active.sum()

@@ -24,7 +24,7 @@ def select(
     batch: Batch,
     rank_of_expert: torch.Tensor | None,
 ) -> Selection:
-    """Select experts and each row's experts; see `sglang_xshare.selection.select`."""
+    """Select the batch's experts and each row's experts; see `sglang_xshare.selection.select`."""
     return _Reference(logits, plan, router, batch, rank_of_expert).select()
 
 

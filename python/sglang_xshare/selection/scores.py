@@ -49,7 +49,7 @@ def score(logits: torch.Tensor, scoring: str) -> torch.Tensor:
 
 
 def measure(scores: torch.Tensor, router: Router) -> torch.Tensor:
-    """Return P [n, N] in the form that is summed or compared with shares.
+    """Return P [n, N] in the form for sums and for comparisons with shares.
 
     Scores of `sqrtsoftplus` have no upper bound, so they are divided by their sum in the row, in float64. Other scores
     are unchanged.

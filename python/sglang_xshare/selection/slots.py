@@ -9,7 +9,7 @@ from .mask import mask_logits
 
 
 def serve_runner(answer: Selection, logits: torch.Tensor, top_k: int, slots: RunnerSlots) -> dict[str, Any]:
-    """Return the fields of a selection that have another form for this MoE runner, by name."""
+    """Return, by name, the fields of a selection that must change for this MoE runner."""
     if slots.masked:
         masked, in_use = mask_logits(logits, answer, top_k)
         return {"masked_logits": masked, "active": in_use}

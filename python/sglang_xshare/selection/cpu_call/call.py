@@ -43,7 +43,7 @@ def select(
     slots: RunnerSlots | None,
     tally: Tally | None = None,
 ) -> Selection:
-    """Select experts and each row's experts; see `sglang_xshare.selection.select`.
+    """Select the batch's experts and each row's experts; see `sglang_xshare.selection.select`.
 
     Raises ValueError if this machine has no compiled call.
     """
@@ -57,7 +57,7 @@ def select(
 def find_call(
     plan: SelectionPlan, router: Router, num_experts: int, exact: bool = False, slots: RunnerSlots | None = None
 ) -> Call:
-    """Return the compiled call for a plan and a router. `supports` must be True for the plan.
+    """Return the compiled call for a plan and a router. `supports` must return True for the plan.
 
     The first call packs the plan and the router. Raises ValueError on a machine without the compiled call.
     """
@@ -88,8 +88,8 @@ class Call:
     ) -> Selection:
         """Return the selection for logits [n, N], and write the counted tensors to `tally`.
 
-        The call checks only the number of columns. Raises RuntimeError if exact rows need more columns than a call has
-        that was made without exact rows. Raises MemoryError if memory is short.
+        The call checks only the number of columns. Raises RuntimeError if exact rows need more columns than the call
+        has. This happens only if the call was made without exact rows. Raises MemoryError if memory is short.
         """
         router, rows = self.router, logits.shape[0]
         given = logits if logits.dtype is torch.float32 or logits.dtype is torch.bfloat16 else logits.float()

@@ -15,7 +15,7 @@ from ..scores import compute_scores, find_depth, measure
 # To break ties, a score in float64 grows by 2^-40 of itself for each expert with a higher id. Even 1,024 such steps are
 # smaller than the distance between two neighboring float32 numbers.
 _TIE = 2.0**-40
-# The step is a fraction of the score, and the score is clamped to these bounds for it. A score of 0 therefore stays
+# The absolute value of the score is clamped to these bounds before the step is computed. A score of 0 therefore stays
 # below every positive float32, and -inf stays -inf.
 _SMALLEST, _LARGEST = 1e-60, 1e39
 
@@ -54,7 +54,7 @@ class Rows(NamedTuple):
     scores: torch.Tensor
     """[n, N] float32: the scores P."""
     measures: torch.Tensor
-    """[n, N]: P in the form that is summed or compared with shares; see `scores.measure`."""
+    """[n, N]: P in the form for sums and for comparisons with shares; see `scores.measure`."""
     keys: torch.Tensor
     """[n, N] float64: C with ties broken, which ranks the experts of a row. An expert that is never chosen has -inf."""
     own: Slots
@@ -154,8 +154,8 @@ def mark(table: torch.Tensor, experts: torch.Tensor, live: torch.Tensor) -> None
 def lower_first(num_experts: int, device: torch.device) -> torch.Tensor:
     """Return the numbers that break ties [N] float64. An expert has the number N - 1 - id.
 
-    The tensor is copied from the host. A first call during a graph capture therefore raises an error; the graph cannot
-    own the tensor. The cache never evicts the tensor, because captured graphs read its address. Both facts hold for
-    every cached tensor of this backend.
+    The tensor is copied from the host. A first call during a graph capture therefore raises an error, instead of making
+    a tensor that belongs to the graph. The cache never evicts the tensor, because captured graphs read its address.
+    Both facts hold for every cached tensor of this backend.
     """
     return torch.arange(num_experts - 1, -1, -1, dtype=torch.float64, device="cpu").to(device)

@@ -15,15 +15,15 @@ from .rows import Rows, lower_first, mark
 
 # The step that breaks ties between integers. The steps of 1,024 experts add up to less than 1.
 _TIE = 2.0**-10
-# Added to put an expert ahead of all others. It is larger than every utility, but small enough that a float64 still has
-# bits for the ties.
+# This number is added to put an expert ahead of all others. It is larger than every utility, but small enough that a
+# float64 still has bits for the ties.
 _AHEAD = 2.0**41
 
 
 def select_experts(
     rows: Rows, plan: SelectionPlan, rank_of_expert: torch.Tensor | None, kept: torch.Tensor, selected: torch.Tensor
 ) -> None:
-    """Add the experts of S to `selected`, which is empty before.
+    """Add the experts of S to `selected`, which must be empty.
 
     `kept` [n, k] bool marks the experts that each row keeps from its own top-k.
     """

@@ -29,7 +29,7 @@ def select(
     batch: Batch,
     rank_of_expert: torch.Tensor | None,
 ) -> Selection:
-    """Select experts and each row's experts; see `sglang_xshare.selection.select`."""
+    """Select the batch's experts and each row's experts; see `sglang_xshare.selection.select`."""
     selected = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
     # Autograd is off, because it would take a quarter of the time on a CPU. The returned tensors are made outside this
     # block, because a caller could not change an inference tensor in place.
@@ -124,7 +124,8 @@ def _share(rows: Rows, plan: SelectionPlan, router: Router, chosen: Slots) -> tu
     """
     own = rows.own
     whole = _divisor(chosen, own, plan.own_power, rows.exact)
-    # The largest of N softmax scores is at least 1 / N, so the sum of a row that has its first choice is never 0.
+    # The largest of N softmax scores is at least 1 / N. The sum of a row that has its first choice is therefore never
+    # 0.
     has_first = plan.own_power == 1 or plan.warms_all
     has_first = has_first and router.scoring == "softmax" and router.correction_bias is None
     if not has_first:

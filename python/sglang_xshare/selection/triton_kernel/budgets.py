@@ -59,8 +59,8 @@ class Budgets:
     def check(self, plan: SelectionPlan) -> None:
         """Raise ValueError if the kernel cannot compute this plan. The error names the key.
 
-        The plan may differ from the kernel's plan in the numbers of the keys in NUMBERS. The kernel must have code for
-        each of these keys.
+        The plan may differ from the kernel's plan only in the numbers of the keys in NUMBERS. The kernel must have code
+        for every key that the plan uses.
         """
         took, takes = list_steps(self.plan), list_steps(plan)
         for name in KEYS:

@@ -10,8 +10,8 @@ from .rows import EMPTY, find_taken, load_tile, roll, take_best
 # three. Bits 0-31 are the utility of the expert in multiples of 2^-20. Bits 32-47 are its votes, the number of rows
 # with the expert in their top-k. Bits 48-62 are its holders, the number of rows or requests that add the expert to S.
 # No counter overflows with fewer than 2048 rows. Only a ranking by votes needs the number of votes, and no plan needs
-# the number of holders. For all other plans a tile of up to 16 rows therefore counts at most one vote and one holder
-# for each expert; see `sum_narrow`.
+# the number of holders. With all other plans a tile of up to 16 rows counts at most one vote and one holder for each
+# expert; see `sum_narrow`.
 VOTE = tl.constexpr(1 << 32)
 HOLDER = tl.constexpr(1 << 48)
 DIGIT, RADIX = tl.constexpr(4), tl.constexpr(16)  # the number of bits of a digit, and of its values
@@ -46,13 +46,13 @@ def find_voted(counters, recipe: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def find_threshold(keys, weights, limit, most) -> tl.tensor:
-    """Return a threshold for the keys [E]: the keys at or above it reach a limit, and as few keys as possible do.
+    """Return a threshold for the keys [E]. As few keys as possible are at or above it, and they reach a limit.
 
-    The keys reach the limit if their weights add up to at least `limit`, or if there are at least `most` of them.
-    `most` may be None. Equal keys are never separated. The threshold is 0 if all keys together do not reach the limit.
+    Keys reach the limit if their weights add up to at least `limit`, or if there are at least `most` of them. `most`
+    may be None. A threshold cannot separate equal keys. It is 0 if all keys together do not reach the limit.
 
     The search finds the threshold digit by digit, the highest digit first. It compares all keys with 16 numbers for
-    each digit. The search ends when at most one key is in the range of the digit that was found, and returns the lower
+    each digit. The search ends when at most one key is in the range of the digit that was found. It returns the lower
     end of this range. In a simulation the search takes 2.8 digits instead of 5.1.
     """
     digit = tl.arange(0, RADIX).to(keys.dtype)
@@ -95,7 +95,7 @@ def keep_first(members, weights, limit, most) -> tl.tensor:
 
 @triton.jit
 def keep_until(keys, weights, limit, most=None) -> tl.tensor:
-    """Return a mask [E] bool of the largest keys above 0, as few as possible, whose weights add up to `limit`.
+    """Return a mask [E] bool of the largest keys above 0, taken until their weights add up to `limit`.
 
     If `most` is given, the mask has at most `most` keys. If keys are equal, the first of them are used. Equal keys must
     have equal weights.

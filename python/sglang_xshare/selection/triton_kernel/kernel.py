@@ -206,7 +206,8 @@ def select_kernel(
         if expert_scale is not None:
             weights *= load_listed(expert_scale + expert, chosen)
         weights = tl.where(chosen, weights, 0.0)
-        # Other threads of this program, or a program before the grid barrier, have stored the zeros of `active`.
+        # This barrier is needed because other threads of the program may have stored the zeros of `active`. The zeros
+        # of another program were stored before the grid barrier.
         tl.debug_barrier()
         tl.store(flatten(active + expert), 1, mask=flatten(chosen))
 

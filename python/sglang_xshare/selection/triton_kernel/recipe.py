@@ -23,15 +23,15 @@ HANDLED = COMMON
 """The keys and words that the kernel reads. Torch computes a plan with any other key or word."""
 SCORED = ("softmax", "sigmoid", "sqrtsoftplus")
 """The scoring functions that `Recipe` distinguishes."""
-# With these limits three sums fit 31 bits: the utilities of an expert over all rows, up to 2^20 each; the shares of a
-# row, up to 2^26 each; and the shares of all rows, 2^20 for each row plus half a unit for each of 512 experts.
+# With these limits three sums fit 31 bits. The utilities of an expert over all rows are up to 2^20 each. The shares of
+# a row are up to 2^26 each. The shares of all rows are up to 2^20 for each row, plus half a unit for each of 512
+# experts.
 MAX_ROWS, MAX_TOP_K = 2047, 31
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The parts of the kernel that a plan and a router need. The plan's numbers are not a part of it; see budgets.py.
-    """
+    """The parts of the kernel that a plan and a router need. It does not contain the plan's numbers; see budgets.py."""
 
     num_experts: int
     top_k: int
@@ -71,7 +71,7 @@ class Recipe:
     uses_selected: bool
     substitutes: bool
     divides_by_own: bool
-    """The meaning of the plan's coverage in this field and the two fields above; see `SelectionPlan`."""
+    """This field and the two fields above describe the plan's coverage; see `SelectionPlan`."""
     mixes_own: bool
     """True if weights are divided by a mean of two sums: the sum over the row's experts and the sum over its own top-k.
     """

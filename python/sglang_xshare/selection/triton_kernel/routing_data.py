@@ -1,7 +1,7 @@
 """The routing arrays that the matmul of triton_kernels reads, built from ids and weights in one launch.
 
 The function `routing()` that SGLang calls derives the arrays from logits in nine launches. After a selection the ids
-are known, so only two parts remain: a stable sort of the (row, slot) pairs by expert, and a table of blocks.
+are known. Only two parts remain: a stable sort of the (row, slot) pairs by expert, and a table of blocks.
 
 The launch has two programs, which do not need each other's results. The first program sorts the pairs, and the second
 program builds the tables.
@@ -144,8 +144,8 @@ def routing_kernel(
         ahead = key[:, None] < key[None, :]
         if renumber:
             same_row = row[:, None] == row[None, :]
-            # One sum computes two counts of the pairs ahead: all pairs in the low bits, and pairs of the same row in
-            # the high bits.
+            # One sum computes two counts. The low bits count all pairs ahead, and the high bits count the pairs ahead
+            # in the same row.
             counts = tl.sum(tl.where(ahead, tl.where(same_row, 1 + (1 << 16), 1), 0), 0)
             place = counts & 0xFFFF
             number = row * top_k + (counts >> 16)

@@ -48,7 +48,7 @@ def load_tile(
 def flatten(tile) -> tl.tensor:
     """Return a tile [R, C] in the shape [R * C].
 
-    Triton would rearrange 2-D addresses without an order through shared memory.
+    If 2-D addresses have no order, Triton rearranges them through shared memory.
     """
     return tl.reshape(tile, (tile.shape[0] * tile.shape[1],))
 
@@ -193,7 +193,7 @@ def roll(rounds) -> tl.tensor:
     """Return `rounds` in a form that prevents the compiler from unrolling a loop over them.
 
     The number is multiplied by a value that is always 1, which the compiler does not know. An unrolled loop of so few
-    rounds would be slower, because a decode step runs other kernels in between and every instruction is fetched again.
+    rounds would be slower. A decode step runs other kernels in between, so every instruction is fetched again.
     """
     return tl.num_programs(1) * rounds
 

@@ -29,7 +29,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Shape:
-    """The launch shapes that measurements found best, for layers of up to a number of experts."""
+    """The fastest measured launch shapes for layers with at most `experts` experts."""
 
     experts: int
     """The largest number of experts for which the shape is used. If several shapes qualify, the one with the smallest

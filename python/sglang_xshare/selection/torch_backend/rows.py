@@ -49,7 +49,7 @@ class Slots(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A batch of n rows and N experts. k is the router's top-k."""
+    """A batch of n rows and N experts. The router's top-k is k."""
 
     scores: torch.Tensor
     """[n, N] float32: the scores P."""

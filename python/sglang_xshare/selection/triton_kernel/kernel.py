@@ -18,8 +18,8 @@ If the most confident rows vote, there is one more barrier. If rows may need a r
 programs can be resident at the same time, the kernel is launched several times, and each barrier becomes the end of a
 launch. Each later launch repeats the earlier work on its rows, because this is cheaper than storing the results.
 
-The kernel finds the best experts by repeated maxima instead of a sort. k is about 8, and a round costs one `redux` and
-about 20 other instructions for each row. A bitonic sort of 128 experts would take 28 exchanges.
+The kernel finds the best experts by repeated maxima instead of a sort. The top-k is about 8. A round costs one `redux`
+and about 20 other instructions for each row, but a bitonic sort of 128 experts would take 28 exchanges.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""Bounds of a plan for any logits: whether the plan can change a step, and how many experts can be active at most."""
+"""Bounds that hold for any logits: whether a plan can change a step, and how many experts can be active at most."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ OWN_UTILITIES = ("topk", "squared")
 def can_drop(plan: SelectionPlan, router: Router, num_experts: int, ranks: int = 1) -> bool:
     """Return False if the plan never removes an expert from a row's own top-k. Such a plan only costs time.
 
-    The result holds for any batch. `ranks` is the number of expert-parallel ranks.
+    The result False holds for every batch. `ranks` is the number of expert-parallel ranks.
     """
     k0 = plan.warm_up(router)
     if k0 >= router.top_k and plan.p == 1 and plan.warm_rows is None:
@@ -38,13 +38,13 @@ def can_change(
 ) -> bool:
     """Return False if the plan cannot change a step of `rows` rows: each row keeps the model's own top-k and weights.
 
-    The step has no padding rows. The result False holds for any logits and any exact rows. With paged experts it also
-    holds for any experts in the page slots; `slots` is the number of page slots. The result True may be wrong. A wrong
-    True only costs the time of a selection.
+    The step has no padding rows. The result False holds for any logits, even if some rows are exact. With paged
+    experts, `slots` is the number of page slots. The result False then holds whatever experts the page slots contain.
+    The result True may be wrong. A wrong True only costs the time of a selection.
 
-    Utilities are rounded to multiples of 2**-20, so a very small utility becomes 0. This happens if no row has a score
-    above 2**-21 for the expert. With utility `squared` it happens if no row has a weight above 2**-10.5 = 0.0007. A
-    step may drop such an expert although this function returns False.
+    Utilities are rounded to multiples of 2**-20. The utility of an expert becomes 0 if no row's score for the expert is
+    above 2**-21. With utility `squared` it becomes 0 if no row's weight is above 2**-10.5 = 0.0007. A step may drop an
+    expert with utility 0 although this function returns False.
     """
     if plan.columns(router) != router.top_k:
         return True
@@ -62,7 +62,8 @@ def _holds_own(
 ) -> bool:
     """Return whether a budget is large enough to select every expert of each row's own top-k.
 
-    The result is False for utility `full`, which may rank other experts before the experts of the rows' top-k.
+    The result is False if other experts may rank before the experts of the rows' top-k. This can happen with ranking
+    `static`. It can also happen with ranking `router` and utility `full`.
     """
     takes_own_first = plan.ranking == "votes" or (plan.ranking == "router" and plan.utility in OWN_UTILITIES)
     if not (plan.uses_selected and takes_own_first and _reaches_own(plan, router, num_experts)):
@@ -77,7 +78,7 @@ def _holds_own(
         "add": min(rows // tokens_per_request * beyond, num_experts - sure),
         "budget": min((tokens_per_request if by_request else rows) * router.top_k, num_experts),
     }
-    # Only with balance `literal` does S always reach the sum of the ranks' targets.
+    # Only balance `literal` always selects as many experts as the sum of the ranks' targets.
     if plan.balance == "literal":
         enough["target_per_rank"] = -(-min(rows * router.top_k, num_experts) // ranks)
     given = {key: getattr(plan, key) or 0 for key in enough} | {"add": _count_added(plan, num_experts)}
@@ -87,7 +88,7 @@ def _holds_own(
 def _reaches_own(plan: SelectionPlan, router: Router, num_experts: int) -> bool:
     """Return whether a row can get all experts of its own top-k.
 
-    With `quota_groups` the last of these experts may be anywhere in the row's ranking.
+    If the router has `quota_groups`, the last of these experts may be anywhere in the row's ranking.
     """
     last = router.top_k if router.quota_groups is None else num_experts
     return plan.columns(router) >= router.top_k and (plan.max_rank or num_experts) >= last
@@ -114,16 +115,17 @@ def max_active(
 ) -> int:
     """Return the largest number of experts that can be active in a step of `rows` rows. The result is at least 1.
 
-    The step has no exact rows. The size of some budgets depends on the logits or on the ranks: `mass` without
-    `max_add`, `drop`, `confidence` and `target_per_rank`. Such a budget does not lower the result.
+    The step has no exact rows. Some budgets have no fixed size, because they depend on the logits or on the ranks.
+    These are `drop`, `confidence`, `target_per_rank`, and `mass` without `max_add`. With such a budget the result is
+    the number of experts that the rows can use at most.
 
-    `slots` is the number of page slots if the batch marks the loaded experts. If the plan selects loaded experts for
-    free, the result is at most `slots`, plus one expert for each row that can be rescued. The result is larger if the
-    warm-ups and the requests alone can need more experts.
+    `slots` is the number of page slots, or None if the batch does not mark the loaded experts. A plan may select loaded
+    experts that no budget counts. It then selects at most `slots` experts, unless the warm-ups and `add_per_request`
+    alone need more. Each row that can be rescued may add one expert.
     """
     most = min(num_experts, rows * plan.columns(router))
     requests = rows // tokens_per_request
-    # `warm_rows` does not lower this number, because a draft tree may have no row at that depth.
+    # `warm_rows` does not lower this number, because a draft tree may have no rows at that depth or deeper.
     held = rows * plan.warm_up(router) + requests * plan.add_per_request
     rescued = rows if plan.can_rescue else 0
     if slots is not None and plan.takes_residents:
@@ -143,7 +145,7 @@ def fits_slots(
 ) -> bool:
     """Return whether at most `slots` experts are active in a step of `rows` rows, for any logits.
 
-    SGLang captures and replays CUDA graphs of such steps only. If `plan` is None, the model's own router chooses the
+    SGLang captures and replays CUDA graphs only for such steps. If `plan` is None, the model's own router chooses the
     experts. The step has no exact rows, because a server with paged experts refuses exact requests.
     """
     if rows * router.top_k <= slots:
@@ -154,7 +156,7 @@ def fits_slots(
 def open_up(plan: SelectionPlan, router: Router) -> SelectionPlan:
     """Return a variant of the plan that uses the same kernel and routes as the model does.
 
-    Raises ValueError if a row of the plan has another number of columns than the model's top-k.
+    Raises ValueError if the plan's number of columns is not the model's top-k.
     """
     if plan.columns(router) != router.top_k:
         raise ValueError(f"kmax = {plan.kmax} columns: must be {router.top_k}, as in the model's own routing")

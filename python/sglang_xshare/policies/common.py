@@ -1,4 +1,4 @@
-"""The keys that all selecting policies share: the forwards, layers and batch sizes in which a policy selects."""
+"""The keys of all selecting policies. They define in which forwards, layers and batch sizes a policy selects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .registry import Policy
 
 PHASES = ("decode", "verify")
 SPECULATES = "--speculative-algorithm"
-"""The server's flag for speculative decoding. Other subcommands have another flag for it."""
+"""The server's flag for speculative decoding. Other commands have another flag for it."""
 
 
 COMMON_KEYS = {
@@ -74,7 +74,7 @@ def read_phases(
 ) -> tuple[str, ...]:
     """Return the phases in which the policy selects. Raises ValueError naming the key.
 
-    `speculates` is the flag for speculative decoding, which the errors name.
+    The errors name `speculates`, the flag for speculative decoding.
     """
     if value is None:
         if not speculative and policy.phases == ("verify",):
@@ -92,7 +92,10 @@ def read_phases(
 
 
 def read_overrides(key: str, value: Any, lowest: int) -> tuple[Override, ...]:
-    """Return the overrides that `layers` or `by_rows` contains. `lowest` is the smallest allowed number."""
+    """Return the overrides that `layers` or `by_rows` contains.
+
+    `lowest` is the smallest layer id or row count that is allowed.
+    """
     if not isinstance(value, dict):
         raise ValueError(f"{key} = {as_json(value)}: must be {COMMON_KEYS[key].allowed}")
     overrides = []

@@ -11,13 +11,14 @@ from .schedule import Schedule
 
 
 def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
-    """Return the policy, its keys, its phases and its limits as a JSON-able dict, with all defaults resolved.
+    """Return the policy, its keys, its phases and its limits as a JSON-able dict. All defaults are resolved.
 
-    If `top_k` is given, it replaces null for `k0` and `kmax`, because there null means the model's top-k. The list
-    `overrides` contains one entry for each range of layers or batch sizes with other keys. An entry contains the keys
-    that change. If another policy applies, the entry contains all keys of that policy. An entry without `layers`
-    applies to all layers, and an entry without `by_rows` applies to all batch sizes. If two entries apply, the later
-    entry wins.
+    For `k0` and `kmax`, null means the model's top-k. If `top_k` is given, it replaces this null.
+
+    The list `overrides` contains one entry for each range of layers or batch sizes with other keys. An entry contains
+    the keys that change. If another policy applies, the entry contains all keys of that policy. An entry without
+    `layers` applies to all layers, and an entry without `by_rows` applies to all batch sizes. If two entries apply, the
+    later entry wins.
 
     For `observe` the dict contains the description of each compared plan.
     """
@@ -52,7 +53,10 @@ def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
 
 
 def describe_mass(schedule: Schedule) -> str | None:
-    """Return the share of utility that `mass` keeps, as text. Return None if `mass` does not decide every step."""
+    """Return a text with the share of utility that `mass` keeps.
+
+    Return None if `mass` is not used, if `max_add` limits it, or if `layers` or `by_rows` may override it.
+    """
     policy = get_policy(schedule.policy)
     keys = policy.complete(schedule.keys)
     mass = keys.get("mass")

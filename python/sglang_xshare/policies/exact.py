@@ -10,7 +10,7 @@ KEY = "expert_policy"
 """The key that this project reads from `custom_params` in a request's sampling parameters."""
 EXACT, SHARED = "exact", "shared"
 OURS = f"{KEY}="
-"""The text with which this project's part of an `extra_key` or of a routing key begins."""
+"""The beginning of this project's part of an `extra_key` or of a routing key."""
 NAMESPACE = OURS + EXACT
 """The part of SGLang's `extra_key` that separates the cached prefixes of exact requests from all others."""
 ALLOWED = 'an object such as {"priority": 10} or {"default": true}'
@@ -47,7 +47,7 @@ def read_asked(custom_params: Any, routing_key: str | None) -> bool | None:
     """Return whether a request asks to be exact, or None if the request makes no choice.
 
     The choice in `custom_params` has precedence over the choice in `routing_key`. Any value except "shared" counts as
-    "exact" here. Normally the server has already refused all values except these two.
+    "exact" here. Normally the server has already refused every value that is not "exact" or "shared".
     """
     said = custom_params.get(KEY) if isinstance(custom_params, Mapping) else None
     said = read_routing_key(routing_key) if said is None else said
@@ -89,6 +89,6 @@ def name_prefixes(extra_key: str | None, exact: bool) -> str | None:
 
 
 def check_said(value: Any, source: str) -> None:
-    """Raise ValueError if a request may not set this value. The error names `source`, the place of the value."""
+    """Raise ValueError if a request may not set this value. The error names `source`, the place that contains it."""
     if value not in (None, EXACT, SHARED):
         raise ValueError(f"{source} must be {EXACT!r} or {SHARED!r} (got {as_json(value)})")

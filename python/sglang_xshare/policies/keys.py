@@ -1,4 +1,4 @@
-"""The allowed values of a key of a plan or a policy, and functions that read and write keys in JSON."""
+"""The allowed values of the keys of plans and policies. The functions here read and write keys as JSON."""
 
 import difflib
 import json
@@ -14,7 +14,7 @@ import orjson
 LONGEST = 200
 """An error repeats at most this number of characters of a value, because a value in a request may have megabytes."""
 MOST = 2**31 - 1
-"""The largest integer that a key may have. The kernels read int32, and an integer in SGLang's messages has at most 64
+"""The largest integer allowed as a value. The kernels read int32, and an integer in SGLang's messages has at most 64
 bits.
 """
 DEEPEST = 32
@@ -27,10 +27,12 @@ that is nested deeper than Python's own limit would cause a traceback.
 class Key:
     """The accepted values of one key.
 
-    `kind` is the type of the value: int, float, bool, str (one of `choices`), tuple (all expert ids in some order) or
-    list (policies). A number may also be one of the `choices`. The range includes `low` and `high`; with `above_low` it
-    excludes `low`. If the key is `optional`, the value None switches the key off. `words` replace the description of
-    the accepted values, which otherwise follows from the kind. `default` is the value of a common key that is absent.
+    `kind` is the type of the value. A str must be one of `choices`. A tuple must contain all expert ids, in any order.
+    A list must not be empty. A number must be from `low` to `high`; if `above_low` is True, it must be larger than
+    `low`. If a key of numbers has `choices`, it accepts these words too.
+
+    If `optional` is True, the key accepts None. `words` describes the accepted values; if it is empty, the description
+    follows from `kind`. `default` is the value of a common key that the user does not set.
     """
 
     kind: type
@@ -58,7 +60,7 @@ class Key:
         return f"a number in {'(' if self.above_low else '['}{self.low:g}, {self.high:g}]{words}"
 
     def check(self, name: str, value: Any) -> Any:
-        """Return `value` after a check, converted to the key's type: for example, from int to float.
+        """Check a value and return it in the key's type. For example, an int may become a float.
 
         Raises ValueError if the value is not accepted. The check is strict: True, "3" and 3.0 are not integers, and NaN
         is not a number.
@@ -142,9 +144,9 @@ def accepts_none(hint: Any) -> bool:
 
 
 def suggest(word: object, known: Iterable[str]) -> str:
-    """Return a suggestion for the end of an error about an unknown word: the most similar known word.
+    """Return a text that suggests the known word most similar to an unknown word.
 
-    Return "" if no known word is similar.
+    Errors end with this text. It is "" if no known word is similar.
     """
     if len(str(word)) > LONGEST:
         return ""  # comparing a long word would delay the scheduler
@@ -168,9 +170,10 @@ def read_object(text: str | bytes) -> dict[str, Any]:
 def override_keys(keys: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a policy after `others` have replaced some of them.
 
-    A `mass` in `others` removes `add`, `add_per_request` and `target_per_rank`, the budgets that count experts. One of
-    these budgets in `others` removes `mass`. If both kinds of budget applied, the larger one would win. `balance` is
-    removed together with `target_per_rank`, and `max_add` is removed together with `mass`.
+    The budgets `add`, `add_per_request` and `target_per_rank` count experts. If `others` contains `mass`, they are
+    removed. If `others` contains one of them, `mass` is removed. Otherwise both kinds of budget would apply, and the
+    larger one would win. `balance` is removed together with `target_per_rank`, and `max_add` is removed together with
+    `mass`.
     """
     counts = ("add", "add_per_request", "target_per_rank")
     has_count = others.get("add") is not None or any(others.get(name) for name in counts)

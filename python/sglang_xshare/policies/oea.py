@@ -35,8 +35,7 @@ def oea(
     """Every row's k0 best experts; each row fills up with experts that other rows activate.
 
     `target_per_rank` switches on OEA's extension to expert parallelism (section 7). A step waits for the rank with the
-    most active experts. Each other rank therefore adds experts, best first by utility, until it has as many as that
-    rank. A target of 1 adds no further experts; a larger target makes each rank add experts until it has at least that
-    many.
+    most active experts. Each other rank therefore adds experts until it has the same number. Experts with the largest
+    utility come first. With a target above 1, every rank adds experts until it has at least that many.
     """
     return SelectionPlan(balance="literal" if target_per_rank is None else "level", **locals())  # all parameters

@@ -14,7 +14,9 @@ SCOPES = ("batch", "request")
 COVERAGES = ("substitute", "truncate", "own")
 AUTO = "auto"
 MOST_LIKELY = 63 / 64
-"""The value of `acceptance` "auto" until a server has an estimate: the largest possible estimate, which is safe."""
+"""The value of `acceptance` "auto" until a server has an estimate. It is the largest possible estimate, so it lowers
+the utility of draft tokens least.
+"""
 
 
 def _key(default: Any, kind: type, help: str, **limits: Any) -> Any:
@@ -27,12 +29,13 @@ def _share(default: float | None, help: str, **limits: Any) -> Any:
 
 @dataclass(frozen=True)
 class SelectionPlan:
-    """The rules of a selection: which experts are in a batch's set S, and which of these experts each row gets.
+    """The rules of a selection: which experts are in the batch's set S, and which of these experts each row gets.
 
-    S starts with each row's warm-up (`k0`, `p`). Then a plan can add experts to S in one of three ways:
+    S starts with the warm-up of each row, which `k0` and `p` define. A plan can then add experts to S in one of three
+    ways:
 
     * The budgets `add_per_request`, `add`, `mass` and `target_per_rank` add experts, in this order.
-    * The best experts of a `ranking` join S. `budget` or `drop` limits their number.
+    * The best experts of a `ranking` join S. `budget` or `drop` decides how many.
     * The most confident rows vote for experts (`confidence`).
 
     `coverage`, `kmax`, `max_rank` and `rescue` decide which experts of S a row gets. `own_share` decides their weights.
@@ -108,29 +111,29 @@ class SelectionPlan:
 
     @property
     def adds(self) -> bool:
-        """Return whether `add_per_request`, `add`, `mass` or `target_per_rank` adds experts to S."""
+        """Return whether `add_per_request`, `add`, `mass` or `target_per_rank` adds experts."""
         return bool(self.add_per_request or self.add or self.mass or self.target_per_rank)
 
     @property
     def ranks_experts(self) -> bool:
-        """Return whether S consists of the warm-up and the best experts of a ranking."""
+        """Return whether the selected set consists of the warm-up and the best experts of a ranking."""
         return self.budget is not None or self.drop is not None
 
     # The properties below define the meaning of each value of `coverage`.
 
     @property
     def uses_selected(self) -> bool:
-        """Return whether a row gets its experts from S. Otherwise a row gets only the experts of its own warm-up."""
+        """Return whether rows use the experts selected for the batch. Otherwise a row uses only its own warm-up."""
         return self.coverage != "own"
 
     @property
     def substitutes(self) -> bool:
-        """Return whether a row may take experts of S that are not in its own top-k."""
+        """Return whether a row may take selected experts that are not in its own top-k."""
         return self.coverage == "substitute"
 
     @property
     def takes_residents(self) -> bool:
-        """Return whether loaded experts join S without counting towards a budget.
+        """Return whether loaded experts are selected without counting towards a budget.
 
         The result is False if the plan has a ranking, voters, coverage `own`, or `free_residents` False.
         """
@@ -139,7 +142,7 @@ class SelectionPlan:
 
     @property
     def can_rescue(self) -> bool:
-        """Return whether a row that would lose its whole top-k gets its first choice back. This expert then joins S."""
+        """Return whether a row that would lose its whole top-k gets its first choice back."""
         return self.uses_selected and not self.substitutes and self.rescue and not self.warms_all
 
     @property
@@ -149,9 +152,9 @@ class SelectionPlan:
 
     @property
     def divides_by_own(self) -> bool:
-        """Return whether a row's weights are divided by the sum over its own top-k instead of the sum over its experts.
+        """Return whether a row's weights are divided by the sum of the row's scores over its own top-k.
 
-        Both sums are sums of the row's scores. Only a model that renormalizes divides the weights.
+        Otherwise `own_share` decides the divisor. Only a model that renormalizes divides the weights.
         """
         return self.coverage == "truncate"
 
@@ -172,9 +175,9 @@ class SelectionPlan:
     def keys_beyond(self, handled: Mapping[str, tuple[str, ...]]) -> list[str]:
         """Return the keys of the plan that a backend would ignore or misread.
 
-        `handled` contains the keys and words that the backend reads. The backend ignores a key that is not in
-        `handled`, which does no harm if the key has its default value. The backend misreads a word, such as the name of
-        a ranking, that `handled` does not list for the key.
+        `handled` contains the keys and words that the backend reads. The backend ignores a key that `handled` does not
+        contain. This is harmless if the key has its default value. The backend misreads a word that `handled` does not
+        list for the key. Such a word is, for example, the name of a ranking.
         """
         found = [(f.name, getattr(self, f.name), f.default) for f in fields(self) if f.name in KEYS]
         return [
@@ -184,11 +187,11 @@ class SelectionPlan:
         ]
 
     def is_another_estimate(self, other: "SelectionPlan") -> bool:
-        """Return whether this plan uses a server's estimate of `acceptance` and both plans are otherwise equal."""
+        """Return whether this plan uses a server's estimate of `acceptance` and otherwise equals the other plan."""
         return self.estimates and replace(self, acceptance=other.acceptance) == other
 
     def weighs(self, tokens_per_request: int) -> bool:
-        """Return whether the depth of a row changes its utility. Only requests with several rows have draft tokens."""
+        """Return whether a row's depth changes its utility. Only a request with several rows has draft tokens."""
         return self.acceptance < 1 and tokens_per_request > 1
 
     def warm_up(self, router: Router) -> int:
@@ -224,8 +227,8 @@ class SelectionPlan:
     def check_router(self, router: Router) -> None:
         """Raise ValueError if the plan does not fit the router.
 
-        `own_share` needs a router that renormalizes. If the router has `quota_groups`, `kmax` must be the model's
-        top-k.
+        A router that does not renormalize allows no `own_share`. If the router has `quota_groups`, `kmax` must be the
+        model's top-k.
         """
         if self.own_share and not router.renormalize:
             raise ValueError(f"own_share = {self.own_share}: must be used with a model that renormalizes its weights")
@@ -243,7 +246,7 @@ KEYS: Mapping[str, Key] = {
 
 
 def _contradictions(plan: SelectionPlan) -> list[tuple[str, str]]:
-    """Return one pair (key, text) for each key that contradicts another key. The text is what the key must be."""
+    """Return one pair (key, text) for each key that contradicts another key. The text says what the key must be."""
     budgets = plan.adds + (plan.budget is not None) + (plan.drop is not None) + (plan.confidence is not None)
     sums_utility = plan.adds or (plan.budget is not None and plan.ranking == "router")
     other_budgets = "add, add_per_request, mass, target_per_rank"

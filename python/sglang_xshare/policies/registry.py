@@ -22,12 +22,13 @@ class Setting:
 class Policy:
     """A named policy, which makes a plan from keys.
 
-    * `make` is the function that returns the plan. `keys` are its parameters. A key that is not in `defaults` is
+    * `make` is the function that returns the plan. `keys` are its parameters. A key without an entry in `defaults` is
       required.
     * `bare` contains the keys that apply if a user gives no keys.
-    * `presets` contains whole sets of keys, each with a word as its name.
+    * `presets` contains named sets of keys.
     * `depends` describes the defaults that depend on other keys. `complete` adds these defaults to a user's keys.
-    * `tables` contains, for each key and word, the numbers that the word stands for: one for each range of router rows.
+    * `tables` contains the words that a key accepts instead of a number. A word stands for one number in each range of
+      router rows.
     * `phases` are the phases in which the policy selects, unless a user chooses other phases.
     * If `selects` is False, the policy leaves every step unchanged and has no common keys.
     """
@@ -48,7 +49,7 @@ class Policy:
     selects: bool = True
 
     def default(self, name: str) -> Any:
-        """Return the value of a key that is absent.
+        """Return the value of a key that the user does not set.
 
         If the policy has required keys, return the key's declared default.
         """
@@ -59,7 +60,7 @@ class Policy:
 
     @property
     def changes(self) -> list[int]:
-        """Return the row counts, in ascending order, from which a word in `tables` stands for another number."""
+        """Return the row counts at which a range in `tables` begins, in ascending order and without 1."""
         return sorted(
             {first for words in self.tables.values() for table in words.values() for first in table if first > 1}
         )
@@ -92,17 +93,21 @@ class Policy:
         return [f"{name} is missing: {self.name} needs {key.allowed}" for name, key in required.items()]
 
     def resolve(self, keys: Mapping[str, Any], rows: int | None = None) -> dict[str, Any]:
-        """Return every key of the policy with its given or default value. If `rows` is given, numbers replace words."""
+        """Return the value of every key of the policy.
+
+        The value is the given one or the default. If `rows` is given, each word is replaced by its number for this row
+        count.
+        """
         plan, given = self.build(keys, rows), self._check_values(self.complete(keys))
         given = given if rows is None else self._look_up(given, rows)
         return {name: given.get(name, getattr(plan, name, self.defaults.get(name))) for name in self.keys}
 
     def find_tables(self, values: Mapping[str, Any]) -> dict[str, Table]:
-        """Return a dict with a table for each key whose value is a word in `tables`."""
+        """Return the table of each key whose value is a word in `tables`."""
         return {name: table for name, words in self.tables.items() if (table := words.get(values.get(name, "")))}
 
     def _look_up(self, values: Mapping[str, Any], rows: int) -> dict[str, Any]:
-        """Return the values after each word in `tables` is replaced by its number for a step of `rows` router rows."""
+        """Return the values. Each word in `tables` is replaced by its number for a step of `rows` router rows."""
         return {**values, **{name: look_up(table, rows) for name, table in self.find_tables(values).items()}}
 
     def _check_values(self, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,8 +166,8 @@ def list_policies() -> list[Policy]:
 def build_plan(policy: str | Mapping[str, Any], **keys: Any) -> SelectionPlan:
     """Return the plan of a named policy: `build_plan("xshare", k0=1)` or `build_plan({"policy": "xshare", "k0": 1})`.
 
-    The numbers of some keys depend on the step's router rows, such as the default `mass` of `xshare`. The plan contains
-    the numbers for `PLAIN_ROWS` rows.
+    The value of some keys depends on the number of router rows in a step. An example is the default `mass` of `xshare`.
+    The plan contains the values for `PLAIN_ROWS` rows.
 
     Raises ValueError naming the policy or the key, the value and what is allowed.
     """

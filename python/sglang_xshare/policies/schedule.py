@@ -20,8 +20,9 @@ from .registry import get_policy
 from .spelling import parse_policy, spell_policy
 
 MOST_RANGES, MOST_PARTS = 1024, 4096
-"""The largest number of overrides in a schedule, and of parts into which overrides divide layers and rows. At both
-limits a switch needs 2.6 s to build, describe and check the plans. The server answers no request during this time.
+"""The largest number of overrides in a schedule, and the largest number of parts. Overrides divide layers and rows into
+parts. At both limits, a switch needs 2.6 s to build, describe and check the plans. The server answers no request during
+this time.
 """
 MOST_PLANS = 64
 """The largest number of plans in `observe`. The ring buffer of a trace takes 98 kB of device memory for each layer and
@@ -33,11 +34,11 @@ plan.
 class Schedule:
     """A validated policy with its common keys.
 
-    `by_rows` overrides the policy's own keys. `layers` overrides both of them, and layers inside a range of `by_rows`
-    override all three. `observed` contains the schedules that `observe` compares, keyed by spelling. It is empty for
-    every other policy. `given` contains the policy and the keys that a user has set. `rows` is "rank" if each rank
-    selects only among its own rows. `exact` is the rule for requests that do not set `expert_policy`. `acceptance` is
-    the number that replaces "auto"; see `weigh`.
+    `by_rows` overrides the policy's own keys, and `layers` overrides `by_rows`. Layers inside a range of `by_rows`
+    override everything else. `observed` contains the schedules that `observe` compares. Its keys are these policies as
+    text. It is empty for every other policy. `given` contains the policy and the keys that a user has set. `rows` is
+    "rank" if each rank selects only among its own rows. `exact` is the rule for requests that do not set
+    `expert_policy`. `acceptance` is the number that a plan uses instead of "auto".
     """
 
     policy: str
@@ -53,7 +54,7 @@ class Schedule:
     exact: Rule = field(default_factory=Rule)
     acceptance: float = MOST_LIKELY
     _plans: dict[tuple[int, ...], SelectionPlan | None] = field(default_factory=dict, init=False, repr=False)
-    """The plans built so far, by the range of rows (`changes`) and by the overrides. Most layers share a plan."""
+    """The plans built so far. A key contains the range of rows and the overrides. Most layers share a plan."""
 
     @property
     def parts(self) -> list[Schedule]:
@@ -99,7 +100,7 @@ class Schedule:
         return [self.plan(layer, rows) for layer in {0, *_boundaries(self.layer_overrides)}]
 
     def keys_at(self, layer: int, rows: int) -> dict[str, Any]:
-        """Return the policy and its keys for a layer id and a number of router rows, after all overrides."""
+        """Return the policy and its keys for a layer id and a number of router rows. All overrides are applied."""
         keys = {"policy": self.policy, **self.keys}
         for override in self._overrides_at(layer, rows):
             # Another policy starts from its own defaults, not from the keys of the previous policy.
@@ -109,23 +110,24 @@ class Schedule:
 
     @cached_property
     def changes(self) -> list[int]:
-        """Return the row counts from which a word stands for another number, such as 8 and 16 for `mass`."""
+        """Return the row counts from which a word stands for another number. For `mass` these are 8 and 16."""
         named = [part.keys["policy"] for part in (*self.by_rows, *self.layer_overrides) if "policy" in part.keys]
         return sorted({rows for name in (self.policy, *named) for rows in get_policy(name).changes})
 
     @property
     def sizes(self) -> tuple[Override, ...]:
-        """Return the overrides of `by_rows`, followed by overrides without keys that end where a plan can change.
+        """Return the overrides of `by_rows`, followed by overrides without keys.
 
-        The overrides without keys divide the rows from `min_rows` to `max_rows` at the row counts in `changes`. The
-        last range is omitted, because callers also read the row after each range.
+        The overrides without keys divide the rows from `min_rows` to `max_rows`. Each ends before a row count in
+        `changes`, because the plan can change there. The last one is omitted, because callers also read the row after
+        each range.
         """
         most = self.max_rows or math.inf
         starts = [self.min_rows, *(rows for rows in self.changes if self.min_rows < rows <= most)]
         return (*self.by_rows, *(Override(first, end - 1, {}) for first, end in pairwise(starts)))
 
     def _overrides_at(self, layer: int, rows: int) -> list[Override]:
-        """Return the overrides that apply to a layer and a number of rows. The last override wins."""
+        """Return the overrides that apply to a layer id and a number of rows. A later override wins."""
         sizes = [override for override in self.by_rows if rows in override]
         by_layer = [*self.layers, *(inner for override in sizes for inner in override.layers)]
         return [*sizes, *(override for override in by_layer if layer in override)]
@@ -157,7 +159,7 @@ class Schedule:
                 limits += "" if self.max_rows is None else f" to max_rows = {self.max_rows}"
                 raise ValueError(f"by_rows {override.first}: must overlap the rows {limits}")
         starts = sorted({0, *_boundaries(self.layer_overrides)})
-        # All layers from one start to the next have the same overrides.
+        # All layers from one start until the next have the same overrides.
         layers = starts if model_layers is None else {starts[bisect(starts, layer) - 1] for layer in model_layers}
         ends = {self.min_rows, *_boundaries(self.sizes)}
         sizes = [rows for rows in ends if self.reason_to_skip(self.phases[0], rows) is None]
@@ -173,10 +175,10 @@ def build_schedule(
 ) -> Schedule | None:
     """Return the schedule of a policy, or None for `vanilla`. The name, keys and common keys are validated first.
 
-    `speculative` is True if the server uses speculative decoding. `speculates` is the flag that switches speculative
-    decoding on, which the errors name. `pages` is True if the server pages experts. The default of `min_rows` is then
-    1, because with paged experts a policy also helps a step of one row. Raises ValueError naming the key, the value and
-    what is allowed.
+    `speculative` is True if the server uses speculative decoding. The errors name `speculates`, the flag that switches
+    on speculative decoding. `pages` is True if the server pages experts. The default of `min_rows` is then 1, because
+    with paged experts a policy also helps a step of one row. Raises ValueError naming the key, the value and what is
+    allowed.
     """
     policy = get_policy(name)
     if "policy" in config:
@@ -222,7 +224,7 @@ def build_schedule(
 
 
 def _build_observing(config: dict[str, Any], speculative: bool, speculates: str, pages: bool) -> Schedule:
-    """Return the schedule of `observe`, which is vanilla in every step and contains the compared schedules."""
+    """Return the schedule of `observe`. It is vanilla in every step, and it contains the compared schedules."""
     policy = get_policy("observe")
     policy.check_names(config)
     observed: dict[str, Schedule] = {}
@@ -251,7 +253,7 @@ def _build_observing(config: dict[str, Any], speculative: bool, speculates: str,
 
 
 def _read_observed(plan: Any) -> tuple[str, dict[str, Any]]:
-    """Return the policy and the keys of one entry of `plans`: a spelling, or an object with a key "policy"."""
+    """Return the policy and the keys of an entry of `plans`. The entry is a text or an object with a key "policy"."""
     if isinstance(plan, str):
         return parse_policy(plan)
     if not isinstance(plan, dict) or "policy" not in plan:
@@ -260,9 +262,9 @@ def _read_observed(plan: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _check_requests(plan: SelectionPlan, speculative: bool) -> None:
-    """Raise ValueError if a plan for plain decode has keys about draft tokens or requests.
+    """Raise ValueError if a plan for plain decode has keys for draft tokens or for requests.
 
-    In plain decode each row is a whole request.
+    In plain decode each row is a request of its own.
     """
     if speculative:
         return
@@ -280,5 +282,5 @@ def _check_requests(plan: SelectionPlan, speculative: bool) -> None:
 
 
 def _boundaries(overrides: tuple[Override, ...]) -> set[int]:
-    """Return layer ids or row counts: at least one from each range in which the same overrides apply."""
+    """Return layer ids or row counts. At least one is from each range in which the same overrides apply."""
     return {n for override in overrides for n in (override.first, override.last, override.last + 1)}

@@ -14,7 +14,7 @@ SPELLING = (
 
 
 def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the keys of a policy whose text has the form of `SPELLING`.
+    """Read a policy from a text in the form of `SPELLING`, and return its name and keys.
 
     A value that is not valid JSON is a string. Keys after a preset replace the preset's keys. Raises ValueError if the
     text has another form or a key is given twice.

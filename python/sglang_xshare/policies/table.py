@@ -16,7 +16,7 @@ from .spelling import spell_policy
 
 
 def print_table(policies: Sequence[Policy]) -> None:
-    """Print each policy's keys, accepted values, defaults and recommended settings, and the keys that all share."""
+    """Print the keys and recommended settings of each policy, and then the keys that all selecting policies share."""
     console = open_console()
     for policy in policies:
         console.print(f"[bold]{policy.name}[/bold]  {policy.summary}")

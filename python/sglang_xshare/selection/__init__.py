@@ -25,9 +25,9 @@ BACKENDS = {
     "cpu": "sglang_xshare.selection.cpu_call",
 }
 """The module of each backend, by name. Each module has a function `select`, which takes the logits, plan, router, batch
-and `rank_of_expert`, and returns a `Selection`. Each module also has `HANDLED`, which contains the keys and words of a
-plan that the backend reads. The `select` of the compiled backends, "triton" and "cpu", also takes `slots` and `tally`.
-The `select` of "triton" also takes `budgets`.
+and `rank_of_expert`, and returns a `Selection`. Each module also has `HANDLED`, the keys and words of a plan that the
+backend reads. In the compiled backends, "triton" and "cpu", `select` also takes `slots` and `tally`. In "triton" it
+also takes `budgets`.
 """
 
 MAX_EXPERTS = 1024
@@ -97,7 +97,7 @@ def prepare_call(
 ) -> Call | None:
     """Return the compiled call for inputs that `select` has checked, or None if `select` would choose another backend.
 
-    The call does not check its inputs. It accepts any logits of the same shape, with any flags for their rows.
+    The call does not check its inputs. It accepts any logits of the same shape, whatever flags their rows have.
     """
     if _choose_backend(logits, plan, router, batch) != "cpu":
         return None

@@ -26,8 +26,8 @@ def count_blocks(most: int, pairs: int, block_size: int = BLOCK) -> int:
 def align_pairs(ids: torch.Tensor, block_size: int = BLOCK) -> Alignment:
     """Sort the slots of `ids` by expert in plain torch. This is the reference for the kernel's `Alignment`.
 
-    `ids` is a tensor [n, columns] int32. As in the kernel, the buffers have room for one block for each pair. The host
-    waits for the device.
+    `ids` is a tensor [n, columns] int32. The returned buffers have room for one block per pair, as the kernel's buffers
+    do. The host waits for the device.
     """
     flat = ids.flatten().long()
     pairs = len(flat)

@@ -23,7 +23,7 @@ def declare(keys: str, **words: str) -> Handled:
 
 @lru_cache(maxsize=4096)
 def find_unhandled(plan: SelectionPlan, backend: str) -> str:
-    """Return the keys and values of a plan that a backend would ignore or misread, as text.
+    """Return a text with the keys and values of a plan that a backend would ignore or misread.
 
     `backend` is the name of the backend's module. The result is cached, because every step needs it.
     """

@@ -1,4 +1,4 @@
-"""Masked logits, which make an MoE runner that ranks logits itself use the selected experts."""
+"""Masked logits for MoE runners that rank logits themselves. With them such a runner uses the selected experts."""
 
 import torch
 
@@ -28,7 +28,7 @@ def check_maskable(plan: SelectionPlan, router: Router) -> None:
 
 
 def mask_logits(logits: torch.Tensor, selection: Selection, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return masked logits: their top-k after a softmax has the experts and the weights of the selection.
+    """Return masked logits. A softmax and a top-k over them give the experts and the weights of the selection.
 
     The weights are exact for softmax routers that renormalize, if the plan does not truncate.
 
@@ -40,8 +40,9 @@ def mask_logits(logits: torch.Tensor, selection: Selection, top_k: int) -> tuple
     distinct, because the runner keeps a row's experts in a bit mask. A spare expert gets the lowest finite logit, whose
     softmax weight is 0.
 
-    If at least top-k active experts are in S and in some row's own top-k, these experts are the spare experts. The
-    programs of the Triton kernel find them without waiting for each other. Otherwise all experts in use are spare.
+    Some active experts are in the selected set and in some row's own top-k. If there are at least top-k of them, they
+    are the spare experts. The programs of the Triton kernel find them without waiting for each other. Otherwise all
+    experts in use are spare.
     """
     active = selection.active
     missing = top_k - active.sum()

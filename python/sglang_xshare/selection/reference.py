@@ -40,7 +40,7 @@ class _Reference:
         self.plan, self.router, self.device = plan, router, logits.device
         scores, choice = compute_scores(logits, router)
         self.scores, choice = scores.cpu(), choice.cpu()
-        # Gemma 4 multiplies the softmax over the chosen logits by a factor of each expert (SGLang's
+        # Gemma 4 multiplies the softmax over the chosen logits by a factor for each expert (SGLang's
         # models/gemma4_causal.py).
         scale = torch.ones(logits.shape[1]) if router.expert_scale is None else router.expert_scale
         self.expert_scale = scale.detach().float().cpu()
@@ -51,7 +51,7 @@ class _Reference:
         exact = [False] * self.num_rows if batch.exact is None else batch.exact.tolist()
         self.rows = [i for i in range(self.num_rows) if valid[i]]
         self.exact = {i for i in self.rows if exact[i]}
-        # The loaded experts, which cost no transfer; None if the plan does not add them for free.
+        # The loaded experts that no budget counts. None if the plan's budgets count loaded experts.
         resident = batch.resident if plan.takes_residents else None
         self.resident = None if resident is None else {j for j, there in enumerate(resident.tolist()) if there}
         self.slots = batch.slots or logits.shape[1]
@@ -231,7 +231,7 @@ class _Reference:
         return set(ranked[: max(retain, self.router.top_k)])
 
     def count_votes(self, rows: list[int]) -> list[int]:
-        """Return, for each expert, how many of `rows` have the expert in their top-k. Exact rows do not vote."""
+        """Return the number of votes for each expert. A row votes for its own top-k; exact rows do not vote."""
         return [sum(j in self.top_k[i] for i in rows if i not in self.exact) for j in range(self.num_experts)]
 
     def follow_voters(self, confidence: float, selected: set[int]) -> set[int]:

@@ -21,8 +21,8 @@ DEPTHS = 256
 def compute_scores(logits: torch.Tensor, router: Router) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (P, C), both [n, N] float32, for logits [n, N] in any float dtype.
 
-    P is the softmax over all experts, the sigmoid, or for DeepSeek-V4 the square root of softplus, ln(1 + e^x). C is
-    the logit itself, which never underflows. If the router has a correction bias, C is P + bias.
+    P is the softmax over all experts or the sigmoid. For DeepSeek-V4, P is the square root of softplus, ln(1 + e^x). C
+    is the logit itself, which never underflows. If the router has a correction bias, C is P + bias.
 
     An expert is never chosen if its logit is not finite or if it is outside the row's groups. Its C is then -inf. P is
     0 for a logit that is not finite. P is NaN in a softmax row without any finite logit.
@@ -44,12 +44,12 @@ def score(logits: torch.Tensor, scoring: str) -> torch.Tensor:
         return logits.softmax(1, dtype=torch.float32)
     if scoring == "sigmoid":
         return logits.float().sigmoid()
-    # In float32 torch's last bit depends on a number's position in the tensor, and e^x underflows at -103.
+    # In float32 the last bit of torch's result depends on the position in the tensor, and e^x underflows at -103.
     return softplus(logits.double()).sqrt_().float()
 
 
 def measure(scores: torch.Tensor, router: Router) -> torch.Tensor:
-    """Return P [n, N] in the form for sums and for comparisons with shares.
+    """Return the values of P [n, N] that are summed and compared with shares.
 
     Scores of `sqrtsoftplus` have no upper bound, so they are divided by their sum in the row, in float64. Other scores
     are unchanged.
@@ -61,7 +61,7 @@ def measure(scores: torch.Tensor, router: Router) -> torch.Tensor:
 
 
 def to_fixed_point(scores: torch.Tensor) -> torch.Tensor:
-    """Return P in multiples of 1 / FIXED_ONE, rounded to the nearest integer, halves to even.
+    """Return P in multiples of 1 / FIXED_ONE, as integers. Halves are rounded to the even integer.
 
     The result is 0 in a row without experts. The integers have dtype float64, whose sums are exact in any order up to
     2^53.
@@ -80,16 +80,16 @@ def _count_places(num_rows: int, tokens_per_request: int, device: torch.device) 
 
 
 def weigh_depths(acceptance: float) -> torch.Tensor:
-    """Return the factor that multiplies the utility at each depth, a tensor [DEPTHS] float32.
+    """Return a tensor [DEPTHS] float32. A row's utility is multiplied by the factor of the row's depth.
 
-    The factor is the chance that all earlier draft tokens are accepted.
+    The factor is the chance that the draft token and all draft tokens before it are accepted.
     """
     chances = [acceptance**depth for depth in range(DEPTHS)]
     return torch.tensor(chances, dtype=torch.float64, device="cpu").float()
 
 
 def _limit_groups(choice: torch.Tensor, num_groups: int, topk_group: int, biased: bool) -> torch.Tensor:
-    """Return C, set to -inf outside the best groups of each row.
+    """Return C, with -inf for every expert outside the row's best groups.
 
     The score of a group is its best C. If the router has a bias, the score is the sum of the two best C.
     """

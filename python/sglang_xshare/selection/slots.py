@@ -1,4 +1,4 @@
-"""Slots in the form that MoE runners need: empty slots are filled, dropped or masked; shared experts get columns."""
+"""Slots in the form that MoE runners need. Empty slots are filled, dropped or masked. Shared experts get columns."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from .mask import mask_logits
 
 
 def serve_runner(answer: Selection, logits: torch.Tensor, top_k: int, slots: RunnerSlots) -> dict[str, Any]:
-    """Return, by name, the fields of a selection that must change for this MoE runner."""
+    """Return the fields of a selection that must change for this MoE runner. The keys are the names of the fields."""
     if slots.masked:
         masked, in_use = mask_logits(logits, answer, top_k)
         return {"masked_logits": masked, "active": in_use}
@@ -61,9 +61,10 @@ def refill_slots(ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 def find_filler(selected: torch.Tensor, vanilla_active: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
     """Return the id of an expert that some row uses, a 0-dim int32 tensor.
 
-    The arguments are the tables [N] bool of a `Selection`. The result is the largest active expert that is in S and in
-    some row's own top-k. The programs of the Triton kernel find such an expert without waiting for each other. If there
-    is no such expert, the result is the largest active expert. If no row is live, the result is 0.
+    The arguments are the tables [N] bool of a `Selection`. The result is the largest id of an active expert that is in
+    the selected set and in some row's own top-k. The programs of the Triton kernel find such an expert without waiting
+    for each other. If there is no such expert, the result is the largest id of an active expert. If no expert is
+    active, the result is 0.
     """
     experts = torch.arange(len(active), dtype=torch.int32, device=active.device)
     keys = torch.where(selected & vanilla_active, experts + len(active), experts)

@@ -59,13 +59,13 @@ def find_call(
 ) -> Call:
     """Return the compiled call for a plan and a router. `supports` must return True for the plan.
 
-    The first call packs the plan and the router. Raises ValueError on a machine without the compiled call.
+    Each plan and router is packed only once. Raises ValueError on a machine without the compiled call.
     """
     return Call(plan, router, num_experts, exact, slots)
 
 
 class Call:
-    """A compiled function that selects experts in one call, with its packed plan and router.
+    """A compiled function with its packed plan and router. It selects a layer's experts in one call.
 
     If `exact` is True, rows may be exact.
     """
@@ -89,7 +89,7 @@ class Call:
         """Return the selection for logits [n, N], and write the counted tensors to `tally`.
 
         The call checks only the number of columns. Raises RuntimeError if exact rows need more columns than the call
-        has. This happens only if the call was made without exact rows. Raises MemoryError if memory is short.
+        has. This happens only if the call was made with `exact` False. Raises MemoryError if memory is short.
         """
         router, rows = self.router, logits.shape[0]
         given = logits if logits.dtype is torch.float32 or logits.dtype is torch.bfloat16 else logits.float()

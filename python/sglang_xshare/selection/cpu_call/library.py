@@ -117,7 +117,7 @@ def _run(command: list[str]) -> None:
 
 
 def _keep(content: bytes, library: Path) -> None:
-    """Write the content of a library to its file, followed by a digest of the content, which the loader ignores."""
+    """Write a library to its file, followed by a digest of its content. The loader ignores the digest."""
     with tempfile.NamedTemporaryFile(dir=library.parent, delete=False) as file:
         try:
             file.write(content + hashlib.sha256(content).digest())

@@ -34,16 +34,16 @@ class Slots(NamedTuple):
     """[n, m] bool: whether a slot contains an expert."""
 
     def keep(self, kept: torch.Tensor) -> Slots:
-        """Empty the slots that `kept` [n, m] bool does not mark, and move the empty slots to the end.
+        """Return the slots that `kept` marks, followed by empty slots.
 
-        The order of the other slots does not change.
+        `kept` is a tensor [n, m] bool. The marked slots stay in order.
         """
         order = kept.view(torch.uint8).sort(dim=1, descending=True, stable=True).indices
         live = kept.gather(1, order)
         return Slots(self.experts.gather(1, order), torch.where(live, self.scores.gather(1, order), 0.0), live)
 
     def widen(self, columns: int) -> Slots:
-        """Return the slots with empty slots appended, so a row has at least `columns` slots."""
+        """Return the slots with empty slots appended. Each row then has at least `columns` slots."""
         missing = max(columns - self.experts.shape[1], 0)
         return Slots(*(pad(part, (0, missing)) for part in self)) if missing else self
 
@@ -54,9 +54,9 @@ class Rows(NamedTuple):
     scores: torch.Tensor
     """[n, N] float32: the scores P."""
     measures: torch.Tensor
-    """[n, N]: P in the form for sums and for comparisons with shares; see `scores.measure`."""
+    """[n, N]: the values of P that are summed and compared with shares; see `scores.measure`."""
     keys: torch.Tensor
-    """[n, N] float64: C with ties broken, which ranks the experts of a row. An expert that is never chosen has -inf."""
+    """[n, N] float64: C without ties. It ranks the experts of a row. It is -inf for an expert that is never chosen."""
     own: Slots
     """The rows' own top-k, best first."""
     valid: torch.Tensor | None
@@ -99,7 +99,7 @@ class Rows(NamedTuple):
 
 
 def rank_rows(logits: torch.Tensor, router: Router, batch: Batch, by_depth: bool = False) -> Rows:
-    """Return the rows of logits [n, N] with their scores and their ranked experts."""
+    """Return the rows of logits [n, N]. Each row contains its scores and its ranked experts."""
     scores, choice = compute_scores(logits, router)
     keys = choice.double()
     keys.addcmul_(keys.abs().clamp_(_SMALLEST, _LARGEST), lower_first(keys.shape[1], keys.device), value=_TIE)
@@ -152,10 +152,10 @@ def mark(table: torch.Tensor, experts: torch.Tensor, live: torch.Tensor) -> None
 
 @cache
 def lower_first(num_experts: int, device: torch.device) -> torch.Tensor:
-    """Return the numbers that break ties [N] float64. An expert has the number N - 1 - id.
+    """Return a tensor [N] float64 that breaks ties. The number of an expert is N - 1 - id.
 
-    The tensor is copied from the host. A first call during a graph capture therefore raises an error, instead of making
-    a tensor that belongs to the graph. The cache never evicts the tensor, because captured graphs read its address.
-    Both facts hold for every cached tensor of this backend.
+    The tensor is copied from the host. A first call during a graph capture therefore raises an error. Without the copy
+    it would make a tensor that belongs to the graph. The cache never evicts the tensor, because captured graphs read
+    its address. Both facts hold for every cached tensor of this backend.
     """
     return torch.arange(num_experts - 1, -1, -1, dtype=torch.float64, device="cpu").to(device)

@@ -1,8 +1,8 @@
 """The set S of the vectorized backend, as a table [N] bool.
 
-Counts that depend on data stay on the device: the best m experts are a sorted list of fixed size with a mask. Utilities
-are integers in float64, whose sums are exact in any order up to 2^53. This module does not round thresholds, because an
-integer reaches a threshold if and only if it reaches the threshold rounded up.
+Counts that depend on data stay on the device. The best m experts are therefore a sorted list of fixed size and a mask.
+Utilities are integers in float64, whose sums are exact in any order up to 2^53. This module does not round thresholds,
+because an integer reaches a threshold if and only if it reaches the threshold rounded up.
 """
 
 from functools import cache
@@ -87,7 +87,7 @@ def _join(
 
 
 def _find_held(rows: Rows, groups: int) -> torch.Tensor | None:
-    """Return the experts of the exact rows in each group [groups, N] bool, or None if no row can be exact.
+    """Return a mask [groups, N] bool of the exact rows' experts, or None if no row can be exact.
 
     No budget counts these experts.
     """
@@ -97,7 +97,7 @@ def _find_held(rows: Rows, groups: int) -> torch.Tensor | None:
 
 
 def _compute_utility(rows: Rows, kind: str, groups: int, chance: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the utility of every expert in each group of rows [groups, N].
+    """Return the utility [groups, N] of every expert in each group of rows.
 
     All groups have the same number of consecutive rows. If `chance` [n, 1] is given, it multiplies the utility of each
     row.
@@ -118,7 +118,7 @@ def _compute_utility(rows: Rows, kind: str, groups: int, chance: torch.Tensor | 
 
 
 def _find_chance(rows: Rows, plan: SelectionPlan) -> torch.Tensor | None:
-    """Return the factor of each row's utility [n, 1] float32, or None if depths do not matter."""
+    """Return the factor [n, 1] float32 of each row's utility, or None if depths do not matter."""
     if rows.depth is None or not plan.weighs(rows.batch.tokens_per_request):
         return None
     return _weigh_depths(plan.acceptance, rows.depth.device)[rows.depth.clamp(0, DEPTHS - 1)]
@@ -131,7 +131,7 @@ def _weigh_depths(acceptance: float, device: torch.device) -> torch.Tensor:
 
 
 def _sum_at_own(rows: Rows, values: torch.Tensor, groups: int) -> torch.Tensor:
-    """Return the sum of `values` for each group of rows and each expert [groups, N].
+    """Return the sums of `values` [groups, N]. There is one sum for each group of rows and each expert.
 
     `values` [n, k] float64 contains one value for each expert in the rows' own top-k.
     """
@@ -151,7 +151,7 @@ def _rank(utility: torch.Tensor, without: torch.Tensor | None = None) -> torch.T
 
 
 def _find_best(utility: torch.Tensor, count: int, without: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the `count` best experts that have utility and are not in `without`, as a mask [..., N] bool."""
+    """Return a mask [..., N] bool of the `count` best experts that have utility and are not in `without`."""
     keys = _rank(utility, without)
     last = keys.topk(min(count, keys.shape[-1]), -1).values[..., -1:]
     return keys >= last.clamp_min(1.0)
@@ -162,7 +162,7 @@ def _reach_mass(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the ids of all experts, best first, and a mask of the ids that join S. Both have the shape [N].
 
-    Experts join S until it holds the share `mass` of the utility (XShare, Algorithm 1), but at most `max_add` experts.
+    Experts join S until it holds the share `mass` of the utility (XShare, Algorithm 1). At most `max_add` experts join.
     """
     keys, experts = _rank(utility, selected).sort(descending=True)
     live = keys >= 1
@@ -182,12 +182,12 @@ def _balance(
     selected: torch.Tensor,
     held: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the experts that the ranks add to S, as a mask [N] bool, without loops.
+    """Return a mask [N] bool of the experts that the ranks add to S. The computation has no loops.
 
-    `balance` is "literal" for XShare's Algorithm 5, or our "fill" or "level". Round t of Algorithm 5 adds the t-th best
-    remaining expert of every rank. The round of an expert is therefore its position in its own rank. A round takes
-    place if S, together with all experts of earlier rounds, is below the total target. `held` [1, N] marks the experts
-    of exact rows, which do not count.
+    `balance` is "literal" for XShare's Algorithm 5, or "fill" or "level", our additions. Round t of Algorithm 5 adds
+    the t-th best remaining expert of every rank. The round of an expert is therefore its position among the experts of
+    its rank. A round takes place if S and all experts of earlier rounds together are fewer than the total target.
+    `held` [1, N] marks the experts of exact rows, which do not count.
     """
     counted = selected if held is None else selected & ~held.squeeze(0)
     remaining = (utility > 0) & ~selected

@@ -63,7 +63,7 @@ def select(
 
 
 def _keep(rows: Rows, plan: SelectionPlan) -> torch.Tensor:
-    """Return the experts that each row keeps from its own top-k, as a mask [n, k] bool.
+    """Return a mask [n, k] bool of the experts that each row keeps from its own top-k.
 
     A row keeps its warm-up. An exact row keeps its whole top-k.
     """

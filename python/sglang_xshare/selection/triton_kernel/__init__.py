@@ -1,5 +1,4 @@
-"""Selection in one Triton kernel. `select` runs the kernel; `supports` returns whether it supports a plan and a shape.
-"""
+"""Selection in one Triton kernel. `supports` returns whether the kernel can compute a plan for a shape of logits."""
 
 from .launch import select
 from .recipe import HANDLED, supports

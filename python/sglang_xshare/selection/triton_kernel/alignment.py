@@ -1,8 +1,8 @@
 """Device functions that sort the (row, slot) pairs of one program by expert; see `sglang_xshare.types.Alignment`.
 
-The rows that chose an expert are bits of one integer. A population count of these bits returns the number of the
-expert's pairs, or the position of one pair among them. The higher bits of the integer count the slots that the expert
-fills in rows with too few experts.
+For each expert, an integer has one bit for each row that chose the expert. The number of set bits is the number of the
+expert's pairs. The number of set bits below a row's bit is the position of this row's pair. The higher bits of the
+integer count the slots that the expert fills in rows with too few experts.
 """
 
 import triton

@@ -23,8 +23,8 @@ CHANCES, DEEPEST = tl.constexpr(len(NUMBERS)), tl.constexpr(DEPTHS - 1)
 
 ALL = 2**31 - 1
 ABSENT = {"target_per_rank": 0, "budget": 0, "beta": 0, "mass": 0, "confidence": 1}
-"""The number that stands for None, by key. With this number the key has no effect. For all other keys, ALL stands for
-None.
+"""The number that stands for None, for each of these keys. With this number the key has no effect. For all other keys,
+ALL stands for None.
 """
 STEPS: tuple[str, ...] = ("p", "beta", "add_per_request", "add", "mass", "target_per_rank", "max_rank", "own_share")
 STEPS += ("acceptance", "warm_rows", "max_add")
@@ -32,11 +32,11 @@ STEPS += ("acceptance", "warm_rows", "max_add")
 
 
 class Budgets:
-    """The numbers of a plan on the device, in the tensor `values` [17 + DEPTHS] int64.
+    """The numbers of a plan on the device. The tensor `values` [17 + DEPTHS] int64 contains them.
 
-    `values` contains the numbers of the keys in NUMBERS, then one factor for each draft depth. Counts are integers. All
-    other numbers are the bits of a float64. A kernel reads the numbers when it runs. In a captured CUDA graph it reads
-    them at every replay. `write` or a kernel can change the numbers.
+    The numbers of the keys in NUMBERS come first, then one factor for each draft depth. Counts are integers. All other
+    numbers are the bits of a float64. A kernel reads the numbers when it runs. In a captured CUDA graph it reads them
+    at every replay. `write` or a kernel can change the numbers.
     """
 
     def __init__(self, plan: SelectionPlan, device: torch.device) -> None:
@@ -97,7 +97,7 @@ def encode_drafts(acceptance: float) -> torch.Tensor:
 
 
 def list_steps(plan: SelectionPlan) -> dict[str, bool]:
-    """Return, for each key that needs code of its own, whether the plan's kernel has this code."""
+    """Return a bool for each key that needs code of its own. It is True if the plan's kernel has this code."""
     return {"k0": plan.can_rescue} | {name: getattr(plan, name) != getattr(SelectionPlan, name) for name in STEPS}
 
 
@@ -114,7 +114,7 @@ def find_budgets(plan: SelectionPlan, device: torch.device) -> Budgets:
 
 @triton.jit
 def read_count(budgets: tl.tensor, key: tl.constexpr) -> tl.tensor:
-    """Return a count as int32. The largest int32 means all."""
+    """Return a count as int32. The largest int32 means that there is no limit."""
     return tl.load(budgets + key).to(tl.int32)
 
 

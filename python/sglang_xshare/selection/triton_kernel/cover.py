@@ -23,7 +23,7 @@ from .rows import (
 
 @triton.jit
 def find_lost(keys, own, selected, experts, recipe: tl.constexpr) -> tl.tensor:
-    """Return, for each expert, the number of lost rows that have the expert as their first choice: [E] int64.
+    """Return the number of lost rows for each expert: [E] int64. A lost row counts for its first choice.
 
     A row is lost if S contains no expert of its top-k.
     """
@@ -33,7 +33,7 @@ def find_lost(keys, own, selected, experts, recipe: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def limit_keys(keys, kept, own, exempt, selected, experts, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """Return the keys [R, E], set to EMPTY for the experts that a row may not use.
+    """Return the keys [R, E]. The key of an expert that a row may not use is EMPTY.
 
     The plan's coverage decides which experts a row may use. `exempt` [R] marks the exact rows, which use their own
     top-k.
@@ -60,9 +60,9 @@ def limit_keys(keys, kept, own, exempt, selected, experts, budgets, recipe: tl.c
 def list_usable(
     keys, exempt, experts, recipe: tl.constexpr, tile: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Return a mask [R, E] bool of the keys that take a slot, then these keys and their experts, both [R, C].
+    """Return a mask of the keys that take a slot, then these keys and their experts.
 
-    The keys and the experts are best first.
+    The mask is [R, E] bool. The keys and the experts are [R, C], best first.
     """
     listed = tl.full((keys.shape[0], tile.columns), EMPTY, tl.int32)
     listed_experts = tl.full((keys.shape[0], tile.columns), 0, tl.int32)
@@ -105,9 +105,9 @@ def score_listed(
 
 @triton.jit
 def count(members) -> tl.tensor:
-    """Return the number of members [R, C] bool in each row: [R] fp32.
+    """Return the number of members in each row: [R] fp32.
 
-    The result is at least 1, because it becomes a divisor.
+    `members` [R, C] bool marks the members. The result is at least 1, because it becomes a divisor.
     """
     return tl.maximum(tl.sum(members.to(tl.int32), 1), 1).to(tl.float32)
 
@@ -165,7 +165,7 @@ def weigh(scores, own, own_mass, chosen, mass, budgets, recipe: tl.constexpr) ->
 
 @triton.jit
 def find_sure(counters, selected, recipe: tl.constexpr) -> tl.tensor:
-    """Return a mask [E] bool of experts that some row surely uses, according to the packed counters.
+    """Return a mask [E] bool of experts that some row is certain to use. The packed counters are enough to find them.
 
     These experts are in S and in some row's own top-k. The mask is empty if rows may have fewer slots than top-k, or if
     `max_rank` limits the experts that rows may use.
@@ -181,8 +181,8 @@ def complete(used: tl.tensor, exists: tl.tensor, top_k: tl.constexpr) -> tl.tens
     """Return the used experts [E] bool. If they are fewer than top-k, add other experts with the lowest ids.
 
     The function is idempotent, even for a partly stored result. A program may therefore store the result while other
-    programs still read it. `settle_spare` returns the same experts before and after the store: the top-k experts in
-    use, which are then all spare.
+    programs still read it. `settle_spare` returns the same experts before and after the store, because all top-k
+    experts in use are then spare.
     """
     idle = (exists & ~used).to(tl.int32)
     return used | ((idle > 0) & (tl.cumsum(idle, 0) <= top_k - tl.sum(used.to(tl.int32), 0)))
@@ -214,7 +214,7 @@ def settle_spare(counters, selected, active, arrivals, experts, recipe: tl.const
 
 @triton.jit
 def find_filler(counters, selected, active, arrivals, experts, recipe: tl.constexpr, tile: tl.constexpr) -> tl.tensor:
-    """Return an expert that some row uses, or 0 if no row is live; see `sglang_xshare.selection.slots`.
+    """Return an expert that some row uses, or 0 if no row uses an expert; see `sglang_xshare.selection.slots`.
 
     If the counters contain no such expert, the function waits for the other programs.
     """

@@ -14,7 +14,7 @@ from .rows import EMPTY, find_taken, load_tile, roll, take_best
 # expert; see `sum_narrow`.
 VOTE = tl.constexpr(1 << 32)
 HOLDER = tl.constexpr(1 << 48)
-DIGIT, RADIX = tl.constexpr(4), tl.constexpr(16)  # the number of bits of a digit, and of its values
+DIGIT, RADIX = tl.constexpr(4), tl.constexpr(16)  # the number of bits in a digit, and the number of its values
 GROUP = tl.constexpr(8)  # the number of ranks that are balanced at a time, one in each warp
 
 
@@ -46,10 +46,11 @@ def find_voted(counters, recipe: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def find_threshold(keys, weights, limit, most) -> tl.tensor:
-    """Return a threshold for the keys [E]. As few keys as possible are at or above it, and they reach a limit.
+    """Return a threshold for the keys [E].
 
-    Keys reach the limit if their weights add up to at least `limit`, or if there are at least `most` of them. `most`
-    may be None. A threshold cannot separate equal keys. It is 0 if all keys together do not reach the limit.
+    The keys at or above the threshold reach a limit, and they are as few as possible. Keys reach the limit if their
+    weights add up to at least `limit`, or if there are at least `most` of them. `most` may be None. A threshold cannot
+    separate equal keys. It is 0 if all keys together do not reach the limit.
 
     The search finds the threshold digit by digit, the highest digit first. It compares all keys with 16 numbers for
     each digit. The search ends when at most one key is in the range of the digit that was found. It returns the lower
@@ -79,7 +80,10 @@ def find_threshold(keys, weights, limit, most) -> tl.tensor:
 
 @triton.jit
 def keep_first(members, weights, limit, most) -> tl.tensor:
-    """Return the first members [E] bool whose weights add up to `limit` or more, but at most `most` members."""
+    """Return a mask [E] bool of the first members whose weights add up to at least `limit`.
+
+    If `most` is given, the mask has at most `most` members.
+    """
     expert = tl.arange(0, members.shape[0])
     step = roll(members.shape[0])
     last = step * 0
@@ -128,7 +132,7 @@ def find_members(rank, first) -> tl.tensor:
 
 @triton.jit
 def count_each(members) -> tl.tensor:
-    """Return the number of members [GROUP, E] bool on each rank: [GROUP] int32."""
+    """Return the number of experts on each rank: [GROUP] int32. `members` [GROUP, E] bool marks the experts."""
     return tl.sum(members.to(tl.int32), 1)
 
 
@@ -163,10 +167,10 @@ def find_fullest(selected, rank, last) -> tl.tensor:
 def balance_ranks(utility, selected, aside, rank, budgets, recipe: tl.constexpr) -> tl.tensor:
     """Return a mask [E] bool of the experts that the expert-parallel ranks add to S.
 
-    `recipe.balance` is "literal" for XShare's Algorithm 5, or our "fill" or "level". `aside` [E] bool marks experts
-    that targets do not count. Each round takes the best expert of each of GROUP ranks; `take_best` then treats the
-    ranks as rows. A rank takes part while it has room. The ranks are read from the device, because SGLang moves experts
-    between two replays of a captured CUDA graph.
+    `recipe.balance` is "literal" for XShare's Algorithm 5, or "fill" or "level", our additions. `aside` [E] bool marks
+    experts that targets do not count. Each round takes the best expert of each of GROUP ranks; `take_best` then treats
+    the ranks as rows. A rank takes part while it has room. The ranks are read from the device, because SGLang moves
+    experts between two replays of a captured CUDA graph.
     """
     size: tl.constexpr = utility.shape[0]
     counted = selected
@@ -197,9 +201,9 @@ def balance_ranks(utility, selected, aside, rank, budgets, recipe: tl.constexpr)
 
 @triton.jit
 def reach_mass(utility, selected, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """Return a mask [E] bool of the experts that join S, best first, until S holds the share `mass`.
+    """Return a mask [E] bool of the experts that join S.
 
-    At most `max_add` experts join S.
+    Experts join, best first, until S holds the share `mass` of the utility. At most `max_add` experts join S.
     """
     rest = tl.where(selected, 0, utility)
     weights = utility  # sums of the rows' shares fit in int32, see MAX_ROWS
@@ -214,7 +218,7 @@ def reach_mass(utility, selected, budgets, recipe: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def join_residents(utility, sure, selected, free, num_resident, recipe: tl.constexpr) -> tl.tensor:
-    """Return S [E] bool with the loaded experts that have utility.
+    """Return S [E] bool after loaded experts with utility have joined it.
 
     If the number of page slots limits S, the experts in `sure` come first. Then come the experts that the batch has
     added, and then other loaded experts. The last two groups are ordered by utility.

@@ -1,4 +1,4 @@
-"""The host side of the kernel: it allocates the answer and launches the kernel, once or once for each phase."""
+"""The host side of the kernel. It allocates the answer and launches the kernel once, or once for each phase."""
 
 from dataclasses import replace
 from functools import partial
@@ -38,8 +38,7 @@ def select(
 ) -> Selection:
     """Select experts and each row's experts; see `sglang_xshare.selection.select`.
 
-    `budgets` must have been made for this plan. Its numbers may have changed when the kernel runs or a CUDA graph
-    replays.
+    `budgets` must have been made for this plan. Its numbers may change before the kernel runs or a CUDA graph replays.
 
     The kernel runs on CUDA, and with TRITON_INTERPRET=1 on any device. A CUDA graph can capture the launch, because the
     host never waits. A replay reads the tensors of `batch` again. Raises ValueError if `supports` returns False.

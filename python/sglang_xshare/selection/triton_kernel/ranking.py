@@ -41,7 +41,8 @@ def choose_keys(logits, scores, bias, experts, recipe: tl.constexpr) -> tl.tenso
 def measure(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
     """Return P in multiples of 2^-20: [R, E] int32.
 
-    If P has no upper bound, the result is its share of the row. If `chance` [R, 1] is given, it multiplies the result.
+    If P has no upper bound, it is first divided by its sum in the row. If `chance` [R, 1] is given, it multiplies the
+    result.
     """
     scale = 1048576.0
     if recipe.scoring == "sqrtsoftplus":
@@ -83,7 +84,7 @@ def keep_share(
 def rank_rows(
     keys, scores, experts, budgets, recipe: tl.constexpr, tile: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return each row's warm-up and its top-k [R, E] bool, and the keys and experts of the top-k.
+    """Return each row's warm-up and top-k, both [R, E] bool, then the keys and the experts of the top-k.
 
     With dynamic-skip the warm-up does not contain the skipped experts. Keys and experts are best first, as `list_best`
     returns them.
@@ -113,9 +114,9 @@ def rank_rows(
 
 @triton.jit
 def share_scores(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
-    """Return each score's share of its row, or the squared share, in multiples of 2^-20: [R, E] int32.
+    """Return the share of each score in the row's sum, in multiples of 2^-20: [R, E] int32.
 
-    If `chance` [R, 1] is given, it multiplies the result.
+    With utility `squared` the share is squared. If `chance` [R, 1] is given, it multiplies the result.
     """
     # The scores become integers in proportion to the largest score. The sum of integers is exact, so equal scores have
     # equal shares in any order.

@@ -15,23 +15,22 @@ from .tile import count_tokens, make_tile
 # absent.
 OPTIONS = {"enable_fp_fusion": True}
 
-# The largest number of cells in a tile that fit the registers of a program. A tile of 512 experts and 32 rows of one
-# request spills. test/selection/test_triton_compile.py has the bounds for other sizes.
+# The largest number of cells in a tile, because more cells do not fit the registers of a program. A tile of 512 experts
+# and 32 rows of one request spills. test/selection/test_triton_compile.py has the bounds for other sizes.
 MAX_TILE = 16384
 MAX_EXPERTS = 512
 HANDLED = COMMON
 """The keys and words that the kernel reads. Torch computes a plan with any other key or word."""
 SCORED = ("softmax", "sigmoid", "sqrtsoftplus")
 """The scoring functions that `Recipe` distinguishes."""
-# With these limits three sums fit 31 bits. The utilities of an expert over all rows are up to 2^20 each. The shares of
-# a row are up to 2^26 each. The shares of all rows are up to 2^20 for each row, plus half a unit for each of 512
-# experts.
+# With these limits three sums fit 31 bits. An expert has a utility of up to 2^20 in each row. The shares of one row are
+# up to 2^26 each. The shares of all rows are up to 2^20 for each row, plus half a unit for each of 512 experts.
 MAX_ROWS, MAX_TOP_K = 2047, 31
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The parts of the kernel that a plan and a router need. It does not contain the plan's numbers; see budgets.py."""
+    """The parts of the kernel that a plan and a router need. The plan's numbers are in `Budgets` instead."""
 
     num_experts: int
     top_k: int
@@ -76,7 +75,7 @@ class Recipe:
     """True if weights are divided by a mean of two sums: the sum over the row's experts and the sum over its own top-k.
     """
     limits_reach: bool
-    """True if `max_rank` limits the part of its own ranking from which a row may take other experts."""
+    """True if `max_rank` limits how far down its own ranking a row may take other experts."""
     rescue: bool
     """True if a row can lose all its experts and get its first choice back."""
     columns: int
@@ -98,9 +97,7 @@ class Recipe:
     sets_aside: bool
     """True if the kernel counts the experts of exact rows separately, because a budget must leave them out."""
     plain: bool
-    """True if the weights of exact rows come from a multiple of P, as without a plan, although other rows need P
-    itself.
-    """
+    """True if exact rows use a multiple of P for their weights, as without a plan, while other rows use P itself."""
     residents: bool
     """True if loaded experts join S and no budget counts them."""
     bounded: bool

@@ -37,8 +37,8 @@ class RoutingArrays:
 
     All tensors are int32 except `gates`. They are contiguous along a row. The number of a pair is row * k + slot.
     Sorted pairs are ordered by expert, then by row. Pairs without an expert come last, and have -1 in `by_expert` and
-    `by_row`. The argument `renumber` of `build_routing` decides how the slots of a row are numbered. The numbers change
-    only `by_expert` and `by_row`: a runner adds the same terms of a row in another order.
+    `by_row`. The argument `renumber` of `build_routing` decides how the slots of a row are numbered. The numbering
+    changes only `by_expert` and `by_row`. A runner then adds the terms of a row in another order.
     """
 
     histogram: torch.Tensor

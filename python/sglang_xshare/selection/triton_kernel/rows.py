@@ -48,7 +48,7 @@ def load_tile(
 def flatten(tile) -> tl.tensor:
     """Return a tile [R, C] in the shape [R * C].
 
-    If 2-D addresses have no order, Triton rearranges them through shared memory.
+    Triton would rearrange 2-D addresses without an order through shared memory.
     """
     return tl.reshape(tile, (tile.shape[0] * tile.shape[1],))
 
@@ -167,7 +167,7 @@ def limit_groups(choice, keys, num_groups: tl.constexpr, topk_group: tl.constexp
 def make_unique(keys, experts) -> tl.tensor:
     """Return the keys with the expert's index in the low bits.
 
-    A 16-bit float that is converted to fp32 leaves 13 low bits free.
+    A 16-bit float that is converted to fp32 leaves at least 13 low bits free.
     """
     low: tl.constexpr = keys.shape[1] - 1
     return (keys & ~low) | (experts ^ low)[None, :]
@@ -283,7 +283,7 @@ def keep_quota(keys, count: tl.constexpr, num_groups: tl.constexpr, unique: tl.c
 
 @triton.jit
 def to_fixed_point(values, scale) -> tl.tensor:
-    """Return fp32 values [R, E] times a scale as the nearest int32, halves to even.
+    """Multiply fp32 values [R, E] by a scale, and return the nearest int32. Halves are rounded to even.
 
     The products must be at most 2^22.
     """

@@ -36,8 +36,8 @@ class Shape:
     number is used.
     """
     one: dict[int, int] = field(hash=False)
-    """The number of warps, by rows of the tile, for a batch in one program. Several programs are faster for larger
-    batches.
+    """The number of warps for each number of rows in the tile, if a batch runs in one program. For more rows, several
+    programs are faster.
     """
     several: tuple[int, int]
     """The rows and the warps of each program if there are several programs."""

@@ -77,8 +77,8 @@ inline std::vector<int> find_voters(const Rows& rows) {
   return voters;
 }
 
-// Adds the experts with enough votes and the first choice of every voter, then the best other experts up to the model's
-// top-k.
+// Adds the experts with enough votes, and the first choice of every voter. If fewer than top-k experts are then
+// selected, adds the best other experts.
 inline void follow_voters(const Rows& rows, uint8_t* selected) {
   const Plan& plan = rows.plan;
   std::vector<int32_t> votes(plan.num_experts, 0);

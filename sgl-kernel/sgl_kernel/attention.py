@@ -1,8 +1,8 @@
-"""Attention over the paged KV cache, with one query for each request (decode) or several (prefill, draft and verify).
+"""Attention over the paged KV cache. A request has one query (decode) or several queries (prefill, draft and verify).
 
 Requests run as one batch if they have the same number of queries and, within a factor of two, the same number of
-tokens. Masked columns pad the batch. All computations use float32. In bfloat16 the results would round differently with
-other padding, so speculative decoding would change the output.
+tokens. Masked columns pad the batch. All computations use float32. In bfloat16 the rounding would depend on the
+padding, so speculative decoding would change the output.
 """
 
 from collections import defaultdict
@@ -31,21 +31,21 @@ def paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """Compute attention for the last `query_lens[i]` tokens of each request over all its `seq_lens[i]` tokens.
+    """Compute attention for the queries of each request. They attend to the tokens of the request in the KV cache.
 
     * `query` is [tokens, heads, head size]. `k_buffer` and `v_buffer` are [slots, KV heads, size] in any float dtype.
       The number of heads is a multiple of the number of KV heads.
     * `output` [tokens, heads, value size] receives the result. Rows of a request without tokens become zero.
     * `req_to_token` [pool size, positions] contains the slot of each position. `req_pool_indices` [bs] is the row of
       each request in this table.
-    * `seq_lens` [bs] and `query_lens` [bs] include the queries. `query_start` [bs] is the first row of a request's
-      queries.
+    * `seq_lens` [bs] is the number of tokens of each request. The last `query_lens` [bs] of them are the queries.
+      `query_start` [bs] is the first row of a request's queries.
     * `scale` multiplies the scores. `k_scale` and `v_scale` are the factors of quantized keys and values.
 
     Each query attends to the whole prefix. With `causal` a query also attends to the earlier queries of its request and
-    to itself. Without `causal` it attends to all queries of the request. `tree_mask`, a flat bool tensor, replaces
-    `causal`. It contains [bs, queries, queries], or [queries, sequence] for one request after the other. Only the
-    columns of the queries are read.
+    to itself. Without `causal` it attends to all queries of the request. `tree_mask` is a flat bool tensor that
+    replaces `causal`. It contains a mask [queries, queries] or [queries, sequence] for each request, one after the
+    other. Only the columns of the queries are read.
 
     Raises ValueError if a request has more queries than tokens, or if the tree mask has neither of these sizes.
     """
@@ -82,7 +82,7 @@ def paged_attention(
 
 
 def _batches(lengths: list[int], counts: list[int], cells_a_token: int) -> Iterator[tuple[int, list[int]]]:
-    """Yield the number of queries and the requests of each batch of requests that run together."""
+    """Yield the batches of requests that run together. A batch is the number of queries, then a list of requests."""
     alike: dict[tuple[int, int], list[int]] = defaultdict(list)
     for request, (length, count) in enumerate(zip(lengths, counts, strict=True)):
         if count > length > 0:
@@ -97,7 +97,7 @@ def _batches(lengths: list[int], counts: list[int], cells_a_token: int) -> Itera
 
 
 def _gather(buffer: Tensor, slots: Tensor) -> Tensor:
-    """Return the rows of a buffer [slots, heads, size] at `slots`, in float32: [requests, columns, heads, size]."""
+    """Return the keys or values at `slots` [requests, columns], in float32: [requests, columns, heads, size]."""
     return buffer.index_select(0, slots.flatten()).float().view(*slots.shape, *buffer.shape[1:])
 
 

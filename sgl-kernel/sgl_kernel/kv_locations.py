@@ -37,7 +37,9 @@ def assign_req_to_token_pool_cpu(
 def assign_extend_cache_locs_cpu(
     req_pool_indices: Tensor, req_to_token: Tensor, start: Tensor, end: Tensor, out_cache_loc: Tensor, pool_len: int
 ) -> None:
-    """Read the slots of the positions `start[i]:end[i]` of each request from the table, one request after the other.
+    """Read the slots of some positions from the table, one request after the other.
+
+    For request i these are the positions `start[i]:end[i]`.
 
     * `req_pool_indices`, `start` and `end` are [bs]. `req_to_token` is [pool size, pool_len].
     * `out_cache_loc` has at least sum(end - start) elements. Further elements are not modified.
@@ -72,7 +74,7 @@ def build_draft_decode_metadata_cpu(
 
     Branch t of a request owns `num_steps` positions, starting at `seq_lens[i] + t * num_steps` (page size 1).
     `req_to_token` is [pool size, pool_len]. `req_pool_indices` and `seq_lens` are [bs]. The result is [bs * topk,
-    longest sequence + num_steps] in the dtype of the table. It is only as wide as attention reads.
+    longest sequence + num_steps] in the dtype of the table. Attention reads no further columns.
     """
     length = seq_lens.long()[:, None, None]
     column = torch.arange((int(seq_lens.max()) if seq_lens.numel() else 0) + num_steps)

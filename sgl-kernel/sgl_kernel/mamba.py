@@ -1,8 +1,8 @@
 """Linear attention of Qwen3-Next and Qwen3.5: a short causal convolution, then the gated delta rule.
 
 SGLang imports `sgl_kernel.mamba` for models with such layers. Every request has a slot in two tables of states. A
-padding row has slot -1. Both functions work in place: after a call, the table contains the state after the request's
-last token.
+padding row has slot -1. The convolution and the delta rule update the tables in place. A slot then contains the state
+after the request's last token.
 """
 
 import torch
@@ -22,7 +22,9 @@ def causal_conv1d_fn_cpu(
     activation: str | None = "silu",
     seq_lens_cpu: list[int] | None = None,
 ) -> Tensor:
-    """Convolve the new tokens of all requests, each request after its state. The result has the shape of `x`.
+    """Convolve the new tokens of all requests. The result has the shape of `x`.
+
+    The new tokens of a request follow the inputs that its state contains.
 
     * `x` [channels, tokens] are the new tokens, and `weight` is [channels, width].
     * `query_start_loc` [bs + 1] is the first token of each request.
@@ -82,13 +84,13 @@ def chunk_gated_delta_rule_cpu(
     head_first: bool = False,
     use_qk_l2norm_in_kernel: bool = True,
 ) -> tuple[Tensor, None, None]:
-    """Apply the delta rule to the new tokens of all requests, each request after its state.
+    """Apply the delta rule to the new tokens of each request, starting from the state of the request.
 
     Returns the outputs [1, tokens, value heads, size]. The two other results are None, in place of states that SGLang
     expects.
 
     * `q` and `k` are [1, tokens, heads, key size], and `v` is [1, tokens, value heads, size].
-    * `g` and `beta` [1, tokens, value heads] are the logarithm of the decay and the rate.
+    * `g` [1, tokens, value heads] is the logarithm of the decay. `beta` [1, tokens, value heads] is the rate.
     * `cu_seqlens` [bs + 1] is the first token of each request. `initial_state` is [slots, value heads, size, key size].
     """
     if head_first or not use_qk_l2norm_in_kernel:
@@ -150,9 +152,9 @@ def _convolve(
     table: Tensor,
     slots: Tensor | list[int],
 ) -> Tensor:
-    """Convolve `x` [bs, channels, tokens] after its states, and write the new states to the table.
+    """Convolve the states followed by `x`, and write the new states to the table.
 
-    `states` is [bs, channels, width - 1].
+    `states` is [bs, channels, width - 1], and `x` is [bs, channels, tokens].
     """
     seen = torch.cat((states.to(x.dtype), x), -1)
     table[slots] = seen[..., -states.shape[-1] :].to(table.dtype)

@@ -139,8 +139,7 @@ def extend_attention(
 def _refuse(
     query: Tensor, k_buffer: Tensor, logit_cap: float, is_cross: bool, sliding_window: int, sinks: Tensor | None
 ) -> None:
-    """Raise NotImplementedError if a feature is in use that this module does not compute. The error names the feature.
-    """
+    """Raise NotImplementedError for a feature that this module does not compute. The error names the feature."""
     unsupported = {
         "a logit cap": logit_cap > 0,
         "cross attention": is_cross,

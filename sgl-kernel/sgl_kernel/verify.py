@@ -14,7 +14,7 @@ def verify_tree_greedy_cpu(
     retrive_next_sibling: Tensor,
     target_predict: Tensor,
 ) -> None:
-    """Walk down the tree of each request while a child is the token that the target model chose.
+    """Walk down the tree of each request while a child contains the token that the target model chose.
 
     The function reads these arguments. `nodes` is the number of draft tokens of a request, and `retrive` is the
     spelling of SGLang's operator.

@@ -1,5 +1,4 @@
-"""Tests that compare paged attention, called through SGLang's operators, with a softmax over single scores in float64.
-"""
+"""Tests of paged attention through SGLang's operators. A softmax over single scores in float64 is the reference."""
 
 import math
 import random
@@ -156,7 +155,7 @@ def test_tree_mask_decides_among_new_tokens(prefix: list[int], nodes: int, seed:
 
 
 def test_a_verify_row_equals_the_decode_step_it_stands_for() -> None:
-    """Speculation must not change the output: the same token attends to the same keys in another batch."""
+    """Speculation must not change the output, so a token must have the same output in every batch."""
     batch = make_batch([30, 7, 16], [4, 4, 4])
     verified = batch.extend()
     for q in range(4):

@@ -1,4 +1,4 @@
-"""Tests that compare greedy verification with a recursive walk over lists of children, and the records with loops."""
+"""Tests of greedy verification. A recursive walk over lists of children is the reference; loops check the records."""
 
 import random
 

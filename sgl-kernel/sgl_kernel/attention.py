@@ -1,8 +1,8 @@
 """Attention over the paged KV cache. A request has one query (decode) or several queries (prefill, draft and verify).
 
-Requests run as one batch if they have the same number of queries and, within a factor of two, the same number of
-tokens. Masked columns pad the batch. All computations use float32. In bfloat16 the rounding would depend on the
-padding, so speculative decoding would change the output.
+Requests run as one batch if they have the same number of queries and similar numbers of tokens, within a factor of two.
+Masked columns pad the batch. All computations use float32. In bfloat16 the rounding would depend on the padding, so
+speculative decoding would change the output.
 """
 
 from collections import defaultdict

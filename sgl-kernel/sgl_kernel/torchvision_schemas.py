@@ -1,9 +1,8 @@
 """Operator schemas that make it possible to import a CUDA build of torchvision with a CPU build of torch.
 
-For Linux the package index has only CUDA builds of torchvision, whose compiled operators do not load with a CPU build
-of torch. torchvision works without most of these operators. But it registers two of them with torch by name, so these
-two must exist. SGLang needs torchvision even to serve text, because the image processors that SGLang registers import
-it.
+For Linux the package index has only CUDA builds of torchvision. Their compiled operators do not load with a CPU build
+of torch. The package `torchvision` works without most of these operators. But it registers two of them with torch by
+name, so these two must exist. SGLang needs `torchvision` even to serve text, because its image processors import it.
 """
 
 import importlib.util

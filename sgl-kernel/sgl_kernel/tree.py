@@ -26,9 +26,9 @@ def build_tree_kernel_efficient_cpu(
     draft_token_num: int,
     tree_mask_mode: int,
 ) -> None:
-    """Describe the trees of a verify batch (EAGLE-2, arXiv 2406.16858, section 4; layout as in SGLang's CUDA kernel).
+    """Describe the draft trees of a verify batch (EAGLE-2, arXiv 2406.16858, section 4).
 
-    The function reads these arguments:
+    The layout is that of SGLang's CUDA kernel. The function reads these arguments:
 
     * `parent_list` [bs, expanded candidates] int64 is the number of each expanded candidate. It has no columns if the
       tree has one step.

@@ -21,7 +21,7 @@ def ragged_requests(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
 
 
 def numbered_table(dtype: torch.dtype = torch.int32) -> Tensor:
-    """Return a table whose cells all contain different numbers, none of which is 0."""
+    """Return a table whose cells all contain different numbers other than 0."""
     return torch.arange(1, POOL_ROWS * POOL_LEN + 1, dtype=dtype).view(POOL_ROWS, POOL_LEN)
 
 

@@ -1,4 +1,4 @@
-"""Tests that compare the built trees with trees whose parents are known, because the test has grown them."""
+"""Tests that compare the built trees with trees that the test has grown. The parents in these trees are known."""
 
 import random
 from dataclasses import dataclass

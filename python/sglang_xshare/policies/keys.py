@@ -12,7 +12,7 @@ from typing import Any, get_args
 import orjson
 
 LONGEST = 200
-"""An error repeats at most this number of characters of a value, because a value in a request may have megabytes."""
+"""The largest number of characters of a value in an error. A value in a request may have megabytes."""
 MOST = 2**31 - 1
 """The largest integer allowed as a value. The kernels read int32, and an integer in SGLang's messages has at most 64
 bits.
@@ -28,8 +28,8 @@ class Key:
     """The accepted values of one key.
 
     `kind` is the type of the value. A str must be one of `choices`. A tuple must contain all expert ids, in any order.
-    A list must not be empty. A number must be from `low` to `high`; if `above_low` is True, it must be larger than
-    `low`. If a key of numbers has `choices`, it accepts these words too.
+    A list must not be empty. A number must be from `low` to `high`. If `above_low` is True, `low` itself is not
+    accepted. If a key of numbers has `choices`, it accepts these words too.
 
     If `optional` is True, the key accepts None. `words` describes the accepted values; if it is empty, the description
     follows from `kind`. `default` is the value of a common key that the user does not set.

@@ -29,7 +29,7 @@ def _share(default: float | None, help: str, **limits: Any) -> Any:
 
 @dataclass(frozen=True)
 class SelectionPlan:
-    """The rules of a selection: which experts are in the batch's set S, and which of these experts each row gets.
+    """The rules of a selection. They choose the batch's set S of experts, and the experts of S that each row gets.
 
     S starts with the warm-up of each row, which `k0` and `p` define. A plan can then add experts to S in one of three
     ways:

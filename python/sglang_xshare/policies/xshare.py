@@ -15,7 +15,7 @@ MASSES: dict[str, Table] = {
     "fast": {1: 0.80, 8: 0.85, 16: 0.90},
 }
 """The shares of utility that each word stands for. A share applies from its number of router rows on. At an equal
-share, a larger batch would lose more quality, because the missing utility belongs to fewer of its rows. The shares were
+share, a larger batch would lose more quality. The missing utility would belong to fewer of its rows. The shares were
 measured on six models of 32 to 512 experts with 2 to 32 requests (`benchmark.quality.defaults`):
 
 * `careful` keeps 82 % of the experts, and its worst loss is 0.005 nats.

@@ -54,8 +54,8 @@ def select(
     Triton kernel runs on CUDA and the compiled call runs on a CPU. If they do not support the plan, torch runs.
 
     If `slots` is given, ids and weights have the form that an MoE runner needs. If `tally` is given, the function
-    writes the counted tensors to it; `allocate_tally` makes a tally for logits of this shape. `budgets` contains the
-    numbers of the plan on the device. Only the Triton kernel reads `budgets`; the other backends read the plan.
+    writes the counted tensors to it. `allocate_tally` makes such a tally. `budgets` contains the numbers of the plan on
+    the device. Only the Triton kernel reads `budgets`; the other backends read the plan.
 
     The function is independent of phases, layers and SGLang. Only backend "reference" waits for the device. Raises
     ValueError naming the input, its value and what is allowed.

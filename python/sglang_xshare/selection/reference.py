@@ -1,7 +1,7 @@
 """The reference backend: selection in plain torch and loops, as docs/selection.md defines it.
 
-Every other backend returns the same ids. The code runs on the CPU, whatever the device of the logits, and handles one
-row and one expert at a time. It is for tests, not for serving. docs/selection.md explains the symbols C, P and S.
+Every other backend returns the same ids. The code always runs on the CPU. It handles one row and one expert at a time,
+so it is for tests, not for serving. docs/selection.md explains the symbols C, P and S.
 """
 
 import math
@@ -105,7 +105,7 @@ class _Reference:
     # Select: the set S.
 
     def keep(self, i: int) -> list[int]:
-        """Return the experts that row `i` always keeps: its warm-up without the experts that `beta` skips.
+        """Return the experts that row `i` always keeps. This is its warm-up without the experts skipped by `beta`.
 
         An exact row keeps its own top-k.
         """

@@ -1,4 +1,4 @@
-"""Scores of router logits: P, which weighs a row's experts, and C, which ranks them."""
+"""Two scores of router logits. P weighs a row's experts, and C ranks them."""
 
 import math
 from functools import cache

@@ -44,13 +44,13 @@ def drop_slots(ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def refill_slots(ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return `ids` [n, columns] int32 in which every unused slot has an id that is in use anyway.
+    """Return `ids` [n, columns] int32. Every unused slot gets an id that is in use anyway.
 
     A slot is unused if its weight is 0 or its id is -1. It gets the first id of its row. In a row without ids it gets
-    the largest id of all rows, or 0 if no row has an id.
+    the largest id of all rows. If no row has an id, it gets 0.
 
-    Use this function for filled ids that were renumbered afterwards. If an expert has several replicas, the filler of a
-    row without experts may have become a replica that no row uses.
+    Use this function if ids were renumbered after they were filled. An expert may have several replicas. The filler of
+    a row without experts may then be a replica that no row uses.
     """
     used = (weights != 0) & (ids >= 0)
     filler = torch.where(used, ids, 0).amax() if ids.numel() else 0

@@ -1,8 +1,8 @@
 """The set S of the vectorized backend, as a table [N] bool.
 
 Counts that depend on data stay on the device. The best m experts are therefore a sorted list of fixed size and a mask.
-Utilities are integers in float64, whose sums are exact in any order up to 2^53. This module does not round thresholds,
-because an integer reaches a threshold if and only if it reaches the threshold rounded up.
+Utilities are integers in float64, whose sums are exact in any order up to 2^53. This module does not round thresholds.
+An integer reaches a threshold exactly if it reaches the threshold rounded up.
 """
 
 from functools import cache

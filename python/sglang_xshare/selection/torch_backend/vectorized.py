@@ -102,7 +102,8 @@ def _rescue(rows: Rows, selected: torch.Tensor) -> torch.Tensor:
 def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: torch.Tensor) -> Slots:
     """Return the `kmax` best experts of every row.
 
-    A row may use its warm-up, and the experts of S that are among the first `max_rank` experts of its own ranking.
+    A row may use its warm-up. It may also use those experts of S that are among the first `max_rank` of its own
+    ranking.
     """
     inside = selected
     if plan.max_rank is not None and plan.max_rank < rows.num_experts:
@@ -119,8 +120,8 @@ def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: t
 def _share(rows: Rows, plan: SelectionPlan, router: Router, chosen: Slots) -> tuple[torch.Tensor, torch.Tensor]:
     """Return scores [n, m] and a divisor [n, 1]. The weights of a model that renormalizes are scores / divisor.
 
-    The divisor is the sum of the scores, the sum over the row's own top-k, or a geometric mean of both (see
-    `own_power`). If the divisor is 0, every score counts as 1.
+    The divisor is the sum of these scores, the sum over the row's own top-k, or a geometric mean of both. `own_power`
+    decides which. If the divisor is 0, every score counts as 1.
     """
     own = rows.own
     whole = _divisor(chosen, own, plan.own_power, rows.exact)

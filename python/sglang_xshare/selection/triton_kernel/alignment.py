@@ -14,17 +14,16 @@ from .rows import INTERPRETED
 
 BLOCK = tl.constexpr(BLOCK_SIZE)
 MOST_ROWS = 16
-"""The largest number of rows in a batch. Each row is one bit in the lower half of an int32, and the upper half can
-count all slots of these rows.
+"""The largest number of rows in a batch. Each row is one bit in the lower half of an int32. The upper half can count
+all slots of these rows.
 """
 MOST_PAIRS = 2048
-"""The largest number of pairs. One int32 contains the number of an expert's first block, which is at most MOST_PAIRS,
-and the bits of the expert's rows.
+"""The largest number of pairs. One int32 contains the bits of an expert's rows and the number of the expert's first
+block. This number is at most MOST_PAIRS.
 """
 ROWS, ONE = tl.constexpr(MOST_ROWS), tl.constexpr(1 << MOST_ROWS)
 HEAD = tl.constexpr(BLOCK_SIZE)
-"""The number of elements before the pairs in the buffer: the total, and a gap that keeps the runner's pointers aligned.
-"""
+"""The number of elements before the pairs in the buffer. The first is the total. The others keep pointers aligned."""
 SPAN = tl.constexpr(512)
 """The number of elements that one store fills with padding."""
 
@@ -48,9 +47,9 @@ def align_program(
 ) -> None:
     """Write the alignment of one program to `alignment`: the total, the pairs, and the expert of each block.
 
-    `members` [R, E] marks the experts that each row chose. In `ids` [R, C] a row has its chosen experts first, then its
-    `filler` [R] in every empty slot, and then the shared experts. `present` [R] marks the rows of the batch, including
-    padding rows. Every present row has pairs in all columns.
+    `members` [R, E] marks the experts that each row chose. In `ids` [R, C] a row has its chosen experts first. Then
+    every empty slot contains the row's `filler` [R]. The shared experts come last. `present` [R] marks the rows of the
+    batch, including padding rows. Every present row has pairs in all columns.
     """
     slots: tl.constexpr = recipe.columns + recipe.shared
     numel = num_rows * slots

@@ -9,14 +9,14 @@
         -> topk_ids, topk_weights [n, columns]            the scores are computed from the keys
         -> alignment                                      the pairs sorted by expert, if the MoE runner needs them
 
-All sums across rows are sums of integers, so the result does not depend on the order of rows or on the number of
-programs.
+All sums across rows are sums of integers. The order of rows and the number of programs therefore do not change the
+result.
 
 A small batch runs in one program, so no data leaves the SM between logits and ids. A larger batch would keep one SM
 busy for too long. Its rows are therefore spread over several programs, which exchange their counters at a grid barrier.
 If the most confident rows vote, there is one more barrier. If rows may need a rescue, there is another one. If not all
-programs can be resident at the same time, the kernel is launched several times, and each barrier becomes the end of a
-launch. Each later launch repeats the earlier work on its rows, because this is cheaper than storing the results.
+programs can be resident at the same time, there are several launches instead of barriers. Each later launch repeats the
+earlier work on its rows, because this is cheaper than storing the results.
 
 The kernel finds the best experts by repeated maxima instead of a sort. The top-k is about 8. A round costs one `redux`
 and about 20 other instructions for each row, but a bitonic sort of 128 experts would take 28 exchanges.
@@ -36,7 +36,7 @@ from .voters import find_voters, follow_voters, measure_confidence
 
 MEASURE, COLLECT, RESCUE, ROUTE = (tl.constexpr(phase) for phase in range(4))
 """The phases in their order. Within one launch, barriers separate the phases. If barriers are not possible, each phase
-is a launch of its own, which repeats the work of the earlier phases.
+is a launch of its own. It repeats the work of the earlier phases.
 """
 TABLES = ["selected_out", "active", "vanilla_active", "kept_mass", "rescued"]
 

@@ -139,12 +139,12 @@ def share_scores(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
 
 @triton.jit
 def sum_narrow(utility, votes, kept) -> tl.tensor:
-    """Return the packed counters [E] int64 of up to 16 rows, with at most one vote and one holder for each expert.
+    """Return the packed counters [E] int64 of up to 16 rows. They count at most one vote and one holder per expert.
 
-    Only a ranking by votes needs the exact numbers, and a plan with such a ranking does not use this function. Experts
-    in `kept` must have votes. The sum across warps uses int32, which needs half the barriers and shuffles of int64. The
-    sum of 16 utilities of at most 2^20 fits 25 bits. The votes and holders of 8 pairs of rows fit 7 bits. Each vote
-    counts 1, and each holder counts 9.
+    Only a ranking by votes needs the exact numbers, and it does not use this function. Experts in `kept` must have
+    votes. The sum across warps uses int32, which needs half the barriers and shuffles of int64. The sum of 16 utilities
+    of at most 2^20 fits 25 bits. The votes and holders of 8 pairs of rows fit 7 bits. Each vote counts 1, and each
+    holder counts 9.
     """
     pairs: tl.constexpr = utility.shape[0] // 8
     if pairs > 1:  # the rows of a pair are in the same thread

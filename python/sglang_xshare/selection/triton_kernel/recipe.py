@@ -35,9 +35,8 @@ class Recipe:
     num_experts: int
     top_k: int
     scoring: str
-    """One of SCORED. A softmax depends on all experts of the row, and sqrtsoftplus has no upper bound. The kernel
-    compares such words itself and passes the whole recipe, because Triton 3.6 (SGLang 0.5.17) cannot pass a word to a
-    function.
+    """One of SCORED. A softmax depends on all experts of the row, and sqrtsoftplus has no upper bound. Device functions
+    get the whole recipe and compare the word themselves. Triton 3.6 (SGLang 0.5.17) cannot pass a word to a function.
     """
     biased: bool
     renormalize: bool
@@ -72,8 +71,7 @@ class Recipe:
     divides_by_own: bool
     """This field and the two fields above describe the plan's coverage; see `SelectionPlan`."""
     mixes_own: bool
-    """True if weights are divided by a mean of two sums: the sum over the row's experts and the sum over its own top-k.
-    """
+    """True if weights are divided by a mean of two sums, over the row's experts and over its own top-k."""
     limits_reach: bool
     """True if `max_rank` limits how far down its own ranking a row may take other experts."""
     rescue: bool

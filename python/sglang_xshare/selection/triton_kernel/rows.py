@@ -192,7 +192,7 @@ def read_logits(keys, size: tl.constexpr, unique: tl.constexpr) -> tl.tensor:
 def roll(rounds) -> tl.tensor:
     """Return `rounds` in a form that prevents the compiler from unrolling a loop over them.
 
-    The number is multiplied by a value that is always 1, which the compiler does not know. An unrolled loop of so few
+    The number is multiplied by a value that is always 1. The compiler does not know this. An unrolled loop of so few
     rounds would be slower. A decode step runs other kernels in between, so every instruction is fetched again.
     """
     return tl.num_programs(1) * rounds

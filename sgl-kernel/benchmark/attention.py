@@ -1,9 +1,9 @@
-"""Time the CPU attention of one layer: padded batches, as `paged_attention` makes them, over one request at a time.
+"""Compare the CPU attention of one layer for padded batches and for one request at a time.
 
     python sgl-kernel/benchmark/attention.py
 
-Prints, for the shapes of decode, verify and prefill, microseconds of CPU time a call (median of `REPEATS`), and their
-ratio.
+`paged_attention` makes the padded batches. The script prints the median CPU time of `REPEATS` calls in microseconds,
+and the ratio of both times. The shapes are those of decode, verify and prefill.
 """
 
 import statistics
@@ -21,7 +21,7 @@ REPEATS = 30
 
 @dataclass(frozen=True)
 class Shape:
-    """A batch of requests: tokens in the cache, new tokens, and the heads that attend."""
+    """A batch of requests: their tokens in the cache, their new tokens, and the sizes of the heads."""
 
     name: str
     seq_lens: tuple[int, ...]
@@ -43,7 +43,7 @@ SHAPES = (
 
 
 def attention_calls(shape: Shape) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return (the whole batch in one call, one call a request)."""
+    """Return a function that runs the whole batch in one call, and a function that runs one call for each request."""
     torch.manual_seed(0)
     batch, longest, slots = len(shape.seq_lens), max(shape.seq_lens), sum(shape.seq_lens)
     query = torch.randn(batch * shape.queries, shape.heads, shape.head_size, dtype=torch.bfloat16)
@@ -77,7 +77,7 @@ def attention_calls(shape: Shape) -> tuple[Callable[[], None], Callable[[], None
 
 
 def microseconds(call: Callable[[], None]) -> float:
-    """Return the median CPU time of a call (other processes do not count), after three calls that do not count."""
+    """Return the median CPU time of a call, which does not include other processes. Three warm-up calls run first."""
     for _ in range(3):
         call()
     times = []

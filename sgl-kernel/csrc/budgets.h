@@ -1,4 +1,5 @@
-// Experts that join S after the warm-up: by request, batch, mass and rank (XShare), and residents, which cost nothing.
+// Experts that join S after the warm-up (XShare). Budgets add experts for each request, for the batch, up to a share of
+// the utility, or for each rank. Loaded experts also join S, because they cost nothing.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +10,8 @@
 
 namespace expert_selection {
 
-// Adds the best remaining experts of every rank: by XShare's Algorithm 5, up to each rank's target, or level with the
-// fullest rank.
+// Adds the best remaining experts of every rank. LITERAL is XShare's Algorithm 5. FILL fills each rank up to its
+// target, and LEVEL fills each rank at least up to the load of the fullest rank.
 inline void balance_ranks(const Rows& rows, const Utilities& utility, uint8_t* selected) {
   const Plan& plan = rows.plan;
   const int64_t* home = rows.batch.rank_of_expert;
@@ -47,8 +48,8 @@ inline void balance_ranks(const Rows& rows, const Utilities& utility, uint8_t* s
   }
 }
 
-// Adds the residents to S. If `slots` bound S, experts in `sure` come first, then added experts, then residents, the
-// latter two by utility.
+// Adds the loaded experts to S. If `slots` limits S, the experts in `sure` come first, then the experts that the batch
+// has added, and then the loaded experts. The last two groups are ordered by utility.
 inline void join_residents(
     const Plan& plan, const Utilities& utility, const uint8_t* free, int slots, const Mask& sure, uint8_t* selected) {
   const int count = plan.num_experts;

@@ -1,5 +1,5 @@
-// The counts of a step in one call: this file adds up the tally of all layers, to which selections write, as
-// `count_tally` of python/sglang_xshare/stage/record/counters.py does.
+// The counts of a step in one call. Selections write the tally of all layers, and this file adds it up. The function
+// `count_tally` in python/sglang_xshare/stage/record/counters.py computes the same result.
 
 #include <algorithm>
 #include <cstddef>
@@ -20,9 +20,10 @@ int64_t count_set(const uint8_t* flags, const uint8_t* among, const uint8_t* out
 
 extern "C" {
 
-// Adds every layer's counts to its row of `totals` [layers, 10], and writes what was added to `counts`, of the same
-// shape. A layer without experts under vanilla routing has not selected: with a live row the model always uses experts.
-// `loaded` is null if no experts are paged, and `fits` is null if no layer is sure to fit its slots.
+// Adds the counts of each layer to its row of `totals` [layers, 10]. Writes the added counts to `counts`, which has the
+// same shape. A layer is skipped if vanilla routing activates no expert in it. Such a layer has not selected experts,
+// because the model uses experts for every live row. `loaded` is null if no experts are paged. `fits` is null if no
+// layer is sure to fit its page slots.
 void count_step(
     const uint8_t* active, const uint8_t* vanilla_active, const float* kept_mass, const int64_t* rescued,
     const uint8_t* loaded, const uint8_t* fits, const uint8_t* valid, const uint8_t* exact, double* totals,

@@ -9,7 +9,7 @@
 
 namespace expert_selection {
 
-// Adds the first choice of every row that has none of its top-k in S. Returns the number of these rows.
+// Adds the first choice of every row that has no expert of its top-k in S. Returns the number of these rows.
 inline int64_t rescue_rows(const Rows& rows, uint8_t* selected) {
   std::vector<int32_t> lost;
   for (int i = 0; i < rows.batch.rows; i++) {
@@ -35,7 +35,7 @@ class Cover {
     reach_.resize(plan_.max_rank ? std::min(plan_.max_rank, plan_.num_experts) : 0);
   }
 
-  // Finds a row's experts, best first; see `experts`. Returns their number.
+  // Finds the experts of a row, best first, and returns their number. `experts` returns the experts.
   int find(int i) {
     if (!rows_.live(i)) return 0;
     if (plan_.coverage == SUBSTITUTE && !rows_.is_exact(i)) return substitute(i);
@@ -51,7 +51,8 @@ class Cover {
 
   const int32_t* experts() const { return experts_.data(); }
 
-  // Writes the weights of the row's `found` experts. Returns the row's kept mass.
+  // Writes the weights of the row's `found` experts. Returns the kept mass of the row: the sum of the scores of these
+  // experts, divided by the sum over the row's own top-k.
   float weigh(int i, int found, float* weights) {
     const float* score = rows_.scores(i);
     std::fill(scores_.begin(), scores_.end(), 0.0f);
@@ -93,8 +94,8 @@ class Cover {
     return take_best(choice, usable_.data(), static_cast<int>(usable_.size()), count, plan_, experts_.data());
   }
 
-  // Divides the scores by their sum, by the sum over the row's own top-k, or by a geometric mean of both. If the divisor
-  // is 0, all scores count as 1.
+  // Divides the scores by one of three numbers: their sum, the sum over the row's own top-k, or a geometric mean of
+  // both. If the divisor is 0, all scores count as 1.
   void divide(int i, int found) {
     float whole = find_divisor(i);
     if (whole == 0) {
@@ -118,7 +119,8 @@ class Cover {
   const Rows& rows_;
   const Plan& plan_;
   const uint8_t* selected_;
-  int width_;  // terms of a sum over chosen experts, empty slots included: the number decides the sum's bits
+  // The number of terms in a sum over chosen experts, including empty slots. This number decides the bits of the sum.
+  int width_;
   std::vector<int32_t> members_, experts_, reach_, usable_;
   std::vector<float> scores_, own_;
 };

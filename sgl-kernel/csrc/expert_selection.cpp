@@ -1,5 +1,5 @@
-// Selection on a CPU in one call: from router logits and scores to a layer's ids, weights and counts.
-// It follows python/sglang_xshare/selection/reference.py; the torch backend returns the same ids, weights and counts.
+// Selection on a CPU in one call: from the router logits and scores to the ids, weights and counts of a layer. The code
+// follows python/sglang_xshare/selection/reference.py. The torch backend returns the same ids, weights and counts.
 
 #include <algorithm>
 #include <cstddef>
@@ -29,8 +29,8 @@ void select_set(const Rows& rows, uint8_t* selected) {
   }
 }
 
-// Returns the expert that fills empty slots, which must be active already: the last active expert that is in S and in
-// some row's own top-k, else the last active expert; 0 if no expert is active.
+// Returns the expert that fills empty slots, which must be active already. This is the last active expert that is in S
+// and in some row's own top-k. If there is none, it is the last active expert. If no expert is active, the result is 0.
 int32_t find_filler(const Answer& answer, int num_experts) {
   int32_t filler = 0;
   for (int32_t j = num_experts - 1; j >= 0; j--) {
@@ -41,8 +41,9 @@ int32_t find_filler(const Answer& answer, int num_experts) {
   return filler;
 }
 
-// Returns whether `width` is the plan's number of columns, and large enough for every row's experts. A plan that was
-// packed for batches without exact rows may be too narrow: an exact row takes top-k experts, which may exceed `kmax`.
+// Returns whether `width` is the number of columns of the plan and large enough for every row's experts. A plan that
+// was packed for batches without exact rows may be too narrow. The reason is that an exact row needs top-k columns,
+// which may be more than `kmax`.
 bool fits_width(const Plan& plan, const Batch& batch, int width) {
   const int own = batch.exact || plan.coverage != SUBSTITUTE ? plan.top_k : 0;
   const int most = std::max(std::min(plan.kmax, plan.num_experts), own);
@@ -84,8 +85,8 @@ void cover_rows(const Rows& rows, const Answer& answer) {
 
 extern "C" {
 
-// Returns a `Status`: NOT_CLEAN if a valid row of the logits contains NaN or +inf, WRONG_WIDTH if ids and weights
-// [rows, width] do not have the columns that the batch needs. With either of these the call has written nothing.
+// Returns a `Status`. NOT_CLEAN means that a valid row of the logits contains NaN or +inf. WRONG_WIDTH means that ids
+// and weights [rows, width] do not have the columns that the batch needs. In both cases the call has written nothing.
 int32_t select_experts(
     const expert_selection::Plan* plan, const void* logits, const float* scores, const uint8_t* valid,
     const uint8_t* exact, const uint8_t* resident, const float* bias, const float* expert_scale,
@@ -110,6 +111,6 @@ int32_t select_experts(
   return DONE;
 }
 
-// Returns the size of a `Plan`, which the caller compares with its own layout.
+// Returns the size of a `Plan`. The caller compares it with the size of its own structure.
 int64_t size_of_plan() { return sizeof(expert_selection::Plan); }
 }

@@ -1,4 +1,5 @@
-// A row's ranking by choice score: higher first, then the lower expert. -inf is never chosen.
+// The ranking of a row's experts by choice score, highest first. The lower expert wins a tie. An expert with -inf is
+// never chosen.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +11,10 @@
 namespace expert_selection {
 
 constexpr float MINUS_INF = -std::numeric_limits<float>::infinity();
-constexpr int MANY = 48;  // from this count on sorting is faster than insertion
+constexpr int MANY = 48;  // from this count on, sorting is faster than insertion
 
-// Writes the best `count` of `experts`, which must be ascending, to `best`, best first. Returns their number.
+// Writes the `count` best experts of `experts` to `best`, best first, and returns their number. `experts` must be
+// ascending.
 inline int find_best(const float* choice, const int32_t* experts, int num_experts, int count, int32_t* best) {
   if (count <= 0) return 0;
   if (count >= MANY) {
@@ -46,7 +48,7 @@ inline int find_best(const float* choice, const int32_t* experts, int num_expert
   return found;
 }
 
-// Does the same for a router that takes equally many experts of each group.
+// Does the same as `find_best` for a router that takes the same number of experts from each group.
 inline int find_best_of_groups(
     const float* choice, const int32_t* experts, int num_experts, int count, const Plan& plan, int32_t* best) {
   const int size = plan.num_experts / plan.quota_groups, share = count / plan.quota_groups;
@@ -64,15 +66,15 @@ inline int find_best_of_groups(
   return found;
 }
 
-// Writes the best `count` of `experts` by the router's rule; arguments and result as in `find_best`.
+// Writes the `count` best experts by the router's rule. The arguments and the result are those of `find_best`.
 inline int take_best(
     const float* choice, const int32_t* experts, int num_experts, int count, const Plan& plan, int32_t* best) {
   if (plan.quota_groups) return find_best_of_groups(choice, experts, num_experts, count, plan, best);
   return find_best(choice, experts, num_experts, count, best);
 }
 
-// Sets `choice` to -inf outside the row's best groups. A group scores the sum of its two best if the router has a bias,
-// else its best.
+// Sets `choice` to -inf outside the best groups of the row. The score of a group is its best choice score. If the
+// router has a bias, it is the sum of the two best choice scores.
 inline void limit_groups(float* choice, const Plan& plan, bool biased) {
   const int size = plan.num_experts / plan.num_groups;
   std::vector<float> scores(plan.num_groups);

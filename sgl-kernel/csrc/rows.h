@@ -1,4 +1,5 @@
-// A batch's rows: their choice scores, their own top-k, and the part of it that each row keeps as its warm-up.
+// The rows of a batch: their choice scores, their own top-k, and the part of the top-k that each row keeps as its
+// warm-up.
 #pragma once
 
 #include <cmath>
@@ -14,7 +15,7 @@
 
 namespace expert_selection {
 
-constexpr double TINY = 1e-300;  // keeps 0 / 0 at 0 and changes no other quotient of float32
+constexpr double TINY = 1e-300;  // a divisor that turns 0 / 0 into 0 and changes no other quotient of float32
 
 class Rows {
  public:
@@ -23,7 +24,8 @@ class Rows {
 
   Rows(const Plan& plan, const Batch& batch) : plan(plan), batch(batch) {}
 
-  // Ranks all rows. Returns false if a valid row contains NaN or +inf, because its scores are wrong then.
+  // Ranks the experts of all rows. Returns false if a valid row contains NaN or +inf, because the scores of such a row
+  // are wrong.
   bool rank() {
     const int n = batch.rows, k = plan.top_k;
     own_.reset(new int32_t[n * static_cast<size_t>(k)]);
@@ -48,22 +50,23 @@ class Rows {
   bool is_valid(int i) const { return !batch.valid || batch.valid[i]; }
   bool is_exact(int i) const { return batch.exact && batch.exact[i] && is_valid(i); }
 
-  // P and C of a row, [N].
+  // The scores P and the choice scores C of a row, [N].
   const float* scores(int i) const { return batch.scores + offset(i); }
   const float* choice(int i) const { return choice_ ? choice_.get() + offset(i) : logits(i); }
 
-  // A row's own top-k, best first, and which of these experts the row keeps; the first `live` entries are valid.
+  // A row's own top-k, best first, and a mask of the experts that the row keeps. Only the first `live` entries are
+  // valid.
   const int32_t* own(int i) const { return &own_[i * static_cast<size_t>(plan.top_k)]; }
   const uint8_t* kept(int i) const { return &kept_[i * static_cast<size_t>(plan.top_k)]; }
   int live(int i) const { return live_[i]; }
   const std::vector<int32_t>& everyone() const { return everyone_; }
 
-  // Returns whether utilities are weighed by the depth of rows; `chance` is the factor of a row.
+  // `weighs` returns whether the depth of a row changes its utility. `chance` returns the factor of a row.
   bool weighs() const { return plan.chance && batch.tokens_per_request > 1; }
   float chance(int i) const { return plan.chance[std::clamp(depth(i), 0, DEPTHS - 1)]; }
 
-  // Writes a row's P on the grid, [N]; with `weighs`, weighed by the row's depth. If scores have no upper bound, writes
-  // their shares of the row.
+  // Writes P of a row in multiples of 1 / GRID, [N]. With `weighs`, P is multiplied by the factor for the row's depth.
+  // If scores have no upper bound, P is first divided by its sum in the row.
   void to_grid(int i, int64_t* grid, bool weighs = false) const {
     const float* row = scores(i);
     const int count = plan.num_experts;
@@ -93,7 +96,7 @@ class Rows {
     return !dirty;
   }
 
-  // Copies a row's logits to `choice_`, as float.
+  // Copies the logits of a row to `choice_` as float.
   void widen(int i) {
     float* out = choice_.get() + offset(i);
     if (!batch.halves) {

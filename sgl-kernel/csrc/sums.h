@@ -1,4 +1,4 @@
-// Sums and rounding with the same bits as torch, so weights and utilities equal those of the torch backend.
+// Sums and rounding with the same bits as torch, so weights and utilities are equal to those of the torch backend.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@ namespace expert_selection {
 
 constexpr double GRID = 1 << 20;
 
-// Rounds 0 <= x <= 2^21 to the nearest integer, halves to even: after the shift a number has no bits for a fraction.
+// Rounds 0 <= x <= 2^21 to the nearest integer, halves to even. A number plus SHIFT has no bits left for a fraction.
 inline int32_t round_to_even(float x) {
   constexpr float SHIFT = 12582912.0f;  // 1.5 * 2^23
   return static_cast<int32_t>((x + SHIFT) - SHIFT);
@@ -18,13 +18,13 @@ inline int64_t round_to_even(double x) {
   return static_cast<int64_t>((x + SHIFT) - SHIFT);
 }
 
-// Returns a score times a chance, in multiples of 1 / GRID.
+// Returns the product of a score and a chance in multiples of 1 / GRID.
 template <typename T>
 int64_t round_weighed(T score, float chance) {
   return round_to_even(static_cast<float>(score) * chance * static_cast<float>(GRID));
 }
 
-// Adds `count` numbers that lie `stride` apart, in four interleaved sums.
+// Adds `count` numbers at a distance of `stride`, in four interleaved sums.
 template <typename T>
 T sum_interleaved(const T* values, int count, int stride) {
   T sums[4] = {};
@@ -36,7 +36,8 @@ T sum_interleaved(const T* values, int count, int stride) {
   return ((sums[0] + sums[1]) + sums[2]) + sums[3];
 }
 
-// Adds a row in torch's order on x86: first the rest that fills no 32-byte vector, then each lane of the vectors.
+// Adds a row in the order of torch on x86. The elements that do not fill a 32-byte vector come first, then each lane of
+// the vectors.
 template <typename T>
 T sum_row(const T* values, int count) {
   constexpr int LANES = 32 / sizeof(T);

@@ -1,4 +1,4 @@
-// Every expert's utility: integers on the grid, so the sum is exact and independent of the order.
+// The utility of every expert. Utilities are integers, so their sum is exact in any order.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,8 @@ namespace expert_selection {
 using Mask = std::vector<uint8_t>;
 using Utilities = std::vector<int64_t>;
 
-// Adds the utility of rows [begin, end); with `weighs`, weighed by their depth. Exact rows have no utility.
+// Adds the utility of rows [begin, end). With `weighs`, the depth of a row changes its utility. Exact rows have no
+// utility.
 inline void add_utility(const Rows& rows, int32_t kind, bool weighs, int begin, int end, Utilities& utility) {
   const int k = rows.plan.top_k;
   Utilities grid(kind == FULL ? rows.plan.num_experts : 0);
@@ -34,7 +35,8 @@ inline void add_utility(const Rows& rows, int32_t kind, bool weighs, int begin, 
   }
 }
 
-// Experts ranked by utility, ties to the lower index. Utility and index share one number, because such a key sorts fastest.
+// Experts ranked by utility. The lower index wins a tie. A key contains both utility and index, because one number
+// sorts fastest.
 class Ranked {
  public:
   template <typename Takes>
@@ -44,7 +46,7 @@ class Ranked {
     }
   }
 
-  // Marks the `count` best.
+  // Marks the `count` best experts.
   void mark(int64_t count, uint8_t* selected) {
     if (count < static_cast<int64_t>(keys_.size())) {
       std::nth_element(keys_.begin(), keys_.begin() + std::max<int64_t>(count, 0), keys_.end(), std::greater<>());
@@ -69,7 +71,7 @@ class Ranked {
   std::vector<int64_t> keys_;
 };
 
-// Marks the top-k of the exact rows of [begin, end), which no budget counts.
+// Returns the top-k of the exact rows in [begin, end). No budget counts these experts.
 inline Mask find_held(const Rows& rows, int begin, int end) {
   Mask held(rows.plan.num_experts, 0);
   if (!rows.batch.exact) return held;

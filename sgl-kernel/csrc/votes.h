@@ -1,4 +1,5 @@
-// S from the best experts of a ranking (MoE-Spec, Lynx 4.2), or from the votes of the most confident rows (Lynx 4.3).
+// Experts that join S as the best of a ranking (MoE-Spec, Lynx 4.2), or by the votes of the most confident rows (Lynx
+// 4.3).
 #pragma once
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 
 namespace expert_selection {
 
-// Marks the experts with the most votes of rows [begin, end). A row votes for each expert of its top-k.
+// Marks the experts with the most votes of the rows [begin, end). A row votes for each expert of its top-k.
 inline void mark_by_votes(const Rows& rows, int begin, int end, const Mask& held, uint8_t* selected) {
   const Plan& plan = rows.plan;
   std::vector<int64_t> votes(plan.num_experts, 0);
@@ -31,7 +32,7 @@ inline void mark_by_votes(const Rows& rows, int begin, int end, const Mask& held
   for (int64_t i = 0; i < std::min<int64_t>(retain, ranked.size()); i++) selected[std::get<2>(ranked[i])] = 1;
 }
 
-// Adds the top `budget` experts of a ranking, of the batch or of every request.
+// Adds the best experts of a ranking, for the batch or for each request.
 inline void add_ranked(const Rows& rows, uint8_t* selected) {
   const Plan& plan = rows.plan;
   const int n = rows.batch.rows, size = plan.by_request ? rows.batch.tokens_per_request : n;
@@ -55,7 +56,7 @@ inline void add_ranked(const Rows& rows, uint8_t* selected) {
   }
 }
 
-// Returns the rows that vote, most confident first; if no row is confident enough, the most confident row.
+// Returns the rows that vote, most confident first. If no row is confident enough, returns the most confident row.
 inline std::vector<int> find_voters(const Rows& rows) {
   const Plan& plan = rows.plan;
   std::vector<std::tuple<double, int>> sure, others;
@@ -76,7 +77,8 @@ inline std::vector<int> find_voters(const Rows& rows) {
   return voters;
 }
 
-// Adds the experts with enough votes and every voter's first choice, then the best others up to the model's top-k.
+// Adds the experts with enough votes, and the first choice of every voter. If fewer than top-k experts are then
+// selected, adds the best other experts.
 inline void follow_voters(const Rows& rows, uint8_t* selected) {
   const Plan& plan = rows.plan;
   std::vector<int32_t> votes(plan.num_experts, 0);

@@ -1,6 +1,6 @@
-"""Module `sgl_kernel` in plain torch, for machines on which its CUDA build cannot be loaded.
+"""The module `sgl_kernel` in plain torch, for machines that cannot load its CUDA build.
 
-SGLang imports these names, and calls `torch.ops.sgl_kernel.*`, when SGLANG_USE_CPU_ENGINE=1. See README.md.
+SGLang imports these names and calls `torch.ops.sgl_kernel.*` if SGLANG_USE_CPU_ENGINE=1. See README.md.
 """
 
 from sgl_kernel import ops  # noqa: F401  registers torch.ops.sgl_kernel

@@ -1,8 +1,8 @@
-"""Attention over the paged KV cache, with one query a request (decode) or several (prefill, draft and verify batches).
+"""Attention over the paged KV cache. A request has one query (decode) or several queries (prefill, draft and verify).
 
-Requests with equally many queries and, within a factor of two, equally many tokens run as one batch, padded with masked
-columns. All computations are in float32, because bfloat16 rounds differently with another padding, and speculation
-would change the output.
+Requests run as one batch if they have the same number of queries and similar numbers of tokens, within a factor of two.
+Masked columns pad the batch. All computations use float32. In bfloat16 the rounding would depend on the padding, so
+speculative decoding would change the output.
 """
 
 from collections import defaultdict
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BATCH_CELLS = 1 << 18  # at most 1 MiB of float32 keys, so they fit a core's cache; larger batches were slower
+BATCH_CELLS = 1 << 18  # at most 1 MiB of float32 keys, which fits a core's cache; larger batches were slower
 
 
 def paged_attention(
@@ -31,20 +31,23 @@ def paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """Attend with the last `query_lens[i]` tokens of each request over all its `seq_lens[i]` tokens.
+    """Compute attention for the queries of each request. They attend to the tokens of the request in the KV cache.
 
-    `query` is [tokens, heads, head size], `k_buffer` and `v_buffer` are [slots, KV heads, size], of any float dtype;
-    heads is a multiple of KV heads. `output` [tokens, heads, value size] is modified; rows of a request without tokens
-    become zero. `req_to_token` [pool size, positions] contains the slot of each position, `req_pool_indices` [bs] the
-    row of each request in that table. `seq_lens` and `query_lens` [bs] include the queries, and `query_start` [bs] is
-    the first row of a request's queries. `scale` is a factor of the scores, `k_scale` and `v_scale` are the factors of
-    quantized keys and values.
+    * `query` is [tokens, heads, head size]. `k_buffer` and `v_buffer` are [slots, KV heads, size] in any float dtype.
+      The number of heads is a multiple of the number of KV heads.
+    * `output` [tokens, heads, value size] receives the result. Rows of a request without tokens become zero.
+    * `req_to_token` [pool size, positions] contains the slot of each position. `req_pool_indices` [bs] is the row of
+      each request in this table.
+    * `seq_lens` [bs] is the number of tokens of each request. The last `query_lens` [bs] of them are the queries.
+      `query_start` [bs] is the first row of a request's queries.
+    * `scale` multiplies the scores. `k_scale` and `v_scale` are the factors of quantized keys and values.
 
     Each query attends to the whole prefix. With `causal` a query also attends to the earlier queries of its request and
-    to itself, otherwise to all of the request's queries. A `tree_mask`, flat bool, replaces `causal`: [bs, queries,
-    queries], or for each request [queries, sequence], one after the other; only the query columns are read.
+    to itself. Without `causal` it attends to all queries of the request. `tree_mask` is a flat bool tensor that
+    replaces `causal`. It contains a mask [queries, queries] or [queries, sequence] for each request, one after the
+    other. Only the columns of the queries are read.
 
-    Raises ValueError if a request has more queries than tokens, or the tree mask has neither size.
+    Raises ValueError if a request has more queries than tokens, or if the tree mask has neither of these sizes.
     """
     lengths, counts, starts = seq_lens.tolist(), query_lens.tolist(), query_start.tolist()
     trees = None if tree_mask is None else _split_tree_mask(tree_mask, lengths, counts)
@@ -63,7 +66,8 @@ def paged_attention(
         prefix = length - count
         visible = (column < prefix)[:, None].repeat(1, count, 1)
         visible.scatter_(2, (prefix + torch.arange(count))[:, None].expand(-1, count, -1), among_queries)
-        # Padding repeats the request's last token, so stale and foreign slots, which may contain NaN, are never read.
+        # Padding repeats the last token of the request. Stale slots and slots of other requests, which may contain NaN,
+        # are never read.
         slots = req_to_token[req_pool_indices[requests].long()[:, None], column.minimum(length - 1)]
         keys, values = _gather(k_buffer, slots), _gather(v_buffer, slots)
         attended = F.scaled_dot_product_attention(
@@ -78,7 +82,7 @@ def paged_attention(
 
 
 def _batches(lengths: list[int], counts: list[int], cells_a_token: int) -> Iterator[tuple[int, list[int]]]:
-    """Yield (number of queries, requests) of each batch of requests that run together."""
+    """Yield the batches of requests that run together. A batch is the number of queries, then a list of requests."""
     alike: dict[tuple[int, int], list[int]] = defaultdict(list)
     for request, (length, count) in enumerate(zip(lengths, counts, strict=True)):
         if count > length > 0:
@@ -93,12 +97,12 @@ def _batches(lengths: list[int], counts: list[int], cells_a_token: int) -> Itera
 
 
 def _gather(buffer: Tensor, slots: Tensor) -> Tensor:
-    """Return the rows of a buffer [slots, heads, size] at `slots` in float32: [requests, columns, heads, size]."""
+    """Return the keys or values at `slots` [requests, columns], in float32: [requests, columns, heads, size]."""
     return buffer.index_select(0, slots.flatten()).float().view(*slots.shape, *buffer.shape[1:])
 
 
 def _split_tree_mask(tree_mask: Tensor, lengths: list[int], counts: list[int]) -> list[Tensor]:
-    """Split a flat mask into one [queries, queries] for each request."""
+    """Return the parts of a flat mask: one mask [queries, queries] for each request."""
     sizes = {}
     for name, widths in (("queries x queries", counts), ("queries x sequence", lengths)):
         sizes[name] = [count * width for count, width in zip(counts, widths, strict=True)]

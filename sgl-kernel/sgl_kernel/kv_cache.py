@@ -1,4 +1,4 @@
-"""Moves of keys and values between slots of the KV cache, in all layers."""
+"""Copies of keys and values between slots of the KV cache, in all layers."""
 
 import ctypes
 
@@ -7,10 +7,11 @@ from torch import Tensor
 
 
 def copy_all_layer_kv_cache_cpu(data_ptrs: Tensor, strides: Tensor, tgt_loc: Tensor, src_loc: Tensor) -> None:
-    """Copy slot `src_loc[i]` to slot `tgt_loc[i]` in every buffer; overlapping moves read the contents before the call.
+    """Copy slot `src_loc[i]` to slot `tgt_loc[i]` in every buffer. All sources are read before any slot is written.
 
-    data_ptrs: [buffers] uint64, addresses of contiguous buffers; strides: [buffers], bytes of a slot;
-    tgt_loc, src_loc: [moves], slots that exist.
+    * `data_ptrs` [buffers] uint64 are the addresses of contiguous buffers. `strides` [buffers] is the size of a slot in
+      bytes.
+    * `tgt_loc` and `src_loc` [moves] are existing slots.
     """
     if tgt_loc.numel() == 0:
         return

@@ -1,7 +1,8 @@
 """Linear attention of Qwen3-Next and Qwen3.5: a short causal convolution, then the gated delta rule.
 
-SGLang imports `sgl_kernel.mamba` for models with such layers. Every request owns a slot in two tables of states, and
-padding has slot -1. Both functions work in place: a state becomes the state after the request's last token.
+SGLang imports `sgl_kernel.mamba` for models with such layers. Every request has a slot in two tables of states. A
+padding row has slot -1. The convolution and the delta rule update the tables in place. A slot then contains the state
+after the request's last token.
 """
 
 import torch
@@ -21,11 +22,16 @@ def causal_conv1d_fn_cpu(
     activation: str | None = "silu",
     seq_lens_cpu: list[int] | None = None,
 ) -> Tensor:
-    """Convolve new tokens x [channels, tokens] of all requests, each after its state. Returns the same shape.
+    """Convolve the new tokens of all requests. The result has the shape of `x`.
 
-    weight: [channels, width]; query_start_loc: [bs + 1], first token of each request; cache_indices: [bs], slot of each
-    request in conv_states [slots, channels, width - 1], the inputs so far; has_initial_state: [bs], False for a request
-    without earlier inputs. seq_lens_cpu repeats query_start_loc and is unused.
+    The new tokens of a request follow the inputs that its state contains.
+
+    * `x` [channels, tokens] are the new tokens, and `weight` is [channels, width].
+    * `query_start_loc` [bs + 1] is the first token of each request.
+    * `conv_states` [slots, channels, width - 1] contains earlier inputs. `cache_indices` [bs] is the slot of each
+      request.
+    * `has_initial_state` [bs] is False for a request without earlier inputs.
+    * `seq_lens_cpu` has the same information as `query_start_loc` and is unused.
     """
     out = torch.zeros_like(x)
     starts = query_start_loc.tolist()
@@ -50,9 +56,9 @@ def causal_conv1d_update_cpu(
     conv_state_indices: Tensor,
     **drafts: Tensor | None,
 ) -> Tensor:
-    """Convolve one new token of each request, x [bs, channels], as `causal_conv1d_fn_cpu` does.
+    """Convolve one new token of each request, `x` [bs, channels], as `causal_conv1d_fn_cpu` does.
 
-    Raises NotImplementedError for draft tokens, whose states would need slots of their own.
+    Raises NotImplementedError for draft tokens, because their states would need slots of their own.
     """
     if x.dim() != 2 or any(value is not None for value in drafts.values()):
         raise NotImplementedError("sgl_kernel on CPU: no draft tokens in linear attention; use the compiled sgl-kernel")
@@ -78,12 +84,14 @@ def chunk_gated_delta_rule_cpu(
     head_first: bool = False,
     use_qk_l2norm_in_kernel: bool = True,
 ) -> tuple[Tensor, None, None]:
-    """Apply the delta rule to new tokens of all requests, each after its state.
+    """Apply the delta rule to the new tokens of each request, starting from the state of the request.
 
-    Returns the outputs [1, tokens, value heads, size], and None for the other states that SGLang expects.
+    Returns the outputs [1, tokens, value heads, size]. The two other results are None, in place of states that SGLang
+    expects.
 
-    q, k: [1, tokens, heads, key size]; v: [1, tokens, value heads, size]; g, beta: [1, tokens, value heads], logarithm
-    of the decay and rate; cu_seqlens: [bs + 1]; initial_state: [slots, value heads, size, key size].
+    * `q` and `k` are [1, tokens, heads, key size], and `v` is [1, tokens, value heads, size].
+    * `g` [1, tokens, value heads] is the logarithm of the decay. `beta` [1, tokens, value heads] is the rate.
+    * `cu_seqlens` [bs + 1] is the first token of each request. `initial_state` is [slots, value heads, size, key size].
     """
     if head_first or not use_qk_l2norm_in_kernel:
         raise NotImplementedError(
@@ -108,7 +116,10 @@ def update_gated_delta_rule(
     softplus_beta: float = 1.0,
     softplus_threshold: float = 20.0,
 ) -> Tensor:
-    """Apply the delta rule from the gates' inputs a, b [tokens, value heads], as SGLang's decode does."""
+    """Compute the gates from their inputs, and apply the delta rule as SGLang does in decode steps.
+
+    `a` and `b` [tokens, value heads] are the inputs of the gates.
+    """
     if (softplus_beta, softplus_threshold) != (1.0, 20.0):
         raise NotImplementedError("sgl_kernel on CPU: softplus must have beta 1 and threshold 20")
     g, beta = gate_delta_rule(A_log, a, b, dt_bias)
@@ -127,7 +138,7 @@ def update_gated_delta_rule(
 
 
 def gate_delta_rule(A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logarithm of the decay and the rate, both [1, tokens, value heads]."""
+    """Return the logarithm of the decay, and the rate. Both are [1, tokens, value heads]."""
     decay = -A_log.float().exp() * functional.softplus(a.float() + dt_bias.float())
     return decay[None], b.float().sigmoid()[None].to(b.dtype)
 
@@ -141,7 +152,10 @@ def _convolve(
     table: Tensor,
     slots: Tensor | list[int],
 ) -> Tensor:
-    """Convolve x [bs, channels, tokens] after the states [bs, channels, width - 1], and write the new states."""
+    """Convolve the states followed by `x`, and write the new states to the table.
+
+    `states` is [bs, channels, width - 1], and `x` is [bs, channels, tokens].
+    """
     seen = torch.cat((states.to(x.dtype), x), -1)
     table[slots] = seen[..., -states.shape[-1] :].to(table.dtype)
     windows = seen.unfold(-1, weight.shape[-1], 1)  # [bs, channels, tokens, width]
@@ -165,7 +179,7 @@ def _delta_rule(
     slots: Tensor,
     starts: Tensor,
 ) -> Tensor:
-    """Return the outputs in float32, computed one token of every request at a time."""
+    """Return the outputs in float32. Each round of the loop computes one token of every request."""
     heads_each = value.shape[1] // query.shape[1]
     query, key = (_normalize(x.float()).repeat_interleave(heads_each, 1) for x in (query, key))
     query = query * query.shape[-1] ** -0.5

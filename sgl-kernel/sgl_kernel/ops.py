@@ -1,7 +1,8 @@
-"""Operators `torch.ops.sgl_kernel.*`: those of SGLang's `intel_amx` attention backend, of Qwen3-Next and of Qwen3.5.
+"""The operators `torch.ops.sgl_kernel.*` of SGLang's `intel_amx` attention backend, of Qwen3-Next and of Qwen3.5.
 
-Attention has two overloads: SGLang 0.5.21 and 0.5.23 pass scales of a quantized KV cache, 0.5.17 (`unscaled`) does not.
-Features that are not implemented are refused by name, never computed wrongly.
+The attention operators have two overloads. SGLang 0.5.21 and 0.5.23 pass the scales of a quantized KV cache. SGLang
+0.5.17 does not pass scales (`unscaled`). An operator refuses a feature that it does not implement, and the error names
+the feature.
 """
 
 from collections.abc import Callable
@@ -49,11 +50,15 @@ def decode_attention(
     encoder_lens: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    """Store this step's keys and values at the slots `loc`, then attend with one query of each request.
+    """Store the keys and values of this step at the slots `loc`, then compute attention for one query of each request.
 
-    query, output: [bs, heads, size]; key, value: [bs, KV heads * size], None if stored already; loc: [bs];
-    attn_logits: scratch memory of the compiled kernel, unused; the others as in `paged_attention`.
-    Raises NotImplementedError for a feature named in `_refuse`, ValueError unless each request has one query.
+    * `query` and `output` are [bs, heads, size].
+    * `key` and `value` [bs, KV heads * size] are None if they are already stored. `loc` is [bs].
+    * `attn_logits` is scratch memory of the compiled kernel and is unused.
+    * All other arguments are as in `paged_attention`.
+
+    Raises NotImplementedError for a feature that `_refuse` names, and ValueError if a request does not have exactly one
+    query.
     """
     _refuse(query, k_buffer, logit_cap, is_cross, sliding_window, sinks)
     if query.shape[0] != seq_lens.numel():
@@ -104,11 +109,13 @@ def extend_attention(
     tree_mask: Tensor | None,
     is_causal: bool,
 ) -> None:
-    """Attend with the last `extend_seq_lens[i]` tokens of each request, whose keys and values are in the cache already.
+    """Compute attention for the last `extend_seq_lens[i]` tokens of each request.
 
-    query, output: [tokens, heads, size]; key, value: stored by the caller, unused; extend_start_loc: [bs], first row
-    of a request; max_len_extend: unused; the others as in `paged_attention`.
-    Raises NotImplementedError for a feature named in `_refuse`, ValueError as `paged_attention` does.
+    * `query` and `output` are [tokens, heads, size]. `extend_start_loc` [bs] is the first row of a request.
+    * `key` and `value` are unused, because they are already in the cache. `max_len_extend` is unused.
+    * All other arguments are as in `paged_attention`.
+
+    Raises NotImplementedError for a feature that `_refuse` names, and ValueError as `paged_attention` does.
     """
     _refuse(query, k_buffer, logit_cap, is_cross, sliding_window, sinks)
     paged_attention(
@@ -132,7 +139,7 @@ def extend_attention(
 def _refuse(
     query: Tensor, k_buffer: Tensor, logit_cap: float, is_cross: bool, sliding_window: int, sinks: Tensor | None
 ) -> None:
-    """Raise NotImplementedError with the name of the first feature in use that this fallback does not compute."""
+    """Raise NotImplementedError for a feature that this module does not compute. The error names the feature."""
     unsupported = {
         "a logit cap": logit_cap > 0,
         "cross attention": is_cross,
@@ -146,12 +153,15 @@ def _refuse(
 
 
 def _unscaled(kernel: Callable[..., None], scales_at: int, *unpassed: bool) -> Callable[..., None]:
-    """Return the kernel with the signature of SGLang 0.5.17: scales of 1, and the `unpassed` arguments at the end."""
+    """Return the kernel with the signature of SGLang 0.5.17, which passes fewer arguments.
+
+    The scales are 1. The `unpassed` arguments are added at the end.
+    """
     return lambda *args: kernel(*args[:scales_at], 1.0, 1.0, *args[scales_at:], *unpassed)
 
 
 _SCALES = "float k_scale, float v_scale,"
-_library = torch.library.Library("sgl_kernel", "DEF")  # the operators live as long as this object
+_library = torch.library.Library("sgl_kernel", "DEF")  # the operators exist as long as this object
 for _name, _schema, _kernel in (
     ("decode_attention_cpu", _DECODE.format(scales=_SCALES), decode_attention),
     ("decode_attention_cpu.unscaled", _DECODE.format(scales=""), _unscaled(decode_attention, 3)),

@@ -1,8 +1,8 @@
-"""Schemas that let a CUDA build of torchvision be imported on a CPU build of torch.
+"""Operator schemas that make it possible to import a CUDA build of torchvision with a CPU build of torch.
 
-The package index has only CUDA builds of torchvision for Linux, whose compiled operators do not load on a CPU torch.
-torchvision works without them, except for two operators that it registers with torch by name and that must exist.
-SGLang needs torchvision even to serve text, because the image processors that SGLang registers import it.
+For Linux the package index has only CUDA builds of torchvision. Their compiled operators do not load with a CPU build
+of torch. The package `torchvision` works without most of these operators. But it registers two of them with torch by
+name, so these two must exist. SGLang needs `torchvision` even to serve text, because its image processors import it.
 """
 
 import importlib.util
@@ -14,13 +14,14 @@ _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
-_libraries: list[torch.library.Library] = []  # an operator lives as long as the library that defined it
+_libraries: list[torch.library.Library] = []  # an operator exists as long as the library that defined it
 
 
 def define_missing() -> None:
     """Define the two operators, without kernels, if torch has no CUDA and torchvision was built for CUDA.
 
-    Otherwise, and in a second call, do nothing. A call of an operator fails as before, without a kernel.
+    Otherwise do nothing. A second call also does nothing. A call of such an operator still fails, because it has no
+    kernel.
     """
     if _libraries or torch.version.cuda is not None or not _torchvision_is_cuda_build():
         return
@@ -31,7 +32,7 @@ def define_missing() -> None:
 
 
 def _torchvision_is_cuda_build() -> bool:
-    """Return whether torchvision's version file names CUDA (`0.28.0+cu130`); an import of torchvision would fail."""
+    """Return whether torchvision's version file names CUDA (`0.28.0+cu130`). An import of torchvision would fail."""
     spec = importlib.util.find_spec("torchvision")
     return (
         spec is not None and spec.origin is not None and "+cu" in Path(spec.origin).with_name("version.py").read_text()

@@ -1,8 +1,9 @@
 """The draft tree of EAGLE speculation: the parent, the visible nodes and the position of each node.
 
-A request's tree has `draft_token_num` nodes. Node 0 is the root, the target model's last token; node i > 0 is
-candidate number `selected_index[i - 1]` of the draft model. Candidates are numbered in their order, `topk` children
-at a time: the parent of candidate c is entry `c // topk` of the request's `parent_list`, whose entry 0 is the root.
+The tree of a request has `draft_token_num` nodes. Node 0 is the root, which is the last token of the target model. Each
+node i after the root is the candidate `selected_index[i - 1]` of the draft model. Candidates are numbered in the order
+in which they are made, with `topk` children of one parent at a time. The parent of candidate c is therefore entry `c //
+topk` of the request's `parent_list`. Entry 0 of this list is the root.
 """
 
 import torch
@@ -25,21 +26,28 @@ def build_tree_kernel_efficient_cpu(
     draft_token_num: int,
     tree_mask_mode: int,
 ) -> None:
-    """Describe the trees of a verify batch (EAGLE-2, arXiv 2406.16858, section 4; layout as in SGLang's CUDA kernel).
+    """Describe the draft trees of a verify batch (EAGLE-2, arXiv 2406.16858, section 4).
 
-    Args, read:
-        parent_list: [bs, expanded candidates] int64, candidate number of each; no columns if there was one step.
-        selected_index: [bs, draft_token_num - 1] int64, candidate numbers of the nodes.
-        verified_seq_len: [bs], tokens already in the KV cache.
-        depth: longest path from the root, in steps.
-    Args, written (nodes = draft_token_num):
-        tree_mask: flat bool; a node sees the root, its ancestors and itself. QLEN_ONLY: [bs, nodes, nodes]. FULL_MASK:
-            for each request [nodes, seq_len + nodes], one after the other; the first seq_len columns are not modified.
-        positions: [bs * nodes], seq_len + depth of the node.
-        retrieve_index: [bs, nodes], row of the node in the flat verify batch.
-        retrieve_next_token, retrieve_next_sibling: [bs, nodes], first child, next child of the same parent; -1 if none.
+    The layout is that of SGLang's CUDA kernel. The function reads these arguments:
 
-    A candidate whose parent was not selected is no node's child. Raises NotImplementedError for a bit-packed mask.
+    * `parent_list` [bs, expanded candidates] int64 is the number of each expanded candidate. It has no columns if the
+      tree has one step.
+    * `selected_index` [bs, draft_token_num - 1] int64 is the candidate number of each node.
+    * `verified_seq_len` [bs], called `seq_len` below, is the number of tokens in the KV cache.
+    * `depth` is the number of steps of the longest path from the root.
+
+    It writes these arguments, in which `nodes` is `draft_token_num`:
+
+    * `tree_mask` is a flat bool tensor. A node sees the root, its ancestors and itself. With QLEN_ONLY the mask is [bs,
+      nodes, nodes]. With FULL_MASK it is [nodes, seq_len + nodes] for one request after the other. The first seq_len
+      columns are not modified.
+    * `positions` [bs * nodes] is seq_len plus the depth of the node.
+    * `retrieve_index` [bs, nodes] is the row of the node in the flat verify batch.
+    * `retrieve_next_token` [bs, nodes] is the first child of the node. `retrieve_next_sibling` [bs, nodes] is the next
+      child of the same parent. Both are -1 if there is no such node.
+
+    A candidate whose parent was not selected is not a child of any node. Raises NotImplementedError for a bit-packed
+    mask.
     """
     mode = int(tree_mask_mode)
     if mode not in (FULL_MASK, QLEN_ONLY):
@@ -54,7 +62,7 @@ def build_tree_kernel_efficient_cpu(
     _link_children(parent, retrieve_next_token, retrieve_next_sibling)
 
     cell = torch.arange(batch * nodes * nodes).view(batch, nodes, nodes)
-    if mode == FULL_MASK:  # every row begins with the prefix of its request
+    if mode == FULL_MASK:  # every row starts with the prefix of its request
         earlier_prefixes = (seq_len.cumsum(0) - seq_len) * nodes
         own_prefixes = seq_len[:, None] * torch.arange(1, nodes + 1)
         cell = cell + (earlier_prefixes[:, None] + own_prefixes)[..., None]
@@ -62,7 +70,7 @@ def build_tree_kernel_efficient_cpu(
 
 
 def _parents(parent_list: Tensor, selected_index: Tensor, topk: int) -> Tensor:
-    """Return the parent of each node [bs, nodes] int64; -1 for the root and for a node without a selected parent."""
+    """Return the parent of each node [bs, nodes] int64. The root and nodes without a selected parent have -1."""
     entry = selected_index.long() // topk
     if parent_list.shape[-1] == 0:
         parent_list = torch.zeros_like(entry[:, :1])  # every entry is 0, the root, so no element is used
@@ -74,14 +82,17 @@ def _parents(parent_list: Tensor, selected_index: Tensor, topk: int) -> Tensor:
 
 
 def _ancestors(parent: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-    """Return (visible nodes of each node [bs, nodes, nodes], depth of each node [bs, nodes]), in `depth` steps up."""
+    """Return the visible nodes of each node [bs, nodes, nodes] and the depth of each node [bs, nodes].
+
+    The function follows the parents for `depth` steps.
+    """
     batch, nodes = parent.shape
     visible = torch.eye(nodes, dtype=torch.bool).repeat(batch, 1, 1)
     visible[:, :, 0] = True
     current = torch.arange(nodes).repeat(batch, 1)
     node_depth = torch.zeros_like(current)
     for _ in range(depth):
-        current = current.clamp(min=0)  # an ended walk stays at the root
+        current = current.clamp(min=0)  # a walk that has reached the root stays there
         node_depth += current > 0
         visible.scatter_(2, current[..., None], True)
         current = parent.gather(1, current)
@@ -89,7 +100,7 @@ def _ancestors(parent: Tensor, depth: int) -> tuple[Tensor, Tensor]:
 
 
 def _link_children(parent: Tensor, next_token: Tensor, next_sibling: Tensor) -> None:
-    """Write each node's first child and next sibling, in the order of the nodes: both [bs, nodes], -1 for none."""
+    """Write the first child and the next sibling of each node, both [bs, nodes]. -1 means that there is none."""
     nodes = parent.shape[1]
     node = torch.arange(nodes)
     none = torch.tensor(nodes)

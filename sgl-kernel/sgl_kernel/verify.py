@@ -1,4 +1,4 @@
-"""Greedy verification of draft trees, and the bookkeeping of accepted tokens."""
+"""Greedy verification of draft trees, and functions that record the accepted tokens."""
 
 import torch
 from torch import Tensor
@@ -14,16 +14,23 @@ def verify_tree_greedy_cpu(
     retrive_next_sibling: Tensor,
     target_predict: Tensor,
 ) -> None:
-    """Walk down each request's tree while some child is the token that the target model chose.
+    """Walk down the tree of each request while a child contains the token that the target model chose.
 
-    Args, read (nodes = draft tokens a request; `retrive` is the spelling of SGLang's operator):
-        candidates: [bs, nodes], token of each node.
-        retrive_index, retrive_next_token, retrive_next_sibling: [bs, nodes], from `build_tree_kernel_efficient_cpu`.
-        target_predict: [bs, nodes], the target model's greedy token after each node.
-    Args, written:
-        accept_index: [bs, longest path], rows of the accepted nodes, the root first; other entries are not modified.
-        accept_token_num: [bs], accepted nodes, the root not counted.
-        predicts: [bs * nodes], the target's next token at every accepted node; at the last node the bonus token.
+    The function reads these arguments. `nodes` is the number of draft tokens of a request, and `retrive` is the
+    spelling of SGLang's operator.
+
+    * `candidates` [bs, nodes] is the token of each node.
+    * `retrive_index`, `retrive_next_token` and `retrive_next_sibling` [bs, nodes] come from
+      `build_tree_kernel_efficient_cpu`.
+    * `target_predict` [bs, nodes] is the greedy token of the target model after each node.
+
+    It writes these arguments:
+
+    * `accept_index` [bs, longest path] contains the rows of the accepted nodes, the root first. Other entries are not
+      modified.
+    * `accept_token_num` [bs] is the number of accepted nodes without the root.
+    * `predicts` [bs * nodes] is the next token of the target model at each accepted node. At the last one it is the
+      bonus token.
 
     The walk follows a few pointers for each request, so it uses Python integers.
     """
@@ -50,19 +57,19 @@ def verify_tree_greedy_cpu(
 
 
 def fill_bonus_tokens_cpu(accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int) -> None:
-    """Write every request's last accepted token, which the target model added.
+    """Write the last accepted token of each request, which the target model has added.
 
-    accept_tokens: [bs * accept_stride]; accept_lens: [bs], 1 or more; bonus_tokens: [bs], modified.
+    `accept_tokens` is [bs * accept_stride]. `accept_lens` [bs] is at least 1. `bonus_tokens` [bs] is modified.
     """
     last = torch.arange(accept_lens.numel()) * accept_stride + accept_lens.long() - 1
     bonus_tokens[: last.numel()] = accept_tokens.flatten()[last].to(bonus_tokens.dtype)
 
 
 def fill_accept_out_cache_loc_cpu(accept_index: Tensor, out_cache_loc: Tensor, accept_out_cache_loc: Tensor) -> None:
-    """Pack the KV slots of the accepted rows, in order.
+    """Write the KV slots of the accepted rows one after the other, in the order of `accept_index`.
 
-    accept_index: any shape, rows of the verify batch, -1 for no row; out_cache_loc: [rows];
-    accept_out_cache_loc: [accepted rows] or longer, modified except for its tail.
+    `accept_index` has any shape and contains rows of the verify batch, or -1 for no row. `out_cache_loc` is [rows].
+    `accept_out_cache_loc` has at least one element for each accepted row. Further elements are not modified.
     """
     rows = accept_index.flatten()
     slots = out_cache_loc[rows[rows >= 0].long()]
@@ -76,10 +83,11 @@ def rotate_input_ids_cpu(
     topk_index: Tensor,
     select_index: Tensor | None = None,
 ) -> None:
-    """Shift each request's tokens left by one and put its new token last (for multi-layer EAGLE).
+    """Shift the tokens of each request left by one, and write its new token at the end (for multi-layer EAGLE).
 
-    input_ids: [tokens], modified; extend_start_loc, extend_seq_lens: [bs], a request of length 0 is skipped;
-    topk_index: bs new tokens; select_index: [bs], rows for the new tokens in place of the last ones.
+    `input_ids` [tokens] is modified. `extend_start_loc` and `extend_seq_lens` are [bs]; a request of length 0 is
+    skipped. `topk_index` contains bs new tokens. If `select_index` [bs] is given, the new tokens go to these rows
+    instead of the last rows.
     """
     start, length = extend_start_loc.long(), extend_seq_lens.long()
     shifted = (length - 1).clamp(min=0)

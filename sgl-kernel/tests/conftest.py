@@ -1,4 +1,4 @@
-"""The rule that skips these tests, with a line in pytest's header, if a compiled `sgl_kernel` replaces ours."""
+"""A rule that skips these tests if a compiled `sgl_kernel` replaces ours. pytest's header then mentions it."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -1,4 +1,5 @@
-"""Draft trees made as EAGLE makes them, in plain Python: candidates, their parents, and the best of them as nodes."""
+"""Draft trees in plain Python, made as EAGLE makes them: candidates, their parents, and the best candidates as nodes.
+"""
 
 import random
 from dataclasses import dataclass, field
@@ -6,11 +7,11 @@ from dataclasses import dataclass, field
 
 @dataclass
 class DraftTree:
-    """One request's tree.
+    """The draft tree of one request.
 
-    `parent_list`: candidate number of each expanded candidate, behind an entry for the root. `selected`: candidate
-    numbers of the nodes 1, 2, ... `parents`: parent node of each node; None for the root, and for a node whose parent
-    was not selected.
+    `parent_list` contains an entry for the root, then the number of each expanded candidate. `selected` contains the
+    candidate numbers of the nodes 1, 2, ... `parents` contains the parent of each node. The root and a node whose
+    parent was not selected have None.
     """
 
     parent_list: list[int]
@@ -22,17 +23,17 @@ class DraftTree:
         self.children = [[c for c, p in enumerate(self.parents) if p == node] for node in range(len(self.parents))]
 
     def path_to(self, node: int | None) -> list[int]:
-        """Return the nodes from `node` up, without the root."""
+        """Return the nodes on the path from `node` up to the root, without the root."""
         return [] if not node else [node, *self.path_to(self.parents[node])]
 
 
 def grow(rng: random.Random, topk: int, steps: int, nodes: int, orphans: bool = False) -> DraftTree:
-    """Grow a tree for `steps` steps of `topk` candidates; each step expands `topk` children of the last step.
+    """Grow a tree in `steps` steps. The first step makes `topk` candidates; each later step expands `topk` candidates.
 
-    `nodes` counts the root. Unless `orphans`, a candidate is selected only if its parent is selected, as with EAGLE's
-    products of probabilities.
+    `nodes` includes the root. A candidate is selected only if its parent is selected, because EAGLE ranks candidates by
+    products of probabilities. If `orphans` is True, candidates are selected without this condition.
     """
-    candidate_parent: list[int | None] = [None] * topk  # number of the parent candidate; None is the root
+    candidate_parent: list[int | None] = [None] * topk  # number of the parent candidate; None stands for the root
     parent_list = [-1, *range(topk)]
     frontier = list(range(topk))
     for _ in range(steps - 1):

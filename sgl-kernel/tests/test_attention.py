@@ -1,4 +1,4 @@
-"""Paged attention, through the operators SGLang calls, against a softmax over single scores in double precision."""
+"""Tests of paged attention through SGLang's operators. A softmax over single scores in float64 is the reference."""
 
 import math
 import random
@@ -21,7 +21,7 @@ SCALE = 0.3
 
 @dataclass
 class Batch:
-    """Requests of `prefix + queries` tokens in a paged cache; every slot of no request holds NaN."""
+    """Requests of `prefix + queries` tokens in a paged cache. Slots that belong to no request contain NaN."""
 
     prefix: list[int]
     queries: list[int]
@@ -61,7 +61,10 @@ class Batch:
         return output
 
     def expected(self, sees: Callable[[int, int, int], bool], scale: float = SCALE) -> Tensor:
-        """Return the outputs, one score at a time; `sees(request, query, other query)` decides among new tokens."""
+        """Return the expected outputs, computed one score at a time.
+
+        `sees(request, query, other query)` returns whether a new token attends to another new token.
+        """
         heads, group = self.query.shape[1], self.query.shape[1] // self.k_buffer.shape[1]
         out = torch.zeros(*self.query.shape[:2], self.v_buffer.shape[-1], dtype=torch.float64)
         for i, (prefix, queries, start) in enumerate(zip(self.prefix, self.queries, self.query_start, strict=True)):
@@ -120,7 +123,7 @@ few = settings(max_examples=25, deadline=None, derandomize=True)
 @few
 @given(lengths, st.sampled_from([(4, 4), (4, 2), (6, 1)]), st.sampled_from([torch.float32, torch.bfloat16]))
 def test_decode_attends_to_the_whole_sequence(prefix: list[int], heads: tuple[int, int], dtype: torch.dtype) -> None:
-    """Values may have another size than keys."""
+    """The size of values may differ from the size of keys."""
     batch = make_batch(prefix, [1] * len(prefix), *heads, dtype=dtype, value_size=8 if len(prefix) % 2 else 5)
     assert_close(batch.decode(), batch.expected(causal))
 
@@ -128,7 +131,7 @@ def test_decode_attends_to_the_whole_sequence(prefix: list[int], heads: tuple[in
 @few
 @given(lengths, st.booleans(), st.data())
 def test_extend_is_causal_among_new_tokens(prefix: list[int], is_causal: bool, data: st.DataObject) -> None:
-    """Without causality all new tokens see each other."""
+    """Without causality all new tokens attend to each other."""
     queries = [data.draw(st.sampled_from([0, 1, 3, 4])) for _ in prefix]
     batch = make_batch(prefix, queries)
     sees = causal if is_causal else lambda request, query, other: True
@@ -152,7 +155,7 @@ def test_tree_mask_decides_among_new_tokens(prefix: list[int], nodes: int, seed:
 
 
 def test_a_verify_row_equals_the_decode_step_it_stands_for() -> None:
-    """Speculation must not change the output: the same token attends to the same keys, batched otherwise."""
+    """Speculation must not change the output, so a token must have the same output in every batch."""
     batch = make_batch([30, 7, 16], [4, 4, 4])
     verified = batch.extend()
     for q in range(4):

@@ -1,4 +1,4 @@
-"""Operators around the attention of Qwen3.5, against single heads."""
+"""Tests that compare the operators around the attention of Qwen3.5 with computations on single heads."""
 
 import torch
 from torch.testing import assert_close

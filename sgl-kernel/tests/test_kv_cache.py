@@ -1,4 +1,4 @@
-"""Slot moves in all layers' buffers against copies of single rows."""
+"""Tests that compare moves of slots in the buffers of all layers with copies of single rows."""
 
 import torch
 from hypothesis import given, settings

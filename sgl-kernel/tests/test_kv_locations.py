@@ -1,4 +1,4 @@
-"""The req_to_token helpers against loops over single cells."""
+"""Tests that compare the functions for the req_to_token table with loops over single cells."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ POOL_ROWS, POOL_LEN = 6, 24
 
 @st.composite
 def ragged_requests(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
-    """Draw distinct pool rows and a range of positions in each, also empty ranges and an empty batch."""
+    """Draw distinct pool rows and a range of positions for each row. A range and the whole batch can be empty."""
     rows = draw(st.lists(st.integers(0, POOL_ROWS - 1), unique=True))
     start = [draw(st.integers(0, POOL_LEN)) for _ in rows]
     end = [draw(st.integers(first, POOL_LEN)) for first in start]
@@ -21,7 +21,7 @@ def ragged_requests(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
 
 
 def numbered_table(dtype: torch.dtype = torch.int32) -> Tensor:
-    """Return a table whose cells all hold different numbers, none of them 0."""
+    """Return a table whose cells all contain different numbers other than 0."""
     return torch.arange(1, POOL_ROWS * POOL_LEN + 1, dtype=dtype).view(POOL_ROWS, POOL_LEN)
 
 
@@ -58,7 +58,7 @@ def test_req_to_token_pool_writes_cell_by_cell(requests: tuple[list[int], list[i
 @pytest.mark.parametrize("rows", [[], [2], [5, 0, 3]])
 @pytest.mark.parametrize(("topk", "num_steps"), [(1, 3), (2, 1), (3, 2)])
 def test_a_draft_has_the_slots_behind_the_sequence(rows: list[int], topk: int, num_steps: int) -> None:
-    """Each branch of a draft sees the prefix and its own slots."""
+    """Each branch of a draft has the slots of the prefix and its own slots."""
     table, seq_lens = numbered_table(), [1, 12, 7][: len(rows)]
     out = torch.zeros(len(rows) * topk * num_steps, dtype=torch.int64)
     requests, lengths = torch.tensor(rows, dtype=torch.int64), torch.tensor(seq_lens, dtype=torch.int64)

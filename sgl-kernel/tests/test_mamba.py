@@ -1,4 +1,4 @@
-"""Linear attention against loops over single tokens, channels and heads, in double precision."""
+"""Tests that compare linear attention with loops over single tokens, channels and heads in float64."""
 
 import math
 
@@ -21,7 +21,8 @@ def draw(*shape: int) -> Tensor:
 
 
 def lay_out(lengths: list[int]) -> tuple[Tensor, Tensor]:
-    """Return the start of each request's tokens, and its slot: of several requests the second has no slot."""
+    """Return the first token of each request, and the slot of each request. The second of several requests has no slot.
+    """
     starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0)
     slots = torch.arange(len(lengths), 0, -1, dtype=torch.int32)
     if len(lengths) > 1:

@@ -1,4 +1,4 @@
-"""torchvision can be imported next to a CPU build of torch, and is left alone everywhere else."""
+"""Tests that torchvision can be imported with a CPU build of torch, and that nothing changes for other builds."""
 
 import subprocess
 import sys

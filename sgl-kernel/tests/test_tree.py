@@ -1,4 +1,4 @@
-"""Tree building against trees whose parents are known because the test grew them."""
+"""Tests that compare the built trees with trees that the test has grown. The parents in these trees are known."""
 
 import random
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from .draft_trees import DraftTree, grow
 
 @dataclass
 class Built:
-    """The outputs of the kernel."""
+    """The outputs of `build_tree_kernel_efficient_cpu`."""
 
     tree_mask: Tensor
     positions: list[int]
@@ -68,9 +68,9 @@ def tree_batches(draw: st.DrawFn) -> tuple[list[DraftTree], list[int], int, int,
 @settings(max_examples=60, derandomize=True)
 @given(tree_batches())
 def test_links_positions_and_masks(batch: tuple[list[DraftTree], list[int], int, int, int]) -> None:
-    """Links list each node's children in order, and a node stands at its depth behind the sequence.
+    """The links list the children of each node in order. The position of a node is its depth after the sequence.
 
-    A node's mask shows only its ancestors, behind the sequence if the mask is full.
+    The mask of a node marks only its ancestors. A full mask also has columns for the sequence before them.
     """
     trees, seq_lens, topk, steps, nodes = batch
     built = build(trees, seq_lens, topk, steps, nodes, QLEN_ONLY)
@@ -79,7 +79,7 @@ def test_links_positions_and_masks(batch: tuple[list[DraftTree], list[int], int,
         for node in range(nodes):
             children: list[int] = []
             child = built.next_token[b][node]
-            while child != -1 and len(children) < nodes:  # a wrong kernel may link a circle
+            while child != -1 and len(children) < nodes:  # a wrong kernel may link nodes in a circle
                 children.append(child)
                 child = built.next_sibling[b][child]
             assert children == tree.children[node]

@@ -1,4 +1,4 @@
-"""Greedy verification against a recursive walk over children lists; its bookkeeping against loops."""
+"""Tests of greedy verification. A recursive walk over lists of children is the reference; loops check the records."""
 
 import random
 
@@ -13,7 +13,7 @@ from .draft_trees import DraftTree, grow
 
 
 def links(tree: DraftTree) -> tuple[list[int], list[int]]:
-    """Return the first child and the next sibling of each node, -1 for none."""
+    """Return the first child and the next sibling of each node, or -1 if there is none."""
     next_token, next_sibling = [-1] * len(tree.parents), [-1] * len(tree.parents)
     for node, children in enumerate(tree.children):
         for earlier, later in zip([None, *children], children, strict=False):
@@ -25,7 +25,7 @@ def links(tree: DraftTree) -> tuple[list[int], list[int]]:
 
 
 def accepted_path(tree: DraftTree, tokens: list[int], wanted: list[int], node: int, length: int) -> list[int]:
-    """Return at most `length` accepted nodes, from `node` itself on: the walk enters the first matching child."""
+    """Return the accepted nodes from `node` on, at most `length`. The walk enters the first child that matches."""
     matching = [child for child in tree.children[node] if tokens[child] == wanted[node]]
     if length == 1 or not matching:
         return [node]
@@ -35,7 +35,7 @@ def accepted_path(tree: DraftTree, tokens: list[int], wanted: list[int], node: i
 def verify(
     trees: list[DraftTree], tokens: list[list[int]], wanted: list[list[int]], longest: int
 ) -> tuple[list[list[int]], list[int], list[int]]:
-    """Return accept_index, accept_token_num and predicts as lists; unwritten entries are -1, -5 and -3."""
+    """Return accept_index, accept_token_num and predicts as lists. Entries that are not written are -1, -5 and -3."""
     batch, nodes = len(trees), len(tokens[0]) if tokens else 4
     predicts = torch.full((batch * nodes,), -3, dtype=torch.int32)
     accept_index = torch.full((batch, longest), -1, dtype=torch.int32)
@@ -59,7 +59,7 @@ def verify(
     batch=st.integers(0, 4),
     topk=st.integers(1, 3),
     steps=st.integers(1, 4),
-    vocabulary=st.integers(1, 4),  # so small that siblings share a token, and that chains are accepted to their end
+    vocabulary=st.integers(1, 4),  # so small that siblings share a token, and that whole chains are accepted
     longest=st.integers(1, 5),
     seed=st.integers(0, 10**6),
 )

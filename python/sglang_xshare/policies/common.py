@@ -1,4 +1,4 @@
-"""Keys of every policy that selects: the forwards, layers and batch sizes in which the policy selects."""
+"""The keys of all selecting policies. They define in which forwards, layers and batch sizes a policy selects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .registry import Policy
 
 PHASES = ("decode", "verify")
 SPECULATES = "--speculative-algorithm"
-"""The server's flag for speculation; other subcommands have other flags."""
+"""The server's flag for speculative decoding. Other commands have another flag for it."""
 
 
 COMMON_KEYS = {
@@ -50,7 +50,10 @@ COMMON_KEYS = {
 
 @dataclass(frozen=True)
 class Override:
-    """Keys that replace a policy's own in a closed range of layers or row counts; in the latter also for `layers`."""
+    """Keys that replace a policy's keys in a range of layers or of row counts. The range includes `first` and `last`.
+
+    An override for row counts can contain further overrides for `layers`.
+    """
 
     first: int
     last: int
@@ -62,14 +65,17 @@ class Override:
 
 
 def spell_range(first: int, last: int) -> str:
-    """Return a range as a key of `layers` or `by_rows`."""
+    """Return a range in the form of a key of `layers` or `by_rows`, such as "3" or "0-3"."""
     return str(first) if first == last else f"{first}-{last}"
 
 
 def read_phases(
     value: Any, policy: Policy, keys: dict[str, Any], speculative: bool, speculates: str
 ) -> tuple[str, ...]:
-    """Return the phases to select in; `speculates` names the flag for speculation. Raises ValueError naming the key."""
+    """Return the phases in which the policy selects. Raises ValueError naming the key.
+
+    The errors name `speculates`, the flag for speculative decoding.
+    """
     if value is None:
         if not speculative and policy.phases == ("verify",):
             never = f"{policy.name} selects in verify steps only"
@@ -86,7 +92,10 @@ def read_phases(
 
 
 def read_overrides(key: str, value: Any, lowest: int) -> tuple[Override, ...]:
-    """Return the overrides of `layers` or `by_rows`, whose numbers start at `lowest`."""
+    """Return the overrides that `layers` or `by_rows` contains.
+
+    `lowest` is the smallest layer id or row count that is allowed.
+    """
     if not isinstance(value, dict):
         raise ValueError(f"{key} = {as_json(value)}: must be {COMMON_KEYS[key].allowed}")
     overrides = []

@@ -1,4 +1,4 @@
-"""The active plan: a schedule with every default resolved, for log, /server_info, /metrics and the command line."""
+"""Descriptions of a schedule with all defaults resolved, for the log, /server_info, /metrics and the command line."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,12 +11,16 @@ from .schedule import Schedule
 
 
 def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
-    """Return the policy, its keys, phases and limits, JSON-able and resolved.
+    """Return the policy, its keys, its phases and its limits as a JSON-able dict. All defaults are resolved.
 
-    The model's `top_k`, if it is given, replaces each null that stands for it. `overrides` lists differences by
-    `layers` and `by_rows`: the keys that change, or another policy with all of its keys. An override without `layers`
-    applies to all layers, and an override without `by_rows` to all sizes; if two overrides apply, the later one wins.
-    For `observe`, return the description of each compared plan.
+    For `k0` and `kmax`, null means the model's top-k. If `top_k` is given, it replaces this null.
+
+    The list `overrides` contains one entry for each range of layers or batch sizes with other keys. An entry contains
+    the keys that change. If another policy applies, the entry contains all keys of that policy. An entry without
+    `layers` applies to all layers, and an entry without `by_rows` applies to all batch sizes. If two entries apply, the
+    later entry wins.
+
+    For `observe` the dict contains the description of each compared plan.
     """
     if schedule.observed:
         plans = {spelling: describe(part, top_k) for spelling, part in schedule.observed.items()}
@@ -49,7 +53,10 @@ def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
 
 
 def describe_mass(schedule: Schedule) -> str | None:
-    """Return the share of utility that `mass` keeps, in words; None if `mass` does not decide every step."""
+    """Return a text with the share of utility that `mass` keeps.
+
+    Return None if `mass` is not used, if `max_add` limits it, or if `layers` or `by_rows` may override it.
+    """
     policy = get_policy(schedule.policy)
     keys = policy.complete(schedule.keys)
     mass = keys.get("mass")
@@ -60,7 +67,7 @@ def describe_mass(schedule: Schedule) -> str | None:
 
 
 def describe_keys(schedule: Schedule) -> dict[str, Any]:
-    """Return the policy's own keys as given; a word that stands for numbers is followed by the numbers."""
+    """Return the policy's own keys. If a value is a word that stands for numbers, the numbers follow the word."""
     policy = get_policy(schedule.policy)
     keys = dict(policy.complete(schedule.keys))
     tables = policy.find_tables(keys)
@@ -72,14 +79,15 @@ def _resolve(schedule: Schedule, layer: int, rows: int, top_k: int | None) -> di
     if keys["policy"] == "vanilla":
         return {"policy": "vanilla"}
     own = {name: value for name, value in keys.items() if name != "policy"}
-    # A range of `by_rows` may begin below `min_rows` or end above `max_rows`, but only steps between these select.
+    # A range of `by_rows` may begin below `min_rows` or end above `max_rows`, but the policy selects only between these
+    # limits.
     rows = max(min(rows, schedule.max_rows or rows), schedule.min_rows)
     resolved = {"policy": keys["policy"], **get_policy(keys["policy"]).resolve(own, rows)}
     return resolved | {name: top_k for name in ("k0", "kmax") if resolved.get(name, 0) is None}
 
 
 def _split(overrides: Sequence[Override]) -> list[tuple[int, int]]:
-    """Return ranges (first, last), ascending; within each range the same overrides apply."""
+    """Return ranges (first, last) in ascending order. Within each range the same overrides apply."""
     starts = sorted({n for override in overrides for n in (override.first, override.last + 1)})
     spans = [(first, end - 1) for first, end in pairwise(starts)]
     return [span for span in spans if any(span[0] in override for override in overrides)]

@@ -1,4 +1,4 @@
-"""The type and range of a key of a plan or a policy, and keys in JSON."""
+"""The allowed values of the keys of plans and policies. The functions here read and write keys as JSON."""
 
 import difflib
 import json
@@ -12,21 +12,27 @@ from typing import Any, get_args
 import orjson
 
 LONGEST = 200
-"""Most characters of a value that an error repeats, because a value of a request may have megabytes."""
+"""The largest number of characters of a value in an error. A value in a request may have megabytes."""
 MOST = 2**31 - 1
-"""The largest integer of a key: the kernels read int32, and SGLang's messages carry no more than 64 bits."""
+"""The largest integer allowed as a value. The kernels read int32, and an integer in SGLang's messages has at most 64
+bits.
+"""
 DEEPEST = 32
-"""Most nested levels of a JSON value. A policy needs at most eight; beyond Python's own limit a traceback results."""
+"""The largest number of nested levels in a JSON value. A policy needs at most eight levels. Without this limit, a value
+that is nested deeper than Python's own limit would cause a traceback.
+"""
 
 
 @dataclass(frozen=True)
 class Key:
     """The accepted values of one key.
 
-    `kind` is int, float, bool, str (one of `choices`), tuple (all expert ids in some order) or list (policies). `words`
-    replace the description that follows from the kind. The range is closed; `above_low` excludes `low`. An `optional`
-    key may be None, which switches the key off. A number may also be one of the `choices`. `default` is the value of an
-    absent common key.
+    `kind` is the type of the value. A str must be one of `choices`. A tuple must contain all expert ids, in any order.
+    A list must not be empty. A number must be from `low` to `high`. If `above_low` is True, `low` itself is not
+    accepted. If a key of numbers has `choices`, it accepts these words too.
+
+    If `optional` is True, the key accepts None. `words` describes the accepted values; if it is empty, the description
+    follows from `kind`. `default` is the value of a common key that the user does not set.
     """
 
     kind: type
@@ -41,7 +47,7 @@ class Key:
 
     @property
     def allowed(self) -> str:
-        """Return the accepted values in words."""
+        """Return a description of the accepted values."""
         if self.words:
             return self.words
         if self.kind is str:
@@ -54,9 +60,10 @@ class Key:
         return f"a number in {'(' if self.above_low else '['}{self.low:g}, {self.high:g}]{words}"
 
     def check(self, name: str, value: Any) -> Any:
-        """Return `value` in its normal form: the integer of a float key as float, a list as tuple.
+        """Check a value and return it in the key's type. For example, an int may become a float.
 
-        Raises ValueError for any other value. The check is strict: True, "3" and 3.0 are no integers, NaN is no number.
+        Raises ValueError if the value is not accepted. The check is strict: True, "3" and 3.0 are not integers, and NaN
+        is not a number.
         """
         if value is None and self.optional:
             return None
@@ -79,23 +86,26 @@ class Key:
 
 
 Table = Mapping[int, float]
-"""A number for each range of router rows, by the first row count of the range, ascending from 1."""
+"""One number for each range of router rows. The key is the first row count of the range; keys ascend from 1."""
 
 
 def look_up(table: Table, rows: int) -> float:
-    """Return the number for a step of `rows` router rows."""
+    """Return the table's number for a step of `rows` router rows."""
     return table[max(first for first in table if first <= rows)]
 
 
 def spell_table(table: Table, unit: str = "") -> str:
-    """Return a table in words: "0.85 up to 7 rows, 0.9 up to 15, 0.93 from 16 on"."""
+    """Return the text of a table, such as "0.85 up to 7 rows, 0.9 up to 15, 0.93 from 16 on"."""
     starts = list(table)
     ends = [f"{table[first]:g}{unit} up to {following - 1}" for first, following in pairwise(starts)]
     return ", ".join([f"{ends[0]} rows", *ends[1:], f"{table[starts[-1]]:g}{unit} from {starts[-1]} on"])
 
 
 def as_json(value: Any) -> str:
-    """Return a value for an error line: as JSON, a string in single quotes, cut to `LONGEST` characters."""
+    """Return the text of a value for an error line, cut to `LONGEST` characters.
+
+    The text is JSON, except that a string is in single quotes.
+    """
     try:
         text = repr(value) if isinstance(value, str) else json.dumps(value, default=repr)
     except RecursionError:
@@ -104,7 +114,7 @@ def as_json(value: Any) -> str:
 
 
 def shorten(text: str) -> str:
-    """Return `text`, cut to `LONGEST` characters; a cut text ends with its length."""
+    """Return `text`, cut to `LONGEST` characters. A cut text ends with the number of characters of the whole text."""
     if len(text) <= LONGEST:
         return text
     end = f"... ({len(text):,} characters)"
@@ -134,15 +144,18 @@ def accepts_none(hint: Any) -> bool:
 
 
 def suggest(word: object, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown `word`: the nearest of `known`, or "" if none is near."""
+    """Return a text that suggests the known word most similar to an unknown word.
+
+    Errors end with this text. It is "" if no known word is similar.
+    """
     if len(str(word)) > LONGEST:
-        return ""  # a comparison of a long word would delay a scheduler between two steps
+        return ""  # comparing a long word would delay the scheduler
     near = difflib.get_close_matches(str(word).lower(), list(known), n=1)
     return f"; did you mean {near[0]}?" if near and near[0] != word else ""
 
 
 def read_object(text: str | bytes) -> dict[str, Any]:
-    """Return the keys of a JSON object. Raises ValueError for any other text, and if an object has a key twice."""
+    """Return the keys and values of a JSON object. Raises ValueError for any other text and for a repeated key."""
     try:
         found = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -150,15 +163,17 @@ def read_object(text: str | bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"JSON must be one object (got {json_type(found)})")
     check_depth(found)
-    json.loads(text, object_pairs_hook=collect)  # orjson keeps the last of two equal keys
+    json.loads(text, object_pairs_hook=collect)  # raises an error for a repeated key, which orjson accepts
     return found
 
 
 def override_keys(keys: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a policy, overridden by `others`.
+    """Return the keys of a policy after `others` have replaced some of them.
 
-    A `mass` in `others` removes the budgets that count experts, and such a count in `others` removes `mass`: of a share
-    and a count the larger would win. `balance` is removed with `target_per_rank`, and `max_add` with `mass`.
+    The budgets `add`, `add_per_request` and `target_per_rank` count experts. If `others` contains `mass`, they are
+    removed. If `others` contains one of them, `mass` is removed. Otherwise both kinds of budget would apply, and the
+    larger one would win. `balance` is removed together with `target_per_rank`, and `max_add` is removed together with
+    `mass`.
     """
     counts = ("add", "add_per_request", "target_per_rank")
     has_count = others.get("add") is not None or any(others.get(name) for name in counts)
@@ -172,7 +187,7 @@ def override_keys(keys: Mapping[str, Any], others: Mapping[str, Any]) -> dict[st
 
 
 def collect(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return keys and values as a dict. Raises ValueError for a key that is given twice."""
+    """Return the pairs as a dict. Raises ValueError if a key is given twice."""
     keys: dict[str, Any] = {}
     for key, value in pairs:
         if key in keys:

@@ -41,4 +41,4 @@ def moe_spec(
         raise ValueError(
             f"utility = {utility!r}: must be used with ranking router, because a static order ignores scores"
         )
-    return SelectionPlan(**locals())  # the parameters alone: any other local variable would become a key
+    return SelectionPlan(**locals())  # locals() must contain parameters only, because each entry becomes a key

@@ -34,7 +34,8 @@ def oea(
 ) -> SelectionPlan:
     """Every row's k0 best experts; each row fills up with experts that other rows activate.
 
-    `target_per_rank` is OEA's extension to expert parallelism (section 7). A step waits for the rank with the most
-    active experts, so each other rank adds experts by utility up to that number; a target of 1 adds no more.
+    `target_per_rank` switches on OEA's extension to expert parallelism (section 7). A step waits for the rank with the
+    most active experts. Each other rank therefore adds experts until it has the same number. Experts with the largest
+    utility come first. With a target above 1, every rank adds experts until it has at least that many.
     """
     return SelectionPlan(balance="literal" if target_per_rank is None else "level", **locals())  # all parameters

@@ -1,4 +1,4 @@
-"""Policies of this project: a free plan, and the comparison of policies on a server's own traffic."""
+"""Policies of this project: `custom` takes any keys, and `observe` compares policies on a server's own traffic."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

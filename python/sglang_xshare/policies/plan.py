@@ -1,4 +1,4 @@
-"""A selection plan: which experts a batch may use, and how every row routes within them."""
+"""A selection plan: which experts a batch may use, and how every row chooses among these experts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -14,7 +14,9 @@ SCOPES = ("batch", "request")
 COVERAGES = ("substitute", "truncate", "own")
 AUTO = "auto"
 MOST_LIKELY = 63 / 64
-"""Value of `acceptance` "auto" until a server has an estimate: the largest estimate, which is safe."""
+"""The value of `acceptance` "auto" until a server has an estimate. It is the largest possible estimate, so it lowers
+the utility of draft tokens least.
+"""
 
 
 def _key(default: Any, kind: type, help: str, **limits: Any) -> Any:
@@ -27,13 +29,17 @@ def _share(default: float | None, help: str, **limits: Any) -> Any:
 
 @dataclass(frozen=True)
 class SelectionPlan:
-    """The rules of a selection: which experts are in a batch's set S, and which of these experts each row gets.
+    """The rules of a selection. They choose the batch's set S of experts, and the experts of S that each row gets.
 
-    S starts with each row's warm-up (`k0`, `p`). Then S grows in one of three ways: by the budgets `add_per_request`,
-    `add`, `mass` and `target_per_rank`, in this order; by the best experts of a `ranking` (`budget` or `drop`); or by
-    the votes of the most confident rows (`confidence`). `coverage`, `kmax`, `max_rank` and `rescue` decide which
-    experts of S a row gets, and `own_share` decides their weights. Raises ValueError naming the key, the value and what
-    is allowed.
+    S starts with the warm-up of each row, which `k0` and `p` define. A plan can then add experts to S in one of three
+    ways:
+
+    * The budgets `add_per_request`, `add`, `mass` and `target_per_rank` add experts, in this order.
+    * The best experts of a `ranking` join S. `budget` or `drop` decides how many.
+    * The most confident rows vote for experts (`confidence`).
+
+    `coverage`, `kmax`, `max_rank` and `rescue` decide which experts of S a row gets. `own_share` decides their weights.
+    Raises ValueError naming the key, the value and what is allowed.
     """
 
     policy: str = "custom"
@@ -92,7 +98,7 @@ class SelectionPlan:
     )
     warm_rows: int | None = _key(None, int, "only verify rows at a depth below this number have a warm-up", low=1)
     estimates: bool = False
-    """True if `acceptance` was given as "auto", which a server replaces by its estimate."""
+    """True if `acceptance` was given as "auto". A server then replaces the value by its estimate."""
 
     def __post_init__(self) -> None:
         for name, key in KEYS.items():
@@ -105,68 +111,73 @@ class SelectionPlan:
 
     @property
     def adds(self) -> bool:
-        """Return whether S grows by `add_per_request`, `add`, `mass` or `target_per_rank`."""
+        """Return whether `add_per_request`, `add`, `mass` or `target_per_rank` adds experts."""
         return bool(self.add_per_request or self.add or self.mass or self.target_per_rank)
 
     @property
     def ranks_experts(self) -> bool:
-        """Return whether S is the warm-up plus the best experts of a ranking."""
+        """Return whether the selected set consists of the warm-up and the best experts of a ranking."""
         return self.budget is not None or self.drop is not None
 
-    # The properties below are the meaning of `coverage`. Only the reference reads the words of the key.
+    # The properties below define the meaning of each value of `coverage`.
 
     @property
     def uses_selected(self) -> bool:
-        """Return whether S decides a row's experts. Otherwise a row has the experts of its own warm-up."""
+        """Return whether rows use the experts selected for the batch. Otherwise a row uses only its own warm-up."""
         return self.coverage != "own"
 
     @property
     def substitutes(self) -> bool:
-        """Return whether a row may take experts of S outside its own top-k: up to `kmax` in all, down to `max_rank`."""
+        """Return whether a row may take selected experts that are not in its own top-k."""
         return self.coverage == "substitute"
 
     @property
     def takes_residents(self) -> bool:
-        """Return whether loaded experts join S at no cost.
+        """Return whether loaded experts are selected without counting towards a budget.
 
-        Loaded experts do so unless the plan has a ranking, voters, coverage own or `free_residents` False.
+        The result is False if the plan has a ranking, voters, coverage `own`, or `free_residents` False.
         """
         by_utility = self.uses_selected and not self.ranks_experts and self.confidence is None
         return by_utility and self.free_residents is not False
 
     @property
     def can_rescue(self) -> bool:
-        """Return whether a row without any expert of its top-k gets its first choice back, which then joins S."""
+        """Return whether a row that would lose its whole top-k gets its first choice back."""
         return self.uses_selected and not self.substitutes and self.rescue and not self.warms_all
 
     @property
     def warms_all(self) -> bool:
-        """Return whether every row has a warm-up, which contains the row's first choice."""
+        """Return whether every row has a warm-up. A warm-up always contains the row's first choice."""
         return self.k0 != 0 and self.warm_rows is None
 
     @property
     def divides_by_own(self) -> bool:
-        """Return whether renormalized weights are divided by the sum over the row's own top-k, not over its experts."""
+        """Return whether a row's weights are divided by the sum of the row's scores over its own top-k.
+
+        Otherwise `own_share` decides the divisor. Only a model that renormalizes divides the weights.
+        """
         return self.coverage == "truncate"
 
     @property
     def own_power(self) -> float:
-        """Return e: renormalized weights are divided by own ** e * got ** (1 - e).
+        """Return the exponent `e` in the divisor of a row's weights, `own ** e * chosen ** (1 - e)`.
 
-        own and got are the sums of a row's scores over its own top-k and over its experts.
+        `own` is the sum of the row's scores over its own top-k. `chosen` is the sum over the experts that the row gets.
+        Only a model that renormalizes divides the weights.
         """
         return 1.0 if self.divides_by_own else self.own_share
 
     @property
     def by_depth(self) -> bool:
-        """Return whether the selection depends on the depths of drafts."""
+        """Return whether the selection depends on the depths of draft tokens."""
         return self.acceptance < 1 or self.warm_rows is not None
 
     def keys_beyond(self, handled: Mapping[str, tuple[str, ...]]) -> list[str]:
-        """Return the keys that a backend with these `handled` keys and words would ignore or misread.
+        """Return the keys of the plan that a backend would ignore or misread.
 
-        These are keys that are not in `handled` and not at their default, and keys whose word, such as a ranking, is
-        not among the words that `handled` has for the key.
+        `handled` contains the keys and words that the backend reads. The backend ignores a key that `handled` does not
+        contain. This is harmless if the key has its default value. The backend misreads a word that `handled` does not
+        list for the key. Such a word is, for example, the name of a ranking.
         """
         found = [(f.name, getattr(self, f.name), f.default) for f in fields(self) if f.name in KEYS]
         return [
@@ -176,24 +187,27 @@ class SelectionPlan:
         ]
 
     def is_another_estimate(self, other: "SelectionPlan") -> bool:
-        """Return whether both plans weigh drafts by a server's estimate and differ in the estimate alone."""
+        """Return whether this plan uses a server's estimate of `acceptance` and otherwise equals the other plan."""
         return self.estimates and replace(self, acceptance=other.acceptance) == other
 
     def weighs(self, tokens_per_request: int) -> bool:
-        """Return whether rows are weighed by their depth: only a request of several rows has drafts."""
+        """Return whether a row's depth changes its utility. Only a request with several rows has draft tokens."""
         return self.acceptance < 1 and tokens_per_request > 1
 
     def warm_up(self, router: Router) -> int:
-        """Return the most experts that a row's warm-up contains."""
+        """Return the largest number of experts in a row's warm-up."""
         return router.top_k if self.k0 is None else self.k0
 
     def columns(self, router: Router, exact: bool = False) -> int:
-        """Return the most experts that a row may use; at least the model's top-k if some rows may be `exact`."""
+        """Return the largest number of experts that a row may use.
+
+        If `exact` is True, some rows may be exact, and the result is at least the model's top-k.
+        """
         columns = self.kmax or router.top_k
         return max(columns, router.top_k) if exact else columns
 
     def check(self, router: Router, num_experts: int, ranks: int = 1) -> None:
-        """Raise ValueError if plan or router do not fit a model of `num_experts` experts on `ranks` ranks."""
+        """Raise ValueError if the plan or the router does not fit a model of `num_experts` experts on `ranks` ranks."""
         if router.top_k > num_experts:
             raise ValueError(f"top_k = {router.top_k}: must be at most the number of experts, {num_experts}")
         for key in ("num_expert_group", "quota_groups"):
@@ -211,7 +225,11 @@ class SelectionPlan:
             raise ValueError(f"target_per_rank = {self.target_per_rank}: must be used with expert parallelism")
 
     def check_router(self, router: Router) -> None:
-        """Raise ValueError for `own_share` without renormalization, or `quota_groups` and a `kmax` other than top-k."""
+        """Raise ValueError if the plan does not fit the router.
+
+        A router that does not renormalize allows no `own_share`. If the router has `quota_groups`, `kmax` must be the
+        model's top-k.
+        """
         if self.own_share and not router.renormalize:
             raise ValueError(f"own_share = {self.own_share}: must be used with a model that renormalizes its weights")
         if router.quota_groups is not None and self.columns(router) != router.top_k:
@@ -228,7 +246,7 @@ KEYS: Mapping[str, Key] = {
 
 
 def _contradictions(plan: SelectionPlan) -> list[tuple[str, str]]:
-    """Return (key, what the key must be) for every key that contradicts another key."""
+    """Return one pair (key, text) for each key that contradicts another key. The text says what the key must be."""
     budgets = plan.adds + (plan.budget is not None) + (plan.drop is not None) + (plan.confidence is not None)
     sums_utility = plan.adds or (plan.budget is not None and plan.ranking == "router")
     other_budgets = "add, add_per_request, mass, target_per_rank"

@@ -1,4 +1,4 @@
-"""Named policies, for the command line and its errors."""
+"""The registry of named policies, which the command line and its errors use."""
 
 import inspect
 import json
@@ -12,7 +12,7 @@ from .plan import KEYS, SelectionPlan
 
 @dataclass(frozen=True)
 class Setting:
-    """Keys that a paper or this project recommends, and the `result` with these keys."""
+    """Keys that a paper or this project recommends. `result` describes what was measured with these keys."""
 
     keys: Mapping[str, Any]
     result: str
@@ -20,13 +20,17 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """A named policy: `make` turns keys into a plan. A key without a default in `defaults` is required.
+    """A named policy, which makes a plan from keys.
 
-    `bare` are the keys that apply if a user gives none; `presets` are whole sets of keys, by the word that stands for
-    each set. `depends` describes defaults that depend on other keys, and `complete` adds such defaults to keys.
-    `tables` contain, by key and word, the numbers for which the word stands: one for each range of router rows. The
-    policy selects in `phases` unless a user names other phases. A policy with `selects` False leaves every step
-    unchanged and has no common keys.
+    * `make` is the function that returns the plan. `keys` are its parameters. A key without an entry in `defaults` is
+      required.
+    * `bare` contains the keys that apply if a user gives no keys.
+    * `presets` contains named sets of keys.
+    * `depends` describes the defaults that depend on other keys. `complete` adds these defaults to a user's keys.
+    * `tables` contains the words that a key accepts instead of a number. A word stands for one number in each range of
+      router rows.
+    * `phases` are the phases in which the policy selects, unless a user chooses other phases.
+    * If `selects` is False, the policy leaves every step unchanged and has no common keys.
     """
 
     name: str
@@ -45,7 +49,10 @@ class Policy:
     selects: bool = True
 
     def default(self, name: str) -> Any:
-        """Return the value of an absent key; the key's declared default if the policy has required keys."""
+        """Return the value of a key that the user does not set.
+
+        If the policy has required keys, return the key's declared default.
+        """
         try:
             return self.resolve({})[name]
         except ValueError:
@@ -53,13 +60,13 @@ class Policy:
 
     @property
     def changes(self) -> list[int]:
-        """Return the row counts at which a word of `tables` changes its number, ascending."""
+        """Return the row counts at which a range in `tables` begins, in ascending order and without 1."""
         return sorted(
             {first for words in self.tables.values() for table in words.values() for first in table if first > 1}
         )
 
     def build(self, keys: Mapping[str, Any], rows: int | None = None) -> SelectionPlan:
-        """Return the plan for these keys in a step of `rows` router rows, `PLAIN_ROWS` if `rows` is None.
+        """Return the plan for these keys in a step of `rows` router rows. If `rows` is None, use `PLAIN_ROWS` rows.
 
         Raises ValueError naming the key, the value and what is allowed.
         """
@@ -81,22 +88,26 @@ class Policy:
                 )
 
     def list_missing(self, keys: Iterable[str]) -> list[str]:
-        """Return a clause for each required key that is missing in `keys`."""
+        """Return one error text for each required key that is missing in `keys`."""
         required = {name: key for name, key in self.keys.items() if name not in self.defaults and name not in keys}
         return [f"{name} is missing: {self.name} needs {key.allowed}" for name, key in required.items()]
 
     def resolve(self, keys: Mapping[str, Any], rows: int | None = None) -> dict[str, Any]:
-        """Return every key of the policy with its given or default value; with `rows`, numbers in place of words."""
+        """Return the value of every key of the policy.
+
+        The value is the given one or the default. If `rows` is given, each word is replaced by its number for this row
+        count.
+        """
         plan, given = self.build(keys, rows), self._check_values(self.complete(keys))
         given = given if rows is None else self._look_up(given, rows)
         return {name: given.get(name, getattr(plan, name, self.defaults.get(name))) for name in self.keys}
 
     def find_tables(self, values: Mapping[str, Any]) -> dict[str, Table]:
-        """Return, by key, the table of each value that is a word of `tables`."""
+        """Return the table of each key whose value is a word in `tables`."""
         return {name: table for name, words in self.tables.items() if (table := words.get(values.get(name, "")))}
 
     def _look_up(self, values: Mapping[str, Any], rows: int) -> dict[str, Any]:
-        """Return the values, each word of `tables` replaced by its number for a step of `rows` router rows."""
+        """Return the values. Each word in `tables` is replaced by its number for a step of `rows` router rows."""
         return {**values, **{name: look_up(table, rows) for name, table in self.find_tables(values).items()}}
 
     def _check_values(self, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,17 +115,18 @@ class Policy:
 
 
 PLAIN_ROWS = 8
-"""Router rows of the step for which a plan is built, unless the caller gives a number."""
+"""The number of router rows for which a plan is built if the caller gives no number."""
 _POLICIES: dict[str, Policy] = {}
 
 
 def register(
     name: str, paper: str, *, own_keys: Mapping[str, Key] | None = None, summary: str = "", **options: Any
 ) -> Callable[[Callable[..., SelectionPlan]], Callable[..., SelectionPlan]]:
-    """Register a function as policy `name`: its parameters are the keys, its docstring's first line is the summary.
+    """Register a function as the policy called `name`.
 
-    A parameter accepts the values of its key in `own_keys`, else of the plan's key of the same name, and None if
-    annotated so.
+    The parameters of the function are the keys of the policy. The first line of its docstring is the summary.
+    `own_keys` contains the accepted values of keys. A key that is not in `own_keys` accepts the same values as the
+    plan's key of this name. A key also accepts None if the type annotation of its parameter allows None.
     """
 
     def add(make: Callable[..., SelectionPlan]) -> Callable[..., SelectionPlan]:
@@ -131,7 +143,11 @@ def register(
 
 
 def get_policy(name: Any) -> Policy:
-    """Return the policy called `name`. Raises ValueError listing the names, or the keys of a preset."""
+    """Return the policy called `name`. Raises ValueError for an unknown name.
+
+    The error lists the known names. If `name` is the name of a preset, the error contains the keys of the preset
+    instead.
+    """
     if isinstance(name, str) and name in _POLICIES:
         return _POLICIES[name]
     base, _, preset = name.partition(":") if isinstance(name, str) else ("", "", "")
@@ -150,8 +166,8 @@ def list_policies() -> list[Policy]:
 def build_plan(policy: str | Mapping[str, Any], **keys: Any) -> SelectionPlan:
     """Return the plan of a named policy: `build_plan("xshare", k0=1)` or `build_plan({"policy": "xshare", "k0": 1})`.
 
-    A key whose number depends on the step's router rows, such as the `mass` of bare `xshare`, has the number of a step
-    of `PLAIN_ROWS`.
+    The value of some keys depends on the number of router rows in a step. An example is the default `mass` of `xshare`.
+    The plan contains the values for `PLAIN_ROWS` rows.
 
     Raises ValueError naming the policy or the key, the value and what is allowed.
     """

@@ -1,4 +1,4 @@
-"""The schedule of a policy: the plan for each layer and batch size, which the stage reads before every step."""
+"""The schedule of a policy: the plan for each layer and batch size. The stage reads the schedule before every step."""
 
 from __future__ import annotations
 
@@ -20,21 +20,25 @@ from .registry import get_policy
 from .spelling import parse_policy, spell_policy
 
 MOST_RANGES, MOST_PARTS = 1024, 4096
-"""Most overrides of a schedule, and most parts into which overrides divide layers and rows. At both limits a switch
-takes 2.6 s to build, describe and check the plans; meanwhile a server answers no request.
+"""The largest number of overrides in a schedule, and the largest number of parts. Overrides divide layers and rows into
+parts. At both limits, a switch needs 2.6 s to build, describe and check the plans. The server answers no request during
+this time.
 """
 MOST_PLANS = 64
-"""Most plans of `observe`. The ring buffer of a trace takes 98 kB of device memory for each layer and plan."""
+"""The largest number of plans in `observe`. The ring buffer of a trace takes 98 kB of device memory for each layer and
+plan.
+"""
 
 
 @dataclass(eq=False)
 class Schedule:
     """A validated policy with its common keys.
 
-    `by_rows` overrides the base keys, `layers` overrides both, and layers within a range of `by_rows` override all.
-    `observed` are the schedules that `observe` compares, by spelling; empty for every other policy. `given` are the
-    policy and the keys that a user has set. `rows` is "rank" if each rank selects among its own rows alone. `exact` is
-    the default for requests that do not set `expert_policy`. `acceptance` is the number for "auto", see `weigh`.
+    `by_rows` overrides the policy's own keys, and `layers` overrides `by_rows`. Layers inside a range of `by_rows`
+    override everything else. `observed` contains the schedules that `observe` compares. Its keys are these policies as
+    text. It is empty for every other policy. `given` contains the policy and the keys that a user has set. `rows` is
+    "rank" if each rank selects only among its own rows. `exact` is the rule for requests that do not set
+    `expert_policy`. `acceptance` is the number that a plan uses instead of "auto".
     """
 
     policy: str
@@ -50,11 +54,11 @@ class Schedule:
     exact: Rule = field(default_factory=Rule)
     acceptance: float = MOST_LIKELY
     _plans: dict[tuple[int, ...], SelectionPlan | None] = field(default_factory=dict, init=False, repr=False)
-    """The plans built so far, by the range of rows (`changes`) and the overrides, which most layers share."""
+    """The plans built so far. A key contains the range of rows and the overrides. Most layers share a plan."""
 
     @property
     def parts(self) -> list[Schedule]:
-        """Return the observed schedules, or the schedule itself if it observes none."""
+        """Return the schedules that `observe` compares, or a list of this schedule alone for every other policy."""
         return list(self.observed.values()) or [self]
 
     def reason_to_skip(self, phase: str, rows: int) -> str | None:
@@ -68,12 +72,12 @@ class Schedule:
         return None
 
     def plans_for(self, layer: int, phase: str, rows: int) -> list[SelectionPlan]:
-        """Return the plan of each of `parts` in a step of `rows` rows; the vanilla plan for a part that skips it."""
+        """Return one plan for each schedule in `parts`. A schedule that skips the step has the vanilla plan."""
         plans = [None if part.reason_to_skip(phase, rows) else part.plan(layer, rows) for part in self.parts]
         return [plan or VANILLA for plan in plans]
 
     def plan(self, layer: int, rows: int) -> SelectionPlan | None:
-        """Return the plan for a layer id and a number of router rows; None if an override makes the layer vanilla."""
+        """Return the plan for a layer id and a number of router rows, or None if an override selects vanilla."""
         which = bisect(self.changes, rows), *map(id, self._overrides_at(layer, rows))
         if which not in self._plans:
             keys = self.keys_at(layer, rows)
@@ -84,60 +88,61 @@ class Schedule:
 
     @cached_property
     def estimates(self) -> bool:
-        """Return whether some plan weighs drafts by a server's estimate."""
+        """Return whether a plan uses the server's estimate of `acceptance`."""
         return any(plan.estimates for plan in self.plans())
 
     def weigh(self, acceptance: float) -> Schedule:
-        """Return the schedule with another estimate of `acceptance`."""
+        """Return the schedule with a new estimate of `acceptance`."""
         return replace(self, acceptance=acceptance) if self.estimates else self
 
     def plans_at(self, rows: int) -> list[SelectionPlan | None]:
-        """Return the plans that layers can get in a step of `rows` router rows, None for vanilla."""
+        """Return the plans that layers can have in a step of `rows` router rows. None stands for vanilla."""
         return [self.plan(layer, rows) for layer in {0, *_boundaries(self.layer_overrides)}]
 
     def keys_at(self, layer: int, rows: int) -> dict[str, Any]:
-        """Return the policy and its keys for a layer id and a number of router rows, with the overrides that apply."""
+        """Return the policy and its keys for a layer id and a number of router rows. All overrides are applied."""
         keys = {"policy": self.policy, **self.keys}
         for override in self._overrides_at(layer, rows):
-            # Another policy starts from its own defaults, not from the keys so far.
+            # Another policy starts from its own defaults, not from the keys of the previous policy.
             is_another = override.keys.get("policy", keys["policy"]) != keys["policy"]
             keys = dict(override.keys) if is_another else override_keys(keys, override.keys)
         return keys
 
     @cached_property
     def changes(self) -> list[int]:
-        """Return the row counts at which a key given as a word changes its number, such as 8 and 16 for `mass`."""
+        """Return the row counts from which a word stands for another number. For `mass` these are 8 and 16."""
         named = [part.keys["policy"] for part in (*self.by_rows, *self.layer_overrides) if "policy" in part.keys]
         return sorted({rows for name in (self.policy, *named) for rows in get_policy(name).changes})
 
     @property
     def sizes(self) -> tuple[Override, ...]:
-        """Return the ranges of `by_rows`, then the ranges between two `changes`, as overrides without keys.
+        """Return the overrides of `by_rows`, followed by overrides without keys.
 
-        The ranges without keys divide the rows from `min_rows` to `max_rows`. The last range is omitted, because
-        callers also read the row after each range.
+        The overrides without keys divide the rows from `min_rows` to `max_rows`. Each ends before a row count in
+        `changes`, because the plan can change there. The last one is omitted, because callers also read the row after
+        each range.
         """
         most = self.max_rows or math.inf
         starts = [self.min_rows, *(rows for rows in self.changes if self.min_rows < rows <= most)]
         return (*self.by_rows, *(Override(first, end - 1, {}) for first, end in pairwise(starts)))
 
     def _overrides_at(self, layer: int, rows: int) -> list[Override]:
-        """Return the overrides that apply; the last one wins."""
+        """Return the overrides that apply to a layer id and a number of rows. A later override wins."""
         sizes = [override for override in self.by_rows if rows in override]
         by_layer = [*self.layers, *(inner for override in sizes for inner in override.layers)]
         return [*sizes, *(override for override in by_layer if layer in override)]
 
     @property
     def layer_overrides(self) -> tuple[Override, ...]:
-        """Return the overrides by layer: first the overrides for all batch sizes, then the overrides for some."""
+        """Return all overrides for layers: first the ones for all batch sizes, then the ones for some batch sizes."""
         return (*self.layers, *(inner for override in self.by_rows for inner in override.layers))
 
     def plans(self, model_layers: Sequence[int] | None = None) -> list[SelectionPlan]:
-        """Return every plan that some layer and batch size can get. A call at start-up finds wrong overrides.
+        """Return every plan that some layer and batch size can have.
 
-        `model_layers` are the ids of the model's MoE layers, None while these are unknown. Raises ValueError if an
-        override names a layer beyond the model's, no MoE layer, or no batch size in which the policy selects, and if
-        no plan is left.
+        `model_layers` contains the ids of the model's MoE layers, or is None while the ids are unknown. Raises
+        ValueError if no plan is left, or if an override is wrong. An override must not name a layer beyond the model's
+        last layer. It must name an MoE layer, and a batch size in which the policy selects.
         """
         if self.observed:
             return list(dict.fromkeys(plan for part in self.parts for plan in part.plans(model_layers)))
@@ -154,7 +159,7 @@ class Schedule:
                 limits += "" if self.max_rows is None else f" to max_rows = {self.max_rows}"
                 raise ValueError(f"by_rows {override.first}: must overlap the rows {limits}")
         starts = sorted({0, *_boundaries(self.layer_overrides)})
-        # All layers from one start to the next have the same overrides.
+        # All layers from one start until the next have the same overrides.
         layers = starts if model_layers is None else {starts[bisect(starts, layer) - 1] for layer in model_layers}
         ends = {self.min_rows, *_boundaries(self.sizes)}
         sizes = [rows for rows in ends if self.reason_to_skip(self.phases[0], rows) is None]
@@ -168,11 +173,12 @@ class Schedule:
 def build_schedule(
     name: str, config: dict[str, Any], speculative: bool, speculates: str = SPECULATES, pages: bool = False
 ) -> Schedule | None:
-    """Return the schedule of a policy after validation of its name, keys and common keys; None for `vanilla`.
+    """Return the schedule of a policy, or None for `vanilla`. The name, keys and common keys are validated first.
 
-    Phase `verify` occurs if `speculative` is True; `speculates` names, in errors, the flag with which a user turns
-    speculation on. `pages` is True if the server pages experts: then a step of one row gains too, and the default of
-    `min_rows` is 1. Raises ValueError naming the key, the value and what is allowed.
+    `speculative` is True if the server uses speculative decoding. The errors name `speculates`, the flag that switches
+    on speculative decoding. `pages` is True if the server pages experts. The default of `min_rows` is then 1, because
+    with paged experts a policy also helps a step of one row. Raises ValueError naming the key, the value and what is
+    allowed.
     """
     policy = get_policy(name)
     if "policy" in config:
@@ -218,7 +224,7 @@ def build_schedule(
 
 
 def _build_observing(config: dict[str, Any], speculative: bool, speculates: str, pages: bool) -> Schedule:
-    """Return the schedule of `observe`: vanilla in every step, with a schedule for each compared policy."""
+    """Return the schedule of `observe`. It is vanilla in every step, and it contains the compared schedules."""
     policy = get_policy("observe")
     policy.check_names(config)
     observed: dict[str, Schedule] = {}
@@ -230,7 +236,7 @@ def _build_observing(config: dict[str, Any], speculative: bool, speculates: str,
         try:
             name, keys = _read_observed(plan)
             schedule = build_schedule(name, keys, speculative, speculates, pages)
-            spelling = spell_policy(name, keys)  # equal for texts that differ in spaces alone
+            spelling = spell_policy(name, keys)  # the same for texts that differ only in spaces
             if schedule is None or schedule.observed or spelling in observed:
                 raise ValueError("must be a policy that selects, given once")
             if schedule.rows != "batch":
@@ -247,7 +253,7 @@ def _build_observing(config: dict[str, Any], speculative: bool, speculates: str,
 
 
 def _read_observed(plan: Any) -> tuple[str, dict[str, Any]]:
-    """Return (policy, keys) of one entry of `plans`: a spelling, or an object with a key "policy"."""
+    """Return the policy and the keys of an entry of `plans`. The entry is a text or an object with a key "policy"."""
     if isinstance(plan, str):
         return parse_policy(plan)
     if not isinstance(plan, dict) or "policy" not in plan:
@@ -256,7 +262,10 @@ def _read_observed(plan: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _check_requests(plan: SelectionPlan, speculative: bool) -> None:
-    """Raise ValueError for keys about drafts or requests in plain decode, in which each row is a whole request."""
+    """Raise ValueError if a plan for plain decode has keys for draft tokens or for requests.
+
+    In plain decode each row is a request of its own.
+    """
     if speculative:
         return
     for name, default in (("acceptance", 1), ("warm_rows", None)):
@@ -273,5 +282,5 @@ def _check_requests(plan: SelectionPlan, speculative: bool) -> None:
 
 
 def _boundaries(overrides: tuple[Override, ...]) -> set[int]:
-    """Return at least one number of every range in which the same overrides apply."""
+    """Return layer ids or row counts. At least one is from each range in which the same overrides apply."""
     return {n for override in overrides for n in (override.first, override.last, override.last + 1)}

@@ -14,9 +14,10 @@ SPELLING = (
 
 
 def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
-    """Return (name, keys) of one policy in the form of `SPELLING`; a value that is not JSON is text.
+    """Read a policy from a text in the form of `SPELLING`, and return its name and keys.
 
-    Keys after a preset override the preset's keys. Raises ValueError for another form, and for a key given twice.
+    A value that is not valid JSON is a string. Keys after a preset replace the preset's keys. Raises ValueError if the
+    text has another form or a key is given twice.
     """
     name, colon, keys = text.partition(":")
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name) or (colon and not keys):
@@ -37,7 +38,7 @@ def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def spell_policy(name: str, keys: Mapping[str, Any]) -> str:
-    """Return the spelling of a policy with JSON-able keys, which `parse_policy` reads."""
+    """Return the text of a policy with JSON-able keys. `parse_policy` reads this text."""
     plain = {key: value if isinstance(value, str) else json.dumps(value) for key, value in keys.items()}
     text = ",".join(f"{key}={value}" for key, value in plain.items())
     if not text:
@@ -47,7 +48,7 @@ def spell_policy(name: str, keys: Mapping[str, Any]) -> str:
         if parse_policy(spelt) == (name, dict(keys)):
             return spelt
     except ValueError:
-        pass  # a value contains commas
+        pass  # a value with commas needs the JSON form
     return f"{name}:{json.dumps(keys)}"
 
 

@@ -1,4 +1,4 @@
-"""The table of the policies: their keys, and their papers' recommendations."""
+"""The table that lists all policies with their keys and recommended settings."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from .spelling import spell_policy
 
 
 def print_table(policies: Sequence[Policy]) -> None:
-    """Print each policy's keys, ranges, defaults and paper's settings, and the keys that all policies share."""
+    """Print the keys and recommended settings of each policy, and then the keys that all selecting policies share."""
     console = open_console()
     for policy in policies:
         console.print(f"[bold]{policy.name}[/bold]  {policy.summary}")

@@ -14,14 +14,21 @@ MASSES: dict[str, Table] = {
     DEFAULT: {1: 0.85, 8: 0.90, 16: 0.93},
     "fast": {1: 0.80, 8: 0.85, 16: 0.90},
 }
-"""Shares of the utility by router rows. At an equal share a larger batch loses more, because fewer of its rows bear the
-loss. Over six models of 32 to 512 experts and 2 to 32 requests the worst losses, in the order above, are 0.005, 0.011
-and 0.021 nats, with 82, 70 and 62 % of the experts (`benchmark.quality.defaults`).
+"""The shares of utility that each word stands for. A share applies from its number of router rows on. At an equal
+share, a larger batch would lose more quality. The missing utility would belong to fewer of its rows. The shares were
+measured on six models of 32 to 512 experts with 2 to 32 requests (`benchmark.quality.defaults`):
+
+* `careful` keeps 82 % of the experts, and its worst loss is 0.005 nats.
+* `default` keeps 70 % of the experts, and its worst loss is 0.011 nats.
+* `fast` keeps 62 % of the experts, and its worst loss is 0.021 nats.
 """
 
 
 def complete(keys: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the keys with the default `mass`, unless these contain `mass` or another budget, even `add` 0."""
+    """Return the keys with the default `mass` added, unless the keys contain `mass` or another budget.
+
+    The key `add` counts as a budget even if its value is 0.
+    """
     counts = "add" in keys or keys.get("add_per_request") or keys.get("target_per_rank") is not None
     return keys if counts or "mass" in keys else {**keys, "mass": DEFAULT}
 
@@ -71,6 +78,7 @@ def xshare(
 ) -> SelectionPlan:
     """Every row's k0 best experts, then the best for the batch, each request or each rank; rows use only these experts.
 
-    If no budget is given, not even `add` 0, `mass` is "default": a share that depends on the step's router rows.
+    If no budget is given, `mass` is "default", a share that depends on the step's router rows. The key `add` counts as
+    a budget even if its value is 0.
     """
-    return SelectionPlan(**locals())  # the parameters alone: any other local variable would become a key
+    return SelectionPlan(**locals())  # locals() must contain parameters only, because each entry becomes a key

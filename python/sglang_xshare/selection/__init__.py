@@ -1,4 +1,4 @@
-"""Selection: ids, weights and the active set from a plan and router logits. One `select()` serves all backends."""
+"""Expert selection: `select` computes the ids, weights and active experts of a layer with one of several backends."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ BACKENDS = {
     "triton": "sglang_xshare.selection.triton_kernel",
     "cpu": "sglang_xshare.selection.cpu_call",
 }
-"""Name -> module with a function `select(logits, plan, router, batch, rank_of_expert) -> Selection`, and with
-`HANDLED`, the keys and words of a plan that the backend reads. The compiled backends, "triton" and "cpu", also take
-`slots` and `tally`, and "triton" takes `budgets`.
+"""The module of each backend, by name. Each module has a function `select`, which takes the logits, plan, router, batch
+and `rank_of_expert`, and returns a `Selection`. Each module also has `HANDLED`, the keys and words of a plan that the
+backend reads. In the compiled backends, "triton" and "cpu", `select` also takes `slots` and `tally`. In "triton" it
+also takes `budgets`.
 """
 
 MAX_EXPERTS = 1024
-"""Most experts of a layer. Steps of 2^-10 break ties between experts, and must add up to less than 1."""
+"""The largest number of experts in a layer. Steps of 2^-10 break ties between experts, and the steps of all experts
+must add up to less than 1.
+"""
 
 
 def select(
@@ -44,13 +47,15 @@ def select(
     tally: Tally | None = None,
     budgets: Budgets | None = None,
 ) -> Selection:
-    """Select the batch's experts and route every row within them.
+    """Select experts for the batch, and choose each row's experts among them.
 
-    `router_logits` [n, N] have any float dtype; n may be 0. `rank_of_expert` [N] contains each expert's expert-parallel
-    rank, for `target_per_rank`. `backend` is one of BACKENDS, or "auto": the Triton kernel on CUDA and the compiled
-    call on a CPU, if the backend supports the plan, else torch. With `slots` ids and weights have the form that an MoE
-    runner takes. `tally`, made by `allocate_tally` for logits of this shape, receives the counted tensors. The Triton
-    kernel reads the plan's numbers from `budgets`, made for the plan; the other backends read the plan.
+    `router_logits` is a tensor [n, N] of any float dtype; n may be 0. `rank_of_expert` [N] contains the expert-parallel
+    rank of each expert, which `target_per_rank` needs. `backend` is a name in BACKENDS, or "auto". With "auto" the
+    Triton kernel runs on CUDA and the compiled call runs on a CPU. If they do not support the plan, torch runs.
+
+    If `slots` is given, ids and weights have the form that an MoE runner needs. If `tally` is given, the function
+    writes the counted tensors to it. `allocate_tally` makes such a tally. `budgets` contains the numbers of the plan on
+    the device. Only the Triton kernel reads `budgets`; the other backends read the plan.
 
     The function is independent of phases, layers and SGLang. Only backend "reference" waits for the device. Raises
     ValueError naming the input, its value and what is allowed.
@@ -80,7 +85,7 @@ def select(
 
 
 def _choose_backend(logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch) -> str:
-    """Return the backend for the logits' device if that backend supports the plan, else torch."""
+    """Return the backend for the device of the logits. Return "torch" if that backend does not support the plan."""
     backend = "triton" if logits.is_cuda else "cpu" if is_readable(logits) else "torch"
     if backend == "torch" or not import_module(BACKENDS[backend]).supports(plan, router, batch, *logits.shape):
         return "torch"
@@ -90,9 +95,9 @@ def _choose_backend(logits: torch.Tensor, plan: SelectionPlan, router: Router, b
 def prepare_call(
     logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, slots: RunnerSlots | None
 ) -> Call | None:
-    """Return the compiled call for inputs that `select` has checked; None if `select` would choose another backend.
+    """Return the compiled call for inputs that `select` has checked, or None if `select` would choose another backend.
 
-    The call accepts any logits of the same shape, and any flags of their rows, without a check.
+    The call does not check its inputs. It accepts any logits of the same shape, whatever flags their rows have.
     """
     if _choose_backend(logits, plan, router, batch) != "cpu":
         return None

@@ -1,28 +1,33 @@
-"""Pairs of a row and a slot, sorted by expert, which upstream's fused MoE runner needs for its matrix products."""
+"""Pairs of a row and a slot, sorted by expert. SGLang's fused MoE runner needs sorted pairs for its matrix products."""
 
 import torch
 
 from ..types import Alignment
 
 BLOCK = 16
-"""Pairs in a block of the selection kernel's alignment: upstream's BLOCK_SIZE_M for batches of up to 16 rows."""
+"""The number of pairs in a block of the selection kernel's alignment. SGLang's BLOCK_SIZE_M has the same value for
+batches of up to 16 rows.
+"""
 
 
 def count_blocks(most: int, pairs: int, block_size: int = BLOCK) -> int:
-    """Return the most blocks that `pairs` pairs of at most `most` different experts take.
+    """Return the largest number of blocks that the pairs can need.
 
-    An expert of c pairs takes 1 + (c - 1) // block_size blocks. The sum over A experts is at most
-    A + (pairs - A) // block_size, because rounding each term down loses no less than rounding
-    the sum down. This bound grows with A.
+    `pairs` is the number of pairs, and `most` is the largest number of different experts among them.
+
+    An expert with c pairs needs 1 + (c - 1) // block_size blocks. For A experts the sum of these numbers is at most A +
+    (pairs - A) // block_size. The reason is that rounding down each term loses at least as much as rounding down the
+    sum. This bound grows with A.
     """
     most = min(most, pairs)
     return most + (pairs - most) // block_size
 
 
 def align_pairs(ids: torch.Tensor, block_size: int = BLOCK) -> Alignment:
-    """Sort the slots of `ids` [n, columns] int32 by expert, in plain torch: the reference for the kernel's `Alignment`.
+    """Sort the slots of `ids` by expert in plain torch. This is the reference for the kernel's `Alignment`.
 
-    The buffers have room for one block for each pair, as the kernel's buffers have. The host waits for the device.
+    `ids` is a tensor [n, columns] int32. The returned buffers have room for one block per pair, as the kernel's buffers
+    do. The host waits for the device.
     """
     flat = ids.flatten().long()
     pairs = len(flat)

@@ -1,4 +1,4 @@
-"""Plans that a backend can compute: each backend declares the keys and the words, such as rankings, that it reads."""
+"""The keys and words of a plan that each backend reads. A word is the value of a key such as `ranking`."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -8,22 +8,30 @@ from ..policies.keys import as_json
 from ..policies.plan import SelectionPlan
 
 Handled = Mapping[str, tuple[str, ...]]
-"""Key of a plan -> the key's words that a backend implements, such as rankings; () for a key of numbers."""
+"""A dict from each key of a plan to the words that a backend implements for the key. The tuple is empty if the key
+takes numbers.
+"""
 
 
 def declare(keys: str, **words: str) -> Handled:
-    """Return a declaration: keys of numbers, and the words of each other key."""
+    """Return the keys and words that a backend reads.
+
+    `keys` lists the keys that take numbers, separated by spaces. `words` lists the words of every other key.
+    """
     return dict.fromkeys(keys.split(), ()) | {key: tuple(text.split()) for key, text in words.items()}
 
 
 @lru_cache(maxsize=4096)
 def find_unhandled(plan: SelectionPlan, backend: str) -> str:
-    """Return the plan's keys that a backend's module would ignore or misread, with values; cached for later steps."""
+    """Return a text with the keys and values of a plan that a backend would ignore or misread.
+
+    `backend` is the name of the backend's module. The result is cached, because every step needs it.
+    """
     keys = plan.keys_beyond(import_module(backend).HANDLED)
     return ", ".join(f"{key} = {as_json(getattr(plan, key))}" for key in keys)
 
 
-# Words are in the order of the enumerations in csrc/plan.h.
+# The words are in the order of the enumerations in csrc/plan.h.
 COMMON = declare(
     "k0 p beta add_per_request add mass max_add target_per_rank free_residents acceptance warm_rows "
     "budget drop confidence max_voters min_votes kmax max_rank rescue own_share",
@@ -33,8 +41,8 @@ COMMON = declare(
     scope="batch",
     coverage="substitute truncate own",
 )
-"""The keys and words of a plan that all backends read. A backend adds a new key or word to its own `HANDLED`, not here:
-a backend that does not implement the key would misread a plan.
+"""The keys and words of a plan that all backends read. Add a new key or word to the `HANDLED` of each backend that
+implements it, not to this dict. Otherwise the other backends would misread a plan.
 """
 FULL = {**COMMON, **declare("order", ranking="router votes static", scope="batch request")}
 """The keys and words that the reference, torch and the compiled CPU call read."""

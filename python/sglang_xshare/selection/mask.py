@@ -1,4 +1,4 @@
-"""Masked logits, which carry a selection to MoE runners that rank logits themselves."""
+"""Masked logits for MoE runners that rank logits themselves. With them such a runner uses the selected experts."""
 
 import torch
 
@@ -7,7 +7,7 @@ from ..types import Router, Selection
 
 
 def check_maskable(plan: SelectionPlan, router: Router) -> None:
-    """Raise ValueError for a plan or router whose weights no logits can express: `mask_logits` would not be exact."""
+    """Raise ValueError if no masked logits can express the weights of this plan and router."""
     if router.scoring != "softmax" or router.correction_bias is not None or router.num_expert_group is not None:
         raise ValueError("a runner that ranks logits itself serves plain softmax routers only")
     if router.quota_groups is not None or router.expert_scale is not None:
@@ -28,16 +28,21 @@ def check_maskable(plan: SelectionPlan, router: Router) -> None:
 
 
 def mask_logits(logits: torch.Tensor, selection: Selection, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return logits whose softmaxed top-k is the selection: exact for renormalizing softmax routers without truncation.
+    """Return masked logits. A softmax and a top-k over them give the experts and the weights of the selection.
 
-    `logits` [n, N] have any float dtype. Returns the masked logits in the same dtype, and in_use [N] bool, the experts
-    that a runner loads for the masked logits: the active experts, and, if these are fewer than top-k, the
-    lowest-numbered others up to top-k.
+    The weights are exact for softmax routers that renormalize, if the plan does not truncate.
 
-    A row's chosen experts keep their logits. The empty slots of a row must go to distinct experts, because the runner
-    keeps a row's experts in a bit mask. Spare experts in use get the lowest finite logit, whose softmax weight is 0. If
-    at least top-k active experts are in S and in some row's own top-k, only these are spare, because programs of the
-    Triton kernel find these without waiting for each other. Otherwise all experts in use are spare.
+    `logits` [n, N] have any float dtype. The function returns the masked logits in the same dtype, and `in_use` [N]
+    bool. `in_use` marks the experts that a runner loads for the masked logits. These are the active experts. If fewer
+    than top-k experts are active, other experts with the lowest ids are added until there are top-k experts.
+
+    A row's chosen experts keep their logits. A row with empty slots also needs spare experts. The spare experts must be
+    distinct, because the runner keeps a row's experts in a bit mask. A spare expert gets the lowest finite logit, whose
+    softmax weight is 0.
+
+    Some active experts are in the selected set and in some row's own top-k. If there are at least top-k of them, they
+    are the spare experts. The programs of the Triton kernel find them without waiting for each other. Otherwise all
+    experts in use are spare.
     """
     active = selection.active
     missing = top_k - active.sum()
@@ -47,7 +52,8 @@ def mask_logits(logits: torch.Tensor, selection: Selection, top_k: int) -> tuple
     chosen = torch.zeros_like(logits, dtype=torch.bool)
     ids = selection.topk_ids.long()
     chosen.scatter_(1, ids.clamp_min(0), ids >= 0)
-    # An empty slot, clamped to id 0, may have unset expert 0, so expert 0 is set from the ids again.
+    # An empty slot is clamped to id 0 and may have cleared the mark of expert 0. This line sets the mark from the ids
+    # again.
     chosen[:, 0] = (ids == 0).any(1)
     lowest = torch.finfo(logits.dtype).min
     rest = torch.where(spare, lowest, -torch.inf).to(logits.dtype)

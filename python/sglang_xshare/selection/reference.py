@@ -1,7 +1,7 @@
-"""The reference: selection in plain torch and loops, as docs/selection.md defines it. Every backend returns its ids.
+"""The reference backend: selection in plain torch and loops, as docs/selection.md defines it.
 
-The code runs on the CPU, whatever the logits' device, one row and one expert at a time: for tests, not for serving.
-The symbols C, P and S are those of that page.
+Every other backend returns the same ids. The code always runs on the CPU. It handles one row and one expert at a time,
+so it is for tests, not for serving. docs/selection.md explains the symbols C, P and S.
 """
 
 import math
@@ -14,7 +14,7 @@ from .handled import FULL
 from .scores import DEPTHS, compute_scores, measure, to_fixed_point, weigh_depths
 
 HANDLED = FULL
-"""Keys and words that the reference reads: all of a plan's. A new key or word is added here first."""
+"""The reference reads all keys and words of a plan. Add a new key or word here first."""
 
 
 def select(
@@ -24,7 +24,7 @@ def select(
     batch: Batch,
     rank_of_expert: torch.Tensor | None,
 ) -> Selection:
-    """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`."""
+    """Select the batch's experts and each row's experts; see `sglang_xshare.selection.select`."""
     return _Reference(logits, plan, router, batch, rank_of_expert).select()
 
 
@@ -40,7 +40,8 @@ class _Reference:
         self.plan, self.router, self.device = plan, router, logits.device
         scores, choice = compute_scores(logits, router)
         self.scores, choice = scores.cpu(), choice.cpu()
-        # Gemma 4 (upstream's models/gemma4_causal.py): softmax over the chosen logits, times a factor of each expert.
+        # Gemma 4 multiplies the softmax over the chosen logits by a factor for each expert (SGLang's
+        # models/gemma4_causal.py).
         scale = torch.ones(logits.shape[1]) if router.expert_scale is None else router.expert_scale
         self.expert_scale = scale.detach().float().cpu()
         self.measures = measure(self.scores, router)
@@ -50,7 +51,7 @@ class _Reference:
         exact = [False] * self.num_rows if batch.exact is None else batch.exact.tolist()
         self.rows = [i for i in range(self.num_rows) if valid[i]]
         self.exact = {i for i in self.rows if exact[i]}
-        # The loaded experts, which cost no transfer; None if the plan does not add them for free.
+        # The loaded experts that no budget counts. None if the plan's budgets count loaded experts.
         resident = batch.resident if plan.takes_residents else None
         self.resident = None if resident is None else {j for j, there in enumerate(resident.tolist()) if there}
         self.slots = batch.slots or logits.shape[1]
@@ -60,7 +61,7 @@ class _Reference:
         self.chance = weigh_depths(plan.acceptance) if plan.weighs(size) else None
         self.requests = [[i for i in range(r, r + size) if valid[i]] for r in range(0, self.num_rows, size)]
         self.rank_of_expert = None if rank_of_expert is None else rank_of_expert.tolist()
-        # The experts of each row, best first: by C, then by the lower index. An expert with C = -inf is never chosen.
+        # The experts of each row, best first by C. The lower id wins a tie. An expert with C = -inf is never chosen.
         self.ranking = [
             [j for j in sorted(range(self.num_experts), key=lambda j: (-row[j], j)) if row[j] > -math.inf]
             for row in choice.tolist()
@@ -68,10 +69,10 @@ class _Reference:
         self.top_k = [self.take(ranked) for ranked in self.ranking]
 
     def take(self, ranked: list[int], count: int | None = None) -> list[int]:
-        """Return the first `count` of the `ranked` experts, by default the model's top-k.
+        """Return the first `count` experts of `ranked`. If `count` is None, return as many as the model's top-k.
 
-        For a router that chooses in each group (InternS1-Pro, upstream's models/interns1pro.py), return only experts
-        among the first top_k / groups of their group.
+        The router of InternS1-Pro chooses experts in each group (SGLang's models/interns1pro.py). For such a router,
+        return only experts that are among the first top_k / groups experts of their group.
         """
         groups = self.router.quota_groups
         if groups is not None:
@@ -104,7 +105,10 @@ class _Reference:
     # Select: the set S.
 
     def keep(self, i: int) -> list[int]:
-        """Return the experts that row i always keeps: its warm-up, less what `beta` skips, or an exact row's top-k."""
+        """Return the experts that row `i` always keeps. This is its warm-up without the experts skipped by `beta`.
+
+        An exact row keeps its own top-k.
+        """
         if i in self.exact:
             return self.top_k[i]
         if self.plan.warm_rows is not None and self.depth[i] >= self.plan.warm_rows:
@@ -124,7 +128,7 @@ class _Reference:
         return kept
 
     def select_experts(self) -> set[int]:
-        """Return S before any rescue."""
+        """Return S as it is before rows are rescued."""
         selected = set().union(*self.kept.values())
         if self.plan.ranks_experts:
             groups = self.requests if self.plan.scope == "request" else [self.rows]
@@ -148,10 +152,10 @@ class _Reference:
         return selected if self.resident is None else self.fill_with_residents(sure, selected, utility)
 
     def fill_with_residents(self, sure: set[int], selected: set[int], utility: list[int]) -> set[int]:
-        """Return S for paged experts, at most `slots` of them unless `sure` alone is larger.
+        """Return S for paged experts. S has at most `slots` experts, unless `sure` alone has more.
 
-        The experts kept for rows and requests (`sure`) come first, then the batch's additions, then other loaded
-        experts. Additions and loaded experts are ordered by utility.
+        The experts in `sure`, which rows and requests have added, come first. Then come the experts that the batch has
+        added, and then other loaded experts. The last two groups are ordered by utility.
         """
         assert self.resident is not None
         ranked = [j for j in self.best(utility, without=sure) if j in selected]
@@ -159,13 +163,14 @@ class _Reference:
         return sure.union(ranked[: max(self.slots - len(sure), 0)])
 
     def exact_experts(self, rows: list[int]) -> set[int]:
-        """Return the experts of the exact rows among `rows`. A budget does not count these experts."""
+        """Return the experts of the exact rows among `rows`. No budget counts these experts."""
         return set().union(*(self.top_k[i] for i in rows if i in self.exact))
 
     def utility(self, rows: list[int], kind: str | None = None) -> list[int]:
-        """Return every expert's utility over `rows`, in fixed point, without exact rows.
+        """Return the utility of every expert over `rows`, in fixed point. Exact rows have no utility.
 
-        `kind` is the utility that a ranking needs. By default the utility is the plan's own, weighed by depth.
+        By default the plan decides the kind of utility, and each row is weighed by its depth. If `kind` is given, the
+        result is the utility of this kind without weights for depths.
         """
         total = [0] * self.num_experts
         for i in [i for i in rows if i not in self.exact]:
@@ -182,7 +187,7 @@ class _Reference:
         return total
 
     def best(self, utility: list[int], without: set[int]) -> list[int]:
-        """Return the experts with utility outside the set `without`, best first."""
+        """Return the experts that have utility and are not in `without`, best first."""
         rest = [j for j in range(self.num_experts) if j not in without and utility[j] > 0]
         return sorted(rest, key=lambda j: (-utility[j], j))
 
@@ -193,7 +198,8 @@ class _Reference:
         exact_experts = self.exact_experts(self.rows)
         if self.plan.balance in ("fill", "level"):
             loads = [sum(home[j] == rank for j in selected - exact_experts) for rank in range(ranks)]
-            if self.plan.balance == "level":  # exact rows included, because the step waits for the fullest rank
+            # Exact rows count here, because the step waits for the fullest rank.
+            if self.plan.balance == "level":
                 target = max(target, *(sum(home[j] == rank for j in selected) for rank in range(ranks)))
             for rank in range(ranks):
                 own = [j for j in self.best(utility, without=selected) if home[j] == rank]
@@ -209,7 +215,7 @@ class _Reference:
         return selected
 
     def rank_experts(self, rows: list[int]) -> set[int]:
-        """Return the top `budget` of a ranking over `rows`, without the experts of exact rows."""
+        """Return the best experts of the plan's ranking over `rows`. The experts of exact rows are not ranked."""
         plan, exact_experts = self.plan, self.exact_experts(rows)
         if plan.ranking == "static":
             assert plan.order is not None
@@ -225,7 +231,7 @@ class _Reference:
         return set(ranked[: max(retain, self.router.top_k)])
 
     def count_votes(self, rows: list[int]) -> list[int]:
-        """Return, for each expert, the number of `rows` that have the expert in their top-k."""
+        """Return the number of votes for each expert. A row votes for its own top-k; exact rows do not vote."""
         return [sum(j in self.top_k[i] for i in rows if i not in self.exact) for j in range(self.num_experts)]
 
     def follow_voters(self, confidence: float, selected: set[int]) -> set[int]:
@@ -245,7 +251,10 @@ class _Reference:
     # Cover: the experts of every row.
 
     def cover_rows(self, selected: set[int]) -> tuple[dict[int, list[int]], int]:
-        """Return (experts of every valid row, best first; number of rescued rows). A rescue adds to `selected`."""
+        """Return the experts of every valid row, best first, and the number of rescued rows.
+
+        A rescued row adds its first choice to `selected`.
+        """
         if self.plan.coverage == "own":
             return self.kept, 0
         if self.plan.coverage == "substitute":
@@ -264,11 +273,11 @@ class _Reference:
         return self.take(usable, self.plan.kmax)
 
     def weigh(self, i: int, experts: list[int]) -> torch.Tensor:
-        """Return the weights of row i: P at its experts times the router's scaling.
+        """Return the weights of row `i`: the scores P of its experts, multiplied by the router's scaling.
 
-        If the model renormalizes, P is divided by one of three: the sum of P at these experts; with coverage
-        `truncate`, the sum over the row's whole top-k; with `own_share`, a geometric mean of both sums. If the divisor
-        is 0, every P counts as 1.
+        If the model renormalizes, P is also divided by a sum. By default this is the sum of P over the row's experts.
+        With coverage `truncate` it is the sum over the row's whole top-k. With `own_share` the divisor is a geometric
+        mean of both sums. If the divisor is 0, every P counts as 1.
         """
         weights = self.scores[i, experts]
         if not self.router.renormalize:

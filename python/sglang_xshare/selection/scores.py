@@ -1,4 +1,4 @@
-"""Scores of router logits: P, which weighs a row's experts, and C, which ranks them."""
+"""Two scores of router logits. P weighs a row's experts, and C ranks them."""
 
 import math
 from functools import cache
@@ -9,20 +9,23 @@ from torch.nn.functional import softplus
 from ..types import Batch, Router
 
 FIXED_ONE = 1 << 20
-"""1 in fixed point. Utilities and shares are sums of multiples of 1 / FIXED_ONE, exact in any order and backend."""
-# A divisor that keeps 0 / 0 at 0 and changes no other quotient, because every positive float32 is larger.
+"""The number 1 in fixed point. Utilities and shares are sums of multiples of 1 / FIXED_ONE. These sums are exact in any
+order and on every backend.
+"""
+# The smallest divisor. It turns 0 / 0 into 0 and changes no other quotient, because every positive float32 is larger.
 TINY = 1e-300
 DEPTHS = 256
-"""Depths of a draft that have weights of their own. A deeper draft counts as a draft of the last of these depths."""
+"""The number of draft depths that have a factor of their own. A deeper draft token has the factor of the last depth."""
 
 
 def compute_scores(logits: torch.Tensor, router: Router) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (P, C), both [n, N] float32, for logits [n, N] in any float dtype.
 
-    P is the softmax over all experts, the sigmoid, or the root of softplus, ln(1 + e^x) (DeepSeek-V4). C is the logit
-    itself, which never underflows, or P + bias with a correction bias. An expert that is never chosen (non-finite
-    logit, or outside the row's groups) has C = -inf. P is 0 for a non-finite logit, and NaN in a softmax row without
-    any finite logit.
+    P is the softmax over all experts or the sigmoid. For DeepSeek-V4, P is the square root of softplus, ln(1 + e^x). C
+    is the logit itself, which never underflows. If the router has a correction bias, C is P + bias.
+
+    An expert is never chosen if its logit is not finite or if it is outside the row's groups. Its C is then -inf. P is
+    0 for a logit that is not finite. P is NaN in a softmax row without any finite logit.
     """
     logits = torch.nan_to_num(logits.float(), nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
     scores = score(logits, router.scoring)
@@ -36,19 +39,20 @@ def compute_scores(logits: torch.Tensor, router: Router) -> tuple[torch.Tensor, 
 
 
 def score(logits: torch.Tensor, scoring: str) -> torch.Tensor:
-    """Return P [n, N] float32 of logits in any float dtype without NaN and +inf."""
+    """Return P [n, N] float32. The logits have any float dtype and must not contain NaN or +inf."""
     if scoring == "softmax":
         return logits.softmax(1, dtype=torch.float32)
     if scoring == "sigmoid":
         return logits.float().sigmoid()
-    # In float32 torch's last bit depends on a number's position in the tensor, and e^x underflows at -103.
+    # In float32 the last bit of torch's result depends on the position in the tensor, and e^x underflows at -103.
     return softplus(logits.double()).sqrt_().float()
 
 
 def measure(scores: torch.Tensor, router: Router) -> torch.Tensor:
-    """Return P [n, N] for sums and comparisons with shares.
+    """Return the values of P [n, N] that are summed and compared with shares.
 
-    A score without an upper bound (`sqrtsoftplus`) is divided by its sum in the row, in float64. Others are unchanged.
+    Scores of `sqrtsoftplus` have no upper bound, so they are divided by their sum in the row, in float64. Other scores
+    are unchanged.
     """
     if router.scoring != "sqrtsoftplus":
         return scores
@@ -57,15 +61,16 @@ def measure(scores: torch.Tensor, router: Router) -> torch.Tensor:
 
 
 def to_fixed_point(scores: torch.Tensor) -> torch.Tensor:
-    """Return P in multiples of 1 / FIXED_ONE, rounded to nearest (halves to even); 0 in a row without experts.
+    """Return P in multiples of 1 / FIXED_ONE, as integers. Halves are rounded to the even integer.
 
-    The integers are float64, which sums them exactly in any order up to 2^53.
+    The result is 0 in a row without experts. The integers have dtype float64, whose sums are exact in any order up to
+    2^53.
     """
     return (scores * FIXED_ONE).round_().nan_to_num_(nan=0.0).double()
 
 
 def find_depth(batch: Batch, num_rows: int, device: torch.device) -> torch.Tensor:
-    """Return the depth of each row [n] int32: the batch's `depth`, or the row's place in its request."""
+    """Return the depth of each row [n] int32: the batch's `depth`, or the position of the row in its request."""
     return _count_places(num_rows, batch.tokens_per_request, device) if batch.depth is None else batch.depth
 
 
@@ -75,15 +80,18 @@ def _count_places(num_rows: int, tokens_per_request: int, device: torch.device) 
 
 
 def weigh_depths(acceptance: float) -> torch.Tensor:
-    """Return the factor of utility by depth [DEPTHS] float32: the chance that all earlier drafts are accepted."""
+    """Return a tensor [DEPTHS] float32. A row's utility is multiplied by the factor of the row's depth.
+
+    The factor is the chance that the draft token and all draft tokens before it are accepted.
+    """
     chances = [acceptance**depth for depth in range(DEPTHS)]
     return torch.tensor(chances, dtype=torch.float64, device="cpu").float()
 
 
 def _limit_groups(choice: torch.Tensor, num_groups: int, topk_group: int, biased: bool) -> torch.Tensor:
-    """Return C with -inf outside each row's best groups.
+    """Return C, with -inf for every expert outside the row's best groups.
 
-    A group scores the sum of its two best C if the router is biased, else its best C.
+    The score of a group is its best C. If the router has a bias, the score is the sum of the two best C.
     """
     rows, num_experts = choice.shape
     grouped = choice.reshape(rows, num_groups, num_experts // num_groups)

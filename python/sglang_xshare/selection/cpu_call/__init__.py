@@ -1,4 +1,4 @@
-"""Selection on a CPU, one compiled call for each layer and step. The C++ source is `csrc`, a link to sgl-kernel."""
+"""Selection on a CPU with one compiled call for each layer and step. The folder `csrc` is a link to sgl-kernel/csrc."""
 
 from .call import Call, find_call, is_readable, select, supports
 from .counting import count_step

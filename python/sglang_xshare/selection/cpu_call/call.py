@@ -1,4 +1,7 @@
-"""The compiled call behind `select()`. Torch computes P, so P has torch's bits; one function does the rest."""
+"""The compiled call behind `select()`. Torch computes the scores P, and a C++ function computes everything else.
+
+P therefore has the same bits as in the torch backend.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ from .layout import pack
 from .library import load
 
 NOT_CLEAN, WRONG_WIDTH = 1, 3
-"""Values of `Status` in csrc/plan.h after which nothing has been written."""
+"""Values of `Status` in csrc/plan.h. A call that returns one of these values has written nothing."""
 
 
 def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> bool:
-    """Return whether this machine has the compiled call, and the call supports the plan, whatever the shape."""
+    """Return whether this machine has the compiled call and the call supports the plan. The shape does not matter."""
     return load() is not None and not find_unhandled(plan, __package__)
 
 
@@ -40,7 +43,10 @@ def select(
     slots: RunnerSlots | None,
     tally: Tally | None = None,
 ) -> Selection:
-    """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`. Raises ValueError if nothing is compiled."""
+    """Select the batch's experts and each row's experts; see `sglang_xshare.selection.select`.
+
+    Raises ValueError if this machine has no compiled call.
+    """
     if not is_readable(logits):
         raise ValueError("backend = 'cpu': must be torch, because the logits are no plain tensor on a CPU")
     call = find_call(plan, router, logits.shape[1], batch.exact is not None, slots)
@@ -51,15 +57,18 @@ def select(
 def find_call(
     plan: SelectionPlan, router: Router, num_experts: int, exact: bool = False, slots: RunnerSlots | None = None
 ) -> Call:
-    """Return the call for a router and a plan that the call `supports`; the first use packs both.
+    """Return the compiled call for a plan and a router. `supports` must return True for the plan.
 
-    Raises ValueError on a machine without a compiled call.
+    Each plan and router is packed only once. Raises ValueError on a machine without the compiled call.
     """
     return Call(plan, router, num_experts, exact, slots)
 
 
 class Call:
-    """A plan and a router, packed for a compiled function that selects in one call. With `exact` rows may be exact."""
+    """A compiled function with its packed plan and router. It selects a layer's experts in one call.
+
+    If `exact` is True, rows may be exact.
+    """
 
     def __init__(
         self, plan: SelectionPlan, router: Router, num_experts: int, exact: bool, slots: RunnerSlots | None
@@ -77,10 +86,10 @@ class Call:
     def __call__(
         self, logits: torch.Tensor, batch: Batch, rank_of_expert: torch.Tensor | None, tally: Tally | None
     ) -> Selection:
-        """Return the plan's selection from logits [n, N], and count it in `tally`.
+        """Return the selection for logits [n, N], and write the counted tensors to `tally`.
 
-        Only the width is checked: raises RuntimeError if exact rows need more columns than a call that was made without
-        exact rows has. Raises MemoryError if memory is short.
+        The call checks only the number of columns. Raises RuntimeError if exact rows need more columns than the call
+        has. This happens only if the call was made with `exact` False. Raises MemoryError if memory is short.
         """
         router, rows = self.router, logits.shape[0]
         given = logits if logits.dtype is torch.float32 or logits.dtype is torch.bfloat16 else logits.float()
@@ -91,7 +100,7 @@ class Call:
         selected = given.new_empty(self._num_experts, dtype=torch.bool)
         if tally is None:
             tally = allocate_tally(given.new_empty, rows, self._num_experts)
-        # Tensors rather than addresses, because a converted tensor must live until the call returns.
+        # The tuple contains tensors and not addresses, because a converted tensor must live until the call returns.
         inputs = (
             None if batch.valid is None else batch.valid.contiguous(),
             None if batch.exact is None else batch.exact.contiguous(),

@@ -17,14 +17,16 @@ def count_step(
     slots: int = 0,
     sure: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Add a step's counts to `totals` [layers, columns] float64, and return what is added.
+    """Add the counts of a step to `totals` [layers, columns] float64, and return the added counts.
 
-    csrc/counting.cpp names the columns. `tally` has tensors [layers, ...], and `batch` the flags of the step's `rows`.
-    With paged experts `loaded` [layers, N] bool marks the experts in a layer's `slots`, and `sure` [layers] bool the
-    layers whose active experts fit the slots for all logits.
+    csrc/counting.cpp lists the columns. The tensors of `tally` have the shape [layers, ...]. `batch` contains the flags
+    of the step's rows.
+
+    `loaded` and `sure` are for paged experts. `loaded` [layers, N] bool marks the experts that are in the page slots of
+    a layer. `sure` [layers] bool marks the layers whose active experts fit the page slots for any logits.
     """
     counts = torch.empty_like(totals)
-    # In a variable, because a contiguous copy has to live until the call is over.
+    # This variable keeps contiguous copies alive until the call returns.
     read = [None if flag is None else flag.contiguous() for flag in (loaded, sure, batch.valid, batch.exact)]
     load().count_step(
         tally.active.data_ptr(),

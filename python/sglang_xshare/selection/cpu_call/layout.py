@@ -1,4 +1,4 @@
-"""The layout of a plan and a router in csrc/plan.h. Both are packed once, and every call reads them."""
+"""A plan and a router in the layout of csrc/plan.h. They are packed once, and every call reads the packed structure."""
 
 import ctypes
 from ctypes import c_double, c_int32, c_void_p
@@ -9,7 +9,7 @@ from ..handled import FULL
 from ..scores import DEPTHS, weigh_depths
 
 HANDLED = FULL
-"""Keys and words that the call reads. Torch computes every other plan."""
+"""The keys and words that the compiled call reads. Torch computes a plan with any other key or word."""
 _MOST = 2**31 - 1
 _DOUBLES = "p beta mass confidence own_power scaling shared_weight"
 _COUNTS = (
@@ -20,7 +20,7 @@ _COUNTS = (
 
 
 class Plan(ctypes.Structure):
-    """`expert_selection::Plan`."""
+    """The C++ structure `expert_selection::Plan`."""
 
     _fields_ = (
         ("order", c_void_p),
@@ -31,7 +31,10 @@ class Plan(ctypes.Structure):
 
 
 def pack(plan: SelectionPlan, router: Router, num_experts: int, exact: bool, slots: RunnerSlots | None) -> Plan:
-    """Return the packed plan for `num_experts` experts. The plan must have been checked against the router."""
+    """Return the packed plan for `num_experts` experts.
+
+    The caller must have checked the plan and the router with `SelectionPlan.check`.
+    """
     order = None if plan.order is None else (ctypes.c_int64 * num_experts)(*plan.order)
     chance = None
     if plan.acceptance < 1:

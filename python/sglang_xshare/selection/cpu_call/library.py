@@ -1,4 +1,4 @@
-"""The compiled library. The first process builds it, and later processes find it by the content of its source."""
+"""The compiled library. The first process builds the library, and later processes find it by a hash of its source."""
 
 import ctypes
 import hashlib
@@ -18,9 +18,10 @@ from typing import Any
 from .layout import Plan
 
 SWITCH = "SGLANG_XSHARE_CPU_KERNEL"
-"""Environment variable: with value 0 torch selects on a CPU."""
+"""The environment variable that switches the compiled call off. With the value 0, torch selects experts on a CPU."""
 SOURCE = Path(__file__).with_name("csrc")
-# No fused multiply-add, and no fast math even if $CXX asks for it: the results would have other bits than torch's.
+# These flags switch off fused multiply-add, and fast math even if $CXX asks for it. Both would change bits of the
+# results, which must equal the results of torch.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-fast-math", "-ffp-contract=off", "-fno-math-errno")
 SIGNATURES = {
     "select_experts": ([*[c_void_p] * 10, *[c_int32] * 5, *[c_void_p] * 7], c_int32),
@@ -32,15 +33,15 @@ logger = logging.getLogger(__name__)
 
 @cache
 def load() -> Any:
-    """Return the library with the functions of SIGNATURES, built if no earlier process has built it.
+    """Return the library with the functions of SIGNATURES. Build the library if no earlier process has built it.
 
-    Returns None and logs a line if no compiler exists or the compiler fails. With SGLANG_XSHARE_CPU_KERNEL=0, returns
-    None without a line.
+    If no compiler exists or the compiler fails, log a warning and return None. If SGLANG_XSHARE_CPU_KERNEL is 0, return
+    None without a warning.
     """
     if os.environ.get(SWITCH) == "0":
         return None
     try:
-        # PyDLL keeps the interpreter's lock, because a call may take less time than releasing the lock.
+        # PyDLL keeps the interpreter's lock during a call, because releasing the lock may take longer than the call.
         library = ctypes.PyDLL(str(build(FLAGS)))
         for name, (arguments, result) in SIGNATURES.items():
             function = getattr(library, name)
@@ -55,9 +56,10 @@ def load() -> Any:
 
 
 def build(flags: Sequence[str]) -> Path:
-    """Return the library's path, and build the library unless a complete one exists. Raises OSError.
+    """Return the path of the library. Build the library if no complete file exists. Raises OSError.
 
-    A truncated file would kill every process that loads it. Processes may build at the same time: the last file stays.
+    A truncated file would kill every process that loads it. Several processes may build at the same time; the last
+    process replaces the file.
     """
     made_for = os.environ.get("CXX", ""), tuple(flags), platform.machine(), platform.libc_ver()
     digest = hashlib.sha256(repr(made_for).encode())
@@ -67,7 +69,7 @@ def build(flags: Sequence[str]) -> Path:
     if not _is_whole(library):
         compiler = _find_compiler()
         library.parent.mkdir(parents=True, exist_ok=True)
-        # Compiled in another folder, so a killed compiler leaves nothing in the cache.
+        # The compiler writes to another folder, so a killed compiler leaves nothing in the cache.
         with tempfile.TemporaryDirectory() as folder:
             built = Path(folder, library.name)
             _run([*compiler, *flags, *map(str, sorted(SOURCE.glob("*.cpp"))), "-o", str(built)])
@@ -78,7 +80,7 @@ def build(flags: Sequence[str]) -> Path:
 
 
 def find_cache() -> Path:
-    """Return the folder of torch's compiled extensions. Raises OSError for a user without a home."""
+    """Return the folder of torch's compiled extensions. Raises OSError if the user has no home folder."""
     root = os.environ.get("TORCH_EXTENSIONS_DIR")
     if root:
         return Path(root, "sglang_xshare")
@@ -89,7 +91,7 @@ def find_cache() -> Path:
 
 
 def _find_compiler() -> list[str]:
-    """Return the command $CXX, which may have arguments, else the first compiler on the path. Raises OSError."""
+    """Return the command in $CXX, which may have arguments, or the first compiler on the path. Raises OSError."""
     given = os.environ.get("CXX", "")
     try:
         named = [given] if shutil.which(given) else shlex.split(given)
@@ -115,7 +117,7 @@ def _run(command: list[str]) -> None:
 
 
 def _keep(content: bytes, library: Path) -> None:
-    """Write a library, followed by the digest of its content, which the loader ignores."""
+    """Write a library to its file, followed by a digest of its content. The loader ignores the digest."""
     with tempfile.NamedTemporaryFile(dir=library.parent, delete=False) as file:
         try:
             file.write(content + hashlib.sha256(content).digest())
@@ -129,7 +131,7 @@ def _keep(content: bytes, library: Path) -> None:
 
 
 def _is_whole(library: Path) -> bool:
-    """Return whether the file exists and is unchanged since `_keep` has written it."""
+    """Return whether the file exists and is unchanged since `_keep` wrote it."""
     try:
         found = library.read_bytes() if library.is_file() else b""
     except OSError:  # an unreadable file is built again

@@ -1,1 +1,1 @@
-"""Selection in vectorized torch: on any device, for plans that no compiled backend supports."""
+"""Selection in vectorized torch on any device. This backend runs the plans that no compiled backend supports."""

@@ -1,4 +1,4 @@
-"""The ranked rows of a batch, from which the vectorized backend selects."""
+"""The rows of a batch with their ranked experts. The vectorized backend selects experts from these rows."""
 
 from __future__ import annotations
 
@@ -12,76 +12,86 @@ from torch.nn.functional import pad
 from ...types import Batch, Router
 from ..scores import compute_scores, find_depth, measure
 
-# To break ties, a float64 score grows by 2^-40 of itself for each expert with a higher id. Even 1,024 such steps are
-# less than the distance between two float32.
+# To break ties, a score in float64 grows by 2^-40 of itself for each expert with a higher id. Even 1,024 such steps are
+# smaller than the distance between two neighboring float32 numbers.
 _TIE = 2.0**-40
-# Bounds of the score that a step is a part of: a score of 0 stays below every positive float32, and -inf stays -inf.
+# The absolute value of the score is clamped to these bounds before the step is computed. A score of 0 therefore stays
+# below every positive float32, and -inf stays -inf.
 _SMALLEST, _LARGEST = 1e-60, 1e39
 
 
 class Slots(NamedTuple):
-    """Experts of n rows in m slots each. Which slots are empty depends on the logits, so `live` stays on the device."""
+    """The experts of n rows, with m slots for each row.
+
+    The logits decide which slots are empty, so `live` stays on the device.
+    """
 
     experts: torch.Tensor
-    """[n, m] int64; an empty slot has the id of some expert."""
+    """[n, m] int64: the expert in each slot. An empty slot contains the id of an arbitrary expert."""
     scores: torch.Tensor
-    """[n, m] float32: P, 0 in an empty slot."""
+    """[n, m] float32: the score P of the expert in each slot, or 0 in an empty slot."""
     live: torch.Tensor
-    """[n, m] bool: not empty."""
+    """[n, m] bool: whether a slot contains an expert."""
 
     def keep(self, kept: torch.Tensor) -> Slots:
-        """Empty the slots outside `kept` [n, m] bool, and move them behind the others, which keep their order."""
+        """Return the slots that `kept` marks, followed by empty slots.
+
+        `kept` is a tensor [n, m] bool. The marked slots stay in order.
+        """
         order = kept.view(torch.uint8).sort(dim=1, descending=True, stable=True).indices
         live = kept.gather(1, order)
         return Slots(self.experts.gather(1, order), torch.where(live, self.scores.gather(1, order), 0.0), live)
 
     def widen(self, columns: int) -> Slots:
-        """Return the slots with empty slots appended, at least `columns` in all."""
+        """Return the slots with empty slots appended. Each row then has at least `columns` slots."""
         missing = max(columns - self.experts.shape[1], 0)
         return Slots(*(pad(part, (0, missing)) for part in self)) if missing else self
 
 
 class Rows(NamedTuple):
-    """A batch of n rows over N experts; k is the router's top-k."""
+    """A batch of n rows and N experts. The router's top-k is k."""
 
     scores: torch.Tensor
-    """[n, N] float32: P."""
+    """[n, N] float32: the scores P."""
     measures: torch.Tensor
-    """[n, N]: P for sums and comparisons with shares, see `scores.measure`."""
+    """[n, N]: the values of P that are summed and compared with shares; see `scores.measure`."""
     keys: torch.Tensor
-    """[n, N] float64: C with its ties broken, which ranks the row's experts; -inf for a never chosen expert."""
+    """[n, N] float64: C without ties. It ranks the experts of a row. It is -inf for an expert that is never chosen."""
     own: Slots
     """The rows' own top-k, best first."""
     valid: torch.Tensor | None
-    """[n, 1] bool; None if all rows are valid."""
+    """[n, 1] bool: the valid rows, or None if all rows are valid."""
     exact: torch.Tensor | None
-    """[n, 1] bool: rows that get their own top-k, without utility or votes; None if no row can be exact."""
+    """[n, 1] bool: the rows that get their own top-k and have no utility and no votes. None if no row can be exact."""
     batch: Batch
     quota_groups: int | None
     depth: torch.Tensor | None
-    """[n, 1] int32: depth of each draft; None if the plan ignores depths."""
+    """[n, 1] int32: the depth of each row, or None if the plan ignores depths."""
 
     @property
     def num_experts(self) -> int:
-        """Return N."""
+        """Return N, the number of experts."""
         return self.keys.shape[1]
 
     @property
     def num_requests(self) -> int:
-        """Return the number of rows over tokens per request."""
+        """Return the number of requests."""
         return self.keys.shape[0] // self.batch.tokens_per_request
 
     @property
     def top_k(self) -> int:
-        """Return k."""
+        """Return k, the router's top-k."""
         return self.own.experts.shape[1]
 
     def silence(self, values: torch.Tensor) -> torch.Tensor:
-        """Return `values` [n, m] with 0 or False in exact rows."""
+        """Return `values` [n, m], set to 0 or False in exact rows."""
         return values if self.exact is None else values.masked_fill(self.exact, 0)
 
     def find_best(self, usable: torch.Tensor, count: int) -> Slots:
-        """Return every row's `count` best experts among `usable` [N] or [n, N] bool."""
+        """Return the `count` best experts of every row.
+
+        `usable` [N] or [n, N] bool marks the experts that a row may get.
+        """
         keys = torch.where(usable, self.keys, -math.inf)
         if self.quota_groups is not None:
             keys = keep_quota(keys, count, self.quota_groups)
@@ -89,12 +99,12 @@ class Rows(NamedTuple):
 
 
 def rank_rows(logits: torch.Tensor, router: Router, batch: Batch, by_depth: bool = False) -> Rows:
-    """Score and rank logits [n, N]."""
+    """Return the rows of logits [n, N]. Each row contains its scores and its ranked experts."""
     scores, choice = compute_scores(logits, router)
     keys = choice.double()
     keys.addcmul_(keys.abs().clamp_(_SMALLEST, _LARGEST), lower_first(keys.shape[1], keys.device), value=_TIE)
     valid = None if batch.valid is None else batch.valid.unsqueeze(1)
-    exact = None if batch.exact is None else batch.exact.unsqueeze(1)  # a padding row has no experts anyway
+    exact = None if batch.exact is None else batch.exact.unsqueeze(1)  # may include padding rows, which have no experts
     groups = router.quota_groups
     own_keys = keys if groups is None else keep_quota(keys, router.top_k, groups)
     own = find_best(scores, own_keys, router.top_k, valid)
@@ -112,9 +122,9 @@ def rank_rows(logits: torch.Tensor, router: Router, batch: Batch, by_depth: bool
 
 
 def find_best(scores: torch.Tensor, keys: torch.Tensor, count: int, valid: torch.Tensor | None) -> Slots:
-    """Return every row's `count` largest keys above -inf, best first.
+    """Return the `count` experts of every row that have the largest keys, best first.
 
-    Further slots are empty, and so are all slots of an invalid row.
+    A slot is empty if its key is -inf or its row is invalid.
     """
     best_keys, experts = keys.topk(count, 1)
     live = best_keys > -math.inf
@@ -124,9 +134,9 @@ def find_best(scores: torch.Tensor, keys: torch.Tensor, count: int, valid: torch
 
 
 def keep_quota(keys: torch.Tensor, count: int, groups: int) -> torch.Tensor:
-    """Return keys [n, N] with -inf in place of all except the count / groups largest of each group.
+    """Return keys [n, N] in which each group of experts keeps its best keys. All other keys are -inf.
 
-    Keys above -inf must differ from each other.
+    A group keeps count / groups keys. Keys above -inf must differ from each other.
     """
     parts = keys.unflatten(1, (groups, -1))
     last = parts.topk(count // groups, 2).values[..., -1:]
@@ -134,7 +144,7 @@ def keep_quota(keys: torch.Tensor, count: int, groups: int) -> torch.Tensor:
 
 
 def mark(table: torch.Tensor, experts: torch.Tensor, live: torch.Tensor) -> None:
-    """Set the entries of a table [N] bool at the live ids among `experts`."""
+    """Set the entries of a table [N] bool for the experts in live slots."""
     # The views are bytes, because CUDA has no scatter that computes `or` on bool.
     values = live.reshape(-1).view(torch.uint8)
     table.view(torch.uint8).scatter_reduce_(0, experts.reshape(-1), values, "amax")
@@ -142,10 +152,10 @@ def mark(table: torch.Tensor, experts: torch.Tensor, live: torch.Tensor) -> None
 
 @cache
 def lower_first(num_experts: int, device: torch.device) -> torch.Tensor:
-    """Return N - 1 - id for each expert [N] float64, which breaks ties.
+    """Return a tensor [N] float64 that breaks ties. The number of an expert is N - 1 - id.
 
-    The tensor is copied from the host, so a first call inside a graph capture raises an error instead of making a
-    tensor that belongs to the graph. The cache never evicts the tensor, because captured graphs read its address. The
-    same holds for every cached tensor of this backend.
+    The tensor is copied from the host. A first call during a graph capture therefore raises an error. Without the copy
+    it would make a tensor that belongs to the graph. The cache never evicts the tensor, because captured graphs read
+    its address. Both facts hold for every cached tensor of this backend.
     """
     return torch.arange(num_experts - 1, -1, -1, dtype=torch.float64, device="cpu").to(device)

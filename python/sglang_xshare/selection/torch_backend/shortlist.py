@@ -1,8 +1,8 @@
-"""The set S of the vectorized backend, a table [N] bool.
+"""The set S of the vectorized backend, as a table [N] bool.
 
-Counts that depend on data stay on the device: the best m experts are a sorted list of fixed size with a mask.
-Utilities are integers in float64, which adds integers exactly, in any order, up to 2^53. An integer reaches a threshold
-if and only if it reaches the threshold rounded up, so this module rounds no threshold.
+Counts that depend on data stay on the device. The best m experts are therefore a sorted list of fixed size and a mask.
+Utilities are integers in float64, whose sums are exact in any order up to 2^53. This module does not round thresholds.
+An integer reaches a threshold exactly if it reaches the threshold rounded up.
 """
 
 from functools import cache
@@ -13,16 +13,20 @@ from ...policies.plan import SelectionPlan
 from ..scores import DEPTHS, TINY, to_fixed_point, weigh_depths
 from .rows import Rows, lower_first, mark
 
-# A step that breaks ties between integers: together the steps of 1,024 experts are less than 1.
+# The step that breaks ties between integers. The steps of 1,024 experts add up to less than 1.
 _TIE = 2.0**-10
-# Puts experts ahead of all others: more than every utility, but so small that a float64 has room for the ties.
+# This number is added to put an expert ahead of all others. It is larger than every utility, but small enough that a
+# float64 still has bits for the ties.
 _AHEAD = 2.0**41
 
 
 def select_experts(
     rows: Rows, plan: SelectionPlan, rank_of_expert: torch.Tensor | None, kept: torch.Tensor, selected: torch.Tensor
 ) -> None:
-    """Fill the empty set S; `kept` [n, k] bool are the slots of its own top-k that each row keeps."""
+    """Add the experts of S to `selected`, which must be empty.
+
+    `kept` [n, k] bool marks the experts that each row keeps from its own top-k.
+    """
     mark(selected, rows.own.experts, kept)
     if plan.ranks_experts:
         _add_ranked(rows, plan, selected)
@@ -66,10 +70,10 @@ def _add_by_utility(
 def _join(
     utility: torch.Tensor, free: torch.Tensor, slots: int | None, sure: torch.Tensor, selected: torch.Tensor
 ) -> None:
-    """Add residents with utility to S, up to the number of slots.
+    """Add loaded experts with utility to S until the page slots are full.
 
-    Experts in `sure` [N] come first, then the batch's additions, then residents; additions and residents by
-    utility.
+    Experts in `sure` [N] come first. Then come the experts that the batch has added, and then other loaded experts.
+    The last two groups are ordered by utility.
     """
     joining = free & (utility > 0)
     if slots is None:
@@ -83,14 +87,21 @@ def _join(
 
 
 def _find_held(rows: Rows, groups: int) -> torch.Tensor | None:
-    """Return the experts of each group's exact rows [groups, N] bool, which no budget counts; None without any."""
+    """Return a mask [groups, N] bool of the exact rows' experts, or None if no row can be exact.
+
+    No budget counts these experts.
+    """
     if rows.exact is None:
         return None
     return _sum_at_own(rows, (rows.own.live & rows.exact).double(), groups).bool()
 
 
 def _compute_utility(rows: Rows, kind: str, groups: int, chance: torch.Tensor | None = None) -> torch.Tensor:
-    """Return every expert's utility [groups, N] over equal groups of consecutive rows, weighed by `chance` [n, 1]."""
+    """Return the utility [groups, N] of every expert in each group of rows.
+
+    All groups have the same number of consecutive rows. If `chance` [n, 1] is given, it multiplies the utility of each
+    row.
+    """
     if kind in ("topk", "squared"):
         own_scores = rows.silence(rows.own.scores).double()
         shares = own_scores / own_scores.sum(1, keepdim=True).clamp_min_(TINY)
@@ -107,7 +118,7 @@ def _compute_utility(rows: Rows, kind: str, groups: int, chance: torch.Tensor | 
 
 
 def _find_chance(rows: Rows, plan: SelectionPlan) -> torch.Tensor | None:
-    """Return the factor of each row's utility [n, 1] float32; None if depth does not matter."""
+    """Return the factor [n, 1] float32 of each row's utility, or None if depths do not matter."""
     if rows.depth is None or not plan.weighs(rows.batch.tokens_per_request):
         return None
     return _weigh_depths(plan.acceptance, rows.depth.device)[rows.depth.clamp(0, DEPTHS - 1)]
@@ -115,28 +126,32 @@ def _find_chance(rows: Rows, plan: SelectionPlan) -> torch.Tensor | None:
 
 @cache
 def _weigh_depths(acceptance: float, device: torch.device) -> torch.Tensor:
-    """Return `weigh_depths` on a device; see `lower_first`."""
+    """Return the result of `weigh_depths` on a device. `lower_first` explains the cache."""
     return weigh_depths(acceptance).to(device)
 
 
 def _sum_at_own(rows: Rows, values: torch.Tensor, groups: int) -> torch.Tensor:
-    """Return `values` [n, k] float64 summed by expert of the rows' own top-k: [groups, N]."""
+    """Return the sums of `values` [groups, N]. There is one sum for each group of rows and each expert.
+
+    `values` [n, k] float64 contains one value for each expert in the rows' own top-k.
+    """
     width = values.numel() // max(groups, 1)
     sums = torch.zeros(groups, rows.num_experts, dtype=torch.float64, device=values.device)
     return sums.scatter_add_(1, rows.own.experts.view(groups, width), values.view(groups, width))
 
 
 def _rank(utility: torch.Tensor, without: torch.Tensor | None = None) -> torch.Tensor:
-    """Return keys [..., N] in the order of utility, ties to the lower id.
+    """Return keys [..., N] that rank experts by utility. The lower id wins a tie.
 
-    A key is below 1 for an expert without utility, and for an expert in `without` [..., N] bool.
+    `without` [..., N] bool marks experts to leave out. Their keys are below 1, and so are the keys of experts without
+    utility.
     """
     keys = torch.add(utility, lower_first(utility.shape[-1], utility.device), alpha=_TIE)
     return keys if without is None else keys.masked_fill_(without, 0.0)
 
 
 def _find_best(utility: torch.Tensor, count: int, without: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the `count` best experts with utility outside `without`: [..., N] bool."""
+    """Return a mask [..., N] bool of the `count` best experts that have utility and are not in `without`."""
     keys = _rank(utility, without)
     last = keys.topk(min(count, keys.shape[-1]), -1).values[..., -1:]
     return keys >= last.clamp_min(1.0)
@@ -145,9 +160,9 @@ def _find_best(utility: torch.Tensor, count: int, without: torch.Tensor | None =
 def _reach_mass(
     utility: torch.Tensor, mass: float, max_add: int | None, selected: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (ids, which ids are added), both [N].
+    """Return the ids of all experts, best first, and a mask of the ids that join S. Both have the shape [N].
 
-    Experts are added until S holds `mass` of the utility (XShare, Algorithm 1), at most `max_add` of them.
+    Experts join S until it holds the share `mass` of the utility (XShare, Algorithm 1). At most `max_add` experts join.
     """
     keys, experts = _rank(utility, selected).sort(descending=True)
     live = keys >= 1
@@ -167,11 +182,12 @@ def _balance(
     selected: torch.Tensor,
     held: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the experts that ranks add to S [N] bool (XShare, Algorithm 5; or our `fill` and `level`), without loops.
+    """Return a mask [N] bool of the experts that the ranks add to S. The computation has no loops.
 
-    Round t of Algorithm 5 adds the t-th best remaining expert of every rank. An expert's round is therefore its
-    position in its own rank, and the round takes place if S with all experts of earlier rounds is below the total
-    target. The experts `held` [1, N] by exact rows do not count.
+    `balance` is "literal" for XShare's Algorithm 5, or "fill" or "level", our additions. Round t of Algorithm 5 adds
+    the t-th best remaining expert of every rank. The round of an expert is therefore its position among the experts of
+    its rank. A round takes place if S and all experts of earlier rounds together are fewer than the total target.
+    `held` [1, N] marks the experts of exact rows, which do not count.
     """
     counted = selected if held is None else selected & ~held.squeeze(0)
     remaining = (utility > 0) & ~selected
@@ -181,7 +197,8 @@ def _balance(
     if balance in ("fill", "level"):
         load = (same_rank & counted).sum(1)
         most: int | torch.Tensor = target
-        if balance == "level":  # exact rows included, because the step waits for the fullest rank
+        # Exact rows count here, because the step waits for the fullest rank.
+        if balance == "level":
             most = (same_rank & selected).sum(1).amax().clamp_min(target)
         return remaining & (load + round_of < most)
     earlier = (remaining & (round_of < round_of.unsqueeze(1))).sum(1)
@@ -189,7 +206,7 @@ def _balance(
 
 
 def _add_ranked(rows: Rows, plan: SelectionPlan, selected: torch.Tensor) -> None:
-    """Add the top `budget` experts of a ranking over the batch, or of a ranking for each request."""
+    """Add the best experts of the plan's ranking, for the batch or for each request."""
     groups = rows.num_requests if plan.scope == "request" else 1
     held = _find_held(rows, groups)
     if plan.ranking == "votes":
@@ -206,7 +223,10 @@ def _add_ranked(rows: Rows, plan: SelectionPlan, selected: torch.Tensor) -> None
 
 @cache
 def _rank_static(order: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Return N for the first expert of `order` down to 1 for the last: [N] float64. See `lower_first`."""
+    """Return a utility [N] float64 for each expert: N for the first expert of `order`, down to 1 for the last.
+
+    `lower_first` explains the cache.
+    """
     places = {expert: place for place, expert in enumerate(order)}
     ranks = [len(order) - places[j] for j in range(len(order))]
     return torch.tensor(ranks, dtype=torch.float64, device="cpu").to(device)
@@ -215,9 +235,9 @@ def _rank_static(order: tuple[int, ...], device: torch.device) -> torch.Tensor:
 def _rank_by_votes(
     rows: Rows, plan: SelectionPlan, groups: int, held: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (ids, which ids are kept), both [groups, N], most voted first (Lynx 4.2).
+    """Return the ids, most voted first, and a mask of the ids to keep (Lynx 4.2). Both have the shape [groups, N].
 
-    An expert `held` by exact rows has no votes.
+    `held` marks the experts of exact rows, which get no votes.
     """
     votes = _sum_at_own(rows, rows.silence(rows.own.live).double(), groups)
     if held is not None:
@@ -235,7 +255,10 @@ def _rank_by_votes(
 
 
 def _follow_voters(rows: Rows, plan: SelectionPlan, confidence: float, selected: torch.Tensor) -> None:
-    """Add experts to S by the votes of the most confident rows, then by utility up to the model's top-k (Lynx 4.3)."""
+    """Add the experts for which the most confident rows vote (Lynx 4.3).
+
+    If S then has fewer experts than the model's top-k, add the best other experts by utility.
+    """
     voters, is_voter = _rank_by_confidence(rows, confidence, plan.max_voters)
     experts, live = rows.own.experts[voters], rows.own.live[voters] & is_voter.unsqueeze(1)
     votes = torch.zeros_like(selected, dtype=torch.int64).index_add_(0, experts.view(-1), live.long().view(-1))
@@ -247,7 +270,10 @@ def _follow_voters(rows: Rows, plan: SelectionPlan, confidence: float, selected:
 
 
 def _rank_by_confidence(rows: Rows, confidence: float, max_voters: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (rows [m], which of them vote [m] bool), most confident first. Without a confident row the first votes."""
+    """Return the most confident rows [m], best first, and a mask [m] bool of the rows that vote.
+
+    If no row is confident enough, only the first of these rows votes.
+    """
     fixed = to_fixed_point(rows.measures)
     best, total = fixed.amax(1), fixed.sum(1)
     share = best / total.clamp_min(TINY)

@@ -17,8 +17,8 @@ from .rows import Rows, Slots, mark, rank_rows
 from .shortlist import select_experts
 
 HANDLED = FULL
-"""Keys and words that this backend reads: all of a plan's, because plans that no compiled backend supports run here."""
-# A divisor that keeps 0 / 0 at 0 and changes no other quotient of float32.
+"""This backend reads all keys and words of a plan, because it runs every plan that no compiled backend supports."""
+# The smallest divisor. It turns 0 / 0 into 0 and changes no other quotient of float32 numbers.
 _TINY = 2.0**-149
 
 
@@ -29,10 +29,10 @@ def select(
     batch: Batch,
     rank_of_expert: torch.Tensor | None,
 ) -> Selection:
-    """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`."""
+    """Select the batch's experts and each row's experts; see `sglang_xshare.selection.select`."""
     selected = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
-    # On a CPU autograd would make up a quarter of the time, so it is off. The returned tensors are made outside this
-    # block: a caller could not change an inference tensor in place.
+    # Autograd is off, because it would take a quarter of the time on a CPU. The returned tensors are made outside this
+    # block, because a caller could not change an inference tensor in place.
     with torch.inference_mode():
         rows = rank_rows(logits, router, batch, plan.by_depth)
         kept = _keep(rows, plan)
@@ -56,14 +56,17 @@ def select(
     mark(active, chosen.experts, chosen.live)
     mark(vanilla_active, rows.own.experts, rows.own.live)
     kept_mass = (chosen.scores.sum(1) / rows.own.scores.sum(1)).nan_to_num_(nan=1.0, posinf=1.0)
-    if rows.exact is not None:  # an exact row's two sums have different numbers of columns, and may round differently
+    if rows.exact is not None:  # an exact row's two sums have different numbers of columns and may round differently
         kept_mass = kept_mass.masked_fill(rows.exact.squeeze(1), 1.0)
     kept_mass = kept_mass if batch.valid is None else kept_mass * batch.valid
     return Selection(ids, weights, selected, active, lost.sum(), vanilla_active, kept_mass)
 
 
 def _keep(rows: Rows, plan: SelectionPlan) -> torch.Tensor:
-    """Return which experts of its own top-k each row keeps [n, k] bool: its warm-up, or all for an exact row."""
+    """Return a mask [n, k] bool of the experts that each row keeps from its own top-k.
+
+    A row keeps its warm-up. An exact row keeps its whole top-k.
+    """
     kept = rows.own.live
     if plan.k0 is not None:
         kept = kept & _first(plan.k0, rows.top_k, kept.device)
@@ -81,12 +84,15 @@ def _keep(rows: Rows, plan: SelectionPlan) -> torch.Tensor:
 
 @cache
 def _first(count: int, length: int, device: torch.device) -> torch.Tensor:
-    """Return a mask [length] bool whose first `count` elements are set. See `lower_first`."""
+    """Return a mask [length] bool whose first `count` elements are set. `lower_first` explains the cache."""
     return (torch.arange(length, device="cpu") < count).to(device)
 
 
 def _rescue(rows: Rows, selected: torch.Tensor) -> torch.Tensor:
-    """Add to S the first choice of every row without an expert of its top-k in S. Returns these rows [n] bool."""
+    """Add the first choice of every rescued row to S. Return a mask [n] bool of the rescued rows.
+
+    A row is rescued if S contains no expert of the row's top-k.
+    """
     inside = selected[rows.own.experts] & rows.own.live
     lost = ~inside.any(1) & rows.own.live[:, 0]
     mark(selected, rows.own.experts[:, 0], lost)
@@ -94,7 +100,11 @@ def _rescue(rows: Rows, selected: torch.Tensor) -> torch.Tensor:
 
 
 def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: torch.Tensor) -> Slots:
-    """Return every row's best `kmax` among its warm-up and the experts of S within `max_rank` of its ranking."""
+    """Return the `kmax` best experts of every row.
+
+    A row may use its warm-up. It may also use those experts of S that are among the first `max_rank` of its own
+    ranking.
+    """
     inside = selected
     if plan.max_rank is not None and plan.max_rank < rows.num_experts:
         last = rows.keys.topk(plan.max_rank, 1).values[:, -1:]
@@ -108,14 +118,15 @@ def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: t
 
 
 def _share(rows: Rows, plan: SelectionPlan, router: Router, chosen: Slots) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (scores [n, m], divisor [n, 1]), whose quotient is the weights of a model that renormalizes.
+    """Return scores [n, m] and a divisor [n, 1]. The weights of a model that renormalizes are scores / divisor.
 
-    The divisor is the sum of the scores, the sum over the row's own top-k, or a geometric mean of both (`own_power`).
-    If the divisor is 0, every score counts as 1.
+    The divisor is the sum of these scores, the sum over the row's own top-k, or a geometric mean of both. `own_power`
+    decides which. If the divisor is 0, every score counts as 1.
     """
     own = rows.own
     whole = _divisor(chosen, own, plan.own_power, rows.exact)
-    # The largest of N softmax scores is at least 1 / N: a row with its own first choice has no sum of 0.
+    # The largest of N softmax scores is at least 1 / N. The sum of a row that has its first choice is therefore never
+    # 0.
     has_first = plan.own_power == 1 or plan.warms_all
     has_first = has_first and router.scoring == "softmax" and router.correction_bias is None
     if not has_first:
@@ -127,9 +138,9 @@ def _share(rows: Rows, plan: SelectionPlan, router: Router, chosen: Slots) -> tu
 
 
 def _divisor(chosen: Slots, own: Slots, own_power: float, exact: torch.Tensor | None) -> torch.Tensor:
-    """Return the divisor [n, 1] float32; exact rows [n, 1] divide by their own sum.
+    """Return the divisor of each row [n, 1] float32. Exact rows divide by the sum over their own top-k.
 
-    The mean is computed in float64, in which the mean of two equal sums is that sum.
+    The geometric mean is computed in float64, because there the mean of two equal sums is exactly this sum.
     """
     if exact is not None:
         others = _divisor(chosen, own, own_power, None)
@@ -143,5 +154,5 @@ def _divisor(chosen: Slots, own: Slots, own_power: float, exact: torch.Tensor | 
 
 
 def _equalize(slots: Slots, massless: torch.Tensor) -> Slots:
-    """Return the slots with scores of 1 in massless rows [n, 1] bool."""
+    """Return the slots with score 1 for every expert of the rows that `massless` [n, 1] bool marks."""
     return slots._replace(scores=slots.scores.masked_fill(massless, 1.0).masked_fill_(~slots.live, 0.0))

@@ -1,4 +1,4 @@
-"""Selection in one Triton kernel: `select` is the backend, and `supports` reports the plans and shapes it supports."""
+"""Selection in one Triton kernel. `supports` returns whether the kernel can compute a plan for a shape of logits."""
 
 from .launch import select
 from .recipe import HANDLED, supports

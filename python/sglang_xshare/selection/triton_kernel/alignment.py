@@ -1,7 +1,8 @@
-"""Device functions that sort the (row, slot) pairs of one program by expert: see `sglang_xshare.types.Alignment`.
+"""Device functions that sort the (row, slot) pairs of one program by expert; see `sglang_xshare.types.Alignment`.
 
-An expert's rows are bits of one integer, so population counts return both the number of the expert's pairs and each
-pair's place. Above the rows' bits the integer counts the slots that the expert fills in rows with too few experts.
+For each expert, an integer has one bit for each row that chose the expert. The number of set bits is the number of the
+expert's pairs. The number of set bits below a row's bit is the position of this row's pair. The higher bits of the
+integer count the slots that the expert fills in rows with too few experts.
 """
 
 import triton
@@ -13,19 +14,23 @@ from .rows import INTERPRETED
 
 BLOCK = tl.constexpr(BLOCK_SIZE)
 MOST_ROWS = 16
-"""Most rows of a batch, one bit each. The upper half of an int32 has room to count all slots of so many rows."""
+"""The largest number of rows in a batch. Each row is one bit in the lower half of an int32. The upper half can count
+all slots of these rows.
+"""
 MOST_PAIRS = 2048
-"""Most pairs. An expert's first block, at most this number, and the bits of the expert's rows share an int32."""
+"""The largest number of pairs. One int32 contains the bits of an expert's rows and the number of the expert's first
+block. This number is at most MOST_PAIRS.
+"""
 ROWS, ONE = tl.constexpr(MOST_ROWS), tl.constexpr(1 << MOST_ROWS)
 HEAD = tl.constexpr(BLOCK_SIZE)
-"""Elements before the pairs in the buffer: the total, and a gap that keeps the runner's pointers aligned."""
+"""The number of elements before the pairs in the buffer. The first is the total. The others keep pointers aligned."""
 SPAN = tl.constexpr(512)
-"""Elements that one store fills with padding."""
+"""The number of elements that one store fills with padding."""
 
 
 @triton.jit
 def count_bits(x) -> tl.tensor:
-    """Return how many bits are set in each non-negative int32 `x`: int32."""
+    """Return the number of set bits in each element of `x` as int32. The elements are non-negative int32."""
     if INTERPRETED:  # the interpreter has no libdevice
         x = x - ((x >> 1) & 0x55555555)
         x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
@@ -40,11 +45,11 @@ def count_bits(x) -> tl.tensor:
 def align_program(
     alignment, members, ids, filler, place, row, present, num_rows, experts, recipe: tl.constexpr, tile: tl.constexpr
 ) -> None:
-    """Write the alignment of one program's ids to `alignment`: the total, the pairs, the blocks' experts.
+    """Write the alignment of one program to `alignment`: the total, the pairs, and the expert of each block.
 
-    `members` [R, E] are the experts that each row chose, which come first in its `ids` [R, C]. The row's other columns
-    contain its `filler` [R], and then the shared experts. All `present` [R] rows, padding rows included, have all
-    columns.
+    `members` [R, E] marks the experts that each row chose. In `ids` [R, C] a row has its chosen experts first. Then
+    every empty slot contains the row's `filler` [R]. The shared experts come last. `present` [R] marks the rows of the
+    batch, including padding rows. Every present row has pairs in all columns.
     """
     slots: tl.constexpr = recipe.columns + recipe.shared
     numel = num_rows * slots
@@ -58,7 +63,8 @@ def align_program(
     spare = bits >> ROWS
     blocks = (count_bits(bits & (ONE - 1)) + spare + (BLOCK - 1)) // BLOCK
     begins = tl.cumsum(blocks, 0) - blocks
-    # One reduction for two sums: of the blocks, and of the experts that fill slots or have several blocks.
+    # One reduction computes two sums: the number of blocks, and the number of experts that fill slots or have several
+    # blocks.
     sums = tl.sum(blocks + tl.where((spare > 0) | (blocks > 1), ONE, 0), 0)
     total, fills_slots = sums & (ONE - 1), sums >> ROWS
     end = (total + recipe.shared) * BLOCK
@@ -90,6 +96,6 @@ def align_program(
         first = (shared >= 0) & (shared < recipe.shared) & (row == 0)[:, None] & present[:, None]
         block = tl.broadcast_to(total + shared, first.shape)
         tl.store(block_experts + block, tl.broadcast_to(recipe.num_experts + shared, first.shape), mask=first)
-    # A barrier, because the pairs overwrite padding that other threads have stored.
+    # The barrier is needed because the pairs overwrite padding that other threads have stored.
     tl.debug_barrier()
     tl.store(pairs + target, row[:, None] * slots + column, mask=present[:, None] & (column < slots))

@@ -6,11 +6,12 @@ import triton.language as tl
 
 @triton.jit
 def wait_for_all(arrivals, programs) -> None:
-    """Wait for all programs, two or more, which must be resident together (a cooperative launch).
+    """Wait until all programs of the launch have called this function.
 
-    `arrivals` points at an int32, 0 before its first use. As in the grid barrier of CUDA's cooperative groups, the
-    increments of one barrier add up to 2^31, so the last increment flips the top bit, and a launch of any size can
-    follow.
+    The launch must have at least two programs. It must be cooperative, so all programs are resident at the same time.
+    `arrivals` points to an int32 that is 0 before its first use. As in the grid barrier of CUDA's cooperative groups,
+    the increments of one barrier add up to 2^31. The last increment therefore flips the top bit, and the next launch
+    may have any number of programs.
     """
     tl.debug_barrier()
     step = tl.where(tl.program_id(0) == 0, 0x7FFFFFFF - (programs - 2), 1)

@@ -1,4 +1,4 @@
-"""A plan's numbers on the device. The kernel reads them when it runs, so they change without another compilation."""
+"""The numbers of a plan on the device. The kernel reads the numbers when it runs, so a change needs no compilation."""
 
 from functools import cache
 from typing import Any
@@ -14,7 +14,7 @@ COUNTS: tuple[str, ...] = ("k0", "add_per_request", "add", "target_per_rank", "b
 COUNTS += ("max_voters", "min_votes", "max_rank", "warm_rows", "max_add")
 SHARES = ("p", "beta", "mass", "confidence", "own_share", "acceptance")
 NUMBERS = COUNTS + SHARES
-"""Keys of a plan that are read at run time, in the order in which a buffer holds them."""
+"""The keys of a plan whose numbers the kernel reads at run time, in the order of the buffer."""
 K0, ADD_PER_REQUEST, ADD, TARGET_PER_RANK, BUDGET, DROP, MAX_VOTERS, MIN_VOTES, MAX_RANK, WARM_ROWS, MAX_ADD = (
     tl.constexpr(NUMBERS.index(name)) for name in COUNTS
 )
@@ -23,22 +23,25 @@ CHANCES, DEEPEST = tl.constexpr(len(NUMBERS)), tl.constexpr(DEPTHS - 1)
 
 ALL = 2**31 - 1
 ABSENT = {"target_per_rank": 0, "budget": 0, "beta": 0, "mass": 0, "confidence": 1}
-"""Numbers in place of None, by key; ALL for the other keys. With this number a key has no effect."""
+"""The number that stands for None, for each of these keys. With this number the key has no effect. For all other keys,
+ALL stands for None.
+"""
 STEPS: tuple[str, ...] = ("p", "beta", "add_per_request", "add", "mass", "target_per_rank", "max_rank", "own_share")
 STEPS += ("acceptance", "warm_rows", "max_add")
-"""Keys for which a kernel has no code if its plan has the key's default."""
+"""The keys for which a kernel has code only if its plan does not have the key's default."""
 
 
 class Budgets:
-    """The numbers of a plan in `values` [17 + DEPTHS] int64 on the device: NUMBERS, then a factor by draft depth.
+    """The numbers of a plan on the device. The tensor `values` [17 + DEPTHS] int64 contains them.
 
-    Counts are integers, and all other numbers are the bits of a float64. Kernels read the numbers when they run, and
-    kernels of a captured graph at every replay. `write`, or a kernel, may change the numbers.
+    The numbers of the keys in NUMBERS come first, then one factor for each draft depth. Counts are integers. All other
+    numbers are the bits of a float64. A kernel reads the numbers when it runs. In a captured CUDA graph it reads them
+    at every replay. `write` or a kernel can change the numbers.
     """
 
     def __init__(self, plan: SelectionPlan, device: torch.device) -> None:
         self.plan = plan
-        """The plan that chose the kernel; `write` does not change it."""
+        """The plan for which the kernel was made. `write` does not change it."""
         self.values = encode(plan).to(device)
 
     def write(self, plan: SelectionPlan) -> None:
@@ -47,11 +50,18 @@ class Budgets:
         self.values.copy_(encode(plan))
 
     def weigh(self, drafts: torch.Tensor) -> None:
-        """Write only the factors of drafts, the result of `encode_drafts`; from pinned memory without waiting."""
+        """Write only `acceptance` and the factors of the draft depths, which `encode_drafts` returns.
+
+        The host does not wait if `drafts` is in pinned memory.
+        """
         self.values[-len(drafts) :].copy_(drafts, non_blocking=True)
 
     def check(self, plan: SelectionPlan) -> None:
-        """Raise ValueError naming a changed key that is not in NUMBERS, or for which the kernel has no code."""
+        """Raise ValueError if the kernel cannot compute this plan. The error names the key.
+
+        The plan may differ from the kernel's plan only in the numbers of the keys in NUMBERS. The kernel must have code
+        for every key that the plan uses.
+        """
         took, takes = list_steps(self.plan), list_steps(plan)
         for name in KEYS:
             old, new = getattr(self.plan, name), getattr(plan, name)
@@ -68,50 +78,54 @@ class Budgets:
 
 
 def encode(plan: SelectionPlan) -> torch.Tensor:
-    """Return the numbers of a plan [17 + DEPTHS] int64 on the host."""
+    """Return the numbers of a plan, a tensor [17 + DEPTHS] int64 on the host."""
     given = {name: getattr(plan, name) for name in NUMBERS}
     values: dict[str, Any] = {name: ABSENT.get(name, ALL) if value is None else value for name, value in given.items()}
-    values["p"] = plan.p if plan.p < 1 else float("inf")  # no prefix reaches this share, even if scores round to 0
+    values["p"] = plan.p if plan.p < 1 else float("inf")  # no warm-up reaches this share, even if all scores round to 0
     counts = torch.tensor([values[name] for name in COUNTS], dtype=torch.int64)
     shares = torch.tensor([values[name] for name in SHARES[:-1]], dtype=torch.float64)
     return torch.cat([counts, shares.view(torch.int64), encode_drafts(plan.acceptance)])
 
 
 def encode_drafts(acceptance: float) -> torch.Tensor:
-    """Return the end of `encode`'s result [1 + DEPTHS] int64 on the host: `acceptance` and the factor of each depth."""
+    """Return `acceptance` and the factor of each draft depth, a tensor [1 + DEPTHS] int64 on the host.
+
+    These are the last elements of the result of `encode`.
+    """
     chances = weigh_depths(acceptance).double()
     return torch.cat([torch.tensor([acceptance], dtype=torch.float64), chances]).view(torch.int64)
 
 
 def list_steps(plan: SelectionPlan) -> dict[str, bool]:
-    """Return, by key, whether the plan's kernel has code for the key, which kernels of other plans may lack."""
+    """Return a bool for each key that needs code of its own. It is True if the plan's kernel has this code."""
     return {"k0": plan.can_rescue} | {name: getattr(plan, name) != getattr(SelectionPlan, name) for name in STEPS}
 
 
 @cache
 def find_budgets(plan: SelectionPlan, device: torch.device) -> Budgets:
-    """Return the plan's own budgets, which must not be written.
+    """Return the cached budgets of a plan. The caller must not write to them.
 
-    The cache never evicts budgets, because a captured graph reads their memory. The numbers are copied from the host,
-    so a first call inside a graph capture raises an error: the runs before the capture must fill the cache.
+    The cache never evicts budgets, because a captured CUDA graph reads their memory. A first call during a graph
+    capture raises an error, because it copies the numbers from the host. The runs before the capture must therefore
+    fill the cache.
     """
     return Budgets(plan, device)
 
 
 @triton.jit
 def read_count(budgets: tl.tensor, key: tl.constexpr) -> tl.tensor:
-    """Return a count as int32; the largest int32 means all."""
+    """Return a count as int32. The largest int32 means that there is no limit."""
     return tl.load(budgets + key).to(tl.int32)
 
 
 @triton.jit
 def read_share(budgets: tl.tensor, key: tl.constexpr) -> tl.tensor:
-    """Return a share as float64, so that products round like the reference's."""
+    """Return a share as float64, so products round as in the reference."""
     return tl.load(budgets + key).to(tl.float64, bitcast=True)
 
 
 @triton.jit
 def read_chance(budgets: tl.tensor, depth: tl.tensor) -> tl.tensor:
-    """Return the factors [R, 1] fp32 of rows with a `depth` [R]."""
+    """Return the factor [R, 1] fp32 of each row. `depth` [R] is the depth of each row."""
     place = tl.minimum(tl.maximum(depth, 0), DEEPEST)[:, None]
     return tl.load(budgets + CHANCES + place).to(tl.float64, bitcast=True).to(tl.float32)

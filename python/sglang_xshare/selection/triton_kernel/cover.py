@@ -1,4 +1,4 @@
-"""Device functions that cover each row: its experts of S, their order and their weights."""
+"""Device functions that choose each row's experts from S, and compute their order and weights."""
 
 import triton
 import triton.language as tl
@@ -23,14 +23,21 @@ from .rows import (
 
 @triton.jit
 def find_lost(keys, own, selected, experts, recipe: tl.constexpr) -> tl.tensor:
-    """Count the lost rows by their first choice: [E] int64. A row is lost if no expert of its top-k is in S."""
+    """Return the number of lost rows for each expert: [E] int64. A lost row counts for its first choice.
+
+    A row is lost if S contains no expert of its top-k.
+    """
     lost = tl.max((own & selected[None, :]).to(tl.int32), 1) == 0
     return tl.sum((lost[:, None] & find_best(keys, experts, 1, recipe.unique_keys)).to(tl.int32), 0).to(tl.int64)
 
 
 @triton.jit
 def limit_keys(keys, kept, own, exempt, selected, experts, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """Return the keys [R, E] of experts that the coverage allows, else EMPTY. Exact rows (`exempt` [R]) use top-k."""
+    """Return the keys [R, E]. The key of an expert that a row may not use is EMPTY.
+
+    The plan's coverage decides which experts a row may use. `exempt` [R] marks the exact rows, which use their own
+    top-k.
+    """
     if not recipe.uses_selected:
         usable = kept
     elif not recipe.substitutes:
@@ -53,14 +60,17 @@ def limit_keys(keys, kept, own, exempt, selected, experts, budgets, recipe: tl.c
 def list_usable(
     keys, exempt, experts, recipe: tl.constexpr, tile: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Return which keys take a slot [R, E] bool; and the same keys and their experts [R, C], best first."""
+    """Return a mask of the keys that take a slot, then these keys and their experts.
+
+    The mask is [R, E] bool. The keys and the experts are [R, C], best first.
+    """
     listed = tl.full((keys.shape[0], tile.columns), EMPTY, tl.int32)
     listed_experts = tl.full((keys.shape[0], tile.columns), 0, tl.int32)
     unique: tl.constexpr = recipe.unique_keys
     rest = begin_rest(keys, unique)
     rest, listed, listed_experts = list_best(keys, rest, experts, 0, roll(recipe.kmax), listed, listed_experts, unique)
     used = find_taken(keys, rest, unique)
-    if recipe.kmax < recipe.columns:  # exact rows take more
+    if recipe.kmax < recipe.columns:  # exact rows may use more experts
         rest, listed, listed_experts = list_best(
             keys, rest, experts, recipe.kmax, roll(recipe.columns), listed, listed_experts, unique
         )
@@ -76,9 +86,10 @@ def list_usable(
 def score_listed(
     listed, listed_experts, rows, largest, total, exempt, recipe: tl.constexpr, tile: tl.constexpr
 ) -> tl.tensor:
-    """Return P of listed keys [R, C]: fp32, 0 if a key is EMPTY. P has the same bits as P of the whole row.
+    """Return P of the listed keys [R, C] in fp32. P of an EMPTY key is 0.
 
-    Keys with a bias do not contain the logit. The logit is loaded again, by its expert, from the `rows` [R].
+    P has the same bits as if it were computed for the whole row. If the router has a bias, the keys do not contain the
+    logits. The logits of the listed experts are then loaded again. `rows` [R] are the addresses of the rows.
     """
     there = listed > EMPTY
     if recipe.biased:
@@ -94,21 +105,31 @@ def score_listed(
 
 @triton.jit
 def count(members) -> tl.tensor:
-    """Count a row's members [R, C] bool: [R] fp32, at least 1, because the count becomes a divisor."""
+    """Return the number of members in each row: [R] fp32.
+
+    `members` [R, C] bool marks the members. The result is at least 1, because it becomes a divisor.
+    """
     return tl.maximum(tl.sum(members.to(tl.int32), 1), 1).to(tl.float32)
 
 
 @triton.jit
 def lift(mass) -> tl.tensor:
-    """Return an exact factor [R] fp32: 2^64 for a sum below the normal numbers, whose reciprocal overflows, else 1."""
+    """Return a factor [R] fp32 that makes a sum large enough to become a divisor.
+
+    The factor is 2^64 for a subnormal sum, whose reciprocal would overflow, and 1 for every other sum. A multiplication
+    by this factor is exact.
+    """
     return tl.where(mass < 1.1754944e-38, 18446744073709551616.0, 1.0)
 
 
 @triton.jit
 def mix_own(scores, own, own_mass, chosen, mass, budgets) -> tl.tensor:
-    """Return scores over the chosen sum, times (chosen sum / own sum) to the power of `own_share`: [R, C] fp32."""
+    """Return scores / mass * (mass / own_mass) ** own_share: [R, C] fp32.
+
+    `mass` is the sum of the scores over the chosen experts. `own_mass` is the sum over the row's own top-k.
+    """
     share = read_share(budgets, OWN_SHARE).to(tl.float32)
-    # A sum whose power is 0 does not matter, even if the sum is 0.
+    # A sum does not matter if its exponent is 0, even if the sum is 0.
     there = tl.minimum(tl.where(share < 1, mass, own_mass), tl.where(share > 0, own_mass, mass)) > 0
     mass = tl.where(there, mass, count(chosen))
     own_mass = tl.where(there, own_mass, count(own))
@@ -122,14 +143,15 @@ def mix_own(scores, own, own_mass, chosen, mass, budgets) -> tl.tensor:
 
 @triton.jit
 def weigh(scores, own, own_mass, chosen, mass, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """Return the weights [R, C] fp32 of the `chosen` experts [R, C] bool by their scores.
+    """Return the weights [R, C] fp32 of the chosen experts.
 
-    `mass` [R] sums these scores, `own_mass` those of the row's own top-k, `own` [R, C] bool.
+    `chosen` [R, C] bool marks the chosen experts, and `mass` [R] is the sum of their scores. `own` [R, C] bool marks
+    the row's own top-k, and `own_mass` [R] is the sum of its scores.
     """
     if recipe.mixes_own:
         scores = mix_own(scores, own, own_mass, chosen, mass, budgets)
     elif recipe.renormalize:
-        # Without any score all experts get equal weights.
+        # If all scores are 0, all experts get equal weights.
         if recipe.divides_by_own:
             mass = own_mass
             chosen = own
@@ -143,10 +165,10 @@ def weigh(scores, own, own_mass, chosen, mass, budgets, recipe: tl.constexpr) ->
 
 @triton.jit
 def find_sure(counters, selected, recipe: tl.constexpr) -> tl.tensor:
-    """Return experts that some row surely uses, by the packed counters [E] bool.
+    """Return a mask [E] bool of experts that some row is certain to use. The packed counters are enough to find them.
 
-    These are the experts in S and in some row's top-k, if every row has slots for all of its top-k and may reach them;
-    else none.
+    These experts are in S and in some row's own top-k. The mask is empty if rows may have fewer slots than top-k, or if
+    `max_rank` limits the experts that rows may use.
     """
     sure = selected & find_voted(counters, recipe)
     if recipe.limits_reach or recipe.kmax < recipe.top_k:
@@ -156,10 +178,11 @@ def find_sure(counters, selected, recipe: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def complete(used: tl.tensor, exists: tl.tensor, top_k: tl.constexpr) -> tl.tensor:
-    """Return the used experts [E] bool, with the lowest-numbered others up to top-k.
+    """Return the used experts [E] bool. If they are fewer than top-k, add other experts with the lowest ids.
 
-    The function is idempotent, even on a partly stored result, so a program may store the result while other programs
-    still read. `settle_spare` returns the same after the store: the top-k experts in use, which are then all spare.
+    The function is idempotent, even for a partly stored result. A program may therefore store the result while other
+    programs still read it. `settle_spare` returns the same experts before and after the store, because all top-k
+    experts in use are then spare.
     """
     idle = (exists & ~used).to(tl.int32)
     return used | ((idle > 0) & (tl.cumsum(idle, 0) <= top_k - tl.sum(used.to(tl.int32), 0)))
@@ -167,9 +190,9 @@ def complete(used: tl.tensor, exists: tl.tensor, top_k: tl.constexpr) -> tl.tens
 
 @triton.jit
 def settle_spare(counters, selected, active, arrivals, experts, recipe: tl.constexpr, tile: tl.constexpr) -> tl.tensor:
-    """Return the experts for empty slots of masked logits [E] bool, and complete the active experts.
+    """Return a mask [E] bool of the spare experts for masked logits, and complete the active experts.
 
-    The function waits for the other programs if the counters show too few experts.
+    If the counters contain too few sure experts, the function waits for the other programs.
     """
     spare = find_sure(counters, selected, recipe)
     if tl.sum(spare.to(tl.int32), 0) < recipe.top_k:
@@ -191,9 +214,9 @@ def settle_spare(counters, selected, active, arrivals, experts, recipe: tl.const
 
 @triton.jit
 def find_filler(counters, selected, active, arrivals, experts, recipe: tl.constexpr, tile: tl.constexpr) -> tl.tensor:
-    """Return an expert that some row uses, see `sglang_xshare.selection.slots`; 0 if no row is live.
+    """Return an expert that some row uses, or 0 if no row uses an expert; see `sglang_xshare.selection.slots`.
 
-    The function waits for the other programs if the counters show no such expert.
+    If the counters contain no such expert, the function waits for the other programs.
     """
     size: tl.constexpr = experts.shape[0]
     filler = tl.max(tl.where(find_sure(counters, selected, recipe), experts, -1), 0)

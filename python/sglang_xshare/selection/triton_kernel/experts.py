@@ -1,4 +1,4 @@
-"""Device functions on the batch's experts [E]: their counters over all rows, and the set S."""
+"""Device functions for the experts of a batch [E]: their counters over all rows, and the set S."""
 
 import triton
 import triton.language as tl
@@ -6,20 +6,21 @@ import triton.language as tl
 from .budgets import ADD, BUDGET, DROP, MASS, MAX_ADD, TARGET_PER_RANK, read_count, read_share
 from .rows import EMPTY, find_taken, load_tile, roll, take_best
 
-# Packed counters: one int64 of an expert has three counters, so one reduction and one exchange serve all three. Bits
-# 0-31 are the expert's utility in multiples of 2^-20, bits 32-47 its votes (rows with the expert in their top-k), bits
-# 48-62 its holders (rows or requests that bring the expert into S). No field overflows with fewer than 2048 rows. Only
-# a ranking by votes needs the number of votes, and no plan the number of holders, so a tile of up to 16 rows otherwise
-# adds at most one of each, see `sum_narrow`.
+# Packed counters: one int64 for each expert contains three counters, so one reduction and one exchange handle all
+# three. Bits 0-31 are the utility of the expert in multiples of 2^-20. Bits 32-47 are its votes, the number of rows
+# with the expert in their top-k. Bits 48-62 are its holders, the number of rows or requests that add the expert to S.
+# No counter overflows with fewer than 2048 rows. Only a ranking by votes needs the number of votes, and no plan needs
+# the number of holders. With all other plans a tile of up to 16 rows counts at most one vote and one holder for each
+# expert; see `sum_narrow`.
 VOTE = tl.constexpr(1 << 32)
 HOLDER = tl.constexpr(1 << 48)
-DIGIT, RADIX = tl.constexpr(4), tl.constexpr(16)  # bits and values of a digit
-GROUP = tl.constexpr(8)  # ranks balanced at a time: one in each warp
+DIGIT, RADIX = tl.constexpr(4), tl.constexpr(16)  # the number of bits in a digit, and the number of its values
+GROUP = tl.constexpr(8)  # the number of ranks that are balanced at a time, one in each warp
 
 
 @triton.jit
 def sum_counters(partials, programs, tile: tl.constexpr) -> tl.tensor:
-    """Return the sum [E] int64 of the counters that all programs have stored [programs, E]."""
+    """Return the sum [E] int64 of the counters [programs, E] that the programs have stored."""
     source = tl.arange(0, 8)
     counters = tl.full((8, tile.experts), 0, tl.int64)
     for first in range(0, programs, 8):
@@ -36,7 +37,7 @@ def read_utility(counters) -> tl.tensor:
 
 @triton.jit
 def find_voted(counters, recipe: tl.constexpr) -> tl.tensor:
-    """Return the experts in some row's own top-k [E] bool."""
+    """Return a mask [E] bool of the experts that are in some row's own top-k."""
     votes = counters & (HOLDER - 1)
     if recipe.exact and recipe.ranking == "votes":
         votes = counters  # exact rows hold their experts without a vote, and no request adds experts
@@ -45,13 +46,15 @@ def find_voted(counters, recipe: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def find_threshold(keys, weights, limit, most) -> tl.tensor:
-    """Return a threshold >= 0: the keys [E] from this number up are the fewest that weigh `limit` or are `most` keys.
+    """Return a threshold for the keys [E].
 
-    Equal keys count as one. The threshold is 0 if all keys together weigh less. `most` may be None.
+    The keys at or above the threshold reach a limit, and they are as few as possible. Keys reach the limit if their
+    weights add up to at least `limit`, or if there are at least `most` of them. `most` may be None. A threshold cannot
+    separate equal keys. It is 0 if all keys together do not reach the limit.
 
-    The search compares all keys with 16 numbers, digit by digit, the highest digit first. The search ends when at most
-    one key lies in the range of the digit that was found, and returns the lower end of that range. The search takes 2.8
-    digits instead of 5.1 (simulated).
+    The search finds the threshold digit by digit, the highest digit first. It compares all keys with 16 numbers for
+    each digit. The search ends when at most one key is in the range of the digit that was found. It returns the lower
+    end of this range. In a simulation the search takes 2.8 digits instead of 5.1.
     """
     digit = tl.arange(0, RADIX).to(keys.dtype)
     largest = tl.max(keys, 0)
@@ -63,7 +66,8 @@ def find_threshold(keys, weights, limit, most) -> tl.tensor:
     while (shift >= 0) & (inside > 1):
         number = threshold + (digit << shift)
         weight = tl.sum(tl.where(keys[None, :] >= number[:, None], weights[None, :], 0), 1)
-        # For keys of 31 bits, digits from 8 on overflow in the first round; no key is as large as these.
+        # For keys of 31 bits, the numbers for the digits from 8 on overflow in the first round. No key is as large as
+        # these numbers.
         enough = weight >= limit
         if most is not None:
             enough |= tl.sum((keys[None, :] >= number[:, None]).to(tl.int32), 1) >= most
@@ -76,7 +80,10 @@ def find_threshold(keys, weights, limit, most) -> tl.tensor:
 
 @triton.jit
 def keep_first(members, weights, limit, most) -> tl.tensor:
-    """Return the first of the members [E] bool that weigh `limit` or more together, at most `most`: [E] bool."""
+    """Return a mask [E] bool of the first members whose weights add up to at least `limit`.
+
+    If `most` is given, the mask has at most `most` members.
+    """
     expert = tl.arange(0, members.shape[0])
     step = roll(members.shape[0])
     last = step * 0
@@ -92,9 +99,10 @@ def keep_first(members, weights, limit, most) -> tl.tensor:
 
 @triton.jit
 def keep_until(keys, weights, limit, most=None) -> tl.tensor:
-    """Return the largest keys above 0 until they weigh `limit` or more together or are `most` keys: [E] bool.
+    """Return a mask [E] bool of the largest keys above 0, taken until their weights add up to `limit`.
 
-    Of equal keys the first are kept. Equal keys must have equal weights.
+    If `most` is given, the mask has at most `most` keys. If keys are equal, the first of them are used. Equal keys must
+    have equal weights.
     """
     threshold = find_threshold(keys, weights, limit, most)
     above = keys > threshold
@@ -109,27 +117,31 @@ def keep_until(keys, weights, limit, most=None) -> tl.tensor:
 
 @triton.jit
 def keep_best(keys, limit) -> tl.tensor:
-    """Return the `limit` largest of the keys above 0: [E] bool."""
+    """Return a mask [E] bool of the `limit` largest keys above 0."""
     return keep_until(keys, tl.full(keys.shape, 1, tl.int32), limit)
 
 
 @triton.jit
 def find_members(rank, first) -> tl.tensor:
-    """Return which experts are of the ranks from `first` on: [GROUP, E] bool. `rank` [E] int32."""
+    """Return a mask [GROUP, E] bool of the experts on each of GROUP ranks, from the rank `first` on.
+
+    `rank` [E] int32 is the rank of each expert.
+    """
     return rank[None, :] == (first + tl.arange(0, GROUP))[:, None]
 
 
 @triton.jit
 def count_each(members) -> tl.tensor:
-    """Count the members [GROUP, E] bool of each rank: [GROUP] int32."""
+    """Return the number of experts on each rank: [GROUP] int32. `members` [GROUP, E] bool marks the experts."""
     return tl.sum(members.to(tl.int32), 1)
 
 
 @triton.jit
 def count_rounds(rest, rank, last, held, total) -> tl.tensor:
-    """Return how many rounds XShare's Algorithm 5 takes: a round takes place if S has fewer than `total` experts.
+    """Return the number of rounds of XShare's Algorithm 5.
 
-    S begins with `held` experts, and each round adds the best of each rank's `rest` [E] bool.
+    A round takes place if S has fewer than `total` experts. S has `held` experts before the first round. `rest` [E]
+    bool marks the remaining experts. Each round adds the best remaining expert of each rank.
     """
     size: tl.constexpr = rest.shape[0]
     added = tl.full((GROUP, size), 0, tl.int32)
@@ -141,7 +153,10 @@ def count_rounds(rest, rank, last, held, total) -> tl.tensor:
 
 @triton.jit
 def find_fullest(selected, rank, last) -> tl.tensor:
-    """Return how many of the experts `selected` [E] bool the fullest rank has."""
+    """Return the number of selected experts on the rank that has the most of them.
+
+    `selected` [E] bool marks the selected experts.
+    """
     fullest = tl.full((GROUP,), 0, tl.int32)
     for first in range(0, last + 1, GROUP):
         fullest = tl.maximum(fullest, count_each(find_members(rank, first) & selected[None, :]))
@@ -150,11 +165,12 @@ def find_fullest(selected, rank, last) -> tl.tensor:
 
 @triton.jit
 def balance_ranks(utility, selected, aside, rank, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """Return what the expert-parallel ranks add to S: [E] bool (XShare, Algorithm 5; or our `fill` and `level`).
+    """Return a mask [E] bool of the experts that the expert-parallel ranks add to S.
 
-    Targets do not count the experts `aside` [E] bool. Each round takes the best expert of each of GROUP ranks, which
-    stand in place of rows in `take_best`. A rank takes part while it has room. Ranks are read from the device, because
-    upstream moves experts between replays of a captured graph.
+    `recipe.balance` is "literal" for XShare's Algorithm 5, or "fill" or "level", our additions. `aside` [E] bool marks
+    experts that targets do not count. Each round takes the best expert of each of GROUP ranks; `take_best` then treats
+    the ranks as rows. A rank takes part while it has room. The ranks are read from the device, because SGLang moves
+    experts between two replays of a captured CUDA graph.
     """
     size: tl.constexpr = utility.shape[0]
     counted = selected
@@ -185,7 +201,10 @@ def balance_ranks(utility, selected, aside, rank, budgets, recipe: tl.constexpr)
 
 @triton.jit
 def reach_mass(utility, selected, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """Return the experts that S takes, best first, until S holds its mass or has taken `max_add`: [E] bool."""
+    """Return a mask [E] bool of the experts that join S.
+
+    Experts join, best first, until S holds the share `mass` of the utility. At most `max_add` experts join S.
+    """
     rest = tl.where(selected, 0, utility)
     weights = utility  # sums of the rows' shares fit in int32, see MAX_ROWS
     if recipe.utility_full and recipe.scoring == "sigmoid":
@@ -199,16 +218,16 @@ def reach_mass(utility, selected, budgets, recipe: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def join_residents(utility, sure, selected, free, num_resident, recipe: tl.constexpr) -> tl.tensor:
-    """Return S [E] bool with the residents that have utility.
+    """Return S [E] bool after loaded experts with utility have joined it.
 
-    If the number of slots bounds S, experts that are `sure` of a slot come first, then the batch's additions, then
-    residents. Additions and residents are ordered by utility.
+    If the number of page slots limits S, the experts in `sure` come first. Then come the experts that the batch has
+    added, and then other loaded experts. The last two groups are ordered by utility.
     """
     joining = tl.where(free & ~selected, utility, 0)
     if recipe.bounded:
         room = num_resident - tl.sum(sure.to(tl.int32), 0)
         added = selected & ~sure
-        # Additions rarely exceed the room, so most steps take one ranking, not two.
+        # The added experts rarely exceed the room, so most steps need one ranking instead of two.
         if tl.sum(added.to(tl.int32), 0) > room:
             added = keep_best(tl.where(added, utility, 0), room)
         room -= tl.sum(added.to(tl.int32), 0)
@@ -220,10 +239,11 @@ def join_residents(utility, sure, selected, free, num_resident, recipe: tl.const
 
 @triton.jit
 def select_experts(counters, aside, free, num_resident, rank, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """Return S [E] bool: the held experts, and the experts that the plan's budgets add by utility or votes.
+    """Return S [E] bool: the experts with holders, and the experts that the plan's budgets add by utility or votes.
 
-    `rank` [E] is each expert's rank if the plan balances ranks. Budgets neither take nor count experts of exact rows
-    (`aside` [E] bool) and residents (`free` [E] bool). Residents join at the end, up to `num_resident` slots.
+    `rank` [E] is the rank of each expert if the plan balances ranks. `aside` [E] bool marks the experts of exact rows,
+    and `free` [E] bool marks the loaded experts. Budgets neither add nor count these experts. Loaded experts join S at
+    the end, until S has `num_resident` experts.
     """
     utility = read_utility(counters)
     selected = counters >= HOLDER

@@ -1,24 +1,25 @@
 """The fused selection kernel: from router logits to ids, weights and the active set, in one launch.
 
-    logits [n, N] -> P [R, E] fp32, C [R, E] int32 keys   a tile of R rows a program, a row in one warp
-        -> kept, own [R, E] bool                          rounds of `take_best` over C: the row's warm-up, its top-k
+    logits [n, N] -> P [R, E] fp32, C [R, E] int32 keys   a tile of R rows for each program, each row in one warp
+        -> kept, own [R, E] bool                          rounds of `take_best` over C: each row's warm-up and top-k
         -> counters [E] int64                             utility, votes and holders of every expert, over the rows
-        ~> the sum of the programs' counters              of several programs: stored, a grid barrier, loaded
+        ~> the sum of the programs' counters              only with several programs: stored, a grid barrier, loaded
         -> S [E] bool                                     select: in every program, from the same counters
         -> keys, experts [R, columns]                     cover: rounds of `take_best` over C within S
-        -> topk_ids, topk_weights [n, columns]            scores are computed from the keys
-        -> alignment                                      the pairs sorted by expert, if the runner takes such pairs
+        -> topk_ids, topk_weights [n, columns]            the scores are computed from the keys
+        -> alignment                                      the pairs sorted by expert, if the MoE runner needs them
 
-All sums across rows are sums of integers, so neither the order of rows nor the number of programs changes a bit.
+All sums across rows are sums of integers. The order of rows and the number of programs therefore do not change the
+result.
 
-A small batch is one program: no data leaves its SM between logits and ids. A larger batch would keep an SM busy for too
-long, so its rows are spread over programs that exchange their counters at a barrier. Programs meet once more if the
-most confident rows vote, and if rows may need a rescue. If not all programs can be resident, a barrier becomes the
-border between two launches, and the second launch repeats the first one's work on its rows, which is cheaper than
-storing the results.
+A small batch runs in one program, so no data leaves the SM between logits and ids. A larger batch would keep one SM
+busy for too long. Its rows are therefore spread over several programs, which exchange their counters at a grid barrier.
+If the most confident rows vote, there is one more barrier. If rows may need a rescue, there is another one. If not all
+programs can be resident at the same time, there are several launches instead of barriers. Each later launch repeats the
+earlier work on its rows, because this is cheaper than storing the results.
 
-The kernel takes rounds of a maximum instead of a sort: k is about 8, and a round costs a row one `redux` and some 20
-other instructions, but a bitonic sort of 128 experts takes 28 exchanges.
+The kernel finds the best experts by repeated maxima instead of a sort. The top-k is about 8. A round costs one `redux`
+and about 20 other instructions for each row, but a bitonic sort of 128 experts would take 28 exchanges.
 """
 
 import triton
@@ -34,14 +35,15 @@ from .rows import EMPTY, find_best, find_largest, flatten, load_listed, load_til
 from .voters import find_voters, follow_voters, measure_confidence
 
 MEASURE, COLLECT, RESCUE, ROUTE = (tl.constexpr(phase) for phase in range(4))
-"""Phases in their order. Barriers divide the phases of one launch. Without a barrier each phase is a launch of its own,
-which repeats the earlier phases' work.
+"""The phases in their order. Within one launch, barriers separate the phases. If barriers are not possible, each phase
+is a launch of its own. It repeats the work of the earlier phases.
 """
 TABLES = ["selected_out", "active", "vanilla_active", "kept_mass", "rescued"]
 
 
-# With an aligned row stride a thread would load several neighbours, although rows share a warp. The tensors' alignment
-# must not select another kernel, because each element is loaded and stored by itself.
+# The row stride is not specialized. If it were known to be aligned, a thread would load several neighboring elements,
+# although rows share a warp. The alignment of the tensors must not select another kernel either, because each element
+# is loaded and stored by itself.
 @triton.jit(
     do_not_specialize=["num_rows", "row_stride", "num_resident"],
     do_not_specialize_on_alignment=[
@@ -69,13 +71,13 @@ def select_kernel(
     expert_scale: tl.tensor,  # [N] float, or None
     ranks: tl.tensor,  # [N] int, or None
     budgets: tl.tensor,  # `Budgets.values`
-    partials: tl.tensor,  # [3, programs, E] int64, or [1, ...]: scratch memory of several programs
+    partials: tl.tensor,  # [3, programs, E] int64, or [1, ...]: scratch memory if there are several programs
     confidences: tl.tensor,  # [n] int64: scratch memory if the most confident rows vote
     arrivals: tl.tensor,  # [1] int32: the counter of the barrier
-    topk_ids: tl.tensor,  # [n, columns] int32, including shared experts' columns
+    topk_ids: tl.tensor,  # [n, columns] int32, including the columns of shared experts
     topk_weights: tl.tensor,  # [n, columns] fp32
-    masked: tl.tensor,  # [n, N], of the dtype of the logits; or None
-    alignment: tl.tensor,  # int32: the total, the pairs, the blocks' experts (`launch.divide`); or None
+    masked: tl.tensor,  # [n, N] in the dtype of the logits, or None
+    alignment: tl.tensor,  # int32: the total, the pairs, the expert of each block (`launch.divide`); or None
     selected_out: tl.tensor,  # [N] bool
     active: tl.tensor,  # [N] bool
     vanilla_active: tl.tensor,  # [N] bool
@@ -83,7 +85,7 @@ def select_kernel(
     rescued: tl.tensor,  # [] int64
     num_rows: tl.tensor,
     row_stride: tl.tensor,
-    num_resident: tl.tensor,  # number of slots that experts are paged into, or None
+    num_resident: tl.tensor,  # the number of page slots, or None
     recipe: tl.constexpr,
     tile: tl.constexpr,
     begins: tl.constexpr,  # the first phase of this launch
@@ -204,7 +206,8 @@ def select_kernel(
         if expert_scale is not None:
             weights *= load_listed(expert_scale + expert, chosen)
         weights = tl.where(chosen, weights, 0.0)
-        # The zeros of `active` were stored by other threads of this program, or before the barrier of all programs.
+        # This barrier is needed because other threads of the program may have stored the zeros of `active`. The zeros
+        # of another program were stored before the grid barrier.
         tl.debug_barrier()
         tl.store(flatten(active + expert), 1, mask=flatten(chosen))
 

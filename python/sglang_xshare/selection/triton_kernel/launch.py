@@ -1,4 +1,4 @@
-"""The host side of the kernel: allocation of the answer, and one launch, or one for each phase without a barrier."""
+"""The host side of the kernel. It allocates the answer and launches the kernel once, or once for each phase."""
 
 from dataclasses import replace
 from functools import partial
@@ -36,12 +36,12 @@ def select(
     budgets: Budgets | None = None,
     tally: Tally | None = None,
 ) -> Selection:
-    """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`.
+    """Select experts and each row's experts; see `sglang_xshare.selection.select`.
 
-    `budgets`, made for the plan, may have other numbers than the plan when the kernel runs, or a graph replays.
+    `budgets` must have been made for this plan. Its numbers may change before the kernel runs or a CUDA graph replays.
 
-    The kernel runs on CUDA, or under TRITON_INTERPRET=1 on any device. A CUDA graph can capture the launch: the host
-    never waits, and a replay reads the tensors of `batch`. Raises ValueError if `supports` is False.
+    The kernel runs on CUDA, and with TRITON_INTERPRET=1 on any device. A CUDA graph can capture the launch, because the
+    host never waits. A replay reads the tensors of `batch` again. Raises ValueError if `supports` returns False.
     """
     num_rows, num_experts = logits.shape
     if not supports(plan, router, batch, num_rows, num_experts):
@@ -65,7 +65,7 @@ def select(
     if not num_rows:
         return answer
     alignment = None
-    # Every slot must have an expert: an empty slot would need blocks of its own, before the blocks of the experts.
+    # Every slot must contain an expert. An empty slot would need blocks of its own, before the blocks of the experts.
     if slots is not None and slots.aligned and recipe.fill and programs == 1 and tile.rows <= MOST_ROWS:
         pairs = answer.topk_ids.numel()
         if pairs <= MOST_PAIRS:
@@ -122,7 +122,10 @@ def select(
 
 
 def divide(buffer: torch.Tensor, pairs: int) -> Alignment:
-    """Return the views of the kernel's buffer: a total, room for one block a pair, the expert of each block."""
+    """Return the parts of the kernel's buffer as an `Alignment`.
+
+    The buffer contains the total, room for one block for each pair, and the expert of each block.
+    """
     head, blocks = HEAD.value, HEAD.value + pairs * BLOCK
     return Alignment(buffer[head:blocks], buffer[blocks:], buffer[:1])
 
@@ -130,7 +133,7 @@ def divide(buffer: torch.Tensor, pairs: int) -> Alignment:
 def _allocate(logits: torch.Tensor, recipe: Recipe, tally: Tally | None) -> Selection:
     num_rows, num_experts = logits.shape
     columns = recipe.columns + recipe.shared
-    # The kernel writes every element, unless there is no row to launch the kernel for.
+    # The kernel writes every element, but it is not launched if there are no rows.
     new = logits.new_empty if num_rows else logits.new_zeros
     if tally is None or not num_rows:
         tally = allocate_tally(new, num_rows, num_experts)
@@ -146,10 +149,11 @@ def _allocate(logits: torch.Tensor, recipe: Recipe, tally: Tally | None) -> Sele
 
 
 def _find_counter(device: torch.device, programs: int) -> torch.Tensor | None:
-    """Return the counter of one launch's barriers [CACHE_LINE] int32, initially 0; None without a barrier.
+    """Return the counter for the barriers of one launch, or None if the launch cannot have barriers.
 
-    Launches that overlap, on several streams, take different counters. A CUDA graph keeps the counters of its capture,
-    so graphs must replay one after another, as in SGLang.
+    The counter is a tensor [CACHE_LINE] int32, which is 0 at first. Launches that overlap on several streams use
+    different counters. A CUDA graph keeps the counters of its capture, so graphs must replay one after another, as in
+    SGLang.
     """
     if device.type != "cuda" or programs > torch.cuda.get_device_properties(device).multi_processor_count:
         return None

@@ -1,4 +1,4 @@
-"""Device functions on single rows: choice keys, warm-up and top-k, and a row's part of the counters."""
+"""Device functions for single rows: their choice keys, warm-up and top-k, and their part of the counters."""
 
 import triton
 import triton.language as tl
@@ -22,7 +22,7 @@ from .rows import (
 
 @triton.jit
 def choose_keys(logits, scores, bias, experts, recipe: tl.constexpr) -> tl.tensor:
-    """Return keys [R, E] int32 in the order of C, EMPTY for C = -inf."""
+    """Return keys [R, E] int32 that have the order of C. The key is EMPTY if C is -inf."""
     choice = logits
     if bias is not None:
         shift = tl.load(bias + experts, mask=experts < recipe.num_experts, other=0).to(tl.float32)
@@ -39,7 +39,11 @@ def choose_keys(logits, scores, bias, experts, recipe: tl.constexpr) -> tl.tenso
 
 @triton.jit
 def measure(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
-    """Return P (as a share of the row if P is unbounded) times a chance [R, 1], in multiples of 2^-20: [R, E] int32."""
+    """Return P in multiples of 2^-20: [R, E] int32.
+
+    If P has no upper bound, it is first divided by its sum in the row. If `chance` [R, 1] is given, it multiplies the
+    result.
+    """
     scale = 1048576.0
     if recipe.scoring == "sqrtsoftplus":
         # As in `share_scores`, but over more experts, so the sum needs int64.
@@ -59,9 +63,9 @@ def measure(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
 def keep_share(
     keys, rest, scores, experts, budgets, k0, listed, listed_experts, recipe: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return the shortest warm-up with a share p of the row [R, E] bool, and what `list_best` returns of the k0 best.
+    """Return each row's warm-up [R, E] bool, then the results of `list_best` for the k0 best experts.
 
-    The warm-up has up to k0 experts.
+    The warm-up ends when it holds the share `p` of the row's scores. It has at most k0 experts.
     """
     fixed = measure(scores, recipe)
     reach = tl.ceil(tl.sum(fixed, 1).to(tl.float64) * read_share(budgets, P))
@@ -80,9 +84,9 @@ def keep_share(
 def rank_rows(
     keys, scores, experts, budgets, recipe: tl.constexpr, tile: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return each row's warm-up and its top-k [R, E] bool, and the keys and experts of its top-k.
+    """Return each row's warm-up and top-k, both [R, E] bool, then the keys and the experts of the top-k.
 
-    With dynamic-skip the first result lacks the skipped experts. Keys and experts are best first, as `list_best`
+    With dynamic-skip the warm-up does not contain the skipped experts. Keys and experts are best first, as `list_best`
     returns them.
     """
     k0 = tl.minimum(read_count(budgets, K0), recipe.top_k)
@@ -110,8 +114,12 @@ def rank_rows(
 
 @triton.jit
 def share_scores(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
-    """Return the scores' shares of their row, or squared shares, times a chance [R, 1] in 2^-20: [R, E] int32."""
-    # The sum is exact, of integers in proportion to the largest score, so equal scores in any order have equal shares.
+    """Return the share of each score in the row's sum, in multiples of 2^-20: [R, E] int32.
+
+    With utility `squared` the share is squared. If `chance` [R, 1] is given, it multiplies the result.
+    """
+    # The scores become integers in proportion to the largest score. The sum of integers is exact, so equal scores have
+    # equal shares in any order.
     if recipe.biased or recipe.normalize or recipe.scoring != "softmax":
         largest = tl.max(scores.to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True)
         scores = tl.div_rn(scores, tl.where(largest > 0, largest, 1.0)[:, None])
@@ -131,11 +139,12 @@ def share_scores(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
 
 @triton.jit
 def sum_narrow(utility, votes, kept) -> tl.tensor:
-    """Return the packed counters [E] int64 of up to 16 rows, in which an expert has at most one vote and one holder.
+    """Return the packed counters [E] int64 of up to 16 rows. They count at most one vote and one holder per expert.
 
-    Only a ranking by votes needs the numbers, and such a plan does not use this function. `kept` experts must have
-    votes. The sum across warps is of int32, with half the barriers and shuffles of int64: 25 bits hold 16 utilities of
-    at most 2^20, and 7 bits hold 8 pairs of rows, of which each vote counts 1 and each holder 9.
+    Only a ranking by votes needs the exact numbers, and it does not use this function. Experts in `kept` must have
+    votes. The sum across warps uses int32, which needs half the barriers and shuffles of int64. The sum of 16 utilities
+    of at most 2^20 fits 25 bits. The votes and holders of 8 pairs of rows fit 7 bits. Each vote counts 1, and each
+    holder counts 9.
     """
     pairs: tl.constexpr = utility.shape[0] // 8
     if pairs > 1:  # the rows of a pair are in the same thread
@@ -154,10 +163,11 @@ def sum_narrow(utility, votes, kept) -> tl.tensor:
 def collect_counters(
     scores, kept, own, exempt, free, chance, experts, budgets, recipe: tl.constexpr, tile: tl.constexpr
 ) -> tl.tensor:
-    """Return the tile's packed counters [E] int64, see experts.py.
+    """Return the packed counters [E] int64 of the tile; experts.py describes their bits.
 
-    The utilities of a row are multiplied by its `chance` [R, 1], unless that is None. An exact row, `exempt` [R] bool,
-    counts as a holder, and votes unless votes are the ranking. Requests add no experts that are `free` [E] bool.
+    If `chance` [R, 1] is given, it multiplies the utilities of each row. `exempt` [R] bool marks the exact rows. An
+    exact row holds its experts, and it votes unless the plan ranks experts by votes. `free` [E] bool marks loaded
+    experts, which requests do not add.
     """
     if recipe.utility_full:
         utility = measure(scores, recipe, chance)

@@ -1,4 +1,4 @@
-"""The recipe for which the kernel is compiled: the parts of the kernel that a plan and a router need."""
+"""The recipe for which the kernel is compiled. It lists the parts of the kernel that a plan and a router need."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,31 +11,32 @@ from ...types import Batch, Router, RunnerSlots
 from ..handled import COMMON, find_unhandled
 from .tile import count_tokens, make_tile
 
-# Options of all our kernels. Every Triton so far fuses by default, but Triton 3.9 warns if the option is absent.
+# The options of all our kernels. Every Triton release so far fuses by default, but Triton 3.9 warns if the option is
+# absent.
 OPTIONS = {"enable_fp_fusion": True}
 
-# Most cells of a tile that fit a program's registers. 32 rows of one request, which lie in one tile, by 512 experts
-# spill. test/selection/test_triton_compile.py has bounds of other sizes.
+# The largest number of cells in a tile, because more cells do not fit the registers of a program. A tile of 512 experts
+# and 32 rows of one request spills. test/selection/test_triton_compile.py has the bounds for other sizes.
 MAX_TILE = 16384
 MAX_EXPERTS = 512
 HANDLED = COMMON
-"""Keys and words that the kernel reads. Torch computes every other plan."""
+"""The keys and words that the kernel reads. Torch computes a plan with any other key or word."""
 SCORED = ("softmax", "sigmoid", "sqrtsoftplus")
-"""Scorings that `Recipe` distinguishes."""
-# Limits at which sums fit 31 bits: a column's utilities of up to 2^20 each, a row's shares of up to 2^26, and the
-# shares of all rows, 2^20 each with half a unit too much for each of 512 experts.
+"""The scoring functions that `Recipe` distinguishes."""
+# With these limits three sums fit 31 bits. An expert has a utility of up to 2^20 in each row. The shares of one row are
+# up to 2^26 each. The shares of all rows are up to 2^20 for each row, plus half a unit for each of 512 experts.
 MAX_ROWS, MAX_TOP_K = 2047, 31
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The parts of the kernel that a plan and a router need. The plan's numbers are data, see budgets.py."""
+    """The parts of the kernel that a plan and a router need. The plan's numbers are in `Budgets` instead."""
 
     num_experts: int
     top_k: int
     scoring: str
-    """One of SCORED. A softmax depends on all experts of the row; sqrtsoftplus has no upper bound. The kernel compares
-    such words and passes the recipe: Triton 3.6, that of SGLang 0.5.17, cannot pass a word to a function.
+    """One of SCORED. A softmax depends on all experts of the row, and sqrtsoftplus has no upper bound. Device functions
+    get the whole recipe and compare the word themselves. Triton 3.6 (SGLang 0.5.17) cannot pass a word to a function.
     """
     biased: bool
     renormalize: bool
@@ -49,36 +50,36 @@ class Recipe:
     unique_keys: bool
     """True if C is a 16-bit float, which leaves room for the expert's index in a 32-bit key."""
     shares: bool
-    """True if a row's warm-up may end early, at a share of the row's scores."""
+    """True if a row's warm-up ends early when it holds a share of the row's scores."""
     skips: bool
     tokens_per_request: int
-    """1 if the plan has no budget by request."""
+    """1 if the plan has no budget for each request."""
     per_request: bool
     adds: bool
     reaches_mass: bool
     caps_mass: bool
-    """True if `max_add` limits the experts that are added for a share of the utility."""
+    """True if `max_add` limits the number of experts that `mass` adds."""
     balance: str | None
-    """The way in which ranks add experts, see `SelectionPlan`; None if no rank adds any."""
+    """The plan's `balance`, or None if ranks do not add experts."""
     ranking: str | None
-    """Ranking of the best experts, "router" or "votes"; None if the plan adds experts to the warm-up instead."""
+    """The ranking of the best experts, "router" or "votes", or None if the plan has no ranking."""
     follows_voters: bool
     utility_full: bool
     utility_squared: bool
     uses_selected: bool
     substitutes: bool
     divides_by_own: bool
-    """The meaning of the plan's coverage, see `SelectionPlan`."""
+    """This field and the two fields above describe the plan's coverage; see `SelectionPlan`."""
     mixes_own: bool
     """True if weights are divided by a mean of two sums, over the row's experts and over its own top-k."""
     limits_reach: bool
-    """True if `max_rank` limits how far down its own ranking a row may substitute."""
+    """True if `max_rank` limits how far down its own ranking a row may take other experts."""
     rescue: bool
     """True if a row can lose all its experts and get its first choice back."""
     columns: int
-    """Columns of the chosen experts."""
+    """The number of columns for chosen experts."""
     shared: int
-    """Columns of shared experts, behind the others."""
+    """The number of columns for shared experts, which come after the other columns."""
     shared_weight: float
     lowest: float
     """The lowest finite logit of the dtype."""
@@ -88,19 +89,20 @@ class Recipe:
     weighs: bool
     """True if a row's utility is multiplied by a factor for its depth."""
     warms_some: bool
-    """True if only rows up to a depth have a warm-up."""
+    """True if only rows up to a certain depth have a warm-up."""
     exact: bool
     """True if some rows may be exact."""
     sets_aside: bool
-    """True if the experts of exact rows are kept apart from S, because a budget counts the experts in S."""
+    """True if the kernel counts the experts of exact rows separately, because a budget must leave them out."""
     plain: bool
-    """True if exact rows are weighed by a multiple of P, as without a plan, although other rows need P itself."""
+    """True if exact rows use a multiple of P for their weights, as without a plan, while other rows use P itself."""
     residents: bool
     """True if loaded experts join S and no budget counts them."""
     bounded: bool
-    """True if S must fit the slots that experts are paged into."""
+    """True if S must fit the page slots."""
     kmax: int
-    """The most experts of a row that is not exact; equal to `columns` unless exact rows take more experts."""
+    """The largest number of experts of a row that is not exact. It equals `columns` unless exact rows use more experts.
+    """
 
 
 def make_recipe(
@@ -110,7 +112,7 @@ def make_recipe(
     logits: torch.Tensor,
     slots: RunnerSlots | None = None,
 ) -> Recipe:
-    """Return the recipe for logits [n, N]. The plan must have been checked against the router."""
+    """Return the recipe for logits [n, N]. `SelectionPlan.check` must have accepted the plan and the router."""
     num_experts = logits.shape[1]
     biased = router.correction_bias is not None
     by_votes = plan.ranks_experts and plan.ranking == "votes"
@@ -175,7 +177,10 @@ def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, n
 def _serves(
     plan: SelectionPlan, top_k: int, num_groups: int, tokens_per_request: int, num_rows: int, num_experts: int
 ) -> bool:
-    """Return the part of `supports` that is cached by plan and size, because every layer calls it in every step."""
+    """Return the part of the result of `supports` that depends only on the plan and on sizes.
+
+    The result is cached, because every layer calls the function in every step.
+    """
     tile = make_tile(plan, Router(top_k), Batch(tokens_per_request=tokens_per_request), num_rows, num_experts)
     unserved = (
         find_unhandled(plan, __package__),
@@ -187,7 +192,7 @@ def _serves(
 
 
 def _count_groups(router: Router) -> int:
-    """Return the number of groups, 1 if the router limits none."""
+    """Return the number of groups, or 1 if the router does not limit groups."""
     if router.num_expert_group is None or router.topk_group is None or router.topk_group >= router.num_expert_group:
         return 1
     return router.num_expert_group

@@ -1,9 +1,10 @@
-"""The routing arrays that triton_kernels' matmul reads, built from ids and weights in one launch.
+"""The routing arrays that the matmul of triton_kernels reads, built from ids and weights in one launch.
 
-Upstream's `routing()` derives the arrays from logits in nine launches. After a selection the ids are known, so only
-two parts remain: a stable sort of the (row, slot) pairs by expert and a table of blocks.
+The function `routing()` that SGLang calls derives the arrays from logits in nine launches. After a selection the ids
+are known. Only two parts remain: a stable sort of the (row, slot) pairs by expert, and a table of blocks.
 
-Two programs share the launch and read nothing but the ids: the first sorts the pairs, the second builds the tables.
+The launch has two programs, which do not need each other's results. The first program sorts the pairs, and the second
+program builds the tables.
 """
 
 from dataclasses import dataclass
@@ -16,40 +17,48 @@ from triton import cdiv
 from .recipe import OPTIONS
 
 BLOCK_SIZES = (16, 32, 64, 128)
-"""Rows of a block in each of the schedules: `RaggedTensorMetadata.block_sizes()` of triton_kernels on CUDA."""
+"""The number of rows in a block, for each schedule. On CUDA these are `RaggedTensorMetadata.block_sizes()` of
+triton_kernels.
+"""
 MAX_PAIRS = 128
-"""The largest batch, in (row, slot) pairs: 32 rows of gpt-oss. Sorting compares all pairs with each other."""
+"""The largest number of (row, slot) pairs in a batch: 32 rows of gpt-oss. The sort compares all pairs with each other.
+"""
 SMALL = 64
 WARPS = 4
 ALIGNED = 4
-"""Rows of the tables start at a multiple of 16 bytes, as upstream's do: the matmul kernel is compiled for that."""
+"""The rows of the tables start at multiples of this number of int32, which is 16 bytes. The matmul kernel is compiled
+for this alignment.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class RoutingArrays:
-    """The places of the pairs of n rows and k slots, for E experts. All int32 except `gates`, contiguous along a row.
+    """The sorted positions of the (row, slot) pairs of n rows and k slots, for E experts.
 
-    A pair's number is row * k + slot. Sorted pairs are ordered by expert, then by row. Pairs without an expert come
-    last, and hold -1 in `by_expert` and `by_row`. `build_routing` numbers the slots of a row by `renumber`. The numbers
-    change `by_expert` and `by_row` only: a runner adds the same terms of a row in another order.
+    All tensors are int32 except `gates`. They are contiguous along a row. The number of a pair is row * k + slot.
+    Sorted pairs are ordered by expert, then by row. Pairs without an expert come last, and have -1 in `by_expert` and
+    `by_row`. The argument `renumber` of `build_routing` decides how the slots of a row are numbered. The numbering
+    changes only `by_expert` and `by_row`. A runner then adds the terms of a row in another order.
     """
 
     histogram: torch.Tensor
-    """[E]: pairs of each expert."""
+    """[E]: the number of pairs of each expert."""
     starts: torch.Tensor
-    """[E + 1]: the first sorted pair of each expert, and the total."""
+    """[E + 1]: the first sorted pair of each expert, then the total."""
     block_starts: torch.Tensor
-    """[4, E + 1]: the first block of each expert, and the total, for each of `BLOCK_SIZES`."""
+    """[4, E + 1]: the first block of each expert, then the total, for each of `BLOCK_SIZES`."""
     schedule: torch.Tensor
-    """[4, n * k]: (block within its expert << 16) + expert for each block, -1 behind the last."""
+    """[4, n * k]: (number of the block within its expert << 16) + expert for each block. All elements after the last
+    block are -1.
+    """
     by_expert: torch.Tensor
-    """[n * k]: the pair at each sorted place."""
+    """[n * k]: the pair at each sorted position."""
     by_row: torch.Tensor
-    """[n * k]: the sorted place of each pair."""
+    """[n * k]: the sorted position of each pair."""
     rows: torch.Tensor
-    """[n * k]: the row at each sorted place, 0 for a pair without an expert."""
+    """[n * k]: the row at each sorted position, or 0 for a pair without an expert."""
     gates: torch.Tensor
-    """[n * k]: the weight at each sorted place, 0 for a pair without an expert."""
+    """[n * k]: the weight at each sorted position, or 0 for a pair without an expert."""
 
 
 def serves(num_rows: int, top_k: int) -> bool:
@@ -60,11 +69,11 @@ def serves(num_rows: int, top_k: int) -> bool:
 def build_routing(
     ids: torch.Tensor, weights: torch.Tensor, num_experts: int, dtype: torch.dtype, renumber: bool
 ) -> RoutingArrays:
-    """Return the arrays for `ids` [n, k] int32 (-1 in an empty slot) and `weights` [n, k] float32.
+    """Return the routing arrays for `ids` [n, k] int32 and `weights` [n, k] float32. An empty slot has the id -1.
 
-    A row may hold an expert twice. `dtype` is that of the gates. `renumber` numbers the slots of a row by ascending
-    expert; otherwise the slots keep the order of `ids`. A CUDA graph can capture the launch. Raises ValueError for a
-    batch that `serves` excludes.
+    A row may contain an expert twice. `dtype` is the dtype of the gates. If `renumber` is True, the slots of a row are
+    numbered by ascending expert. Otherwise they keep the order of `ids`. A CUDA graph can capture the launch. Raises
+    ValueError if `serves` returns False for the batch.
     """
     num_pairs = ids.numel()
     if not serves(*ids.shape):
@@ -109,7 +118,7 @@ def build_routing(
 def routing_kernel(
     ids: tl.tensor,  # [n, k] int32
     weights: tl.tensor,  # [n, k] fp32
-    histogram: tl.tensor,  # the fields of `RoutingArrays` ...
+    histogram: tl.tensor,  # here and below: the fields of `RoutingArrays`
     table: tl.tensor,  # [5, stride] int32: `starts`, then `block_starts`
     schedule: tl.tensor,  # [4, pairs] int32
     by_expert: tl.tensor,
@@ -127,15 +136,16 @@ def routing_kernel(
     pair = tl.arange(0, pairs)
     present = pair < num_pairs
     chosen = tl.load(ids + pair, mask=present, other=-1)
-    chosen = tl.where(chosen < 0, num_experts, chosen)  # behind all experts
+    chosen = tl.where(chosen < 0, num_experts, chosen)  # empty slots sort after all experts
     if tl.program_id(0) == 0:  # sort the pairs
         weight = tl.load(weights + pair, mask=present, other=0.0)
         row = pair // top_k
-        key = chosen * pairs + pair  # no two are equal
+        key = chosen * pairs + pair  # no two keys are equal
         ahead = key[:, None] < key[None, :]
         if renumber:
             same_row = row[:, None] == row[None, :]
-            # One sum for two counts: all pairs ahead in the low bits, and pairs of the same row ahead in the high bits.
+            # One sum computes two counts. The low bits count all pairs ahead, and the high bits count the pairs ahead
+            # in the same row.
             counts = tl.sum(tl.where(ahead, tl.where(same_row, 1 + (1 << 16), 1), 0), 0)
             place = counts & 0xFFFF
             number = row * top_k + (counts >> 16)
@@ -153,7 +163,7 @@ def routing_kernel(
         count = tl.sum((chosen[:, None] == expert[None, :]).to(tl.int32), 0)
         count = tl.where(exists, count, 0)
         tl.store(histogram + expert, count, mask=exists)
-        # One scan for all five rows of the table, of 12 bits each.
+        # One scan computes all five rows of the table. Each row takes 12 bits.
         packed = count.to(tl.int64)
         for size in tl.static_range(1, 5):
             packed |= ((count + (8 << size) - 1) >> (3 + size)).to(tl.int64) << (12 * size)

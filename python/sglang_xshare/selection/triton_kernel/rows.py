@@ -1,6 +1,6 @@
-"""Device functions on a tile of rows: their scores, their choice keys, and the best of a row.
+"""Device functions for a tile of rows: their scores, their choice keys, and the best experts of a row.
 
-A tile is [R, E]: R rows (tokens) by E experts, both padded to powers of two. Every row lies in one warp, so a reduction
+A tile [R, E] has R rows (tokens) and E experts, both padded to powers of two. Every row is in one warp, so a reduction
 along the row needs no shared memory.
 """
 
@@ -9,16 +9,16 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 EMPTY = tl.constexpr(-(2**31))
-"""The key of an expert that may not be chosen (again), below the key of every float."""
+"""The key of an expert that may not be chosen, or not chosen again. It is below the key of every float."""
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
 def exp(x) -> tl.tensor:
-    """Return e^x fp32, rounded as torch rounds it on CUDA, but 0 below 2^-126.
+    """Return e^x in fp32, rounded as torch rounds it on CUDA. The result is 0 below 2^-126.
 
-    The compiled tl.exp rounds differently, and the interpreter has no other function.
+    The interpreter has no other function than tl.exp. Compiled code does not use tl.exp, because it rounds differently.
     """
     return tl.exp(x) if INTERPRETED else libdevice.exp(x)
 
@@ -27,7 +27,10 @@ def exp(x) -> tl.tensor:
 def load_tile(
     rows, there, columns: tl.constexpr, other: tl.constexpr, start: tl.constexpr, width: tl.constexpr
 ) -> tl.tensor:
-    """Load columns `start` to `start + width` of the rows at `rows` [R]: [R, width], `other` for absent elements."""
+    """Return the columns `start` to `start + width` of a tile: [R, width].
+
+    `rows` [R] are the addresses of the rows. Elements that do not exist have the value `other`.
+    """
     # A row that is loaded whole would be spread over several warps. A row that is loaded 32 columns at a time is not.
     if width > 32:
         half: tl.constexpr = width // 2
@@ -43,13 +46,19 @@ def load_tile(
 
 @triton.jit
 def flatten(tile) -> tl.tensor:
-    """Return a tile [R, C] as [R * C]: Triton would lay unordered 2-D addresses out anew, through shared memory."""
+    """Return a tile [R, C] in the shape [R * C].
+
+    Triton would rearrange 2-D addresses without an order through shared memory.
+    """
     return tl.reshape(tile, (tile.shape[0] * tile.shape[1],))
 
 
 @triton.jit
 def load_listed(places, there) -> tl.tensor:
-    """Load the elements at addresses [R, C] in any order: fp32, 0 for elements that are not `there` [R, C] bool."""
+    """Return the elements at the addresses `places` [R, C] in fp32. The addresses may have any order.
+
+    `there` [R, C] bool marks the elements to load. All other elements are 0.
+    """
     return tl.reshape(tl.load(flatten(places), mask=flatten(there), other=0).to(tl.float32), there.shape)
 
 
@@ -62,10 +71,10 @@ def halve(tile) -> tuple[tl.tensor, tl.tensor]:
 
 @triton.jit
 def store_tile(rows, values, there, columns: tl.constexpr, start: tl.constexpr) -> None:
-    """Store values [R, width] to columns `start` to `start + width` of the rows at `rows` [R].
+    """Store values [R, width] to the columns `start` to `start + width` of a tile.
 
-    The values are stored 32 columns at a time, as they were loaded. A store of whole rows would first lay the values
-    out anew, through shared memory.
+    `rows` [R] are the addresses of the rows. The values are stored 32 columns at a time, as they were loaded. A store
+    of whole rows would first rearrange the values through shared memory.
     """
     width: tl.constexpr = values.shape[1]
     if width > 32:
@@ -79,7 +88,7 @@ def store_tile(rows, values, there, columns: tl.constexpr, start: tl.constexpr) 
 
 @triton.jit
 def to_keys(values) -> tl.tensor:
-    """Return int32 keys in the order of the fp32 values; -0 and 0 are equal."""
+    """Return int32 keys that have the order of the fp32 values. -0 and 0 have equal keys."""
     bits = (values + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -98,7 +107,10 @@ def log1p(x) -> tl.tensor:
 
 @triton.jit
 def score_softplus(logits) -> tl.tensor:
-    """Return the root of ln(1 + e^x) [R, E] fp32; for x below -16 its limit e^(x / 2), which underflows later."""
+    """Return the square root of ln(1 + e^x): [R, E] fp32.
+
+    For x below -16 the result is the limit e^(x / 2), which underflows later.
+    """
     inner = tl.minimum(tl.maximum(logits, -16.0), 20.0)
     scores = tl.sqrt_rn(tl.where(logits > 20.0, logits, log1p(exp(inner))))
     return tl.where(logits < -16.0, exp(logits * 0.5), scores)
@@ -106,13 +118,19 @@ def score_softplus(logits) -> tl.tensor:
 
 @triton.jit
 def find_largest(logits) -> tl.tensor:
-    """Return each row's largest logit: [R, 1] fp32, finite, so a row without finite logits scores 0."""
+    """Return the largest logit of each row: [R, 1] fp32.
+
+    The result is always finite, so a row without finite logits has scores of 0.
+    """
     return tl.maximum(from_keys(tl.max(to_keys(logits), 1)), -3.0e38)[:, None]
 
 
 @triton.jit
 def score_logits(logits, largest, recipe: tl.constexpr) -> tl.tensor:
-    """Return P of logits [R, any]: fp32; of a softmax the multiple of P that is 1 at the row's `largest` [R, 1]."""
+    """Return P of logits [R, any] in fp32. For a softmax, return a multiple of P.
+
+    This multiple is 1 for the largest logit of the row, `largest` [R, 1].
+    """
     if recipe.scoring == "sqrtsoftplus":
         scores = score_softplus(logits)
     elif recipe.scoring == "sigmoid":
@@ -124,11 +142,11 @@ def score_logits(logits, largest, recipe: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def limit_groups(choice, keys, num_groups: tl.constexpr, topk_group: tl.constexpr, biased: tl.constexpr) -> tl.tensor:
-    """Return which experts are in their row's best groups [R, E] bool.
+    """Return a mask [R, E] bool of the experts in the best groups of each row.
 
-    A group scores its best C, or with a bias the sum of its two best.
-
-    `keys` are the keys of `choice`: a maximum of integers is one `redux`, a maximum of floats takes five steps.
+    The score of a group is its best C. With a bias the score is the sum of the two best C. `keys` are the keys of
+    `choice`. The function compares keys, because a maximum of integers takes one `redux` and a maximum of floats takes
+    five steps.
     """
     size: tl.constexpr = choice.shape[1] // num_groups
     grouped = tl.reshape(keys, (choice.shape[0], num_groups, size))
@@ -147,20 +165,23 @@ def limit_groups(choice, keys, num_groups: tl.constexpr, topk_group: tl.constexp
 
 @triton.jit
 def make_unique(keys, experts) -> tl.tensor:
-    """Return the keys with the expert's index in the low bits, of which the fp32 of a 16-bit float leaves 13 free."""
+    """Return the keys with the expert's index in the low bits.
+
+    A 16-bit float that is converted to fp32 leaves at least 13 low bits free.
+    """
     low: tl.constexpr = keys.shape[1] - 1
     return (keys & ~low) | (experts ^ low)[None, :]
 
 
 @triton.jit
 def read_expert(keys, size: tl.constexpr) -> tl.tensor:
-    """Return the experts that unique keys contain: int32; `size` is the number of experts of a row."""
+    """Return the experts that unique keys contain, as int32. `size` is the number of experts of a row."""
     return ~keys & (size - 1)
 
 
 @triton.jit
 def read_logits(keys, size: tl.constexpr, unique: tl.constexpr) -> tl.tensor:
-    """Return the fp32 logits from keys without a bias; `size` is the number of experts of a row."""
+    """Return the fp32 logits that keys without a bias contain. `size` is the number of experts of a row."""
     bits = from_keys(keys).to(tl.int32, bitcast=True)
     if unique:
         bits &= -size  # the low bits, which `make_unique` has set, are 0 in the logit
@@ -169,26 +190,31 @@ def read_logits(keys, size: tl.constexpr, unique: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def roll(rounds) -> tl.tensor:
-    """Return the number of rounds, times a 1 that the compiler cannot see, which prevents unrolling.
+    """Return `rounds` in a form that prevents the compiler from unrolling a loop over them.
 
-    An unrolled loop of so few rounds would be slower: a decode step runs other kernels in between, so every instruction
-    is fetched again.
+    The number is multiplied by a value that is always 1. The compiler does not know this. An unrolled loop of so few
+    rounds would be slower. A decode step runs other kernels in between, so every instruction is fetched again.
     """
     return tl.num_programs(1) * rounds
 
 
 @triton.jit
 def begin_rest(keys, unique: tl.constexpr) -> tl.tensor:
-    """Return the rest before the first key is taken: the keys [R, E], or for unique keys a bound of those left [R]."""
+    """Return the rest before the first key is taken. The rest describes the keys that are left.
+
+    If keys are unique, the rest is an upper bound [R] of the keys that are left. Otherwise it is a copy of the keys [R,
+    E].
+    """
     return tl.full((keys.shape[0],), 2147483647, tl.int32) if unique else keys
 
 
 @triton.jit
 def take_best(keys, rest, experts, unique: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Return each row's largest key of the rest and its expert [R], EMPTY if none is left, and the rest without it.
+    """Take the largest key of each row. Return this key [R], its expert [R], and the rest without the key.
 
-    Ties go to the lower expert. The largest unique key up to a bound has the smallest unsigned distance to the
-    bound: two instructions a key instead of three, and only the bounds stay in registers.
+    If no key is left, the returned key is EMPTY. The lower expert wins a tie. If keys are unique, the largest key up to
+    a bound has the smallest unsigned distance to the bound. This takes two instructions for each key instead of three,
+    and only the bounds stay in registers.
     """
     size: tl.constexpr = keys.shape[1]
     if unique:
@@ -207,13 +233,13 @@ def take_best(keys, rest, experts, unique: tl.constexpr) -> tuple[tl.tensor, tl.
 
 @triton.jit
 def find_taken(keys, rest, unique: tl.constexpr) -> tl.tensor:
-    """Return which keys are no longer in the rest: [R, E] bool."""
+    """Return a mask [R, E] bool of the keys that are no longer in the rest."""
     return keys > (rest[:, None] if unique else rest)
 
 
 @triton.jit
 def find_best(keys, experts, rounds, unique: tl.constexpr) -> tl.tensor:
-    """Return which keys are each row's `rounds` largest, without those that are EMPTY: [R, E] bool."""
+    """Return a mask [R, E] bool of the `rounds` largest keys of each row. EMPTY keys are not marked."""
     rest = begin_rest(keys, unique)
     for _ in range(rounds):
         _, _, rest = take_best(keys, rest, experts, unique)
@@ -224,7 +250,7 @@ def find_best(keys, experts, rounds, unique: tl.constexpr) -> tl.tensor:
 def list_next(
     keys, rest, experts, place, listed, listed_experts, unique: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Take each row's largest key of the rest for column `place` of a list; see `list_best`."""
+    """Take the largest key of each row for the column `place` of a list; see `list_best`."""
     column = tl.arange(0, listed.shape[1])[None, :]
     best, expert, rest = take_best(keys, rest, experts, unique)
     listed = tl.where(column == place, best[:, None], listed)
@@ -237,10 +263,10 @@ def list_next(
 def list_best(
     keys, rest, experts, start, end, listed, listed_experts, unique: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Take each row's largest keys, best first, for the columns `start` to `end` of a list.
+    """Take the largest keys of each row, best first, for the columns `start` to `end` of a list.
 
-    Returns the rest, the `listed` keys [R, C], EMPTY if none was left, and, if keys are not unique, the
-    `listed_experts` [R, C] int32.
+    Return the rest, the `listed` keys [R, C] and the `listed_experts` [R, C] int32. A listed key is EMPTY if no key was
+    left. If keys are unique, `listed_experts` is unchanged, because the keys contain the experts.
     """
     for place in range(start, end):
         rest, listed, listed_experts = list_next(keys, rest, experts, place, listed, listed_experts, unique)
@@ -249,7 +275,7 @@ def list_best(
 
 @triton.jit
 def keep_quota(keys, count: tl.constexpr, num_groups: tl.constexpr, unique: tl.constexpr) -> tl.tensor:
-    """Return the keys [R, E] with EMPTY in place of all except the `count` largest of each group."""
+    """Return the keys [R, E] in which each group keeps its `count` largest keys. All other keys are EMPTY."""
     size: tl.constexpr = keys.shape[1] // num_groups
     parts = tl.reshape(keys, (keys.shape[0] * num_groups, size))
     return tl.reshape(tl.where(find_best(parts, tl.arange(0, size), count, unique), parts, EMPTY), keys.shape)
@@ -257,6 +283,9 @@ def keep_quota(keys, count: tl.constexpr, num_groups: tl.constexpr, unique: tl.c
 
 @triton.jit
 def to_fixed_point(values, scale) -> tl.tensor:
-    """Return fp32 values [R, E] times a scale, at most 2^22, as the nearest int32, halves to even."""
+    """Multiply fp32 values [R, E] by a scale, and return the nearest int32. Halves are rounded to even.
+
+    The products must be at most 2^22.
+    """
     # Around 1.5 * 2^23 an fp32 has no fraction, and its bits count up from 0x4B400000.
     return (values * scale + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000

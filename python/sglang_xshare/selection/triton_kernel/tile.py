@@ -1,4 +1,4 @@
-"""The tiles of a batch: rows of each program, and padded sizes."""
+"""Tiles, which divide a batch among programs: the rows of each program, and the padded sizes."""
 
 import json
 from dataclasses import dataclass, field
@@ -16,31 +16,38 @@ MAX_PROGRAMS = 128
 
 @dataclass(frozen=True)
 class Tile:
-    """The sizes of a program. All sizes are powers of two, so one kernel serves many batch sizes."""
+    """The sizes of a program's tile. All sizes are powers of two, so one compiled kernel serves many batch sizes."""
 
     rows: int
     experts: int
     request: int
     columns: int
     several: bool
-    """True if rows are spread over several programs."""
+    """True if the rows are spread over several programs."""
     warps: int
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Measured launch shapes for a number of experts."""
+    """The fastest measured launch shapes for layers with at most `experts` experts."""
 
     experts: int
-    """Most experts for which the shape is used; of several such shapes, that of the fewest experts is used."""
+    """The largest number of experts for which the shape is used. If several shapes qualify, the one with the smallest
+    number is used.
+    """
     one: dict[int, int] = field(hash=False)
-    """Warps by rows of a tile for a batch in one program. Several programs are faster for larger batches."""
+    """The number of warps for each number of rows in the tile, if a batch runs in one program. For more rows, several
+    programs are faster.
+    """
     several: tuple[int, int]
-    """Rows and warps of each program if there are several."""
+    """The rows and the warps of each program if there are several programs."""
 
 
 def load_shapes(path: Path = SHAPES_FILE) -> list[Shape]:
-    """Return the shapes of a file, fewest experts first. Its key `shapes` is a list of the fields of `Shape`."""
+    """Return the shapes in a file, in ascending order of `experts`.
+
+    The file contains a list `shapes`, whose elements have the fields of `Shape`.
+    """
     found = [
         Shape(one["experts"], {int(rows): warps for rows, warps in one["one"].items()}, tuple(one["several"]))
         for one in json.loads(path.read_text())["shapes"]
@@ -59,7 +66,7 @@ def make_tile(
     num_experts: int,
     shared: int = 0,
 ) -> Tile:
-    """Return the tile of a batch: one program if the batch is small, else several."""
+    """Return the tile of a batch. A small batch runs in one program, and a larger batch runs in several programs."""
     shape = next((shape for shape in SHAPES if num_experts <= shape.experts), SHAPES[-1])
     columns = plan.columns(router, exact=batch.exact is not None)
     return _cut(shape, count_tokens(plan, batch), columns, num_rows, num_experts, shared)
@@ -67,7 +74,7 @@ def make_tile(
 
 @lru_cache(maxsize=4096)
 def _cut(shape: Shape, tokens: int, columns: int, num_rows: int, num_experts: int, shared: int) -> Tile:
-    """Return the tile for a number of rows; cached for all layers and steps of that size."""
+    """Return the tile for a number of rows. The result is cached for all layers and steps of this size."""
     request = next_power_of_2(tokens)
     experts = next_power_of_2(num_experts)
     all_rows = next_power_of_2(num_rows // tokens) * request
@@ -86,10 +93,13 @@ def _cut(shape: Shape, tokens: int, columns: int, num_rows: int, num_experts: in
 
 
 def count_programs(tile: Tile, plan: SelectionPlan, batch: Batch, num_rows: int) -> int:
-    """Return the number of programs. Each program has whole requests."""
+    """Return the number of programs. Each program contains only whole requests."""
     return -(-num_rows // (tile.rows // tile.request * count_tokens(plan, batch)))
 
 
 def count_tokens(plan: SelectionPlan, batch: Batch) -> int:
-    """Return the number of rows that must lie in one program: a request's rows if the plan has a budget by request."""
+    """Return the number of consecutive rows that must be in the same program.
+
+    These are the rows of a request if the plan has a budget for each request. Otherwise the number is 1.
+    """
     return batch.tokens_per_request if plan.add_per_request else 1

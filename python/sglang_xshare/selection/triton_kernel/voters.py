@@ -1,4 +1,4 @@
-"""Device functions for voters, the most confident rows of the batch in all programs (Lynx 4.3)."""
+"""Device functions for voters: the most confident rows of the batch, over all programs (Lynx 4.3)."""
 
 import triton
 import triton.language as tl
@@ -12,7 +12,10 @@ SURE = tl.constexpr(1 << 62)
 
 @triton.jit
 def measure_confidence(scores, live, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """Return keys [R] int64 in the order of confidence: at least SURE for a confident row, -1 without a vote."""
+    """Return keys [R] int64 that order the rows by confidence.
+
+    The key of a row that is confident enough is at least SURE. The key of a row that may not vote is -1.
+    """
     fixed = measure(scores, recipe)
     best, total = tl.max(fixed, 1).to(tl.float64), tl.sum(fixed, 1).to(tl.float64)
     sure = (total > 0) & (best >= total * read_share(budgets, CONFIDENCE))
@@ -22,9 +25,9 @@ def measure_confidence(scores, live, budgets, recipe: tl.constexpr) -> tl.tensor
 
 @triton.jit
 def find_voters(confidence, row, confidences, num_rows, budgets) -> tl.tensor:
-    """Return which rows vote [R] bool: those that reach the confidence, at most the `max_voters` most confident.
+    """Return a mask [R] bool of the rows that vote: the confident rows, but at most the `max_voters` most confident.
 
-    `confidences` [n] are those of all rows. If no row reaches the confidence, the most confident row votes alone.
+    `confidences` [n] contains the keys of all rows. If no row is confident enough, only the most confident row votes.
     """
     place = tl.arange(0, 32)
     top = tl.full((), -1, tl.int64)
@@ -40,7 +43,10 @@ def find_voters(confidence, row, confidences, num_rows, budgets) -> tl.tensor:
 
 @triton.jit
 def follow_voters(ballots, utility, selected, budgets, recipe: tl.constexpr) -> tl.tensor:
-    """Return S [E] bool with experts of `min_votes` or more voters, and the best by utility up to the model's top-k."""
+    """Return S [E] bool with the experts that have at least `min_votes` votes.
+
+    If S then has fewer experts than the model's top-k, the best other experts by utility join S.
+    """
     selected |= ballots >= read_count(budgets, MIN_VOTES)
     missing = recipe.top_k - tl.sum(selected.to(tl.int32), 0)
     return selected | keep_best(tl.where(selected, 0, utility), missing)

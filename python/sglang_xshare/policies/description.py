@@ -15,8 +15,8 @@ def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
 
     For `k0` and `kmax`, null means the model's top-k. If `top_k` is given, it replaces this null.
 
-    The list `overrides` contains one entry for each range of layers or batch sizes with other keys. An entry contains
-    the keys that change. If another policy applies, the entry contains all keys of that policy. An entry without
+    The list `overrides` contains one entry for each range of layers or batch sizes in which keys change. An entry
+    contains the changed keys. If another policy applies, the entry contains all keys of that policy. An entry without
     `layers` applies to all layers, and an entry without `by_rows` applies to all batch sizes. If two entries apply, the
     later entry wins.
 

@@ -187,7 +187,7 @@ class SelectionPlan:
         ]
 
     def is_another_estimate(self, other: "SelectionPlan") -> bool:
-        """Return whether this plan uses a server's estimate of `acceptance` and otherwise equals the other plan."""
+        """Return whether the two plans differ only in `acceptance`, and this plan uses the server's estimate of it."""
         return self.estimates and replace(self, acceptance=other.acceptance) == other
 
     def weighs(self, tokens_per_request: int) -> bool:

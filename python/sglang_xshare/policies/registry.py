@@ -51,7 +51,7 @@ class Policy:
     def default(self, name: str) -> Any:
         """Return the value of a key that the user does not set.
 
-        If the policy has required keys, return the key's declared default.
+        If the policy also has required keys, return the default in the signature of its function.
         """
         try:
             return self.resolve({})[name]
@@ -103,7 +103,7 @@ class Policy:
         return {name: given.get(name, getattr(plan, name, self.defaults.get(name))) for name in self.keys}
 
     def find_tables(self, values: Mapping[str, Any]) -> dict[str, Table]:
-        """Return the table of each key whose value is a word in `tables`."""
+        """Return the tables of all keys whose value is a word with a table in `tables`."""
         return {name: table for name, words in self.tables.items() if (table := words.get(values.get(name, "")))}
 
     def _look_up(self, values: Mapping[str, Any], rows: int) -> dict[str, Any]:

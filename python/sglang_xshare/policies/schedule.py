@@ -58,7 +58,7 @@ class Schedule:
 
     @property
     def parts(self) -> list[Schedule]:
-        """Return the schedules that `observe` compares, or a list of this schedule alone for every other policy."""
+        """Return the schedules that `observe` compares. For all other policies the list contains only `self`."""
         return list(self.observed.values()) or [self]
 
     def reason_to_skip(self, phase: str, rows: int) -> str | None:
@@ -282,5 +282,5 @@ def _check_requests(plan: SelectionPlan, speculative: bool) -> None:
 
 
 def _boundaries(overrides: tuple[Override, ...]) -> set[int]:
-    """Return layer ids or row counts. At least one is from each range in which the same overrides apply."""
+    """Return layer ids or row counts, at least one from every range in which the same overrides apply."""
     return {n for override in overrides for n in (override.first, override.last, override.last + 1)}

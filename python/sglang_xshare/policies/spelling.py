@@ -1,4 +1,4 @@
-"""The spelling of a policy on the command lines of the server, the benchmarks and `policies --show`."""
+"""The text form of a policy with its keys, such as `xshare:k0=1,add=24`, which all command lines accept."""
 
 import json
 import re

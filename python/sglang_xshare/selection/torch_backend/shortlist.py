@@ -1,8 +1,8 @@
 """The set S of the vectorized backend, as a table [N] bool.
 
-Counts that depend on data stay on the device. The best m experts are therefore a sorted list of fixed size and a mask.
-Utilities are integers in float64, whose sums are exact in any order up to 2^53. This module does not round thresholds.
-An integer reaches a threshold exactly if it reaches the threshold rounded up.
+Counts that depend on data stay on the device. So the best m experts are stored as a sorted list of fixed size with a
+mask. Utilities are integers in float64, whose sums are exact in any order up to 2^53. Thresholds are not rounded,
+because an integer that reaches a threshold also reaches the threshold rounded up.
 """
 
 from functools import cache

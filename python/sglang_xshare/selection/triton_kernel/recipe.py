@@ -1,4 +1,4 @@
-"""The recipe for which the kernel is compiled. It lists the parts of the kernel that a plan and a router need."""
+"""The recipe, a compile-time argument of the kernel. It lists the parts of the kernel that a plan and a router need."""
 
 from dataclasses import dataclass
 from functools import lru_cache

@@ -18,7 +18,7 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 def exp(x) -> tl.tensor:
     """Return e^x in fp32, rounded as torch rounds it on CUDA. The result is 0 below 2^-126.
 
-    The interpreter has no other function than tl.exp. Compiled code does not use tl.exp, because it rounds differently.
+    The interpreter can only run tl.exp. Compiled code does not use tl.exp, because tl.exp rounds differently.
     """
     return tl.exp(x) if INTERPRETED else libdevice.exp(x)
 
@@ -200,7 +200,7 @@ def roll(rounds) -> tl.tensor:
 
 @triton.jit
 def begin_rest(keys, unique: tl.constexpr) -> tl.tensor:
-    """Return the rest before the first key is taken. The rest describes the keys that are left.
+    """Return the initial rest, when no key is taken yet. A rest describes the keys that are left.
 
     If keys are unique, the rest is an upper bound [R] of the keys that are left. Otherwise it is a copy of the keys [R,
     E].

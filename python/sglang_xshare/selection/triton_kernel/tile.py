@@ -1,4 +1,4 @@
-"""Tiles, which divide a batch among programs: the rows of each program, and the padded sizes."""
+"""Tiles, which divide the rows of a batch among the programs of a kernel, and pad sizes to powers of two."""
 
 import json
 from dataclasses import dataclass, field

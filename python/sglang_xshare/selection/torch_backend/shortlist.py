@@ -2,7 +2,7 @@
 
 Counts that depend on data stay on the device. So the best m experts are stored as a sorted list of fixed size with a
 mask. Utilities are integers in float64, whose sums are exact in any order up to 2^53. Thresholds are not rounded,
-because an integer that reaches a threshold also reaches the threshold rounded up.
+because an integer reaches a threshold if and only if it reaches the threshold rounded up.
 """
 
 from functools import cache

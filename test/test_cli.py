@@ -23,9 +23,16 @@ def test_without_a_command_the_commands_are_listed(capsys):
         capsys.readouterr()
 
 
-def test_a_flag_of_policies_without_effect_is_refused(capsys):
-    assert main(["policies", "--speculative-num-draft-tokens", "4"]) == 1
-    assert read_refusal(capsys).startswith("policies: --speculative-num-draft-tokens 4: ")
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (["--speculative-num-draft-tokens", "4"], "--speculative-num-draft-tokens 4: must be used with --show"),
+        (["oea", "--show", "xshare"], "--show xshare oea: must be one policy"),
+    ],
+)
+def test_a_word_of_policies_without_effect_is_refused(words, refused, capsys):
+    assert main(["policies", *words]) == 1
+    assert read_refusal(capsys).startswith(f"policies: {refused}")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """A table of the small checkpoint: its experts are those that the model's routers choose."""
 
 from contextlib import nullcontext
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from benchmark.common.paths import ROOT
 from benchmark.quality.model import load_model as load_reference
 from benchmark.quality.model import router_logits
 from refused import read_refusal, refused
-from sglang_xshare.affinity import calibration
 from sglang_xshare.affinity.calibration import SHRINKAGE, calibrate, load_model, project, read_texts, watch_experts
 from sglang_xshare.affinity.table import hash_tokenizer, load_table
 from sglang_xshare.cli import main
@@ -54,12 +52,6 @@ def test_a_call_without_expert_ids_is_no_layers():
             model["experts"](hidden, routed)
     [(found, experts)] = layers
     assert (found.tolist(), experts) == (ids.tolist(), 3)
-
-
-def test_samples_are_of_pieces_from_the_first_to_the_last(monkeypatch):
-    monkeypatch.setattr(calibration, "SAMPLES", 3)
-    samples = calibration._sample(np.eye(9, dtype=np.float16), torch.arange(9)[:, None])
-    assert samples.argmax(1).tolist() == [0, 4, 8]
 
 
 def test_the_table_tells_domains_apart(tiny_model, pieces):
@@ -126,13 +118,6 @@ def test_wrong_arguments_are_one_line(tiny_model, tmp_path, capsys, flag, value,
     with pytest.raises(SystemExit) if flag == "--tokens" else nullcontext():
         assert main(["calibrate", *(str(word) for pair in flags.items() for word in pair)]) == 1
     assert f"{flag} {said}" in read_refusal(capsys)
-
-
-def test_a_device_with_too_little_memory_is_one_line(tiny_model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(calibration, "load_model", Mock(side_effect=RuntimeError("out of memory\nTried")))
-    flags = ["--model", str(tiny_model), "--texts", str(tiny_model / "heldout"), "--out", str(tmp_path / "t")]
-    assert main(["calibrate", *flags, "--tokens", "256"]) == 1
-    assert read_refusal(capsys) == "calibrate: out of memory Tried\n"
 
 
 def test_a_checkpoint_without_whole_weights_and_short_texts_are_one_line(tiny_model, tmp_path):

@@ -54,14 +54,6 @@ def test_get_prints_what_an_estimate_is_now(answering, capsys):
     assert "now" not in capsys.readouterr().out, "a step of one token has no drafts"
 
 
-def test_get_prints_a_trial_and_the_graphs_that_select(answering, capsys):
-    limits = ANSWER["limits"] | {"captured_rows": [1, 8], "selecting_rows": [8]}
-    for answer, printed in ((ANSWER, False), (ANSWER | {"trial": True, "limits": limits}, True)):
-        assert main(["policy", "get", answering(json.dumps(answer).encode()).url]) == 0
-        out = capsys.readouterr().out
-        assert [words in out for words in ("a trial of a search", "graphs that select: [8]")] == [printed] * 2
-
-
 def test_get_prints_vanilla_for_a_server_that_only_chooses_the_depth_of_drafts(answering, capsys):
     told = {"policy": "vanilla", "in_force": {"policy": "vanilla"}, "draft_depth": {"batch_sizes": []}}
     assert main(["policy", "get", answering(json.dumps(told).encode()).url]) == 0

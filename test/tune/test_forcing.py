@@ -2,7 +2,6 @@
 
 import math
 import pickle
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -88,21 +87,6 @@ def test_a_server_predicts_each_forced_token_but_the_prefills(monkeypatch):
     assert (told.nats, told.greedy, set(told.likeliest)) == (pytest.approx(1.0), 9, {6, 9})
     with pytest.raises(PolicyError, match="other tokens than the forced ones"):
         server.force([[1]], [[5, 7]])
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("The server is not configured to enable custom logit processor.", "must have --enable-custom-logit-processor"),
-        ("custom_logit_processor: unknown field", "must have --enable-custom-logit-processor"),
-        ("input_ids: too long", "^input_ids: too long$"),
-    ],
-)
-def test_a_server_without_logit_processors_is_told_its_flag(line, told, monkeypatch):
-    monkeypatch.setattr(Server, "ask", Mock(side_effect=PolicyError(line, 400)))
-    with pytest.raises(PolicyError, match=told) as refused:
-        Server("http://127.0.0.1:1").ask_forced({})
-    assert refused.value.status == 400
 
 
 def test_it_is_pickled_by_name():

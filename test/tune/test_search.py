@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_xshare.tune.gauge import Gauge
-from sglang_xshare.tune.measure import Bench, Measurement, agreement
+from sglang_xshare.tune.measure import Bench, Measurement
 from sglang_xshare.tune.plans import VANILLA_SETTING, group_layers
 from sglang_xshare.tune.search import Option, count_measurements, rank_choices, search, smooth, trim
 from sglang_xshare.tune.texts import read_samples
@@ -95,11 +95,6 @@ def test_a_measurement_is_known_by_policy_batch_and_part(tmp_path):
     for what in every * 2:
         bench.run(*what)
     assert asked == every
-
-
-def test_greedy_agreement_is_the_share_of_all_positions():
-    found, vanilla = (Measurement([], [], greedy, None, None, None) for greedy in ([[1, 2], [3, 4]], [[1, 2], [3, 5]]))
-    assert agreement(found, vanilla) == 0.75
 
 
 def test_losses_that_do_not_add_up_are_corrected(texts, tmp_path):

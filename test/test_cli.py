@@ -26,6 +26,8 @@ def test_without_a_command_the_commands_are_listed(capsys):
 def test_a_flag_of_policies_without_effect_is_refused(capsys):
     assert main(["policies", "--speculative-num-draft-tokens", "4"]) == 1
     assert read_refusal(capsys).startswith("policies: --speculative-num-draft-tokens 4: ")
+    assert main(["policies", "oea", "--show", "xshare"]) == 1
+    assert read_refusal(capsys).startswith("policies: --show xshare oea: ")
 
 
 @pytest.mark.parametrize(

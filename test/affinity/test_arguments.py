@@ -42,6 +42,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "missing": {**METHODS, "expert_affinity": "/no/t"},
     "bound": {**METHODS, "expert_affinity": "t", "expert_affinity_bound": 0.9},
     "no number": {**METHODS, "expert_affinity": "t", "expert_affinity_bound": float("nan")},
+    "no bound at all": {**METHODS, "expert_affinity": "t", "expert_affinity_bound": float("inf")},
 }
 # What differs from a server that is served, and from its table's origin.
 SERVERS: dict[str, dict[str, Any]] = {
@@ -51,6 +52,7 @@ SERVERS: dict[str, dict[str, Any]] = {
     "two machines": {"nnodes": 2},
     "a decode server": {"disaggregation_mode": "decode"},
     "gRPC": {"grpc_mode": True},
+    "gRPC of the model gateway": {"smg_grpc_mode": True},
     "a port of gRPC": {"grpc_port": 30001},
     "SGLang's server in Rust": {"SGLANG_RUST_SERVER": True},
     "another vocabulary": {"text": {"vocab_size": 67}},
@@ -72,9 +74,10 @@ def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
 
 def serve(monkeypatch: pytest.MonkeyPatch, tokenizer: str = "", text: Any = None, **differences: Any) -> None:
     """Check what differs from a server that is served, and from its table's origin."""
-    usual = {"dp_size": 2, "attn_dp_size": 1, "enable_dp_attention": False, "nnodes": 1}
-    config = {**usual, "disaggregation_mode": "null", "grpc_port": None, **differences}
-    server_args = SimpleNamespace(**config, model_path=str(MODEL), expert_affinity="FILE")
+    usual: dict[str, Any] = {"dp_size": 2, "attn_dp_size": 1, "enable_dp_attention": False, "nnodes": 1}
+    usual |= {"disaggregation_mode": "null", "grpc_port": None, "model_path": str(MODEL)}
+    config = usual | differences
+    server_args = SimpleNamespace(**config, expert_affinity="FILE")
     own = {"vocab_size": 66, "model_type": "qwen3_moe", "num_hidden_layers": 4, "num_experts": 64}
     model = SimpleNamespace(hf_text_config=SimpleNamespace(**own | (text or {})))
     monkeypatch.setattr(affinity, "resolved", lambda args: args)
@@ -86,3 +89,4 @@ def serve(monkeypatch: pytest.MonkeyPatch, tokenizer: str = "", text: Any = None
 def test_what_fits_is_served(monkeypatch):
     serve(monkeypatch)
     serve(monkeypatch, hash_tokenizer(MODEL))
+    serve(monkeypatch, "ab" * 32, model_path="Qwen/Qwen3-30B-A3B")  # a name on the Hub has no tokenizer to compare

@@ -35,6 +35,25 @@ def test_the_experts_seen_are_those_of_the_routers(tiny_model, pieces):
         assert torch.equal(ids.sort(1).values, expected.flatten(0, 1).sort(1).values)
 
 
+class Experts(torch.nn.Linear):
+    """A module whose first parameter has a row an expert; it takes what a router hands it."""
+
+    def forward(self, hidden, *routed):
+        return hidden
+
+
+def test_a_call_without_expert_ids_is_no_layers():
+    """As of shared experts, or of experts that get weights alone."""
+    model = torch.nn.ModuleDict({name: Experts(1, 3) for name in ("shared_experts", "experts")})
+    hidden, ids = torch.ones(2, 1), torch.tensor([[0], [2]])
+    with watch_experts(model) as layers:
+        model["shared_experts"](hidden)
+        for routed in (None, hidden, ids):
+            model["experts"](hidden, routed)
+    [(found, experts)] = layers
+    assert (found.tolist(), experts) == (ids.tolist(), 3)
+
+
 def test_the_table_tells_domains_apart(tiny_model, pieces):
     """Pieces that it was not measured on are more like pieces of their own domain than like others."""
     assert pieces.shape == (4 * 12, LENGTH)

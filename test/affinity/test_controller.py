@@ -64,18 +64,20 @@ def test_requests_go_where_they_were_decided_to(sent):
 
 
 def test_what_decides_beside_experts(sent):
-    """SGLang's own choice of a replica is kept and counted; a replica that is down gets nothing; embeddings and health
-    checks go where least runs.
+    """SGLang's own choice of a replica is kept and counted; a replica that is down or removed gets nothing; embeddings
+    and health checks go where least runs.
     """
-    directed, down, plain = make(), make(), make()
+    directed, down, removed, plain = make(), make(), make(), make()
     down._controller.status[0] = False
+    removed._controller._active_workers = [1]
     for number in range(3):
         directed(request(f"r{number}", routed_dp_rank=1))
         down(request(f"r{number}"))
-    assert [replica for replica, _ in sent] == [1] * 6
+        removed(request(f"r{number}"))
+    assert [replica for replica, _ in sent] == [1] * 9
     assert directed.affinity.loads == [0, 3]
     sent.clear()
-    plain(SimpleNamespace(**{**vars(request("r0")), "input_ids": None}))
+    plain(SimpleNamespace(rid="r0", routed_dp_rank=None, input_ids=None))  # an embedding request has no sessions
     plain(request("HEALTH_CHECK_1"))
     assert [replica for replica, _ in sent] == [0, 1]
     assert plain.decide(request("HEALTH_CHECK_2")).reason == "load"
@@ -123,11 +125,15 @@ def test_a_conversation_stays_where_it_began(sent, field, directed):
 
 
 def test_the_log_says_who_got_what(sent, monkeypatch, caplog):
-    monkeypatch.setattr(controller, "LOG_INTERVAL", 0.0)
+    """Once in ten seconds, and what came since the line before."""
+    times = iter([0.0, 9.0, 10.0, 19.0, 20.0])
+    monkeypatch.setattr(controller, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    dispatcher = make()
     with caplog.at_level(logging.INFO):
-        make()(request("r0", routed_dp_rank=1))
-    line = "Expert affinity: 1 requests, directed 100.0%; by replica: 0 1; running: 0 1, imbalance: 2.00"
-    assert caplog.messages == [line]
+        for number in range(4):
+            dispatcher(request(f"r{number}", routed_dp_rank=1))
+    line = "Expert affinity: 2 requests, directed 100.0%; by replica: 0 2; running: 0 {}, imbalance: 2.00"
+    assert caplog.messages == [line.format(running) for running in (2, 4)]
 
 
 @pytest.fixture
@@ -150,6 +156,20 @@ def test_metrics_have_what_each_replica_runs_at_the_last_decision():
     assert running == [0, 5]
     labels = {"replica": "1", "reason": "affinity"}
     assert REGISTRY.get_sample_value(f"{PREFIX}requests_total", labels) == 2
+
+
+@pytest.mark.usefixtures("_no_metrics_of_others")
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_dispatcher_is_as_the_flags_say(cached, tmp_path, monkeypatch):
+    """A prompt that comes again is worth nothing where prefixes are not cached."""
+    monkeypatch.setattr("sglang_xshare.affinity.arguments.resolved", lambda server_args: server_args)
+    make_table().save(tmp_path / "table")
+    flags = {"load_balance_method": METHOD, "expert_affinity": str(tmp_path / "table"), "expert_affinity_bound": 1.5}
+    flags |= {"dp_size": 3, "disable_radix_cache": not cached, "enable_metrics": cached}
+    dispatcher = hooks.dispatcher(Controller(server_args=SimpleNamespace(**flags), send_control_message=None))
+    affinity = dispatcher.affinity
+    assert (len(affinity.loads), affinity.bound, affinity.caches) == (3, 1.5, cached)
+    assert (dispatcher._counts._metrics is not None) == cached
 
 
 WAYS_OUT: dict[str, Callable[[WatchedRequests], object]] = {

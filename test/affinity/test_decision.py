@@ -225,6 +225,7 @@ def test_a_replica_that_dies_loses_what_it_ran_and_its_cache():
     affinity.set_alive([])
     with pytest.raises(RuntimeError, match="no replica is alive"):
         affinity.choose("three", prompt(0))
+    assert affinity.choose("four", prompt(0), replica=1) == Decision(1, "directed"), "SGLang has sent it already"
 
 
 def test_a_request_counts_once_and_ends_once():
@@ -235,6 +236,10 @@ def test_a_request_counts_once_and_ends_once():
     for _ in range(2):
         affinity.finish("same")
         assert affinity.loads == [0, 0]
+    for name in ("ends", "stays"):
+        affinity.choose(name, prompt(1), replica=0)
+    affinity.finish("ends")
+    assert affinity._centroids._present[0] == pytest.approx(TABLE.sign(prompt(1))), "what stays is still compared"
 
 
 @settings(derandomize=True)

@@ -177,6 +177,8 @@ def test_a_smoothed_time_doubles_at_most_at_once():
     assert state.seconds == {3: 2.0}
     state.update_times(3, [0.1] * HISTORY)
     assert state.seconds == {3: 1.0}
+    state.update_times(3, [1.5] * 2 * HISTORY)
+    assert state.seconds == {3: pytest.approx(1.5)}, "more steps than a smoothed time covers are all of it"
 
 
 def test_steps_launched_before_the_last_decision_end_no_block():
@@ -213,6 +215,17 @@ def test_forgotten_times_leave_depths_and_shares():
     depths.forget_times()
     assert (depths.shares.shares, depths.states[2].depth, depths.states[2].seconds) == (shares, 5, {})
     assert (depths.states[2].current, depths.states[2].left) == (5, BLOCK), "measured again, the depth in use first"
+
+
+def test_forgotten_times_are_measured_again_at_once():
+    depths = Depths(lambda size: CANDIDATES, 7, start=3)
+    alike = {depth: 1.0 + depth for depth in CANDIDATES}  # all drafts are accepted, so all depths are as fast
+    serve(depths, 2, EXPLORED, alike)
+    state = depths.states[2]
+    assert state.period > SOON
+    depths.forget_times()
+    assert (state.period, state._steps) == (SOON, {})
+    assert set(serve(depths, 2, EXPLORED, alike)) == {*CANDIDATES}
 
 
 def test_one_candidate_is_never_left():

@@ -204,6 +204,16 @@ def test_times_across_a_switch_of_the_policy_are_left_out():
     assert [launch.forwards for launch, _ in policy._taken[2]] == [3, 4]
 
 
+def test_the_first_step_of_another_depth_has_no_time():
+    controller = make(clock=count().__next__)
+    policy = controller.params
+    for depth in (3, 3, 1, 1):
+        policy.depths.find(2).trial = depth
+        assert launch(controller, 2) == depth
+        complete(controller, 2)
+    assert [step.depth for step, _ in policy._taken[2]] == [3, 1]
+
+
 def test_what_acceptance_auto_stands_for_is_the_share_of_all_drafts():
     shares = Shares(7)
     acceptance = Acceptance(8, lambda: shares.pooled)
@@ -232,3 +242,9 @@ def test_what_acceptance_auto_stands_for_is_the_share_of_all_drafts():
 def test_a_policy_turns_it_on_unless_the_flag_says_otherwise(asked, policy, adapts, on):
     config = SimpleNamespace(expert_policy_draft_depth=asked, expert_policy=policy, speculative_adaptive=adapts)
     assert is_on(config) is on
+
+
+def test_before_sglang_takes_a_policy_no_default_turns_it_on(monkeypatch):
+    monkeypatch.setattr("sglang_xshare.depth.is_release", lambda since: False)
+    config = SimpleNamespace(expert_policy_draft_depth=None, expert_policy="xshare", speculative_adaptive=True)
+    assert not is_on(config)

@@ -1,5 +1,6 @@
 """What a server shows of its draft depths: log, GET, metrics; and the hooks that show it."""
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from sglang_xshare.depth.report import DepthReport
 from sglang_xshare.live import control
 from sglang_xshare.live.replicas import merge
 from sglang_xshare.stage.stage import LastSwitch
+from sglang_xshare.upstream.drafts import SWITCHES, WORKER
 from sglang_xshare.upstream.ranks import share_first
 
 LABELS = {"model_name": "depth-report"}
@@ -74,9 +76,9 @@ def test_metrics_are_those_of_the_depth_in_use(served, monkeypatch):
     served.publish(make_reporter())
     assert read("draft_depth") == 5, "an idle server has nothing new"
     served.policy.verifications += 1
+    served.publish(None)
     monkeypatch.setattr(report_module, "is_first_rank", lambda: False)
     served.publish(make_reporter())
-    served.publish(None)
     assert read("draft_depth") == 5
     monkeypatch.setattr(report_module, "is_first_rank", lambda: True)
     served.publish(make_reporter())
@@ -157,3 +159,9 @@ def test_sglang_keeps_its_policy_unless_ours_is_on(monkeypatch):
     assert stage.acceptance.width == 8
     policy.get_steps_for_batch(1)
     assert policy._launched[-1][3:] == (3, 0)
+    monkeypatch.setattr("sglang_xshare.depth.start.resolved", lambda given: given)
+    monkeypatch.setattr("sglang_xshare.depth.start.list_sizes", lambda runner, config: [runner, config.expert_policy])
+    assert policy._list_captured() == [runner, "xshare"]
+    for line, is_logged in ((f"{SWITCHES}: steps 3 -> 5", False), ("out of memory", True)):
+        record = logging.makeLogRecord({"msg": line})
+        assert bool(logging.getLogger(WORKER).filter(record)) is is_logged

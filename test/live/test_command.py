@@ -125,6 +125,7 @@ def test_each_route_is_asked_with_its_key(server, monkeypatch):
     ("answer", "line"),
     [
         ((400, b'{"error": "k0 = 9: must be at most the model\'s top-k, 8"}'), "k0 = 9:"),
+        ((400, b'{"message": "a server of another form"}'), "a server of another form"),
         ((401, b'{"error": "Unauthorized"}'), "401: no permission"),
         ((404, b'{"detail": "Not Found"}'), "404: no such route"),
         ((500, b"oh"), "500 Internal Server Error"),

@@ -22,12 +22,15 @@ from stage.fake import TOP_K, XSHARE, make_reporter
 
 
 def test_get_tells_the_plan_and_what_is_counted(control):
-    told = control(XSHARE | {"expert_policy_config": {"k0": 2, "layers": {"1": {"add": 3}}}}).get()
+    asked = control(XSHARE | {"expert_policy_config": {"k0": 2, "layers": {"1": {"add": 3}}}})
+    told = asked.get()
     absent = {"warnings", "recaptured", "recapture_seconds", "draft_depth"}
     assert set(told) == {"policy", "k0", "layers", *ADDED} - absent
     assert told["in_force"]["mass"] == 0.93
     assert {"by_rows": "8-15", "mass": 0.9} in told["in_force"]["overrides"]
     assert told["counters"]["outcomes"]["policy"] == told["switches"] == 0
+    for name in (None, "none"):
+        assert asked.post({"policy": name})["policy"] == "vanilla"
 
 
 SETTINGS = [{"policy": policy.name, **setting.keys} for policy in list_policies() for setting in policy.published]
@@ -94,6 +97,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "min_rows = 17: .*no step of this server has a number of rows in this range",
     ),
     ({"policy": "xshare", "recapture": 1}, r"recapture must be true or false \(got 1\)"),
+    ({"policy": "xshare", "trial": 1}, r"trial must be true or false \(got 1\)"),
 ]
 
 
@@ -183,6 +187,8 @@ def test_no_graphs_are_captured_while_memory_is_released(control):
     with pytest.raises(ValueError, match=f"^CUDA graphs would have to be captured again: {reason}$"):
         asked.post({"policy": "xshare", "add": 1}, reporter)  # the check refuses, so nothing is restored
     assert asked.stage.last_switch.number == 0
+    asked.stage.graphs.captured.clear()
+    assert asked.post({"policy": "xshare", "add": 1}, reporter)["switches"] == 1, "nothing has to be captured"
 
 
 def test_a_restore_does_not_try_a_capture_that_has_failed_twice(control):

@@ -162,6 +162,7 @@ def test_only_the_first_rank_counts_its_own_switches(two, monkeypatch):
     assert one.control.get()["own_switches"] == 1
     monkeypatch.setattr("sglang_xshare.live.control.is_first_rank", lambda: False)
     assert one.control.get()["own_switches"] is None
+    assert one.control.get()["counters"] is None, "the first rank's are of all"
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,14 @@ def test_a_frame_is_of_what_happened_since_the_one_before():
     assert read_rows(shown) == [["1", "11.7", "5.0", "0.8125"], ["3", "11.0", "6.0", "0.7500"]]
 
 
+def test_what_a_server_does_not_measure_is_a_dash():
+    """As the accepted length without speculation; a replica that has verified nothing is in no mean."""
+    shown = show(Look(LATER | {"switches": 0}, read_gauges(""), 1.0), None)
+    assert "- tokens/s, accepted length -; 0 running, 0 queued" in shown
+    assert "by layer, since the server's start:" in shown
+    assert "accepted length 2.50;" in show(Look(LATER, read_gauges(METRICS_TEXT.replace("3.5", "0.0")), 1.0), None)
+
+
 def test_page_ins_are_told_where_experts_are_paged():
     told = answer(layer(1, 4, 40, 20, 7.0, 8))
     told["since_switch"] |= {"page_ins_before": 60, "page_ins": 20}

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -63,8 +65,9 @@ def test_a_target_that_is_none(tmp_path, capsys):
 
 
 def test_no_sglang_installed(capsys, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "sglang is not installed here" in _refusal(capsys, "apply")
+    for spec in (None, SimpleNamespace(origin=None)):  # the latter of a folder of this name
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, spec=spec: spec)
+        assert "sglang is not installed here" in _refusal(capsys, "apply")
 
 
 def test_the_default_target_is_the_installed_sglang(tree, capsys, monkeypatch):
@@ -120,15 +123,19 @@ def _open_read_only(file: object, mode: str = "r", *args: Any, _open: Callable[.
     return _open(file, mode, *args)
 
 
-def test_a_full_disk_names_the_folder(tree, capsys, monkeypatch):
-    """Its error names no file."""
-
-    def fail(target: Path | None) -> str:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("sglang_xshare.patching.cli.apply", fail)
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "{tree}: No space left on device"),  # it names no file
+        (OSError(errno.EACCES, "Permission denied", "route.py"), "route.py: Permission denied"),
+        (ModuleNotFoundError("No module named 'unidiff'"), "No module named 'unidiff'; pip install it"),
+    ],
+    ids=["full disk", "a file", "not installed"],
+)
+def test_what_the_system_lacks_is_named(tree, capsys, monkeypatch, error, line):
+    monkeypatch.setattr("sglang_xshare.patching.cli.apply", Mock(side_effect=error))
     assert _patch("apply", "--target", tree) == 1
-    assert capsys.readouterr().err == f"patch apply: {tree}: No space left on device\n"
+    assert capsys.readouterr().err == f"patch apply: {line.format(tree=tree)}\n"
 
 
 @pytest.mark.parametrize("patched", [False, True])

@@ -71,7 +71,7 @@ def test_an_added_file_is_neither_replaced_nor_removed_if_it_is_the_users(tree, 
     apply(tree, queue)
     added.write_text("mine = 1\n")
     for run in (lambda: revert(tree), lambda: apply(tree, queue)):
-        assert refused(run, tree).startswith(f"{added}: edited after it was patched")
+        assert refused(run, tree) == f"{added}: edited after it was patched; undo the edit, or remove it"
     added.unlink()
     revert(tree)
     assert read_tree(tree) == FILES
@@ -114,6 +114,9 @@ def test_another_version_of_the_queue_is_replaced(tree, queue, tmp_path):
     assert "nothing to do" not in apply(tree, later)
     assert read_tree(tree) == LATER_PATCHED
     check_patched(tree, later)
+    same_names = write_queue(tmp_path / "same", LATER_QUEUE | {"shared/new.patch": NEW})
+    with pytest.raises(PatchError, match="another version of the queue"):
+        check_patched(tree, same_names)
     revert(tree)
     assert read_tree(tree) == FILES
     assert not (tree / STORE).exists()
@@ -232,7 +235,8 @@ def test_a_file_edited_after_patching_is_refused_by_name(tree, queue, edit):
     apply(tree, queue)
     edit(tree / "sglang/srt/route.py")
     for run in (lambda: revert(tree), lambda: apply(tree, queue)):
-        assert refused(run, tree).startswith(f"{tree}/sglang/srt/route.py: edited after it was patched")
+        remedy = f"undo the edit, or reinstall sglang=={RELEASE}"
+        assert refused(run, tree) == f"{tree}/sglang/srt/route.py: edited after it was patched; {remedy}"
     with pytest.raises(PatchError, match=r"sglang/srt/route\.py: edited after it was patched"):
         check_patched(tree, queue)
 

@@ -110,11 +110,12 @@ def test_a_result_counts_once():
         ({}, 1),
         ({"speculative_num_draft_tokens": 4, "speculative_num_steps": 3, "speculative_eagle_topk": 1}, 4),
         ({"speculative_num_draft_tokens": 8, "speculative_num_steps": 3, "speculative_eagle_topk": 4}, 4),
+        ({"speculative_num_draft_tokens": 2, "speculative_num_steps": 3, "speculative_eagle_topk": 4}, 2),
         ({"speculative_num_draft_tokens": 16, "speculative_num_steps": 1, "speculative_eagle_topk": None}, 16),
         # As SGLang resolves NGRAM's defaults.
         ({"speculative_num_draft_tokens": 12, "speculative_num_steps": 1, "speculative_eagle_topk": 10}, 12),
     ],
-    ids=["none", "chain", "tree", "DFlash", "NGRAM"],
+    ids=["none", "chain", "tree", "small tree", "DFlash", "NGRAM"],
 )
 def test_how_many_tokens_a_step_can_give(flags, width, request):
     algorithm = "NGRAM" if "NGRAM" in request.node.name else "EAGLE3"

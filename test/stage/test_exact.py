@@ -296,6 +296,13 @@ def test_the_rule_of_the_last_policy_holds_while_the_model_is_vanilla(served):
     assert not arrive("c")
 
 
+@pytest.mark.parametrize("low_first", [False, True])
+def test_priorities_have_the_servers_order(low_first, attach):
+    stage = attach(Model(1), **XSHARE, schedule_low_priority_values_first=low_first)
+    stage.exact.admit(req := Req("a", priority=3), Rule(priority=10))
+    assert bool(req.expert_policy_exact) == low_first
+
+
 def test_no_row_is_exact_where_the_server_refuses(attach, monkeypatch):
     """Also where a graph would read the flags."""
     model = Model(1)

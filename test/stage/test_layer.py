@@ -72,6 +72,9 @@ def test_a_shared_expert_without_groups(scoring, monkeypatch):
     shared = config(top_k=9, scoring_func=scoring, correction_bias=BIAS, num_fused_shared_experts=1)
     monkeypatch.setattr(stage_router, "routes_on", lambda flag: flag == "_is_cuda")
     assert read_router(shared).top_k == 8
+    for changes in ({"scoring_func": "softmax", "correction_bias": None}, {"renormalize": False}):
+        with pytest.raises(ValueError, match="^1 fused shared experts in a router that is ungrouped"):
+            read_router(SimpleNamespace(**vars(shared) | changes))
     monkeypatch.setattr(stage_router, "routes_on", lambda flag: False)
     with pytest.raises(ValueError, match=f"in a router that is ungrouped \\({scoring}\\)"):
         read_router(shared)
@@ -82,6 +85,8 @@ def test_a_grouped_router_with_a_bias_scores_by_sigmoids_whatever_its_config_say
     """As GLM-4-MoE's, which leaves the default; without a bias it scores as its config says."""
     assert read_router(config(scoring_func=scoring, correction_bias=BIAS, **GROUPED)).scoring == "sigmoid"
     assert read_router(config(scoring_func=scoring, **GROUPED)).scoring == scoring
+    ungrouped = read_router(config(scoring_func=scoring, **GROUPED | {"use_grouped_topk": False}))
+    assert (ungrouped.num_expert_group, ungrouped.topk_group) == (None, None)
 
 
 def test_a_release_that_renormalizes_what_should_not_be_is_refused(monkeypatch):

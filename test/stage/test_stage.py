@@ -41,6 +41,7 @@ def test_batches_are_those_that_sglang_decides_on_after_loading(monkeypatch):
     """Without --max-running-requests it decides how many requests run at once by the memory that is left."""
     own = runner(model := Model(1), **dict.fromkeys(("max_running_requests", "speculative_num_draft_tokens")))
     own.server_args.device, own.server_args.speculative_adaptive = "cpu", False
+    monkeypatch.setattr("sglang_xshare.upstream.graphs.list_sizes", None)  # SGLang has no request pool yet
     stage = start(own, Arguments(schedule=None), bind(model)).stage
     assert stage.in_force.batches == Batches()
     own.max_running_requests = 50
@@ -58,6 +59,11 @@ def test_off_touches_nothing(flags, attach):
     assert hooks.route(model.configs[0], None) is model.configs[0]
     assert hooks.report(None) == ""
     assert hooks.capture_sizes(SimpleNamespace(**flags), [1, 2, 4]) == [1, 2, 4]
+    assert hooks.capture_limit(SimpleNamespace(), 4, 8, 64, 32) == 4
+    assert (hooks.allows_graph(None), hooks.fits_slots(None)) == (True, False)
+    assert hooks.prepare(model.configs[0], "format", "logits") == ("format", "logits")
+    assert hooks.finish(model.configs[0], "ids", "weights") == "ids"
+    assert hooks.align(lambda *given: given, "ids", 16, 8) == ("ids", 16, 8)
 
 
 @pytest.mark.parametrize(

@@ -82,10 +82,11 @@ class FakeServer:
         ]
 
     def _count(self, rows: int) -> dict[int, int]:
+        """Active experts of each layer that selects; a plan that would leave all of them active is not run."""
         keys = dict(self.policy)
         schedule = build_schedule(keys.pop("policy"), keys, speculative=False)
         plans = {layer: None if schedule is None else schedule.plan(layer, rows) for layer in WEIGHTS}
-        return {layer: min(plan.add + 8, 40) for layer, plan in plans.items() if plan is not None}
+        return {layer: plan.add + 8 for layer, plan in plans.items() if plan is not None and plan.add + 8 < 40}
 
 
 SETTINGS = tuple(f"xshare:k0=1,add={add}" for add in (0, 2, 4, 8, 16, 24))

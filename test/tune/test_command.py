@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+from argparse import Namespace
 
 import pytest
 
 from refused import read_refusal
 from sglang_xshare.cli import main
+from sglang_xshare.tune.command import _check_server
 from sglang_xshare.tune.plans import VANILLA_SETTING
 from tune.fake import SETTINGS, SMALL, WEIGHTS, tune
 
@@ -54,6 +56,17 @@ def test_the_server_has_its_own_policy_again(texts, tmp_path, server, monkeypatc
     server.policy = {"policy": "oea", "k0": 3}
     assert tune(texts, tmp_path / "other") == 130
     assert server.policy == {"policy": "oea", "k0": 3}
+    assert signal.getsignal(signal.SIGHUP) is signal.default_int_handler, "of a lost terminal"
+
+
+def test_without_a_trial_within_the_tolerance_the_plan_is_vanilla(texts, tmp_path, server, capsys):
+    server.exact_rule = {"priority": 10}
+    assert tune(texts, tmp_path / "out", "--tolerance", "0.0001%") == 0
+    out = capsys.readouterr().out
+    assert "16 rows: vanilla, because no trial stays within the tolerance." in out
+    assert "policy set" not in out
+    plan, report = (json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("plan", "report"))
+    assert (plan, report["policy"], report["batches"][0]["chosen"]) == ({}, {"policy": "vanilla"}, None)
 
 
 def test_an_interval_beyond_the_tolerance_is_said(texts, tmp_path, server, capsys):
@@ -88,6 +101,7 @@ def test_an_out_that_cannot_be_written_is_told_before_anything_is_measured(texts
     [
         (("--tolerance", "-3%"), "--tolerance -3%: must be a share"),
         (("--tolerance", "0"), "--tolerance 0: must be a share"),
+        (("--tolerance", "100%"), "--tolerance 100%: must be a share"),
         (("--tolerance", "1%", "--batches", "0"), "--batches 0:"),
         (("--tolerance", "1%", "--groups", "x"), "--groups x:"),
         (("--tolerance", "1%", "--samples", "1"), "--samples 1:"),
@@ -123,6 +137,12 @@ def test_what_asks_for_more_than_there_is_is_one_line(flags, line, texts, tmp_pa
     assert (err.count("\n"), server.switched) == (1, [])
 
 
+@pytest.mark.parametrize("most", [None, 40])
+def test_a_batch_may_have_all_that_the_server_decodes_at_a_time(most):
+    limits = {"most_rows": most, "router": {"top_k": 8, "renormalize": True}}
+    _check_server({"limits": limits}, Namespace(policies=[], batches=[4, 40]))
+
+
 def test_a_setting_that_the_model_cannot_have_is_refused_first(texts, tmp_path, server, capsys):
     assert tune(texts, tmp_path / "out", settings=["xshare:k0=1,add=2", "xshare:k0=99"]) == 1
     assert read_refusal(capsys).startswith("tune: POLICY xshare:k0=99: k0 = 99: ")
@@ -139,14 +159,15 @@ def test_what_the_server_left_exact_stays_so_in_the_plan(texts, tmp_path, server
 
 def test_a_policy_may_stand_behind_flags(texts, tmp_path, server, capsys):
     mixed = ["--texts", str(texts), SETTINGS[1], "--tolerance", "5%", SETTINGS[2], "--out", str(tmp_path / "out")]
-    assert main(["tune", "http://fake", *mixed, *SMALL]) == 0
+    assert main(["tune", "http://fake", *mixed, *SMALL, "--groups", "1"]) == 0
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     tried = {one["name"] for options in report["batches"][0]["options"].values() for one in options}
     assert tried <= {VANILLA_SETTING, *SETTINGS[1:3]}
+    assert [*report["batches"][0]["options"]] == ["0-3"], "one group"
 
 
-def test_what_was_measured_of_other_samples_or_figures_is_measured_anew(texts, tmp_path, server, capsys):
-    """The latter as by a version before divergences."""
+def test_what_was_measured_of_other_samples_models_or_figures_is_measured_anew(texts, tmp_path, server, capsys):
+    """The last as by a version before divergences."""
 
     def measure(*flags: str) -> int:
         assert tune(texts, tmp_path / "out", "--tolerance", "5%", *flags) == 0
@@ -163,6 +184,8 @@ def test_what_was_measured_of_other_samples_or_figures_is_measured_anew(texts, t
     trace.write_text("".join(json.dumps(line) + "\n" for line in older))
     assert measure() == first
     (texts / "0.txt").write_bytes((texts / "0.txt").read_bytes()[5:])
+    assert measure() == first
+    server.get_model = lambda: "another"
     assert measure() == first
 
 

@@ -6,7 +6,9 @@ import pickle
 import pytest
 import torch
 
+from sglang_xshare.live.client import PolicyError
 from sglang_xshare.tune.forcing import MOST, Force, Prediction, read_step, serialize_force
+from sglang_xshare.tune.server import Server
 
 VOCABULARY = 50
 
@@ -72,6 +74,19 @@ def test_each_row_follows_its_own_text():
     force = Force()
     assert [force(torch.zeros(2, 8), rows).argmax(1).tolist() for _ in range(3)] == [[5, 1], [6, 2], [7, 3]]
     assert [row["step"] for row in rows] == [2, 2]
+
+
+def test_a_server_predicts_each_forced_token_but_the_prefills(monkeypatch):
+    # The second report says that the model prefers 9 to 6.
+    top = [[(-0.1, 5, None), (-3.0, 9, None)], [(-0.355, 6, None), (-2.0, 9, None)]]
+    info = {"output_token_logprobs": [one[0] for one in top], "output_top_logprobs": top}
+    answers = [{"output_ids": [5, 6], "meta_info": info}]
+    monkeypatch.setattr(Server, "ask", lambda self, path, body, timeout: answers)
+    server = Server("http://127.0.0.1:1")
+    [[told]] = server.force([[1]], [[5, 6]])
+    assert (told.nats, told.greedy, set(told.likeliest)) == (pytest.approx(1.0), 9, {6, 9})
+    with pytest.raises(PolicyError, match="other tokens than the forced ones"):
+        server.force([[1]], [[5, 7]])
 
 
 def test_it_is_pickled_by_name():

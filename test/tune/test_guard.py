@@ -1,6 +1,7 @@
 """A server's policy while it is searched: whoever else switches it is noticed, and has the last word."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 
@@ -57,6 +58,13 @@ def test_a_switch_whose_answer_never_came_is_undone(server, error):
     assert str(error) in str(raised.value)
     assert guard.restore()
     assert (server.policy, server.trial) == ({"policy": "xshare"}, False)
+
+
+def test_what_the_server_refuses_is_told_in_its_own_words(server, monkeypatch):
+    guard = SwitchGuard(server)
+    monkeypatch.setattr(server, "set_policy", Mock(side_effect=PolicyError("k0 = 99: must be at most 8", 400)))
+    with pytest.raises(PolicyError, match="^k0 = 99: "):
+        guard.set_policy({"policy": "xshare", "k0": 99})
 
 
 def test_of_two_that_begin_at_once_one_holds_the_server(server):

@@ -7,19 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_xshare.tune.gauge import Gauge
-from sglang_xshare.tune.measure import Bench
+from sglang_xshare.tune.measure import Bench, Measurement
 from sglang_xshare.tune.plans import VANILLA_SETTING, group_layers
 from sglang_xshare.tune.search import Option, count_measurements, rank_choices, search, smooth, trim
 from sglang_xshare.tune.texts import read_samples
 from tune.fake import SETTINGS, WEIGHTS, FakeServer
 
 
-def run(texts, tmp_path, tolerance=0.05, server=None, groups=4):
+def run(texts, tmp_path, tolerance=0.05, server=None, groups=4, settings=SETTINGS):
     server = server or FakeServer()
     parts = dict(zip(("tuning", "held out"), read_samples(texts, server.tokenize, 8, 8, 12), strict=True))
     bench = Bench(Gauge(server, parts), tmp_path / "trace.jsonl")
     told: list[str] = []
-    return bench, search(bench, group_layers(list(WEIGHTS), groups), SETTINGS, 4, tolerance, told.append), told
+    return bench, search(bench, group_layers(list(WEIGHTS), groups), settings, 4, tolerance, told.append), told
 
 
 def test_layers_that_lose_little_give_most(texts, tmp_path):
@@ -65,6 +65,13 @@ def test_layers_that_graphs_count_though_they_are_vanilla_save_nothing(texts, tm
     assert found[0] == found[1]
 
 
+def test_a_setting_that_changes_nothing_is_no_option(texts, tmp_path):
+    """The server does not run it, and counts nothing, vanilla's experts included."""
+    (other := tmp_path / "other").mkdir()
+    found = run(texts, tmp_path, settings=("xshare:k0=1,add=32", *SETTINGS))[1]
+    assert found == run(texts, other)[1]
+
+
 @pytest.mark.parametrize("rows", [0.5, 1.5])
 def test_a_server_whose_steps_have_other_rows_is_refused(texts, tmp_path, rows):
     with pytest.raises(ValueError, match=f"^{4 * rows} rows a step in place of 4"):
@@ -78,6 +85,16 @@ def test_half_a_line_in_the_trace_is_measured_again(texts, tmp_path):
     bench, again, _ = run(texts, tmp_path)
     assert bench.measured == 1
     assert again == first
+
+
+def test_a_measurement_is_known_by_policy_batch_and_part(tmp_path):
+    asked = []
+    measured = Measurement([1.0], [0.0], [[1]], None, None, None)
+    bench = Bench(lambda *what: asked.append(what) or measured, tmp_path / "trace.jsonl")
+    every = list(product(({"policy": "vanilla"}, {"policy": "oea"}), (4, 16), ("tuning", "held out")))
+    for what in every * 2:
+        bench.run(*what)
+    assert asked == every
 
 
 def test_losses_that_do_not_add_up_are_corrected(texts, tmp_path):

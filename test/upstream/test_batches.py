@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from sglang_xshare.upstream.batches import Batches, list_captured, read_batches
+from sglang_xshare.upstream.graphs import list_sizes
 
 GRAPHS = Batches(captured=(*range(1, 17), 24, 32), most=100)
 
@@ -45,6 +46,9 @@ def test_a_rank_by_itself_has_its_part_of_the_rows():
     own = read_batches(server, "rank")
     assert own.captured == (1, 2, 4)
     assert own.may_pad(4)
+    drafts = {"speculative_num_draft_tokens": 3, "max_running_requests": 3}
+    half = read_batches(config([2, 4], tp_size=2, moe_a2a_backend="deepep", **drafts), "rank")
+    assert half == Batches((3, 6), unit=1, most=5, always_pad=True), "of 9 rows a rank may have 5"
 
 
 def test_rows_that_ranks_divide_are_padded_to_their_number():
@@ -70,6 +74,7 @@ def test_padding_is_where_a_smaller_batch_has_no_graph_of_its_own():
         # Two of four ranks share out an attention rank's rows: 3 requests are padded to 4, and 1 has no graph.
         ([1, 2, 8], {"max_running_requests": 7, "enable_dp_attention": True, "dp_size": 2, "tp_size": 4}, (4, 8)),
         ([4, 8], {"max_running_requests": 1, "enable_dp_attention": True, "dp_size": 2, "tp_size": 2}, (2,)),
+        ([1, 2, 4], {"attn_cp_size": 2}, (2, 4)),
     ],
     ids=str,
 )
@@ -97,12 +102,14 @@ def test_captured_sizes_are_those_that_sglang_comes_to(requests, tokens, divisor
     model_runner = SimpleNamespace(req_to_token_pool=SimpleNamespace(size=requests), server_args=None)
     upstream, _ = runner.get_batch_sizes_to_capture(model_runner, tokens)
     drafts = {"speculative_num_draft_tokens": tokens, "max_running_requests": requests}
-    assert list_captured(config(sizes, tp_size=divisor, moe_a2a_backend="deepep", **drafts)) == upstream
+    server = config(sizes, tp_size=divisor, moe_a2a_backend="deepep", **drafts)
+    assert list_captured(server) == list_sizes(model_runner, server) == upstream
 
 
 def test_what_a_server_has():
     assert read_batches(config([2, 1])) == Batches((1, 2))
     assert read_batches(config([1, 2], max_running_requests=2)) == Batches((1, 2), most=2)
+    assert read_batches(config([1, 2], max_running_requests=9), requests=3, sizes=[1, 3]) == Batches((1, 3), most=3)
     drafts = {"speculative_num_draft_tokens": 4, "max_running_requests": 2}
     assert read_batches(config([1, 2], **drafts)) == Batches((4, 8), unit=4, most=8)
     ranks = {"enable_dp_attention": True, "tp_size": 2, "dp_size": 2, "max_running_requests": 5}
@@ -110,3 +117,5 @@ def test_what_a_server_has():
     assert read_batches(config([1, 2], device="cpu")) == read_batches(config([1, 2], "disabled")) == Batches()
     assert read_batches(config([1, 2], speculative_adaptive=True)) == Batches(always_pad=True)
     assert read_batches(config(device="cpu", speculative_adaptive=True)) == Batches()
+    ranks = {"tp_size": 2, "moe_a2a_backend": "deepep"}
+    assert read_batches(config(device="cpu", speculative_adaptive=True, **ranks)) == Batches(always_pad=True)

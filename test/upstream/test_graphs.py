@@ -136,6 +136,7 @@ def test_a_failure_leaves_no_width_a_graph_of_another_policy(failing, monkeypatc
 
 def test_without_graphs_no_size_is_captured():
     """SGLang's own list is not there then, and a switch may need the sizes."""
-    assert list_sizes(None, SimpleNamespace(device="cpu", cuda_graph_config=None)) == []
+    for device in ("cpu", "cuda"):
+        assert list_sizes(None, SimpleNamespace(device=device, cuda_graph_config=None)) == []
     off = SimpleNamespace(decode=SimpleNamespace(backend="disabled", bs=None))
     assert list_sizes(None, SimpleNamespace(device="cuda", cuda_graph_config=off)) == []

@@ -1,11 +1,13 @@
 """What the stage reads of SGLang: which MoE runners rank the logits, ranks and schedulers, numbers of releases."""
 
+import os
+import signal
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from sglang_xshare.upstream import routing
+from sglang_xshare.upstream import routing, server
 from sglang_xshare.upstream.release import is_since
 from sglang_xshare.upstream.routing import hands_parts, keep_sums, read_output_format
 from sglang_xshare.upstream.server import attention_dp_size, is_release, num_schedulers, wait_for_device
@@ -55,6 +57,29 @@ def test_a_device_is_waited_for_and_a_cpu_is_not(monkeypatch):
     for device in ("cpu", "cuda"):
         wait_for_device(device)
     assert waited == ["cuda"]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_server_is_ended_by_its_first_rank_and_each_rank_by_itself(is_first, monkeypatch):
+    sent = []
+    monkeypatch.setattr(server, "is_first_rank", lambda: is_first)
+    monkeypatch.setattr(os, "kill", lambda *given: sent.append(given))
+    with pytest.raises(SystemExit) as ended:
+        server.end_server()
+    assert (ended.value.code, sent) == (1, [(os.getppid(), signal.SIGQUIT)] * is_first)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "own", "places"),
+    [("static", [[2, 0, 1]], [[2, 0, 1]]), ("dynamic", None, [[1, 2, 0]]), (None, [[2, 0, 1]], None)],
+)
+def test_an_expert_lies_at_the_replica_that_its_rank_dispatches_to(algorithm, own, places, monkeypatch):
+    """That is the first replica if ranks have no maps of their own."""
+    metadata = SimpleNamespace(logical_to_all_physical_map=torch.tensor([[[1, 3], [2, -1], [0, -1]]]))
+    metadata.logical_to_rank_dispatch_physical_map = None if own is None else torch.tensor(own)
+    monkeypatch.setattr("sglang.srt.eplb.expert_location.get_global_expert_location_metadata", lambda: metadata)
+    found = routing.expert_locations(SimpleNamespace(ep_dispatch_algorithm=algorithm))
+    assert (found if found is None else found.tolist()) == places
 
 
 def test_the_release_that_runs_is_sglangs_own(monkeypatch):

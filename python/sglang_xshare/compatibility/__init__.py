@@ -1,1 +1,1 @@
-"""The code that runs once, before or while the model loads: it reads flags, refuses servers, and finds the layers."""
+"""Checks and preparations when a server starts: its flags, its backends, the model and the model's MoE layers."""

@@ -1,7 +1,7 @@
-"""SGLang's model classes in release 0.5.23: those that tests have executed with a policy, and those that are refused.
+"""Tables of SGLang's model classes: classes that tests have run with a policy, and classes that are refused.
 
-The code of the refused classes cannot be served. A class in neither table is untested: after loading the server checks
-whether each MoE layer has one known `TopK`.
+The tables describe SGLang 0.5.23. A class in neither table is untested. After the server has loaded a model of an
+untested class, it checks that each MoE layer has exactly one known `TopK` module.
 """
 
 _GATE = "its routing function takes the gate's weights, not logits"
@@ -42,16 +42,19 @@ EXECUTED = {
     "Qwen4ExpForConditionalGeneration": "Qwen3.8-Flash-Next",
     "Step3p5ForCausalLM": "Step-3.5",
 }
-"""The family by class, run by real servers in tests: on a CPU (`test/served`), or a pretended GPU (`test/fake_gpu`)."""
+"""Model classes that tests have run in real servers, each with the name of its model family.
+
+The servers ran on a CPU (`test/served`) or on a simulated GPU (`test/fake_gpu`).
+"""
 
 UNSERVED = {
-    # A policy would be on and choose nothing, or choose for one of several layers.
+    # With these classes a policy would select nothing, or would select for only one of several layers.
     "LLaDA2MoeModelLM": _BLOCKS,
     "SDARMoeForCausalLM": _BLOCKS,
     "DiffusionGemmaForBlockDiffusion": _BLOCKS,
     "InternS2MobiusForConditionalGeneration": "several of its layers share a router, and would count as one",
     "NemotronHPuzzleForCausalLM": "its layers differ in their number of experts",
-    # The loaded model would show these; here they are refused before weights load.
+    # The checks of a loaded model would also refuse these classes. This table refuses them before the weights load.
     "Grok1ForCausalLM": _GATE,
     "Grok1ModelForCausalLM": _GATE,
     "PhiMoEForCausalLM": "its router masks the first expert before it picks the second, and has a softmax for each",
@@ -71,8 +74,9 @@ UNSERVED = {
 }
 
 FUSED_FRONTS = frozenset({"KimiK3ForConditionalGeneration", "KimiK3LinearForCausalLM"})
-"""Classes with one kernel for gate and TopK at some numbers of rows, unless SGLANG_K3_FUSED_FRONT is off: in every
-release only `KimiK3MoE._ep_front` calls that kernel.
+"""Classes that compute the gate and TopK in one kernel for some batch sizes, unless SGLANG_K3_FUSED_FRONT is off.
+
+In every supported release only `KimiK3MoE._ep_front` calls this kernel.
 """
 
 GATHERED = frozenset(
@@ -87,12 +91,17 @@ GATHERED = frozenset(
         "Qwen3NextForCausalLM",
     }
 )
-"""Classes with upstream's data-parallel attention: in others, ranks would add up rows of different requests."""
+"""Classes that support SGLang's data-parallel attention.
+
+In all other classes the ranks would add up rows of different requests.
+"""
 
 ALL_TO_ALL = GATHERED - {"GptOssForCausalLM"}
-"""Classes whose layers route only this rank's rows, or none, under an all-to-all backend; not gpt-oss."""
+"""Classes whose MoE layers route only the rank's own rows with an all-to-all backend. gpt-oss does not do this."""
 
 DISPATCHED = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"})
-"""Classes of `ALL_TO_ALL` that also do so under mooncake and nixl. The code of the other classes tests for deepep by
-name, and would add up other ranks' rows.
+"""Classes that support the all-to-all backends mooncake and nixl.
+
+The other classes of `ALL_TO_ALL` test for the name deepep. With another backend they would add up the rows of different
+ranks.
 """

@@ -1,8 +1,9 @@
-"""The MoE runner that `--moe-runner-backend auto` becomes under a policy: SGLang's choice, or one that fits the policy.
+"""The choice of an MoE runner for a server with a policy and `--moe-runner-backend auto`.
 
-SGLang first resolves a copy of the arguments, without a log line. If SGLang chooses a runner that does not serve the
-policy, the arguments get another runner before their own resolution, as if the user had given that runner. So
-everything that SGLang derives from the runner fits. Without a policy nothing here runs.
+SGLang first resolves a copy of the arguments, and writes nothing to the log. If SGLang chooses a runner that does not
+support the policy, this module sets another runner before SGLang resolves the real arguments. SGLang treats this runner
+as if the user had chosen it, so all settings that depend on the runner are consistent. Without a policy this module
+does nothing.
 """
 
 import copy
@@ -24,14 +25,17 @@ from .schedule import check_schedule
 logger = logging.getLogger(__name__)
 
 GIVEN = "_expert_policy_given_runner"
-"""The attribute of `ServerArgs` with --moe-runner-backend as given, which SGLang before 0.5.20 overwrites."""
+"""The attribute of `ServerArgs` that stores the user's --moe-runner-backend.
+
+SGLang before 0.5.20 overwrites the argument itself.
+"""
 
 
 def choose_runner(server_args: Any, arguments: Arguments) -> None:
-    """Replace, and log, the MoE runner that SGLang would choose for `auto` if that runner does not serve the policy.
+    """Replace the MoE runner that SGLang would choose for `auto` if that runner does not support the policy.
 
-    The new runner must fit the experts. Call before SGLang resolves a server's arguments. This function refuses
-    nothing, because later checks do.
+    The new runner supports the format of the experts. The change is logged. Call this function before SGLang resolves
+    the arguments of a server. If no runner fits, this function changes nothing, and later checks refuse the server.
     """
     setattr(server_args, GIVEN, spell(server_args.moe_runner_backend))
     if is_given(server_args) or server_args.device == "cpu":
@@ -48,17 +52,20 @@ def choose_runner(server_args: Any, arguments: Arguments) -> None:
 
 
 def is_given(server_args: Any) -> bool:
-    """Return whether the user has named a MoE runner."""
+    """Return whether the user has chosen an MoE runner."""
     return getattr(server_args, GIVEN, spell(server_args.moe_runner_backend)) != "auto"
 
 
 def check_experts(server_args: Any) -> None:
-    """Raise `ExpertPolicyError` for a resolved server whose experts' kernel cannot follow a policy."""
+    """Raise `ExpertPolicyError` if the kernel that runs the experts does not support a policy.
+
+    The arguments must be resolved.
+    """
     experts = read_experts(server_args)
     if experts is None or experts.served:
         return
     if is_given(server_args):
-        if experts.runner not in list_runners():  # `check_modes` refuses a runner that is never served
+        if experts.runner not in list_runners():  # `check_modes` refuses this runner
             return
         allowed = ", ".join(experts.list_fitting()) or "another quantization"
         reason = f"its kernel for such experts ({experts.format}) cannot follow a policy; use {allowed}"
@@ -72,9 +79,10 @@ def check_experts(server_args: Any) -> None:
 
 
 def _foresee(server_args: Any, arguments: Arguments, runner: str | None = None) -> tuple[Experts | None, bool]:
-    """Return (how the server would run its experts, whether that serves the policy), with `runner` if given.
+    """Predict how the server will run its experts, and whether these experts support the policy.
 
-    The first value is None without a GPU, and if SGLang refuses the arguments, which the server's own start reports.
+    `runner` replaces --moe-runner-backend if it is given. The first value is None if `read_experts` returns None, or if
+    SGLang refuses the arguments. The server reports such a refusal when it starts.
     """
     record = copy.deepcopy(server_args)
     if runner is not None:
@@ -83,12 +91,12 @@ def _foresee(server_args: Any, arguments: Arguments, runner: str | None = None) 
         try:
             record.resolve_once() if hasattr(record, "resolve_once") else record.__post_init__()
             model = model_config(record)
-        except (Exception, SystemExit):  # whatever SGLang raises
+        except (Exception, SystemExit):  # SGLang may raise any error
             return None, False
         experts = read_experts(record)
         if experts is None or not experts.served:
             return experts, False
-        try:  # some runners take only some schedules
+        try:  # some runners support only some schedules
             check_schedule(arguments.schedule, read_model(model, record.model_path), resolved(record))
         except ExpertPolicyError:
             return experts, False
@@ -97,7 +105,7 @@ def _foresee(server_args: Any, arguments: Arguments, runner: str | None = None) 
 
 @contextmanager
 def _unnoticed() -> Iterator[None]:
-    """Resolve arguments without a log line, without our hooks, and without a change of the environment."""
+    """Disable the log, warnings and our hooks inside the context. Restore the environment variables at its end."""
     from sglang.srt import expert_policy
 
     hooks = {name: getattr(expert_policy, name) for name in ("check_flags", "check_server")}

@@ -1,4 +1,4 @@
-"""The runner of a model's experts, as far as the configuration shows it, and the other runners that fit the experts."""
+"""The MoE runner of a model's experts, as its configuration shows it, and other runners that could run the experts."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +10,11 @@ from .runners import list_runners
 
 @dataclass(frozen=True)
 class Experts:
-    """A server's way to run its experts.
+    """The MoE runner of a server, and the properties that decide which runners can run its experts.
 
-    `runner` is "auto" for triton, marlin or a kernel that only loading shows; `format` is that of the weights;
-    `capability` is the GPU's, None on AMD; `aiter` is True if AMD's aiter is on.
+    `runner` is "auto" for triton, marlin, or a kernel that is known only after loading. `format` is the format of the
+    experts' weights. `capability` is the GPU's compute capability, or None on AMD. `aiter` is True if AMD's aiter is
+    enabled.
     """
 
     runner: str
@@ -24,19 +25,19 @@ class Experts:
 
     @property
     def served(self) -> bool:
-        """Return whether a policy can be served with the runner."""
+        """Return whether the server's MoE runner supports a policy."""
         return self.serves(self.runner)
 
     def serves(self, runner: str) -> bool:
-        """Return whether a policy can be served with this runner for these experts."""
+        """Return whether an MoE runner supports a policy for experts of this format."""
         return runner in ("auto", *list_runners()) and runner not in self.format.unserved
 
     def list_fitting(self) -> list[str]:
-        """Return the served runners that run these experts here, the best first."""
+        """Return the runners that support a policy and can run these experts on this GPU, the best first."""
         return [runner for runner in self.format.fitting if self.serves(runner) and self._runs(runner)]
 
     def _runs(self, runner: str) -> bool:
-        """Return whether a runner that fits the format runs these experts on this GPU."""
+        """Return whether the GPU supports an MoE runner for these experts. The runner must support their format."""
         if self.capability is None:
             since = self.format.triton_beside_aiter
             return runner == "triton" and (not self.aiter or (since is not None and is_release(since)))
@@ -50,7 +51,10 @@ class Experts:
 
 
 def read_experts(server_args: Any) -> Experts | None:
-    """Read resolved arguments; None without a GPU, and for an all-to-all backend, whose layers are checked later."""
+    """Return how a server with resolved arguments runs its experts. Return None if it has no GPU.
+
+    Also return None with an all-to-all backend, because its layers are checked after they have been loaded.
+    """
     config = resolved(server_args)
     if str(config.device) != "cuda" or routes_own_rows(config):
         return None
@@ -62,7 +66,7 @@ def read_experts(server_args: Any) -> Experts | None:
 
     runner, aiter = spell(config.moe_runner_backend), is_amd and bool(get_bool_env_var("SGLANG_USE_AITER"))
     form = read_format(model_config(server_args), config.quantization)
-    if runner == "auto":  # each layer chooses
+    if runner == "auto":  # each layer chooses its own runner
         if form.own_kernel is not None:
             runner = form.own_kernel
         elif capability is None:
@@ -73,7 +77,10 @@ def read_experts(server_args: Any) -> Experts | None:
 
 
 def ranks_logits(config: Any) -> bool:
-    """Return whether the MoE runner of resolved arguments ranks logits itself; flashinfer_mxfp4 does so on sm100."""
+    """Return whether the MoE runner itself selects the top-k experts from the logits.
+
+    triton_kernel does so, and flashinfer_mxfp4 does so on SM100 GPUs. `config` contains the resolved arguments.
+    """
     runner = spell(config.moe_runner_backend)
     if runner != "flashinfer_mxfp4" or str(config.device) != "cuda":
         return runner == "triton_kernel"
@@ -95,13 +102,16 @@ def _read_capability() -> Capability | None:
 
     try:
         major, minor = torch.cuda.get_device_capability()
-    except (RuntimeError, AssertionError):  # no driver; a torch without CUDA
+    except (RuntimeError, AssertionError):  # there is no driver, or PyTorch has no CUDA
         return None
     return major, minor
 
 
 def _has_triton_kernels(capability: Capability) -> bool:
-    """Return whether triton_kernels runs MXFP4: on Hopper, and on the B200 with drivers before 595 (gpt_oss.py)."""
+    """Return whether triton_kernels is available and can run MXFP4 on this GPU.
+
+    It can on Hopper, and on the B200 with drivers before 595 (gpt_oss.py).
+    """
     from sglang.srt.utils import common
 
     if not (9, 0) <= capability < (11, 0) or not common.is_triton_kernels_available():

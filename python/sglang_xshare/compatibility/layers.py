@@ -1,4 +1,4 @@
-"""The MoE layers of a loaded model, each with its router, and the checks of plans against them."""
+"""The MoE layers of a loaded model, and checks whether the layers support the policy's plans."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,17 +30,18 @@ from .arguments import Arguments, read_arguments
 from .runners import TRITON, Runner, check_kernel, find_kernel
 
 OUTPUTS = {FILLED: ("standard",), DROPPED: ("standard", "bypassed"), MASKED: ("triton_kernel", "bypassed")}
-"""The outputs that a router may have, by the convention of its runner. A "bypassed" output has logits; for a DROPPED
-runner the stage returns ids and weights instead.
+"""The output formats that a router may have, for each convention of an MoE runner.
+
+A "bypassed" output contains logits. For a DROPPED runner, the stage returns expert ids and weights instead.
 """
 
 
 def find_layers(model_runner: Any) -> tuple[Arguments, list[Layer]] | None:
-    """Return the stage's flags and every MoE layer of this rank's loaded model; None if the stage is off.
+    """Return the stage's flags and the MoE layers of this rank's loaded model. Return None if the stage is off.
 
-    If the runner of a layer would rank logits itself, set the layer's experts to add up a row's outputs themselves, see
-    `keep_sums`. End the process with one line for a router or a runner that the stage cannot serve, and for a trace
-    that is no longer writable.
+    If the MoE runner of a layer would select experts from the logits itself, the layer's experts are set to add up the
+    outputs of each row (see `keep_sums`). The process ends with one line if a router or runner is not supported, or if
+    the trace is no longer writable.
     """
     try:
         arguments = read_arguments(model_runner.server_args)
@@ -54,10 +55,10 @@ def find_layers(model_runner: Any) -> tuple[Arguments, list[Layer]] | None:
 
 
 def end_refused(error: ExpertPolicyError, config: Any) -> NoReturn:
-    """End a scheduler process that refuses its loaded model, without a traceback.
+    """End a scheduler process, without a traceback, because its loaded model is refused.
 
-    Each tensor-parallel rank prints its number and the reason. One of several schedulers raises instead, because their
-    controller waits forever for a scheduler that ends.
+    Each tensor-parallel rank prints its number and the reason. If the server has several schedulers, raise the error
+    instead, because their controller would wait forever for a scheduler that has ended.
     """
     if num_schedulers(config) > 1:
         raise error
@@ -67,7 +68,7 @@ def end_refused(error: ExpertPolicyError, config: Any) -> NoReturn:
 
 
 def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
-    """Return every MoE layer. Raises `ExpertPolicyError` for an unknown router and for a layer without one."""
+    """Return every MoE layer. Raises `ExpertPolicyError` if a layer has no router or an unknown router."""
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
     from sglang.srt.layers.moe.topk import TopK
 
@@ -89,7 +90,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
             output_format = "standard" if on_cpu else read_output_format(topk_config)
             if runners and number not in runners:
                 raise ValueError("the layer has no FusedMoE that runs its experts; each router must have one")
-            runner = runners.get(number, TRITON)  # DeepSeek's first model has no FusedMoE at all
+            runner = runners.get(number, TRITON)  # the first DeepSeek model has no FusedMoE
             options = _read_options(runner, output_format, topk_config, config)
             recorded, pool = config.enable_return_routed_experts, paging.get(number)
             options |= {"recorded": recorded, "paging": pool, "current_frame": current_frame, "index": len(layers)}
@@ -104,7 +105,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
             layers.append(layer)
         except ValueError as error:
             raise refusal(name, "router", str(error)) from None
-    # DeepSeek's first model has a TopK, but runs its experts without FusedMoE.
+    # The first DeepSeek model has TopK modules, but it runs its experts without FusedMoE.
     if not layers or len(layers) + count_hashed(modules) < len(experts):
         reason = f"{len(layers)} TopK modules for {len(experts)} MoE layers; each layer must have one"
         raise refusal("--model-path", model_runner.server_args.model_path, reason)
@@ -114,10 +115,10 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
 
 
 def read_placement(model_runner: Any) -> Placement | None:
-    """Return the placement of a loaded model's experts; None on one rank.
+    """Return the placement of the experts on the ranks. Return None if one rank has all experts.
 
-    Ranks hold contiguous ranges of experts, unless SGLang maps ids (--init-expert-location, --enable-eplb). An expert
-    with copies counts on the rank of its first copy.
+    Each rank holds a contiguous range of experts, unless SGLang maps expert ids (--init-expert-location,
+    --enable-eplb). If an expert has several copies, the rank of the first copy counts.
     """
     config = resolved(model_runner.server_args)
     if config.ep_size == 1:
@@ -131,10 +132,10 @@ def read_placement(model_runner: Any) -> Placement | None:
 
 
 def _find_runner(name: str, experts: Any, config: Any) -> Runner:
-    """Return the runner of a layer's experts. Raises `ExpertPolicyError` for an unknown kernel."""
+    """Return the MoE runner of a layer's experts. Raises `ExpertPolicyError` if the kernel is not supported."""
     try:
         runner = find_kernel(experts)
-        if not routes_own_rows(config):  # otherwise the kernel gets a dispatcher's rows
+        if not routes_own_rows(config):  # with an all-to-all backend, the dispatcher drops empty slots
             check_kernel(runner, experts, config)
     except ValueError as error:
         raise refusal(name, "experts", str(error)) from None
@@ -142,18 +143,21 @@ def _find_runner(name: str, experts: Any, config: Any) -> Runner:
 
 
 def _read_options(runner: Runner, output_format: str, topk_config: Any, config: Any) -> dict[str, Any]:
-    """Return keywords of a `Layer`. Raises ValueError if the runner does not take the output of the layer's router."""
-    if routes_own_rows(config):  # a dispatcher takes ids, and skips a slot of -1
+    """Return the keyword arguments for a `Layer`.
+
+    Raises ValueError if the MoE runner does not accept the output format of the layer's router.
+    """
+    if routes_own_rows(config):  # a dispatcher reads expert ids, and skips -1
         if output_format != "standard":
             raise ValueError(f"{output_format} output for an all-to-all dispatcher; must be standard")
-        # Upstream also renumbers ids if every rank has slots for shared experts.
+        # SGLang also renumbers the expert ids if every rank has slots for shared experts.
         renumbers = config.ep_dispatch_algorithm is not None or num_shared_slots(topk_config) > 0
         return {"convention": DROPPED, "renumbers": renumbers}
     if output_format not in OUTPUTS[runner.convention]:
         allowed = " or ".join(OUTPUTS[runner.convention])
         raise ValueError(f"{output_format} output for MoE runner {runner.name}; must be {allowed}")
-    # Upstream renumbers ids if EPLB has moved experts, and before 0.5.23 also to each rank's own numbers. On AMD
-    # upstream gives padding rows expert 0, which may be active for no other row.
+    # SGLang renumbers the ids if EPLB has moved experts. Before 0.5.23 it also converts them to local ids of each rank.
+    # On AMD it assigns padding rows to expert 0, which may be active for no other row.
     looked_up = runner.convention == FILLED and (routes_on("_is_hip") or (config.ep_size > 1 and not keeps_dropped()))
     return {
         "convention": runner.convention,
@@ -164,7 +168,7 @@ def _read_options(runner: Runner, output_format: str, topk_config: Any, config: 
 
 
 def _build_plans(arguments: Arguments, layers: list[int]) -> list[SelectionPlan]:
-    """Return the plans that these layers can get. Raises `ExpertPolicyError` if all layers are always vanilla."""
+    """Return the plans that the schedule gives these layers. Raises `ExpertPolicyError` if it gives them no plan."""
     if arguments.schedule is None or not layers:
         return [VANILLA]
     try:
@@ -174,14 +178,17 @@ def _build_plans(arguments: Arguments, layers: list[int]) -> list[SelectionPlan]
 
 
 def check_router(name: str, modules: Mapping[str, Any]) -> None:
-    """Raise ValueError if the router `name` is not the only one of its layer; `modules` are the model's by name."""
+    """Raise ValueError if the layer routes images with another function, as DeepSeek-V4.1 does.
+
+    `name` is the name of the router, and `modules` contains the modules of the model by name.
+    """
     gate = modules.get(f"{name.rpartition('.')[0]}.gate")
     if getattr(gate, "e_score_correction_bias_vl", None) is not None:
         raise ValueError("DeepSeek-V4.1 routes images by another function; must be a model without images")
 
 
 def check_plans(layer: Layer, plans: Sequence[SelectionPlan], config: Any) -> None:
-    """Raise ValueError for a plan that does not fit a layer's router or runner, or the server's resolved `config`."""
+    """Raise ValueError if a plan does not fit the router or the MoE runner of a layer, or the resolved arguments."""
     for plan in plans:
         if layer.convention == MASKED:
             check_maskable(plan, layer.router)
@@ -190,8 +197,8 @@ def check_plans(layer: Layer, plans: Sequence[SelectionPlan], config: Any) -> No
         if wider and not layer.takes_kmax:
             raise ValueError(f"kmax = {plan.kmax}: the layers' MoE runner uses top-k; must be {layer.router.top_k}")
         if wider and layer.num_shared and (config.ep_dispatch_algorithm is not None or routes_on("_use_aiter")):
-            # Upstream finds a shared expert's column by the width alone: in a wider row upstream would look the shared
-            # expert's number up among the routed experts, or omit the expert.
+            # SGLang finds the column of a shared expert by the number of columns. With more columns it would treat the
+            # shared expert as a routed expert, or omit it.
             raise ValueError(
                 f"kmax = {plan.kmax}: upstream would take the fused shared expert for a routed one; must be "
                 f"{layer.router.top_k}, or use --disable-shared-experts-fusion"
@@ -199,7 +206,7 @@ def check_plans(layer: Layer, plans: Sequence[SelectionPlan], config: Any) -> No
 
 
 def count_hashed(modules: Mapping[str, Any]) -> int:
-    """Count the MoE layers that route by a hash of the token, DeepSeek-V4's first ones, where no policy selects."""
+    """Return the number of MoE layers that route by a hash of the token, such as the first layers of DeepSeek-V4."""
     from sglang.srt.layers.moe.hash_topk import HashTopK
 
     return sum(isinstance(module, HashTopK) for module in modules.values())

@@ -1,4 +1,4 @@
-"""The properties of a Mixture-of-Experts model that a schedule must fit, read from its configuration, without torch."""
+"""The properties of a Mixture-of-Experts model that a policy depends on, read from its configuration without torch."""
 
 import json
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from ..upstream.server import attention_dp_size
 from .architectures import GATHERED, UNSERVED
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
-"""Keys of the language model in the configuration of a model of several modes; ModelConfig itself finds that part."""
+"""Keys for the language model in the configuration of a multimodal model. `ModelConfig` itself finds this part."""
 MOST = 10_000
-"""Layers and experts, at most: a mistyped number in config.json would cost hours of planning."""
+"""The largest number of layers or experts. With a larger, mistyped number the server would plan for hours."""
 
 
 @dataclass(frozen=True)
 class MoeModel:
-    """A model by its configuration; names as in `Router`. `path` is the server's --model-path."""
+    """The properties of a model, with the names of `Router`. `path` is the server's --model-path."""
 
     path: str
     architecture: str
@@ -33,10 +33,10 @@ class MoeModel:
 
 
 def read_model(model: Any, path: str, flag: str = "--model-path") -> MoeModel:
-    """Read upstream's `ModelConfig` of the model that `flag` names.
+    """Return the properties of a model from SGLang's `ModelConfig`. Errors name `flag`.
 
-    Raises `ExpertPolicyError` for a dense model, for a class that is not served, and for layers that differ in experts
-    or top-k.
+    Raises `ExpertPolicyError` for a dense model, for a model class that is not supported, and for a model whose layers
+    have different numbers of experts or a different top-k.
     """
     text_config = model.hf_text_config
     num_experts, top_k = (find_value(text_config, names) for names in (NUM_EXPERTS, TOP_K))
@@ -64,7 +64,7 @@ def read_model(model: Any, path: str, flag: str = "--model-path") -> MoeModel:
 
 
 def check_attention(model: MoeModel, config: Any) -> None:
-    """Raise `ExpertPolicyError` if upstream does not serve the model with data-parallel attention, which is on."""
+    """Raise `ExpertPolicyError` if data-parallel attention is on and the model is not known to support it."""
     if attention_dp_size(config) > 1 and model.architecture not in GATHERED:
         allowed = ", ".join(sorted(GATHERED))
         reason = f"{model.architecture} is not known to have data-parallel attention; must be one of {allowed}"
@@ -72,7 +72,7 @@ def check_attention(model: MoeModel, config: Any) -> None:
 
 
 def read_written(folder: str) -> dict[str, Any]:
-    """Return the content of a folder's config.json. Raises `ExpertPolicyError` if it is not a JSON object."""
+    """Return the content of a folder's config.json. Raises `ExpertPolicyError` if the file is not a JSON object."""
     try:
         found = json.loads((Path(folder) / "config.json").read_bytes())
     except (OSError, ValueError) as error:
@@ -86,17 +86,17 @@ def read_written(folder: str) -> dict[str, Any]:
 def read_folder(
     folder: str, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[MoeModel, dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return (the model, its config.json, its changed config.json, the changed part of its language model).
+    """Return the properties of the model in a folder, and three parts of its configuration.
 
-    The `changes` are those of --json-model-override-args. The model is read from the changed part. Raises
-    `ExpertPolicyError` as `read_model` and `read_written` do.
+    The parts are the original config.json, config.json after the `changes` from --json-model-override-args, and the
+    language model in the changed config.json. Raises `ExpertPolicyError` as `read_model` and `read_written` do.
     """
     original = read_written(folder)
     config = dict(original)
     for name, value in changes.items():
         merges = isinstance(value, dict) and isinstance(config.get(name), dict)
         config[name] = {**config[name], **value} if merges else value
-    # Most configurations have none of these keys: the whole configuration is the language model's.
+    # Most configurations have none of these keys, because they describe only a language model.
     text = next((part for name in TEXT_CONFIGS if isinstance(part := config.get(name), dict) and part), config)
     nested = text.get("text_config")  # in a thinker_config
     text = nested if isinstance(nested, dict) and nested else text
@@ -109,5 +109,5 @@ def read_folder(
 
 
 def _name(config: Any) -> Any:
-    """Return a configuration with its keys as attributes, at every depth."""
+    """Return a configuration as an object with attributes instead of keys, including all nested parts."""
     return json.loads(json.dumps(config), object_hook=lambda keys: SimpleNamespace(**keys))

@@ -1,4 +1,4 @@
-"""The command line `sglang-xshare`. Each subcommand has a module, except `policies`."""
+"""The command line `sglang-xshare`. Each subcommand except `policies` has its own module."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns its exit code, 130 after Ctrl-C; a wrong command line exits with 1."""
+    """Run a command and return its exit code: 130 after Ctrl-C, and 1 after an error."""
     if sys.stdout is None:  # the shell's >&- has closed stdout
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as Python runs
     parser = make_parser()
@@ -97,7 +97,7 @@ def _run_policies(arguments: argparse.Namespace) -> int:
 
 
 def _show(policy: str, speculative: bool) -> int:
-    """Print the active plan of --expert-policy. Raises ValueError for a policy that a server refuses for any model."""
+    """Print the plan of a policy. Raises ValueError if a server would refuse the policy for every model."""
     from .compatibility.arguments import read_arguments
     from .policies.description import describe
 

@@ -1,4 +1,4 @@
-"""Arguments and results of a selection: the model's router, the batch, the answer."""
+"""The arguments and results of `select`: the model's router, the batch, and the selected experts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ SCORINGS = ("softmax", "sigmoid", "sqrtsoftplus")
 class Router:
     """The model's router, without the logits and without fused shared experts.
 
-    `correction_bias` [N], any float dtype, is added to the scores for the choice, not for the weights.
-    `num_expert_group` and `topk_group` are both given (a group-limited router) or both None. Each of `quota_groups`
-    equal groups of experts contributes its top_k / quota_groups best. `scaling` and the expert's `expert_scale` [N],
-    any float dtype, multiply every normalized weight. Raises ValueError naming the key.
+    `correction_bias` [N] is added to the scores when experts are chosen, but not when weights are computed.
+    `num_expert_group` and `topk_group` describe a group-limited router; both are given or both are None. With
+    `quota_groups`, experts are divided into equal groups, and each group contributes its best top_k / quota_groups
+    experts. `scaling` and `expert_scale` [N] multiply every normalized weight. `correction_bias` and `expert_scale`
+    have any float dtype. Raises ValueError, which names the key.
     """
 
     top_k: int
@@ -53,14 +54,18 @@ class Router:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The live rows of a batch, its requests, and its loaded experts. All tensors are on the logits' device.
+    """The rows and requests of a batch, and the loaded experts. All tensors are on the device of the logits.
 
-    `valid` [n] bool marks live rows; None if all rows are live. Rows `[r * T, (r + 1) * T)` with T =
-    `tokens_per_request` are one request. `exact` [n] bool marks rows that are routed as the model routes; None without
-    such rows; a row that is not live is not exact. `resident` [N] bool marks the loaded experts if a layer holds only
-    `slots` experts and pages others in; None if all experts are loaded. `depth` [n] int32 is the number of rows before
-    each draft of a tree on its path; None for chains, in which the depth is the row's place in its request. Raises
-    ValueError naming the key.
+    - `valid` [n] bool marks live rows. None means that all rows are live.
+    - `tokens_per_request` is the number of rows of a request. These rows are consecutive.
+    - `exact` [n] bool marks rows that are routed as the model routes. A row that is not live is not exact. None means
+      that there are no exact rows.
+    - `resident` [N] bool marks the loaded experts if a layer holds only `slots` experts and pages the others in. None
+      means that all experts are loaded.
+    - `depth` [n] int32 is used for trees of drafts. It is the number of rows before a draft on the draft's path. None
+      means chains: the depth of a row is its position in the request.
+
+    Raises ValueError, which names the key.
     """
 
     valid: torch.Tensor | None = None
@@ -78,12 +83,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class RunnerSlots:
-    """The form in which an MoE runner takes a row's slots, the columns of ids and weights, from `select()`.
+    """The form in which `select` returns slots for an MoE runner. Slots are columns of the expert ids and weights.
 
-    A slot without an expert is empty: it contains an active expert with weight 0, or -1 with `empty`, for a runner that
-    drops -1. `shared` fused shared experts, numbered from N on, have the last columns, with `shared_weight` in every
-    row. `masked` requests `Selection.masked_logits`, for a runner that ranks logits itself, and leaves -1 in empty
-    slots. `aligned` requests `Selection.alignment`, if the backend writes it. Raises ValueError naming the key.
+    An empty slot has no expert. It contains an active expert with weight 0. If `empty` is True it contains -1, for a
+    runner that drops -1. `shared` is the number of fused shared experts. They have the last columns, ids from N on, and
+    the weight `shared_weight` in every row. `masked` requests `Selection.masked_logits` for a runner that selects from
+    logits itself; empty slots then contain -1. `aligned` requests `Selection.alignment`, if the backend computes it.
+    Raises ValueError, which names the key.
     """
 
     shared: int = 0
@@ -102,44 +108,47 @@ class RunnerSlots:
 
 
 class Alignment(NamedTuple):
-    """The (row, slot) pairs of ids [n, columns] sorted by expert, as SGLang's `moe_align_block_size` returns them.
+    """The slots of ids [n, columns] sorted by expert, in the format of SGLang's `moe_align_block_size`.
 
-    Experts ascend, and each expert's pairs begin a new block of `selection.alignment.BLOCK` elements. All tensors are
-    int32 and on the ids' device. Elements after the total are undefined.
+    Experts ascend. The slots of each expert begin a new block of `selection.alignment.BLOCK` elements. All tensors are
+    int32 and on the device of the ids. Elements after the total are undefined.
     """
 
     sorted_token_ids: torch.Tensor
-    """Pairs `row * columns + slot`; `n * columns`, which is no pair, fills an expert's last block."""
+    """The numbers `row * columns + slot`. The number `n * columns`, which is no slot, fills an expert's last block."""
     expert_ids: torch.Tensor
     """The expert of each block."""
     num_tokens_post_padded: torch.Tensor
-    """[1]: the total of the blocks' elements."""
+    """[1]: the total number of elements in all blocks."""
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The experts and weights of every row, on the logits' device. Only the reference waits for the device."""
+    """The experts and weights of every row, on the device of the logits. Only the reference waits for the device."""
 
     topk_ids: torch.Tensor
-    """[n, k] int32 (`kmax` columns if the plan has it, at least k if rows may be exact), in descending choice score, -1
-    in an empty slot. `RunnerSlots` may add columns and fill empty slots.
+    """[n, k] int32: the experts of each row, in descending order of their choice scores. An empty slot contains -1.
+
+    If the plan has `kmax`, the number of columns is `kmax`, but at least k if rows may be exact. `RunnerSlots` may add
+    columns and fill empty slots.
     """
     topk_weights: torch.Tensor
-    """[n, k] float32, 0 in an empty slot."""
+    """[n, k] float32: the weights of the experts, with 0 in an empty slot."""
     selected: torch.Tensor
-    """[N] bool: the set S."""
+    """[N] bool: the experts that the policy has selected, called S in the documentation."""
     active: torch.Tensor
     """[N] bool: experts in a slot of a valid row; with masked logits filled up to k experts, which the runner needs."""
     rescued: torch.Tensor
-    """0-dim int64: rows that `rescue` saved."""
+    """0-dim int64: the number of rows that the key `rescue` has saved."""
     vanilla_active: torch.Tensor
-    """[N] bool: experts in the model's own top-k of the valid rows."""
+    """[N] bool: the experts in the model's own top-k of valid rows."""
     kept_mass: torch.Tensor
-    """[n] float32: the sum of a row's scores at its chosen experts, divided by the sum at its own top-k; 1 if the
-    latter is 0, 0 in an invalid row.
+    """[n] float32: the total score of a row's experts, divided by the total score of the row's own top-k.
+
+    It is 1 if the divisor is 0. It is 0 in an invalid row.
     """
     masked_logits: torch.Tensor | None = None
-    """[n, N] in the logits' dtype, if `RunnerSlots.masked` is set: see `selection.mask`."""
+    """[n, N] in the dtype of the logits, if `RunnerSlots.masked` is set. See `selection.mask`."""
     alignment: Alignment | None = None
     """The slots by expert in blocks of `selection.alignment.BLOCK`, if `RunnerSlots.aligned` is set and the Triton
     kernel ran as one program; None otherwise.
@@ -156,11 +165,11 @@ class Tally:
     rescued: torch.Tensor
 
     def of(self, layer: int) -> Tally:
-        """Return one layer's part of a tally of all layers."""
+        """Return one layer's part of a tally for all layers."""
         return Tally(self.active[layer], self.vanilla_active[layer], self.kept_mass[layer], self.rescued[layer])
 
     def take(self, selection: Selection) -> None:
-        """Copy the tensors of a selection."""
+        """Copy the tensors of a selection into this tally."""
         self.active.copy_(selection.active)
         self.vanilla_active.copy_(selection.vanilla_active)
         self.kept_mass.copy_(selection.kept_mass)

@@ -1,1 +1,1 @@
-"""`sglang-xshare check`: whether a server with these flags is served, whether it fits, and what policies would gain."""
+"""The command `sglang-xshare check`: whether a server would start, whether it fits the GPU, and what policies gain."""

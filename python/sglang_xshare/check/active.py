@@ -1,4 +1,4 @@
-"""Active experts per layer and step, from selections of random logits; needs torch."""
+"""The number of active experts in a layer and step, computed from random logits with torch."""
 
 from typing import Any
 
@@ -11,24 +11,26 @@ from ..selection import select
 from ..types import Batch, Router
 
 LAYERS = 48
-"""Layers in a mean, each with random logits for one step."""
+"""The number of layers in a mean. Each layer has random logits for one step."""
 ONE_THREAD = 2**20
-"""The most logits for which torch uses one thread: with 16 rows on 2 cores, several threads spin for 1.3 s between
-operations that take 0.1 s.
+"""The largest number of logits for which torch uses one thread.
+
+With 16 rows on 2 cores, several threads wait for 1.3 s in busy loops between operations that take 0.1 s.
 """
 
 
 def draw_loads(
     schedule: Schedule | None, model: MoeModel, rows: int, tokens_per_request: int, common: float, ranks: int = 1
 ) -> dict[str, Any]:
-    """Return the experts that the model's own routing and the policy load: means over layers with random logits.
+    """Return the numbers of experts that a step loads in a layer: means over layers with random logits.
 
-    `active_experts` and `fullest_rank_experts` are [by the model's own routing, by the policy]; `kept_mass` is the
-    policy's. If `schedule` is None, the policy is the model's own routing. Experts lie on the ranks in order, the same
-    number on each.
+    `active_experts` and `fullest_rank_experts` are two numbers each, for the model's own routing and for the policy.
+    The fullest rank is the rank with the most active experts. `kept_mass` is the policy's kept mass. If `schedule` is
+    None, the policy is the model's own routing. Each rank holds a contiguous range of experts, and all ranges are
+    equally large.
 
-    The logits of a layer are normally distributed. All rows have a part in common, with the share `common` of the
-    variance. The router renormalizes. Raises ValueError for a plan that does not fit the model.
+    The logits of a layer are normally distributed. All rows have a part of their logits in common, and `common` is its
+    share of the variance. The router renormalizes the weights. Raises ValueError if a plan does not fit the model.
     """
     threads = torch.get_num_threads()
     if rows * model.num_experts <= ONE_THREAD:

@@ -32,7 +32,7 @@ class Format:
     own_kernel: str | None = None
     """The kernel that runs such experts, whichever runner the server has. None if the runner decides."""
     by_aiter: bool = False
-    """True if layers choose AMD's aiter with SGLANG_USE_AITER, or triton for shapes that aiter lacks."""
+    """True if layers use AMD's aiter with SGLANG_USE_AITER. Layers use triton for shapes that aiter does not have."""
     triton_beside_aiter: str | None = None
     """The first release in which triton can run such experts while aiter is enabled. None if no release can.
 
@@ -138,9 +138,9 @@ def _read_compressed(config: Mapping[str, Any]) -> Format:
 
 
 BLOCKS = ("weight_block_size", "block_structure", "group_size")
-"""Keys of a quantization with the number of weights that share a scale; -1 for a whole column of weights."""
+"""Keys of a quantization for the number of weights that share a scale. The number -1 means a column of weights."""
 WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size", "intermediate_size")
-"""Keys of config.json with the columns of an expert. Dense layers beside the experts have `intermediate_size`."""
+"""Keys of config.json for the number of columns of an expert. `intermediate_size` may belong to dense layers."""
 CHECKED = (FP8_BLOCK, _COMPRESSED_FP8["block"], Format("blockwise_int8"))
 """Formats with which SGLang does not build experts if the columns of a rank end within a block.
 

@@ -60,7 +60,7 @@ NVIDIA = tuple(name for name, gpu in GPUS.items() if gpu.capability is not None)
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU with a name, in any letter case. Raises ValueError with a list of the names if there is none."""
+    """Return the GPU with this name, in upper or lower case. Raises ValueError with all names if there is none."""
     gpu = GPUS.get(name.lower())
     if gpu is None:
         raise ValueError(f"--gpu {name}: must be one of {', '.join(GPUS)}")

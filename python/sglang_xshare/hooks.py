@@ -44,7 +44,7 @@ _depth: DepthReport | None = None
 
 
 class Refused(SystemExit, ValueError):
-    """The error that ends a server that is refused, with one line.
+    """The error that ends a refused server. Its message is one line.
 
     If nothing catches the error, Python prints the line without a traceback and exits with status 1. Code that uses
     `Engine(...)` can catch the error as a `ValueError`.
@@ -60,7 +60,7 @@ def check_flags(server_args: Any) -> None:
 
 
 def check_server(server_args: Any) -> None:
-    """Check the resolved arguments and the model before weights load, and set the environment. Raises `Refused`."""
+    """Check the resolved arguments and the model before weights load. Set environment variables. Raises `Refused`."""
     if _is_asked(server_args):
         from .compatibility.checks import set_environment
 
@@ -78,7 +78,7 @@ def _check_start(server_args: Any, when: str) -> Start:
 
 
 def _is_asked(server_args: Any) -> bool:
-    """Return whether a flag of `FLAGS`, or dispatch by affinity, is given. Without either, no more modules load."""
+    """Return whether the user has set a flag of `FLAGS` or dispatch by affinity. Otherwise no more modules load."""
     given = (getattr(server_args, name, None) for name in FLAGS)
     return affinity.is_asked(server_args) or not all(value is None or value is False for value in given)
 
@@ -170,12 +170,12 @@ def fits_slots(method: Any) -> bool:
 
 
 def allows_graph(forward_batch: Any) -> bool:
-    """Return whether SGLang may replay a decode graph for a batch. The graph has a suitable batch size."""
+    """Return whether SGLang may replay a captured decode graph of a suitable batch size for this batch."""
     return _stage is None or _stage.allows_graph(forward_batch)
 
 
 def capture_limit(server_args: Any, requests: int, top_k: int, num_experts: int, slots: int) -> int:
-    """Return the largest batch size of a decode graph with paged experts. Without a policy it is `requests`."""
+    """Return the largest batch size of a decode graph with paged experts. Without a policy the limit is `requests`."""
     if not _is_asked(server_args):
         return requests
     from .compatibility.paging import find_limit
@@ -235,7 +235,7 @@ def admit(scheduler: Any, req: Any) -> None:
 
 
 def count(req: Any, logits_output: Any) -> None:
-    """Count a forward of a request, for the response metadata and for the chance that a draft is accepted."""
+    """Count a finished forward of a request, for the response metadata and for the estimated acceptance of drafts."""
     if _stage is None:
         return
     _stage.acceptance.count(req)
@@ -272,7 +272,7 @@ def check_exit(code: int | None) -> None:
 
 
 def dispatcher(controller: Any) -> Any:
-    """Return a data-parallel controller's dispatch function; None without `--load-balance-method expert_affinity`."""
+    """Return the dispatch function of a data-parallel controller, or None if it does not dispatch by affinity."""
     if not affinity.is_asked(controller.server_args):
         return None
     from .affinity.arguments import make_dispatcher

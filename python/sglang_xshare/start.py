@@ -26,8 +26,8 @@ def start(model_runner: Any, arguments: Arguments, layers: list[Layer]) -> Repor
     ranks = read_ranks(model_runner, schedule)
 
     def find_batches(rows: str) -> batches.Batches:
-        # SGLang sets both values with its request pool, after the weights have loaded. Before, `read_batches` predicts
-        # them.
+        # SGLang sets both values with its request pool, after the weights have loaded. Until then `read_batches`
+        # predicts them.
         requests = getattr(model_runner, "max_running_requests", None)
         sizes = None if requests is None else graphs.list_sizes(model_runner, config)
         return batches.read_batches(config, rows, requests, sizes)

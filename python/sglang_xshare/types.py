@@ -18,10 +18,10 @@ class Router:
     """The model's router, without the logits and without fused shared experts.
 
     `correction_bias` [N] is added to the scores when experts are chosen, but not when weights are computed.
-    `num_expert_group` and `topk_group` describe a group-limited router; both are given or both are None. With
-    `quota_groups`, experts are divided into equal groups, and each group contributes its best top_k / quota_groups
-    experts. `scaling` and `expert_scale` [N] multiply every normalized weight. `correction_bias` and `expert_scale`
-    have any float dtype. Raises ValueError, which names the key.
+    `num_expert_group` and `topk_group` describe a group-limited router; both are given or both are None. `quota_groups`
+    is a number of equal groups of experts, each of which contributes its best top_k / quota_groups experts. `scaling`
+    and `expert_scale` [N] multiply every normalized weight. `correction_bias` and `expert_scale` have any float dtype.
+    Raises ValueError with the name of a wrong key.
     """
 
     top_k: int
@@ -65,7 +65,7 @@ class Batch:
     - `depth` [n] int32 is used for trees of drafts. It is the number of rows before a draft on the draft's path. None
       means chains: the depth of a row is its position in the request.
 
-    Raises ValueError, which names the key.
+    Raises ValueError with the name of a wrong key.
     """
 
     valid: torch.Tensor | None = None
@@ -85,11 +85,11 @@ class Batch:
 class RunnerSlots:
     """The form in which `select` returns slots for an MoE runner. Slots are columns of the expert ids and weights.
 
-    An empty slot has no expert. It contains an active expert with weight 0. If `empty` is True it contains -1, for a
-    runner that drops -1. `shared` is the number of fused shared experts. They have the last columns, ids from N on, and
-    the weight `shared_weight` in every row. `masked` requests `Selection.masked_logits` for a runner that selects from
-    logits itself; empty slots then contain -1. `aligned` requests `Selection.alignment`, if the backend computes it.
-    Raises ValueError, which names the key.
+    An empty slot has no expert. By default it contains an active expert with weight 0. If `empty` is True, it contains
+    -1. `shared` is the number of fused shared experts. They have the last columns, ids from N on, and the weight
+    `shared_weight` in every row. `masked` requests `Selection.masked_logits` for a runner that selects from logits
+    itself; empty slots then contain -1. `aligned` requests `Selection.alignment`, if the backend computes it. Raises
+    ValueError with the name of a wrong key.
     """
 
     shared: int = 0
@@ -124,7 +124,7 @@ class Alignment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The experts and weights of every row, on the device of the logits. Only the reference waits for the device."""
+    """The experts and weights of every row, on the device of the logits. Only the reference backend waits for it."""
 
     topk_ids: torch.Tensor
     """[n, k] int32: the experts of each row, in descending order of their choice scores. An empty slot contains -1.
@@ -137,9 +137,9 @@ class Selection:
     selected: torch.Tensor
     """[N] bool: the experts that the policy has selected, called S in the documentation."""
     active: torch.Tensor
-    """[N] bool: experts in a slot of a valid row; with masked logits filled up to k experts, which the runner needs."""
+    """[N] bool: the experts of valid rows. Masked logits add experts up to k, because the runner needs k of them."""
     rescued: torch.Tensor
-    """0-dim int64: the number of rows that the key `rescue` has saved."""
+    """0-dim int64: the number of rows to which the key `rescue` returned their first choice."""
     vanilla_active: torch.Tensor
     """[N] bool: the experts in the model's own top-k of valid rows."""
     kept_mass: torch.Tensor
@@ -150,14 +150,12 @@ class Selection:
     masked_logits: torch.Tensor | None = None
     """[n, N] in the dtype of the logits, if `RunnerSlots.masked` is set. See `selection.mask`."""
     alignment: Alignment | None = None
-    """The slots by expert in blocks of `selection.alignment.BLOCK`, if `RunnerSlots.aligned` is set and the Triton
-    kernel ran as one program; None otherwise.
-    """
+    """The slots sorted by expert. None unless `RunnerSlots.aligned` is set and the Triton kernel ran as one program."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """The tensors of a `Selection` that are counted, under the same names; for all layers they are [layers, ...]."""
+    """The tensors of a `Selection` that the stage counts. For all layers, their first dimension is the layer."""
 
     active: torch.Tensor
     vanilla_active: torch.Tensor
@@ -177,7 +175,7 @@ class Tally:
 
 
 def allocate_tally(new: Callable[..., torch.Tensor], rows: int, experts: int, *layers: int) -> Tally:
-    """Return a tally for logits [rows, experts], for `layers` if given; `new` allocates, as a tensor's `new_empty`."""
+    """Return a tally for logits [rows, experts], with a first dimension `layers` if given. `new` allocates tensors."""
     import torch
 
     active, vanilla_active = (new((*layers, experts), dtype=torch.bool) for _ in range(2))

@@ -24,10 +24,9 @@ def draw_loads(
 ) -> dict[str, Any]:
     """Return the numbers of experts that a step loads in a layer: means over layers with random logits.
 
-    `active_experts` and `fullest_rank_experts` are two numbers each, for the model's own routing and for the policy.
-    The fullest rank is the rank with the most active experts. `kept_mass` is the policy's kept mass. If `schedule` is
-    None, the policy is the model's own routing. Each rank holds a contiguous range of experts, and all ranges are
-    equally large.
+    `active_experts` is the number of active experts, without and with the policy. `fullest_rank_experts` is the same
+    for the rank with the most active experts. `kept_mass` is the kept mass of the policy. If `schedule` is None, the
+    policy is the model's own routing. Each rank holds the same number of consecutive experts.
 
     The logits of a layer are normally distributed. All rows have a part of their logits in common, and `common` is its
     share of the variance. The router renormalizes the weights. Raises ValueError if a plan does not fit the model.

@@ -12,7 +12,7 @@ SHARED_COUNT = ("n_shared_experts", "num_shared_experts")
 
 
 def explain_cut(model: Any, config: Any) -> str | None:
-    """Return the reason why SGLang cannot build the experts of a model, and flags that help. Return None if it can.
+    """Return the reason why SGLang cannot build a model's experts, with flags that help. Return None if it can.
 
     `model` is SGLang's `ModelConfig`, and `config` contains the resolved arguments.
     """

@@ -201,9 +201,9 @@ def _judge(
 
 
 def _count(folder: Path, flags: ServerFlags, resolution: Resolution | None, unanswered: list[str]) -> Weights | None:
-    """Count the weights of the model, with the arguments that SGLang resolved or else with the flags.
+    """Count the weights of the model. On failure return None and add the reason to `unanswered`.
 
-    If the weights cannot be counted, add the reason to `unanswered` and return None.
+    The function uses the arguments that SGLang has resolved, or else the flags.
     """
     start = resolution.start if resolution is not None and resolution.finished else None
     if start is not None:
@@ -251,10 +251,7 @@ def _read_served(step: Step, report: dict[str, Any], unanswered: list[str]) -> S
 def _estimate(
     step: Step, schedule: Schedule | None, compared: Sequence[str], bandwidth: float | None, unanswered: list[str]
 ) -> dict[str, Any] | None:
-    """Return the estimate for all policies. Return None if the active experts cannot be drawn.
-
-    `unanswered` then gets the reason.
-    """
+    """Return the estimate for all policies. If a package is missing, return None and add the reason to `unanswered`."""
     schedules: dict[str, Schedule] = {}
     if schedule is not None:
         given = step.flags.expert_policy, step.flags.expert_policy_config

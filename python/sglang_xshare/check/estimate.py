@@ -13,21 +13,21 @@ from .server import ServerFlags
 from .weights import Weights, divide
 
 FIXED = 34e-6
-"""The time of an MoE layer in seconds, without reading its experts' weights.
+"""The seconds that an MoE layer takes in addition to reading its experts' weights.
 
-OEA's paper measured it on an H100. The estimate uses it for all GPUs.
+OEA's paper measured this time on an H100. The estimate uses it for all GPUs.
 """
 REACHED = 0.97
-"""The share of the peak memory bandwidth with which a GPU reads weights.
+"""The share of the peak memory bandwidth that a GPU reaches when it reads weights.
 
 OEA's paper measured 2.9 us for an expert of Qwen3-30B-A3B, which has 9.4 MB.
 """
 OTHER = 40e-6
-"""The time of all other work in a layer in seconds: attention, norms, and the host.
+"""The seconds that a layer takes for all other work: attention, norms, and the host.
 
-It comes from steps of Qwen3-30B-A3B that were measured on an H100 with SGLang 0.5.17. The measured time of a layer
-minus the estimate without `OTHER` was 25 to 27 us with 1 request. It was 37 to 54 us with 4 to 16 requests, and 67 to
-71 us with 32 requests.
+The value comes from steps of Qwen3-30B-A3B that were measured on an H100 with SGLang 0.5.17. The measured time of a
+layer minus the estimate without `OTHER` was 25 to 27 us with 1 request. It was 37 to 54 us with 4 to 16 requests, and
+67 to 71 us with 32 requests.
 """
 FORMULA = (
     f"MoE layer = {FIXED * 1e6:.0f} us + active x expert bytes / ({REACHED:.0%} of bandwidth), step = MoE layers x "
@@ -76,7 +76,7 @@ class Step:
         return self.context * -(-self.batch // self.flags.dp_size)
 
     def check(self, num_policies: int) -> None:
-        """Raise ValueError for active experts that the model cannot have, and for more rows than can be drawn."""
+        """Raise ValueError if the model cannot have the active experts, or if there are too many rows."""
         experts, ep_size = self.weights.model.num_experts, self.flags.ep_size
         if self.active is None:
             if self.rows > MOST_ROWS:
@@ -140,7 +140,7 @@ def estimate(step: Step, schedules: dict[str, Schedule], bandwidth: float | None
 
 
 def _list_loads(step: Step, schedule: Schedule | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the source of the active experts, and the active experts and kept mass before and after.
+    """Yield the source of the active experts, their numbers without and with the policy, and the kept mass.
 
     The source is --active if the flag is given. Otherwise the active experts are drawn for each of `ASSUMPTIONS`.
     """

@@ -18,8 +18,7 @@ ALONE = "data-parallel attention: while one rank prefills, the step is vanilla o
 class Miss:
     """The error of the estimate for `model` in a number of measured steps, as ranges (least, most).
 
-    `time` is the estimated time divided by the measured time. `speedup` is the estimated speed-up minus the measured
-    one.
+    `time` is the estimated time divided by the measured time. `speedup` is the estimated minus the measured speed-up.
     """
 
     model: str

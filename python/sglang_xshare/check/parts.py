@@ -16,7 +16,7 @@ DRAFT = re.compile(r"(^|\.)(mtp|nextn|eh_proj|enorm|hnorm)")
 EMBEDDING, HEAD = re.compile(r"embed|(^|\.)wte\."), re.compile(r"(^|\.)(lm_head|output|head)\.")
 CACHED = re.compile(r"(^|\.)(\w*(?:attn|attention|mixer))\.(\w+)\.(weight|weight_packed|scales)$")
 KEYS = ("k_proj", "v_proj", "kv_proj", "wkv", "kv_a_proj_with_mqa", "wkv_a")
-"""Projections whose outputs attention caches. From `kv_proj` on, the output is one head: keys and values together."""
+"""Projections whose outputs are cached. From `kv_proj` on, a projection returns keys and values as one head."""
 FUSED = ("qkv_proj", "query_key_value", "Wqkv", "c_attn")
 STATE = ("A_log", "dt_bias", "conv1d.weight", "k_conv1d.weight")
 """Parameters of linear attention. Linear attention has a state of fixed size and does not cache tokens."""
@@ -28,10 +28,10 @@ class Parts:
     """The sizes of a model's parts. `experts`, `read` and `held` are in bytes.
 
     - `experts` is the size of all experts in `moe_layers` layers.
-    - `read` is the size of all other weights that a decode step reads. It includes the embedding only if this is also
-      the LM head.
-    - `held` is the size of all other weights on a GPU.
-    - `cached` is the number of values in the KV cache for one token. At most `cache_heads` ranks divide them.
+    - `read` is the size of all other weights that a decode step reads. It includes the embedding only if the embedding
+      is also the LM head.
+    - `held` is the size of all other weights that a GPU holds.
+    - `cached` is the number of values in the KV cache for one token. At most `cache_heads` ranks divide these values.
     """
 
     experts: float

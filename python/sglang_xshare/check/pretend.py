@@ -19,10 +19,7 @@ class CannotPretend(ValueError):
 
 
 def check_gpu(gpu: Gpu, name: str | None, release: str) -> None:
-    """Raise `CannotPretend` if this release of SGLang cannot resolve its arguments for a GPU.
-
-    `name` is the value of --gpu.
-    """
+    """Raise `CannotPretend` if this SGLang release cannot resolve its arguments for a GPU. `name` is from --gpu."""
     if gpu.capability is None:
         raise CannotPretend(
             f"--gpu {name}: SGLang must be imported on a machine with AMD's GPUs; use {', '.join(NVIDIA)}, or no --gpu"
@@ -38,8 +35,8 @@ def check_gpu(gpu: Gpu, name: str | None, release: str) -> None:
 def pretend(gpu: Gpu) -> Iterator[None]:
     """Make SGLang detect a machine with this GPU, FlashInfer and triton_kernels.
 
-    Facts that SGLang detected when it was imported do not change. For AMD's GPUs these are so many that only the
-    resolved MoE runner is right. Call `check_gpu` before.
+    Facts that SGLang detected when it was imported do not change. For AMD's GPUs there are many such facts, so only the
+    resolved MoE runner is right. Call `check_gpu` first.
     """
     import torch
     from sglang.srt.layers.quantization import QUANTIZATION_METHODS
@@ -65,7 +62,7 @@ def pretend(gpu: Gpu) -> Iterator[None]:
 
 
 def _list_facts(gpu: Gpu) -> dict[str, Any]:
-    """Return the facts about a platform with this GPU. Every release with `override_platform` has these names."""
+    """Return the facts about a platform with this GPU. The names are the same in all releases from `SINCE` on."""
     capability = gpu.capability or MI300
     major, minor = capability if gpu.capability else (0, 0)
     others = ("is_npu", "is_xpu", "is_musa", "has_amx")

@@ -1,4 +1,4 @@
-"""The resolution of a server's arguments by SGLang itself, which collects all refusals, and its report."""
+"""A server's arguments as SGLang itself resolves them, with all refusals and warnings, and the report on them."""
 
 import io
 import logging
@@ -48,7 +48,7 @@ class Resolution:
         self._check(self.start, GIVEN)
 
     def note_resolved(self, server_args: Any) -> None:
-        """Stand in for `hooks.check_server`, which SGLang calls after it has resolved the same record."""
+        """Run the checks after SGLang resolves the arguments. SGLang calls this in place of `hooks.check_server`."""
         assert self.start is not None
         self.finished = True
         self._check(self.start, RESOLVED)

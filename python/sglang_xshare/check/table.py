@@ -115,10 +115,7 @@ def _print_estimate(console: Console, estimate: dict[str, Any]) -> None:
 
 
 def _spell_range(rows: list[dict[str, Any]], name: str, spec: str, side: int) -> str:
-    """Return the text of a table cell, with one value for each assumption.
-
-    `side` is 0 for the model's own routing and 1 for the policy.
-    """
+    """Return the text of a table cell. `side` is 0 for the model's own routing and 1 for the policy."""
     values = [row.get(name) for row in rows]
     if name in ("kept_mass", "speedup"):
         values = [1.0 if side == 0 else value for value in values]

@@ -29,7 +29,7 @@ class Weights:
     - `dense` is the size of all other weights that a decode step reads: attention, router, shared experts, layers
       without experts, and LM head.
     - `held` is the size of `dense`, of the embedding, and of encoders for images or sound.
-    - `cache` is the size of the KV cache for one token in all layers. At most `cache_heads` ranks divide it.
+    - `cache` is the size of the KV cache for one token in all layers. At most `cache_heads` ranks divide the cache.
     - `bits` is the number of bits of an expert's weight, or None if the sizes come from the checkpoint.
     - `source` is "safetensors" or "transformers".
     """

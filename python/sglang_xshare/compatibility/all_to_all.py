@@ -33,10 +33,7 @@ REASONS = {
 
 
 def check_backend(config: Any) -> None:
-    """Raise `ExpertPolicyError` if the --moe-a2a-backend is not supported.
-
-    `config` contains the resolved arguments, or the arguments as the user gave them.
-    """
+    """Raise `ExpertPolicyError` if the --moe-a2a-backend is not supported. The flags need not be resolved."""
     backend = spell(config.moe_a2a_backend or "none")
     if backend not in BACKENDS:
         reason = f"{REASONS.get(backend, _UNKNOWN)}; must be one of {', '.join(BACKENDS)}"
@@ -53,10 +50,7 @@ def check_model(model: MoeModel, config: Any) -> None:
 
 
 def read_ranks(model_runner: Any, schedule: Schedule | None) -> Ranks | None:
-    """Return the server's ranks if each rank routes its own rows.
-
-    Return None if the router of each rank gets the rows of all ranks. The model must be loaded.
-    """
+    """Return the server's ranks if each rank routes its own rows, or None if each router gets the rows of all ranks."""
     config = resolved(model_runner.server_args)
     if not routes_own_rows(config):
         return None

@@ -91,16 +91,13 @@ GATHERED = frozenset(
         "Qwen3NextForCausalLM",
     }
 )
-"""Classes that support SGLang's data-parallel attention.
-
-In all other classes the ranks would add up rows of different requests.
-"""
+"""Classes that support SGLang's data-parallel attention. Other classes would add up rows of different requests."""
 
 ALL_TO_ALL = GATHERED - {"GptOssForCausalLM"}
-"""Classes whose MoE layers route only the rank's own rows with an all-to-all backend. gpt-oss does not do this."""
+"""Classes that support the all-to-all backend deepep: their MoE layers route only the rows of their own rank."""
 
 DISPATCHED = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"})
-"""Classes that support the all-to-all backends mooncake and nixl.
+"""Classes that also support the all-to-all backends mooncake and nixl.
 
 The other classes of `ALL_TO_ALL` test for the name deepep. With another backend they would add up the rows of different
 ranks.

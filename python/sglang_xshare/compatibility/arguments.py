@@ -83,10 +83,7 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
 
 
 def is_on(server_args: Any) -> bool:
-    """Return whether the flags turn the expert-selection stage on.
-
-    This function does not parse the flags. `read_arguments` must have accepted them before.
-    """
+    """Return whether the flags turn the expert-selection stage on. `read_arguments` must have accepted the flags."""
     name = getattr(server_args, "expert_policy", None)
     if name is None:
         return bool(getattr(server_args, "mask_padding_experts", False))
@@ -99,7 +96,7 @@ def ignores_exact(server_args: Any) -> bool:
 
 
 def join_keys(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the name of a policy such as xshare:k0=1, and its keys together with the `keys` of its config.
+    """Return the name of a policy such as xshare:k0=1, and its keys combined with `keys`.
 
     Raises ValueError if a key is in both.
     """

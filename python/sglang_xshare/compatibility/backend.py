@@ -25,10 +25,7 @@ from .schedule import check_schedule
 logger = logging.getLogger(__name__)
 
 GIVEN = "_expert_policy_given_runner"
-"""The attribute of `ServerArgs` that stores the user's --moe-runner-backend.
-
-SGLang before 0.5.20 overwrites the argument itself.
-"""
+"""The attribute of `ServerArgs` for the user's --moe-runner-backend. SGLang before 0.5.20 overwrites the flag."""
 
 
 def choose_runner(server_args: Any, arguments: Arguments) -> None:
@@ -57,10 +54,7 @@ def is_given(server_args: Any) -> bool:
 
 
 def check_experts(server_args: Any) -> None:
-    """Raise `ExpertPolicyError` if the kernel that runs the experts does not support a policy.
-
-    The arguments must be resolved.
-    """
+    """Raise `ExpertPolicyError` if a resolved server runs its experts with a kernel that does not support a policy."""
     experts = read_experts(server_args)
     if experts is None or experts.served:
         return
@@ -79,7 +73,7 @@ def check_experts(server_args: Any) -> None:
 
 
 def _foresee(server_args: Any, arguments: Arguments, runner: str | None = None) -> tuple[Experts | None, bool]:
-    """Predict how the server will run its experts, and whether these experts support the policy.
+    """Return how the server will run its experts, and whether these experts support the policy.
 
     `runner` replaces --moe-runner-backend if it is given. The first value is None if `read_experts` returns None, or if
     SGLang refuses the arguments. The server reports such a refusal when it starts.

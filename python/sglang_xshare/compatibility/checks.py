@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 GIVEN, RESOLVED = "given", "resolved"
 """The two points in time at which checks run.
 
-`GIVEN` checks run before SGLang resolves the arguments, because errors of SGLang's own are tracebacks. `RESOLVED`
-checks run after SGLang has resolved the arguments, before the weights load.
+`GIVEN` checks run before SGLang resolves the arguments, because SGLang reports wrong arguments with a traceback.
+`RESOLVED` checks run after SGLang has resolved the arguments and before the weights load.
 """
 
 
@@ -67,10 +67,7 @@ class Start:
 
     @cached_property
     def parsed(self) -> Arguments | ExpertPolicyError | None:
-        """Return the flags of the expert-selection stage, or the error that refuses them.
-
-        Return None if the stage is off.
-        """
+        """Return the flags of the expert-selection stage or the error that refuses them. Return None if it is off."""
         try:
             return read_arguments(self.server_args)
         except ExpertPolicyError as error:
@@ -122,10 +119,7 @@ def _check_patched(start: Start) -> None:
 
 
 def _check_tree(flag: str) -> None:
-    """Raise `ExpertPolicyError` unless the patches of this version are completely applied to SGLang.
-
-    The error names `flag`.
-    """
+    """Raise `ExpertPolicyError` with the name of `flag` unless all patches of this version are applied to SGLang."""
     try:
         check_patched()
     except PatchError as error:
@@ -141,7 +135,7 @@ def _check_schedule(start: Start) -> None:
 CHECKS = (
     # Wrong values of --expert-policy and its related flags. This check also builds every plan of the schedule.
     Check("policy", GIVEN, STAGE, _check_policy),
-    # An installation of SGLang to which the patches of this version are not completely applied.
+    # An installation of SGLang that lacks patches of this version.
     Check("tree", GIVEN, STAGE, _check_patched),
     # Modes, devices and backends that do not support the expert-selection stage.
     Check("given modes", GIVEN, STAGE, lambda start: check_modes(start.server_args)),

@@ -17,18 +17,12 @@ ADAPTIVE = ("EAGLE", "EAGLE3", "NEXTN")
 
 
 def is_asked(server_args: Any) -> bool:
-    """Return whether --expert-policy-draft-depth is set, or whether its default `THROUGHPUT` takes effect.
-
-    The default takes effect only if the server also has a policy.
-    """
+    """Return whether --expert-policy-draft-depth is set, or whether a policy turns on its default, `THROUGHPUT`."""
     return getattr(server_args, "expert_policy_draft_depth", None) is not None or is_on(server_args)
 
 
 def check_depth(server_args: Any) -> None:
-    """Raise `ExpertPolicyError` if the flags do not allow the server to choose a draft depth.
-
-    SGLang has not resolved the flags yet.
-    """
+    """Raise `ExpertPolicyError` if flags that are not resolved yet do not allow the server to choose a draft depth."""
     asked = getattr(server_args, "expert_policy_draft_depth", None)
     if asked not in (None, THROUGHPUT, UPSTREAM):
         raise ExpertPolicyError(FLAG, asked, f"must be {THROUGHPUT} or {UPSTREAM}")
@@ -66,10 +60,7 @@ def check_adapts(server_args: Any, config: Any) -> None:
 
 
 def _check_candidates(file: str | None, steps: int | None) -> None:
-    """Raise `ExpertPolicyError` if the candidates in `file` are wrong, or if `steps` is not one of them.
-
-    `steps` is the initial draft depth.
-    """
+    """Raise `ExpertPolicyError` if the candidates in `file` are wrong or do not include the initial depth `steps`."""
     from sglang.srt.speculative.adaptive_spec_params import resolve_candidate_steps_from_config
 
     try:

@@ -29,7 +29,7 @@ UNNAMED = "UNO"
 TREE_IN_CPP = "SGLANG_EXPERIMENTAL_CPP_RADIX_TREE"
 """SGLang's environment variable, before 0.5.21, for a prefix cache that does not support `extra_key`.
 
-`extra_key` separates the cache entries of exact requests from those of other requests.
+`extra_key` separates the cache entries of exact requests from the entries of other requests.
 """
 
 
@@ -81,8 +81,7 @@ def check_rule(rule: Rule, config: Any) -> None:
 def check_request(sampling_params: Any, routing_key: str | None, server_args: Any) -> None:
     """Raise ValueError, with a message of one line, if the server cannot serve a request.
 
-    The function reads the request's `custom_params`. If they do not say whether the request is exact, it reads the
-    routing key.
+    The function reads the request's `custom_params`. If they do not contain the setting, it reads the routing key.
     """
     params, source = sampling_params.custom_params, f"custom_params.{KEY}"
     if params is not None and not isinstance(params, dict):

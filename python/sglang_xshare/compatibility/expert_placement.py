@@ -17,10 +17,9 @@ logger = logging.getLogger(__name__)
 
 SHARD, EP = "shard", "ep"
 UNGROUPED, OWN_HEADS = frozenset({"NGRAM", "STANDALONE"}), frozenset({"DFLASH", "DSPARK"})
-"""Two groups of drafters with limits under data-parallel attention.
+"""Drafters with restrictions under data-parallel attention.
 
-SGLang does not support the drafters of `UNGROUPED` with data-parallel attention. With the drafters of `OWN_HEADS`, each
-rank needs the complete LM head.
+SGLang does not support the drafters of `UNGROUPED`. With the drafters of `OWN_HEADS` each rank needs the whole LM head.
 """
 # Arguments for whole experts. If ranks hold slices of experts, each argument must have the value in this table.
 WHOLE = {
@@ -73,10 +72,7 @@ def set_placement(server_args: Any) -> None:
 
 
 def check_placement(server_args: Any) -> None:
-    """Check that the ranks can divide the model, and log the placement of the experts.
-
-    Raises `ExpertPolicyError` if the ranks cannot divide the model.
-    """
+    """Log the placement of the experts. Raises `ExpertPolicyError` if the ranks cannot divide the model."""
     placement = server_args.expert_placement
     config, model = resolved(server_args), model_config(server_args)
     experts = find_value(model.hf_text_config, NUM_EXPERTS)
@@ -125,10 +121,7 @@ def _check_divides(placement: str, ranks: int, count: Any, what: str, more: int 
 
 
 def _describe_slices(ranks: int, model: Any, path: str) -> str:
-    """Return a text with the number of an expert's columns on each rank.
-
-    Raises `ExpertPolicyError` if SGLang cannot divide the columns among the ranks.
-    """
+    """Return the number of an expert's columns on each rank, as text. Raises `ExpertPolicyError` if there is none."""
     quantization = find_quantization(model)
     block = count_block(quantization)
     # For gpt-oss with MXFP4 weights, SGLang rounds each slice up to whole blocks.
@@ -152,8 +145,7 @@ def _describe_slices(ranks: int, model: Any, path: str) -> str:
 def _divides_attention(server_args: Any) -> bool:
     """Return whether the placement turns on data-parallel attention.
 
-    SGLang must support data-parallel attention for the model and for the device. The user must not have set a flag that
-    divides attention.
+    SGLang must support data-parallel attention for the model and the device, and no other flag may divide attention.
     """
     import torch
     from transformers import PretrainedConfig

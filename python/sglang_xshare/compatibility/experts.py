@@ -51,10 +51,7 @@ class Experts:
 
 
 def read_experts(server_args: Any) -> Experts | None:
-    """Return how a server with resolved arguments runs its experts. Return None if it has no GPU.
-
-    Also return None with an all-to-all backend, because its layers are checked after they have been loaded.
-    """
+    """Return how a resolved server runs its experts. Return None without a GPU, and with an all-to-all backend."""
     config = resolved(server_args)
     if str(config.device) != "cuda" or routes_own_rows(config):
         return None
@@ -110,7 +107,7 @@ def _read_capability() -> Capability | None:
 def _has_triton_kernels(capability: Capability) -> bool:
     """Return whether triton_kernels is available and can run MXFP4 on this GPU.
 
-    It can on Hopper, and on the B200 with drivers before 595 (gpt_oss.py).
+    It supports Hopper, and the B200 with drivers before 595 (gpt_oss.py).
     """
     from sglang.srt.utils import common
 

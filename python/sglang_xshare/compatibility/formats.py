@@ -99,10 +99,7 @@ def read_format(model: Any, quantization: str | None) -> Format:
 
 
 def find_quantization(model: Any) -> Mapping[str, Any]:
-    """Return the quantization that the configuration of a model declares, or an empty mapping if there is none.
-
-    Kimi-K2.5 declares it in the configuration of its text model.
-    """
+    """Return the quantization in a model's configuration, or {}. Kimi-K2.5 has it in the text model's configuration."""
     for name, config in product(QUANTIZATIONS, (model.hf_config, model.hf_text_config)):
         declared: Any = getattr(config, name, None)
         declared = declared.to_dict() if hasattr(declared, "to_dict") else declared
@@ -112,10 +109,7 @@ def find_quantization(model: Any) -> Mapping[str, Any]:
 
 
 def find_group(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the first group of a compressed-tensors configuration, because SGLang uses this group for all experts.
-
-    Return an empty mapping if there are no groups.
-    """
+    """Return the first group of a compressed-tensors configuration, or {}. SGLang uses this group for all experts."""
     return next(iter((config.get("config_groups") or {}).values()), {})
 
 

@@ -1,4 +1,4 @@
-"""The MoE layers of a loaded model, and checks whether the layers support the policy's plans."""
+"""The MoE layers of a loaded model, and the checks that each layer supports the policy's plans."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -143,10 +143,7 @@ def _find_runner(name: str, experts: Any, config: Any) -> Runner:
 
 
 def _read_options(runner: Runner, output_format: str, topk_config: Any, config: Any) -> dict[str, Any]:
-    """Return the keyword arguments for a `Layer`.
-
-    Raises ValueError if the MoE runner does not accept the output format of the layer's router.
-    """
+    """Return the keyword arguments of a `Layer`. Raises ValueError if the runner rejects the router's output format."""
     if routes_own_rows(config):  # a dispatcher reads expert ids, and skips -1
         if output_format != "standard":
             raise ValueError(f"{output_format} output for an all-to-all dispatcher; must be standard")
@@ -178,10 +175,7 @@ def _build_plans(arguments: Arguments, layers: list[int]) -> list[SelectionPlan]
 
 
 def check_router(name: str, modules: Mapping[str, Any]) -> None:
-    """Raise ValueError if the layer routes images with another function, as DeepSeek-V4.1 does.
-
-    `name` is the name of the router, and `modules` contains the modules of the model by name.
-    """
+    """Raise ValueError if the layer of a router also routes images with another function, as in DeepSeek-V4.1."""
     gate = modules.get(f"{name.rpartition('.')[0]}.gate")
     if getattr(gate, "e_score_correction_bias_vl", None) is not None:
         raise ValueError("DeepSeek-V4.1 routes images by another function; must be a model without images")

@@ -1,4 +1,4 @@
-"""Checks for flags, backends and drafters that do not support the expert-selection stage."""
+"""Checks that refuse flags, backends and drafters without support for the expert-selection stage."""
 
 import os
 from pathlib import Path
@@ -50,7 +50,7 @@ UNSYNCHRONIZED = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
 SIMULATIONS = ("SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS")
 DRAFTERS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
 NEWER = ("DFLASH", "DSPARK", "FROZEN_KV_MTP", "UNO")
-"""Drafters that are tested only with release `SINCE`, without data-parallel attention and all-to-all backends."""
+"""Drafters that need release `SINCE`. They are untested with data-parallel attention and all-to-all backends."""
 SINCE = "0.5.23"
 # DSpark has three modes of verification. In these two modes, every request always has the same number of rows.
 MODE, UNIFORM = "SGLANG_RAGGED_VERIFY_MODE", ("static", "cap-accept")

@@ -21,7 +21,7 @@ MOST = 10_000
 
 @dataclass(frozen=True)
 class MoeModel:
-    """The properties of a model, with the names of `Router`. `path` is the server's --model-path."""
+    """The properties of a model, with the same names as in `Router`. `path` is the server's --model-path."""
 
     path: str
     architecture: str
@@ -36,7 +36,7 @@ def read_model(model: Any, path: str, flag: str = "--model-path") -> MoeModel:
     """Return the properties of a model from SGLang's `ModelConfig`. Errors name `flag`.
 
     Raises `ExpertPolicyError` for a dense model, for a model class that is not supported, and for a model whose layers
-    have different numbers of experts or a different top-k.
+    differ in their number of experts or top-k.
     """
     text_config = model.hf_text_config
     num_experts, top_k = (find_value(text_config, names) for names in (NUM_EXPERTS, TOP_K))

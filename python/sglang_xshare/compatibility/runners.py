@@ -31,13 +31,10 @@ class Runner:
     methods: tuple[str, ...] = ()
     """Classes of quantization methods or schemes that call this kernel. Empty if all of them call it."""
     marks: Mapping[str, Any] = field(default_factory=dict)
-    """Attributes that a quantization method must have with these values. A missing attribute does not count."""
+    """Values of attributes that identify the kernel. A method without such an attribute is also accepted."""
 
     def runs(self, layer: Any) -> bool:
-        """Return whether SGLang runs the experts of a `FusedMoE` layer with this kernel.
-
-        The layer's MoE runner must have the name of this kernel.
-        """
+        """Return whether a `FusedMoE` layer with an MoE runner of this name runs its experts with this kernel."""
         method: Any = getattr(layer, "quant_method", None)
         kinds = {kind.__name__ for owner in (method, getattr(layer, "scheme", None)) for kind in type(owner).__mro__}
         marked = all(getattr(method, name, value) == value for name, value in self.marks.items())
@@ -68,18 +65,18 @@ TABLE = (
     # steps by runner_config.top_k. An expert has room for m_max rows, which is enough if each row of the batch contains
     # it once.
     Runner("deep_gemm", DROPPED, takes_kmax=False),
-    # csrc/fused_moe/cutlass_backend/cutlass_fused_moe_kernels.cuh skips -1: `is_valid_expert`, `expert_id ==
-    # target_expert_id`, and `expert_id < 0` in finalizeMoeRoutingKernel. blockExpertPrefixSumKernel finds an expert
+    # csrc/fused_moe/cutlass_backend/cutlass_fused_moe_kernels.cuh skips -1: `expert_id == target_expert_id`,
+    # `is_valid_expert`, and `expert_id < 0` in finalizeMoeRoutingKernel. blockExpertPrefixSumKernel finds an expert
     # only once in a row.
     Runner("flashinfer_cutlass", DROPPED),
     # The code for `use_routed_topk` in moe_runner/flashinfer_trtllm.py may step by runner_config.top_k.
     _TRTLLM("flashinfer_trtllm_routed", methods=_TRTLLM_METHODS),
-    # With expert ids this runner acts as flashinfer_trtllm_routed: `materialized_topk` and `format_is_standard` in the
-    # same file.
+    # With expert ids this runner acts as flashinfer_trtllm_routed. The sources are `materialized_topk` and
+    # `format_is_standard` in the same file.
     _TRTLLM("flashinfer_trtllm", since="0.5.23", methods=(*_TRTLLM_METHODS, "CompressedTensorsW4A4Nvfp4MoE")),
-    # _fused_experts_flashinfer_mxfp4_sm100_trtllm_gen in the same file uses routing method 1. In
-    # include/flashinfer/trtllm/fused_moe/, RoutingKernelTopK.cuh ranks experts by logit, then by number.
-    # SoftmaxPostprocess in RoutingCustomPolicy.cuh follows.
+    # _fused_experts_flashinfer_mxfp4_sm100_trtllm_gen in the same file uses routing method 1. The kernels are in
+    # include/flashinfer/trtllm/fused_moe/. RoutingKernelTopK.cuh ranks experts by logit, then by number. Then
+    # SoftmaxPostprocess in RoutingCustomPolicy.cuh computes the weights.
     _MXFP4(convention=MASKED, takes_kmax=False, marks={"_fi_kernel": "trtllm_sm100"}),
     # _fused_experts_flashinfer_mxfp4_cutlass in moe_runner/flashinfer_cutlass.py calls the kernels of
     # flashinfer_cutlass.
@@ -121,10 +118,7 @@ def find_kernel(layer: Any) -> Runner:
 
 
 def check_kernel(runner: Runner, layer: Any, config: Any) -> None:
-    """Raise ValueError if the kernel in `TABLE` does not support a policy for this layer or these arguments.
-
-    `layer` is SGLang's `FusedMoE`, and `config` contains the resolved arguments.
-    """
+    """Raise ValueError if a kernel of `TABLE` does not support a policy for this layer or the resolved arguments."""
     name, reason = runner.name, ""
     if name == "deep_gemm" and config.ep_size > 1 and not keeps_dropped():
         reason = (

@@ -124,7 +124,7 @@ class Alignment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The experts and weights of every row, on the device of the logits. Only the reference backend waits for it."""
+    """The experts and weights of every row, on the logits' device. Only the reference backend waits for the device."""
 
     topk_ids: torch.Tensor
     """[n, k] int32: the experts of each row, in descending order of their choice scores. An empty slot contains -1.
@@ -137,7 +137,10 @@ class Selection:
     selected: torch.Tensor
     """[N] bool: the experts that the policy has selected, called S in the documentation."""
     active: torch.Tensor
-    """[N] bool: the experts of valid rows. Masked logits add experts up to k, because the runner needs k of them."""
+    """[N] bool: the experts that valid rows use.
+
+    With masked logits there are at least k such experts, because the runner needs k experts.
+    """
     rescued: torch.Tensor
     """0-dim int64: the number of rows to which the key `rescue` returned their first choice."""
     vanilla_active: torch.Tensor

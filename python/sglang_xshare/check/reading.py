@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from .server import ServerFlags
 
 WIDE = ("float", "float32")
-"""Values of --dtype with 32 bits. `auto` is not included: with `auto`, SGLang serves float32 weights in float16."""
+"""Values of --dtype with 32 bits.
+
+`auto` is not included, because SGLang then serves float32 weights in float16 (configs/model_config.py).
+"""
 
 UNQUANTIZED = "unquant"
 """The value of --quantization for weights in the model's dtype."""

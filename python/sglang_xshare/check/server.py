@@ -37,8 +37,8 @@ class ServerFlags:
     - `names_model` is False if only the file of `--config` names the model.
     - `ranks` is the number of tensor-parallel ranks, and `ep_size` is the number of expert-parallel ranks among them.
     - `dp_size` is the number of data-parallel attention groups, or 1 without data-parallel attention.
-    - `fraction` is the share of the GPU's memory for weights and KV cache. None means that SGLang chooses it.
-    - `slots` is the number of experts that a layer holds if experts are paged. None means that it is not set.
+    - `fraction` is the share of the GPU's memory for weights and KV cache. None means that SGLang chooses the share.
+    - `slots` is the number of experts that a layer holds if experts are paged. None means that the number is not set.
     - `offloaded` is True if some weights are outside the GPU.
     """
 

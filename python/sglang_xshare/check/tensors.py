@@ -43,9 +43,9 @@ def read_headers(folder: Path) -> list[Tensor]:
 
 
 def _list_files(folder: Path) -> list[Path]:
-    """Return the files that SGLang loads: the files in the index, or else all files.
+    """Return the files that SGLang loads: the files in the index, or all files if there is no index.
 
-    Files that begin with "consolidated" are omitted, because in Mistral's folders they are a second copy.
+    Without an index, files that begin with "consolidated" are omitted. In Mistral's folders they are a second copy.
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():

@@ -55,8 +55,8 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
         if ignores_exact(server_args):
             raise ExpertPolicyError(IGNORES_EXACT, None, together)
         return Arguments(None) if mask_padding else None
-    # Read the keys only once. SGLang copies `server_args` to other processes. When these processes read the file again,
-    # it may have changed, or it may be a pipe that is already empty.
+    # Read the keys only once, because SGLang copies `server_args` to other processes. If these processes read the file
+    # again, the file might have changed, or it might be a pipe that is already empty.
     if not hasattr(server_args, KEYS):
         setattr(server_args, KEYS, read_config(config))
     keys = getattr(server_args, KEYS)

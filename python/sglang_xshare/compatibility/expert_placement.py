@@ -1,7 +1,7 @@
 """The flag `--expert-placement`: its checks, the arguments that it sets, and the log line of the result.
 
 With the value `shard` (MoEShard) every rank holds a slice of every expert. With the value `ep` every rank holds some
-experts completely. Both use layers of SGLang.
+experts completely. Both placements use SGLang's own layers.
 """
 
 import logging
@@ -121,7 +121,10 @@ def _check_divides(placement: str, ranks: int, count: Any, what: str, more: int 
 
 
 def _describe_slices(ranks: int, model: Any, path: str) -> str:
-    """Return the number of an expert's columns on each rank, as text. Raises `ExpertPolicyError` if there is none."""
+    """Return the number of an expert's columns on each rank, as text.
+
+    Raises `ExpertPolicyError` if the ranks cannot divide the columns.
+    """
     quantization = find_quantization(model)
     block = count_block(quantization)
     # For gpt-oss with MXFP4 weights, SGLang rounds each slice up to whole blocks.

@@ -32,7 +32,7 @@ class Format:
     own_kernel: str | None = None
     """The kernel that runs such experts, whichever runner the server has. None if the runner decides."""
     by_aiter: bool = False
-    """True if layers use AMD's aiter with SGLANG_USE_AITER. Layers use triton for shapes that aiter does not have."""
+    """True if layers use AMD's aiter with SGLANG_USE_AITER, and triton for the shapes that aiter cannot compute."""
     triton_beside_aiter: str | None = None
     """The first release in which triton can run such experts while aiter is enabled. None if no release can.
 

@@ -209,7 +209,7 @@ def _check_recorded(config: Any, algorithm: str, allowed: list[str]) -> None:
 
 
 def _explain(algorithm: str) -> str:
-    """Return the end of an error line if SGLang may have replaced the algorithm that the user set."""
+    """Return a hint for the end of an error line if SGLang may have replaced the algorithm that the user set."""
     if algorithm != "FROZEN_KV_MTP":
         return ""
     return "; SGLang turns NEXTN and EAGLE into FROZEN_KV_MTP for this draft, so give another draft"

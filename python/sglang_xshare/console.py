@@ -1,4 +1,4 @@
-"""Helpers for printed output: a console as wide as the terminal, and sizes in bytes."""
+"""Helpers for printed output: a console, and numbers of bytes as text."""
 
 import os
 import sys
@@ -11,20 +11,27 @@ PIPED = 120
 
 
 def open_console() -> Console:
-    """Return a console for stdout. It is as wide as the terminal, COLUMNS or `PIPED`, and does not color numbers."""
+    """Return a console that prints to stdout.
+
+    Its width comes from the terminal or from COLUMNS, otherwise the width is `PIPED`. The console does not color
+    numbers.
+    """
     columns = os.environ.get("COLUMNS", "")
     has_width = sys.stdout.isatty() or (columns.isdigit() and int(columns) > 0)
     return _Console(highlight=False, width=None if has_width else PIPED)
 
 
 class _Console(Console):
-    """A console that raises BrokenPipeError, which the command line handles. rich would exit with status 1."""
+    """A console that raises BrokenPipeError for a closed pipe. The command line handles this error.
+
+    Without this class rich would exit with status 1.
+    """
 
     def on_broken_pipe(self) -> None:
-        """Raise the error of a failed write."""
+        """Raise BrokenPipeError instead of exiting."""
         raise BrokenPipeError
 
 
 def spell_bytes(count: float) -> str:
-    """Return a number of bytes as text, with a suitable unit that is a power of 1,000."""
+    """Return a number of bytes as text, such as "1.50 GB". Units are powers of 1,000."""
     return decimal(round(count), precision=2)

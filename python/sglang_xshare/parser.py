@@ -1,4 +1,4 @@
-"""The parser of the command line, which reports each error in one line."""
+"""The command-line parser. It reports each error in one line."""
 
 import argparse
 import math
@@ -10,14 +10,14 @@ from typing import Any, NoReturn
 from .policies.keys import suggest
 
 LARGEST = 1_000_000_000
-"""The largest number that a flag accepts. With this limit all computed numbers are finite."""
+"""The largest number that a flag accepts. This limit keeps all computed numbers finite."""
 
 
 class Parser(argparse.ArgumentParser):
     """A parser that reports each error in one line and then exits with status 1.
 
-    Flags may be before, between and after positional arguments. An unknown flag is an error, unless the parser has
-    `server_flags`.
+    Flags may be before, between and after positional arguments. An unknown flag is an error, except in a subcommand
+    that passes unknown flags to SGLang (`server_flags`).
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -53,7 +53,10 @@ def path(text: str) -> Path:
 
 
 def between(low: float, high: float = LARGEST, kind: type = float, what: str = "a number") -> Callable[[str], Any]:
-    """Return the type of a flag that accepts numbers in a range. `what` describes such a number in errors."""
+    """Return a function that converts the text of a flag to a number from `low` to `high`.
+
+    `what` describes such a number in errors.
+    """
 
     def read(text: str) -> Any:
         try:
@@ -68,5 +71,5 @@ def between(low: float, high: float = LARGEST, kind: type = float, what: str = "
 
 
 def whole(low: int = 1, high: float = LARGEST) -> Callable[[str], int]:
-    """Return the type of a flag that accepts integers in a range."""
+    """Return a function that converts the text of a flag to an integer from `low` to `high`."""
     return between(low, high, int, "an integer")

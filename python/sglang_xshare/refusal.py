@@ -1,4 +1,4 @@
-"""Errors that refuse a server's configuration, with one line for the user."""
+"""Errors for configurations that a server refuses. Each error is one line."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -23,7 +23,7 @@ class ExpertPolicyError(ValueError):
 
 
 def spell_flag(name: str) -> str:
-    """Return the flag of one of SGLang's arguments."""
+    """Return the command-line flag for the name of a server argument."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -33,17 +33,20 @@ def spell_value(value: Any) -> str:
 
 
 def refusal(flag: str, value: Any, reason: str) -> ExpertPolicyError:
-    """Return the error for a flag that no expert policy supports."""
+    """Return the error for a flag whose value no expert policy supports."""
     return ExpertPolicyError(flag, value, f"cannot be served with an expert policy: {reason}")
 
 
 def refuse(name: str, value: Any, reason: str) -> ExpertPolicyError:
-    """Return the error for an argument that no expert policy supports."""
+    """Return the same error as `refusal`. Its flag is given as the name of a server argument."""
     return refusal(spell_flag(name), spell_value(value), reason)
 
 
 def list_others(config: Any, allowed: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name, the value and the allowed value of each argument whose value is not allowed."""
+    """Yield each argument of `config` whose value differs from the value in `allowed`.
+
+    Each result contains the argument's name, its value and the allowed value.
+    """
     for name, value in allowed.items():
         given = getattr(config, name, value)
         if given != value:

@@ -21,13 +21,13 @@ logger = logging.getLogger(__name__)
 
 
 def start(model_runner: Any, arguments: Arguments, layers: list[Layer]) -> Reports:
-    """Attach a stage to the target model of SGLang's `model_runner`, and return the stage's reports."""
+    """Attach an expert-selection stage to the target model, and return the stage's reports."""
     config, schedule = server.resolved(model_runner.server_args), arguments.schedule
     ranks = read_ranks(model_runner, schedule)
 
     def find_batches(rows: str) -> batches.Batches:
-        # SGLang sets both values with its request pool, after the weights have loaded. Until then `read_batches`
-        # predicts them.
+        # SGLang sets both values when it creates its request pool, after the weights have loaded. Until then
+        # `read_batches` predicts the values.
         requests = getattr(model_runner, "max_running_requests", None)
         sizes = None if requests is None else graphs.list_sizes(model_runner, config)
         return batches.read_batches(config, rows, requests, sizes)

@@ -15,13 +15,15 @@ SCORINGS = ("softmax", "sigmoid", "sqrtsoftplus")
 
 @dataclass(frozen=True, eq=False)
 class Router:
-    """The model's router, without the logits and without fused shared experts.
+    """The properties of the model's router, without the logits and without fused shared experts.
 
-    `correction_bias` [N] is added to the scores when experts are chosen, but not when weights are computed.
-    `num_expert_group` and `topk_group` describe a group-limited router; both are given or both are None. `quota_groups`
-    is a number of equal groups of experts, each of which contributes its best top_k / quota_groups experts. `scaling`
-    and `expert_scale` [N] multiply every normalized weight. `correction_bias` and `expert_scale` have any float dtype.
-    Raises ValueError with the name of a wrong key.
+    - `correction_bias` [N] is added to the scores when experts are chosen, but not when weights are computed.
+    - `num_expert_group` and `topk_group` describe a group-limited router. Both are set, or both are None.
+    - `quota_groups` is a number of equal groups of experts. Each group contributes its best top_k / quota_groups
+      experts.
+    - `scaling` and `expert_scale` [N] multiply every weight, after any renormalization.
+
+    `correction_bias` and `expert_scale` may have any float dtype. Raises ValueError with the name of a wrong key.
     """
 
     top_k: int
@@ -56,14 +58,14 @@ class Router:
 class Batch:
     """The rows and requests of a batch, and the loaded experts. All tensors are on the device of the logits.
 
-    - `valid` [n] bool marks live rows. None means that all rows are live.
+    - `valid` [n] bool is False for padding rows. None means that there are no padding rows.
     - `tokens_per_request` is the number of rows of a request. These rows are consecutive.
-    - `exact` [n] bool marks rows that are routed as the model routes. A row that is not live is not exact. None means
-      that there are no exact rows.
-    - `resident` [N] bool marks the loaded experts if a layer holds only `slots` experts and pages the others in. None
+    - `exact` [n] bool marks rows that are routed as the model routes. A padding row is never exact. None means that
+      there are no exact rows.
+    - `resident` [N] bool marks the loaded experts if experts are paged. A layer then holds only `slots` experts. None
       means that all experts are loaded.
-    - `depth` [n] int32 is used for trees of drafts. It is the number of rows before a draft on the draft's path. None
-      means chains: the depth of a row is its position in the request.
+    - `depth` [n] int32 is used for trees of drafts. It is the depth of each row in its tree, and a root has depth 0.
+      None means chains: the depth of a row is its position in the request.
 
     Raises ValueError with the name of a wrong key.
     """
@@ -83,13 +85,17 @@ class Batch:
 
 @dataclass(frozen=True)
 class RunnerSlots:
-    """The form in which `select` returns slots for an MoE runner. Slots are columns of the expert ids and weights.
+    """The form of the slots that an MoE runner needs. A slot is a column of the expert ids and weights.
 
-    An empty slot has no expert. By default it contains an active expert with weight 0. If `empty` is True, it contains
-    -1. `shared` is the number of fused shared experts. They have the last columns, ids from N on, and the weight
-    `shared_weight` in every row. `masked` requests `Selection.masked_logits` for a runner that selects from logits
-    itself; empty slots then contain -1. `aligned` requests `Selection.alignment`, if the backend computes it. Raises
-    ValueError with the name of a wrong key.
+    - `shared` is the number of fused shared experts. They have the last columns, and ids from N on.
+    - `shared_weight` is the weight of each shared expert in every row.
+    - `masked` requests `Selection.masked_logits` for a runner that selects from the logits itself. Empty slots then
+      contain -1.
+    - `empty` decides what an empty slot contains. If it is True, the slot contains -1. By default the slot contains an
+      active expert with weight 0.
+    - `aligned` requests `Selection.alignment`, if the backend computes it.
+
+    Raises ValueError with the name of a wrong key.
     """
 
     shared: int = 0
@@ -108,14 +114,14 @@ class RunnerSlots:
 
 
 class Alignment(NamedTuple):
-    """The slots of ids [n, columns] sorted by expert, in the format of SGLang's `moe_align_block_size`.
+    """The slots of expert ids [n, columns], sorted by expert. The format is that of SGLang's `moe_align_block_size`.
 
-    Experts ascend. The slots of each expert begin a new block of `selection.alignment.BLOCK` elements. All tensors are
-    int32 and on the device of the ids. Elements after the total are undefined.
+    Expert ids ascend. The slots of each expert start a new block of `selection.alignment.BLOCK` elements. All tensors
+    are int32 and on the device of the expert ids. Elements after `num_tokens_post_padded` are undefined.
     """
 
     sorted_token_ids: torch.Tensor
-    """The numbers `row * columns + slot`. The number `n * columns`, which is no slot, fills an expert's last block."""
+    """The numbers `row * columns + slot`. The rest of an expert's last block contains the number `n * columns`."""
     expert_ids: torch.Tensor
     """The expert of each block."""
     num_tokens_post_padded: torch.Tensor
@@ -124,12 +130,15 @@ class Alignment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The experts and weights of every row, on the logits' device. Only the reference backend waits for the device."""
+    """The result of `select`: the experts and weights of every row.
+
+    All tensors are on the device of the logits. The host waits for the device only with the reference backend.
+    """
 
     topk_ids: torch.Tensor
     """[n, k] int32: the experts of each row, in descending order of their choice scores. An empty slot contains -1.
 
-    If the plan has `kmax`, the number of columns is `kmax`, but at least k if rows may be exact. `RunnerSlots` may add
+    If the plan has `kmax`, there are `kmax` columns, or at least k columns if rows may be exact. `RunnerSlots` may add
     columns and fill empty slots.
     """
     topk_weights: torch.Tensor
@@ -137,18 +146,18 @@ class Selection:
     selected: torch.Tensor
     """[N] bool: the experts that the policy has selected, called S in the documentation."""
     active: torch.Tensor
-    """[N] bool: the experts that valid rows use.
+    """[N] bool: the experts that rows use. Padding rows do not count.
 
     With masked logits there are at least k such experts, because the runner needs k experts.
     """
     rescued: torch.Tensor
-    """0-dim int64: the number of rows to which the key `rescue` returned their first choice."""
+    """0-dim int64: the number of rows that would have no expert without the policy's key `rescue`."""
     vanilla_active: torch.Tensor
-    """[N] bool: the experts in the model's own top-k of valid rows."""
+    """[N] bool: the experts that would be active if the model routed without a policy."""
     kept_mass: torch.Tensor
     """[n] float32: the total score of a row's experts, divided by the total score of the row's own top-k.
 
-    It is 1 if the divisor is 0. It is 0 in an invalid row.
+    It is 1 if the divisor is 0, and 0 in a padding row.
     """
     masked_logits: torch.Tensor | None = None
     """[n, N] in the dtype of the logits, if `RunnerSlots.masked` is set. See `selection.mask`."""
@@ -158,7 +167,10 @@ class Selection:
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """The tensors of a `Selection` that the stage counts. For all layers, their first dimension is the layer."""
+    """The tensors of a `Selection` that the expert-selection stage counts.
+
+    In a tally for all layers, the first dimension of each tensor is the layer.
+    """
 
     active: torch.Tensor
     vanilla_active: torch.Tensor
@@ -178,7 +190,10 @@ class Tally:
 
 
 def allocate_tally(new: Callable[..., torch.Tensor], rows: int, experts: int, *layers: int) -> Tally:
-    """Return a tally for logits [rows, experts], with a first dimension `layers` if given. `new` allocates tensors."""
+    """Return a tally for logits [rows, experts]. If `layers` is given, the tally is for this number of layers.
+
+    `new` allocates a tensor.
+    """
     import torch
 
     active, vanilla_active = (new((*layers, experts), dtype=torch.bool) for _ in range(2))

@@ -1,1 +1,1 @@
-"""Checks and preparations when a server starts: its flags, its backends, the model and the model's MoE layers."""
+"""Checks that run when a server starts. They cover its flags, backends, model and MoE layers."""

@@ -1,7 +1,8 @@
-"""All-to-all expert parallelism: each rank routes its own rows, and a backend sends them to the experts' ranks.
+"""Support for all-to-all expert parallelism.
 
-A row with fewer experts than top-k has empty slots, which contain the expert id -1. A backend is supported if its code
-in SGLang 0.5.23 shows that it drops empty slots. No backend has been tested with a policy on GPUs.
+Each rank routes its own rows, and a backend sends the rows to the ranks that hold their experts. A row with fewer
+experts than top-k has empty slots, which contain the expert id -1. A backend is supported if its code in SGLang 0.5.23
+drops empty slots. No backend has been tested with a policy on GPUs.
 """
 
 from typing import Any
@@ -17,8 +18,9 @@ from .moe_model import MoeModel, read_model
 BACKENDS = ("none", "deepep", "mooncake", "nixl")
 """Supported values of --moe-a2a-backend.
 
-SGLang itself passes -1 to the kernels of these backends, for padding rows and for "invalid topk slots"
-(token_dispatcher/deepep.py). The MoE runner receives only dispatched slots, so it never receives an empty slot.
+SGLang itself passes the expert id -1 to the kernels of these backends, for padding rows and for "invalid topk slots"
+(token_dispatcher/deepep.py). The MoE runner receives only slots that the backend has dispatched, so it never receives
+an empty slot.
 """
 _UNKNOWN = "the treatment of an empty slot is unknown"
 _ONE_KERNEL = f"one kernel dispatches, computes and combines, and {_UNKNOWN}"
@@ -29,11 +31,11 @@ REASONS = {
     "pplx": "the backend reads the -1 of an empty slot as expert 4294967295",
     "deepep_v2": f"the backend passes on as many experts a row as the router has, and {_UNKNOWN}",
 }
-"""The reasons why these backends are not supported. All other backends have the reason `_UNKNOWN`."""
+"""The reasons why these backends are not supported. For all other backends the reason is `_UNKNOWN`."""
 
 
 def check_backend(config: Any) -> None:
-    """Raise `ExpertPolicyError` if the --moe-a2a-backend is not supported. The flags need not be resolved."""
+    """Raise `ExpertPolicyError` if the all-to-all backend is not supported. `config` may be unresolved."""
     backend = spell(config.moe_a2a_backend or "none")
     if backend not in BACKENDS:
         reason = f"{REASONS.get(backend, _UNKNOWN)}; must be one of {', '.join(BACKENDS)}"
@@ -50,7 +52,10 @@ def check_model(model: MoeModel, config: Any) -> None:
 
 
 def read_ranks(model_runner: Any, schedule: Schedule | None) -> Ranks | None:
-    """Return the server's ranks if each rank routes its own rows, or None if each router gets the rows of all ranks."""
+    """Return the server's ranks if each rank routes only its own rows.
+
+    Return None if the router of each rank gets the rows of all ranks.
+    """
     config = resolved(model_runner.server_args)
     if not routes_own_rows(config):
         return None

@@ -1,7 +1,7 @@
-"""Tables of SGLang's model classes: classes that tests have run with a policy, and classes that are refused.
+"""Tables of SGLang's model classes. They show which classes tests have run with a policy, and which are refused.
 
-The tables describe SGLang 0.5.23. A class in neither table is untested. After the server has loaded a model of an
-untested class, it checks that each MoE layer has exactly one known `TopK` module.
+The tables describe SGLang 0.5.23. All other classes are untested. When a server has loaded a model of an untested
+class, it checks that each MoE layer has exactly one known `TopK` module.
 """
 
 _GATE = "its routing function takes the gate's weights, not logits"
@@ -74,9 +74,10 @@ UNSERVED = {
 }
 
 FUSED_FRONTS = frozenset({"KimiK3ForConditionalGeneration", "KimiK3LinearForCausalLM"})
-"""Classes that compute the gate and TopK in one kernel for some batch sizes, unless SGLANG_K3_FUSED_FRONT is off.
+"""Model classes that compute the gate and TopK in one kernel for some batch sizes.
 
-In every supported release only `KimiK3MoE._ep_front` calls this kernel.
+SGLang does not use this kernel if SGLANG_K3_FUSED_FRONT is off. In every supported release only `KimiK3MoE._ep_front`
+calls this kernel.
 """
 
 GATHERED = frozenset(
@@ -91,14 +92,14 @@ GATHERED = frozenset(
         "Qwen3NextForCausalLM",
     }
 )
-"""Classes that support SGLang's data-parallel attention. Other classes would add up rows of different requests."""
+"""Model classes that support data-parallel attention. Other classes would add up rows of different requests."""
 
 ALL_TO_ALL = GATHERED - {"GptOssForCausalLM"}
-"""Classes that support the all-to-all backend deepep: their MoE layers route only the rows of their own rank."""
+"""Model classes that support the all-to-all backend deepep. Their MoE layers route only their own rank's rows."""
 
 DISPATCHED = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"})
-"""Classes that also support the all-to-all backends mooncake and nixl.
+"""Model classes that also support the all-to-all backends mooncake and nixl.
 
-The other classes of `ALL_TO_ALL` test for the name deepep. With another backend they would add up the rows of different
-ranks.
+The code of the other classes in `ALL_TO_ALL` tests for the name deepep. With another backend, these classes would add
+up rows of different ranks.
 """

@@ -36,8 +36,8 @@ class Arguments:
 def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments | None:
     """Parse the flags of the expert-selection stage. Return None if the stage is off.
 
-    `speculates` is the flag that turns speculation on, for error messages. Raises `ExpertPolicyError` if a flag is
-    wrong.
+    `speculates` names the flag that turns speculation on. Error messages quote it. Raises `ExpertPolicyError` if a flag
+    is wrong.
     """
     name = getattr(server_args, "expert_policy", None)
     config = getattr(server_args, "expert_policy_config", None)
@@ -96,9 +96,9 @@ def ignores_exact(server_args: Any) -> bool:
 
 
 def join_keys(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the name of a policy such as xshare:k0=1, and its keys combined with `keys`.
+    """Return the name and all keys of a policy such as xshare:k0=1.
 
-    Raises ValueError if a key is in both.
+    `keys` contains further keys. Raises ValueError if the policy's own text also contains one of them.
     """
     if not isinstance(policy, str) or ":" not in policy:
         return policy, keys

@@ -1,9 +1,9 @@
 """The choice of an MoE runner for a server with a policy and `--moe-runner-backend auto`.
 
-SGLang first resolves a copy of the arguments, and writes nothing to the log. If SGLang chooses a runner that does not
-support the policy, this module sets another runner before SGLang resolves the real arguments. SGLang treats this runner
-as if the user had chosen it, so all settings that depend on the runner are consistent. Without a policy this module
-does nothing.
+This module first lets SGLang resolve a copy of the arguments, without log output. If SGLang chooses a runner that does
+not support the policy, the module sets another runner before SGLang resolves the real arguments. SGLang treats this
+runner as if the user had chosen it, so all settings that depend on the runner are consistent. Without a policy the
+module does nothing.
 """
 
 import copy
@@ -25,14 +25,15 @@ from .schedule import check_schedule
 logger = logging.getLogger(__name__)
 
 GIVEN = "_expert_policy_given_runner"
-"""The attribute of `ServerArgs` for the user's --moe-runner-backend. SGLang before 0.5.20 overwrites the flag."""
+"""The attribute of `ServerArgs` for the user's --moe-runner-backend. Before 0.5.20 SGLang overwrites the flag."""
 
 
 def choose_runner(server_args: Any, arguments: Arguments) -> None:
-    """Replace the MoE runner that SGLang would choose for `auto` if that runner does not support the policy.
+    """Choose another MoE runner if the runner that SGLang would choose does not support the policy.
 
-    The new runner supports the format of the experts. The change is logged. Call this function before SGLang resolves
-    the arguments of a server. If no runner fits, this function changes nothing, and later checks refuse the server.
+    This applies only to the value `auto` of --moe-runner-backend. The new runner supports the format of the experts'
+    weights, and the change is logged. If no runner fits, the function changes nothing, and a later check refuses the
+    server. Call the function before SGLang resolves the server's arguments.
     """
     setattr(server_args, GIVEN, spell(server_args.moe_runner_backend))
     if is_given(server_args) or server_args.device == "cpu":
@@ -54,7 +55,10 @@ def is_given(server_args: Any) -> bool:
 
 
 def check_experts(server_args: Any) -> None:
-    """Raise `ExpertPolicyError` if a resolved server runs its experts with a kernel that does not support a policy."""
+    """Raise `ExpertPolicyError` if the server runs its experts with a kernel that does not support a policy.
+
+    SGLang must have resolved the arguments.
+    """
     experts = read_experts(server_args)
     if experts is None or experts.served:
         return
@@ -73,10 +77,10 @@ def check_experts(server_args: Any) -> None:
 
 
 def _foresee(server_args: Any, arguments: Arguments, runner: str | None = None) -> tuple[Experts | None, bool]:
-    """Return how the server will run its experts, and whether these experts support the policy.
+    """Return how the server would run its experts, and whether it could then use the policy.
 
-    `runner` replaces --moe-runner-backend if it is given. The first value is None if `read_experts` returns None, or if
-    SGLang refuses the arguments. The server reports such a refusal when it starts.
+    If `runner` is given, it replaces --moe-runner-backend. The first value is None if `read_experts` returns None, or
+    if SGLang refuses the arguments. The server reports such a refusal when it starts.
     """
     record = copy.deepcopy(server_args)
     if runner is not None:
@@ -99,7 +103,7 @@ def _foresee(server_args: Any, arguments: Arguments, runner: str | None = None) 
 
 @contextmanager
 def _unnoticed() -> Iterator[None]:
-    """Disable the log, warnings and our hooks inside the context. Restore the environment variables at its end."""
+    """Disable the log, warnings and our hooks inside the context. Restore environment variables at the end."""
     from sglang.srt import expert_policy
 
     hooks = {name: getattr(expert_policy, name) for name in ("check_flags", "check_server")}

@@ -1,4 +1,4 @@
-"""The checks that run when a server starts, and the settings that the server changes after the checks.
+"""The checks that run when a server starts, and the settings that the server then changes.
 
 A server stops at the first refusal, but `sglang-xshare check` reports all refusals. `layers.py` contains the checks
 that need a loaded model.
@@ -31,12 +31,12 @@ from .moe_model import MoeModel, check_attention, read_model
 from .schedule import check_schedule
 
 PLACEMENT, STAGE, AFFINITY, DEPTH = "placement", "stage", "affinity", "depth"
-"""The features of a server to which checks belong.
+"""The features that a server can use. Each check belongs to one feature.
 
 - `PLACEMENT`: the flag `--expert-placement`
 - `STAGE`: an expert policy or masked padding rows
 - `AFFINITY`: expert-affinity dispatch
-- `DEPTH`: draft depths that are chosen by tokens per second
+- `DEPTH`: the choice of the draft depth by tokens per second
 """
 logger = logging.getLogger(__name__)
 GIVEN, RESOLVED = "given", "resolved"
@@ -48,7 +48,7 @@ GIVEN, RESOLVED = "given", "resolved"
 
 
 class Start:
-    """The arguments of a server that starts, and its model. Each property is computed at its first use.
+    """The arguments and the model of a server that starts. Each property is computed when it is first used.
 
     `refused` contains the names of the checks that have refused the server.
     """
@@ -67,7 +67,10 @@ class Start:
 
     @cached_property
     def parsed(self) -> Arguments | ExpertPolicyError | None:
-        """Return the flags of the expert-selection stage or the error that refuses them. Return None if it is off."""
+        """Return the parsed flags of the expert-selection stage, or the error if a flag is wrong.
+
+        Return None if the stage is off.
+        """
         try:
             return read_arguments(self.server_args)
         except ExpertPolicyError as error:
@@ -75,7 +78,7 @@ class Start:
 
     @property
     def arguments(self) -> Arguments:
-        """Return the flags of the expert-selection stage. If they are refused, return flags without a schedule."""
+        """Return the parsed flags of the expert-selection stage. If a flag is wrong, the schedule is None."""
         return self.parsed if isinstance(self.parsed, Arguments) else Arguments(None)
 
     @cached_property
@@ -96,10 +99,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Check:
-    """One check. The function `run` raises `ExpertPolicyError` to refuse the server.
+    """A check of a server. Its function `run` raises `ExpertPolicyError` to refuse the server.
 
     `when` is `GIVEN` or `RESOLVED`. The check runs only if the server uses the feature `of`. `after` is the name of an
-    earlier check. If that check has refused the server, this check is skipped.
+    earlier check. If the earlier check has refused the server, this check is skipped.
     """
 
     name: str
@@ -119,7 +122,7 @@ def _check_patched(start: Start) -> None:
 
 
 def _check_tree(flag: str) -> None:
-    """Raise `ExpertPolicyError` with the name of `flag` unless all patches of this version are applied to SGLang."""
+    """Raise `ExpertPolicyError`, which names `flag`, unless SGLang has all patches of this version."""
     try:
         check_patched()
     except PatchError as error:
@@ -139,12 +142,12 @@ CHECKS = (
     Check("tree", GIVEN, STAGE, _check_patched),
     # Modes, devices and backends that do not support the expert-selection stage.
     Check("given modes", GIVEN, STAGE, lambda start: check_modes(start.server_args)),
-    # Flags of expert-affinity dispatch that are incomplete or have wrong values, and a file that is not a table.
+    # Incomplete or wrong flags for expert-affinity dispatch, and a file that does not contain a table.
     Check("affinity", GIVEN, AFFINITY, lambda start: start.table),
     Check("affinity's tree", GIVEN, AFFINITY, lambda start: _check_tree(FLAG), after="affinity"),
     # Unknown values of --expert-placement, and flags that place experts in another way.
     Check("placement", GIVEN, PLACEMENT, lambda start: check_division(start.server_args)),
-    # A flag for the draft depth without --speculative-adaptive, trees of drafts, and invalid candidates.
+    # The flag for the draft depth without --speculative-adaptive, trees of drafts, and wrong candidate depths.
     Check("depth", GIVEN, DEPTH, lambda start: check_depth(start.server_args)),
     # The same as "tree", for the flag of the draft depth.
     Check("depth's tree", GIVEN, DEPTH, lambda start: _check_tree(DEPTH_FLAG), after="depth"),
@@ -163,7 +166,7 @@ CHECKS = (
     # A model that is not known to support data-parallel attention, or the all-to-all backend.
     Check("attention", RESOLVED, STAGE, lambda start: check_attention(start.model, start.config), after="model"),
     Check("all-to-all", RESOLVED, STAGE, lambda start: check_model(start.model, start.config), after="model"),
-    # A number of draft tokens with which padding for several ranks would split the rows of a request.
+    # A number of draft tokens with which SGLang's padding would split the rows of a request.
     Check("draft tokens", RESOLVED, STAGE, lambda start: check_draft_tokens(start.config)),
     # The policy `observe` if SGLang may give the layers partial sums of their logits.
     Check("observe", RESOLVED, STAGE, lambda start: check_observed(start.arguments.schedule)),
@@ -177,9 +180,9 @@ CHECKS = (
 
 
 def find_refusals(start: Start, when: str) -> Iterator[ExpertPolicyError]:
-    """Run the checks of one point in time, `GIVEN` or `RESOLVED`, and yield their refusals in order.
+    """Run the `GIVEN` or the `RESOLVED` checks in order, and yield their refusals.
 
-    Each check runs only when the caller requests the next refusal.
+    The next check runs only when the caller requests the next refusal.
     """
     for check in CHECKS:
         if check.when == when and check.after not in start.refused and start.asks(check.of):
@@ -193,7 +196,7 @@ def find_refusals(start: Start, when: str) -> Iterator[ExpertPolicyError]:
 def set_arguments(start: Start) -> None:
     """Set the arguments for --expert-placement, and replace an MoE runner that does not support the policy.
 
-    A placement that a check has refused is not set.
+    If a check has refused the placement, its arguments are not set.
     """
     if start.asks(PLACEMENT) and "placement" not in start.refused:
         set_placement(start.server_args)
@@ -205,7 +208,7 @@ FRONT = "SGLANG_K3_FUSED_FRONT"
 
 
 def set_environment(start: Start) -> None:
-    """Turn off the fused kernel that bypasses the `TopK` of the model's layers, and log the change.
+    """Turn off the fused kernel of Kimi K3, which computes gate and TopK without the policy. Log the change.
 
     Call this function before SGLang starts other processes.
     """

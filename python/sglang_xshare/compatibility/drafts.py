@@ -1,4 +1,4 @@
-"""Checks of the flags of a server that chooses the draft depth by tokens per second."""
+"""Checks for a server that chooses the draft depth by tokens per second."""
 
 import json
 import os
@@ -13,16 +13,16 @@ FLAG = "--expert-policy-draft-depth"
 CONFIG = "--speculative-adaptive-config"
 SKIPS = "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND"
 ADAPTIVE = ("EAGLE", "EAGLE3", "NEXTN")
-"""Algorithms with an adaptive draft depth (SGLang's `adaptive_unsupported_reason`). NEXTN is another name of EAGLE."""
+"""Algorithms for which SGLang can adapt the draft depth (see `adaptive_unsupported_reason`). NEXTN means EAGLE."""
 
 
 def is_asked(server_args: Any) -> bool:
-    """Return whether --expert-policy-draft-depth is set, or whether a policy turns on its default, `THROUGHPUT`."""
+    """Return whether the user has set --expert-policy-draft-depth, or a policy turns on `THROUGHPUT` by default."""
     return getattr(server_args, "expert_policy_draft_depth", None) is not None or is_on(server_args)
 
 
 def check_depth(server_args: Any) -> None:
-    """Raise `ExpertPolicyError` if flags that are not resolved yet do not allow the server to choose a draft depth."""
+    """Raise `ExpertPolicyError` if the unresolved flags do not allow the server to choose a draft depth."""
     asked = getattr(server_args, "expert_policy_draft_depth", None)
     if asked not in (None, THROUGHPUT, UPSTREAM):
         raise ExpertPolicyError(FLAG, asked, f"must be {THROUGHPUT} or {UPSTREAM}")
@@ -41,10 +41,10 @@ def check_depth(server_args: Any) -> None:
 
 
 def check_adapts(server_args: Any, config: Any) -> None:
-    """Raise `ExpertPolicyError` if the user requests a draft depth that SGLang does not adapt.
+    """Raise `ExpertPolicyError` if the user requests an adaptive draft depth, but SGLang does not adapt it.
 
-    `config` contains the resolved arguments. Also refuse the environment variable `SKIPS`. If it is set, the draft
-    model skips the tokens of steps without drafts, and later drafts become worse.
+    `config` contains the resolved arguments. Also raise the error if the environment variable `SKIPS` is on. The draft
+    model would then skip the tokens of steps without drafts, and later drafts would become worse.
     """
     if is_on(config) and is_switched_on(SKIPS):
         raise ExpertPolicyError(
@@ -60,7 +60,10 @@ def check_adapts(server_args: Any, config: Any) -> None:
 
 
 def _check_candidates(file: str | None, steps: int | None) -> None:
-    """Raise `ExpertPolicyError` if the candidates in `file` are wrong or do not include the initial depth `steps`."""
+    """Raise `ExpertPolicyError` if the candidate depths are wrong, or do not include the initial depth.
+
+    `file` contains the candidates, and `steps` is the initial depth.
+    """
     from sglang.srt.speculative.adaptive_spec_params import resolve_candidate_steps_from_config
 
     try:

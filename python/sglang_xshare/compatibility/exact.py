@@ -1,6 +1,6 @@
-"""Checks for exact requests: whether the server can serve them, and whether each request is valid.
+"""Checks for exact requests. The model routes an exact request without the policy.
 
-An exact request is routed as the model routes, without the policy.
+The checks decide whether the server can serve exact requests, and whether a request is valid.
 """
 
 import os
@@ -13,7 +13,7 @@ from ..upstream.server import drafter, resolved
 from .arguments import ignores_exact, is_on
 
 SHARED_PREFIXES = "the cache may return what requests under policy have stored"
-# Arguments that exclude exact requests, each with the reason.
+# Server arguments with which no exact requests are possible, each with the reason.
 REFUSED_FLAGS = {
     "hicache_storage_backend": SHARED_PREFIXES,
     "disaggregation_decode_enable_offload_kvcache": SHARED_PREFIXES,
@@ -27,16 +27,16 @@ REFUSED_FLAGS = {
 UNNAMED = "UNO"
 """A drafter that builds its own forward batches. These batches do not contain the ids of their requests (`rids`)."""
 TREE_IN_CPP = "SGLANG_EXPERIMENTAL_CPP_RADIX_TREE"
-"""SGLang's environment variable, before 0.5.21, for a prefix cache that does not support `extra_key`.
+"""The environment variable that turns on a prefix cache without support for `extra_key`, before SGLang 0.5.21.
 
 `extra_key` separates the cache entries of exact requests from the entries of other requests.
 """
 
 
 def find_refusal(config: Any, source: str = f"custom_params.{KEY}") -> str | None:
-    """Return the reason why the server cannot serve exact requests, in one line. Return None if it can serve them.
+    """Return the reason why the server cannot serve exact requests, or None if it can serve them.
 
-    `source` names the field of the request in which the client asks to be exact.
+    The reason is one line. `source` names the field in which the request asks to be exact.
     """
     if (found := _find_obstacle(config)) is None:
         return None
@@ -45,9 +45,10 @@ def find_refusal(config: Any, source: str = f"custom_params.{KEY}") -> str | Non
 
 
 def _find_obstacle(config: Any) -> tuple[str, str, str, str] | None:
-    """Find a flag or environment variable that excludes exact requests. Return None if there is none.
+    """Return a flag or environment variable with which no exact requests are possible.
 
-    The result contains its name, its value, the reason, and the value that is allowed.
+    The result contains its name, its value, the reason and the allowed value. Return None if there is no such flag or
+    variable.
     """
     reason = "no exact requests are possible, because {}"
     switch = os.environ.get(TREE_IN_CPP, "")
@@ -67,7 +68,7 @@ def _find_obstacle(config: Any) -> tuple[str, str, str, str] | None:
 
 
 def check_rule(rule: Rule, config: Any) -> None:
-    """Raise `ExpertPolicyError` if the server does not support the policy's key `exact`."""
+    """Raise `ExpertPolicyError` if the server does not support the value of the policy's key `exact`."""
     if rule == Rule():
         return
     if found := _find_obstacle(config):
@@ -79,9 +80,9 @@ def check_rule(rule: Rule, config: Any) -> None:
 
 
 def check_request(sampling_params: Any, routing_key: str | None, server_args: Any) -> None:
-    """Raise ValueError, with a message of one line, if the server cannot serve a request.
+    """Raise ValueError if a request's choice to be exact is wrong, or if the server cannot serve it.
 
-    The function reads the request's `custom_params`. If they do not contain the setting, it reads the routing key.
+    The choice is in the request's `custom_params`, or else in its routing key. The error's message is one line.
     """
     params, source = sampling_params.custom_params, f"custom_params.{KEY}"
     if params is not None and not isinstance(params, dict):

@@ -1,4 +1,4 @@
-"""The flag `--expert-placement`: its checks, the arguments that it sets, and the log line of the result.
+"""The checks of the flag `--expert-placement`, and the arguments that this flag sets.
 
 With the value `shard` (MoEShard) every rank holds a slice of every expert. With the value `ep` every rank holds some
 experts completely. Both placements use SGLang's own layers.
@@ -19,9 +19,11 @@ SHARD, EP = "shard", "ep"
 UNGROUPED, OWN_HEADS = frozenset({"NGRAM", "STANDALONE"}), frozenset({"DFLASH", "DSPARK"})
 """Drafters with restrictions under data-parallel attention.
 
-SGLang does not support the drafters of `UNGROUPED`. With the drafters of `OWN_HEADS` each rank needs the whole LM head.
+SGLang does not support the drafters in `UNGROUPED`. With the drafters in `OWN_HEADS`, each rank needs the whole LM
+head.
 """
-# Arguments for whole experts. If ranks hold slices of experts, each argument must have the value in this table.
+# Arguments that SGLang uses only with whole experts. If ranks hold slices of experts, each argument must have the value
+# in this table.
 WHOLE = {
     "ep_size": 1,
     "moe_dp_size": 1,
@@ -36,7 +38,7 @@ WHOLE = {
 def check_division(server_args: Any) -> None:
     """Check --expert-placement before SGLang resolves the arguments.
 
-    Raises `ExpertPolicyError` if its value is wrong, or if another flag contradicts it.
+    Raises `ExpertPolicyError` if the flag's value is wrong, or if another flag contradicts the placement.
     """
     placement = server_args.expert_placement
     if placement not in (SHARD, EP):
@@ -148,7 +150,8 @@ def _describe_slices(ranks: int, model: Any, path: str) -> str:
 def _divides_attention(server_args: Any) -> bool:
     """Return whether the placement turns on data-parallel attention.
 
-    SGLang must support data-parallel attention for the model and the device, and no other flag may divide attention.
+    This is the case if SGLang supports data-parallel attention for the model and the device, and no other flag divides
+    attention.
     """
     import torch
     from transformers import PretrainedConfig

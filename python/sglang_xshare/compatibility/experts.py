@@ -1,4 +1,4 @@
-"""The MoE runner of a model's experts, as its configuration shows it, and other runners that could run the experts."""
+"""The MoE runner that SGLang selects for a server's experts, and other runners that could run the experts."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -33,11 +33,11 @@ class Experts:
         return runner in ("auto", *list_runners()) and runner not in self.format.unserved
 
     def list_fitting(self) -> list[str]:
-        """Return the runners that support a policy and can run these experts on this GPU, the best first."""
+        """Return the runners that support a policy and can run these experts on this GPU. The best runner is first."""
         return [runner for runner in self.format.fitting if self.serves(runner) and self._runs(runner)]
 
     def _runs(self, runner: str) -> bool:
-        """Return whether the GPU supports an MoE runner for these experts. The runner must support their format."""
+        """Return whether the GPU can run an MoE runner. The runner must support the format of the experts."""
         if self.capability is None:
             since = self.format.triton_beside_aiter
             return runner == "triton" and (not self.aiter or (since is not None and is_release(since)))
@@ -51,7 +51,10 @@ class Experts:
 
 
 def read_experts(server_args: Any) -> Experts | None:
-    """Return how a resolved server runs its experts. Return None without a GPU, and with an all-to-all backend."""
+    """Return how a server runs its experts. SGLang must have resolved the arguments.
+
+    Return None if the server has no GPU, or if it uses an all-to-all backend.
+    """
     config = resolved(server_args)
     if str(config.device) != "cuda" or routes_own_rows(config):
         return None
@@ -107,7 +110,7 @@ def _read_capability() -> Capability | None:
 def _has_triton_kernels(capability: Capability) -> bool:
     """Return whether triton_kernels is available and can run MXFP4 on this GPU.
 
-    It supports Hopper, and the B200 with drivers before 595 (gpt_oss.py).
+    The library supports Hopper GPUs. It supports Blackwell GPUs of SM100 with drivers before 595 (gpt_oss.py).
     """
     from sglang.srt.utils import common
 

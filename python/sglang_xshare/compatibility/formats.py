@@ -1,7 +1,7 @@
-"""Weight formats of experts: the MoE runners that support each format, and the format that a configuration declares.
+"""Weight formats of experts, with the MoE runners that support each format.
 
-The facts about runners come from `srt/layers/quantization` in SGLang 0.5.17 to 0.5.23. The module also computes the
-slices of experts that are quantized in blocks.
+The facts about runners come from `srt/layers/quantization` in SGLang 0.5.17 to 0.5.23. The module also reads the format
+from a model's configuration, and computes the slices of experts that are quantized in blocks.
 """
 
 import math
@@ -24,15 +24,15 @@ class Format:
 
     name: str
     fitting: tuple[str, ...] = ()
-    """Runners that can run such experts, the best first. They replace a runner that does not support a policy."""
+    """Runners that can run such experts, the best first. One of them replaces a runner without policy support."""
     unserved: tuple[str, ...] = ()
-    """Runners that do not support a policy for such experts, or whose kernel has not been reviewed."""
+    """Runners that do not support a policy with such experts, or whose kernels have not been reviewed."""
     blackwell: str = "auto"
     """The runner that layers choose on Blackwell GPUs if the server's runner is auto. "auto" means triton or marlin."""
     own_kernel: str | None = None
-    """The kernel that runs such experts, whichever runner the server has. None if the runner decides."""
+    """The kernel that runs such experts with every runner. None if the runner decides which kernel runs."""
     by_aiter: bool = False
-    """True if layers use AMD's aiter with SGLANG_USE_AITER, and triton for the shapes that aiter cannot compute."""
+    """True if layers use AMD's aiter with SGLANG_USE_AITER. They use triton for shapes that aiter cannot compute."""
     triton_beside_aiter: str | None = None
     """The first release in which triton can run such experts while aiter is enabled. None if no release can.
 
@@ -68,7 +68,7 @@ _COMPRESSED_FP8 = {
     "channel": FP8_CHANNEL,
     "tensor": Format("fp8 by tensor (compressed-tensors)", ("triton",), unserved=_TRTLLM),
 }
-"""Formats of fp8 weights in compressed-tensors checkpoints. The key is the strategy of their scales."""
+"""Formats of fp8 weights in compressed-tensors checkpoints. The keys are the names of the quantization strategies."""
 _NAMED = {
     "none": BF16,
     "modelopt_fp4": NVFP4,
@@ -84,9 +84,10 @@ _NAMED = {
 
 
 def read_format(model: Any, quantization: str | None) -> Format:
-    """Return the weight format of the experts of a model, SGLang's `ModelConfig`.
+    """Return the weight format of a model's experts.
 
-    An unknown format gets the name of the quantization. `quantization` is the resolved --quantization.
+    `model` is SGLang's `ModelConfig`, and `quantization` is the resolved --quantization. An unknown format gets the
+    name of the quantization.
     """
     name = getattr(model, "quantization", None) or quantization or "none"
     config = find_quantization(model)
@@ -99,7 +100,10 @@ def read_format(model: Any, quantization: str | None) -> Format:
 
 
 def find_quantization(model: Any) -> Mapping[str, Any]:
-    """Return the quantization in a model's configuration, or {}. Kimi-K2.5 has it in the text model's configuration."""
+    """Return the quantization in a model's configuration, or {}.
+
+    Kimi-K2.5 has it in the configuration of the text model.
+    """
     for name, config in product(QUANTIZATIONS, (model.hf_config, model.hf_text_config)):
         declared: Any = getattr(config, name, None)
         declared = declared.to_dict() if hasattr(declared, "to_dict") else declared
@@ -132,11 +136,11 @@ def _read_compressed(config: Mapping[str, Any]) -> Format:
 
 
 BLOCKS = ("weight_block_size", "block_structure", "group_size")
-"""Keys of a quantization for the number of weights that share a scale. The number -1 means a column of weights."""
+"""Keys of a quantization whose value is the number of weights that share a scale. -1 means a column of weights."""
 WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size", "intermediate_size")
-"""Keys of config.json for the number of columns of an expert. `intermediate_size` may belong to dense layers."""
+"""Keys of config.json that may contain an expert's number of columns. `intermediate_size` may be for dense layers."""
 CHECKED = (FP8_BLOCK, _COMPRESSED_FP8["block"], Format("blockwise_int8"))
-"""Formats with which SGLang does not build experts if the columns of a rank end within a block.
+"""Formats with which SGLang cannot build experts if the columns of a rank end within a block.
 
 `create_weights` in fp8.py, compressed_tensors_w8a8_fp8_moe.py and blockwise_int8.py then raises ValueError.
 """
@@ -154,10 +158,10 @@ def count_block(quantization: Any) -> int:
 
 
 def slice_columns(width: int, ranks: int, block: int, pads: bool = False) -> tuple[int, int] | None:
-    """Return the fewest and the most columns of an expert on one rank. Return None if SGLang cannot divide the expert.
+    """Return the smallest and the largest number of an expert's columns on one rank.
 
-    An expert has `width` columns. If `pads` is True, SGLang rounds each slice up to whole blocks, so the last slice may
-    be narrower.
+    Return None if SGLang cannot divide the expert. An expert has `width` columns. If `pads` is True, SGLang rounds each
+    slice up to whole blocks, so the last slice may be narrower.
     """
     most = -(-width // (ranks * block)) * block
     least = width - (ranks - 1) * most

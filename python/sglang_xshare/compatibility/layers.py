@@ -30,18 +30,19 @@ from .arguments import Arguments, read_arguments
 from .runners import TRITON, Runner, check_kernel, find_kernel
 
 OUTPUTS = {FILLED: ("standard",), DROPPED: ("standard", "bypassed"), MASKED: ("triton_kernel", "bypassed")}
-"""The output formats that a router may have, for each convention of an MoE runner.
+"""The output formats that a router may have. The keys are the conventions of MoE runners.
 
-A "bypassed" output contains logits. For a DROPPED runner, the stage returns expert ids and weights instead.
+A "bypassed" output contains logits. If the convention is DROPPED, the stage returns expert ids and weights instead of
+logits.
 """
 
 
 def find_layers(model_runner: Any) -> tuple[Arguments, list[Layer]] | None:
-    """Return the stage's flags and the MoE layers of this rank's loaded model. Return None if the stage is off.
+    """Return the flags of the expert-selection stage and the MoE layers of a loaded model.
 
-    If the MoE runner of a layer would select experts from the logits itself, the layer's experts are set to add up the
-    outputs of each row (see `keep_sums`). The process ends with one line if a router or runner is not supported, or if
-    the trace is no longer writable.
+    Return None if the stage is off. Some MoE runners would select experts from the logits themselves. In layers with
+    such a runner, the experts are set to add up the outputs of each row (see `keep_sums`). If a router or runner is not
+    supported, or if the trace is no longer writable, the process prints one line and ends.
     """
     try:
         arguments = read_arguments(model_runner.server_args)
@@ -55,10 +56,10 @@ def find_layers(model_runner: Any) -> tuple[Arguments, list[Layer]] | None:
 
 
 def end_refused(error: ExpertPolicyError, config: Any) -> NoReturn:
-    """End a scheduler process, without a traceback, because its loaded model is refused.
+    """End a scheduler process, without a traceback, after a check has refused the loaded model.
 
-    Each tensor-parallel rank prints its number and the reason. If the server has several schedulers, raise the error
-    instead, because their controller would wait forever for a scheduler that has ended.
+    Each tensor-parallel rank prints its number and the reason. If the server has several schedulers, the function
+    raises the error instead. Otherwise their controller would wait forever for a scheduler that has ended.
     """
     if num_schedulers(config) > 1:
         raise error
@@ -68,7 +69,7 @@ def end_refused(error: ExpertPolicyError, config: Any) -> NoReturn:
 
 
 def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
-    """Return every MoE layer. Raises `ExpertPolicyError` if a layer has no router or an unknown router."""
+    """Return the MoE layers of a loaded model. Raises `ExpertPolicyError` if a layer does not support a policy."""
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
     from sglang.srt.layers.moe.topk import TopK
 
@@ -118,7 +119,7 @@ def read_placement(model_runner: Any) -> Placement | None:
     """Return the placement of the experts on the ranks. Return None if one rank has all experts.
 
     Each rank holds a contiguous range of experts, unless SGLang maps expert ids (--init-expert-location,
-    --enable-eplb). If an expert has several copies, the rank of the first copy counts.
+    --enable-eplb). If an expert has several copies, the placement contains the rank of the first copy.
     """
     config = resolved(model_runner.server_args)
     if config.ep_size == 1:
@@ -143,8 +144,8 @@ def _find_runner(name: str, experts: Any, config: Any) -> Runner:
 
 
 def _read_options(runner: Runner, output_format: str, topk_config: Any, config: Any) -> dict[str, Any]:
-    """Return the keyword arguments of a `Layer`. Raises ValueError if the runner rejects the router's output format."""
-    if routes_own_rows(config):  # a dispatcher reads expert ids, and skips -1
+    """Return the keyword arguments of a `Layer`. Raises ValueError if the router's output format is wrong."""
+    if routes_own_rows(config):  # the dispatcher reads expert ids and skips -1
         if output_format != "standard":
             raise ValueError(f"{output_format} output for an all-to-all dispatcher; must be standard")
         # SGLang also renumbers the expert ids if every rank has slots for shared experts.
@@ -153,8 +154,8 @@ def _read_options(runner: Runner, output_format: str, topk_config: Any, config: 
     if output_format not in OUTPUTS[runner.convention]:
         allowed = " or ".join(OUTPUTS[runner.convention])
         raise ValueError(f"{output_format} output for MoE runner {runner.name}; must be {allowed}")
-    # SGLang renumbers the ids if EPLB has moved experts. Before 0.5.23 it also converts them to local ids of each rank.
-    # On AMD it assigns padding rows to expert 0, which may be active for no other row.
+    # SGLang renumbers the ids if EPLB has moved experts. Before 0.5.23 SGLang also converts the ids to local ids of
+    # each rank. On AMD, SGLang assigns padding rows to expert 0, even if no other row uses this expert.
     looked_up = runner.convention == FILLED and (routes_on("_is_hip") or (config.ep_size > 1 and not keeps_dropped()))
     return {
         "convention": runner.convention,
@@ -165,7 +166,7 @@ def _read_options(runner: Runner, output_format: str, topk_config: Any, config: 
 
 
 def _build_plans(arguments: Arguments, layers: list[int]) -> list[SelectionPlan]:
-    """Return the plans that the schedule gives these layers. Raises `ExpertPolicyError` if it gives them no plan."""
+    """Return the schedule's plans for these layers. Raises `ExpertPolicyError` if the schedule does not fit them."""
     if arguments.schedule is None or not layers:
         return [VANILLA]
     try:
@@ -175,14 +176,17 @@ def _build_plans(arguments: Arguments, layers: list[int]) -> list[SelectionPlan]
 
 
 def check_router(name: str, modules: Mapping[str, Any]) -> None:
-    """Raise ValueError if the layer of a router also routes images with another function, as in DeepSeek-V4.1."""
+    """Raise ValueError if a layer routes images with a second function, as DeepSeek-V4.1 does."""
     gate = modules.get(f"{name.rpartition('.')[0]}.gate")
     if getattr(gate, "e_score_correction_bias_vl", None) is not None:
         raise ValueError("DeepSeek-V4.1 routes images by another function; must be a model without images")
 
 
 def check_plans(layer: Layer, plans: Sequence[SelectionPlan], config: Any) -> None:
-    """Raise ValueError if a plan does not fit the router or the MoE runner of a layer, or the resolved arguments."""
+    """Raise ValueError if a plan does not fit a layer.
+
+    The layer's router, its MoE runner and the resolved arguments must support the plan.
+    """
     for plan in plans:
         if layer.convention == MASKED:
             check_maskable(plan, layer.router)
@@ -191,8 +195,8 @@ def check_plans(layer: Layer, plans: Sequence[SelectionPlan], config: Any) -> No
         if wider and not layer.takes_kmax:
             raise ValueError(f"kmax = {plan.kmax}: the layers' MoE runner uses top-k; must be {layer.router.top_k}")
         if wider and layer.num_shared and (config.ep_dispatch_algorithm is not None or routes_on("_use_aiter")):
-            # SGLang finds the column of a shared expert by the number of columns. With more columns it would treat the
-            # shared expert as a routed expert, or omit it.
+            # SGLang derives the column of a shared expert from the number of columns. If `kmax` adds columns, SGLang
+            # would treat the shared expert as a routed expert, or omit it.
             raise ValueError(
                 f"kmax = {plan.kmax}: upstream would take the fused shared expert for a routed one; must be "
                 f"{layer.router.top_k}, or use --disable-shared-experts-fusion"

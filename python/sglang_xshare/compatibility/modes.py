@@ -1,4 +1,4 @@
-"""Checks that refuse flags, backends and drafters without support for the expert-selection stage."""
+"""Checks that refuse flags, backends and drafters if they do not support the expert-selection stage."""
 
 import os
 from pathlib import Path
@@ -30,8 +30,8 @@ DEVICES = ("cuda", "cpu")
 
 On NPUs SGLang does not call `select_experts`. The MoE runners of all other devices have not been reviewed.
 """
-# Values that are required with data-parallel attention or an all-to-all backend. Other values change which rows are
-# gathered, or which ranks gather them.
+# Arguments that must have these values with data-parallel attention or an all-to-all backend. Other values change which
+# rows SGLang gathers, or which ranks gather rows.
 RANKS_FLAGS = {
     "attn_cp_size": 1,
     "moe_dp_size": 1,
@@ -39,32 +39,32 @@ RANKS_FLAGS = {
     "dwdp_size": 1,
     "elastic_ep_backend": None,
 }
-# Values that are required with an all-to-all backend. If disable_attn_tp_gather is on, the ranks do not divide the
-# rows. If enable_waterfill is on, other code chooses experts.
+# Arguments that must have these values with an all-to-all backend. If disable_attn_tp_gather is on, the ranks do not
+# divide the rows. If enable_waterfill is on, other code chooses experts.
 ALL_TO_ALL_FLAGS = {"disable_attn_tp_gather": False, "enable_waterfill": False}
 DISPATCH = "static"
-"""The --ep-dispatch-algorithm that chooses the same copy of an expert for all rows of a rank."""
-# If this variable is set, a rank does not receive the batch sizes and modes of the other ranks.
+"""The value of --ep-dispatch-algorithm with which all rows of a rank use the same copy of an expert."""
+# If this environment variable is on, a rank does not receive the batch sizes and modes of the other ranks.
 UNSYNCHRONIZED = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
-# SGLang's variables for benchmarks. They overwrite the selected experts.
+# Environment variables with which SGLang overwrites the selected experts in benchmarks.
 SIMULATIONS = ("SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS")
 DRAFTERS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
 NEWER = ("DFLASH", "DSPARK", "FROZEN_KV_MTP", "UNO")
-"""Drafters that need release `SINCE`. They are untested with data-parallel attention and all-to-all backends."""
+"""Drafters that need SGLang `SINCE`. They are untested with data-parallel attention and all-to-all backends."""
 SINCE = "0.5.23"
-# DSpark has three modes of verification. In these two modes, every request always has the same number of rows.
+# DSpark has three modes of verification. In the two modes of `UNIFORM`, every request has the same number of rows.
 MODE, UNIFORM = "SGLANG_RAGGED_VERIFY_MODE", ("static", "cap-accept")
 UNRECORDED = ("DSPARK", "NGRAM", "UNO")
-"""Drafters that drop recorded experts when they verify drafts. UNO drops the experts of one token in each step."""
+"""Drafters with which SGLang drops recorded experts during verification. With UNO it drops one token's in each step."""
 UNPREPARED = ("FROZEN_KV_MTP", "UNO")
-"""Drafters that do not support a decode server of PD disaggregation. SGLang 0.5.23 fails at the first step."""
+"""Drafters that do not work on a decode server of PD disaggregation. SGLang 0.5.23 fails there at the first step."""
 
 
 def check_modes(config: Any, names_runner: bool = True) -> None:
     """Raise `ExpertPolicyError` if a flag is incompatible with the expert-selection stage.
 
-    `config` contains the resolved arguments, or the arguments as the user gave them. `names_runner` is False if SGLang
-    has chosen the MoE runner in resolved arguments.
+    `config` contains the resolved arguments, or the arguments as the user gave them. If `names_runner` is False, SGLang
+    has chosen the MoE runner, and the function does not check the runner.
     """
     for name, reason in REFUSED_FLAGS.items():
         if value := getattr(config, name, False):
@@ -134,7 +134,7 @@ def _check_keys(config: Any) -> None:
 
 
 def _check_redundant_experts(config: Any) -> None:
-    """Refuse a dispatch algorithm that would load experts that the policy did not select."""
+    """Refuse a dispatch algorithm if it would activate experts that the policy did not select."""
     dispatch = getattr(config, "ep_dispatch_algorithm", None)
     if dispatch == "fake":
         allowed = "must be left out, or dynamic without redundant experts"
@@ -160,7 +160,7 @@ def _check_ranks(config: Any) -> None:
 
 
 def check_speculation(config: Any) -> None:
-    """Raise `ExpertPolicyError` if speculative decoding with these arguments does not support a policy."""
+    """Raise `ExpertPolicyError` if the drafter, or one of its arguments, does not support a policy."""
     algorithm = drafter(config)
     drafters = (*DRAFTERS, *NEWER) if is_release(SINCE) else DRAFTERS
     if algorithm not in drafters:
@@ -196,8 +196,9 @@ def _check_newer(config: Any, algorithm: str) -> None:
 def _check_recorded(config: Any, algorithm: str, allowed: list[str]) -> None:
     """Refuse --enable-return-routed-experts if SGLang would return wrong experts.
 
-    Some drafters drop recorded experts. With a tree of drafts, SGLang moves the keys and values of the accepted path to
-    other cache entries. The recorded experts of these entries belong to other drafts.
+    With some drafters SGLang drops recorded experts. With a tree of drafts, SGLang moves the keys and values of the
+    accepted path to other cache entries. It does not move the recorded experts, so these entries have the experts of
+    other drafts.
     """
     if algorithm in UNRECORDED:
         reason = "--enable-return-routed-experts would return other experts, because SGLang drops what it has recorded"

@@ -1,4 +1,4 @@
-"""The properties of a Mixture-of-Experts model that a policy depends on, read from its configuration without torch."""
+"""The properties of a Mixture-of-Experts model that a policy needs, read from its configuration without torch."""
 
 import json
 from collections.abc import Mapping
@@ -14,14 +14,17 @@ from ..upstream.server import attention_dp_size
 from .architectures import GATHERED, UNSERVED
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
-"""Keys for the language model in the configuration of a multimodal model. `ModelConfig` itself finds this part."""
+"""Keys of a multimodal model's configuration for its language model. SGLang's `ModelConfig` finds this part itself."""
 MOST = 10_000
-"""The largest number of layers or experts. With a larger, mistyped number the server would plan for hours."""
+"""The largest number of layers or experts. With a much larger, mistyped number the server would compute for hours."""
 
 
 @dataclass(frozen=True)
 class MoeModel:
-    """The properties of a model, with the same names as in `Router`. `path` is the server's --model-path."""
+    """The properties of a model. `path` is the server's --model-path.
+
+    `top_k`, `scoring` and `renormalize` have the same meaning as in `Router`.
+    """
 
     path: str
     architecture: str
@@ -33,10 +36,10 @@ class MoeModel:
 
 
 def read_model(model: Any, path: str, flag: str = "--model-path") -> MoeModel:
-    """Return the properties of a model from SGLang's `ModelConfig`. Errors name `flag`.
+    """Return the properties of a model. `model` is SGLang's `ModelConfig`.
 
     Raises `ExpertPolicyError` for a dense model, for a model class that is not supported, and for a model whose layers
-    differ in their number of experts or top-k.
+    differ in their number of experts or top-k. The error names `flag`.
     """
     text_config = model.hf_text_config
     num_experts, top_k = (find_value(text_config, names) for names in (NUM_EXPERTS, TOP_K))
@@ -88,8 +91,11 @@ def read_folder(
 ) -> tuple[MoeModel, dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return the properties of the model in a folder, and three parts of its configuration.
 
-    The parts are the original config.json, config.json after the `changes` from --json-model-override-args, and the
-    language model in the changed config.json. Raises `ExpertPolicyError` as `read_model` and `read_written` do.
+    - the original config.json
+    - config.json after the `changes` from --json-model-override-args
+    - the language model in the changed config.json
+
+    Raises `ExpertPolicyError` as `read_model` and `read_written` do.
     """
     original = read_written(folder)
     config = dict(original)
@@ -98,7 +104,7 @@ def read_folder(
         config[name] = {**config[name], **value} if merges else value
     # Most configurations have none of these keys, because they describe only a language model.
     text = next((part for name in TEXT_CONFIGS if isinstance(part := config.get(name), dict) and part), config)
-    nested = text.get("text_config")  # in a thinker_config
+    nested = text.get("text_config")  # only in a thinker_config
     text = nested if isinstance(nested, dict) and nested else text
     for part, name in ((text, "num_hidden_layers"), (config, "architectures")):
         if not part.get(name):
@@ -109,5 +115,5 @@ def read_folder(
 
 
 def _name(config: Any) -> Any:
-    """Return a configuration as an object with attributes instead of keys, including all nested parts."""
+    """Return a configuration as an object whose attributes are the keys. Nested parts also become objects."""
     return json.loads(json.dumps(config), object_hook=lambda keys: SimpleNamespace(**keys))

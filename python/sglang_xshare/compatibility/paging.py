@@ -1,4 +1,4 @@
-"""The largest batch size for which SGLang captures a decode graph if it pages experts.
+"""The largest batch size for which SGLang captures a decode graph if experts are paged.
 
 With paged experts, each layer holds at most `slots` experts on the GPU.
 """
@@ -24,10 +24,10 @@ def fits(schedule: Schedule | None, rows: int, top_k: int, num_experts: int, slo
 
 
 def find_limit(server_args: Any, requests: int, top_k: int, num_experts: int, slots: int | None) -> int:
-    """Return the largest batch size for which SGLang may capture a decode graph if it pages experts.
+    """Return the largest batch size for which SGLang may capture a decode graph if experts are paged.
 
-    `requests` is SGLang's own limit, `slots` divided by top-k. Return this limit unchanged if the stage is off, if
-    `slots` is not known yet (None), or if SGLang captures no decode graphs.
+    `requests` is SGLang's own limit: `slots` divided by top-k. Return this limit if the stage is off, if `slots` is not
+    known yet (None), or if SGLang captures no decode graphs.
     """
     arguments, sizes = read_arguments(server_args), resolved(server_args).cuda_graph_config.decode.bs
     if arguments is None or slots is None or not sizes:

@@ -1,11 +1,11 @@
-"""A table of the MoE runners that support a policy, with the code that shows how each runner handles empty slots.
+"""A table of the MoE runners that support a policy.
 
 A slot is a column of a row's expert ids and weights. A row with fewer experts than top-k has empty slots. MoE runners
 need empty slots in different forms (see `Convention` in `stage.layer`).
 
-The comments cite files of SGLang 0.5.23, with paths below `sglang/`. Unless noted, 0.5.17 and 0.5.21 have the same
-code. Files in `csrc/` and `include/` belong to FlashInfer, in the versions that these three releases require
-(0.6.15.post1, 0.6.18 and 0.7.2).
+The comments name the code that handles empty slots. They cite files of SGLang 0.5.23, with paths below `sglang/`.
+Unless noted, 0.5.17 and 0.5.21 have the same code. Files in `csrc/` and `include/` belong to FlashInfer, in the
+versions that these three releases require (0.6.15.post1, 0.6.18 and 0.7.2).
 """
 
 from collections.abc import Mapping
@@ -27,14 +27,14 @@ class Runner:
     since: str = "0.5.17"
     """The first SGLang release in which the kernel handles empty slots in this way."""
     takes_kmax: bool = True
-    """False if the kernel requires as many columns as the model's top-k."""
+    """False if the number of columns must be the model's top-k."""
     methods: tuple[str, ...] = ()
     """Classes of quantization methods or schemes that call this kernel. Empty if all of them call it."""
     marks: Mapping[str, Any] = field(default_factory=dict)
-    """Values of attributes that identify the kernel. A method without such an attribute is also accepted."""
+    """Attributes of the quantization method whose values identify the kernel. A method may also lack the attribute."""
 
     def runs(self, layer: Any) -> bool:
-        """Return whether a `FusedMoE` layer with an MoE runner of this name runs its experts with this kernel."""
+        """Return whether a `FusedMoE` layer uses this kernel. The layer's MoE runner must have the kernel's `name`."""
         method: Any = getattr(layer, "quant_method", None)
         kinds = {kind.__name__ for owner in (method, getattr(layer, "scheme", None)) for kind in type(owner).__mro__}
         marked = all(getattr(method, name, value) == value for name, value in self.marks.items())
@@ -48,9 +48,8 @@ class Runner:
 _TRTLLM_METHODS = ("UnquantizedFusedMoEMethod", "Fp8MoEMethod", "ModelOptNvFp4FusedMoEMethod")
 _TRTLLM = partial(Runner, convention=DROPPED, takes_kmax=False, marks={"block_quant": True})
 _MXFP4 = partial(Runner, "flashinfer_mxfp4", since="0.5.23", methods=("Mxfp4MoEMethod",))
-# moe_align_block_size sorts each slot separately, so a row may contain an expert twice. An id of -1 is used as an index
-# unless experts are filtered. Layers without `FusedMoE`, as in the first DeepSeek model, also use this row of the
-# table.
+# moe_align_block_size sorts each slot separately, so a row may contain an expert twice. It uses an id of -1 as an index
+# unless it filters experts. Layers without `FusedMoE`, as in the first DeepSeek model, also use this row of the table.
 TRITON = Runner("triton", FILLED)
 TABLE = (
     TRITON,
@@ -62,8 +61,8 @@ TABLE = (
     Runner("triton_kernel", MASKED, takes_kmax=False),
     # kernels/ops/moe/ep_moe_kernels.py skips -1: `valid` in fused_moe_dispatch_index and ep_scatter, and `dst_idx >= 0`
     # in fill_gateup_input and post_reorder_deepgemm (0.5.17 has `expert_id >= 0` in all four). post_reorder_deepgemm
-    # steps by runner_config.top_k. An expert has room for m_max rows, which is enough if each row of the batch contains
-    # it once.
+    # steps by runner_config.top_k. An expert has room for m_max rows. This is enough if each row of the batch contains
+    # the expert only once.
     Runner("deep_gemm", DROPPED, takes_kmax=False),
     # csrc/fused_moe/cutlass_backend/cutlass_fused_moe_kernels.cuh skips -1: `expert_id == target_expert_id`,
     # `is_valid_expert`, and `expert_id < 0` in finalizeMoeRoutingKernel. blockExpertPrefixSumKernel finds an expert
@@ -71,8 +70,8 @@ TABLE = (
     Runner("flashinfer_cutlass", DROPPED),
     # The code for `use_routed_topk` in moe_runner/flashinfer_trtllm.py may step by runner_config.top_k.
     _TRTLLM("flashinfer_trtllm_routed", methods=_TRTLLM_METHODS),
-    # With expert ids this runner acts as flashinfer_trtllm_routed. The sources are `materialized_topk` and
-    # `format_is_standard` in the same file.
+    # If this runner receives expert ids, it works like flashinfer_trtllm_routed. The sources are `materialized_topk`
+    # and `format_is_standard` in the same file.
     _TRTLLM("flashinfer_trtllm", since="0.5.23", methods=(*_TRTLLM_METHODS, "CompressedTensorsW4A4Nvfp4MoE")),
     # _fused_experts_flashinfer_mxfp4_sm100_trtllm_gen in the same file uses routing method 1. The kernels are in
     # include/flashinfer/trtllm/fused_moe/. RoutingKernelTopK.cuh ranks experts by logit, then by number. Then
@@ -88,7 +87,7 @@ REASONS = {
     "with the same expert, whatever its weight (aiter's csrc/include/moe_sorting_opus.h)",
     "flashinfer_cutedsl": "the kernels' treatment of an empty slot is unknown",
 }
-"""The reasons why these MoE runners do not support a policy. All other runners have the reason `_UNKNOWN`."""
+"""The reasons why these MoE runners do not support a policy. For all other runners the reason is `_UNKNOWN`."""
 _UNKNOWN = "the kernel is not known to skip an empty slot, or to take one expert twice"
 
 
@@ -104,7 +103,7 @@ def explain(name: str) -> str:
 
 
 def find_kernel(layer: Any) -> Runner:
-    """Return the row of `TABLE` for SGLang's `FusedMoE` layer. Raises ValueError if no row describes its kernel."""
+    """Return the row of `TABLE` for a `FusedMoE` layer. Raises ValueError if no row describes the layer's kernel."""
     name = find_runner(layer)
     for runner in TABLE:
         if runner.name == name and is_release(runner.since) and runner.runs(layer):
@@ -118,7 +117,7 @@ def find_kernel(layer: Any) -> Runner:
 
 
 def check_kernel(runner: Runner, layer: Any, config: Any) -> None:
-    """Raise ValueError if a kernel of `TABLE` does not support a policy for this layer or the resolved arguments."""
+    """Raise ValueError if a kernel in `TABLE` does not support a policy with this layer and these arguments."""
     name, reason = runner.name, ""
     if name == "deep_gemm" and config.ep_size > 1 and not keeps_dropped():
         reason = (

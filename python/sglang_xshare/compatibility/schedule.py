@@ -1,4 +1,4 @@
-"""Checks of a policy's schedule against the model and the server. They need the configuration, but no weights."""
+"""Checks that a policy's schedule fits the model and the server. The checks do not need the model's weights."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,13 +28,18 @@ def check_schedule(
     names_runner: bool = True,
     find_batches: Callable[[str], Batches] | None = None,
 ) -> tuple[list[SelectionPlan], list[str]]:
-    """Return the plans that the schedule can give the model's layers, and a list of warnings.
+    """Return all plans of the schedule for the model's layers, and a list of warnings.
 
-    The result is the same when the server starts and when it switches policies, for the same MoE runner and the same
-    batch sizes. `schedule` is None if the server only masks padding rows. `config` contains the resolved arguments.
-    `names_runner` is False if SGLang has chosen the MoE runner. `find_batches` returns the server's batch sizes for the
-    key `rows` of a schedule; by default `read_batches` predicts them. Raises `ExpertPolicyError` if the schedule does
-    not fit the model or the server.
+    The server calls this function when it starts and when it switches policies. With the same MoE runner and the same
+    batch sizes, both calls have the same result.
+
+    - `schedule` is None if the server only masks padding rows.
+    - `config` contains the resolved arguments.
+    - `names_runner` is False if SGLang has chosen the MoE runner.
+    - `find_batches` returns the server's batch sizes for a value of the key `rows`. By default `read_batches` predicts
+      them.
+
+    Raises `ExpertPolicyError` if the schedule does not fit the model or the server.
     """
     if schedule is not None:
         check_rule(schedule.exact, config)
@@ -63,7 +68,7 @@ def check_schedule(
 
 
 def _check_runner(plans: list[SelectionPlan], model: MoeModel, router: Router, config: Any, flag: str | None) -> None:
-    """Refuse a plan that the MoE runner does not support, as far as the arguments show.
+    """Refuse a plan that the MoE runner does not support. This check uses only the arguments, not the loaded layers.
 
     If SGLang has chosen the runner, the error names `flag`. If the user has chosen it, `flag` is None.
     """
@@ -82,7 +87,7 @@ def _check_runner(plans: list[SelectionPlan], model: MoeModel, router: Router, c
 
 
 def check_rows(schedule: Schedule, config: Any) -> None:
-    """Raise `ExpertPolicyError` if the key `rows` is "rank" and a rank does not route whole requests of its own."""
+    """Raise `ExpertPolicyError` if the key `rows` is "rank", but a rank does not route complete requests of its own."""
     if schedule.rows != "rank":
         return
     flag = "--expert-policy-config rows"
@@ -95,7 +100,10 @@ def check_rows(schedule: Schedule, config: Any) -> None:
 
 
 def find_missed(schedule: Schedule, batches: Batches) -> str | None:
-    """Return the policy's limits of rows as text if no batch size of the server is within them, otherwise None."""
+    """Return the schedule's limits of rows, as text, if no step of the server is within these limits.
+
+    Otherwise return None.
+    """
     if batches.meet(schedule.min_rows, schedule.max_rows):
         return None
     last = "" if schedule.max_rows is None else f" to max_rows = {schedule.max_rows}"
@@ -120,7 +128,7 @@ def _check_plans(plans: list[SelectionPlan], model: MoeModel, config: Any) -> No
             reason = "target_per_rank needs each expert on exactly one rank; must be 0"
             raise refusal("--ep-num-redundant-experts", config.ep_num_redundant_experts, reason)
         follows_upstream = config.speculative_adaptive and not chooses_depth(config)
-        if plan.estimates:  # all ranks need the same estimate, and it must follow from accepted lengths
+        if plan.estimates:  # all ranks need the same estimate, which comes from accepted lengths
             for applies, reason in (
                 (attention_dp_size(config) > 1, "with data-parallel attention each rank counts its own requests"),
                 (routes_own_rows(config), "the estimate is untested with an all-to-all backend"),

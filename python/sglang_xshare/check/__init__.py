@@ -1,1 +1,1 @@
-"""The command `sglang-xshare check`: whether a server would start, whether it fits the GPU, and what policies gain."""
+"""The command `sglang-xshare check`. It reports whether a server would start and fit a GPU, and what policies gain."""

@@ -1,4 +1,4 @@
-"""The number of bits of a weight, computed from the model's quantization if there are no safetensors."""
+"""The number of bits of a weight. It follows from the model's quantization if there are no safetensors."""
 
 import fnmatch
 import re
@@ -14,19 +14,19 @@ SCALED = {
     "mxfp4": 4.25,
     **dict.fromkeys(("modelopt_fp4", "nvfp4_online"), 4.5),
 }
-"""The bits of a weight for each quantization, including its share of the scale.
+"""The bits of a weight for each quantization, including the weight's share of the scale.
 
-A scale of 8 bits belongs to 32 weights of mxfp8 or mxfp4, and to 16 weights of NVFP4. The scales of fp8 blocks add less
-than 0.1 % and are not counted.
+With mxfp8 and mxfp4, 32 weights have a common scale of 8 bits. With NVFP4, 16 weights have one. The scales of fp8
+blocks add less than 0.1 % and are not counted.
 """
 GROUPED = ("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16")
 SKIPPED = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
-"""Keys in the configuration of a quantization that list modules without quantization."""
+"""Keys of a quantization's configuration. Their values are the modules that are not quantized."""
 
 
 @dataclass(frozen=True)
 class Bits:
-    """The bits of a weight in experts, in other linear layers, and in all other modules (`plain`).
+    """The bits of a weight: in `experts`, in other `linear` layers, and in all other modules (`plain`).
 
     Modules in `skipped` are not quantized, so their weights also have `plain` bits.
     """
@@ -44,10 +44,10 @@ class Bits:
 
 
 def read_bits(name: str, declared: Mapping[str, Any], expert_dtype: str | None, plain: float) -> Bits:
-    """Return the bits of the weights with the quantization `name`. Raises ValueError if they are unknown.
+    """Return the bits of a model's weights. Raises ValueError if the quantization is unknown.
 
-    `declared` is the configuration of the quantization in the checkpoint. `plain` is the bits of a weight without
-    quantization.
+    `name` is the name of the quantization, and `declared` is its configuration in the checkpoint. `expert_dtype` is
+    from config.json. `plain` is the bits of a weight without quantization.
     """
     if name == "none":
         return Bits(plain, plain, plain)
@@ -55,8 +55,8 @@ def read_bits(name: str, declared: Mapping[str, Any], expert_dtype: str | None, 
         experts = linear = _read_compressed(declared)
     elif name in GROUPED:
         group, width = declared.get("group_size") or 128, declared.get("bits") or 4
-        # Each group has a scale of 16 bits and a zero point. With group_size -1 a group is a whole column, so their
-        # share is negligible.
+        # Each group has a scale of 16 bits and a zero point. With group_size -1 a group is a whole column, so scale and
+        # zero point are negligible.
         experts = linear = width + (16 + width) / group if group > 0 else width
     elif name in SCALED:
         experts = linear = SCALED[name]

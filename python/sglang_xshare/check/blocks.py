@@ -1,4 +1,8 @@
-"""A check for experts that SGLang cannot build because a rank's slice would cut an fp8 or int8 block."""
+"""A check for experts that SGLang cannot build.
+
+The weights of such experts are quantized in fp8 or int8 blocks. SGLang cannot divide an expert if the columns of a rank
+would end within a block.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,9 +16,10 @@ SHARED_COUNT = ("n_shared_experts", "num_shared_experts")
 
 
 def explain_cut(model: Any, config: Any) -> str | None:
-    """Return the reason why SGLang cannot build a model's experts, with flags that help. Return None if it can.
+    """Return the reason why SGLang cannot build a model's experts. Return None if SGLang can build them.
 
-    `model` is SGLang's `ModelConfig`, and `config` contains the resolved arguments.
+    The reason also names flags that help. `model` is SGLang's `ModelConfig`, and `config` contains the resolved
+    arguments.
     """
     kind = read_format(model, spell(config.quantization))
     # SGLang pads such columns on a CPU (configs/update_config.py) and with aiter (padding_size in fp8.py).
@@ -43,8 +48,9 @@ def explain_cut(model: Any, config: Any) -> str | None:
 def _list_cut(text: Any, experts: int, shared: int, block: int, ep_size: int) -> Iterator[tuple[int, int, str]]:
     """Yield the experts that the ranks cannot divide, because the columns of a rank would end within a block.
 
-    Each result contains the number of columns, the number of ranks that divide them, and "an expert" or "the shared
-    expert". `experts` ranks divide an expert, and `shared` ranks divide the shared expert.
+    Each result contains the number of columns, the number of ranks that divide them, and the text "an expert" or "the
+    shared expert". `experts` is the number of ranks that divide an expert. `shared` is the number of ranks that divide
+    the shared expert.
     """
     widths = [(width, experts, "an expert") for width in find_widths(text)]
     own = find_value(text, SHARED)

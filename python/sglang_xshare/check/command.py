@@ -37,7 +37,7 @@ it would be refused or does not fit, or if a question could not be answered."""
 CONTEXT = 1024
 """The default of --context."""
 DEFAULT = "xshare"
-"""The policy that is compared by default."""
+"""The policy that `check` uses if no flag names a policy."""
 PAGED = "--enable-paged-experts: not checked: SGLang refuses experts that it cannot page when it builds the model"
 
 
@@ -80,9 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
 def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     """Return the report as an object for JSON.
 
-    `given` contains the flags of the server, and `options` contains the flags of the subcommand. Raises ValueError,
-    with a message of one line, if no report is possible: because a value is wrong, because there is no config.json, or
-    because SGLang's parser rejects the flags.
+    `given` contains the server's flags, and `options` contains the subcommand's flags. Raises ValueError if a value is
+    wrong, if there is no config.json, or if SGLang's parser rejects the flags. The error's message is one line.
     """
     gpu = find_gpu(options.gpu) if options.gpu else None
     bandwidth = options.bandwidth or (gpu.bandwidth if gpu else None)
@@ -142,9 +141,9 @@ def _check_alone(options: argparse.Namespace) -> None:
 
 
 def _name_policy(given: Sequence[str], options: argparse.Namespace) -> tuple[Sequence[str], ServerFlags]:
-    """Return the flags of the server and their values, with the policy `DEFAULT` if the flags name no policy.
+    """Return the server's flags, as a list and as parsed values.
 
-    The policy is not added if the step has only one row.
+    If no flag names a policy, the policy `DEFAULT` is added to both, unless the step has only one row.
     """
     flags = read_flags(given)
     if flags.names_policy or options.compare or options.active or flags.mask_padding_experts:
@@ -156,7 +155,7 @@ def _name_policy(given: Sequence[str], options: argparse.Namespace) -> tuple[Seq
 
 
 def _on_device(given: Sequence[str], flags: ServerFlags, gpu: Gpu | None) -> list[str]:
-    """Return the flags, with `--device cuda` if `--gpu` is set. Raises ValueError if the flags name another device."""
+    """Return the server's flags, and `--device cuda` if `--gpu` is set. Raises ValueError for another device."""
     if gpu is None or flags.device == "cuda":
         return list(given)
     if flags.device is not None:
@@ -169,8 +168,9 @@ def _judge(
 ) -> tuple[dict[str, Any], Resolution | None]:
     """Check the flags with SGLang. Return the report, and the resolution if SGLang could resolve the flags.
 
-    If SGLang cannot be used, check only the policy's flags. The report then contains their refusal, or `unanswered`
-    gets the reason why SGLang cannot be used. Raises ValueError if SGLang's parser rejects the flags.
+    If SGLang cannot be used, check only the policy's flags. If they are wrong, the report contains the refusal.
+    Otherwise add the reason why SGLang cannot be used to `unanswered`. Raises ValueError if SGLang's parser rejects the
+    flags.
     """
     from ..patching.engine import check_patched
     from ..patching.tree import find_tree
@@ -203,7 +203,7 @@ def _judge(
 def _count(folder: Path, flags: ServerFlags, resolution: Resolution | None, unanswered: list[str]) -> Weights | None:
     """Count the weights of the model. On failure return None and add the reason to `unanswered`.
 
-    The function uses the arguments that SGLang has resolved, or else the flags.
+    Use the resolved arguments if SGLang could resolve all of them, otherwise the flags.
     """
     start = resolution.start if resolution is not None and resolution.finished else None
     if start is not None:
@@ -233,9 +233,9 @@ def _find_obstacle(memory: dict[str, Any], step: Step) -> str | None:
 
 
 def _read_served(step: Step, report: dict[str, Any], unanswered: list[str]) -> Schedule | None:
-    """Return the server's policy. Return None if it routes as the model does, or if it is wrong.
+    """Return the schedule of the server's policy. Return None if it routes as the model does, or if it is wrong.
 
-    Add the reason why it is wrong to `unanswered`, unless the report already contains it.
+    If the policy is wrong, add the reason to `unanswered`, unless the report already contains the reason.
     """
     policy, config = step.flags.expert_policy, step.flags.expert_policy_config
     if not policy:

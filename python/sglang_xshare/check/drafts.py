@@ -1,4 +1,4 @@
-"""Warnings about draft tokens that make a server slower, according to the estimate of a step."""
+"""Warnings about draft tokens that would make a server slower. They use the estimated time of a step."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from .weights import divide
 CHANCE = 0.75
 """The assumed chance that a draft token is accepted if all earlier draft tokens of the request were accepted.
 
-It is the value of the shipped draft model (docs/guide.md).
+The value is that of the draft model in docs/guide.md.
 """
 FLAG = "--speculative-num-draft-tokens"
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -17,10 +17,10 @@ WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 def list_warnings(step: Step, schedule: Schedule | None, bandwidth: float) -> list[str]:
-    """Return a list with one warning if a step with draft tokens gives fewer tokens per second than one without them.
+    """Return a list with one warning if the server would be faster without draft tokens.
 
-    Otherwise, and with an adaptive draft depth, return []. `schedule` is the server's policy, or None for the model's
-    own routing. `bandwidth` is in GB/s.
+    Otherwise return []. Also return [] if the draft depth is adaptive. `schedule` is the server's policy, or None for
+    the model's own routing. `bandwidth` is in GB/s.
     """
     weights, flags, batch = step.weights, step.flags, step.batch
     if flags.draft_tokens <= 1 or flags.speculative_adaptive:
@@ -38,8 +38,8 @@ def list_warnings(step: Step, schedule: Schedule | None, bandwidth: float) -> li
 def describe(seconds: Mapping[int, float], batch: int) -> str | None:
     """Return a warning if the server's draft tokens give fewer tokens per second than no drafts, otherwise None.
 
-    `seconds` contains the time of a step for each number of draft tokens. The largest number is the server's, and the
-    number 1 means no drafts. The time of the draft model is not counted.
+    `seconds` contains the time of a step for each number of draft tokens. The largest number of draft tokens is the
+    server's. The number 1 means that a step verifies no drafts. The time of the draft model is not counted.
     """
     asked = max(seconds)
     speeds = {width: expect(width) / taken for width, taken in seconds.items()}

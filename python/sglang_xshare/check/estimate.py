@@ -1,4 +1,4 @@
-"""An estimate of the gain from policies on a model and a GPU: active experts, kept mass, and the time of a step."""
+"""An estimate of what policies gain: the active experts, the kept mass, and the time of a decode step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,21 +13,24 @@ from .server import ServerFlags
 from .weights import Weights, divide
 
 FIXED = 34e-6
-"""The seconds that an MoE layer takes in addition to reading its experts' weights.
+"""The seconds that an MoE layer takes, apart from reading the weights of experts.
 
-OEA's paper measured this time on an H100. The estimate uses it for all GPUs.
+The OEA paper measured this time on an H100. The estimate uses it for all GPUs.
 """
 REACHED = 0.97
 """The share of the peak memory bandwidth that a GPU reaches when it reads weights.
 
-OEA's paper measured 2.9 us for an expert of Qwen3-30B-A3B, which has 9.4 MB.
+The OEA paper measured on an H100 that reading an expert of Qwen3-30B-A3B takes 2.9 us. Such an expert has 9.4 MB.
 """
 OTHER = 40e-6
 """The seconds that a layer takes for all other work: attention, norms, and the host.
 
 The value comes from steps of Qwen3-30B-A3B that were measured on an H100 with SGLang 0.5.17. The measured time of a
-layer minus the estimate without `OTHER` was 25 to 27 us with 1 request. It was 37 to 54 us with 4 to 16 requests, and
-67 to 71 us with 32 requests.
+layer was longer than the estimate without `OTHER`. The difference was:
+
+- 25 to 27 us with 1 request
+- 37 to 54 us with 4 to 16 requests
+- 67 to 71 us with 32 requests
 """
 FORMULA = (
     f"MoE layer = {FIXED * 1e6:.0f} us + active x expert bytes / ({REACHED:.0%} of bandwidth), step = MoE layers x "
@@ -37,13 +40,13 @@ FORMULA = (
 COMMON = 0.47
 """The share of the logits' variance that all rows have in common.
 
-With this share 49 of 128 experts are active at 16 rows, as OEA's paper measured for Qwen3-30B-A3B.
+With this share 49 of 128 experts are active at 16 rows, as in the OEA paper's measurement of Qwen3-30B-A3B.
 """
 ASSUMPTIONS = {"agreeing": COMMON, "independent": 0.0}
 MOST_ROWS = 16_384
 """The largest number of rows for which logits are drawn.
 
-With 256 experts, the logits take 0.6 GB, and each layer takes 2.6 s on one CPU core.
+With so many rows and 256 experts, the logits take 0.6 GB, and each layer takes 2.6 s on one CPU core.
 """
 DRAFTED = "--speculative-num-draft-tokens N above 1"
 
@@ -52,8 +55,8 @@ DRAFTED = "--speculative-num-draft-tokens N above 1"
 class Step:
     """A decode step of a server with `batch` requests. Each request has `context` cached tokens.
 
-    `active` contains the measured numbers of active experts without and with the policy. It is None if they are
-    unknown.
+    `active` contains the measured numbers of active experts, without and with the policy. None means that the numbers
+    are unknown.
     """
 
     weights: Weights
@@ -76,7 +79,7 @@ class Step:
         return self.context * -(-self.batch // self.flags.dp_size)
 
     def check(self, num_policies: int) -> None:
-        """Raise ValueError if the model cannot have the active experts, or if there are too many rows."""
+        """Raise ValueError if the numbers in `active` are impossible, or if there are too many rows."""
         experts, ep_size = self.weights.model.num_experts, self.flags.ep_size
         if self.active is None:
             if self.rows > MOST_ROWS:
@@ -115,9 +118,10 @@ class Step:
 
 
 def estimate(step: Step, schedules: dict[str, Schedule], bandwidth: float | None) -> dict[str, Any]:
-    """Return the report on the policies in `schedules`. The keys of `schedules` are the texts of the policies.
+    """Return the report on the gain from policies.
 
-    `bandwidth` is in GB/s. If it is None, the report contains no times.
+    `schedules` contains the schedule of each policy. Its keys are the texts of the policies. `bandwidth` is in GB/s. If
+    it is None, the report contains no times.
     """
     report: dict[str, Any] = {
         "is_estimate": True,
@@ -140,9 +144,10 @@ def estimate(step: Step, schedules: dict[str, Schedule], bandwidth: float | None
 
 
 def _list_loads(step: Step, schedule: Schedule | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the source of the active experts, their numbers without and with the policy, and the kept mass.
+    """Yield the numbers of active experts, without and with the policy, and the kept mass.
 
-    The source is --active if the flag is given. Otherwise the active experts are drawn for each of `ASSUMPTIONS`.
+    Each result begins with the source of its numbers. The source is --active if the user has set this flag. Otherwise
+    the numbers are computed from random logits, once for each of `ASSUMPTIONS`.
     """
     ep_size = step.flags.ep_size
     if step.active is not None:
@@ -169,11 +174,11 @@ def _describe_step(experts: list[float], step: Step, bandwidth: float) -> dict[s
 
 
 def estimate_step(weights: Weights, experts: float, cached: float, bandwidth: float) -> tuple[float, float]:
-    """Return the time in seconds of an MoE layer and of a decode step on the GPU of the slowest rank.
+    """Return the seconds that an MoE layer and a decode step take on the GPU of the slowest rank.
 
     The GPU reads the weights of `experts` experts in each layer. It also reads the KV cache of `cached` tokens.
-    `bandwidth` is its peak memory bandwidth in bytes/s. The estimate omits communication between ranks, sampling and
-    the selection, and it assumes that nothing overlaps.
+    `bandwidth` is the GPU's peak memory bandwidth in bytes/s. The estimate omits communication between ranks, sampling
+    and the selection. It assumes that no operations overlap.
     """
     reached = REACHED * bandwidth
     layer = FIXED + experts * weights.expert / reached

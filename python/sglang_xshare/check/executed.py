@@ -1,6 +1,6 @@
-"""Configurations that have never run on a GPU, and the error of the estimate in measured steps.
+"""Parts of configurations that have never run on a GPU, and the error of the estimate in measured steps.
 
-A test compares both with the benchmark records.
+A test compares both tables with the benchmark records.
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,10 @@ ALONE = "data-parallel attention: while one rank prefills, the step is vanilla o
 
 @dataclass(frozen=True)
 class Miss:
-    """The error of the estimate for `model` in a number of measured steps, as ranges (least, most).
+    """The error of the estimate for one model, in a number of measured steps. Errors are ranges (least, most).
 
-    `time` is the estimated time divided by the measured time. `speedup` is the estimated minus the measured speed-up.
+    `time` is the estimated time divided by the measured time. `speedup` is the estimated speed-up minus the measured
+    speed-up.
     """
 
     model: str
@@ -31,7 +32,7 @@ MISSES = {
     "Qwen3MoeForCausalLM": Miss("Qwen3-30B-A3B in bf16", 28, (0.85, 1.17), (-0.02, 0.08)),
     "GptOssForCausalLM": Miss("gpt-oss-20b and gpt-oss-120b in mxfp4", 14, (0.52, 0.72), (-0.09, 0.06)),
 }
-"""The errors for each model class, measured with and without a policy on an H100 and on H200s."""
+"""The errors for each model class. The measured steps ran with and without a policy, on an H100 and on H200s."""
 
 
 def list_never_executed(flags: ServerFlags, architecture: str, report: dict[str, Any]) -> list[str]:

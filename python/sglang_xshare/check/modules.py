@@ -1,4 +1,4 @@
-"""The modules of a model, which transformers builds on the meta device from its configuration, without weights."""
+"""The modules of a model. transformers builds them on the meta device, without weights."""
 
 import gc
 import importlib.abc
@@ -19,11 +19,11 @@ IMAGES = "torchvision"
 
 
 def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[list[Tensor], Mapping[str, Any]]:
-    """Return the tensors of a model, and the configuration of its language model with the defaults of transformers.
+    """Return the tensors of a model, and the configuration of its language model.
 
-    `config` is the content of config.json, and `changes` come from --json-model-override-args. Raises ValueError, with
-    a message of one line, if transformers cannot build the model. Raises ModuleNotFoundError if transformers or torch
-    is not installed.
+    The configuration contains the defaults of transformers. `config` is the content of config.json, and `changes` come
+    from --json-model-override-args. Raises ValueError, with a message of one line, if transformers cannot build the
+    model. Raises ModuleNotFoundError if transformers or torch is not installed.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -50,7 +50,7 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
         _fill_head_dim(parsed.get_text_config())
         try:
             model = _build(kind, parsed, Positions())
-        except RuntimeError:  # some models, such as Gemma 4, concatenate positions and other tensors
+        except RuntimeError:  # some models, such as Gemma 4, concatenate positions with meta tensors
             model = _build(kind, parsed, nullcontext())
     except ModuleNotFoundError:
         raise
@@ -77,10 +77,10 @@ def _build(kind: Any, parsed: Any, mode: AbstractContextManager[Any]) -> Any:
 def _find_class(
     transformers: ModuleType, config: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
-    """Return the model's class, the part of the configuration for this class, and the changes of this part.
+    """Return the class of a model, its part of the configuration, and the changes to this part.
 
-    If transformers does not have the class of the whole model, use the class of its language model. Remote code may
-    wrap such a language model.
+    If transformers does not have the class of the whole model, return the class of its language model. For example,
+    remote code may wrap a language model that transformers has.
     """
     auto = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     nested = ((part, changes.get(name) or {}) for name in TEXT_CONFIGS if isinstance(part := config.get(name), dict))
@@ -98,7 +98,10 @@ def _find_class(
 
 
 def _fill_head_dim(text: Any) -> None:
-    """Set `head_dim` if config.json has null, because transformers needs a number. HunYuan has another key for it."""
+    """Set `head_dim` if config.json has null for it, because transformers needs a number.
+
+    HunYuan has this number in the key `attention_head_dim`.
+    """
     if getattr(text, "head_dim", 0) is None:
         heads = getattr(text, "num_attention_heads", 0)
         text.head_dim = getattr(text, "attention_head_dim", None) or (text.hidden_size // heads if heads else None)
@@ -135,7 +138,7 @@ def import_lightly() -> Iterator[None]:
     """Import transformers in 1.1 s of CPU time instead of 2.7 s.
 
     The import skips PyTorch's compiler, image processors and garbage collection. At the end of the context the imported
-    modules are removed, so a later import loads all of transformers. If the process has already imported these
+    modules are removed, so a later import loads all of transformers. If the process has already imported one of these
     packages, the context does nothing.
     """
     if any(name in sys.modules for name in ("transformers", *COMPILER, IMAGES)):

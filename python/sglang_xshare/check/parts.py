@@ -9,17 +9,20 @@ from typing import Any
 from .tensors import Tensor
 
 LAYER = re.compile(r"^(?:(.*?)\.)?(\d+)\.(.*)$")
-"""The name of a tensor. The groups are the list of layers, the number of the layer, and the name within the layer."""
+"""A pattern for the name of a tensor in a layer.
+
+Its groups are the name of the list of layers, the number of the layer, and the tensor's name within the layer.
+"""
 EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
 DRAFT = re.compile(r"(^|\.)(mtp|nextn|eh_proj|enorm|hnorm)")
 """Names of draft heads. A server loads a draft head only with --speculative-algorithm, as a separate model."""
 EMBEDDING, HEAD = re.compile(r"embed|(^|\.)wte\."), re.compile(r"(^|\.)(lm_head|output|head)\.")
 CACHED = re.compile(r"(^|\.)(\w*(?:attn|attention|mixer))\.(\w+)\.(weight|weight_packed|scales)$")
 KEYS = ("k_proj", "v_proj", "kv_proj", "wkv", "kv_a_proj_with_mqa", "wkv_a")
-"""Projections whose outputs are cached. From `kv_proj` on, a projection returns keys and values as one head."""
+"""Projections whose outputs are cached. The projections from `kv_proj` on compute keys and values as one head."""
 FUSED = ("qkv_proj", "query_key_value", "Wqkv", "c_attn")
 STATE = ("A_log", "dt_bias", "conv1d.weight", "k_conv1d.weight")
-"""Parameters of linear attention. Linear attention has a state of fixed size and does not cache tokens."""
+"""Names of the parameters of linear attention. It has a state of fixed size instead of cached tokens."""
 KV_HEADS = ("num_key_value_heads", "num_attention_groups")
 
 
@@ -96,13 +99,13 @@ def _place(name: str) -> tuple[str | None, int, str]:
 
 
 def _is_expert(tensor: Tensor, name: str, num_experts: int) -> bool:
-    """Return whether a tensor belongs to routed experts, by the name of its module or by its first dimension."""
+    """Return whether a tensor belongs to routed experts. Its module's name or its first dimension shows this."""
     stacked = len(tensor.shape) == 3 and tensor.shape[0] == num_experts and tensor.shape[1] > 1
     return stacked or EXPERTS.search(name) is not None
 
 
 def _count_cached(attention: list[tuple[int, str, Tensor]], text: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the number of values that all layers cache for one token, and the number of heads that ranks divide."""
+    """Return the number of cached values for one token in all layers, and the number of heads that ranks can divide."""
     queries = _read_heads(text, ("num_attention_heads",)) or 1
     heads, cached = _read_heads(text, KV_HEADS) or queries, 0
     names = {(number, name) for number, name, _ in attention}
@@ -123,6 +126,6 @@ def _count_cached(attention: list[tuple[int, str, Tensor]], text: Mapping[str, A
 
 
 def _read_heads(text: Mapping[str, Any], names: Iterable[str]) -> int | None:
-    """Return the number of heads. If each layer has its own number, return the first one."""
+    """Return the number of heads. If each layer has its own number, return the first layer's number."""
     value = next((text[name] for name in names if text.get(name)), None)
     return value[0] if isinstance(value, list) else value

@@ -15,7 +15,7 @@ SINCE = "0.5.19"
 
 
 class CannotPretend(ValueError):
-    """An error for a GPU for which SGLang cannot resolve its arguments on this machine."""
+    """The error if SGLang cannot resolve its arguments for a certain GPU on this machine."""
 
 
 def check_gpu(gpu: Gpu, name: str | None, release: str) -> None:
@@ -36,7 +36,7 @@ def pretend(gpu: Gpu) -> Iterator[None]:
     """Make SGLang detect a machine with this GPU, FlashInfer and triton_kernels.
 
     Facts that SGLang detected when it was imported do not change. For AMD's GPUs there are many such facts, so only the
-    resolved MoE runner is right. Call `check_gpu` first.
+    resolved MoE runner is correct. Call `check_gpu` first.
     """
     import torch
     from sglang.srt.layers.quantization import QUANTIZATION_METHODS
@@ -62,7 +62,7 @@ def pretend(gpu: Gpu) -> Iterator[None]:
 
 
 def _list_facts(gpu: Gpu) -> dict[str, Any]:
-    """Return the facts about a platform with this GPU. The names are the same in all releases from `SINCE` on."""
+    """Return the facts about a platform with this GPU. Their names are the same in all releases from `SINCE` on."""
     capability = gpu.capability or MI300
     major, minor = capability if gpu.capability else (0, 0)
     others = ("is_npu", "is_xpu", "is_musa", "has_amx")
@@ -84,7 +84,7 @@ def _list_facts(gpu: Gpu) -> dict[str, Any]:
 
 @contextmanager
 def _replaced(module: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Replace a function of a module, also in the modules of SGLang that have imported the function by name."""
+    """Replace a function of a module. Also replace it in SGLang's modules that have imported it by name."""
     original = getattr(module, name)
     _rename(module, name, original, function)
     try:

@@ -1,4 +1,4 @@
-"""The description of a model for the report, from the arguments that SGLang has resolved, or else from config.json."""
+"""The description of a model, read from the arguments that SGLang has resolved, or from config.json."""
 
 from __future__ import annotations
 
@@ -31,10 +31,13 @@ UNQUANTIZED = "unquant"
 class Reading:
     """The description of a model as the server reads it.
 
-    `config` is the content of config.json, and `changes` come from --json-model-override-args. `text` is the language
-    model's part of config.json after these changes. `quantization` is the name of the quantization, or "none".
-    `declared` is the quantization's configuration in the checkpoint. `plain` is the bits of a weight without
-    quantization, and `cache_bits` is the bits of a value in the KV cache.
+    - `config` is the content of config.json.
+    - `changes` come from --json-model-override-args.
+    - `text` is the language model's part of config.json after these changes.
+    - `plain` is the bits of a weight without quantization.
+    - `quantization` is the name of the quantization, or "none".
+    - `declared` is the quantization's configuration in the checkpoint.
+    - `cache_bits` is the bits of a value in the KV cache.
     """
 
     folder: Path
@@ -50,7 +53,7 @@ class Reading:
 
 
 def find_folder(model: str, revision: str | None) -> Path:
-    """Return the folder of a model, also in Hugging Face's cache. Raises ValueError without a valid config.json."""
+    """Return the folder of a model, which may be in Hugging Face's cache. Raises ValueError without a config.json."""
     folder = Path(model)
     if not folder.exists():
         with suppress(ImportError, ValueError):  # ValueError if this is not a model's name
@@ -93,7 +96,7 @@ def read_resolved(folder: Path, flags: ServerFlags, start: Start) -> Reading:
 
 
 def _count_cache_bits(dtype: str, plain: float) -> float:
-    """Return the bits of a value in the KV cache for a --kv-cache-dtype. With fp4, 16 values share a scale."""
+    """Return the bits of a value in the KV cache. `dtype` is --kv-cache-dtype. With fp4, 16 values share a scale."""
     if dtype.startswith(("fp8", "int8")):
         return 8.0
     if dtype.startswith("fp4"):

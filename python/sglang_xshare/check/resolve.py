@@ -1,4 +1,4 @@
-"""A server's arguments as SGLang itself resolves them, with all refusals and warnings, and the report on them."""
+"""The arguments of a server as SGLang resolves them, with all refusals and warnings."""
 
 import io
 import logging
@@ -43,12 +43,12 @@ class Resolution:
         _note(self.refusals, who, str(error).strip() or type(error).__name__)
 
     def note_given(self, server_args: Any) -> None:
-        """Run the checks before SGLang resolves the arguments. SGLang calls this in place of `hooks.check_flags`."""
+        """Run the checks of the given arguments. SGLang calls this method instead of `hooks.check_flags`."""
         self.start = Start(server_args)
         self._check(self.start, GIVEN)
 
     def note_resolved(self, server_args: Any) -> None:
-        """Run the checks after SGLang resolves the arguments. SGLang calls this in place of `hooks.check_server`."""
+        """Run the checks of the resolved arguments. SGLang calls this method instead of `hooks.check_server`."""
         assert self.start is not None
         self.finished = True
         self._check(self.start, RESOLVED)
@@ -70,9 +70,9 @@ class Resolution:
 
 
 def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:
-    """Parse and resolve a server's flags as if this machine had the GPU, or for this machine if `gpu` is None.
+    """Parse and resolve a server's flags as if this machine had the GPU.
 
-    Raises ValueError if SGLang's parser rejects the flags.
+    If `gpu` is None, resolve the flags for this machine. Raises ValueError if SGLang's parser rejects the flags.
     """
     from sglang.srt import expert_policy
 

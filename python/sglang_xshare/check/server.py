@@ -1,4 +1,4 @@
-"""The server's flags that the report needs, parsed without SGLang, which may not be installed or may fail."""
+"""The server's flags that the report needs. They are parsed without SGLang, because SGLang may be missing or fail."""
 
 import argparse
 import json
@@ -82,7 +82,7 @@ class ServerFlags:
         return any(value not in (None, False) for value in given)
 
     def resolve(self, config: Any) -> None:
-        """Replace the flags by the values that SGLang has resolved."""
+        """Replace the values of the flags with the values that SGLang has resolved."""
         self.ranks, self.ep_size = config.tp_size, config.ep_size
         self.dp_size = attention_dp_size(config)
         self.moe_a2a_backend = spell(getattr(config, "moe_a2a_backend", None) or "none")
@@ -121,7 +121,7 @@ def read_flags(flags: Sequence[str]) -> ServerFlags:
 
 
 def _read_config(file: str | None) -> dict[str, Any]:
-    """Return the flags in the YAML file of `--config`, or {} without a file. Raises ValueError if it is wrong."""
+    """Return the flags in the YAML file of `--config`, or {} without a file. Raises ValueError if the file is wrong."""
     if file is None:
         return {}
     must = f"--config {file}: must be a YAML file of the server's flags, *.yaml"

@@ -1,4 +1,4 @@
-"""The names and shapes of a model's tensors, from the headers of safetensors or from modules on the meta device."""
+"""The names and shapes of a model's tensors, which are read from the headers of its safetensors files."""
 
 import json
 import struct
@@ -15,7 +15,7 @@ CONVERTED = ("BF16", "F16", "F32", "F64", "I64", "BOOL")
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor's name and shape. `stored` is its size in bytes, or None if the server converts its dtype."""
+    """A tensor of a model. `stored` is its size in bytes, or None if the server converts the tensor's dtype."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class Tensor:
 
 
 def read_headers(folder: Path) -> list[Tensor]:
-    """Return the tensors in the headers of a folder's safetensors. Return [] if a file is missing or cannot be read."""
+    """Return the tensors of a folder's safetensors files. Return [] if a file is missing or cannot be read."""
     tensors: dict[str, Tensor] = {}
     try:
         for file in _list_files(folder):

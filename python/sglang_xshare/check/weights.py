@@ -1,4 +1,4 @@
-"""The bytes that a decode step of a model reads, and the GPU memory that the weights leave."""
+"""The number of bytes that a decode step reads, and the GPU memory that is left beside the weights."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from .tensors import Tensor, read_headers
 UNREAD = ("dummy", "pt", "npcache")
 """Values of --load-format for which SGLang reads no safetensors. The weights then have the model's dtype."""
 PACKED = ("bitsandbytes", "gguf")
-"""Values of --load-format for which the bytes cannot be counted."""
+"""Values of --load-format for which the bytes of the weights cannot be counted."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Weights:
     - `expert` is the size of one expert in one layer.
     - `dense` is the size of all other weights that a decode step reads: attention, router, shared experts, layers
       without experts, and LM head.
-    - `held` is the size of `dense`, of the embedding, and of encoders for images or sound.
+    - `held` is the size of all weights except experts: `dense`, the embedding, and encoders for images or sound.
     - `cache` is the size of the KV cache for one token in all layers. At most `cache_heads` ranks divide the cache.
     - `bits` is the number of bits of an expert's weight, or None if the sizes come from the checkpoint.
     - `source` is "safetensors" or "transformers".
@@ -51,10 +51,10 @@ def read_weights(folder: Path, flags: ServerFlags | None = None) -> Weights:
 
 
 def count_weights(reading: Reading) -> Weights:
-    """Count the weights of a model, from its safetensors or from the modules that transformers builds.
+    """Count the weights of a model, in its safetensors or in the modules that transformers builds.
 
-    The size of a module depends on its quantization. Raises ValueError, with a message of one line, if neither source
-    describes the model. Raises ModuleNotFoundError if transformers is needed but not installed.
+    Raises ValueError, with a message of one line, if neither source describes the model. Raises ModuleNotFoundError if
+    transformers is needed but not installed.
     """
     if reading.load_format in PACKED:
         raise ValueError(f"--load-format {reading.load_format} has bytes that are not counted; must be another")
@@ -120,12 +120,12 @@ def count_held(weights: Weights, flags: ServerFlags) -> tuple[float, float]:
 
 
 def count_cache(weights: Weights, flags: ServerFlags) -> float:
-    """Return the bytes of KV cache on one GPU for one token of the GPU's own requests."""
+    """Return the number of bytes that one token takes in the KV cache of one GPU."""
     return divide(weights, flags).cache / flags.stages
 
 
 def divide(weights: Weights, flags: ServerFlags) -> Weights:
-    """Return the bytes that one rank reads in a step, over all pipeline stages.
+    """Return the weights that one rank reads in a step. All stages of a pipeline count together.
 
     The rank reads a part of each expert and of all other weights. The ranks of a data-parallel group divide the heads
     of the KV cache. If there are more ranks than heads, several ranks hold the same head.
@@ -140,10 +140,11 @@ def divide(weights: Weights, flags: ServerFlags) -> Weights:
 
 
 def describe_memory(weights: Weights, flags: ServerFlags, gpu: Gpu, cached: int) -> dict[str, Any]:
-    """Return the report on GPU memory: its size, and the memory that the weights leave for the KV cache.
+    """Return the report on GPU memory: its size, and the part that the weights leave for the KV cache.
 
-    If the weights do not fit, the report has the number of experts of a layer that fit beside `cached` tokens of KV
-    cache. Without --mem-fraction-static the weights may use all of the memory.
+    If the weights do not fit, the report also contains `resident_experts`. This is the number of experts of a layer
+    that would fit beside `cached` tokens of KV cache. Without --mem-fraction-static the weights may use all of the
+    memory.
     """
     usable = gpu.memory_bytes * (flags.fraction or 1)
     experts, others = count_held(weights, flags)

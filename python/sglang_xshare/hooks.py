@@ -246,7 +246,7 @@ def count(req: Any, logits_output: Any) -> None:
 
 
 def tell(meta_info: dict[str, Any], state: Any) -> None:
-    """Write the policies that acted on a request to its last `meta_info`, each with its number of steps."""
+    """Write into a request's last `meta_info` which policies acted, and in how many steps."""
     if metadata.KEY in state.customized_info_accumulated:
         metadata.write_metadata(meta_info, state)
 

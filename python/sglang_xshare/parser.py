@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def path(text: str) -> Path:
-    """Return the path in a flag's text. An empty text is an error, because `Path("")` is the working directory."""
+    """Convert the text of a flag to a path. An empty text is an error, because `Path("")` is the working directory."""
     if not text:
         raise argparse.ArgumentTypeError("empty: must be a path")
     return Path(text)

@@ -38,7 +38,7 @@ def refusal(flag: str, value: Any, reason: str) -> ExpertPolicyError:
 
 
 def refuse(name: str, value: Any, reason: str) -> ExpertPolicyError:
-    """Return the same error as `refusal`. Its flag is given as the name of a server argument."""
+    """Return the error of `refusal` for a server argument. `name` is the name of the argument."""
     return refusal(spell_flag(name), spell_value(value), reason)
 
 

@@ -60,8 +60,8 @@ class Batch:
 
     - `valid` [n] bool is False for padding rows. None means that there are no padding rows.
     - `tokens_per_request` is the number of rows of a request. These rows are consecutive.
-    - `exact` [n] bool marks rows that are routed as the model routes. A padding row is never exact. None means that
-      there are no exact rows.
+    - `exact` [n] bool marks rows that the model routes without the policy. A padding row is never exact. None means
+      that there are no exact rows.
     - `resident` [N] bool marks the loaded experts if experts are paged. A layer then holds only `slots` experts. None
       means that all experts are loaded.
     - `depth` [n] int32 is used for trees of drafts. It is the depth of each row in its tree, and a root has depth 0.

@@ -22,7 +22,7 @@ With 16 rows on 2 cores, all operations take 0.1 s. Several threads would also w
 def draw_loads(
     schedule: Schedule | None, model: MoeModel, rows: int, tokens_per_request: int, common: float, ranks: int = 1
 ) -> dict[str, Any]:
-    """Return how many experts a step loads in a layer, as means over layers with random logits.
+    """Return how many experts are active in a layer, as means over layers with random logits.
 
     - `active_experts` contains the number of active experts without and with the policy.
     - `fullest_rank_experts` contains the same numbers for the rank with the most active experts.

@@ -16,8 +16,8 @@ SCALED = {
 }
 """The bits of a weight for each quantization, including the weight's share of the scale.
 
-With mxfp8 and mxfp4, 32 weights have a common scale of 8 bits. With NVFP4, 16 weights have one. The scales of fp8
-blocks add less than 0.1 % and are not counted.
+With mxfp8 and mxfp4, 32 weights have a common scale of 8 bits. With NVFP4, 16 weights have such a scale. The scales of
+fp8 blocks add less than 0.1 % and are not counted.
 """
 GROUPED = ("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16")
 SKIPPED = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")

@@ -155,7 +155,7 @@ def _name_policy(given: Sequence[str], options: argparse.Namespace) -> tuple[Seq
 
 
 def _on_device(given: Sequence[str], flags: ServerFlags, gpu: Gpu | None) -> list[str]:
-    """Return the server's flags, and `--device cuda` if `--gpu` is set. Raises ValueError for another device."""
+    """Return the server's flags, and `--device cuda` if `--gpu` is set. Raises ValueError for another `--device`."""
     if gpu is None or flags.device == "cuda":
         return list(given)
     if flags.device is not None:
@@ -201,7 +201,7 @@ def _judge(
 
 
 def _count(folder: Path, flags: ServerFlags, resolution: Resolution | None, unanswered: list[str]) -> Weights | None:
-    """Count the weights of the model. On failure return None and add the reason to `unanswered`.
+    """Count the weights of the model. If this fails, return None and add the reason to `unanswered`.
 
     Use the resolved arguments if SGLang could resolve all of them, otherwise the flags.
     """
@@ -233,7 +233,9 @@ def _find_obstacle(memory: dict[str, Any], step: Step) -> str | None:
 
 
 def _read_served(step: Step, report: dict[str, Any], unanswered: list[str]) -> Schedule | None:
-    """Return the schedule of the server's policy. Return None if it routes as the model does, or if it is wrong.
+    """Return the schedule of the server's policy.
+
+    Return None if the policy routes as the model does, or if the policy is wrong.
 
     If the policy is wrong, add the reason to `unanswered`, unless the report already contains the reason.
     """

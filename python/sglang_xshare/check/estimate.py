@@ -44,7 +44,7 @@ With this share 49 of 128 experts are active at 16 rows, as in the OEA paper's m
 """
 ASSUMPTIONS = {"agreeing": COMMON, "independent": 0.0}
 MOST_ROWS = 16_384
-"""The largest number of rows for which logits are drawn.
+"""The largest number of rows for which random logits are drawn.
 
 With so many rows and 256 experts, the logits take 0.6 GB, and each layer takes 2.6 s on one CPU core.
 """
@@ -67,7 +67,7 @@ class Step:
 
     @property
     def rows(self) -> int:
-        """Return the number of rows in the router. Each draft token of a request is one row."""
+        """Return the number of rows that the router gets. Each draft token of a request is one row."""
         return self.batch * self.flags.draft_tokens
 
     @property
@@ -98,8 +98,8 @@ class Step:
     def read_policy(self, flag: str, text: str, keys: dict[str, Any]) -> Schedule | None:
         """Return the schedule of a policy. Return None if the policy routes as the model does.
 
-        `text` is the value of `flag`, and `keys` contains further keys. Raises ValueError if the policy does not act in
-        this step.
+        `text` is the value of `flag`, and `keys` contains further keys. Raises ValueError if the policy is wrong, or if
+        it does not act in this step.
         """
         drafts, model = self.flags.draft_tokens > 1, self.weights.model
         try:
@@ -120,8 +120,8 @@ class Step:
 def estimate(step: Step, schedules: dict[str, Schedule], bandwidth: float | None) -> dict[str, Any]:
     """Return the report on the gain from policies.
 
-    `schedules` contains the schedule of each policy. Its keys are the texts of the policies. `bandwidth` is in GB/s. If
-    it is None, the report contains no times.
+    `schedules` contains the schedule of each policy. Its keys are the policies as the user wrote them. `bandwidth` is
+    in GB/s. If it is None, the report contains no times.
     """
     report: dict[str, Any] = {
         "is_estimate": True,

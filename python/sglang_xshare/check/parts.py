@@ -1,4 +1,4 @@
-"""The sizes of a model's experts, KV cache and other weights, from the names and shapes of its tensors."""
+"""The sizes of a model's experts, KV cache and other weights. They follow from the names and shapes of its tensors."""
 
 import re
 from collections import Counter
@@ -22,7 +22,7 @@ KEYS = ("k_proj", "v_proj", "kv_proj", "wkv", "kv_a_proj_with_mqa", "wkv_a")
 """Projections whose outputs are cached. The projections from `kv_proj` on compute keys and values as one head."""
 FUSED = ("qkv_proj", "query_key_value", "Wqkv", "c_attn")
 STATE = ("A_log", "dt_bias", "conv1d.weight", "k_conv1d.weight")
-"""Names of the parameters of linear attention. It has a state of fixed size instead of cached tokens."""
+"""Names of parameters of linear attention, which has a state of fixed size instead of cached tokens."""
 KV_HEADS = ("num_key_value_heads", "num_attention_groups")
 
 

@@ -53,7 +53,10 @@ class Reading:
 
 
 def find_folder(model: str, revision: str | None) -> Path:
-    """Return the folder of a model, which may be in Hugging Face's cache. Raises ValueError without a config.json."""
+    """Return the folder of a model. Raises ValueError if the folder has no valid config.json.
+
+    `model` is a folder, or the name of a model in Hugging Face's cache.
+    """
     folder = Path(model)
     if not folder.exists():
         with suppress(ImportError, ValueError):  # ValueError if this is not a model's name

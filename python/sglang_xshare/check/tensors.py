@@ -1,4 +1,4 @@
-"""The names and shapes of a model's tensors, which are read from the headers of its safetensors files."""
+"""The names and shapes of a model's tensors, read from the headers of its safetensors files."""
 
 import json
 import struct

@@ -76,8 +76,8 @@ UNSERVED = {
 FUSED_FRONTS = frozenset({"KimiK3ForConditionalGeneration", "KimiK3LinearForCausalLM"})
 """Model classes that compute the gate and TopK in one kernel for some batch sizes.
 
-SGLang does not use this kernel if SGLANG_K3_FUSED_FRONT is off. In every supported release only `KimiK3MoE._ep_front`
-calls this kernel.
+SGLang does not use this kernel if the environment variable SGLANG_K3_FUSED_FRONT is off. In every supported release
+only `KimiK3MoE._ep_front` calls the kernel.
 """
 
 GATHERED = frozenset(

@@ -98,7 +98,7 @@ def ignores_exact(server_args: Any) -> bool:
 def join_keys(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return the name and all keys of a policy such as xshare:k0=1.
 
-    `keys` contains further keys. Raises ValueError if the policy's own text also contains one of them.
+    `keys` contains further keys. Raises ValueError if the text of the policy also contains one of these keys.
     """
     if not isinstance(policy, str) or ":" not in policy:
         return policy, keys

@@ -31,7 +31,7 @@ GIVEN = "_expert_policy_given_runner"
 def choose_runner(server_args: Any, arguments: Arguments) -> None:
     """Choose another MoE runner if the runner that SGLang would choose does not support the policy.
 
-    This applies only to the value `auto` of --moe-runner-backend. The new runner supports the format of the experts'
+    The function acts only if --moe-runner-backend is `auto`. The new runner supports the format of the experts'
     weights, and the change is logged. If no runner fits, the function changes nothing, and a later check refuses the
     server. Call the function before SGLang resolves the server's arguments.
     """

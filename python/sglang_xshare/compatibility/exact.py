@@ -1,4 +1,4 @@
-"""Checks for exact requests. The model routes an exact request without the policy.
+"""Checks for exact requests. An exact request is routed without the policy.
 
 The checks decide whether the server can serve exact requests, and whether a request is valid.
 """

@@ -12,9 +12,11 @@ from .runners import list_runners
 class Experts:
     """The MoE runner of a server, and the properties that decide which runners can run its experts.
 
-    `runner` is "auto" for triton, marlin, or a kernel that is known only after loading. `format` is the format of the
-    experts' weights. `capability` is the GPU's compute capability, or None on AMD. `aiter` is True if AMD's aiter is
-    enabled.
+    - `runner` is the MoE runner. "auto" means triton, marlin, or a kernel that is known only after the weights have
+      loaded.
+    - `format` is the format of the experts' weights.
+    - `capability` is the GPU's compute capability, or None for AMD's GPUs.
+    - `aiter` is True if AMD's aiter is enabled.
     """
 
     runner: str
@@ -110,7 +112,7 @@ def _read_capability() -> Capability | None:
 def _has_triton_kernels(capability: Capability) -> bool:
     """Return whether triton_kernels is available and can run MXFP4 on this GPU.
 
-    The library supports Hopper GPUs. It supports Blackwell GPUs of SM100 with drivers before 595 (gpt_oss.py).
+    The library supports Hopper GPUs. It supports data-center Blackwell GPUs only with drivers before 595 (gpt_oss.py).
     """
     from sglang.srt.utils import common
 

@@ -24,7 +24,7 @@ class Format:
 
     name: str
     fitting: tuple[str, ...] = ()
-    """Runners that can run such experts, the best first. One of them replaces a runner without policy support."""
+    """Runners that can run such experts, the best one first. They may replace a runner without policy support."""
     unserved: tuple[str, ...] = ()
     """Runners that do not support a policy with such experts, or whose kernels have not been reviewed."""
     blackwell: str = "auto"
@@ -86,8 +86,8 @@ _NAMED = {
 def read_format(model: Any, quantization: str | None) -> Format:
     """Return the weight format of a model's experts.
 
-    `model` is SGLang's `ModelConfig`, and `quantization` is the resolved --quantization. An unknown format gets the
-    name of the quantization.
+    `model` is SGLang's `ModelConfig`, and `quantization` is the resolved --quantization. If the format is unknown, its
+    name is the name of the quantization.
     """
     name = getattr(model, "quantization", None) or quantization or "none"
     config = find_quantization(model)
@@ -100,9 +100,9 @@ def read_format(model: Any, quantization: str | None) -> Format:
 
 
 def find_quantization(model: Any) -> Mapping[str, Any]:
-    """Return the quantization in a model's configuration, or {}.
+    """Return the quantization in a model's configuration, or {} if it has none.
 
-    Kimi-K2.5 has it in the configuration of the text model.
+    Kimi-K2.5 has its quantization in the configuration of the text model.
     """
     for name, config in product(QUANTIZATIONS, (model.hf_config, model.hf_text_config)):
         declared: Any = getattr(config, name, None)

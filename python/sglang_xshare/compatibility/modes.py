@@ -55,7 +55,10 @@ SINCE = "0.5.23"
 # DSpark has three modes of verification. In the two modes of `UNIFORM`, every request has the same number of rows.
 MODE, UNIFORM = "SGLANG_RAGGED_VERIFY_MODE", ("static", "cap-accept")
 UNRECORDED = ("DSPARK", "NGRAM", "UNO")
-"""Drafters with which SGLang drops recorded experts during verification. With UNO it drops one token's in each step."""
+"""Drafters with which SGLang drops recorded experts when it verifies drafts.
+
+With UNO, SGLang drops the experts of one token in each step.
+"""
 UNPREPARED = ("FROZEN_KV_MTP", "UNO")
 """Drafters that do not work on a decode server of PD disaggregation. SGLang 0.5.23 fails there at the first step."""
 

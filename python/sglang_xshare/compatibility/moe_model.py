@@ -14,7 +14,7 @@ from ..upstream.server import attention_dp_size
 from .architectures import GATHERED, UNSERVED
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
-"""Keys of a multimodal model's configuration for its language model. SGLang's `ModelConfig` finds this part itself."""
+"""Keys that contain the language model in a multimodal model's configuration. `ModelConfig` finds this part itself."""
 MOST = 10_000
 """The largest number of layers or experts. With a much larger, mistyped number the server would compute for hours."""
 
@@ -90,6 +90,8 @@ def read_folder(
     folder: str, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[MoeModel, dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return the properties of the model in a folder, and three parts of its configuration.
+
+    The parts are:
 
     - the original config.json
     - config.json after the `changes` from --json-model-override-args

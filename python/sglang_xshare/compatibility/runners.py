@@ -61,14 +61,15 @@ TABLE = (
     Runner("triton_kernel", MASKED, takes_kmax=False),
     # kernels/ops/moe/ep_moe_kernels.py skips -1: `valid` in fused_moe_dispatch_index and ep_scatter, and `dst_idx >= 0`
     # in fill_gateup_input and post_reorder_deepgemm (0.5.17 has `expert_id >= 0` in all four). post_reorder_deepgemm
-    # steps by runner_config.top_k. An expert has room for m_max rows. This is enough if each row of the batch contains
-    # the expert only once.
+    # uses runner_config.top_k as the number of columns. An expert has room for m_max rows. This is enough if each row
+    # of the batch contains the expert only once.
     Runner("deep_gemm", DROPPED, takes_kmax=False),
     # csrc/fused_moe/cutlass_backend/cutlass_fused_moe_kernels.cuh skips -1: `expert_id == target_expert_id`,
     # `is_valid_expert`, and `expert_id < 0` in finalizeMoeRoutingKernel. blockExpertPrefixSumKernel finds an expert
     # only once in a row.
     Runner("flashinfer_cutlass", DROPPED),
-    # The code for `use_routed_topk` in moe_runner/flashinfer_trtllm.py may step by runner_config.top_k.
+    # The code for `use_routed_topk` in moe_runner/flashinfer_trtllm.py may use runner_config.top_k as the number of
+    # columns.
     _TRTLLM("flashinfer_trtllm_routed", methods=_TRTLLM_METHODS),
     # If this runner receives expert ids, it works like flashinfer_trtllm_routed. The sources are `materialized_topk`
     # and `format_is_standard` in the same file.

@@ -18,7 +18,7 @@ _MODULES |= {"SelectionPlan": "policies.plan", "build_plan": "policies", "select
 
 
 def __getattr__(name: str) -> Any:
-    # Names are imported at first use, because the command that patches a tree runs without torch.
+    # Each name is imported when it is first used, because the command that patches SGLang runs without torch.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

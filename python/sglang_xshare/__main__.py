@@ -1,11 +1,11 @@
-"""The command `sglang-xshare`, also as `python -m sglang_xshare`."""
+"""The entry point of `sglang-xshare` and `python -m sglang_xshare`."""
 
 import signal
 import sys
 
 
 def main() -> int:
-    """Import the command line and run it. Returns its exit code, 130 after Ctrl-C during the import."""
+    """Run the command line and return its exit code. The code is 130 after Ctrl-C during the import."""
     try:
         from .cli import main as run
 

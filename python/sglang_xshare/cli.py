@@ -1,4 +1,4 @@
-"""The command line `sglang-xshare`. Each subcommand has a module, except `policies`."""
+"""The command line `sglang-xshare`. Each subcommand except `policies` has its own module."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .version import __version__
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line with all subcommands."""
+    """Return the command-line parser with all subcommands."""
     parser: argparse.ArgumentParser = Parser(
         prog="sglang-xshare", description="Batch-aware expert selection for SGLang."
     )
@@ -38,9 +38,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns its exit code, 130 after Ctrl-C; a wrong command line exits with 1."""
+    """Run a command and return its exit code. The code is 130 after Ctrl-C and 1 after an error."""
     if sys.stdout is None:  # the shell's >&- has closed stdout
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as Python runs
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - stays open until Python ends
     parser = make_parser()
     arguments, others = parser.parse_known_args(argv)
     if hasattr(arguments, "server_flags"):
@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # The reader, such as `head -1`, has ended. Python's last flush at exit must go to /dev/null.
+        # The program that reads the output, such as `head -1`, has ended. Python's last flush at exit must go to
+        # /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
@@ -97,7 +98,7 @@ def _run_policies(arguments: argparse.Namespace) -> int:
 
 
 def _show(policy: str, speculative: bool) -> int:
-    """Print the active plan of --expert-policy. Raises ValueError for a policy that a server refuses for any model."""
+    """Print the plan of a policy. Raises ValueError if a server would refuse the policy for every model."""
     from .compatibility.arguments import read_arguments
     from .policies.description import describe
 

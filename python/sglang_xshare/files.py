@@ -1,4 +1,4 @@
-"""Files of a command line, checked before any work that needs them."""
+"""Helpers that check or read files before the work of a command starts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ def _refused(flag: str, value: Any, allowed: str) -> Iterator[None]:
 
 
 def try_folder(flag: str, folder: Path) -> None:
-    """Make a folder, and check that files can be written there. Raises `ExpertPolicyError`."""
+    """Create a folder if needed. Check that files can be written to it. Raises `ExpertPolicyError` if this fails."""
     with _refused(flag, folder, "a folder that can be written"):
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
@@ -27,7 +27,7 @@ def try_folder(flag: str, folder: Path) -> None:
 
 
 def try_file(flag: str, file: Path) -> None:
-    """Check that a file can be written, and leave the file unchanged. Raises `ExpertPolicyError`."""
+    """Check that a file can be written, but do not change it. Raises `ExpertPolicyError` if this fails."""
     with _refused(flag, file, "a file that can be written"):
         if file.exists() and not file.is_file():
             raise OSError(0, "not a file")
@@ -36,7 +36,7 @@ def try_file(flag: str, file: Path) -> None:
 
 
 def read_text(flag: str, file: Path) -> str:
-    """Return the text of `file`, which errors report with its `flag`. Raises `ExpertPolicyError`."""
+    """Return the text of a file. Raises `ExpertPolicyError` if the file cannot be read. The error names `flag`."""
     try:
         with _refused(flag, file, "a text that can be read"):
             return file.read_text()
@@ -45,7 +45,7 @@ def read_text(flag: str, file: Path) -> str:
 
 
 def read_json(flag: str, file: str, allowed: str = "a JSON file") -> dict[str, Any]:
-    """Return the keys of a JSON file. Raises `ExpertPolicyError`."""
+    """Return the JSON object in a file. Raises `ExpertPolicyError` if the file does not contain one."""
     line = " ".join(file.split())
     with _refused(flag, line, allowed):
         content = Path(file).read_bytes()

@@ -1,11 +1,15 @@
-"""GPUs by name, with memory and bandwidth, for `check`."""
+"""A table of GPUs for `check`, with their memory and bandwidth."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU: peak bandwidth in GB/s, memory in vendors' GB; CUDA's compute capability, None on AMD."""
+    """The properties of a GPU.
+
+    `bandwidth` is the peak memory bandwidth in GB/s. `memory` is the vendor's number of GB. `capability` is CUDA's
+    compute capability, or None for AMD's GPUs.
+    """
 
     bandwidth: float
     memory: float
@@ -13,12 +17,12 @@ class Gpu:
 
     @property
     def memory_bytes(self) -> int:
-        """Return the memory in bytes: a vendor's GB is 2^30 bytes. A driver reserves a part of the memory."""
+        """Return the memory in bytes, including the part that the driver reserves. A vendor's GB is 2^30 bytes."""
         return round(self.memory * 2**30)
 
 
-# The comment above each group is the source of its figures in November 2026: a page that quotes the vendor's data
-# sheet, because the data sheets themselves were not available.
+# The comment above each group names the source of its numbers, as of November 2026. The sources quote the vendors' data
+# sheets. The data sheets themselves were not available.
 GPUS = {
     # https://glennklockwood.com/garden/processors/A100
     "a100-40gb": Gpu(1555, 40, (8, 0)),
@@ -33,11 +37,12 @@ GPUS = {
     "h100-nvl": Gpu(3900, 94, (9, 0)),
     # https://openmetal.io/resources/blog/how-the-h200-is-built-for-memory-bound-ai-workloads/
     "h200": Gpu(4800, 141, (9, 0)),
-    # https://verda.com/blog/gb300-nvl72-architecture has B200 and B300 of HGX; a B200's own driver reports 7.67 TB/s:
-    # https://github.com/pytorch/ao/pull/4002
+    # https://verda.com/blog/gb300-nvl72-architecture lists the B200 and B300 of HGX systems. The driver of a B200
+    # reports 7.67 TB/s: https://github.com/pytorch/ao/pull/4002
     "b200": Gpu(7700, 180, (10, 0)),
     "b300": Gpu(7700, 270, (10, 3)),
-    # 8 TB/s: https://gpu.blog/gpus/nvidia-gb200-nvl72, while the page above has 7.7; 186 GB: MLPerf's systems of GB200
+    # https://gpu.blog/gpus/nvidia-gb200-nvl72 says 8 TB/s, but the page above says 7.7 TB/s. MLPerf's GB200 systems
+    # have 186 GB.
     "gb200": Gpu(8000, 186, (10, 0)),
     # https://www.spheron.network/blog/nvidia-rtx-5090-specs/
     "rtx5090": Gpu(1792, 32, (12, 0)),
@@ -49,13 +54,13 @@ GPUS = {
     # https://aiwiki.ai/wiki/amd_instinct_mi355x
     "mi355x": Gpu(8000, 288, None),
 }
-"""GPUs by name: the SXM module if a name has several forms, and the workstation's RTX PRO 6000 (Blackwell)."""
+"""GPUs by name. If a GPU exists in several forms, its name means the SXM module. `rtxpro6000` is for workstations."""
 NVIDIA = tuple(name for name, gpu in GPUS.items() if gpu.capability is not None)
-"""Names of the GPUs for which `check` can resolve arguments on a machine without them."""
+"""Names of NVIDIA's GPUs. For these GPUs `check` can resolve arguments on a machine without the GPU."""
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU of a name, in any letter case. Raises ValueError listing the names."""
+    """Return the GPU with this name, in upper or lower case. Raises ValueError if the name is unknown."""
     gpu = GPUS.get(name.lower())
     if gpu is None:
         raise ValueError(f"--gpu {name}: must be one of {', '.join(GPUS)}")

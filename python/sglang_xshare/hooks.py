@@ -1,7 +1,7 @@
-"""The expert-selection stage inside SGLang: the functions that the patches call.
+"""The functions that the patched SGLang calls to run the expert-selection stage.
 
-Importing this module is light (no torch, no SGLang), because `server_args.py` imports it. With no policy, `route` is
-one comparison and every other function returns at once.
+SGLang's `server_args.py` imports this module, so this module imports neither torch nor SGLang. Without a policy, every
+function returns at once. For example, `route` only makes one comparison.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FLAGS = (
     "expert_affinity",
     "expert_affinity_bound",
 )
-"""The arguments that the patches add. The patched `expert_policy.py` repeats them for a server without this package."""
+"""The server arguments that the patches add. The patched `expert_policy.py` contains the same list."""
 
 _stage: Stage | None = None
 _reports: Reports | None = None
@@ -44,15 +44,15 @@ _depth: DepthReport | None = None
 
 
 class Refused(SystemExit, ValueError):
-    """The one line with which a refused start ends.
+    """The error that ends a server after a check has refused it. Its message is one line.
 
-    If nothing catches the exception, Python prints the line and exits with status 1, without a traceback. Code that
-    uses `Engine(...)` can catch the exception as a `ValueError`.
+    If nothing catches the error, Python prints the line without a traceback and exits with status 1. Code that uses
+    `Engine(...)` can catch the error as a `ValueError`.
     """
 
 
 def check_flags(server_args: Any) -> None:
-    """Check the flags before SGLang resolves them, and set arguments that the flags imply. Raises `Refused`."""
+    """Check the flags before SGLang resolves them, and set other arguments. Raises `Refused` if a check fails."""
     if _is_asked(server_args):
         from .compatibility.checks import set_arguments
 
@@ -60,7 +60,7 @@ def check_flags(server_args: Any) -> None:
 
 
 def check_server(server_args: Any) -> None:
-    """Check the resolved arguments and the model before weights load, and set the environment. Raises `Refused`."""
+    """Check the resolved arguments, and set environment variables. Raises `Refused` if a check fails."""
     if _is_asked(server_args):
         from .compatibility.checks import set_environment
 
@@ -68,7 +68,7 @@ def check_server(server_args: Any) -> None:
 
 
 def _check_start(server_args: Any, when: str) -> Start:
-    """Run the checks of "given" or of "resolved" arguments. Raises `Refused` for the first refusal."""
+    """Run the checks for `when`, which is "given" or "resolved". Raises `Refused` if a check fails."""
     from .compatibility.checks import Start, find_refusals
 
     start = Start(server_args)
@@ -78,13 +78,13 @@ def _check_start(server_args: Any, when: str) -> Start:
 
 
 def _is_asked(server_args: Any) -> bool:
-    """Return whether a flag of `FLAGS`, or dispatch by affinity, is given. Without either, no more modules load."""
+    """Return whether the user has set a flag in `FLAGS`, or turned on expert-affinity dispatch."""
     given = (getattr(server_args, name, None) for name in FLAGS)
     return affinity.is_asked(server_args) or not all(value is None or value is False for value in given)
 
 
 def capture_sizes(server_args: Any, sizes: list[int]) -> list[int]:
-    """Return the default capture sizes of decode graphs, with every batch size up to 16 if the stage is on."""
+    """Return the batch sizes of captured decode graphs. If the stage is on, add 1 to 16 to SGLang's `sizes`."""
     if not _is_asked(server_args):
         return sizes
     from .compatibility.arguments import is_on
@@ -93,8 +93,9 @@ def capture_sizes(server_args: Any, sizes: list[int]) -> list[int]:
 
 
 def attach(model_runner: Any) -> None:
-    """Put the stage around a loaded target model. Do nothing for a draft model."""
-    # Check for a draft first: before 0.5.20 a draft shares the target's arguments, which contain the target's plan.
+    """Attach the expert-selection stage to a loaded target model. Do nothing for a draft model."""
+    # Check for a draft model first. Before 0.5.20 a draft model shares the arguments of the target model. These
+    # arguments contain the target model's plan.
     if model_runner.is_draft_worker or not _is_asked(model_runner.server_args):
         return
     from .compatibility.layers import find_layers
@@ -114,7 +115,7 @@ def attach(model_runner: Any) -> None:
 
 
 def choose_depth(worker: Any, upstream: Any) -> Any:
-    """Return the factory of an EAGLE `worker`'s `AdaptiveSpecPolicy`: `upstream`, SGLang's class, or this package's."""
+    """Return the function that creates an `AdaptiveSpecPolicy`. This function is SGLang's `upstream` or our own."""
     if not _is_asked(worker.server_args):
         return upstream
     from .depth import is_on
@@ -138,19 +139,19 @@ def _close() -> None:
 
 
 def route(topk_config: Any, router_logits: Any) -> Any:
-    """Return the `TopKConfig` to route with in this step: the policy's if the layer selects, else `topk_config`."""
+    """Return the `TopKConfig` for this step. If no policy acts on the layer in this step, return `topk_config`."""
     layer = None if _stage is None else getattr(topk_config, "layer", None)
     return topk_config if layer is None else layer.route(router_logits)
 
 
 def prepare(topk_config: Any, output_format: Any, router_logits: Any) -> Any:
-    """Return (the format of the router's output, router logits [n, N]): see `Layer.prepare`."""
+    """Return the format of the router's output and the router logits [n, N]. See `Layer.prepare`."""
     layer = None if _stage is None else getattr(topk_config, "layer", None)
     return (output_format, router_logits) if layer is None else layer.prepare(output_format, router_logits)
 
 
 def finish(topk_config: Any, topk_ids: Any, topk_weights: Any, num_token_non_padded: Any = None) -> Any:
-    """Return `topk_ids` with empty slots rewritten for the MoE runner: see `Layer.finish`."""
+    """Return `topk_ids` after rewriting its empty slots for the MoE runner. See `Layer.finish`."""
     layer = None if _stage is None else getattr(topk_config, "layer", None)
     if layer is None or layer.selecting_config is not topk_config:
         return topk_ids
@@ -158,24 +159,24 @@ def finish(topk_config: Any, topk_ids: Any, topk_weights: Any, num_token_non_pad
 
 
 def align(upstream: Callable[..., Any], topk_ids: Any, block_size: int, num_experts: int) -> Any:
-    """Return the alignment of `topk_ids` for upstream's fused MoE runner: the layer's offer, else `upstream`'s."""
+    """Return the slots of `topk_ids` sorted by expert. Call `upstream` unless the layer has already sorted them."""
     model_forward = None if _stage is None else _stage.current_frame.model_forward
     made = None if model_forward is None else model_forward.offer
     return handover.align(made, upstream, topk_ids, block_size, num_experts)
 
 
 def fits_slots(method: Any) -> bool:
-    """Return whether the experts that an upstream `PagedExpertsMoEMethod` just received fit its page slots."""
+    """Return whether this step's experts fit the page slots of `method`, a `PagedExpertsMoEMethod`."""
     return _stage is not None and _stage.fits_slots(method)
 
 
 def allows_graph(forward_batch: Any) -> bool:
-    """Return whether a decode graph that fits a batch may be replayed for the batch."""
+    """Return whether SGLang may replay a captured decode graph for this batch."""
     return _stage is None or _stage.allows_graph(forward_batch)
 
 
 def capture_limit(server_args: Any, requests: int, top_k: int, num_experts: int, slots: int) -> int:
-    """Return the most requests of a decode graph with paged experts: without a policy `requests`, SGLang's limit."""
+    """Return the largest batch size of a decode graph with paged experts. SGLang's own limit is `requests`."""
     if not _is_asked(server_args):
         return requests
     from .compatibility.paging import find_limit
@@ -184,13 +185,13 @@ def capture_limit(server_args: Any, requests: int, top_k: int, num_experts: int,
 
 
 def report(reporter: Any) -> str:
-    """Return the end of a decode log line: the counts since the last line. Update `/metrics` and the trace."""
+    """Update `/metrics` and the trace. Return the end of a decode log line: the counts since the previous line."""
     publish(reporter)
     return ("" if _reports is None else _reports.log()) + ("" if _depth is None else _depth.log())
 
 
 def publish(reporter: Any) -> None:
-    """Update `/metrics` and the trace when the server turns idle, because no log line may follow for long."""
+    """Update `/metrics` and the trace. An idle server, which writes no log lines, calls only this function."""
     if _reports is not None:
         _reports.reporter = reporter
         _reports.publish()
@@ -199,14 +200,14 @@ def publish(reporter: Any) -> None:
 
 
 def add_routes(app: Any, find_manager: Any) -> None:
-    """Add GET and POST /expert_policy to the server's app. `find_manager` returns its TokenizerManager."""
+    """Add the routes GET and POST /expert_policy to an app. `find_manager` returns the server's TokenizerManager."""
     from .live.routes import add_routes as add
 
     add(app, find_manager)
 
 
 def handle(scheduler: Any, request: Any) -> Any:
-    """Return the answer to a control message between two steps of a scheduler; None if the message is SGLang's own."""
+    """Answer a control message that a scheduler has received. Return None if SGLang itself must answer."""
     if request.method != METHOD:
         return None
     from .live.control import handle as answer
@@ -215,7 +216,7 @@ def handle(scheduler: Any, request: Any) -> Any:
 
 
 def check_request(manager: Any, sampling_params: Any, request: Any) -> None:
-    """Raise ValueError, in the server's process, for an exact request that this server cannot serve."""
+    """Raise ValueError if a request asks to be exact and this server cannot serve exact requests."""
     params, routing_key = sampling_params.custom_params, getattr(request, "routing_key", None)
     is_asked = params is not None and (not isinstance(params, dict) or KEY in params)
     if is_asked or KEY in (routing_key or ""):
@@ -225,7 +226,7 @@ def check_request(manager: Any, sampling_params: Any, request: Any) -> None:
 
 
 def admit(scheduler: Any, req: Any) -> None:
-    """Decide whether a request that enters a scheduler's queue is exact. Keep the scheduler's metrics reporter."""
+    """Decide whether a new request in a scheduler's queue is exact. Also store the scheduler's metrics reporter."""
     if _control is not None:
         _control.warn_if_without_effect()
     if _reports is not None:
@@ -235,7 +236,7 @@ def admit(scheduler: Any, req: Any) -> None:
 
 
 def count(req: Any, logits_output: Any) -> None:
-    """Count a forward whose result has reached a request, for the response metadata and the chance of a draft."""
+    """Count a finished forward of a request, and the drafts that were accepted in it."""
     if _stage is None:
         return
     _stage.acceptance.count(req)
@@ -245,13 +246,13 @@ def count(req: Any, logits_output: Any) -> None:
 
 
 def tell(meta_info: dict[str, Any], state: Any) -> None:
-    """Write a request's policies, and the number of steps in which they acted, to the request's last `meta_info`."""
+    """Write into a request's last `meta_info` which policies acted, and in how many steps."""
     if metadata.KEY in state.customized_info_accumulated:
         metadata.write_metadata(meta_info, state)
 
 
 def extend(sglext: Any, make: Callable[[], Any], meta_info: dict[str, Any]) -> Any:
-    """Return the `sglext` of an answer on /v1, made by `make` if None, with the counts that `tell` wrote."""
+    """Return the `sglext` of a response with the counts from `tell`. If `sglext` is None, `make` creates it."""
     told = meta_info.get(metadata.KEY)
     if told is None:
         return sglext
@@ -261,7 +262,7 @@ def extend(sglext: Any, make: Callable[[], Any], meta_info: dict[str, Any]) -> A
 
 
 def check_exit(code: int | None) -> None:
-    """Raise `Refused`, in the server's process, if a scheduler that ended with this `code` has refused its model."""
+    """Raise `Refused` if the exit code of a scheduler means that the scheduler has refused its model."""
     from .refusal import REFUSED
 
     if code == REFUSED:
@@ -272,7 +273,7 @@ def check_exit(code: int | None) -> None:
 
 
 def dispatcher(controller: Any) -> Any:
-    """Return a data-parallel controller's dispatch function; None without `--load-balance-method expert_affinity`."""
+    """Return the function that dispatches requests to replicas, or None if expert-affinity dispatch is off."""
     if not affinity.is_asked(controller.server_args):
         return None
     from .affinity.arguments import make_dispatcher
@@ -281,7 +282,7 @@ def dispatcher(controller: Any) -> Any:
 
 
 def watch_requests(manager: Any) -> None:
-    """Let a tokenizer manager report finished requests to the controller, if the controller dispatches by affinity."""
+    """Make a tokenizer manager report finished requests. Do nothing if expert-affinity dispatch is off."""
     if affinity.is_asked(manager.server_args):
         from .affinity.finished import WatchedRequests, report_end
 

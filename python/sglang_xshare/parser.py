@@ -1,4 +1,4 @@
-"""Flags of the command line, with one-line errors."""
+"""The command-line parser. It reports each error in one line."""
 
 import argparse
 import math
@@ -10,14 +10,14 @@ from typing import Any, NoReturn
 from .policies.keys import suggest
 
 LARGEST = 1_000_000_000
-"""Largest number of any flag, so all computed numbers are finite."""
+"""The largest number that a flag accepts. This limit keeps all computed numbers finite."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports a wrong command line in one line, like all errors of a subcommand, and exits with 1.
+    """A parser that reports each error in one line and then exits with status 1.
 
-    Flags may stand before, between and after positional arguments. An unknown flag is an error, unless the parser has
-    `server_flags`.
+    Flags may be before, between and after positional arguments. An unknown flag is an error, except in a subcommand
+    that passes unknown flags to SGLang (`server_flags`).
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
         self._is_mixed = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does, but continue a list of POLICY after a flag."""
+        """Parse the arguments as argparse does, but accept flags between positional arguments."""
         if self._subparsers is not None or self._is_mixed or not self._get_positional_actions():
             known, others = super().parse_known_args(args, namespace)
         else:
@@ -39,21 +39,24 @@ class Parser(argparse.ArgumentParser):
         return known, others
 
     def error(self, message: str) -> NoReturn:
-        """Exit with the line."""
+        """Print the error in one line and exit with status 1."""
         subcommand = self.prog.partition(" ")[2] or self.prog
         line = re.sub(r"^argument (-[^:]*): (.*: (?:must|allowed))", r"\1 \2", " ".join(message.split()))
         self.exit(1, f"{subcommand}: {line.removeprefix('argument ')}\n")
 
 
 def path(text: str) -> Path:
-    """Return the path of a flag. An empty text is refused, because `Path("")` is the working folder."""
+    """Convert the text of a flag to a path. An empty text is an error, because `Path("")` is the working directory."""
     if not text:
         raise argparse.ArgumentTypeError("empty: must be a path")
     return Path(text)
 
 
 def between(low: float, high: float = LARGEST, kind: type = float, what: str = "a number") -> Callable[[str], Any]:
-    """Return the type of a flag whose value is a number in a range. `what` names this kind of number in errors."""
+    """Return a function that converts the text of a flag to a number from `low` to `high`.
+
+    `what` describes such a number in errors.
+    """
 
     def read(text: str) -> Any:
         try:
@@ -68,5 +71,5 @@ def between(low: float, high: float = LARGEST, kind: type = float, what: str = "
 
 
 def whole(low: int = 1, high: float = LARGEST) -> Callable[[str], int]:
-    """Return the type of a flag whose value is an integer in a range."""
+    """Return a function that converts the text of a flag to an integer from `low` to `high`."""
     return between(low, high, int, "an integer")

@@ -1,4 +1,4 @@
-"""The start of the expert-selection stage in a scheduler process, around its loaded model."""
+"""The function that starts the expert-selection stage in a scheduler process with a loaded model."""
 
 import json
 import logging
@@ -21,12 +21,13 @@ logger = logging.getLogger(__name__)
 
 
 def start(model_runner: Any, arguments: Arguments, layers: list[Layer]) -> Reports:
-    """Put a stage around the target model of upstream's `model_runner`, by the server's flags. Return its reports."""
+    """Attach an expert-selection stage to the target model, and return the stage's reports."""
     config, schedule = server.resolved(model_runner.server_args), arguments.schedule
     ranks = read_ranks(model_runner, schedule)
 
     def find_batches(rows: str) -> batches.Batches:
-        # SGLang sets both with its request pool, after the weights have loaded; `read_batches` predicts them before.
+        # SGLang sets both values when it creates its request pool, after the weights have loaded. Until then
+        # `read_batches` predicts the values.
         requests = getattr(model_runner, "max_running_requests", None)
         sizes = None if requests is None else graphs.list_sizes(model_runner, config)
         return batches.read_batches(config, rows, requests, sizes)

@@ -1,4 +1,4 @@
-"""Arguments and results of a selection: the model's router, the batch, the answer."""
+"""The arguments and results of `select`: the model's router, the batch, and the selected experts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ SCORINGS = ("softmax", "sigmoid", "sqrtsoftplus")
 
 @dataclass(frozen=True, eq=False)
 class Router:
-    """The model's router, without the logits and without fused shared experts.
+    """The properties of the model's router, without the logits and without fused shared experts.
 
-    `correction_bias` [N], any float dtype, is added to the scores for the choice, not for the weights.
-    `num_expert_group` and `topk_group` are both given (a group-limited router) or both None. Each of `quota_groups`
-    equal groups of experts contributes its top_k / quota_groups best. `scaling` and the expert's `expert_scale` [N],
-    any float dtype, multiply every normalized weight. Raises ValueError naming the key.
+    - `correction_bias` [N] is added to the scores when experts are chosen, but not when weights are computed.
+    - `num_expert_group` and `topk_group` describe a group-limited router. Both are set, or both are None.
+    - `quota_groups` is a number of equal groups of experts. Each group contributes its best top_k / quota_groups
+      experts.
+    - `scaling` and `expert_scale` [N] multiply every weight, after any renormalization.
+
+    `correction_bias` and `expert_scale` may have any float dtype. Raises ValueError with the name of a wrong key.
     """
 
     top_k: int
@@ -53,14 +56,18 @@ class Router:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The live rows of a batch, its requests, and its loaded experts. All tensors are on the logits' device.
+    """The rows and requests of a batch, and the loaded experts. All tensors are on the device of the logits.
 
-    `valid` [n] bool marks live rows; None if all rows are live. Rows `[r * T, (r + 1) * T)` with T =
-    `tokens_per_request` are one request. `exact` [n] bool marks rows that are routed as the model routes; None without
-    such rows; a row that is not live is not exact. `resident` [N] bool marks the loaded experts if a layer holds only
-    `slots` experts and pages others in; None if all experts are loaded. `depth` [n] int32 is the number of rows before
-    each draft of a tree on its path; None for chains, in which the depth is the row's place in its request. Raises
-    ValueError naming the key.
+    - `valid` [n] bool is False for padding rows. None means that there are no padding rows.
+    - `tokens_per_request` is the number of rows of a request. These rows are consecutive.
+    - `exact` [n] bool marks rows that the model routes without the policy. A padding row is never exact. None means
+      that there are no exact rows.
+    - `resident` [N] bool marks the loaded experts if experts are paged. A layer then holds only `slots` experts. None
+      means that all experts are loaded.
+    - `depth` [n] int32 is used for trees of drafts. It is the depth of each row in its tree, and a root has depth 0.
+      None means chains: the depth of a row is its position in the request.
+
+    Raises ValueError with the name of a wrong key.
     """
 
     valid: torch.Tensor | None = None
@@ -78,12 +85,17 @@ class Batch:
 
 @dataclass(frozen=True)
 class RunnerSlots:
-    """The form in which an MoE runner takes a row's slots, the columns of ids and weights, from `select()`.
+    """The form of the slots that an MoE runner needs. A slot is a column of the expert ids and weights.
 
-    A slot without an expert is empty: it contains an active expert with weight 0, or -1 with `empty`, for a runner that
-    drops -1. `shared` fused shared experts, numbered from N on, have the last columns, with `shared_weight` in every
-    row. `masked` requests `Selection.masked_logits`, for a runner that ranks logits itself, and leaves -1 in empty
-    slots. `aligned` requests `Selection.alignment`, if the backend writes it. Raises ValueError naming the key.
+    - `shared` is the number of fused shared experts. They have the last columns, and ids from N on.
+    - `shared_weight` is the weight of each shared expert in every row.
+    - `masked` requests `Selection.masked_logits` for a runner that selects from the logits itself. Empty slots then
+      contain -1.
+    - `empty` decides what an empty slot contains. If it is True, the slot contains -1. By default the slot contains an
+      active expert with weight 0.
+    - `aligned` requests `Selection.alignment`, if the backend computes it.
+
+    Raises ValueError with the name of a wrong key.
     """
 
     shared: int = 0
@@ -102,53 +114,63 @@ class RunnerSlots:
 
 
 class Alignment(NamedTuple):
-    """The (row, slot) pairs of ids [n, columns] sorted by expert, as SGLang's `moe_align_block_size` returns them.
+    """The slots of expert ids [n, columns], sorted by expert. The format is that of SGLang's `moe_align_block_size`.
 
-    Experts ascend, and each expert's pairs begin a new block of `selection.alignment.BLOCK` elements. All tensors are
-    int32 and on the ids' device. Elements after the total are undefined.
+    Expert ids ascend. The slots of each expert start a new block of `selection.alignment.BLOCK` elements. All tensors
+    are int32 and on the device of the expert ids. Elements after `num_tokens_post_padded` are undefined.
     """
 
     sorted_token_ids: torch.Tensor
-    """Pairs `row * columns + slot`; `n * columns`, which is no pair, fills an expert's last block."""
+    """The numbers `row * columns + slot`. The rest of an expert's last block contains the number `n * columns`."""
     expert_ids: torch.Tensor
     """The expert of each block."""
     num_tokens_post_padded: torch.Tensor
-    """[1]: the total of the blocks' elements."""
+    """[1]: the total number of elements in all blocks."""
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The experts and weights of every row, on the logits' device. Only the reference waits for the device."""
+    """The result of `select`: the experts and weights of every row.
+
+    All tensors are on the device of the logits. The host waits for the device only with the reference backend.
+    """
 
     topk_ids: torch.Tensor
-    """[n, k] int32 (`kmax` columns if the plan has it, at least k if rows may be exact), in descending choice score, -1
-    in an empty slot. `RunnerSlots` may add columns and fill empty slots.
+    """[n, k] int32: the experts of each row, in descending order of their choice scores. An empty slot contains -1.
+
+    If the plan has `kmax`, there are `kmax` columns, or at least k columns if rows may be exact. `RunnerSlots` may add
+    columns and fill empty slots.
     """
     topk_weights: torch.Tensor
-    """[n, k] float32, 0 in an empty slot."""
+    """[n, k] float32: the weights of the experts, with 0 in an empty slot."""
     selected: torch.Tensor
-    """[N] bool: the set S."""
+    """[N] bool: the experts that the policy has selected, called S in the documentation."""
     active: torch.Tensor
-    """[N] bool: experts in a slot of a valid row; with masked logits filled up to k experts, which the runner needs."""
+    """[N] bool: the experts that rows use. Padding rows do not count.
+
+    With masked logits there are at least k such experts, because the runner needs k experts.
+    """
     rescued: torch.Tensor
-    """0-dim int64: rows that `rescue` saved."""
+    """0-dim int64: the number of rows that would have no expert without the policy's key `rescue`."""
     vanilla_active: torch.Tensor
-    """[N] bool: experts in the model's own top-k of the valid rows."""
+    """[N] bool: the experts that would be active if the model routed without a policy."""
     kept_mass: torch.Tensor
-    """[n] float32: the sum of a row's scores at its chosen experts, divided by the sum at its own top-k; 1 if the
-    latter is 0, 0 in an invalid row.
+    """[n] float32: the total score of a row's experts, divided by the total score of the row's own top-k.
+
+    It is 1 if the divisor is 0, and 0 in a padding row.
     """
     masked_logits: torch.Tensor | None = None
-    """[n, N] in the logits' dtype, if `RunnerSlots.masked` is set: see `selection.mask`."""
+    """[n, N] in the dtype of the logits, if `RunnerSlots.masked` is set. See `selection.mask`."""
     alignment: Alignment | None = None
-    """The slots by expert in blocks of `selection.alignment.BLOCK`, if `RunnerSlots.aligned` is set and the Triton
-    kernel ran as one program; None otherwise.
-    """
+    """The slots sorted by expert. None unless `RunnerSlots.aligned` is set and the Triton kernel ran as one program."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """The tensors of a `Selection` that are counted, under the same names; for all layers they are [layers, ...]."""
+    """The tensors of a `Selection` that the expert-selection stage counts.
+
+    In a tally for all layers, the first dimension of each tensor is the layer.
+    """
 
     active: torch.Tensor
     vanilla_active: torch.Tensor
@@ -156,11 +178,11 @@ class Tally:
     rescued: torch.Tensor
 
     def of(self, layer: int) -> Tally:
-        """Return one layer's part of a tally of all layers."""
+        """Return one layer's part of a tally for all layers."""
         return Tally(self.active[layer], self.vanilla_active[layer], self.kept_mass[layer], self.rescued[layer])
 
     def take(self, selection: Selection) -> None:
-        """Copy the tensors of a selection."""
+        """Copy the tensors of a selection into this tally."""
         self.active.copy_(selection.active)
         self.vanilla_active.copy_(selection.vanilla_active)
         self.kept_mass.copy_(selection.kept_mass)
@@ -168,7 +190,10 @@ class Tally:
 
 
 def allocate_tally(new: Callable[..., torch.Tensor], rows: int, experts: int, *layers: int) -> Tally:
-    """Return a tally for logits [rows, experts], for `layers` if given; `new` allocates, as a tensor's `new_empty`."""
+    """Return a tally for logits [rows, experts]. If `layers` is given, the tally is for this number of layers.
+
+    `new` allocates a tensor.
+    """
     import torch
 
     active, vanilla_active = (new((*layers, experts), dtype=torch.bool) for _ in range(2))

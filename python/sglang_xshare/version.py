@@ -1,3 +1,3 @@
-"""The version of this package: of the wheel, of `sglang-xshare --version`."""
+"""The version of this package, for the wheel and for `sglang-xshare --version`."""
 
 __version__ = "0.2.0"

@@ -1,1 +1,1 @@
-"""`sglang-xshare check`: whether a server with these flags is served, whether it fits, and what policies would gain."""
+"""The command `sglang-xshare check`. It reports whether a server would start and fit a GPU, and what policies gain."""

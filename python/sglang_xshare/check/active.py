@@ -1,4 +1,4 @@
-"""Active experts per layer and step, from selections of random logits; needs torch."""
+"""The number of experts that are active in one layer of one step, computed from random logits."""
 
 from typing import Any
 
@@ -11,24 +11,29 @@ from ..selection import select
 from ..types import Batch, Router
 
 LAYERS = 48
-"""Layers in a mean, each with random logits for one step."""
+"""The number of layers over which numbers are averaged. Each layer has random logits for one step."""
 ONE_THREAD = 2**20
-"""The most logits for which torch uses one thread: with 16 rows on 2 cores, several threads spin for 1.3 s between
-operations that take 0.1 s.
+"""The largest number of logits for which torch uses one thread.
+
+With 16 rows on 2 cores, all operations take 0.1 s. Several threads would also wait for 1.3 s in busy loops.
 """
 
 
 def draw_loads(
     schedule: Schedule | None, model: MoeModel, rows: int, tokens_per_request: int, common: float, ranks: int = 1
 ) -> dict[str, Any]:
-    """Return the experts that the model's own routing and the policy load: means over layers with random logits.
+    """Return how many experts are active in a layer, as means over layers with random logits.
 
-    `active_experts` and `fullest_rank_experts` are [by the model's own routing, by the policy]; `kept_mass` is the
-    policy's. If `schedule` is None, the policy is the model's own routing. Experts lie on the ranks in order, the same
-    number on each.
+    - `active_experts` contains the number of active experts without and with the policy.
+    - `fullest_rank_experts` contains the same numbers for the rank with the most active experts.
+    - `kept_mass` is the kept mass with the policy.
 
-    The logits of a layer are normally distributed. All rows have a part in common, with the share `common` of the
-    variance. The router renormalizes. Raises ValueError for a plan that does not fit the model.
+    If `schedule` is None, the policy is the model's own routing. Each rank holds the same number of consecutive
+    experts.
+
+    The logits of a layer are normally distributed. All rows have a part of their logits in common. `common` is the
+    share of the variance that comes from this part. The router renormalizes the weights. Raises ValueError if a plan
+    does not fit the model.
     """
     threads = torch.get_num_threads()
     if rows * model.num_experts <= ONE_THREAD:

@@ -1,4 +1,4 @@
-"""Bits of a model's weights by its quantization, for weights without safetensors."""
+"""The number of bits of a weight. It follows from the model's quantization if there are no safetensors."""
 
 import fnmatch
 import re
@@ -14,17 +14,22 @@ SCALED = {
     "mxfp4": 4.25,
     **dict.fromkeys(("modelopt_fp4", "nvfp4_online"), 4.5),
 }
-"""Bits of a weight by quantization, including its scale: 8 bits for 32 weights of mxfp8 and mxfp4, for 16 weights of
-NVFP4. Scales of fp8 by blocks are below 0.1 %.
+"""The bits of a weight for each quantization, including the weight's share of the scale.
+
+With mxfp8 and mxfp4, 32 weights have a common scale of 8 bits. With NVFP4, 16 weights have such a scale. The scales of
+fp8 blocks add less than 0.1 % and are not counted.
 """
 GROUPED = ("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16")
 SKIPPED = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
-"""Keys of a quantization's configuration that list modules without quantization."""
+"""Keys of a quantization's configuration. Their values are the modules that are not quantized."""
 
 
 @dataclass(frozen=True)
 class Bits:
-    """Bits of a weight: `experts`, other `linear` layers, and `plain` for all else and for modules in `skipped`."""
+    """The bits of a weight: in `experts`, in other `linear` layers, and in all other modules (`plain`).
+
+    Modules in `skipped` are not quantized, so their weights also have `plain` bits.
+    """
 
     experts: float
     linear: float
@@ -32,21 +37,26 @@ class Bits:
     skipped: tuple[str, ...] = ()
 
     def count(self, module: str, is_expert: bool, is_linear: bool) -> float:
-        """Return the bits of a weight of `module`."""
+        """Return the bits of one weight in a module."""
         if not (is_expert or is_linear) or any(_matches(pattern, module) for pattern in self.skipped):
             return self.plain
         return self.experts if is_expert else self.linear
 
 
 def read_bits(name: str, declared: Mapping[str, Any], expert_dtype: str | None, plain: float) -> Bits:
-    """Return the bits of a quantization by `name` and the checkpoint's configuration. Raises ValueError if unknown."""
+    """Return the bits of a model's weights. Raises ValueError if the quantization is unknown.
+
+    `name` is the name of the quantization, and `declared` is its configuration in the checkpoint. `expert_dtype` is
+    from config.json. `plain` is the bits of a weight without quantization.
+    """
     if name == "none":
         return Bits(plain, plain, plain)
     if name == "compressed-tensors":
         experts = linear = _read_compressed(declared)
     elif name in GROUPED:
         group, width = declared.get("group_size") or 128, declared.get("bits") or 4
-        # Each group has a scale of 16 bits and a zero point. With group_size -1 a group is a column: they hardly count.
+        # Each group has a scale of 16 bits and a zero point. With group_size -1 a group is a whole column, so scale and
+        # zero point are negligible.
         experts = linear = width + (16 + width) / group if group > 0 else width
     elif name in SCALED:
         experts = linear = SCALED[name]
@@ -55,7 +65,7 @@ def read_bits(name: str, declared: Mapping[str, Any], expert_dtype: str | None, 
         raise ValueError(f"the bytes of quantization {name} are unknown without safetensors; must be one of {known}")
     if name == "mxfp4":  # mxfp4 quantizes only experts
         linear = plain
-    # DeepSeek-V4 has fp8 for all weights except experts.
+    # DeepSeek-V4 stores all weights except experts in fp8.
     if declared.get("routed_experts_quant_method") == "mxfp4" or expert_dtype == "fp4":
         experts = SCALED["mxfp4"]
     skipped = (pattern for key in SKIPPED for pattern in declared.get(key) or ())
@@ -63,7 +73,7 @@ def read_bits(name: str, declared: Mapping[str, Any], expert_dtype: str | None, 
 
 
 def _read_compressed(declared: Mapping[str, Any]) -> float:
-    """Return the bits of a weight of compressed tensors, with its scale."""
+    """Return the bits of a weight in a compressed-tensors checkpoint, including its share of the scale."""
     weights = find_group(declared).get("weights") or {}
     width, group = weights.get("num_bits"), weights.get("group_size") or 0
     if type(width) is not int:

@@ -1,4 +1,8 @@
-"""SGLang's own refusal to build experts whose fp8 or int8 blocks the ranks would cut."""
+"""A check for experts that SGLang cannot build.
+
+The weights of such experts are quantized in fp8 or int8 blocks. SGLang cannot divide an expert if the columns of a rank
+would end within a block.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,9 +16,13 @@ SHARED_COUNT = ("n_shared_experts", "num_shared_experts")
 
 
 def explain_cut(model: Any, config: Any) -> str | None:
-    """Return why SGLang cannot build the experts of `model` (a `ModelConfig`), with flags that help; None if it can."""
+    """Return the reason why SGLang cannot build a model's experts. Return None if SGLang can build them.
+
+    The reason also names flags that help. `model` is SGLang's `ModelConfig`, and `config` contains the resolved
+    arguments.
+    """
     kind = read_format(model, spell(config.quantization))
-    # A CPU pads such columns (configs/update_config.py), and so does aiter (fp8.py: padding_size).
+    # SGLang pads such columns on a CPU (configs/update_config.py) and with aiter (padding_size in fp8.py).
     if kind not in CHECKED or config.device == "cpu" or is_switched_on("SGLANG_USE_AITER"):
         return None
     block = count_block(find_quantization(model))
@@ -38,9 +46,11 @@ def explain_cut(model: Any, config: Any) -> str | None:
 
 
 def _list_cut(text: Any, experts: int, shared: int, block: int, ep_size: int) -> Iterator[tuple[int, int, str]]:
-    """Yield (columns, the ranks that divide them, their owner) if a rank's columns end within a block.
+    """Yield the experts that the ranks cannot divide, because the columns of a rank would end within a block.
 
-    `experts` ranks divide an expert, and `shared` ranks divide the shared expert.
+    Each result contains the number of columns, the number of ranks that divide them, and the text "an expert" or "the
+    shared expert". `experts` is the number of ranks that divide an expert. `shared` is the number of ranks that divide
+    the shared expert.
     """
     widths = [(width, experts, "an expert") for width in find_widths(text)]
     own = find_value(text, SHARED)

@@ -1,4 +1,4 @@
-"""The subcommand `check`: its flags, its report, its exit code."""
+"""The subcommand `check`: its flags, its report and its exit code."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ it would be refused or does not fit, or if a question could not be answered."""
 CONTEXT = 1024
 """The default of --context."""
 DEFAULT = "xshare"
-"""The policy to compare by default."""
+"""The policy that `check` uses if no flag names a policy."""
 PAGED = "--enable-paged-experts: not checked: SGLang refuses experts that it cannot page when it builds the model"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `check`, which passes unknown flags on to SGLang."""
+    """Add the subcommand `check`. The subcommand passes unknown flags to SGLang."""
     usage = (
         "sglang-xshare check --model DIR [--gpu NAME] [--batch N [--context N] [--compare POLICY]... "
         "[--active BEFORE AFTER]] [--json] [flags of the server]"
@@ -64,7 +64,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the report. Return 0 if the server would be served and all that was asked is answered, else 1."""
+    """Print the report. Return 0 if the server would start and every question has an answer, otherwise return 1."""
     from .table import print_table
 
     report = check(arguments.server_flags, arguments)
@@ -78,10 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
-    """Return the report on a server's flags and the subcommand's own flags, as JSON has it.
+    """Return the report as an object for JSON.
 
-    Raises ValueError, one line, if no report is possible: a wrong value, no configuration, flags that SGLang's parser
-    rejects.
+    `given` contains the server's flags, and `options` contains the subcommand's flags. Raises ValueError if a value is
+    wrong, if there is no config.json, or if SGLang's parser rejects the flags. The error's message is one line.
     """
     gpu = find_gpu(options.gpu) if options.gpu else None
     bandwidth = options.bandwidth or (gpu.bandwidth if gpu else None)
@@ -92,7 +92,7 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     if options.batch and flags.enable_paged_experts:
         raise ValueError("--batch with --enable-paged-experts: page-ins are not estimated; use one of the two flags")
     unanswered: list[str] = []
-    # Set before the imports: SGLang and huggingface_hub read the variable when they are imported.
+    # Set the variable before the imports, because SGLang and huggingface_hub read it when they are imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
     folder = find_folder(flags.model, flags.revision)
     report, resolution = _judge(_on_device(given, flags, gpu), flags, gpu, options.gpu, unanswered)
@@ -126,14 +126,14 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         report["warnings"] = report.get("warnings", []) + own
     if verdict == "served":
         engine = ["SGLANG_USE_CPU_ENGINE=1"] * (report.get("device") == "cpu")
-        # `sglang serve` does not look for the model in a --config.
+        # `sglang serve` does not read the model from the file of --config.
         model = [] if flags.names_model else ["--model-path", flags.model]
         report["start"] = shlex.join([*engine, "sglang", "serve", *given, *model])
     return report | {"verdict": verdict, "served": verdict == "served", "not_answered": unanswered}
 
 
 def _check_alone(options: argparse.Namespace) -> None:
-    """Raise ValueError for a flag that describes a step, without `--batch`."""
+    """Raise ValueError if a flag that describes a step is used without `--batch`."""
     alone = {"--context": options.context, "--active": options.active, "--compare": options.compare or None}
     for flag, value in alone.items():
         if value is not None and options.batch is None:
@@ -141,7 +141,10 @@ def _check_alone(options: argparse.Namespace) -> None:
 
 
 def _name_policy(given: Sequence[str], options: argparse.Namespace) -> tuple[Sequence[str], ServerFlags]:
-    """Return the server's flags and their values; add `DEFAULT` if no policy is named and a step has several rows."""
+    """Return the server's flags, as a list and as parsed values.
+
+    If no flag names a policy, the policy `DEFAULT` is added to both, unless the step has only one row.
+    """
     flags = read_flags(given)
     if flags.names_policy or options.compare or options.active or flags.mask_padding_experts:
         return given, flags
@@ -152,7 +155,7 @@ def _name_policy(given: Sequence[str], options: argparse.Namespace) -> tuple[Seq
 
 
 def _on_device(given: Sequence[str], flags: ServerFlags, gpu: Gpu | None) -> list[str]:
-    """Return the flags, with `--device cuda` if a GPU is asked for. Raises ValueError for another device."""
+    """Return the server's flags, and `--device cuda` if `--gpu` is set. Raises ValueError for another `--device`."""
     if gpu is None or flags.device == "cuda":
         return list(given)
     if flags.device is not None:
@@ -163,10 +166,11 @@ def _on_device(given: Sequence[str], flags: ServerFlags, gpu: Gpu | None) -> lis
 def _judge(
     given: Sequence[str], flags: ServerFlags, gpu: Gpu | None, name: str | None, unanswered: list[str]
 ) -> tuple[dict[str, Any], Resolution | None]:
-    """Return what SGLang and its checks report, and the resolution if SGLang could resolve the flags.
+    """Check the flags with SGLang. Return the report, and the resolution if SGLang could resolve the flags.
 
-    Without SGLang the report has a refusal of the policy's flags, or `unanswered` notes the reason. Raises ValueError
-    for flags that SGLang does not take.
+    If SGLang cannot be used, check only the policy's flags. If they are wrong, the report contains the refusal.
+    Otherwise add the reason why SGLang cannot be used to `unanswered`. Raises ValueError if SGLang's parser rejects the
+    flags.
     """
     from ..patching.engine import check_patched
     from ..patching.tree import find_tree
@@ -182,7 +186,7 @@ def _judge(
 
         resolution = resolve(given, gpu)
         return report | {"sglang": release, **describe(resolution)}, resolution
-    except NotInstalledError:  # the error's line names --target, which only `patch` has
+    except NotInstalledError:  # the error's message names --target, a flag of `patch`
         reason = "SGLang is not installed here"
     except (CannotPretend, PatchError) as error:
         reason = str(error)
@@ -197,7 +201,10 @@ def _judge(
 
 
 def _count(folder: Path, flags: ServerFlags, resolution: Resolution | None, unanswered: list[str]) -> Weights | None:
-    """Count the model's weights by SGLang's resolution, else by the flags; on failure note the reason, return None."""
+    """Count the weights of the model. If this fails, return None and add the reason to `unanswered`.
+
+    Use the resolved arguments if SGLang could resolve all of them, otherwise the flags.
+    """
     start = resolution.start if resolution is not None and resolution.finished else None
     if start is not None:
         flags.resolve(start.config)
@@ -214,7 +221,7 @@ def _count(folder: Path, flags: ServerFlags, resolution: Resolution | None, unan
 
 
 def _find_obstacle(memory: dict[str, Any], step: Step) -> str | None:
-    """Return why a step cannot run on a GPU with this memory, or None."""
+    """Return the reason why a GPU with this memory cannot run the step. Return None if it can."""
     if not memory["fits"]:
         return "offloaded weights come from another memory" if step.flags.offloaded else "the weights do not fit"
     needed = step.cached * count_cache(step.weights, step.flags)
@@ -226,14 +233,19 @@ def _find_obstacle(memory: dict[str, Any], step: Step) -> str | None:
 
 
 def _read_served(step: Step, report: dict[str, Any], unanswered: list[str]) -> Schedule | None:
-    """Return the server's policy; None if it routes as the model does, or if it is wrong, with the reason noted."""
+    """Return the schedule of the server's policy.
+
+    Return None if the policy routes as the model does, or if the policy is wrong.
+
+    If the policy is wrong, add the reason to `unanswered`, unless the report already contains the reason.
+    """
     policy, config = step.flags.expert_policy, step.flags.expert_policy_config
     if not policy:
         return None
     try:
         return step.read_policy("--expert-policy", policy, read_config(config))
     except ValueError as error:
-        if not report.get("refusals"):  # the refusals contain the reason
+        if not report.get("refusals"):  # otherwise the refusals contain the reason
             unanswered.append(str(error))
         return None
 
@@ -241,7 +253,7 @@ def _read_served(step: Step, report: dict[str, Any], unanswered: list[str]) -> S
 def _estimate(
     step: Step, schedule: Schedule | None, compared: Sequence[str], bandwidth: float | None, unanswered: list[str]
 ) -> dict[str, Any] | None:
-    """Return the estimate for all policies; None, with a line in `unanswered`, if active experts cannot be drawn."""
+    """Return the estimate for all policies. If a package is missing, return None and add the reason to `unanswered`."""
     schedules: dict[str, Schedule] = {}
     if schedule is not None:
         given = step.flags.expert_policy, step.flags.expert_policy_config

@@ -1,4 +1,4 @@
-"""Warnings about draft tokens that do not pay, by the estimate of a step."""
+"""Warnings about draft tokens that would make a server slower. They use the estimated time of a step."""
 
 from collections.abc import Mapping
 
@@ -7,16 +7,20 @@ from .estimate import COMMON, Step, estimate_step
 from .weights import divide
 
 CHANCE = 0.75
-"""The assumed chance that a draft is accepted if all earlier drafts are: the shipped draft model's (docs/guide.md)."""
+"""The assumed chance that a draft token is accepted if all earlier draft tokens of the request were accepted.
+
+The value is that of the draft model in docs/guide.md.
+"""
 FLAG = "--speculative-num-draft-tokens"
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-"""Numbers of draft tokens that are compared with the number of the server's flag."""
+"""The numbers of draft tokens that are compared with the server's number."""
 
 
 def list_warnings(step: Step, schedule: Schedule | None, bandwidth: float) -> list[str]:
-    """Return a list with a warning if the drafts of a step cannot pay; an empty list otherwise, or if drafts adapt.
+    """Return a list with one warning if the server would be faster without draft tokens.
 
-    `schedule` is the server's policy, None for the model's own routing; `bandwidth` is in GB/s.
+    Otherwise return []. Also return [] if the draft depth is adaptive. `schedule` is the server's policy, or None for
+    the model's own routing. `bandwidth` is in GB/s.
     """
     weights, flags, batch = step.weights, step.flags, step.batch
     if flags.draft_tokens <= 1 or flags.speculative_adaptive:
@@ -32,10 +36,10 @@ def list_warnings(step: Step, schedule: Schedule | None, bandwidth: float) -> li
 
 
 def describe(seconds: Mapping[int, float], batch: int) -> str | None:
-    """Return the warning for the most draft tokens of `seconds`; None if they give at least the tokens/s of no drafts.
+    """Return a warning if the server's draft tokens give fewer tokens per second than no drafts, otherwise None.
 
-    `seconds` has a step's time by the number of draft tokens; 1 means no drafts. The draft model's own time is not
-    counted.
+    `seconds` contains the time of a step for each number of draft tokens. The largest number of draft tokens is the
+    server's. The number 1 means that a step verifies no drafts. The time of the draft model is not counted.
     """
     asked = max(seconds)
     speeds = {width: expect(width) / taken for width, taken in seconds.items()}
@@ -51,5 +55,5 @@ def describe(seconds: Mapping[int, float], batch: int) -> str | None:
 
 
 def expect(width: int) -> float:
-    """Return the mean tokens that a request gets from a step of `width` draft tokens."""
+    """Return the mean number of tokens that a request gets from a step with `width` draft tokens."""
     return sum(CHANCE**place for place in range(width))

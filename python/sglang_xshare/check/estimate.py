@@ -1,4 +1,4 @@
-"""An estimate of what policies gain on a model and a GPU: active experts, kept mass and step time, by assumption."""
+"""An estimate of what policies gain: the active experts, the kept mass, and the time of a decode step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,14 +13,24 @@ from .server import ServerFlags
 from .weights import Weights, divide
 
 FIXED = 34e-6
-"""Seconds of a MoE layer without its experts' weights, measured on an H100 (OEA's paper) and assumed for all GPUs."""
+"""The seconds that an MoE layer takes, apart from reading the weights of experts.
+
+The OEA paper measured this time on an H100. The estimate uses it for all GPUs.
+"""
 REACHED = 0.97
-"""Share of the peak memory bandwidth at which weights are read: 2.9 us for an expert of Qwen3-30B-A3B, 9.4 MB (the same
-source).
+"""The share of the peak memory bandwidth that a GPU reaches when it reads weights.
+
+The OEA paper measured on an H100 that reading an expert of Qwen3-30B-A3B takes 2.9 us. Such an expert has 9.4 MB.
 """
 OTHER = 40e-6
-"""Seconds of all else in a layer: attention, norms, the host. Measured steps of Qwen3-30B-A3B on an H100 (SGLang
-0.5.17), less the estimate without OTHER: 25 to 27 us a layer at 1 request, 37 to 54 at 4 to 16, 67 to 71 at 32.
+"""The seconds that a layer takes for all other work: attention, norms, and the host.
+
+The value comes from steps of Qwen3-30B-A3B that were measured on an H100 with SGLang 0.5.17. The measured time of a
+layer was longer than the estimate without `OTHER`. The difference was:
+
+- 25 to 27 us with 1 request
+- 37 to 54 us with 4 to 16 requests
+- 67 to 71 us with 32 requests
 """
 FORMULA = (
     f"MoE layer = {FIXED * 1e6:.0f} us + active x expert bytes / ({REACHED:.0%} of bandwidth), step = MoE layers x "
@@ -28,20 +38,25 @@ FORMULA = (
     "the numbers of the slowest rank"
 )
 COMMON = 0.47
-"""Share of the logits' variance that all rows have in common, chosen so that 49 of 128 experts are active at 16
-rows, as OEA's paper measured for Qwen3-30B-A3B.
+"""The share of the logits' variance that all rows have in common.
+
+With this share 49 of 128 experts are active at 16 rows, as in the OEA paper's measurement of Qwen3-30B-A3B.
 """
 ASSUMPTIONS = {"agreeing": COMMON, "independent": 0.0}
 MOST_ROWS = 16_384
-"""The most rows for which logits are drawn: at 256 experts they take 0.6 GB, and 2.6 s of a CPU core a layer."""
+"""The largest number of rows for which random logits are drawn.
+
+With so many rows and 256 experts, the logits take 0.6 GB, and each layer takes 2.6 s on one CPU core.
+"""
 DRAFTED = "--speculative-num-draft-tokens N above 1"
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step of `batch` requests with `context` cached tokens each, on a model and a server.
+    """A decode step of a server with `batch` requests. Each request has `context` cached tokens.
 
-    `active` is the measured number of active experts (under vanilla, under the policy), None if unknown.
+    `active` contains the measured numbers of active experts, without and with the policy. None means that the numbers
+    are unknown.
     """
 
     weights: Weights
@@ -52,16 +67,19 @@ class Step:
 
     @property
     def rows(self) -> int:
-        """Return the router rows: each draft token of a request is one row."""
+        """Return the number of rows that the router gets. Each draft token of a request is one row."""
         return self.batch * self.flags.draft_tokens
 
     @property
     def cached(self) -> int:
-        """Return the tokens in the fullest rank's KV cache: a data-parallel group caches only its own requests."""
+        """Return the number of tokens in the KV cache of the rank with the most requests.
+
+        Each data-parallel group caches only its own requests.
+        """
         return self.context * -(-self.batch // self.flags.dp_size)
 
     def check(self, num_policies: int) -> None:
-        """Raise ValueError for active experts that the model cannot have, and for more rows than can be drawn."""
+        """Raise ValueError if the numbers in `active` are impossible, or if there are too many rows."""
         experts, ep_size = self.weights.model.num_experts, self.flags.ep_size
         if self.active is None:
             if self.rows > MOST_ROWS:
@@ -78,9 +96,10 @@ class Step:
             raise ValueError(f"--active {before:g} {after:g}: AFTER {after:g}: must be 1 to BEFORE, {before:g}")
 
     def read_policy(self, flag: str, text: str, keys: dict[str, Any]) -> Schedule | None:
-        """Return the policy `text` of `flag` with more `keys`; None for a policy that routes as the model does.
+        """Return the schedule of a policy. Return None if the policy routes as the model does.
 
-        Raises ValueError if the policy does not run in this step.
+        `text` is the value of `flag`, and `keys` contains further keys. Raises ValueError if the policy is wrong, or if
+        it does not act in this step.
         """
         drafts, model = self.flags.draft_tokens > 1, self.weights.model
         try:
@@ -99,7 +118,11 @@ class Step:
 
 
 def estimate(step: Step, schedules: dict[str, Schedule], bandwidth: float | None) -> dict[str, Any]:
-    """Return the report on `schedules`, by their spelling. `bandwidth` is in GB/s; without it no step is timed."""
+    """Return the report on the gain from policies.
+
+    `schedules` contains the schedule of each policy. Its keys are the policies as the user wrote them. `bandwidth` is
+    in GB/s. If it is None, the report contains no times.
+    """
     report: dict[str, Any] = {
         "is_estimate": True,
         "formula": FORMULA,
@@ -121,7 +144,11 @@ def estimate(step: Step, schedules: dict[str, Schedule], bandwidth: float | None
 
 
 def _list_loads(step: Step, schedule: Schedule | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (source, active experts before and after, with the kept mass): as given by --active, else drawn."""
+    """Yield the numbers of active experts, without and with the policy, and the kept mass.
+
+    Each result begins with the source of its numbers. The source is --active if the user has set this flag. Otherwise
+    the numbers are computed from random logits, once for each of `ASSUMPTIONS`.
+    """
     ep_size = step.flags.ep_size
     if step.active is not None:
         active = list(step.active)
@@ -147,10 +174,11 @@ def _describe_step(experts: list[float], step: Step, bandwidth: float) -> dict[s
 
 
 def estimate_step(weights: Weights, experts: float, cached: float, bandwidth: float) -> tuple[float, float]:
-    """Return the seconds of (a MoE layer, a decode step) on the slowest rank's GPU.
+    """Return the seconds that an MoE layer and a decode step take on the GPU of the slowest rank.
 
-    The GPU reads `experts` in each layer and `cached` tokens of KV cache, at a peak memory `bandwidth` in bytes/s. The
-    estimate omits exchanges between ranks, sampling and the selection, and assumes no overlap.
+    The GPU reads the weights of `experts` experts in each layer. It also reads the KV cache of `cached` tokens.
+    `bandwidth` is the GPU's peak memory bandwidth in bytes/s. The estimate omits communication between ranks, sampling
+    and the selection. It assumes that no operations overlap.
     """
     reached = REACHED * bandwidth
     layer = FIXED + experts * weights.expert / reached

@@ -1,4 +1,7 @@
-"""Parts that no GPU has executed, and the estimate's error in measured steps; a test compares both with the records."""
+"""Parts of configurations that have never run on a GPU, and the error of the estimate in measured steps.
+
+A test compares both tables with the benchmark records.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,16 +9,17 @@ from typing import Any
 from .server import ServerFlags
 
 RELEASES_ON_GPU = ("0.5.17", "0.5.23")
-"""Releases of SGLang that served a policy on a GPU."""
+"""Releases of SGLang that have served a policy on a GPU."""
 GPUS_SERVED = ("h100", "h200")
 ALONE = "data-parallel attention: while one rank prefills, the step is vanilla on all ranks"
 
 
 @dataclass(frozen=True)
 class Miss:
-    """The estimate's miss in `steps` measured steps of `model`, as ranges (least, most).
+    """The error of the estimate for one model, in a number of measured steps. Errors are ranges (least, most).
 
-    `time` is the estimated time as a share of the measured time; `speedup` is the estimated less the measured speed-up.
+    `time` is the estimated time divided by the measured time. `speedup` is the estimated speed-up minus the measured
+    speed-up.
     """
 
     model: str
@@ -28,11 +32,11 @@ MISSES = {
     "Qwen3MoeForCausalLM": Miss("Qwen3-30B-A3B in bf16", 28, (0.85, 1.17), (-0.02, 0.08)),
     "GptOssForCausalLM": Miss("gpt-oss-20b and gpt-oss-120b in mxfp4", 14, (0.52, 0.72), (-0.09, 0.06)),
 }
-"""Misses by the model's class, with a policy off and on, on an H100 and H200s."""
+"""The errors for each model class. The measured steps ran with and without a policy, on an H100 and on H200s."""
 
 
 def list_never_executed(flags: ServerFlags, architecture: str, report: dict[str, Any]) -> list[str]:
-    """Return the parts of a server that no record of a GPU has; an empty list for a server on a CPU."""
+    """Return the parts of a server's configuration that have never run on a GPU. Return [] for a server on a CPU."""
     if report["gpu"] is None and report.get("device") != "cuda":
         return []
     runner, release = str(report.get("moe_runner")), report["sglang"]
@@ -49,7 +53,7 @@ def list_never_executed(flags: ServerFlags, architecture: str, report: dict[str,
 
 
 def describe_miss(architecture: str) -> str:
-    """Return a sentence about the estimate's miss for this model family."""
+    """Return a sentence about the error of the estimate for this model family."""
     miss = MISSES.get(architecture)
     if miss is None:
         return "No step of this model family was measured on a GPU: the error of this estimate is unknown."

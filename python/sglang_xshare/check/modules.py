@@ -1,4 +1,4 @@
-"""A model's modules, built by transformers on the meta device from its configuration, without weights."""
+"""The modules of a model. transformers builds them on the meta device, without weights."""
 
 import gc
 import importlib.abc
@@ -13,22 +13,23 @@ from ..compatibility.moe_model import TEXT_CONFIGS
 from .tensors import Tensor
 
 COMPILER = ("torch._dynamo", "torch._inductor")
-"""Packages that transformers imports only for decorators, in 1.2 s of processor time."""
+"""Packages that transformers imports only for decorators. Their import takes 1.2 s of CPU time."""
 IMAGES = "torchvision"
-"""The package that transformers imports for image processors, if it is installed, in 0.3 s."""
+"""The package that transformers imports for image processors, if it is installed. Its import takes 0.3 s."""
 
 
 def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[list[Tensor], Mapping[str, Any]]:
-    """Return (the tensors of a model, its language model's configuration with transformers' defaults).
+    """Return the tensors of a model, and the configuration of its language model.
 
-    The arguments are the content of config.json and the `changes` of --json-model-override-args. Raises ValueError, one
-    line, for a model that transformers lacks or cannot build, and ModuleNotFoundError without transformers or torch.
+    The configuration contains the defaults of transformers. `config` is the content of config.json, and `changes` come
+    from --json-model-override-args. Raises ValueError, with a message of one line, if transformers cannot build the
+    model. Raises ModuleNotFoundError if transformers or torch is not installed.
     """
     import torch
     from torch.overrides import TorchFunctionMode
 
     class Positions(TorchFunctionMode):
-        """Positions on the CPU, because `arange` on the meta device imports sympy, which takes 0.4 s."""
+        """A mode that creates positions on the CPU. On the meta device `arange` imports sympy, which takes 0.4 s."""
 
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return function(*args, **(kwargs or {}) | ({"device": "cpu"} if function is torch.arange else {}))
@@ -37,10 +38,10 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
 
     kind, keys, changes = _find_class(transformers, config, changes)
     verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # it would warn of missing kernels, which nothing here runs
+    transformers.logging.set_verbosity_error()  # it would warn about missing kernels, but no kernel runs here
     try:
         parsed = kind.config_class.from_dict(dict(keys))
-        for name, value in changes.items():  # as SGLang does (utils/hf_transformers/config.py: get_config)
+        for name, value in changes.items():  # like SGLang's get_config (utils/hf_transformers/config.py)
             current = getattr(parsed, name, None)
             if isinstance(value, dict) and current is not None and hasattr(current, "to_dict"):
                 current.update(value)
@@ -49,11 +50,11 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
         _fill_head_dim(parsed.get_text_config())
         try:
             model = _build(kind, parsed, Positions())
-        except RuntimeError:  # some families, such as Gemma 4, join positions with other tensors
+        except RuntimeError:  # some models, such as Gemma 4, concatenate positions with meta tensors
             model = _build(kind, parsed, nullcontext())
     except ModuleNotFoundError:
         raise
-    except Exception as error:  # a family's code may raise anything for an unexpected configuration
+    except Exception as error:  # the model's code may raise any error for an unexpected configuration
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"transformers {transformers.__version__} cannot build {kind.__name__}: {reason}") from None
     finally:
@@ -63,7 +64,7 @@ def list_modules(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple
 
 
 def _build(kind: Any, parsed: Any, mode: AbstractContextManager[Any]) -> Any:
-    """Build a model of this class on the meta device, without values, because initializing them imports sympy."""
+    """Build a model on the meta device. Its weights are not initialized, because that would import sympy."""
     import torch
     from transformers.initialization import no_init_weights
 
@@ -76,16 +77,17 @@ def _build(kind: Any, parsed: Any, mode: AbstractContextManager[Any]) -> Any:
 def _find_class(
     transformers: ModuleType, config: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
-    """Return (the model's class, its part of the configuration, the changes to that part).
+    """Return the class of a model, its part of the configuration, and the changes to this part.
 
-    The class is that of the whole model, else that of the language model in it, which remote code may wrap.
+    If transformers does not have the class of the whole model, return the class of its language model. For example,
+    remote code may wrap a language model that transformers has.
     """
     auto = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     nested = ((part, changes.get(name) or {}) for name in TEXT_CONFIGS if isinstance(part := config.get(name), dict))
     for keys, changed in [(config, changes), *nested]:
         known = auto.get(keys.get("model_type"))
         for name in keys.get("architectures") or [None] * (keys is not config):
-            # A checkpoint may have ExaoneMoEForCausalLM for transformers' ExaoneMoeForCausalLM.
+            # A checkpoint may spell transformers' ExaoneMoeForCausalLM as ExaoneMoEForCausalLM.
             if isinstance(known, str) and (name is None or known.lower() == name.lower()):
                 return getattr(transformers, known), keys, changed
             if name is not None and getattr(transformers, name, None) is not None:
@@ -96,14 +98,17 @@ def _find_class(
 
 
 def _fill_head_dim(text: Any) -> None:
-    """Set a head's width if config.json has null or HunYuan's key: transformers' modules need a number."""
+    """Set `head_dim` if config.json has null for it, because transformers needs a number.
+
+    HunYuan has this number in the key `attention_head_dim`.
+    """
     if getattr(text, "head_dim", 0) is None:
         heads = getattr(text, "num_attention_heads", 0)
         text.head_dim = getattr(text, "attention_head_dim", None) or (text.hidden_size // heads if heads else None)
 
 
 class _Placeholder(ModuleType):
-    """A stand-in for a module of the compiler: every name in it is a decorator without effect."""
+    """A module that replaces a module of PyTorch's compiler. Each name in it is a decorator without effect."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
@@ -112,7 +117,7 @@ class _Placeholder(ModuleType):
 
 
 def _keep(function: Any = None, *arguments: Any, **options: Any) -> Any:
-    """Return the decorated function, with or without options."""
+    """Return the decorated function unchanged. The decorator may have options."""
     return function if callable(function) else _keep
 
 
@@ -130,17 +135,18 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @contextmanager
 def import_lightly() -> Iterator[None]:
-    """Import transformers in 1.1 s of processor time instead of 2.7.
+    """Import transformers in 1.1 s of CPU time instead of 2.7 s.
 
-    Torch's compiler, image processors and garbage collection are left out. A later import loads all of transformers
-    again; a process that has already imported transformers keeps it.
+    The import skips PyTorch's compiler, image processors and garbage collection. At the end of the context the imported
+    modules are removed, so a later import loads all of transformers. If the process has already imported one of these
+    packages, the context does nothing.
     """
     if any(name in sys.modules for name in ("transformers", *COMPILER, IMAGES)):
         yield
         return
     finder = _Finder()
     sys.meta_path.insert(0, finder)
-    sys.modules[IMAGES] = None  # type: ignore[assignment]  # importlib's spelling of a package that is not installed
+    sys.modules[IMAGES] = None  # type: ignore[assignment]  # importlib treats None as not installed
     gc.disable()
     try:
         yield
@@ -154,4 +160,4 @@ def import_lightly() -> Iterator[None]:
                 if vars(sys.modules.get(parent, module)).get(child) is module:
                     delattr(sys.modules[parent], child)
         gc.enable()
-        gc.freeze()  # collecting what was imported takes 0.5 s when the process ends
+        gc.freeze()  # otherwise garbage collection takes 0.5 s when the process ends

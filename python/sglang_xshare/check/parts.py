@@ -1,4 +1,4 @@
-"""The parts of a model by the names and shapes of its tensors: experts, KV cache, and all else that a step reads."""
+"""The sizes of a model's experts, KV cache and other weights. They follow from the names and shapes of its tensors."""
 
 import re
 from collections import Counter
@@ -9,27 +9,32 @@ from typing import Any
 from .tensors import Tensor
 
 LAYER = re.compile(r"^(?:(.*?)\.)?(\d+)\.(.*)$")
-"""Groups: the root of a layer's list, the layer's number, a name within the layer."""
+"""A pattern for the name of a tensor in a layer.
+
+Its groups are the name of the list of layers, the number of the layer, and the tensor's name within the layer.
+"""
 EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
 DRAFT = re.compile(r"(^|\.)(mtp|nextn|eh_proj|enorm|hnorm)")
-"""Names of heads that draft tokens, which a server loads only with --speculative-algorithm, as a separate model."""
+"""Names of draft heads. A server loads a draft head only with --speculative-algorithm, as a separate model."""
 EMBEDDING, HEAD = re.compile(r"embed|(^|\.)wte\."), re.compile(r"(^|\.)(lm_head|output|head)\.")
 CACHED = re.compile(r"(^|\.)(\w*(?:attn|attention|mixer))\.(\w+)\.(weight|weight_packed|scales)$")
 KEYS = ("k_proj", "v_proj", "kv_proj", "wkv", "kv_a_proj_with_mqa", "wkv_a")
-"""Projections whose outputs attention caches. From `kv_proj` on, the output is one head: keys and values together."""
+"""Projections whose outputs are cached. The projections from `kv_proj` on compute keys and values as one head."""
 FUSED = ("qkv_proj", "query_key_value", "Wqkv", "c_attn")
 STATE = ("A_log", "dt_bias", "conv1d.weight", "k_conv1d.weight")
-"""Parameters of linear attention, which has a state of fixed size and caches no token."""
+"""Names of parameters of linear attention, which has a state of fixed size instead of cached tokens."""
 KV_HEADS = ("num_key_value_heads", "num_attention_groups")
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Bytes of a model: the `experts` of all `moe_layers`, and all else.
+    """The sizes of a model's parts. `experts`, `read` and `held` are in bytes.
 
-    `read` is all else that a decode step reads; the embedding counts only if it is also the head. `held` is all that a
-    GPU holds beside experts. `cached` is the numbers that the KV cache has for a token; up to `cache_heads` ranks
-    divide these numbers.
+    - `experts` is the size of all experts in `moe_layers` layers.
+    - `read` is the size of all other weights that a decode step reads. It includes the embedding only if the embedding
+      is also the LM head.
+    - `held` is the size of all other weights that a GPU holds.
+    - `cached` is the number of values in the KV cache for one token. At most `cache_heads` ranks divide these values.
     """
 
     experts: float
@@ -47,10 +52,10 @@ def sort_tensors(
     text: Mapping[str, Any],
     count: Callable[[Tensor, bool], float],
 ) -> Parts:
-    """Sort a model's tensors into its parts, by the configuration `text` of its language model.
+    """Return the sizes of a model's parts. `text` is the configuration of its language model.
 
-    `count` returns the bytes of (a tensor, whether the tensor is an expert's). Raises ValueError if no name is an
-    expert's or a projection to keys and values.
+    `count` returns the bytes of a tensor. Its second argument is True if the tensor belongs to an expert. Raises
+    ValueError if no tensor belongs to an expert, or if no tensor projects to keys and values.
     """
     placed = [(tensor, *_place(tensor.name)) for tensor in tensors if not DRAFT.search(tensor.name)]
     roots = Counter(root or "" for tensor, root, _, name in placed if _is_expert(tensor, name, num_experts))
@@ -85,19 +90,22 @@ def sort_tensors(
 
 
 def _place(name: str) -> tuple[str | None, int, str]:
-    """Return (the root of a tensor's layer, the layer's number, the name within); None for the root outside layers."""
+    """Split the name of a tensor into the list of layers, the number of the layer, and the name within the layer.
+
+    The list of layers is None if the tensor is outside the layers.
+    """
     found = LAYER.match(name)
     return (found[1] or "", int(found[2]), found[3]) if found else (None, 0, name)
 
 
 def _is_expert(tensor: Tensor, name: str, num_experts: int) -> bool:
-    """Return whether a tensor belongs to routed experts, by its module's name or its first dimension, all experts."""
+    """Return whether a tensor belongs to routed experts. Its module's name or its first dimension shows this."""
     stacked = len(tensor.shape) == 3 and tensor.shape[0] == num_experts and tensor.shape[1] > 1
     return stacked or EXPERTS.search(name) is not None
 
 
 def _count_cached(attention: list[tuple[int, str, Tensor]], text: Mapping[str, Any]) -> tuple[int, int]:
-    """Return (the numbers that all layers cache for a token, the heads that ranks can divide)."""
+    """Return the number of cached values for one token in all layers, and the number of heads that ranks can divide."""
     queries = _read_heads(text, ("num_attention_heads",)) or 1
     heads, cached = _read_heads(text, KV_HEADS) or queries, 0
     names = {(number, name) for number, name, _ in attention}
@@ -108,7 +116,7 @@ def _count_cached(attention: list[tuple[int, str, Tensor]], text: Mapping[str, A
         width = tensor.shape[-1 if found[4] == "scales" else 0]
         if found[3] in KEYS:
             alone = found[3] == "k_proj" and (number, name.replace("k_proj", "v_proj")) not in names
-            cached += width * (1 + alone)  # keys that are values too are cached twice (Gemma 4)
+            cached += width * (1 + alone)  # Gemma 4 caches keys twice if they are also the values
             heads = 1 if found[3] in KEYS[2:] else heads
         elif found[3] in FUSED:
             cached += width * 2 * heads // (queries + 2 * heads)
@@ -118,6 +126,6 @@ def _count_cached(attention: list[tuple[int, str, Tensor]], text: Mapping[str, A
 
 
 def _read_heads(text: Mapping[str, Any], names: Iterable[str]) -> int | None:
-    """Return the number of heads; the first number of a list by layer."""
+    """Return the number of heads. If each layer has its own number, return the first layer's number."""
     value = next((text[name] for name in names if text.get(name)), None)
     return value[0] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""SGLang's own argument resolution, as on a machine with another GPU."""
+"""A context in which SGLang resolves its arguments as if the machine had another GPU."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,17 +9,17 @@ from ..gpus import NVIDIA, Gpu
 from ..upstream.release import is_since
 
 MI300 = (9, 4)
-"""The capability that torch reports for the architecture gfx942."""
+"""The compute capability that torch reports for AMD's architecture gfx942."""
 SINCE = "0.5.19"
 """The first release of SGLang with `override_platform`, which replaces the detected platform."""
 
 
 class CannotPretend(ValueError):
-    """A GPU for which SGLang cannot resolve arguments here."""
+    """The error if SGLang cannot resolve its arguments for a certain GPU on this machine."""
 
 
 def check_gpu(gpu: Gpu, name: str | None, release: str) -> None:
-    """Raise `CannotPretend` if SGLang `release` cannot resolve arguments for `gpu`, which --gpu calls `name`."""
+    """Raise `CannotPretend` if this SGLang release cannot resolve its arguments for a GPU. `name` is from --gpu."""
     if gpu.capability is None:
         raise CannotPretend(
             f"--gpu {name}: SGLang must be imported on a machine with AMD's GPUs; use {', '.join(NVIDIA)}, or no --gpu"
@@ -35,8 +35,8 @@ def check_gpu(gpu: Gpu, name: str | None, release: str) -> None:
 def pretend(gpu: Gpu) -> Iterator[None]:
     """Make SGLang detect a machine with this GPU, FlashInfer and triton_kernels.
 
-    Facts that SGLang read when it was imported remain, for AMD's GPUs so many that only the resolved MoE runner is
-    right. SGLang must be `SINCE` or later, see `check_gpu`.
+    Facts that SGLang detected when it was imported do not change. For AMD's GPUs there are many such facts, so only the
+    resolved MoE runner is correct. Call `check_gpu` first.
     """
     import torch
     from sglang.srt.layers.quantization import QUANTIZATION_METHODS
@@ -48,11 +48,11 @@ def pretend(gpu: Gpu) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(override_platform(**_list_facts(gpu)))
         stack.enter_context(_replaced(common, "get_device_memory_capacity", lambda device=None: memory))
-        # A machine with a GPU has triton_kernels from sglang-kernel, and gpt-oss uses them if they are there.
+        # A machine with a GPU has triton_kernels from sglang-kernel, and gpt-oss uses them if they are installed.
         stack.enter_context(_replaced(common, "is_triton_kernels_available", lambda: True))
-        # A few models' defaults read the capability from torch, not from the platform.
+        # The defaults of a few models depend on the capability that torch reports, not on the platform.
         stack.enter_context(_replaced(torch.cuda, "get_device_capability", lambda device=None: capability))
-        # SGLang's list of quantizations reads `is_hip`, not the platform.
+        # SGLang's list of quantizations depends on `is_hip`, not on the platform.
         stack.enter_context(_replaced(common, "is_hip", lambda: gpu.capability is None))
         if gpu.capability is not None and "mxfp4" not in QUANTIZATION_METHODS:
             # SGLang registers mxfp4 only at import, on a machine with a GPU or with SGLANG_USE_CPU_ENGINE=1.
@@ -62,7 +62,7 @@ def pretend(gpu: Gpu) -> Iterator[None]:
 
 
 def _list_facts(gpu: Gpu) -> dict[str, Any]:
-    """Return the facts of a platform by SGLang's names, which every release with `override_platform` has."""
+    """Return the facts about a platform with this GPU. Their names are the same in all releases from `SINCE` on."""
     capability = gpu.capability or MI300
     major, minor = capability if gpu.capability else (0, 0)
     others = ("is_npu", "is_xpu", "is_musa", "has_amx")
@@ -84,7 +84,7 @@ def _list_facts(gpu: Gpu) -> dict[str, Any]:
 
 @contextmanager
 def _replaced(module: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Replace a module's function, also in SGLang's modules that import the function by name."""
+    """Replace a function of a module. Also replace it in SGLang's modules that have imported it by name."""
     original = getattr(module, name)
     _rename(module, name, original, function)
     try:

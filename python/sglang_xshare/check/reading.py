@@ -1,4 +1,4 @@
-"""The description of a model that a report uses throughout: SGLang's after its resolution, else config.json's."""
+"""The description of a model, read from the arguments that SGLang has resolved, or from config.json."""
 
 from __future__ import annotations
 
@@ -18,19 +18,26 @@ if TYPE_CHECKING:
     from .server import ServerFlags
 
 WIDE = ("float", "float32")
-"""Values of --dtype with 32 bits. `auto` is absent: SGLang then serves float32 in float16 (configs/model_config.py)."""
+"""Values of --dtype with 32 bits.
+
+`auto` is not included, because SGLang then serves float32 weights in float16 (configs/model_config.py).
+"""
 
 UNQUANTIZED = "unquant"
-"""--quantization for weights in the model's dtype."""
+"""The value of --quantization for weights in the model's dtype."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A model as a server reads it.
+    """The description of a model as the server reads it.
 
-    `config` is the content of config.json, `changes` are from --json-model-override-args, `text` is the changed part of
-    the language model. `plain` is the bits of a weight without quantization. `quantization` is the quantization's name
-    ("none" without one), `declared` its configuration in the checkpoint. `cache_bits` is the bits of a cached number.
+    - `config` is the content of config.json.
+    - `changes` come from --json-model-override-args.
+    - `text` is the language model's part of config.json after these changes.
+    - `plain` is the bits of a weight without quantization.
+    - `quantization` is the name of the quantization, or "none".
+    - `declared` is the quantization's configuration in the checkpoint.
+    - `cache_bits` is the bits of a value in the KV cache.
     """
 
     folder: Path
@@ -46,10 +53,13 @@ class Reading:
 
 
 def find_folder(model: str, revision: str | None) -> Path:
-    """Return the folder of a --model, also in Hugging Face's cache. Raises ValueError without a valid config.json."""
+    """Return the folder of a model. Raises ValueError if the folder has no valid config.json.
+
+    `model` is a folder, or the name of a model in Hugging Face's cache.
+    """
     folder = Path(model)
     if not folder.exists():
-        with suppress(ImportError, ValueError):  # ValueError: not a model's name
+        with suppress(ImportError, ValueError):  # ValueError if this is not a model's name
             from huggingface_hub import try_to_load_from_cache
 
             found = try_to_load_from_cache(model, "config.json", revision=revision)
@@ -62,7 +72,7 @@ def find_folder(model: str, revision: str | None) -> Path:
 
 
 def read_flagged(folder: Path, flags: ServerFlags) -> Reading:
-    """Read config.json with the flags. Raises ValueError in one line if it describes no Mixture-of-Experts model."""
+    """Return the description of a model from config.json and the flags. Raises ValueError for a dense model."""
     model, original, config, text = read_folder(str(folder), flags.changes)
     parts = SimpleNamespace(hf_config=SimpleNamespace(**config), hf_text_config=SimpleNamespace(**text))
     declared = find_quantization(parts)
@@ -74,7 +84,7 @@ def read_flagged(folder: Path, flags: ServerFlags) -> Reading:
 
 
 def read_resolved(folder: Path, flags: ServerFlags, start: Start) -> Reading:
-    """Read what SGLang has resolved. Raises ValueError as `read_flagged`."""
+    """Return the description of a model from the resolved arguments. Raises ValueError as `read_flagged` does."""
     config = model_config(start.server_args)
     plain = 32.0 if spell(config.dtype) == "torch.float32" else 16.0
     return replace(
@@ -89,7 +99,7 @@ def read_resolved(folder: Path, flags: ServerFlags, start: Start) -> Reading:
 
 
 def _count_cache_bits(dtype: str, plain: float) -> float:
-    """Return the bits of a cached number by --kv-cache-dtype; fp4 has a scale for each 16 numbers."""
+    """Return the bits of a value in the KV cache. `dtype` is --kv-cache-dtype. With fp4, 16 values share a scale."""
     if dtype.startswith(("fp8", "int8")):
         return 8.0
     if dtype.startswith("fp4"):

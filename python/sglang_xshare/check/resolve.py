@@ -1,4 +1,4 @@
-"""Server arguments, parsed and resolved by SGLang itself, with all refusals instead of the first; and the report."""
+"""The arguments of a server as SGLang resolves them, with all refusals and warnings."""
 
 import io
 import logging
@@ -20,15 +20,16 @@ from .blocks import explain_cut
 from .pretend import pretend
 
 Line = tuple[str, str]
-"""(the program that refuses or warns, SGLang or sglang-xshare; its text, one line)."""
+"""The program that refuses or warns (SGLang or sglang-xshare), and its message in one line."""
 
 
 @dataclass
 class Resolution:
-    """The outcome for a server's arguments.
+    """The result of resolving a server's arguments.
 
-    `refusals` and `warnings` are in a server's own order. `start` has SGLang's record of arguments, None before SGLang
-    has one; `finished` is True if SGLang resolved all of them. `fault` is an unexpected error of one of our checks.
+    `refusals` and `warnings` have the order in which the server would report them. `start` contains SGLang's
+    `ServerArgs`. It is None until SGLang has created them. `finished` is True if SGLang resolved all arguments. `fault`
+    is an unexpected error in one of our checks.
     """
 
     refusals: list[Line] = field(default_factory=list)
@@ -38,21 +39,21 @@ class Resolution:
     fault: Exception | None = None
 
     def refuse(self, who: str, error: object) -> None:
-        """Note a refusal once."""
+        """Add a refusal, unless it is already in the list."""
         _note(self.refusals, who, str(error).strip() or type(error).__name__)
 
     def note_given(self, server_args: Any) -> None:
-        """Stand in for `hooks.check_flags`, which SGLang calls before it resolves."""
+        """Run the checks of the given arguments. SGLang calls this method instead of `hooks.check_flags`."""
         self.start = Start(server_args)
         self._check(self.start, GIVEN)
 
     def note_resolved(self, server_args: Any) -> None:
-        """Stand in for `hooks.check_server`, which SGLang calls after it has resolved the same record."""
+        """Run the checks of the resolved arguments. SGLang calls this method instead of `hooks.check_server`."""
         assert self.start is not None
         self.finished = True
         self._check(self.start, RESOLVED)
         reason = explain_cut(model_config(server_args), self.start.config)
-        if reason is not None and "ranks" not in self.start.refused:  # "ranks" has refused the same cut
+        if reason is not None and "ranks" not in self.start.refused:  # the check "ranks" finds the same error
             self.refuse("SGLang", reason)
 
     def _check(self, start: Start, when: str) -> None:
@@ -61,7 +62,7 @@ class Resolution:
                 self.refuse("sglang-xshare", error)
             if when == GIVEN:
                 set_arguments(start)
-        except OSError:  # a missing file or repository, which SGLang itself reports too
+        except OSError:  # a file or repository is missing, which SGLang itself also reports
             raise
         except Exception as error:
             self.fault = error
@@ -69,11 +70,14 @@ class Resolution:
 
 
 def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:
-    """Parse and resolve a server's flags, here or as if on `gpu`. Raises ValueError for flags that SGLang rejects."""
+    """Parse and resolve a server's flags as if this machine had the GPU.
+
+    If `gpu` is None, resolve the flags for this machine. Raises ValueError if SGLang's parser rejects the flags.
+    """
     from sglang.srt import expert_policy
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # at its import, 0.5.17 warns that there is no GPU
+        warnings.simplefilter("ignore")  # SGLang 0.5.17 warns at import that there is no GPU
         from sglang.srt.server_args import prepare_server_args
 
     resolution, said = Resolution(), io.StringIO()
@@ -85,7 +89,7 @@ def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:
         with _listening(resolution.warnings), redirect_stdout(said), redirect_stderr(said), machine:
             _resolve(flags, prepare_server_args, resolution)
     except SystemExit:
-        # argparse has printed SGLang's usage, some hundred lines; the last line is the error.
+        # argparse has printed SGLang's usage, which has hundreds of lines. The last line is the error.
         *_, line = ["", *said.getvalue().splitlines()]
         raise ValueError(line.partition("error: ")[2] or f"SGLang: {line}") from None
     finally:
@@ -96,16 +100,16 @@ def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:
 def _resolve(flags: Sequence[str], prepare: Callable[[list[str]], Any], resolution: Resolution) -> None:
     try:
         server_args = prepare(list(flags))
-        if hasattr(server_args, "resolve_once"):  # from 0.5.20 on, parsing does not resolve
+        if hasattr(server_args, "resolve_once"):  # since 0.5.20, parsing does not resolve the arguments
             server_args.resolve_once()
-    except Exception as error:  # whatever SGLang raises would end the server
+    except Exception as error:  # any error that SGLang raises would end the server
         if error is resolution.fault:
             raise
         resolution.refuse("SGLang", error)
 
 
 def _note(lines: list[Line], who: str, text: str) -> None:
-    """Add `text` once, without the terminal's colours, which some of SGLang's warnings carry."""
+    """Add a message, unless the list already contains it. Remove terminal colors, which some warnings have."""
     line = who, " ".join(Text.from_ansi(text).plain.split())
     if line not in lines:
         lines.append(line)
@@ -113,7 +117,7 @@ def _note(lines: list[Line], who: str, text: str) -> None:
 
 @contextmanager
 def _listening(lines: list[Line]) -> Iterator[None]:
-    """Add the warnings of SGLang and of the stage to `lines` instead of the log, each once."""
+    """Collect the warnings of SGLang and of this package in `lines` instead of the log. Keep each warning once."""
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -136,7 +140,7 @@ def _listening(lines: list[Line]) -> Iterator[None]:
 
 
 def describe(resolution: Resolution) -> dict[str, Any]:
-    """Return the report for JSON, without the parts that SGLang could not resolve."""
+    """Return the report as an object for JSON. Parts that SGLang could not resolve are missing."""
     report: dict[str, Any] = {"served": not resolution.refusals}
     for name, lines in (("refusals", resolution.refusals), ("warnings", resolution.warnings)):
         report[name] = [{"by": who, "says": says} for who, says in lines]

@@ -1,4 +1,4 @@
-"""The server's flags that weights, memory and the estimate need; read without SGLang, which may be absent or fail."""
+"""The server's flags that the report needs. They are parsed without SGLang, because SGLang may be missing or fail."""
 
 import argparse
 import json
@@ -15,12 +15,12 @@ from ..upstream.server import attention_dp_size, spell
 
 
 def _flag(*spellings: str, kind: Callable[[str], Any] = str, default: Any = None) -> Any:
-    """Return a field for a flag with a value, which `kind` reads; `bool` is a switch without a value."""
+    """Return a dataclass field for a flag. `kind` converts the flag's value. A flag of kind `bool` has no value."""
     return field(default_factory=lambda: default, metadata={"spellings": spellings, "kind": kind})
 
 
 def _read_object(text: str) -> dict[str, Any]:
-    """Return the JSON object in a flag's `text`."""
+    """Return the JSON object in the text of a flag."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -34,10 +34,12 @@ def _read_object(text: str) -> dict[str, Any]:
 class ServerFlags:
     """A server's flags. The policy's flags have the names of SGLang's arguments, so `read_arguments` can read them.
 
-    `names_model` is False if only the server's `--config` has the model. `ep_size` expert-parallel ranks and `dp_size`
-    groups of data-parallel attention (1 without it) divide the `ranks` of tensor parallelism. `fraction` of the GPU's
-    memory is for weights and KV cache; None lets SGLang choose. `slots` is the number of experts that a layer holds if
-    experts are paged, None if it is not given. `offloaded` is True if some weights lie outside the GPU.
+    - `names_model` is False if only the file of `--config` names the model.
+    - `ranks` is the number of tensor-parallel ranks, and `ep_size` is the number of expert-parallel ranks among them.
+    - `dp_size` is the number of data-parallel attention groups, or 1 without data-parallel attention.
+    - `fraction` is the share of the GPU's memory for weights and KV cache. None means that SGLang chooses the share.
+    - `slots` is the number of experts that a layer holds if experts are paged. None means that the number is not set.
+    - `offloaded` is True if some weights are outside the GPU.
     """
 
     names_model: bool = False
@@ -75,12 +77,12 @@ class ServerFlags:
 
     @property
     def names_policy(self) -> bool:
-        """Return whether a flag of the policy is given."""
+        """Return whether the user has set a flag of the policy."""
         given = (value for name, value in vars(self).items() if name.startswith("expert_policy"))
         return any(value not in (None, False) for value in given)
 
     def resolve(self, config: Any) -> None:
-        """Replace flags by the values that SGLang has resolved."""
+        """Replace the values of the flags with the values that SGLang has resolved."""
         self.ranks, self.ep_size = config.tp_size, config.ep_size
         self.dp_size = attention_dp_size(config)
         self.moe_a2a_backend = spell(getattr(config, "moe_a2a_backend", None) or "none")
@@ -95,7 +97,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read_flags(flags: Sequence[str]) -> ServerFlags:
-    """Read the command line and the file of its `--config`. Raises ValueError, one line, for a wrong value."""
+    """Return the flags of the command line and of its `--config` file. Raises ValueError if a value is wrong."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     for one in fields(ServerFlags):
         if (kind := one.metadata.get("kind")) is not None:
@@ -119,7 +121,7 @@ def read_flags(flags: Sequence[str]) -> ServerFlags:
 
 
 def _read_config(file: str | None) -> dict[str, Any]:
-    """Return the flags in the YAML file of a server's `--config`, none without one. Raises ValueError in one line."""
+    """Return the flags in the YAML file of `--config`, or {} without a file. Raises ValueError if the file is wrong."""
     if file is None:
         return {}
     must = f"--config {file}: must be a YAML file of the server's flags, *.yaml"
@@ -140,11 +142,11 @@ def _read_config(file: str | None) -> dict[str, Any]:
 
 
 def _list_flags(written: dict[str, Any]) -> Iterator[str]:
-    """Yield the keys of a server's `--config` as flags of its command line."""
+    """Yield the keys in the file of `--config` as flags of a command line."""
     for key, value in written.items():
         flag = spell_flag(str(key))
         if value is True:
             yield flag
         elif value is not None and value is not False:
-            # YAML also has dates and bytes, which SGLang writes as text
+            # YAML also has dates and bytes. SGLang writes them as text.
             yield f"{flag}={json.dumps(value, default=str) if isinstance(value, list | dict) else value}"

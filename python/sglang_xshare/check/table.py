@@ -1,4 +1,4 @@
-"""The report as tables: the server, its memory, and a row for each policy."""
+"""The report of `check` as tables: the server, its memory, and one row for each policy."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ CAVEATS = (
 
 
 def print_table(report: dict[str, Any]) -> None:
-    """Print the report."""
+    """Print the report as tables."""
     console = open_console()
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
@@ -34,7 +34,7 @@ def print_table(report: dict[str, Any]) -> None:
 
 
 def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the report as rows of a table."""
+    """Return the rows of the first table. Each row is a heading and a text."""
     rows = [("verdict", report["verdict"])]
     if report["sglang"]:
         rows.append(("SGLang", f"{report['sglang']}, on {report['gpu'] or 'this machine'}"))
@@ -115,7 +115,7 @@ def _print_estimate(console: Console, estimate: dict[str, Any]) -> None:
 
 
 def _spell_range(rows: list[dict[str, Any]], name: str, spec: str, side: int) -> str:
-    """Return the values of a column, one for each assumption; `side` is 0 for the model's routing, 1 for the policy."""
+    """Return the text of a table cell. `side` is 0 for the model's own routing and 1 for the policy."""
     values = [row.get(name) for row in rows]
     if name in ("kept_mass", "speedup"):
         values = [1.0 if side == 0 else value for value in values]
@@ -124,7 +124,7 @@ def _spell_range(rows: list[dict[str, Any]], name: str, spec: str, side: int) ->
 
 
 def list_notes(estimate: dict[str, Any]) -> list[str]:
-    """Return the notes under the table: the assumptions, the formula, the known misses."""
+    """Return the notes under the table: the assumptions, the formula and the known errors."""
     notes = []
     sources = list(dict.fromkeys(row["source"] for row in estimate["estimates"]))
     if len(sources) > 1:

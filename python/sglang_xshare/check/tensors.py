@@ -1,4 +1,4 @@
-"""The tensors of a model without contents: from the headers of safetensors, or from modules on the meta device."""
+"""The names and shapes of a model's tensors, read from the headers of its safetensors files."""
 
 import json
 import struct
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 LARGEST_HEADER = 100_000_000
-"""Bytes, the limit of safetensors' own reader."""
+"""The largest size of a header in bytes. The safetensors library has the same limit."""
 CONVERTED = ("BF16", "F16", "F32", "F64", "I64", "BOOL")
-"""Types of tensors that are not quantized: weights, positions and masks."""
+"""Dtypes of tensors that are not quantized, such as weights, positions and masks."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor; `stored` is the bytes that a server keeps unchanged, None if it converts the tensor's dtype."""
+    """A tensor of a model. `stored` is its size in bytes, or None if the server converts the tensor's dtype."""
 
     name: str
     shape: tuple[int, ...]
@@ -23,12 +23,12 @@ class Tensor:
 
     @property
     def count(self) -> int:
-        """Return how many numbers the tensor has."""
+        """Return the number of elements of the tensor."""
         return prod(self.shape)
 
 
 def read_headers(folder: Path) -> list[Tensor]:
-    """Return the tensors in the headers of a folder's safetensors; empty if a file is missing or there are none."""
+    """Return the tensors of a folder's safetensors files. Return [] if a file is missing or cannot be read."""
     tensors: dict[str, Tensor] = {}
     try:
         for file in _list_files(folder):
@@ -43,7 +43,10 @@ def read_headers(folder: Path) -> list[Tensor]:
 
 
 def _list_files(folder: Path) -> list[Path]:
-    """Return the files that SGLang loads: those in the index, else all except the second copy in Mistral's folders."""
+    """Return the files that SGLang loads: the files in the index, or all files if there is no index.
+
+    Without an index, files that begin with "consolidated" are omitted. In Mistral's folders they are a second copy.
+    """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         return sorted({folder / name for name in json.loads(index.read_bytes())["weight_map"].values()})

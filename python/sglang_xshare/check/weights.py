@@ -1,4 +1,4 @@
-"""The bytes that a decode step of a model reads, and the memory that a GPU has left beside the weights."""
+"""The number of bytes that a decode step reads, and the GPU memory that is left beside the weights."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,20 +15,23 @@ from .server import ServerFlags, read_flags
 from .tensors import Tensor, read_headers
 
 UNREAD = ("dummy", "pt", "npcache")
-"""Values of --load-format that read no safetensors; the weights then have the model's dtype."""
+"""Values of --load-format for which SGLang reads no safetensors. The weights then have the model's dtype."""
 PACKED = ("bitsandbytes", "gguf")
-"""Values of --load-format whose bytes cannot be counted from safetensors or modules."""
+"""Values of --load-format for which the bytes of the weights cannot be counted."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A model, its layers with experts, and its bytes.
+    """The sizes of a model's weights in bytes.
 
-    `expert`: bytes of one expert in one layer. `dense`: bytes of all else that a decode step reads: attention, router,
-    shared experts, layers without experts, the head. `held`: bytes of `dense`, the embedding and the encoders of images
-    or sound. `cache`: bytes of the KV cache for one token in all layers; up to `cache_heads` ranks divide the cache.
-    `bits`: bits of an expert's weight, None if the checkpoint's own bytes were counted. `source`: "safetensors" or
-    "transformers".
+    - `moe_layers` is the number of layers with experts.
+    - `expert` is the size of one expert in one layer.
+    - `dense` is the size of all other weights that a decode step reads: attention, router, shared experts, layers
+      without experts, and LM head.
+    - `held` is the size of all weights except experts: `dense`, the embedding, and encoders for images or sound.
+    - `cache` is the size of the KV cache for one token in all layers. At most `cache_heads` ranks divide the cache.
+    - `bits` is the number of bits of an expert's weight, or None if the sizes come from the checkpoint.
+    - `source` is "safetensors" or "transformers".
     """
 
     model: MoeModel
@@ -43,22 +46,22 @@ class Weights:
 
 
 def read_weights(folder: Path, flags: ServerFlags | None = None) -> Weights:
-    """Count the weights of a folder's model with a server's flags. Raises as `read_flagged` and `count_weights`."""
+    """Count the weights of the model in a folder. Raises the errors of `read_flagged` and `count_weights`."""
     return count_weights(read_flagged(folder, flags or read_flags([])))
 
 
 def count_weights(reading: Reading) -> Weights:
-    """Count a model's weights, from the headers of its safetensors or from its modules as transformers builds them.
+    """Count the weights of a model, in its safetensors or in the modules that transformers builds.
 
-    Modules count at the bits of their quantization. Raises ValueError, one line, for a model that neither source
-    describes, and ModuleNotFoundError if transformers is needed and missing.
+    Raises ValueError, with a message of one line, if neither source describes the model. Raises ModuleNotFoundError if
+    transformers is needed but not installed.
     """
     if reading.load_format in PACKED:
         raise ValueError(f"--load-format {reading.load_format} has bytes that are not counted; must be another")
     model, text = reading.model, reading.text
     tensors = [] if reading.load_format in UNREAD else read_headers(reading.folder)
     source = "safetensors" if tensors else "transformers"
-    # A checkpoint with quantized tensors stores its other tensors in the dtype in which they are served.
+    # If a checkpoint has quantized tensors, SGLang does not quantize its other tensors.
     is_quantized = any(tensor.stored is not None and "scale" not in tensor.name for tensor in tensors)
     name = "none" if is_quantized else reading.quantization
     bits = read_bits(name, reading.declared, text.get("expert_dtype"), reading.plain)
@@ -87,7 +90,7 @@ def count_weights(reading: Reading) -> Weights:
 
 
 def describe_weights(weights: Weights, flags: ServerFlags) -> dict[str, Any]:
-    """Return the bytes of the model and of one GPU's part."""
+    """Return the report on the weights: the bytes of the model, and the bytes on each GPU."""
     experts = weights.moe_layers * weights.model.num_experts * weights.expert
     return {
         "source": weights.source,
@@ -110,10 +113,10 @@ def count_experts(weights: Weights, flags: ServerFlags) -> int:
 
 
 def count_held(weights: Weights, flags: ServerFlags) -> tuple[float, float]:
-    """Return (bytes of experts, bytes of all else) of one GPU.
+    """Return the bytes of experts and the bytes of all other weights on one GPU.
 
-    All ranks divide the experts, or their slots if experts are paged; the ranks of one data-parallel group divide all
-    else; the stages of a pipeline divide both.
+    All ranks divide the experts, or the slots if experts are paged. The ranks of a data-parallel group divide the other
+    weights. The stages of a pipeline divide both.
     """
     experts = weights.moe_layers * count_experts(weights, flags) * weights.expert
     shared = flags.ranks // flags.dp_size
@@ -121,14 +124,15 @@ def count_held(weights: Weights, flags: ServerFlags) -> tuple[float, float]:
 
 
 def count_cache(weights: Weights, flags: ServerFlags) -> float:
-    """Return the bytes of KV cache on one GPU for one token of one of its requests."""
+    """Return the number of bytes that one token takes in the KV cache of one GPU."""
     return divide(weights, flags).cache / flags.stages
 
 
 def divide(weights: Weights, flags: ServerFlags) -> Weights:
-    """Return what one rank reads in a step through all pipeline stages: a part of each expert, a share of all else.
+    """Return the weights that one rank reads in a step. All stages of a pipeline count together.
 
-    The ranks of a data-parallel group divide the heads of the KV cache, up to the number of heads.
+    The rank reads a part of each expert and of all other weights. The ranks of a data-parallel group divide the heads
+    of the KV cache. If there are more ranks than heads, several ranks hold the same head.
     """
     shared = flags.ranks // flags.dp_size
     return replace(
@@ -140,10 +144,11 @@ def divide(weights: Weights, flags: ServerFlags) -> Weights:
 
 
 def describe_memory(weights: Weights, flags: ServerFlags, gpu: Gpu, cached: int) -> dict[str, Any]:
-    """Return how much of each GPU's memory the weights leave.
+    """Return the report on GPU memory: its size, and the part that the weights leave for the KV cache.
 
-    If the weights do not fit, also return how many experts of a layer fit beside `cached` tokens of KV cache. Without
-    --mem-fraction-static all of the memory counts.
+    If the weights do not fit, the report also contains `resident_experts`. This is the number of experts of a layer
+    that would fit beside `cached` tokens of KV cache. Without --mem-fraction-static the weights may use all of the
+    memory.
     """
     usable = gpu.memory_bytes * (flags.fraction or 1)
     experts, others = count_held(weights, flags)

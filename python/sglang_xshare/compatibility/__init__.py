@@ -1,1 +1,1 @@
-"""The code that runs once, before or while the model loads: it reads flags, refuses servers, and finds the layers."""
+"""Checks that run when a server starts. They cover its flags, backends, model and MoE layers."""

@@ -1,7 +1,8 @@
-"""All-to-all expert parallelism: each rank routes its own rows, and a backend brings them to the experts' ranks.
+"""Support for all-to-all expert parallelism.
 
-A backend is served if its code shows, as of SGLang 0.5.23, that it drops an empty slot: an id of -1 in a row with fewer
-experts than top-k. No GPU has run a backend with a policy.
+Each rank routes its own rows, and a backend sends the rows to the ranks that hold their experts. A row with fewer
+experts than top-k has empty slots, which contain the expert id -1. A backend is supported if its code in SGLang 0.5.23
+drops empty slots. No backend has been tested with a policy on GPUs.
 """
 
 from typing import Any
@@ -15,8 +16,11 @@ from .architectures import ALL_TO_ALL, DISPATCHED
 from .moe_model import MoeModel, read_model
 
 BACKENDS = ("none", "deepep", "mooncake", "nixl")
-"""Values of --moe-a2a-backend that are served. Upstream itself passes -1 to their kernels: for its padding rows, and as
-"invalid topk slots" (token_dispatcher/deepep.py). The experts' runner gets only dispatched slots, never an empty one.
+"""Supported values of --moe-a2a-backend.
+
+SGLang itself passes the expert id -1 to the kernels of these backends, for padding rows and for "invalid topk slots"
+(token_dispatcher/deepep.py). The MoE runner receives only slots that the backend has dispatched, so it never receives
+an empty slot.
 """
 _UNKNOWN = "the treatment of an empty slot is unknown"
 _ONE_KERNEL = f"one kernel dispatches, computes and combines, and {_UNKNOWN}"
@@ -27,11 +31,11 @@ REASONS = {
     "pplx": "the backend reads the -1 of an empty slot as expert 4294967295",
     "deepep_v2": f"the backend passes on as many experts a row as the router has, and {_UNKNOWN}",
 }
-"""Reasons against other backends, if more is known than `_UNKNOWN`."""
+"""The reasons why these backends are not supported. For all other backends the reason is `_UNKNOWN`."""
 
 
 def check_backend(config: Any) -> None:
-    """Raise `ExpertPolicyError` for a --moe-a2a-backend that is not served; `config` is resolved or as it was given."""
+    """Raise `ExpertPolicyError` if the all-to-all backend is not supported. `config` may be unresolved."""
     backend = spell(config.moe_a2a_backend or "none")
     if backend not in BACKENDS:
         reason = f"{REASONS.get(backend, _UNKNOWN)}; must be one of {', '.join(BACKENDS)}"
@@ -39,7 +43,7 @@ def check_backend(config: Any) -> None:
 
 
 def check_model(model: MoeModel, config: Any) -> None:
-    """Raise `ExpertPolicyError` for a model whose layers nobody has followed under an all-to-all backend."""
+    """Raise `ExpertPolicyError` if the model is not known to support the server's all-to-all backend."""
     backend = spell(config.moe_a2a_backend or "none")
     served = ALL_TO_ALL if backend == "deepep" else DISPATCHED
     if routes_own_rows(config) and model.architecture not in served:
@@ -48,7 +52,10 @@ def check_model(model: MoeModel, config: Any) -> None:
 
 
 def read_ranks(model_runner: Any, schedule: Schedule | None) -> Ranks | None:
-    """Return the ranks of a loaded model's server; None if every rank's router gets the rows of all ranks."""
+    """Return the server's ranks if each rank routes only its own rows.
+
+    Return None if the router of each rank gets the rows of all ranks.
+    """
     config = resolved(model_runner.server_args)
     if not routes_own_rows(config):
         return None

@@ -1,7 +1,7 @@
-"""SGLang's model classes in release 0.5.23: those that tests have executed with a policy, and those that are refused.
+"""Tables of SGLang's model classes. They show which classes tests have run with a policy, and which are refused.
 
-The code of the refused classes cannot be served. A class in neither table is untested: after loading the server checks
-whether each MoE layer has one known `TopK`.
+The tables describe SGLang 0.5.23. All other classes are untested. When a server has loaded a model of an untested
+class, it checks that each MoE layer has exactly one known `TopK` module.
 """
 
 _GATE = "its routing function takes the gate's weights, not logits"
@@ -42,16 +42,19 @@ EXECUTED = {
     "Qwen4ExpForConditionalGeneration": "Qwen3.8-Flash-Next",
     "Step3p5ForCausalLM": "Step-3.5",
 }
-"""The family by class, run by real servers in tests: on a CPU (`test/served`), or a pretended GPU (`test/fake_gpu`)."""
+"""Model classes that tests have run in real servers, each with the name of its model family.
+
+The servers ran on a CPU (`test/served`) or on a simulated GPU (`test/fake_gpu`).
+"""
 
 UNSERVED = {
-    # A policy would be on and choose nothing, or choose for one of several layers.
+    # With these classes a policy would select nothing, or would select for only one of several layers.
     "LLaDA2MoeModelLM": _BLOCKS,
     "SDARMoeForCausalLM": _BLOCKS,
     "DiffusionGemmaForBlockDiffusion": _BLOCKS,
     "InternS2MobiusForConditionalGeneration": "several of its layers share a router, and would count as one",
     "NemotronHPuzzleForCausalLM": "its layers differ in their number of experts",
-    # The loaded model would show these; here they are refused before weights load.
+    # The checks of a loaded model would also refuse these classes. This table refuses them before the weights load.
     "Grok1ForCausalLM": _GATE,
     "Grok1ModelForCausalLM": _GATE,
     "PhiMoEForCausalLM": "its router masks the first expert before it picks the second, and has a softmax for each",
@@ -71,8 +74,10 @@ UNSERVED = {
 }
 
 FUSED_FRONTS = frozenset({"KimiK3ForConditionalGeneration", "KimiK3LinearForCausalLM"})
-"""Classes with one kernel for gate and TopK at some numbers of rows, unless SGLANG_K3_FUSED_FRONT is off: in every
-release only `KimiK3MoE._ep_front` calls that kernel.
+"""Model classes that compute the gate and TopK in one kernel for some batch sizes.
+
+SGLang does not use this kernel if the environment variable SGLANG_K3_FUSED_FRONT is off. In every supported release
+only `KimiK3MoE._ep_front` calls the kernel.
 """
 
 GATHERED = frozenset(
@@ -87,12 +92,14 @@ GATHERED = frozenset(
         "Qwen3NextForCausalLM",
     }
 )
-"""Classes with upstream's data-parallel attention: in others, ranks would add up rows of different requests."""
+"""Model classes that support data-parallel attention. Other classes would add up rows of different requests."""
 
 ALL_TO_ALL = GATHERED - {"GptOssForCausalLM"}
-"""Classes whose layers route only this rank's rows, or none, under an all-to-all backend; not gpt-oss."""
+"""Model classes that support the all-to-all backend deepep. Their MoE layers route only their own rank's rows."""
 
 DISPATCHED = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"})
-"""Classes of `ALL_TO_ALL` that also do so under mooncake and nixl. The code of the other classes tests for deepep by
-name, and would add up other ranks' rows.
+"""Model classes that also support the all-to-all backends mooncake and nixl.
+
+The code of the other classes in `ALL_TO_ALL` tests for the name deepep. With another backend, these classes would add
+up rows of different ranks.
 """

@@ -1,4 +1,4 @@
-"""The stage's flags, parsed: `--expert-policy` and its relatives, and `--mask-padding-experts`."""
+"""The parsed flags of the expert-selection stage: `--expert-policy`, related flags, and `--mask-padding-experts`."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -14,17 +14,17 @@ from ..refusal import ExpertPolicyError
 from ..upstream.server import pages_experts
 
 KEYS = "_expert_policy_keys"
-"""The attribute of `ServerArgs` for the keys that are read from --expert-policy-config."""
+"""The attribute of `ServerArgs` that stores the keys from --expert-policy-config."""
 ON_DISAGREEMENT = "--expert-policy-on-disagreement"
 IGNORES_EXACT = "--expert-policy-ignore-client-exact"
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The stage's flags; `schedule` is None if only padding rows are masked.
+    """The parsed flags of the expert-selection stage.
 
-    With `stops` the server ends when ranks disagree. With `ignores_exact` a client's request to be exact follows the
-    policy.
+    `schedule` is None if the server only masks padding rows. If `stops` is True, the server ends when its ranks select
+    different experts. If `ignores_exact` is True, the policy also applies to requests that ask to be exact.
     """
 
     schedule: Schedule | None
@@ -34,9 +34,10 @@ class Arguments:
 
 
 def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments | None:
-    """Parse the stage's flags; None if the stage is off. Raises `ExpertPolicyError`.
+    """Parse the flags of the expert-selection stage. Return None if the stage is off.
 
-    `speculates` names, in errors, the flag that turns speculation on.
+    `speculates` names the flag that turns speculation on. Error messages quote it. Raises `ExpertPolicyError` if a flag
+    is wrong.
     """
     name = getattr(server_args, "expert_policy", None)
     config = getattr(server_args, "expert_policy_config", None)
@@ -54,7 +55,8 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
         if ignores_exact(server_args):
             raise ExpertPolicyError(IGNORES_EXACT, None, together)
         return Arguments(None) if mask_padding else None
-    # Read once: SGLang copies the record to other processes, which might find a changed file or an empty pipe.
+    # Read the keys only once, because SGLang copies `server_args` to other processes. If these processes read the file
+    # again, the file might have changed, or it might be a pipe that is already empty.
     if not hasattr(server_args, KEYS):
         setattr(server_args, KEYS, read_config(config))
     keys = getattr(server_args, KEYS)
@@ -81,7 +83,7 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
 
 
 def is_on(server_args: Any) -> bool:
-    """Return whether flags that `read_arguments` has accepted turn the stage on, without parsing them."""
+    """Return whether the flags turn the expert-selection stage on. `read_arguments` must have accepted the flags."""
     name = getattr(server_args, "expert_policy", None)
     if name is None:
         return bool(getattr(server_args, "mask_padding_experts", False))
@@ -89,12 +91,15 @@ def is_on(server_args: Any) -> bool:
 
 
 def ignores_exact(server_args: Any) -> bool:
-    """Return whether a client's request to be exact follows the policy."""
+    """Return whether the policy also applies to requests that ask to be exact."""
     return bool(getattr(server_args, "expert_policy_ignore_client_exact", False))
 
 
 def join_keys(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return (name, keys) of a policy such as xshare:k0=1 and its config. Raises ValueError for a key in both."""
+    """Return the name and all keys of a policy such as xshare:k0=1.
+
+    `keys` contains further keys. Raises ValueError if the text of the policy also contains one of these keys.
+    """
     if not isinstance(policy, str) or ":" not in policy:
         return policy, keys
     name, spelt = parse_policy(policy)
@@ -106,7 +111,7 @@ def join_keys(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
-    """Read the policy's keys: a dict (Engine), JSON text, or the path of a JSON file."""
+    """Return the keys of a policy. `config` is a dict (from `Engine`), JSON text, or the path of a JSON file."""
     if config is None or isinstance(config, dict):
         return dict(config or {})
     refuse = partial(ExpertPolicyError, "--expert-policy-config", _one_line(config) or repr(config))

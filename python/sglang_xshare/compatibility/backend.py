@@ -1,8 +1,9 @@
-"""The MoE runner that `--moe-runner-backend auto` becomes under a policy: SGLang's choice, or one that fits the policy.
+"""The choice of an MoE runner for a server with a policy and `--moe-runner-backend auto`.
 
-SGLang first resolves a copy of the arguments, without a log line. If SGLang chooses a runner that does not serve the
-policy, the arguments get another runner before their own resolution, as if the user had given that runner. So
-everything that SGLang derives from the runner fits. Without a policy nothing here runs.
+This module first lets SGLang resolve a copy of the arguments, without log output. If SGLang chooses a runner that does
+not support the policy, the module sets another runner before SGLang resolves the real arguments. SGLang treats this
+runner as if the user had chosen it, so all settings that depend on the runner are consistent. Without a policy the
+module does nothing.
 """
 
 import copy
@@ -24,14 +25,15 @@ from .schedule import check_schedule
 logger = logging.getLogger(__name__)
 
 GIVEN = "_expert_policy_given_runner"
-"""The attribute of `ServerArgs` with --moe-runner-backend as given, which SGLang before 0.5.20 overwrites."""
+"""The attribute of `ServerArgs` for the user's --moe-runner-backend. Before 0.5.20 SGLang overwrites the flag."""
 
 
 def choose_runner(server_args: Any, arguments: Arguments) -> None:
-    """Replace, and log, the MoE runner that SGLang would choose for `auto` if that runner does not serve the policy.
+    """Choose another MoE runner if the runner that SGLang would choose does not support the policy.
 
-    The new runner must fit the experts. Call before SGLang resolves a server's arguments. This function refuses
-    nothing, because later checks do.
+    The function acts only if --moe-runner-backend is `auto`. The new runner supports the format of the experts'
+    weights, and the change is logged. If no runner fits, the function changes nothing, and a later check refuses the
+    server. Call the function before SGLang resolves the server's arguments.
     """
     setattr(server_args, GIVEN, spell(server_args.moe_runner_backend))
     if is_given(server_args) or server_args.device == "cpu":
@@ -48,18 +50,21 @@ def choose_runner(server_args: Any, arguments: Arguments) -> None:
 
 
 def is_given(server_args: Any) -> bool:
-    """Return whether the user has named a MoE runner."""
+    """Return whether the user has chosen an MoE runner."""
     return getattr(server_args, GIVEN, spell(server_args.moe_runner_backend)) != "auto"
 
 
 def check_experts(server_args: Any) -> None:
-    """Raise `ExpertPolicyError` for a resolved server whose experts' kernel cannot follow a policy."""
+    """Raise `ExpertPolicyError` if the server runs its experts with a kernel that does not support a policy.
+
+    SGLang must have resolved the arguments.
+    """
     experts = read_experts(server_args)
     if experts is None or experts.served:
         return
     if is_given(server_args):
         given = spell(resolved(server_args).moe_runner_backend)
-        if given not in list_runners():  # `check_modes` refuses a runner that is never served
+        if given not in list_runners():  # `check_modes` refuses this runner
             return
         allowed = ", ".join(experts.list_fitting()) or "another quantization"
         reason = f"its kernel for such experts ({experts.format}) cannot follow a policy; use {allowed}"
@@ -73,9 +78,10 @@ def check_experts(server_args: Any) -> None:
 
 
 def _foresee(server_args: Any, arguments: Arguments, runner: str | None = None) -> tuple[Experts | None, bool]:
-    """Return (how the server would run its experts, whether that serves the policy), with `runner` if given.
+    """Return how the server would run its experts, and whether it could then use the policy.
 
-    The first value is None without a GPU, and if SGLang refuses the arguments, which the server's own start reports.
+    If `runner` is given, it replaces --moe-runner-backend. The first value is None if `read_experts` returns None, or
+    if SGLang refuses the arguments. The server reports such a refusal when it starts.
     """
     record = copy.deepcopy(server_args)
     if runner is not None:
@@ -84,12 +90,12 @@ def _foresee(server_args: Any, arguments: Arguments, runner: str | None = None) 
         try:
             record.resolve_once() if hasattr(record, "resolve_once") else record.__post_init__()
             model = model_config(record)
-        except (Exception, SystemExit):  # whatever SGLang raises
+        except (Exception, SystemExit):  # SGLang may raise any error
             return None, False
         experts = read_experts(record)
         if experts is None or not experts.served:
             return experts, False
-        try:  # some runners take only some schedules
+        try:  # some runners support only some schedules
             check_schedule(arguments.schedule, read_model(model, record.model_path), resolved(record))
         except ExpertPolicyError:
             return experts, False
@@ -98,7 +104,7 @@ def _foresee(server_args: Any, arguments: Arguments, runner: str | None = None) 
 
 @contextmanager
 def _unnoticed() -> Iterator[None]:
-    """Resolve arguments without a log line, without our hooks, and without a change of the environment."""
+    """Disable the log, warnings and our hooks inside the context. Restore environment variables at the end."""
     from sglang.srt import expert_policy
 
     hooks = {name: getattr(expert_policy, name) for name in ("check_flags", "check_server")}

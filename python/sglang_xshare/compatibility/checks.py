@@ -1,7 +1,7 @@
-"""The checks of a server's start, in order, and what is set after them.
+"""The checks that run when a server starts, and the settings that the server then changes.
 
-The first refusal ends a server; `sglang-xshare check` reports all refusals. `layers.py` checks what only loaded weights
-show.
+A server stops at the first refusal, but `sglang-xshare check` reports all refusals. `layers.py` contains the checks
+that need a loaded model.
 """
 
 import logging
@@ -31,23 +31,34 @@ from .moe_model import MoeModel, check_attention, read_model
 from .schedule import check_schedule
 
 PLACEMENT, STAGE, AFFINITY, DEPTH = "placement", "stage", "affinity", "depth"
-"""Parts of the arguments: `--expert-placement`; a policy or masked padding rows; expert-affinity dispatch; draft depths
-by tokens per second.
+"""The features that a server can use. Each check belongs to one feature.
+
+- `PLACEMENT`: the flag `--expert-placement`
+- `STAGE`: an expert policy or masked padding rows
+- `AFFINITY`: expert-affinity dispatch
+- `DEPTH`: the choice of the draft depth by tokens per second
 """
 logger = logging.getLogger(__name__)
 GIVEN, RESOLVED = "given", "resolved"
-"""Points of a start: before SGLang resolves the arguments (its own errors are tracebacks), and before weights load."""
+"""The two points in time at which checks run.
+
+`GIVEN` checks run before SGLang resolves the arguments, because SGLang reports wrong arguments with a traceback.
+`RESOLVED` checks run after SGLang has resolved the arguments and before the weights load.
+"""
 
 
 class Start:
-    """A server's start, each part read at its first use. `refused`: names of checks that have refused the server."""
+    """The arguments and the model of a server that starts. Each property is computed when it is first used.
+
+    `refused` contains the names of the checks that have refused the server.
+    """
 
     def __init__(self, server_args: Any) -> None:
         self.server_args = server_args
         self.refused: set[str] = set()
 
     def asks(self, part: str) -> bool:
-        """Return whether the server is started with this part."""
+        """Return whether the server uses a feature: `PLACEMENT`, `STAGE`, `AFFINITY` or `DEPTH`."""
         if part == PLACEMENT:
             return getattr(self.server_args, "expert_placement", None) is not None
         if part == DEPTH:
@@ -56,7 +67,10 @@ class Start:
 
     @cached_property
     def parsed(self) -> Arguments | ExpertPolicyError | None:
-        """Return the stage's flags, or their refusal; None if the stage is off."""
+        """Return the parsed flags of the expert-selection stage, or the error if a flag is wrong.
+
+        Return None if the stage is off.
+        """
         try:
             return read_arguments(self.server_args)
         except ExpertPolicyError as error:
@@ -64,28 +78,32 @@ class Start:
 
     @property
     def arguments(self) -> Arguments:
-        """Return the stage's flags, without a schedule if they are refused."""
+        """Return the parsed flags of the expert-selection stage. If a flag is wrong, the schedule is None."""
         return self.parsed if isinstance(self.parsed, Arguments) else Arguments(None)
 
     @cached_property
     def table(self) -> Table:
-        """Return the table of expert-affinity dispatch. Raises `ExpertPolicyError`."""
+        """Return the table for expert-affinity dispatch. Raises `ExpertPolicyError` if a flag or the table is wrong."""
         return read_affinity(self.server_args)[0]
 
     @cached_property
     def config(self) -> Any:
-        """Return the resolved arguments."""
+        """Return the arguments that SGLang has resolved."""
         return resolved(self.server_args)
 
     @cached_property
     def model(self) -> MoeModel:
-        """Return the model, which a schedule must fit. Raises `ExpertPolicyError`."""
+        """Return the properties of the model. Raises `ExpertPolicyError` if the model is not supported."""
         return read_model(model_config(self.server_args), self.server_args.model_path)
 
 
 @dataclass(frozen=True)
 class Check:
-    """A check of the part `of`: `run` raises `ExpertPolicyError`. A check whose `after` has refused is skipped."""
+    """A check of a server. Its function `run` raises `ExpertPolicyError` to refuse the server.
+
+    `when` is `GIVEN` or `RESOLVED`. The check runs only if the server uses the feature `of`. `after` is the name of an
+    earlier check. If the earlier check has refused the server, this check is skipped.
+    """
 
     name: str
     when: str
@@ -104,7 +122,7 @@ def _check_patched(start: Start) -> None:
 
 
 def _check_tree(flag: str) -> None:
-    """Raise `ExpertPolicyError` for `flag` unless this SGLang is wholly patched by this version of the queue."""
+    """Raise `ExpertPolicyError`, which names `flag`, unless SGLang has all patches of this version."""
     try:
         check_patched()
     except PatchError as error:
@@ -116,52 +134,56 @@ def _check_schedule(start: Start) -> None:
         logger.warning(warning)
 
 
-# The comment on a check names what the check refuses.
+# The comment above a check describes what the check refuses.
 CHECKS = (
-    # A policy, keys, a trace or related flags that make no schedule; every plan of a schedule is built here.
+    # Wrong values of --expert-policy and its related flags. This check also builds every plan of the schedule.
     Check("policy", GIVEN, STAGE, _check_policy),
-    # An SGLang that is not wholly patched by this version of the queue.
+    # An installation of SGLang that lacks patches of this version.
     Check("tree", GIVEN, STAGE, _check_patched),
-    # Modes, devices and backends that the stage is not served with.
+    # Modes, devices and backends that do not support the expert-selection stage.
     Check("given modes", GIVEN, STAGE, lambda start: check_modes(start.server_args)),
-    # Flags of affinity without the flag that they need, wrong values, a file that is no table.
+    # Incomplete or wrong flags for expert-affinity dispatch, and a file that does not contain a table.
     Check("affinity", GIVEN, AFFINITY, lambda start: start.table),
     Check("affinity's tree", GIVEN, AFFINITY, lambda start: _check_tree(FLAG), after="affinity"),
-    # A value that is no placement, and flags that place experts in another way.
+    # Unknown values of --expert-placement, and flags that place experts in another way.
     Check("placement", GIVEN, PLACEMENT, lambda start: check_division(start.server_args)),
-    # Draft depths without drafts that adapt, trees of drafts, invalid candidates.
+    # The flag for the draft depth without --speculative-adaptive, trees of drafts, and wrong candidate depths.
     Check("depth", GIVEN, DEPTH, lambda start: check_depth(start.server_args)),
-    # As "tree", for draft depths.
+    # The same as "tree", for the flag of the draft depth.
     Check("depth's tree", GIVEN, DEPTH, lambda start: _check_tree(DEPTH_FLAG), after="depth"),
     # --------------------------------------------------------------------------------- SGLang resolves its arguments
-    # `policy` with the flags that SGLang has resolved: speculation, paging.
+    # The same as "policy", after SGLang has resolved the flags for speculation and paging.
     Check("policy again", RESOLVED, STAGE, _check_policy, after="policy"),
-    # Drafters and modes whose drafts SGLang does not adapt.
+    # Drafters and modes for which SGLang does not adapt the draft depth.
     Check("adapts", RESOLVED, DEPTH, lambda start: check_adapts(start.server_args, start.config), after="depth"),
-    # Ranks that do not divide the model's experts or heads, or slices that end within quantized blocks.
+    # A number of ranks that does not divide the model's experts or heads. Slices that end within a quantized block.
     Check("ranks", RESOLVED, PLACEMENT, lambda start: check_placement(start.server_args), after="placement"),
     Check("modes", RESOLVED, STAGE, lambda start: check_modes(start.config, is_given(start.server_args))),
-    # Experts of a quantization without an MoE runner that can follow a policy.
+    # Experts whose quantization has no MoE runner that supports a policy.
     Check("experts", RESOLVED, STAGE, lambda start: check_experts(start.server_args)),
-    # A dense model, a model whose layers differ in experts, or a model that is known not to be served.
+    # A dense model, a model whose layers have different numbers of experts, or a model class that is not supported.
     Check("model", RESOLVED, STAGE, lambda start: start.model),
-    # A model that SGLang is not known to serve with data-parallel attention, or with an all-to-all backend.
+    # A model that is not known to support data-parallel attention, or the all-to-all backend.
     Check("attention", RESOLVED, STAGE, lambda start: check_attention(start.model, start.config), after="model"),
     Check("all-to-all", RESOLVED, STAGE, lambda start: check_model(start.model, start.config), after="model"),
-    # Draft tokens of a request that padding to a multiple of the ranks would split.
+    # A number of draft tokens with which SGLang's padding would split the rows of a request.
     Check("draft tokens", RESOLVED, STAGE, lambda start: check_draft_tokens(start.config)),
-    # `observe` if layers do not get whole logits.
+    # The policy `observe` if SGLang may give the layers partial sums of their logits.
     Check("observe", RESOLVED, STAGE, lambda start: check_observed(start.arguments.schedule)),
     Check("trace", RESOLVED, STAGE, lambda start: check_writers(start.arguments.trace, start.config)),
     # A schedule that does not fit the model, the batch sizes or the MoE runner.
     Check("schedule", RESOLVED, STAGE, _check_schedule, after="model"),
-    # No replicas or replicas on several machines, servers that do not report what ended, a table of another model.
+    # A single replica, replicas on several machines, a server that does not report finished requests, and a table of
+    # another model.
     Check("replicas", RESOLVED, AFFINITY, lambda start: check_affinity(start.server_args, start.table), "affinity"),
 )
 
 
 def find_refusals(start: Start, when: str) -> Iterator[ExpertPolicyError]:
-    """Yield the refusals of a server at this point of its start, in order. A check runs only when its turn comes."""
+    """Run the `GIVEN` or the `RESOLVED` checks in order, and yield their refusals.
+
+    The next check runs only when the caller requests the next refusal.
+    """
     for check in CHECKS:
         if check.when == when and check.after not in start.refused and start.asks(check.of):
             try:
@@ -172,7 +194,10 @@ def find_refusals(start: Start, when: str) -> Iterator[ExpertPolicyError]:
 
 
 def set_arguments(start: Start) -> None:
-    """Set the flags of a placement, unless refused, and another MoE runner if SGLang's choice would not be served."""
+    """Set the arguments for --expert-placement, and replace an MoE runner that does not support the policy.
+
+    If a check has refused the placement, its arguments are not set.
+    """
     if start.asks(PLACEMENT) and "placement" not in start.refused:
         set_placement(start.server_args)
     if start.asks(STAGE):
@@ -183,7 +208,10 @@ FRONT = "SGLANG_K3_FUSED_FRONT"
 
 
 def set_environment(start: Start) -> None:
-    """Switch off, and log, the kernel that bypasses the layers' `TopK`. Call before SGLang starts other processes."""
+    """Turn off the fused kernel of Kimi K3, which computes gate and TopK without the policy. Log the change.
+
+    Call this function before SGLang starts other processes.
+    """
     if start.asks(STAGE) and start.model.architecture in FUSED_FRONTS and is_switched_on(FRONT):
         os.environ[FRONT] = "0"
         logger.warning("expert policy: %s -> 0, because otherwise one kernel computes gate and TopK", FRONT)

@@ -1,4 +1,4 @@
-"""Draft depths by tokens per second: flags that they cannot be served with."""
+"""Checks for a server that chooses the draft depth by tokens per second."""
 
 import json
 import os
@@ -13,16 +13,16 @@ FLAG = "--expert-policy-draft-depth"
 CONFIG = "--speculative-adaptive-config"
 SKIPS = "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND"
 ADAPTIVE = ("EAGLE", "EAGLE3", "NEXTN")
-"""The algorithms whose drafts adapt (adaptive_unsupported_reason); NEXTN is SGLang's other name of EAGLE."""
+"""Algorithms for which SGLang can adapt the draft depth (see `adaptive_unsupported_reason`). NEXTN means EAGLE."""
 
 
 def is_asked(server_args: Any) -> bool:
-    """Return whether the flag is given, or its default, `THROUGHPUT`, takes effect because a policy is given."""
+    """Return whether the user has set --expert-policy-draft-depth, or a policy turns on `THROUGHPUT` by default."""
     return getattr(server_args, "expert_policy_draft_depth", None) is not None or is_on(server_args)
 
 
 def check_depth(server_args: Any) -> None:
-    """Raise `ExpertPolicyError` for flags, as given, that leave no depth to choose."""
+    """Raise `ExpertPolicyError` if the unresolved flags do not allow the server to choose a draft depth."""
     asked = getattr(server_args, "expert_policy_draft_depth", None)
     if asked not in (None, THROUGHPUT, UPSTREAM):
         raise ExpertPolicyError(FLAG, asked, f"must be {THROUGHPUT} or {UPSTREAM}")
@@ -34,16 +34,17 @@ def check_depth(server_args: Any) -> None:
         raise ExpertPolicyError(FLAG, asked, f"needs SGLang {SINCE} or newer; must be {UPSTREAM} on this release")
     breadth = server_args.speculative_eagle_topk
     if asked is None and ((breadth or 1) > 1 or drafter(server_args) not in ADAPTIVE):
-        return  # SGLang turns off --speculative-adaptive, and with it this default
+        return  # SGLang turns --speculative-adaptive off, so the default has no effect
     if (breadth or 1) > 1:
         raise ExpertPolicyError("--speculative-eagle-topk", breadth, f"must be 1 with {FLAG} {asked}")
     _check_candidates(server_args.speculative_adaptive_config, server_args.speculative_num_steps)
 
 
 def check_adapts(server_args: Any, config: Any) -> None:
-    """Raise `ExpertPolicyError` if a depth is requested and the drafts of the resolved `config` do not adapt.
+    """Raise `ExpertPolicyError` if the user requests an adaptive draft depth, but SGLang does not adapt the depth.
 
-    Also refuse the switch `SKIPS`: a draft model that skips the tokens of steps without drafts would draft badly later.
+    `config` contains the resolved arguments. Also raise the error if the environment variable `SKIPS` is on. The draft
+    model would then skip the tokens of steps without drafts, and later drafts would become worse.
     """
     if is_on(config) and is_switched_on(SKIPS):
         raise ExpertPolicyError(
@@ -59,7 +60,10 @@ def check_adapts(server_args: Any, config: Any) -> None:
 
 
 def _check_candidates(file: str | None, steps: int | None) -> None:
-    """Refuse a `file` that SGLang cannot read candidates from, and a first number of `steps` that is no candidate."""
+    """Raise `ExpertPolicyError` if the candidate depths are wrong, or do not include the initial depth.
+
+    `file` contains the candidates, and `steps` is the initial depth.
+    """
     from sglang.srt.speculative.adaptive_spec_params import resolve_candidate_steps_from_config
 
     try:
@@ -69,7 +73,7 @@ def _check_candidates(file: str | None, steps: int | None) -> None:
     except json.JSONDecodeError as error:
         raise ExpertPolicyError(CONFIG, file, f"must be a JSON file ({error})") from None
     except (AttributeError, KeyError, TypeError, RecursionError):
-        # SGLang indexes the file's content without a check of its form.
+        # SGLang reads the content of the file without validating its format.
         raise ExpertPolicyError(CONFIG, file, 'must be an object like {"1": {"candidate_steps": [1, 3]}}') from None
     except ValueError as error:
         raise ExpertPolicyError(CONFIG, file, shorten(" ".join(str(error).split()))) from None

@@ -1,4 +1,7 @@
-"""Checks of exact requests: of the server that serves them, and of each request."""
+"""Checks for exact requests. An exact request is routed without the policy.
+
+The checks decide whether the server can serve exact requests, and whether a request is valid.
+"""
 
 import os
 from typing import Any
@@ -10,7 +13,7 @@ from ..upstream.server import drafter, resolved
 from .arguments import ignores_exact, is_on
 
 SHARED_PREFIXES = "the cache may return what requests under policy have stored"
-# The reason why a request would not be exact, by flag.
+# Server arguments with which no exact requests are possible, each with the reason.
 REFUSED_FLAGS = {
     "hicache_storage_backend": SHARED_PREFIXES,
     "disaggregation_decode_enable_offload_kvcache": SHARED_PREFIXES,
@@ -22,13 +25,19 @@ REFUSED_FLAGS = {
 }
 
 UNNAMED = "UNO"
-"""A drafter that makes its own forward batches, which lack the ids of their requests (`rids`)."""
+"""A drafter that builds its own forward batches. These batches do not contain the ids of their requests (`rids`)."""
 TREE_IN_CPP = "SGLANG_EXPERIMENTAL_CPP_RADIX_TREE"
-"""Upstream's switch, before 0.5.21, for a prefix cache without `extra_key`, which separates exact requests."""
+"""The environment variable that turns on a prefix cache without support for `extra_key`, before SGLang 0.5.21.
+
+`extra_key` separates the cache entries of exact requests from the entries of other requests.
+"""
 
 
 def find_refusal(config: Any, source: str = f"custom_params.{KEY}") -> str | None:
-    """Return in one line why a server serves no exact requests, None if it does; `source` names the request's field."""
+    """Return the reason why the server cannot serve exact requests, or None if it can serve them.
+
+    The reason is one line. `source` names the field in which the request asks to be exact.
+    """
     if (found := _find_obstacle(config)) is None:
         return None
     flag, value, reason, _ = found
@@ -36,7 +45,11 @@ def find_refusal(config: Any, source: str = f"custom_params.{KEY}") -> str | Non
 
 
 def _find_obstacle(config: Any) -> tuple[str, str, str, str] | None:
-    """Return (a flag or switch that excludes exact requests, its value, why, what is allowed), or None."""
+    """Return a flag or environment variable with which no exact requests are possible.
+
+    The result contains its name, its value, the reason and the allowed value. Return None if there is no such flag or
+    variable.
+    """
     reason = "no exact requests are possible, because {}"
     switch = os.environ.get(TREE_IN_CPP, "")
     if switch.lower() in ("1", "true", "yes", "y"):
@@ -55,7 +68,7 @@ def _find_obstacle(config: Any) -> tuple[str, str, str, str] | None:
 
 
 def check_rule(rule: Rule, config: Any) -> None:
-    """Raise `ExpertPolicyError` for a policy's key `exact` that does not fit the server."""
+    """Raise `ExpertPolicyError` if the server does not support the value of the policy's key `exact`."""
     if rule == Rule():
         return
     if found := _find_obstacle(config):
@@ -67,7 +80,10 @@ def check_rule(rule: Rule, config: Any) -> None:
 
 
 def check_request(sampling_params: Any, routing_key: str | None, server_args: Any) -> None:
-    """Raise ValueError, one line, for a request whose `custom_params`, or else routing key, cannot be served."""
+    """Raise ValueError if a request's choice to be exact is wrong, or if the server cannot serve it.
+
+    The choice is in the request's `custom_params`, or else in its routing key. The error's message is one line.
+    """
     params, source = sampling_params.custom_params, f"custom_params.{KEY}"
     if params is not None and not isinstance(params, dict):
         if is_on(server_args):

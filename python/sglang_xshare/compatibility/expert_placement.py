@@ -1,7 +1,7 @@
-"""The flag `--expert-placement`: its checks, the arguments that it sets, and the log line of the result.
+"""The checks of the flag `--expert-placement`, and the arguments that this flag sets.
 
-Every rank holds a slice of every expert (`shard`, MoEShard), or some experts whole (`ep`). Both are SGLang's own
-layers.
+With the value `shard` (MoEShard) every rank holds a slice of every expert. With the value `ep` every rank holds some
+experts completely. Both placements use SGLang's own layers.
 """
 
 import logging
@@ -17,10 +17,13 @@ logger = logging.getLogger(__name__)
 
 SHARD, EP = "shard", "ep"
 UNGROUPED, OWN_HEADS = frozenset({"NGRAM", "STANDALONE"}), frozenset({"DFLASH", "DSPARK"})
-"""Drafters that SGLang does not support with data-parallel attention, and drafters that then need a whole LM head on
-each rank.
+"""Drafters with restrictions under data-parallel attention.
+
+SGLang does not support the drafters in `UNGROUPED`. With the drafters in `OWN_HEADS`, each rank needs the whole LM
+head.
 """
-# Arguments about whole experts, each with the value that it must have if ranks hold slices.
+# Arguments that SGLang uses only with whole experts. If ranks hold slices of experts, each argument must have the value
+# in this table.
 WHOLE = {
     "ep_size": 1,
     "moe_dp_size": 1,
@@ -33,7 +36,10 @@ WHOLE = {
 
 
 def check_division(server_args: Any) -> None:
-    """Check --expert-placement as given. Raises `ExpertPolicyError` for a wrong value or a contradicting flag."""
+    """Check --expert-placement before SGLang resolves the arguments.
+
+    Raises `ExpertPolicyError` if the flag's value is wrong, or if another flag contradicts the placement.
+    """
     placement = server_args.expert_placement
     if placement not in (SHARD, EP):
         raise ExpertPolicyError("--expert-placement", placement, f"must be {SHARD} or {EP}")
@@ -56,7 +62,7 @@ def check_division(server_args: Any) -> None:
 
 
 def set_placement(server_args: Any) -> None:
-    """Set the arguments by which SGLang places experts, for arguments that `check_division` has accepted."""
+    """Set the arguments with which SGLang places the experts. `check_division` must have accepted the arguments."""
     ranks = server_args.tp_size
     if server_args.expert_placement == EP:
         declare(server_args, ep_size=ranks)
@@ -68,7 +74,7 @@ def set_placement(server_args: Any) -> None:
 
 
 def check_placement(server_args: Any) -> None:
-    """Log the result of --expert-placement. Raises `ExpertPolicyError` if the ranks do not divide the model."""
+    """Log the placement of the experts. Raises `ExpertPolicyError` if the ranks cannot divide the model."""
     placement = server_args.expert_placement
     config, model = resolved(server_args), model_config(server_args)
     experts = find_value(model.hf_text_config, NUM_EXPERTS)
@@ -93,7 +99,10 @@ def check_placement(server_args: Any) -> None:
 
 
 def _check_attention(server_args: Any, ranks: int) -> None:
-    """Refuse what SGLang lacks with data-parallel attention: SGLang's own error would name a flag that nobody gave."""
+    """Raise `ExpertPolicyError` for flags that SGLang does not support with data-parallel attention.
+
+    SGLang's own error would name a flag that the user did not set.
+    """
     beside = f"by SGLang with the data-parallel attention that {SHARD} sets"
     instead = f"--tp {ranks} alone, the same slices with tensor-parallel attention"
     context = getattr(server_args, "attn_cp_size", 1)
@@ -114,10 +123,13 @@ def _check_divides(placement: str, ranks: int, count: Any, what: str, more: int 
 
 
 def _describe_slices(ranks: int, model: Any, path: str) -> str:
-    """Return how many columns of an expert each rank has, in words. Raises `ExpertPolicyError` for other slices."""
+    """Return the number of an expert's columns on each rank, as text.
+
+    Raises `ExpertPolicyError` if the ranks cannot divide the columns.
+    """
     quantization = find_quantization(model)
     block = count_block(quantization)
-    # SGLang's gpt-oss rounds slices of MXFP4 weights up to blocks.
+    # For gpt-oss with MXFP4 weights, SGLang rounds each slice up to whole blocks.
     pads = "GptOssForCausalLM" in model.hf_config.architectures and quantization.get("quant_method") == "mxfp4"
     shares = []
     for width in find_widths(model.hf_text_config):
@@ -136,7 +148,11 @@ def _describe_slices(ranks: int, model: Any, path: str) -> str:
 
 
 def _divides_attention(server_args: Any) -> bool:
-    """Return whether SGLang has data-parallel attention for the model and device, and no flag divides attention."""
+    """Return whether the placement turns on data-parallel attention.
+
+    This is the case if SGLang supports data-parallel attention for the model and the device, and no other flag divides
+    attention.
+    """
     import torch
     from transformers import PretrainedConfig
 

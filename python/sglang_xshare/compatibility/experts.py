@@ -1,4 +1,4 @@
-"""The runner of a model's experts, as far as the configuration shows it, and the other runners that fit the experts."""
+"""The MoE runner that SGLang selects for a server's experts, and other runners that could run the experts."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +10,13 @@ from .runners import list_runners
 
 @dataclass(frozen=True)
 class Experts:
-    """A server's way to run its experts.
+    """The MoE runner of a server, and the properties that decide which runners can run its experts.
 
-    `runner` is "auto" for triton, marlin or a kernel that only loading shows, and the format's `own_kernel`, if it has
-    one, under every --moe-runner-backend. `format` is that of the weights; `capability` is the GPU's, None on AMD;
-    `aiter` is True if AMD's aiter is on.
+    - `runner` is the MoE runner. "auto" means triton, marlin, or a kernel that is known only after the weights have
+      loaded. If the format has its own kernel, `runner` is that kernel, whatever --moe-runner-backend is.
+    - `format` is the format of the experts' weights.
+    - `capability` is the GPU's compute capability, or None for AMD's GPUs.
+    - `aiter` is True if AMD's aiter is enabled.
     """
 
     runner: str
@@ -25,19 +27,19 @@ class Experts:
 
     @property
     def served(self) -> bool:
-        """Return whether a policy can be served with the runner."""
+        """Return whether the server's MoE runner supports a policy."""
         return self.serves(self.runner)
 
     def serves(self, runner: str) -> bool:
-        """Return whether a policy can be served with this runner for these experts."""
+        """Return whether an MoE runner supports a policy for experts of this format."""
         return runner in ("auto", *list_runners()) and runner not in self.format.unserved
 
     def list_fitting(self) -> list[str]:
-        """Return the served runners that run these experts here, the best first."""
+        """Return the runners that support a policy and can run these experts on this GPU. The best runner is first."""
         return [runner for runner in self.format.fitting if self.serves(runner) and self._runs(runner)]
 
     def _runs(self, runner: str) -> bool:
-        """Return whether a runner that fits the format runs these experts on this GPU."""
+        """Return whether the GPU can run an MoE runner. The runner must support the format of the experts."""
         if self.capability is None:
             since = self.format.triton_beside_aiter
             return runner == "triton" and (not self.aiter or (since is not None and is_release(since)))
@@ -51,7 +53,10 @@ class Experts:
 
 
 def read_experts(server_args: Any) -> Experts | None:
-    """Read resolved arguments; None without a GPU, and for an all-to-all backend, whose layers are checked later."""
+    """Return how a server runs its experts. SGLang must have resolved the arguments.
+
+    Return None if the server has no GPU, or if it uses an all-to-all backend.
+    """
     config = resolved(server_args)
     if str(config.device) != "cuda" or routes_own_rows(config):
         return None
@@ -65,7 +70,7 @@ def read_experts(server_args: Any) -> Experts | None:
     form = read_format(model_config(server_args), config.quantization)
     if form.own_kernel is not None:
         runner = form.own_kernel
-    elif runner == "auto":  # each layer chooses
+    elif runner == "auto":  # each layer chooses its own runner
         if capability is None:
             runner = "aiter" if aiter and form.by_aiter else "auto"
         elif capability >= (10, 0):
@@ -74,7 +79,10 @@ def read_experts(server_args: Any) -> Experts | None:
 
 
 def ranks_logits(config: Any) -> bool:
-    """Return whether the MoE runner of resolved arguments ranks logits itself; flashinfer_mxfp4 does so on sm100."""
+    """Return whether the MoE runner itself selects the top-k experts from the logits.
+
+    triton_kernel does so, and flashinfer_mxfp4 does so on SM100 GPUs. `config` contains the resolved arguments.
+    """
     runner = spell(config.moe_runner_backend)
     if runner != "flashinfer_mxfp4" or str(config.device) != "cuda":
         return runner == "triton_kernel"
@@ -96,13 +104,16 @@ def _read_capability() -> Capability | None:
 
     try:
         major, minor = torch.cuda.get_device_capability()
-    except (RuntimeError, AssertionError):  # no driver; a torch without CUDA
+    except (RuntimeError, AssertionError):  # there is no driver, or PyTorch has no CUDA
         return None
     return major, minor
 
 
 def _has_triton_kernels(capability: Capability) -> bool:
-    """Return whether triton_kernels runs MXFP4: on Hopper, and on the B200 with drivers before 595 (gpt_oss.py)."""
+    """Return whether triton_kernels is available and can run MXFP4 on this GPU.
+
+    The library supports Hopper GPUs. It supports data-center Blackwell GPUs only with drivers before 595 (gpt_oss.py).
+    """
     from sglang.srt.utils import common
 
     if not (9, 0) <= capability < (11, 0) or not common.is_triton_kernels_available():

@@ -1,7 +1,7 @@
-"""The formats of a model's experts: as upstream's methods run them, and as a configuration declares them.
+"""Weight formats of experts, with the MoE runners that support each format.
 
-The methods are those of `srt/layers/quantization` in releases 0.5.17 to 0.5.23. The module also computes the slices of
-experts that are quantized by blocks.
+The facts about runners come from `srt/layers/quantization` in SGLang 0.5.17 to 0.5.23. The module also reads the format
+from a model's configuration, and computes the slices of experts that are quantized in blocks.
 """
 
 import math
@@ -13,49 +13,52 @@ from typing import Any
 from ..upstream.configuration import find_value
 
 Capability = tuple[int, int]
-"""(major, minor) of an NVIDIA GPU."""
+"""The compute capability (major, minor) of an NVIDIA GPU."""
 QUANTIZATIONS = ("quantization_config", "compression_config")
-"""Keys of config.json in which SGLang looks for a quantization."""
+"""Keys of config.json in which SGLang looks for the quantization of a model."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """One format of experts: its `name`, and what is known of the kernels that run it."""
+    """A weight format of experts, with the MoE runners that support it."""
 
     name: str
     fitting: tuple[str, ...] = ()
-    """Runners that run such experts, the best first, to replace a choice of SGLang's that cannot be served."""
+    """Runners that can run such experts, the best one first. They may replace a runner without policy support."""
     unserved: tuple[str, ...] = ()
-    """Runners whose kernel for such experts cannot follow a policy, or has not been read."""
+    """Runners that do not support a policy with such experts, or whose kernels have not been reviewed."""
     blackwell: str = "auto"
-    """The runner that layers choose on Blackwell while the server's is auto: "auto" for triton or marlin."""
+    """The runner that layers choose on Blackwell GPUs if the server's runner is auto. "auto" means triton or marlin."""
     own_kernel: str | None = None
-    """The kernel that runs such experts under every runner, if there is one."""
+    """The kernel that runs such experts with every runner. None if the runner decides which kernel runs."""
     by_aiter: bool = False
-    """True if layers choose AMD's aiter with SGLANG_USE_AITER, or triton for shapes that aiter lacks."""
+    """True if layers use AMD's aiter with SGLANG_USE_AITER. They use triton for shapes that aiter cannot compute."""
     triton_beside_aiter: str | None = None
-    """The first release that does not shuffle such weights for aiter if the runner is triton; None if all shuffle."""
+    """The first release in which triton can run such experts while aiter is enabled. None if no release can.
+
+    Before this release SGLang stores the weights in aiter's layout, even if the runner is triton.
+    """
     marlin_from: Capability = (8, 0)
 
     def __str__(self) -> str:
         return self.name
 
 
-# With some formats these runners take only router logits (modelopt_quant.py, compressed_tensors_w4a4_mxint4_moe.py);
-# with others their code has not been read.
+# With some formats these runners accept only router logits (modelopt_quant.py, compressed_tensors_w4a4_mxint4_moe.py).
+# With other formats their code has not been reviewed.
 _TRTLLM = ("flashinfer_trtllm", "flashinfer_trtllm_routed")
 
 BF16 = Format("bf16", ("triton",), by_aiter=True, triton_beside_aiter="0.5.17")
-# triton_beside_aiter: runner_is_aiter in fp8.py
+# The source of triton_beside_aiter is runner_is_aiter in fp8.py.
 FP8_BLOCK = Format("fp8 by block", ("triton",), by_aiter=True, triton_beside_aiter="0.5.23")
 FP8_TENSOR = Format("fp8 by tensor", ("triton",), unserved=_TRTLLM, by_aiter=True)
-# blackwell: create_moe_runner in modelopt_quant.py
+# The source of blackwell is create_moe_runner in modelopt_quant.py.
 NVFP4 = Format("NVFP4", ("marlin",), blackwell="flashinfer_trtllm")
-# blackwell: create_moe_runner in compressed_tensors_w4a4_nvfp4_moe.py
+# The source of blackwell is create_moe_runner in compressed_tensors_w4a4_nvfp4_moe.py.
 COMPRESSED_NVFP4 = Format("NVFP4 (compressed-tensors)", ("flashinfer_trtllm",), blackwell="flashinfer_cutlass")
 # triton is last, because it converts such experts to bf16.
 MXFP4 = Format("MXFP4", ("triton_kernel", "marlin", "triton"), by_aiter=True, marlin_from=(9, 0))
-# For these experts flashinfer_mxfp4 calls other kernels than for gpt-oss; nobody has read them.
+# For these experts flashinfer_mxfp4 calls other kernels than for gpt-oss. These kernels have not been reviewed.
 MXFP4_IN_FP8 = Format("MXFP4 in an fp8 checkpoint", ("marlin",), unserved=("flashinfer_mxfp4",), by_aiter=True)
 MXINT4 = Format("MXINT4", ("triton", "marlin"), unserved=_TRTLLM)
 INT4 = Format("int4 (compressed-tensors)", ("triton", "marlin"))
@@ -65,7 +68,7 @@ _COMPRESSED_FP8 = {
     "channel": FP8_CHANNEL,
     "tensor": Format("fp8 by tensor (compressed-tensors)", ("triton",), unserved=_TRTLLM),
 }
-"""Formats by the strategy of their scales."""
+"""Formats of fp8 weights in compressed-tensors checkpoints. The keys are the names of the quantization strategies."""
 _NAMED = {
     "none": BF16,
     "modelopt_fp4": NVFP4,
@@ -77,11 +80,15 @@ _NAMED = {
     "w4afp8": Format("w4afp8", own_kernel="cutlass_w4a8_moe"),
     "humming": Format("humming", own_kernel="humming"),
 }
-"""Formats by the name of --quantization; `read_format` and `_read_compressed` distinguish the others."""
+"""Formats by the value of --quantization. `read_format` and `_read_compressed` handle all other values."""
 
 
 def read_format(model: Any, quantization: str | None) -> Format:
-    """Return the format of a `ModelConfig`'s experts; an unknown one has the name of the resolved --quantization."""
+    """Return the weight format of a model's experts.
+
+    `model` is SGLang's `ModelConfig`, and `quantization` is the resolved --quantization. If the format is unknown, its
+    name is the name of the quantization.
+    """
     name = getattr(model, "quantization", None) or quantization or "none"
     config = find_quantization(model)
     if name == "fp8":
@@ -93,7 +100,10 @@ def read_format(model: Any, quantization: str | None) -> Format:
 
 
 def find_quantization(model: Any) -> Mapping[str, Any]:
-    """Return the quantization that a model declares, else {}; Kimi-K2.5 has it in its text model."""
+    """Return the quantization in a model's configuration, or {} if it has none.
+
+    Kimi-K2.5 has its quantization in the configuration of the text model.
+    """
     for name, config in product(QUANTIZATIONS, (model.hf_config, model.hf_text_config)):
         declared: Any = getattr(config, name, None)
         declared = declared.to_dict() if hasattr(declared, "to_dict") else declared
@@ -103,12 +113,12 @@ def find_quantization(model: Any) -> Mapping[str, Any]:
 
 
 def find_group(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the first group of a compressed-tensors configuration, which upstream applies to all experts, else {}."""
+    """Return the first group of a compressed-tensors configuration, or {}. SGLang uses this group for all experts."""
     return next(iter((config.get("config_groups") or {}).values()), {})
 
 
 def _read_compressed(config: Mapping[str, Any]) -> Format:
-    """Return the format of a compressed-tensors checkpoint."""
+    """Return the weight format of the experts in a compressed-tensors checkpoint."""
     layers = find_group(config)
     weights, activations = layers.get("weights") or {}, layers.get("input_activations")
     bits, kind, group = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
@@ -126,35 +136,40 @@ def _read_compressed(config: Mapping[str, Any]) -> Format:
 
 
 BLOCKS = ("weight_block_size", "block_structure", "group_size")
-"""Keys of a quantization with the number of weights that share a scale; -1 for a whole column of weights."""
+"""Keys of a quantization whose value is the number of weights that share a scale. -1 means a column of weights."""
 WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size", "intermediate_size")
-"""Keys of config.json with the columns of an expert. Dense layers beside the experts have `intermediate_size`."""
+"""Keys of config.json that may contain an expert's number of columns. `intermediate_size` may be for dense layers."""
 CHECKED = (FP8_BLOCK, _COMPRESSED_FP8["block"], Format("blockwise_int8"))
-"""Formats whose experts SGLang does not build when a rank's columns end within a block: `create_weights` of fp8.py,
-compressed_tensors_w8a8_fp8_moe.py and blockwise_int8.py raises ValueError.
+"""Formats with which SGLang cannot build experts if the columns of a rank end within a block.
+
+`create_weights` in fp8.py, compressed_tensors_w8a8_fp8_moe.py and blockwise_int8.py then raises ValueError.
 """
 
 
 def find_widths(text_config: Any) -> list[int]:
-    """Return the columns of an expert, each width once; an empty list when the configuration has none."""
+    """Return the different numbers of columns that experts have. Return [] if the configuration has no such number."""
     found = find_value(text_config, WIDTHS)
     return [width for width in dict.fromkeys(found if isinstance(found, list) else [found]) if width]
 
 
 def count_block(quantization: Any) -> int:
-    """Return the columns that share scales: the least common multiple of all blocks, 1 without any."""
+    """Return the least common multiple of all block lengths of a quantization. Return 1 if it has no blocks."""
     return math.lcm(*_list_blocks(quantization))
 
 
 def slice_columns(width: int, ranks: int, block: int, pads: bool = False) -> tuple[int, int] | None:
-    """Return (fewest columns of a rank, most), with `pads` in whole blocks; None if SGLang has no such slices."""
+    """Return the smallest and the largest number of an expert's columns on one rank.
+
+    Return None if SGLang cannot divide the expert. An expert has `width` columns. If `pads` is True, SGLang rounds each
+    slice up to whole blocks, so the last slice may be narrower.
+    """
     most = -(-width // (ranks * block)) * block
     least = width - (ranks - 1) * most
     return (least, most) if width % ranks == 0 and (least == most or (pads and least > 0)) else None
 
 
 def _list_blocks(config: Any) -> Iterator[int]:
-    """Yield the lengths of all blocks and groups in a quantization's configuration, at any depth; 32 for MXFP4."""
+    """Yield the lengths of all blocks and groups in a quantization's configuration. MXFP4 has blocks of 32 weights."""
     if isinstance(config, list):
         for part in config:
             yield from _list_blocks(part)

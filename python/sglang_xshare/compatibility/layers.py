@@ -1,4 +1,4 @@
-"""The MoE layers of a loaded model, each with its router, and the checks of plans against them."""
+"""The MoE layers of a loaded model, and the checks that each layer supports the policy's plans."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,17 +30,19 @@ from .arguments import Arguments, read_arguments
 from .runners import TRITON, Runner, check_kernel, find_kernel
 
 OUTPUTS = {FILLED: ("standard",), DROPPED: ("standard", "bypassed"), MASKED: ("triton_kernel", "bypassed")}
-"""The outputs that a router may have, by the convention of its runner. A "bypassed" output has logits; for a DROPPED
-runner the stage returns ids and weights instead.
+"""The output formats that a router may have. The keys are the conventions of MoE runners.
+
+A "bypassed" output contains logits. If the convention is DROPPED, the stage returns expert ids and weights instead of
+logits.
 """
 
 
 def find_layers(model_runner: Any) -> tuple[Arguments, list[Layer]] | None:
-    """Return the stage's flags and every MoE layer of this rank's loaded model; None if the stage is off.
+    """Return the flags of the expert-selection stage and the MoE layers of a loaded model.
 
-    If the runner of a layer would rank logits itself, set the layer's experts to add up a row's outputs themselves, see
-    `keep_sums`. End the process with one line for a router or a runner that the stage cannot serve, and for a trace
-    that is no longer writable.
+    Return None if the stage is off. Some MoE runners would select experts from the logits themselves. In layers with
+    such a runner, the experts are set to add up the outputs of each row (see `keep_sums`). If a router or runner is not
+    supported, or if the trace is no longer writable, the process prints one line and ends.
     """
     try:
         arguments = read_arguments(model_runner.server_args)
@@ -54,10 +56,10 @@ def find_layers(model_runner: Any) -> tuple[Arguments, list[Layer]] | None:
 
 
 def end_refused(error: ExpertPolicyError, config: Any) -> NoReturn:
-    """End a scheduler process that refuses its loaded model, without a traceback.
+    """End a scheduler process, without a traceback, after a check has refused the loaded model.
 
-    Each tensor-parallel rank prints its number and the reason. One of several schedulers raises instead, because their
-    controller waits forever for a scheduler that ends.
+    Each tensor-parallel rank prints its number and the reason. If the server has several schedulers, the function
+    raises the error instead. Otherwise their controller would wait forever for a scheduler that has ended.
     """
     if num_schedulers(config) > 1:
         raise error
@@ -67,7 +69,7 @@ def end_refused(error: ExpertPolicyError, config: Any) -> NoReturn:
 
 
 def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
-    """Return every MoE layer. Raises `ExpertPolicyError` for an unknown router and for a layer without one."""
+    """Return the MoE layers of a loaded model. Raises `ExpertPolicyError` if a layer does not support a policy."""
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
     from sglang.srt.layers.moe.topk import TopK
 
@@ -89,7 +91,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
             output_format = "standard" if on_cpu else read_output_format(topk_config)
             if runners and number not in runners:
                 raise ValueError("the layer has no FusedMoE that runs its experts; each router must have one")
-            runner = runners.get(number, TRITON)  # DeepSeek's first model has no FusedMoE at all
+            runner = runners.get(number, TRITON)  # the first DeepSeek model has no FusedMoE
             options = _read_options(runner, output_format, topk_config, config)
             recorded, pool = config.enable_return_routed_experts, paging.get(number)
             options |= {"recorded": recorded, "paging": pool, "current_frame": current_frame, "index": len(layers)}
@@ -104,7 +106,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
             layers.append(layer)
         except ValueError as error:
             raise refusal(name, "router", str(error)) from None
-    # DeepSeek's first model has a TopK, but runs its experts without FusedMoE.
+    # The first DeepSeek model has TopK modules, but it runs its experts without FusedMoE.
     if not layers or len(layers) + count_hashed(modules) < len(experts):
         reason = f"{len(layers)} TopK modules for {len(experts)} MoE layers; each layer must have one"
         raise refusal("--model-path", model_runner.server_args.model_path, reason)
@@ -114,10 +116,10 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
 
 
 def read_placement(model_runner: Any) -> Placement | None:
-    """Return the placement of a loaded model's experts; None on one rank.
+    """Return the placement of the experts on the ranks. Return None if one rank has all experts.
 
-    Ranks hold contiguous ranges of experts, unless SGLang maps ids (--init-expert-location, --enable-eplb). An expert
-    with copies counts on the rank of its first copy.
+    Each rank holds a contiguous range of experts, unless SGLang maps expert ids (--init-expert-location,
+    --enable-eplb). If an expert has several copies, the placement contains the rank of the first copy.
     """
     config = resolved(model_runner.server_args)
     if config.ep_size == 1:
@@ -131,10 +133,10 @@ def read_placement(model_runner: Any) -> Placement | None:
 
 
 def _find_runner(name: str, experts: Any, config: Any) -> Runner:
-    """Return the runner of a layer's experts. Raises `ExpertPolicyError` for an unknown kernel."""
+    """Return the MoE runner of a layer's experts. Raises `ExpertPolicyError` if the kernel is not supported."""
     try:
         runner = find_kernel(experts)
-        if not routes_own_rows(config):  # otherwise the kernel gets a dispatcher's rows
+        if not routes_own_rows(config):  # with an all-to-all backend, the dispatcher drops empty slots
             check_kernel(runner, experts, config)
     except ValueError as error:
         raise refusal(name, "experts", str(error)) from None
@@ -142,18 +144,18 @@ def _find_runner(name: str, experts: Any, config: Any) -> Runner:
 
 
 def _read_options(runner: Runner, output_format: str, topk_config: Any, config: Any) -> dict[str, Any]:
-    """Return keywords of a `Layer`. Raises ValueError if the runner does not take the output of the layer's router."""
-    if routes_own_rows(config):  # a dispatcher takes ids, and skips a slot of -1
+    """Return the keyword arguments of a `Layer`. Raises ValueError if the router's output format is wrong."""
+    if routes_own_rows(config):  # the dispatcher reads expert ids and skips -1
         if output_format != "standard":
             raise ValueError(f"{output_format} output for an all-to-all dispatcher; must be standard")
-        # Upstream also renumbers ids if every rank has slots for shared experts.
+        # SGLang also renumbers the expert ids if every rank has slots for shared experts.
         renumbers = config.ep_dispatch_algorithm is not None or num_shared_slots(topk_config) > 0
         return {"convention": DROPPED, "renumbers": renumbers}
     if output_format not in OUTPUTS[runner.convention]:
         allowed = " or ".join(OUTPUTS[runner.convention])
         raise ValueError(f"{output_format} output for MoE runner {runner.name}; must be {allowed}")
-    # Upstream renumbers ids if EPLB has moved experts, and before 0.5.23 also to each rank's own numbers. On AMD
-    # upstream gives padding rows expert 0, which may be active for no other row.
+    # SGLang renumbers the ids if EPLB has moved experts. Before 0.5.23 SGLang also converts the ids to local ids of
+    # each rank. On AMD, SGLang assigns padding rows to expert 0, even if no other row uses this expert.
     looked_up = runner.convention == FILLED and (routes_on("_is_hip") or (config.ep_size > 1 and not keeps_dropped()))
     return {
         "convention": runner.convention,
@@ -164,7 +166,7 @@ def _read_options(runner: Runner, output_format: str, topk_config: Any, config: 
 
 
 def _build_plans(arguments: Arguments, layers: list[int]) -> list[SelectionPlan]:
-    """Return the plans that these layers can get. Raises `ExpertPolicyError` if all layers are always vanilla."""
+    """Return the schedule's plans for these layers. Raises `ExpertPolicyError` if the schedule does not fit them."""
     if arguments.schedule is None or not layers:
         return [VANILLA]
     try:
@@ -174,14 +176,17 @@ def _build_plans(arguments: Arguments, layers: list[int]) -> list[SelectionPlan]
 
 
 def check_router(name: str, modules: Mapping[str, Any]) -> None:
-    """Raise ValueError if the router `name` is not the only one of its layer; `modules` are the model's by name."""
+    """Raise ValueError if a layer routes images with a second function, as DeepSeek-V4.1 does."""
     gate = modules.get(f"{name.rpartition('.')[0]}.gate")
     if getattr(gate, "e_score_correction_bias_vl", None) is not None:
         raise ValueError("DeepSeek-V4.1 routes images by another function; must be a model without images")
 
 
 def check_plans(layer: Layer, plans: Sequence[SelectionPlan], config: Any) -> None:
-    """Raise ValueError for a plan that does not fit a layer's router or runner, or the server's resolved `config`."""
+    """Raise ValueError if a plan does not fit a layer.
+
+    The layer's router, its MoE runner and the resolved arguments must support the plan.
+    """
     for plan in plans:
         if layer.convention == MASKED:
             check_maskable(plan, layer.router)
@@ -190,8 +195,8 @@ def check_plans(layer: Layer, plans: Sequence[SelectionPlan], config: Any) -> No
         if wider and not layer.takes_kmax:
             raise ValueError(f"kmax = {plan.kmax}: the layers' MoE runner uses top-k; must be {layer.router.top_k}")
         if wider and layer.num_shared and (config.ep_dispatch_algorithm is not None or routes_on("_use_aiter")):
-            # Upstream finds a shared expert's column by the width alone: in a wider row upstream would look the shared
-            # expert's number up among the routed experts, or omit the expert.
+            # SGLang derives the column of a shared expert from the number of columns. If `kmax` adds columns, SGLang
+            # would treat the shared expert as a routed expert, or omit it.
             raise ValueError(
                 f"kmax = {plan.kmax}: upstream would take the fused shared expert for a routed one; must be "
                 f"{layer.router.top_k}, or use --disable-shared-experts-fusion"
@@ -199,7 +204,7 @@ def check_plans(layer: Layer, plans: Sequence[SelectionPlan], config: Any) -> No
 
 
 def count_hashed(modules: Mapping[str, Any]) -> int:
-    """Count the MoE layers that route by a hash of the token, DeepSeek-V4's first ones, where no policy selects."""
+    """Return the number of MoE layers that route by a hash of the token, such as the first layers of DeepSeek-V4."""
     from sglang.srt.layers.moe.hash_topk import HashTopK
 
     return sum(isinstance(module, HashTopK) for module in modules.values())

@@ -1,4 +1,4 @@
-"""Flags, backends and drafters that the stage cannot be served with."""
+"""Checks that refuse flags, backends and drafters if they do not support the expert-selection stage."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from ..upstream.server import attention_dp_size, drafter, is_release, is_switche
 from .all_to_all import check_backend
 from .runners import explain, list_runners
 
-# With these flags a batch bypasses the stage, or its rows are not this rank's requests.
+# Flags that must be off, each with the reason.
 REFUSED_FLAGS = {
     "enable_deterministic_inference": "batch-aware routing is not batch-invariant",
     "enable_torch_compile": "a compiled TopK does not call the policy",
@@ -26,8 +26,12 @@ REFUSED_FLAGS = {
     "kt_weight_path": "the CPU kernels' treatment of an empty slot is unknown",
 }
 DEVICES = ("cuda", "cpu")
-"""AMD's GPUs are "cuda" too. NPUs route past `select_experts`; the MoE runners of other devices have not been read."""
-# Other values change which rows are gathered under data-parallel attention or an all-to-all backend, or by which ranks.
+"""Supported devices. AMD's GPUs are also "cuda".
+
+On NPUs SGLang does not call `select_experts`. The MoE runners of all other devices have not been reviewed.
+"""
+# Arguments that must have these values with data-parallel attention or an all-to-all backend. Other values change which
+# rows SGLang gathers, or which ranks gather rows.
 RANKS_FLAGS = {
     "attn_cp_size": 1,
     "moe_dp_size": 1,
@@ -35,31 +39,35 @@ RANKS_FLAGS = {
     "dwdp_size": 1,
     "elastic_ep_backend": None,
 }
-# Refused only with an all-to-all backend: with the first its ranks do not divide the rows, with the second other code
-# chooses experts.
+# Arguments that must have these values with an all-to-all backend. If disable_attn_tp_gather is on, the ranks do not
+# divide the rows. If enable_waterfill is on, other code chooses experts.
 ALL_TO_ALL_FLAGS = {"disable_attn_tp_gather": False, "enable_waterfill": False}
 DISPATCH = "static"
-"""The dispatch that maps an expert to the same copy for all rows of a rank."""
-# With this switch a rank does not receive the other ranks' batch sizes and modes.
+"""The value of --ep-dispatch-algorithm with which all rows of a rank use the same copy of an expert."""
+# If this environment variable is on, a rank does not receive the batch sizes and modes of the other ranks.
 UNSYNCHRONIZED = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
-# Upstream's benchmark switches, which overwrite what was selected.
+# Environment variables with which SGLang overwrites the selected experts in benchmarks.
 SIMULATIONS = ("SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS")
 DRAFTERS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
 NEWER = ("DFLASH", "DSPARK", "FROZEN_KV_MTP", "UNO")
-"""Drafters that have been executed with a policy only on release `SINCE`, and only on one rank of attention."""
+"""Drafters that need SGLang `SINCE`. They are untested with data-parallel attention and all-to-all backends."""
 SINCE = "0.5.23"
-# In two of DSpark's three modes of verification every request has the same number of rows, whatever is accepted.
+# DSpark has three modes of verification. In the two modes of `UNIFORM`, every request has the same number of rows.
 MODE, UNIFORM = "SGLANG_RAGGED_VERIFY_MODE", ("static", "cap-accept")
 UNRECORDED = ("DSPARK", "NGRAM", "UNO")
-"""Drafters whose verification drops experts that SGLang has recorded: UNO's drops one token's experts in each step."""
+"""Drafters with which SGLang drops recorded experts when it verifies drafts.
+
+With UNO, SGLang drops the experts of one token in each step.
+"""
 UNPREPARED = ("FROZEN_KV_MTP", "UNO")
-"""Drafters that cannot continue from a prefill server's transfer: SGLang 0.5.23 fails at the first step."""
+"""Drafters that do not work on a decode server of PD disaggregation. SGLang 0.5.23 fails there at the first step."""
 
 
 def check_modes(config: Any, names_runner: bool = True) -> None:
-    """Raise `ExpertPolicyError` for a flag that the stage cannot be served with; `config` is resolved or as given.
+    """Raise `ExpertPolicyError` if a flag is incompatible with the expert-selection stage.
 
-    `names_runner` is False if `config` is resolved and the user has left the MoE runner to SGLang.
+    `config` contains the resolved arguments, or the arguments as the user gave them. If `names_runner` is False, SGLang
+    has chosen the MoE runner, and the function does not check the runner.
     """
     for name, reason in REFUSED_FLAGS.items():
         if value := getattr(config, name, False):
@@ -93,21 +101,21 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
 
 
 def check_observed(schedule: Schedule | None) -> None:
-    """Raise `ExpertPolicyError` if layers do not get the logits that plans of `observe` read."""
+    """Raise `ExpertPolicyError` if the policy is `observe` and SGLang may give layers partial sums of their logits."""
     if schedule is not None and schedule.observed and hands_parts():
         reason = "on AMD this SGLang may give a layer partial sums of its logits, and add them up later"
         raise refusal("--expert-policy", schedule.policy, f"{reason}; use another policy")
 
 
 def check_writers(trace: Path | None, config: Any) -> None:
-    """Raise `ExpertPolicyError` for a trace that more than one replica would write."""
+    """Raise `ExpertPolicyError` if several replicas would write the trace."""
     replicas = config.dp_size if attention_dp_size(config) == 1 else 1
     if trace is not None and replicas > 1:
         raise refusal("--expert-policy-trace", trace, f"{replicas} replicas would write the file; use one replica")
 
 
 def check_draft_tokens(config: Any) -> None:
-    """Raise `ExpertPolicyError` for draft tokens of a request that SGLang's padding for several ranks would split."""
+    """Raise `ExpertPolicyError` if SGLang's padding for several ranks would split the draft tokens of a request."""
     if rank_mode(config) is None or config.speculative_algorithm is None:
         return
     ranks, tokens = config.tp_size // attention_dp_size(config), config.speculative_num_draft_tokens or 0
@@ -120,7 +128,7 @@ def check_draft_tokens(config: Any) -> None:
 
 
 def _check_keys(config: Any) -> None:
-    """Refuse keys with several tokenizer processes, which check no key."""
+    """Refuse API keys on a server with several tokenizer processes, because these processes do not check the keys."""
     workers = getattr(config, "tokenizer_worker_num", 1)
     for name in ("api_key", "admin_api_key"):
         if workers > 1 and getattr(config, name, None):
@@ -129,7 +137,7 @@ def _check_keys(config: Any) -> None:
 
 
 def _check_redundant_experts(config: Any) -> None:
-    """Refuse a dispatch that loads other weights than those of the selected experts."""
+    """Refuse a dispatch algorithm if it would activate experts that the policy did not select."""
     dispatch = getattr(config, "ep_dispatch_algorithm", None)
     if dispatch == "fake":
         allowed = "must be left out, or dynamic without redundant experts"
@@ -144,7 +152,7 @@ def _check_redundant_experts(config: Any) -> None:
 
 
 def _check_ranks(config: Any) -> None:
-    """Refuse what data-parallel attention, or an all-to-all backend, cannot be served with."""
+    """Refuse flags that a policy does not support with data-parallel attention or an all-to-all backend."""
     mode = rank_mode(config)
     flags = RANKS_FLAGS | ALL_TO_ALL_FLAGS if routes_own_rows(config) else RANKS_FLAGS
     for name, value, allowed in list_others(config, flags):
@@ -155,7 +163,7 @@ def _check_ranks(config: Any) -> None:
 
 
 def check_speculation(config: Any) -> None:
-    """Raise `ExpertPolicyError` for speculation whose verification cannot be served with a policy."""
+    """Raise `ExpertPolicyError` if the drafter, or one of its arguments, does not support a policy."""
     algorithm = drafter(config)
     drafters = (*DRAFTERS, *NEWER) if is_release(SINCE) else DRAFTERS
     if algorithm not in drafters:
@@ -189,10 +197,11 @@ def _check_newer(config: Any, algorithm: str) -> None:
 
 
 def _check_recorded(config: Any, algorithm: str, allowed: list[str]) -> None:
-    """Refuse to return routed experts that SGLang does not have.
+    """Refuse --enable-return-routed-experts if SGLang would return wrong experts.
 
-    With some drafters SGLang drops the recorded experts. With a tree of drafts SGLang moves the accepted path's keys
-    and values to cache entries whose recorded experts are those of other drafts.
+    With some drafters SGLang drops recorded experts. With a tree of drafts, SGLang moves the keys and values of the
+    accepted path to other cache entries. It does not move the recorded experts, so these entries have the experts of
+    other drafts.
     """
     if algorithm in UNRECORDED:
         reason = "--enable-return-routed-experts would return other experts, because SGLang drops what it has recorded"
@@ -204,7 +213,7 @@ def _check_recorded(config: Any, algorithm: str, allowed: list[str]) -> None:
 
 
 def _explain(algorithm: str) -> str:
-    """Return the end of an error line if the user may have given another name than `algorithm`."""
+    """Return a hint for the end of an error line if SGLang may have replaced the algorithm that the user set."""
     if algorithm != "FROZEN_KV_MTP":
         return ""
     return "; SGLang turns NEXTN and EAGLE into FROZEN_KV_MTP for this draft, so give another draft"

@@ -1,4 +1,4 @@
-"""The properties of a Mixture-of-Experts model that a schedule must fit, read from its configuration, without torch."""
+"""The properties of a Mixture-of-Experts model that a policy needs, read from its configuration without torch."""
 
 import json
 from collections.abc import Mapping
@@ -14,14 +14,17 @@ from ..upstream.server import attention_dp_size
 from .architectures import GATHERED, UNSERVED
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
-"""Keys of the language model in the configuration of a model of several modes; ModelConfig itself finds that part."""
+"""Keys that contain the language model in a multimodal model's configuration. `ModelConfig` finds this part itself."""
 MOST = 10_000
-"""Layers and experts, at most: a mistyped number in config.json would cost hours of planning."""
+"""The largest number of layers or experts. With a much larger, mistyped number the server would compute for hours."""
 
 
 @dataclass(frozen=True)
 class MoeModel:
-    """A model by its configuration; names as in `Router`. `path` is the server's --model-path."""
+    """The properties of a model. `path` is the server's --model-path.
+
+    `top_k`, `scoring` and `renormalize` have the same meaning as in `Router`.
+    """
 
     path: str
     architecture: str
@@ -33,10 +36,10 @@ class MoeModel:
 
 
 def read_model(model: Any, path: str, flag: str = "--model-path") -> MoeModel:
-    """Read upstream's `ModelConfig` of the model that `flag` names.
+    """Return the properties of a model. `model` is SGLang's `ModelConfig`.
 
-    Raises `ExpertPolicyError` for a dense model, for a class that is not served, and for layers that differ in experts
-    or top-k.
+    Raises `ExpertPolicyError` for a dense model, for a model class that is not supported, and for a model whose layers
+    differ in their number of experts or top-k. The error names `flag`.
     """
     text_config = model.hf_text_config
     num_experts, top_k = (find_value(text_config, names) for names in (NUM_EXPERTS, TOP_K))
@@ -64,7 +67,7 @@ def read_model(model: Any, path: str, flag: str = "--model-path") -> MoeModel:
 
 
 def check_attention(model: MoeModel, config: Any) -> None:
-    """Raise `ExpertPolicyError` if upstream does not serve the model with data-parallel attention, which is on."""
+    """Raise `ExpertPolicyError` if data-parallel attention is on and the model is not known to support it."""
     if attention_dp_size(config) > 1 and model.architecture not in GATHERED:
         allowed = ", ".join(sorted(GATHERED))
         reason = f"{model.architecture} is not known to have data-parallel attention; must be one of {allowed}"
@@ -72,7 +75,7 @@ def check_attention(model: MoeModel, config: Any) -> None:
 
 
 def read_written(folder: str) -> dict[str, Any]:
-    """Return the content of a folder's config.json. Raises `ExpertPolicyError` if it is not a JSON object."""
+    """Return the content of a folder's config.json. Raises `ExpertPolicyError` if the file is not a JSON object."""
     try:
         found = json.loads((Path(folder) / "config.json").read_bytes())
     except (OSError, ValueError) as error:
@@ -86,19 +89,24 @@ def read_written(folder: str) -> dict[str, Any]:
 def read_folder(
     folder: str, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[MoeModel, dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return (the model, its config.json, its changed config.json, the changed part of its language model).
+    """Return the properties of the model in a folder, and three parts of its configuration.
 
-    The `changes` are those of --json-model-override-args. The model is read from the changed part. Raises
-    `ExpertPolicyError` as `read_model` and `read_written` do.
+    The parts are:
+
+    - the original config.json
+    - config.json after the `changes` from --json-model-override-args
+    - the language model in the changed config.json
+
+    Raises `ExpertPolicyError` as `read_model` and `read_written` do.
     """
     original = read_written(folder)
     config = dict(original)
     for name, value in changes.items():
         merges = isinstance(value, dict) and isinstance(config.get(name), dict)
         config[name] = {**config[name], **value} if merges else value
-    # Most configurations have none of these keys: the whole configuration is the language model's.
+    # Most configurations have none of these keys, because they describe only a language model.
     text = next((part for name in TEXT_CONFIGS if isinstance(part := config.get(name), dict) and part), config)
-    nested = text.get("text_config")  # in a thinker_config
+    nested = text.get("text_config")  # only in a thinker_config
     text = nested if isinstance(nested, dict) and nested else text
     for part, name in ((text, "num_hidden_layers"), (config, "architectures")):
         if not part.get(name):
@@ -109,5 +117,5 @@ def read_folder(
 
 
 def _name(config: Any) -> Any:
-    """Return a configuration with its keys as attributes, at every depth."""
+    """Return a configuration as an object whose attributes are the keys. Nested parts also become objects."""
     return json.loads(json.dumps(config), object_hook=lambda keys: SimpleNamespace(**keys))

@@ -1,4 +1,7 @@
-"""The largest batch for which SGLang captures a decode graph when experts are paged into `slots` slots a layer."""
+"""The largest batch size for which SGLang captures a decode graph if experts are paged.
+
+With paged experts, each layer holds at most `slots` experts on the GPU.
+"""
 
 from typing import Any
 
@@ -11,7 +14,7 @@ from .arguments import read_arguments
 
 
 def fits(schedule: Schedule | None, rows: int, top_k: int, num_experts: int, slots: int) -> bool:
-    """Return whether a decode step of `rows` rows surely has at most `slots` active experts in every layer."""
+    """Return True if a decode step of `rows` rows never has more than `slots` active experts in a layer."""
     if num_experts <= slots:
         return True
     if schedule is None or schedule.reason_to_skip("decode", rows) is not None:
@@ -21,10 +24,10 @@ def fits(schedule: Schedule | None, rows: int, top_k: int, num_experts: int, slo
 
 
 def find_limit(server_args: Any, requests: int, top_k: int, num_experts: int, slots: int | None) -> int:
-    """Return the most requests for which SGLang may capture a decode graph if experts are paged.
+    """Return the largest batch size for which SGLang may capture a decode graph if experts are paged.
 
-    `requests` is SGLang's own limit, slots // top-k. It is returned unchanged if the stage is off, if SGLang has not
-    sized the `slots` yet (None), or if SGLang captures no graph.
+    `requests` is SGLang's own limit: `slots` divided by top-k. Return this limit if the stage is off, if `slots` is not
+    known yet (None), or if SGLang captures no decode graphs.
     """
     arguments, sizes = read_arguments(server_args), resolved(server_args).cuda_graph_config.decode.bs
     if arguments is None or slots is None or not sizes:

@@ -1,10 +1,11 @@
-"""The treatment of empty slots by each MoE runner, with the upstream code that shows it.
+"""A table of the MoE runners that support a policy.
 
-A slot is a column of a row's expert ids and weights. A row with fewer experts than top-k has empty slots, which each
-runner needs in another form, its `Convention` (`stage.layer`).
+A slot is a column of a row's expert ids and weights. A row with fewer experts than top-k has empty slots. MoE runners
+need empty slots in different forms (see `Convention` in `stage.layer`).
 
-Files are SGLang's, from `sglang/` on, in release 0.5.23 and, unless noted, alike in 0.5.17 and 0.5.21; files in `csrc/`
-and `include/` are FlashInfer's, in the releases that these three pin (0.6.15.post1, 0.6.18, 0.7.2).
+The comments name the code that handles empty slots. They cite files of SGLang 0.5.23, with paths below `sglang/`.
+Unless noted, 0.5.17 and 0.5.21 have the same code. Files in `csrc/` and `include/` belong to FlashInfer, in the
+versions that these three releases require (0.6.15.post1, 0.6.18 and 0.7.2).
 """
 
 from collections.abc import Mapping
@@ -19,59 +20,66 @@ from ..upstream.server import is_release
 
 @dataclass(frozen=True)
 class Runner:
-    """One kernel behind a name of --moe-runner-backend."""
+    """A kernel that SGLang may run for a value of --moe-runner-backend."""
 
     name: str
     convention: Convention
     since: str = "0.5.17"
-    """The first release with this treatment."""
+    """The first SGLang release in which the kernel handles empty slots in this way."""
     takes_kmax: bool = True
-    """False if the kernel takes the model's top-k for the number of columns."""
+    """False if the number of columns must be the model's top-k."""
     methods: tuple[str, ...] = ()
-    """Classes of quantization methods or schemes whose code was read to call this kernel; empty if all call it."""
+    """Classes of quantization methods or schemes that call this kernel. Empty if all of them call it."""
     marks: Mapping[str, Any] = field(default_factory=dict)
-    """Attributes that distinguish kernels, for a method that has them."""
+    """Attributes of the quantization method whose values identify the kernel. A method may also lack the attribute."""
 
     def runs(self, layer: Any) -> bool:
-        """Return whether an upstream `FusedMoE` with a runner of this name runs its experts with this kernel."""
+        """Return whether a `FusedMoE` layer uses this kernel. The layer's MoE runner must have the kernel's `name`."""
         method: Any = getattr(layer, "quant_method", None)
         kinds = {kind.__name__ for owner in (method, getattr(layer, "scheme", None)) for kind in type(owner).__mro__}
         marked = all(getattr(method, name, value) == value for name, value in self.marks.items())
         return marked and (not self.methods or not kinds.isdisjoint(self.methods))
 
 
-# csrc/fused_moe/trtllm_backend/trtllm_fused_moe_routing_custom.cuh, `expertIdx > -1`, and `isLocalExpert` in
-# include/flashinfer/trtllm/fused_moe/RoutingKernel.cuh: -1 gets permuted index -1, which finalizeKernel skips; threads
-# with the same expert of a row race to write. `marks` excludes Fp8MoEMethod with one scale for a whole tensor.
+# The sources are `expertIdx > -1` in csrc/fused_moe/trtllm_backend/trtllm_fused_moe_routing_custom.cuh and
+# `isLocalExpert` in include/flashinfer/trtllm/fused_moe/RoutingKernel.cuh. An id of -1 gets the permuted index -1,
+# which finalizeKernel skips. If a row contains an expert twice, two threads race to write. `marks` excludes
+# Fp8MoEMethod with one scale for a whole tensor.
 _TRTLLM_METHODS = ("UnquantizedFusedMoEMethod", "Fp8MoEMethod", "ModelOptNvFp4FusedMoEMethod")
 _TRTLLM = partial(Runner, convention=DROPPED, takes_kmax=False, marks={"block_quant": True})
 _MXFP4 = partial(Runner, "flashinfer_mxfp4", since="0.5.23", methods=("Mxfp4MoEMethod",))
-# moe_align_block_size sorts every slot by itself, so a row may have an expert twice; -1 is read unless experts are
-# filtered. Also for layers without `FusedMoE`, as in DeepSeek's first model.
+# moe_align_block_size sorts each slot separately, so a row may contain an expert twice. It uses an id of -1 as an index
+# unless it filters experts. Layers without `FusedMoE`, as in the first DeepSeek model, also use this row of the table.
 TRITON = Runner("triton", FILLED)
 TABLE = (
     TRITON,
-    Runner("marlin", FILLED),  # fused_marlin_moe sorts by moe_align_block_size, as triton does
-    Runner("cutlass", FILLED),  # cutlass_moe.py: prepare_moe_input counts and places every slot by itself; -1 is read
-    # moe/topk.py, `routing(router_logits, ...)` of triton_kernels: top-k, then softmax, a row's experts in bits
+    Runner("marlin", FILLED),  # fused_marlin_moe also sorts with moe_align_block_size
+    # prepare_moe_input in cutlass_moe.py counts and places each slot separately, and uses -1 as an index.
+    Runner("cutlass", FILLED),
+    # moe/topk.py calls `routing(router_logits, ...)` of triton_kernels, which computes top-k, then softmax. A bit mask
+    # contains the experts of a row.
     Runner("triton_kernel", MASKED, takes_kmax=False),
-    # kernels/ops/moe/ep_moe_kernels.py: `valid` in fused_moe_dispatch_index and ep_scatter, `dst_idx >= 0` in
-    # fill_gateup_input and post_reorder_deepgemm (0.5.17: `expert_id >= 0` in all of them), which steps by
-    # runner_config.top_k; an expert has m_max rows, each row of the batch once
+    # kernels/ops/moe/ep_moe_kernels.py skips -1: `valid` in fused_moe_dispatch_index and ep_scatter, and `dst_idx >= 0`
+    # in fill_gateup_input and post_reorder_deepgemm (0.5.17 has `expert_id >= 0` in all four). post_reorder_deepgemm
+    # uses runner_config.top_k as the number of columns. An expert has room for m_max rows. This is enough if each row
+    # of the batch contains the expert only once.
     Runner("deep_gemm", DROPPED, takes_kmax=False),
-    # csrc/fused_moe/cutlass_backend/cutlass_fused_moe_kernels.cuh: `is_valid_expert`, `expert_id == target_expert_id`
-    # and finalizeMoeRoutingKernel's `expert_id < 0` leave -1 out; blockExpertPrefixSumKernel looks for one place of an
-    # expert in a row
+    # csrc/fused_moe/cutlass_backend/cutlass_fused_moe_kernels.cuh skips -1: `expert_id == target_expert_id`,
+    # `is_valid_expert`, and `expert_id < 0` in finalizeMoeRoutingKernel. blockExpertPrefixSumKernel finds an expert
+    # only once in a row.
     Runner("flashinfer_cutlass", DROPPED),
-    # moe_runner/flashinfer_trtllm.py, `use_routed_topk`, which may step by runner_config.top_k
+    # The code for `use_routed_topk` in moe_runner/flashinfer_trtllm.py may use runner_config.top_k as the number of
+    # columns.
     _TRTLLM("flashinfer_trtllm_routed", methods=_TRTLLM_METHODS),
-    # The same file, `materialized_topk` and `format_is_standard`: with ids the runner is flashinfer_trtllm_routed
+    # If this runner receives expert ids, it works like flashinfer_trtllm_routed. The sources are `materialized_topk`
+    # and `format_is_standard` in the same file.
     _TRTLLM("flashinfer_trtllm", since="0.5.23", methods=(*_TRTLLM_METHODS, "CompressedTensorsW4A4Nvfp4MoE")),
-    # The same file, _fused_experts_flashinfer_mxfp4_sm100_trtllm_gen, routing method 1;
-    # include/flashinfer/trtllm/fused_moe/: RoutingKernelTopK.cuh ranks by logit, then by number; SoftmaxPostprocess of
-    # RoutingCustomPolicy.cuh follows
+    # _fused_experts_flashinfer_mxfp4_sm100_trtllm_gen in the same file uses routing method 1. The kernels are in
+    # include/flashinfer/trtllm/fused_moe/. RoutingKernelTopK.cuh ranks experts by logit, then by number. Then
+    # SoftmaxPostprocess in RoutingCustomPolicy.cuh computes the weights.
     _MXFP4(convention=MASKED, takes_kmax=False, marks={"_fi_kernel": "trtllm_sm100"}),
-    # moe_runner/flashinfer_cutlass.py, _fused_experts_flashinfer_mxfp4_cutlass, and as flashinfer_cutlass
+    # _fused_experts_flashinfer_mxfp4_cutlass in moe_runner/flashinfer_cutlass.py calls the kernels of
+    # flashinfer_cutlass.
     _MXFP4(convention=DROPPED, marks={"_fi_kernel": "cutlass_sm90"}),
     _MXFP4(convention=DROPPED, marks={"_fi_kernel": "cutlass_sm120"}),
 )
@@ -80,23 +88,23 @@ REASONS = {
     "with the same expert, whatever its weight (aiter's csrc/include/moe_sorting_opus.h)",
     "flashinfer_cutedsl": "the kernels' treatment of an empty slot is unknown",
 }
-"""Reasons against other runners, if a reason besides `_UNKNOWN` is known."""
+"""The reasons why these MoE runners do not support a policy. For all other runners the reason is `_UNKNOWN`."""
 _UNKNOWN = "the kernel is not known to skip an empty slot, or to take one expert twice"
 
 
 def list_runners() -> tuple[str, ...]:
-    """Return the names that --moe-runner-backend may have with a policy on the release that runs."""
+    """Return the values of --moe-runner-backend that support a policy on the installed release of SGLang."""
     return tuple(dict.fromkeys(runner.name for runner in TABLE if is_release(runner.since)))
 
 
 def explain(name: str) -> str:
-    """Return why `list_runners` lacks a name."""
+    """Return the reason why an MoE runner is not in `list_runners`."""
     since = next((runner.since for runner in TABLE if runner.name == name), None)
     return f"the runner is served from SGLang {since} on" if since else REASONS.get(name, _UNKNOWN)
 
 
 def find_kernel(layer: Any) -> Runner:
-    """Return the row of the table for an upstream `FusedMoE`. Raises ValueError for a kernel without a row."""
+    """Return the row of `TABLE` for a `FusedMoE` layer. Raises ValueError if no row describes the layer's kernel."""
     name = find_runner(layer)
     for runner in TABLE:
         if runner.name == name and is_release(runner.since) and runner.runs(layer):
@@ -110,7 +118,7 @@ def find_kernel(layer: Any) -> Runner:
 
 
 def check_kernel(runner: Runner, layer: Any, config: Any) -> None:
-    """Raise ValueError if the resolved `config` or an upstream `FusedMoE` is an exception to the table."""
+    """Raise ValueError if a kernel in `TABLE` does not support a policy with this layer and these arguments."""
     name, reason = runner.name, ""
     if name == "deep_gemm" and config.ep_size > 1 and not keeps_dropped():
         reason = (

@@ -1,4 +1,4 @@
-"""Checks of a schedule against a model and its server, by their configuration and without weights."""
+"""Checks that a policy's schedule fits the model and the server. The checks do not need the model's weights."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,17 +28,23 @@ def check_schedule(
     names_runner: bool = True,
     find_batches: Callable[[str], Batches] | None = None,
 ) -> tuple[list[SelectionPlan], list[str]]:
-    """Return (every plan that the model's layers can get, warnings), from resolved arguments alone.
+    """Return all plans of the schedule for the model's layers, and a list of warnings.
 
-    A start and a switch give the same answer for the same MoE runner and the same batches. `schedule` is None if only
-    padding rows are masked, `names_runner` False if SGLang has chosen the MoE runner. `find_batches` returns the
-    server's batches in the unit of a schedule's `rows`; by default `read_batches` predicts them. Raises
-    `ExpertPolicyError` for a schedule that does not fit the model or the server.
+    The server calls this function when it starts and when it switches policies. With the same MoE runner and the same
+    batch sizes, both calls have the same result.
+
+    - `schedule` is None if the server only masks padding rows.
+    - `config` contains the resolved arguments.
+    - `names_runner` is False if SGLang has chosen the MoE runner.
+    - `find_batches` returns the server's batch sizes for a value of the key `rows`. By default `read_batches` predicts
+      them.
+
+    Raises `ExpertPolicyError` if the schedule does not fit the model or the server.
     """
     if schedule is not None:
         check_rule(schedule.exact, config)
     plans: list[SelectionPlan] = [] if schedule else [VANILLA]
-    warnings: dict[str, None] = {}  # a dict, because up to hundreds of `observe`'s plans have the same warning
+    warnings: dict[str, None] = {}  # a dict, because hundreds of plans may have the same warning
     router, experts = Router(model.top_k, renormalize=model.renormalize), model.num_experts
     find_batches = find_batches or partial(read_batches, config)
     for part in schedule.parts if schedule else ():
@@ -62,9 +68,12 @@ def check_schedule(
 
 
 def _check_runner(plans: list[SelectionPlan], model: MoeModel, router: Router, config: Any, flag: str | None) -> None:
-    """Refuse a plan that the MoE runner does not take, as far as flags show; by `flag` if SGLang has chosen it."""
+    """Refuse a plan that the MoE runner does not support. This check uses only the arguments, not the loaded layers.
+
+    If SGLang has chosen the runner, the error names `flag`. If the user has chosen it, `flag` is None.
+    """
     runner, ranks = spell(config.moe_runner_backend), ranks_logits(config)
-    takes_kmax = [row.takes_kmax for row in TABLE if row.name == runner]  # by kernel; auto has none
+    takes_kmax = [row.takes_kmax for row in TABLE if row.name == runner]  # one value for each kernel; none for auto
     try:
         for plan in plans:
             if ranks:
@@ -78,7 +87,7 @@ def _check_runner(plans: list[SelectionPlan], model: MoeModel, router: Router, c
 
 
 def check_rows(schedule: Schedule, config: Any) -> None:
-    """Raise `ExpertPolicyError` for `rows` = rank if ranks have no rows of their own, or only parts of requests."""
+    """Raise `ExpertPolicyError` if the key `rows` is "rank", but a rank does not route complete requests of its own."""
     if schedule.rows != "rank":
         return
     flag = "--expert-policy-config rows"
@@ -91,7 +100,10 @@ def check_rows(schedule: Schedule, config: Any) -> None:
 
 
 def find_missed(schedule: Schedule, batches: Batches) -> str | None:
-    """Return the policy's limits of rows, in words, if none of the server's batches is within them, else None."""
+    """Return the schedule's limits of rows, as text, if no step of the server is within these limits.
+
+    Otherwise return None.
+    """
     if batches.meet(schedule.min_rows, schedule.max_rows):
         return None
     last = "" if schedule.max_rows is None else f" to max_rows = {schedule.max_rows}"
@@ -99,7 +111,7 @@ def find_missed(schedule: Schedule, batches: Batches) -> str | None:
 
 
 def _build_plans(schedule: Schedule, model: MoeModel, router: Router, ranks: int) -> list[SelectionPlan]:
-    """Return every plan of the model's layers. Raises `ExpertPolicyError` for a plan that does not fit the model."""
+    """Return the plans of the model's layers. Raises `ExpertPolicyError` if a plan does not fit the model."""
     try:
         plans = schedule.plans(range(model.num_layers))
         for plan in plans:
@@ -110,13 +122,13 @@ def _build_plans(schedule: Schedule, model: MoeModel, router: Router, ranks: int
 
 
 def _check_plans(plans: list[SelectionPlan], model: MoeModel, config: Any) -> None:
-    """Refuse a plan that does not fit the server."""
+    """Raise `ExpertPolicyError` if a plan does not fit the server's arguments."""
     for plan in plans:
         if plan.target_per_rank is not None and config.ep_num_redundant_experts:
             reason = "target_per_rank needs each expert on exactly one rank; must be 0"
             raise refusal("--ep-num-redundant-experts", config.ep_num_redundant_experts, reason)
         follows_upstream = config.speculative_adaptive and not chooses_depth(config)
-        if plan.estimates:  # ranks must not have different estimates, and accepted lengths must determine an estimate
+        if plan.estimates:  # all ranks need the same estimate, which comes from accepted lengths
             for applies, reason in (
                 (attention_dp_size(config) > 1, "with data-parallel attention each rank counts its own requests"),
                 (routes_own_rows(config), "the estimate is untested with an all-to-all backend"),

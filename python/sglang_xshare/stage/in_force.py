@@ -120,7 +120,7 @@ class InForce:
     def describe_forward(self, outcome: str) -> Forward | None:
         """Return the record of a forward with this outcome, or None if no policy has been active yet.
 
-        Each request of the forward counts this record.
+        The scheduler counts this record for each request of the forward.
         """
         if outcome not in self._forwards and self.spelling is not None:
             acts = outcome == "policy" and self.schedule is not None  # without a schedule only padding is masked

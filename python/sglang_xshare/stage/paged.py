@@ -32,7 +32,7 @@ class PagedLayers:
         return model_forward.selections[index] is not None and model_forward.assignments[index].fits
 
     def check(self, totals: torch.Tensor) -> None:
-        """Raise `SlotsExceeded` if any step in `totals` had more active experts than slots. Wait for the device."""
+        """Raise `SlotsExceeded` if a step counted in `totals` had too many active experts. Wait for the device."""
         exceeded = zip(totals[:, EXCEEDED].tolist(), self.layers, strict=True)
         layers = [layer.layer_id for count, layer in exceeded if count]
         if layers:

@@ -75,11 +75,10 @@ class Counters:
         return totals.to("cpu", copy=True), self.outcomes.copy()
 
     def allocate(self, logits: torch.Tensor) -> tuple[Tally, list[Tally] | None]:
-        """Return an empty tally for a step with `logits` [n, N], and a list of the parts for each layer.
+        """Return an empty tally for a step with `logits` [n, N], and a list with each layer's part of the tally.
 
-        The tally's tensors have the shape [layers, ...]. The list is None unless later steps reuse the tally. Only
-        `active` and `vanilla_active` are set to 0, because their nonzero entries mark the layers that have selected
-        experts.
+        The tally's tensors have the shape [layers, ...]. The list is None unless later steps reuse the tally. `active`
+        and `vanilla_active` are 0 at first, because nonzero entries mark the layers that have selected experts.
         """
         layers = len(self.totals)
         if not (self.in_one_call and is_readable(logits)):

@@ -236,7 +236,7 @@ class Control:
         return {"switches": last.number, "own_switches": last.number - last.posted if is_first_rank() else None}
 
     def _read_counters(self) -> dict[str, Any]:
-        """Return the counters, the counters since the last switch, and the age of both in seconds."""
+        """Return all counters, the counters since the last switch, and the age of both in seconds."""
         stage, now = self.stage, time.monotonic()
         switches = stage.last_switch.number
         if self._latest is None or now - self._latest[0] >= COUNTING_PERIOD or switches != self._latest[1]:
@@ -247,7 +247,7 @@ class Control:
         return counts | {"counted_ago": now - at}
 
     def _count(self, reader: Reader) -> dict[str, Any]:
-        """Return the counts since the last read of `reader`, in total and by MoE layer. Wait for the device."""
+        """Wait for the device, and return the counts since the last read of `reader`, in total and by MoE layer."""
         interval, rows = reader.look()
         names = self.stage.acting.counters.names
         layers = [

@@ -19,7 +19,7 @@ MEANS = {
     "mean_page_ins_before": "page_ins_before",
     "mean_page_ins": "page_ins",
 }
-"""The means over layers and steps. Each is computed from the total that is named beside it."""
+"""The means over layers and steps, each with the name of its total."""
 
 
 class Refusal(ValueError):
@@ -51,7 +51,7 @@ class Replicas:
         """Switch all schedulers to the policy in `body`, and return their merged answer.
 
         All schedulers check the switch before any of them commits it. Raises `Refusal` if one of them refuses. All
-        schedulers then have the previous policy, unless the error says that it was not restored.
+        schedulers then have the previous policy, unless the error reports that it was not restored.
         """
         async with self._lock:
             epoch = uuid4().hex

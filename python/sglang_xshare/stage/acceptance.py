@@ -9,8 +9,8 @@ from .record.agreement import is_due
 
 FIRST = 64
 """When a server starts, its counts already contain this number of verifications whose drafts were all accepted. So the
-first real verifications lower the estimate slowly. A few verifications prove little, and too high an estimate is safe
-(benchmark/quality).
+first real verifications lower the estimate slowly. A few verifications prove little, and an estimate that is too high
+is safe (benchmark/quality).
 """
 MEMORY = 8192
 """The maximum number of counted verifications. Above it, all counts are halved, so the estimate follows recent traffic.
@@ -31,8 +31,8 @@ class Acceptance:
     drafts. After the same forward, all ranks have the same estimate.
 
     If the server changes the draft depth, the mean accepted length depends on the depth, so the requests' drafts are
-    not counted. Instead, `find_share` returns the share of drafts that were accepted. This share considers only drafts
-    whose predecessors were all accepted. It is None before the first draft.
+    not counted. Instead, `find_share` returns the share of drafts that were accepted, among the drafts whose
+    predecessors were all accepted. It returns None before the first draft.
     """
 
     def __init__(self, width: int = 1, find_share: Callable[[], float | None] | None = None) -> None:

@@ -30,8 +30,7 @@ class Exact:
     forward, on the stream of the forward. They are written only if the exact rows have changed since the last write.
 
     `low_first` is True if SGLang serves requests with a lower priority number first. `refusal` is an error message if
-    the server cannot serve exact requests, else None. With `ignores_asked`, the server ignores that a request asks to
-    be exact.
+    the server cannot serve exact requests, else None. With `ignores_asked`, requests cannot ask to be exact.
     """
 
     def __init__(

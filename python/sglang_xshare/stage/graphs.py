@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Changes:
     """The changes that a switch makes to the captured CUDA graphs.
 
-    `writes` lists the new plans: the key of a graph, a buffer of this graph, and the plan whose numbers are written to
-    it. `misfits` maps each reason to the graphs that cannot follow the new policy for this reason.
+    Each entry of `writes` contains the key of a graph, a buffer of this graph, and the plan to write to this buffer.
+    `misfits` maps each reason to the graphs that cannot follow the new policy for this reason.
     """
 
     writes: list[tuple[StepKey, Budgets, SelectionPlan]]

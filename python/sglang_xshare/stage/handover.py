@@ -1,9 +1,9 @@
 """The alignment that an MoE layer offers to SGLang's fused MoE runner.
 
 An alignment lists (row, slot) pairs sorted by expert. The patch of `_prepare_fused_moe_run` calls `align` instead of
-SGLang's `moe_align_block_size`. `ModelForward.offer` is the last offer. The runner may use it only for the expert ids
-for which it was made. `align` recognizes these ids by their storage and their shape. Each offer is used at most once.
-An offer keeps its ids alive, so no other tensor can get the same storage.
+SGLang's `moe_align_block_size`. `ModelForward.offer` is the last offer. The runner may use this offer only once, and
+only for the expert ids for which it was made. `align` recognizes these ids by their storage and their shape. An offer
+keeps its ids alive, so no other tensor can get the same storage.
 """
 
 from __future__ import annotations

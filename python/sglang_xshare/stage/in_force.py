@@ -94,9 +94,9 @@ class InForce:
 
     @cached_property
     def spelling(self) -> str | None:
-        """The policy in one line for responses, or None if no policy has been active yet.
+        """The policy and its keys in one line for responses, or None if no policy has been active yet.
 
-        If this line would be longer than `LONGEST`, the hash of the policy replaces the keys.
+        If the line would be longer than `LONGEST`, the hash of the policy replaces the keys.
         """
         if not self.is_named:
             return None
@@ -145,7 +145,7 @@ class InForce:
         return self._assigned[place]
 
     def fits(self, key: StepKey) -> bool:
-        """Return False if a step with this key could have more active experts than a layer has page slots."""
+        """Return whether the active experts of a step with this key always fit the page slots of each layer."""
         return all(assignment.fits for assignment in self.assign(key))
 
     def _choose(self, layer: Layer, key: StepKey) -> tuple[SelectionPlan | None, str | None]:

@@ -18,9 +18,8 @@ class Lane:
     counts the experts that one plan of `observe` would select. Its `name` is this plan as a string, such as
     "xshare:k0=1".
 
-    The server reads each lane with three readers. `logged` returns the counts since the last log line, and `exported`
-    returns the counts since the last update of the metrics. `since_switch` returns the counts since the last switch,
-    for GET /expert_policy.
+    A lane has three readers. `logged` returns the counts since the last log line. `exported` returns the counts since
+    the last update of the metrics. `since_switch` returns the counts since the last switch, for GET /expert_policy.
     """
 
     def __init__(self, name: str | None, counters: Counters) -> None:
@@ -38,8 +37,8 @@ def make_lanes(schedule: Schedule | None, acting: Lane) -> list[Lane]:
 def count_vanilla(counts: torch.Tensor) -> torch.Tensor:
     """Return the counts of the model's own routing.
 
-    `counts` [layers, COLUMNS] are the counts of any observed lane. They also contain what vanilla routing would
-    activate.
+    `counts` [layers, COLUMNS] are the counts of any observed lane. They also contain the number of experts that vanilla
+    routing activates.
     """
     own = counts.clone()
     own[:, AFTER], own[:, KEPT], own[:, RESCUED] = own[:, BEFORE], own[:, ROWS], 0

@@ -185,11 +185,11 @@ class Layer:
     def choose(
         self, hidden_states: torch.Tensor, gating_output: torch.Tensor, topk: int, renormalize: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return weights [n, k] float32 and expert ids [n, k] int32. SGLang calls this custom routing function.
+        """Return weights [n, k] float32 and expert ids [n, k] int32.
 
-        `topk` includes the columns of fused shared experts if SGLang expects the router to return these columns. Raises
-        RuntimeError if the number of logit rows differs from the step's number of rows. Otherwise the rows of requests
-        and the padding rows would be mixed up.
+        This method is SGLang's custom routing function. `topk` includes the columns of fused shared experts if SGLang
+        expects the router to return these columns. Raises RuntimeError if the router has another number of rows than
+        the step, because the rows of requests and the padding rows would be mixed up.
         """
         slots = self.with_shared if topk > self.router.top_k else self.slots
         gather, rows = self.step.gather, len(gating_output)

@@ -35,7 +35,7 @@ class Placement:
 
 
 class Balance:
-    """Counters of the active experts on the fullest expert-parallel rank. This rank has the most active experts.
+    """Counters of the active experts on the fullest expert-parallel rank: the rank with the most active experts.
 
     In each step the other ranks wait for the fullest rank (XShare, Table 2). The device counts with a few small
     operations in each step.

@@ -23,8 +23,9 @@ class Reports:
     A report waits for the device. The stage reports once in each log interval, in a switch, and when the server becomes
     idle.
 
-    A failed report does not raise. Its first failure is logged. Otherwise a full disk, or a value that prometheus
-    refuses, could end the server. It could also make the first rank miss a switch that the other ranks make.
+    The first failure of each report is logged, but a failed report does not raise. Otherwise a full disk, or a value
+    that prometheus refuses, could end the server. It could also make the first rank miss a switch that the other ranks
+    make.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -52,7 +53,7 @@ class Reports:
             self.publish()
 
     def log(self) -> str:
-        """Return the end of a decode log line, which contains the counts since the last line."""
+        """Return the counts since the last decode log line, as the end of a new line."""
         acting, lanes = self.stage.acting, self.stage.in_force.lanes
         return self._attempt("log line", lambda: format_log(acting.logged.read()) + format_observed(lanes)) or ""
 

@@ -45,16 +45,16 @@ class LastSwitch:
 
 
 class Stage:
-    """The stage of a loaded model, which selects experts in the MoE layers by the plans of a schedule.
+    """The stage of a loaded model. It selects experts in the MoE layers by the plans of a schedule.
 
     `start.start` creates one stage in each process. `forward.wrap_calls` then wraps the model, so it calls the stage.
 
     - `schedule`: the policy's schedule. If it is None, the stage only masks padding rows.
     - `trace`: the file to which the trace is appended, or None.
-    - `masks`: padding rows are masked even after a switch to vanilla.
+    - `masks`: if True, padding rows are masked even after a switch to vanilla.
     - `ranks`: describes a server in which each rank routes its own rows. It is None for any other server.
     - `tp_size`: the number of tensor-parallel ranks. If there are several, they compare their selections.
-    - `stops`: if ranks have selected different experts, the server ends. Otherwise it switches to vanilla.
+    - `stops`: if True, the server ends when ranks have selected different experts. Otherwise it switches to vanilla.
     - `exact`, `acceptance`: the exact requests, and the estimated chance that a draft is accepted.
     - `find_batches`: takes the policy's key `rows` and returns the batch sizes that the server's steps can have. SGLang
       decides these sizes after the weights have loaded.

@@ -104,8 +104,8 @@ def read_step(
 def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
     """Return the key of the step that `read_step` returns, without reading from the device.
 
-    If a step has the rows of several ranks, `rows` assumes that SGLang pads all of these ranks to the same number of
-    rows.
+    If a step has the rows of several ranks, `rows` is their sum after SGLang has padded all of these ranks to the same
+    number of rows.
     """
     counts = forward_batch.global_num_tokens_cpu if ranks is not None else read_rows_by_rank(forward_batch)
     if ranks is not None and not ranks.together:

@@ -28,11 +28,11 @@ def make_next(stage: Stage, schedule: Schedule | None, rule: Rule | None = None)
     """Return the object that replaces `Stage.in_force` in a switch to `schedule`.
 
     `schedule` is None for vanilla. `rule` decides which requests are exact. If `rule` is None, the schedule's own rule
-    does so. However, vanilla and `observe` then keep the active policy's rule, because that policy may become active
+    decides. A switch to vanilla or `observe` then keeps the active policy's rule, because that policy may become active
     again.
 
-    Vanilla also keeps `ranks`, so no graph has to be captured again. This is safe, because vanilla routes each row by
-    itself. It does not matter which rows the ranks gather.
+    A switch to vanilla also keeps `ranks`, so no graph has to be captured again. This is safe: vanilla routes each row
+    by itself, so it does not matter which rows the ranks gather.
     """
     former, ranks = stage.in_force, stage.in_force.ranks
     if rule is None:
@@ -57,8 +57,8 @@ def check_graphs(stage: Stage, latter: InForce, recaptures: bool = True) -> Chan
     """Return the changes that a switch to `latter` makes to the captured graphs.
 
     Return None if the switch captures all graphs again. It does so if a graph cannot follow `latter`, or if a capture
-    adds graphs that the server lacks. With `recaptures` False, the switch captures nothing. Raises ValueError if it
-    would have to.
+    adds graphs that the server lacks. With `recaptures` False, the switch never captures graphs. It then raises
+    ValueError if a graph cannot follow `latter`.
     """
     changes = stage.graphs.find_changes(latter)
     misfits = {} if latter.schedule is None else changes.misfits

@@ -88,8 +88,8 @@ class Agreement:
     def begin(self) -> None:
         """Reset the checksum and the number of forwards.
 
-        The next comparison is then soon, and covers no earlier step. Every rank must call `begin` after the same
-        forward, even if the rank then fails to switch.
+        After that, the next comparison is due soon, and it covers no earlier step. Every rank must call `begin` after
+        the same forward, even if the rank then fails to switch.
         """
         self.forwards = 0
         self._checksum.zero_()

@@ -1,4 +1,4 @@
-"""A wrapper of reports, so a failed report does not end the server."""
+"""A guard for reports: a failed report does not end the server."""
 
 import logging
 from collections.abc import Callable

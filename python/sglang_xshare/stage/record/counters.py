@@ -1,4 +1,4 @@
-"""Counters of a policy. The device counts in every step, and the host reads the counts in each log interval."""
+"""Counters of a policy. The device counts in every step, and the host reads the counts once in each log interval."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Counters:
         return Counters(len(self.totals), str(self.totals.device), self.residents)
 
     def read(self) -> tuple[torch.Tensor, Counter[str]]:
-        """Return (totals [layers, columns], outcomes) on the host. Wait for the device."""
+        """Wait for the device, and return (totals [layers, columns], outcomes) on the host."""
         totals = self.totals if self.balance is None else torch.cat([self.totals, self.balance.totals], 1)
         return totals.to("cpu", copy=True), self.outcomes.copy()
 
@@ -178,7 +178,7 @@ class Reader:
         return interval
 
     def look(self) -> tuple[Interval, list[list[float]]]:
-        """Return the counts that `read` would return, and the counts of each layer. Start no new interval.
+        """Return the counts that `read` would return, and the counts of each layer. Do not start a new interval.
 
         The counts of a layer have the columns of `Counters.read`.
         """

@@ -35,7 +35,7 @@ class Figure:
 
 
 def hash_plan(plan: Mapping[str, Any]) -> str:
-    """Return a hash of a policy's description in 8 hex digits, for reports without room for the description."""
+    """Return a hash of a policy's description in 8 hex digits. Reports show it instead of a long description."""
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:8]
 
 

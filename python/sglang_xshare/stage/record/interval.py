@@ -35,7 +35,7 @@ class Interval:
     fullest_after: int | None = None
 
     def mean(self, total: str) -> float | None:
-        """Return the mean of the field `total` over layers and steps, or None without a step or a value."""
+        """Return the mean of the field `total` over layers and steps, or None if there is no step or no total."""
         value = getattr(self, total)
         return value / self.layer_steps if self.layer_steps and value is not None else None
 

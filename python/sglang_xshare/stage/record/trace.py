@@ -74,7 +74,7 @@ class Trace:
         self.recorded += counts[:, STEPS].any()  # the next step overwrites a step without a live row
 
     def write(self) -> None:
-        """Append a line for every layer and step since the last call. Wait for the device.
+        """Wait for the device, and append a line for every layer and step since the last call.
 
         A line contains these values:
         - the step, its phase, the layer id and the number of live rows,

@@ -2,7 +2,7 @@
 
 PATH = "/expert_policy"
 METHOD = "expert_policy"
-"""The method name of the control messages that carry GET and POST requests to SGLang's schedulers."""
+"""The name of the control messages that carry GET and POST requests to SGLang's schedulers."""
 ADDED = (
     "in_force",
     "plan_hash",
@@ -20,14 +20,15 @@ ADDED = (
     "recaptured",
     "recapture_seconds",
 )
-"""The fields of an answer besides the policy and its keys. A POST may contain them, but only `trial` is read."""
+"""The fields of an answer besides the policy and its keys. A POST may contain them, but the server reads only `trial`.
+"""
 ASKED = ("after", "recapture")
-"""The fields that only a POST may have, besides the policy and its keys."""
+"""Further fields that only a POST may contain."""
 FAULT = {"fault": True}
-"""The content of a scheduler's answer that reports an internal error, not a refusal."""
+"""A scheduler answers with this content after an internal error. A refusal has no content."""
 COUNTING_PERIOD = 1.0
-"""The minimum time between two reads of the counters for GET, in seconds. A read waits for the device, and any client
-may send GET.
+"""The minimum time between two reads of the counters for GET, in seconds. A read waits for the device, and clients may
+send GET as often as they like.
 """
 NO_STAGE = (
     "this server was started without an expert policy; start it with --expert-policy, such as --expert-policy observe, "

@@ -1,4 +1,4 @@
-"""A client of a running server, for the subcommands. Every error message is one line."""
+"""A client of a running server, which the subcommands use. Every error message is one line."""
 
 import argparse
 import ipaddress
@@ -17,19 +17,21 @@ import orjson
 from . import COUNTING_PERIOD, PATH
 
 API_KEY, ADMIN_API_KEY = "SGLANG_API_KEY", "SGLANG_ADMIN_API_KEY"
-"""The environment variables with the defaults of --api-key and --admin-api-key."""
+"""The environment variables that contain the defaults of --api-key and --admin-api-key."""
 TIMEOUT = 60.0
 """The timeout of a request in seconds. A scheduler answers between two steps, and a long prefill is one step."""
 SWITCH_TIMEOUT = 1800.0
-"""The timeout of a switch in seconds. The server may capture all CUDA graphs, and the previous graphs if this fails."""
+"""The timeout of a switch in seconds. The server may capture all CUDA graphs. If the capture fails, the server captures
+the previous graphs again.
+"""
 SERVER = "uvicorn"
 """The value of the header `Server` in SGLang's answers."""
 
 
 class PolicyError(RuntimeError):
-    """The error of a failed request, in one line.
+    """The error of a failed request. Its message is one line.
 
-    `status` is the HTTP status of the server's answer, or None without an answer.
+    `status` is the HTTP status of the server's answer, or None if there was no answer.
     """
 
     def __init__(self, line: str, status: int | None = None) -> None:
@@ -38,10 +40,10 @@ class PolicyError(RuntimeError):
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """A handler that follows no redirect: urllib would replace POST by GET, and send the key to another host."""
+    """A handler that follows no redirect. urllib would replace POST by GET, and send the key to another host."""
 
     def redirect_request(self, *args: Any) -> None:
-        """Return no request, so the opener raises `HTTPError`."""
+        """Return None, so the opener raises `HTTPError`."""
 
 
 def add_server(parser: argparse.ArgumentParser, needs: str, admin: bool = True) -> None:
@@ -54,13 +56,13 @@ def add_server(parser: argparse.ArgumentParser, needs: str, admin: bool = True) 
 
 
 def find_keys(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
-    """Return the API key and the admin key, from the flags or the environment. A key that is not given is None."""
+    """Return the API key and the admin key from the flags or the environment. A key that is not given is None."""
     admin = getattr(arguments, "admin_api_key", None)
     return arguments.api_key or os.environ.get(API_KEY), admin or os.environ.get(ADMIN_API_KEY)
 
 
 class Client:
-    """A client of one server. Its methods raise `PolicyError` if the server refuses or does not answer.
+    """A client of one server. Its methods raise `PolicyError` if the server refuses a request or does not answer.
 
     Requests that change the server use the admin key, if there is one. All other requests use the API key.
     """
@@ -74,7 +76,7 @@ class Client:
             raise PolicyError(f"{url}: must be a URL such as http://127.0.0.1:30000, with a port from 1 to 65535")
         self.url = url.rstrip("/")
         if not all(key.isascii() and key.isprintable() for key in (api_key or "", admin_api_key or "")):
-            raise PolicyError("--api-key and --admin-api-key must be printable ASCII")  # an error prints no key
+            raise PolicyError("--api-key and --admin-api-key must be printable ASCII")  # an error must not print a key
         self._key, self._admin_key = api_key, admin_api_key or api_key
         self._proxy = find_proxy(url)
         scheme = urlsplit(url).scheme
@@ -82,7 +84,7 @@ class Client:
         self._answered_by = ""
 
     def get_policy(self) -> dict[str, Any]:
-        """Return the answer to GET /expert_policy. Its counters are not older than this call.
+        """Return the answer to GET /expert_policy, with counters that are not older than this call.
 
         The server reads its counters at most once in `COUNTING_PERIOD` seconds. If the answer contains older counters,
         wait for the rest of this time and send GET again.
@@ -94,17 +96,17 @@ class Client:
         return answer
 
     def set_policy(self, policy: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to POST /expert_policy with this policy."""
+        """Switch the server to `policy` with POST /expert_policy. Return the server's answer."""
         return self._check(self.ask(PATH, policy, SWITCH_TIMEOUT, admin=True))
 
     def flush(self) -> None:
-        """Flush the server's prefix cache, which may contain what was computed under another policy."""
+        """Flush the server's prefix cache, because its keys and values may be from another policy."""
         self.read("/flush_cache", {}, admin=True)
 
     def ask(
         self, path: str, body: dict[str, Any] | None = None, timeout: float = TIMEOUT, *, admin: bool = False
     ) -> Any:
-        """Return the JSON answer to a GET, or to a POST of `body`. With `admin`, the route needs the admin key."""
+        """Send GET, or POST if there is a `body`, and return the JSON answer. With `admin`, use the admin key."""
         text = self.read(path, body, timeout, admin=admin)
         try:
             return orjson.loads(text)
@@ -115,7 +117,7 @@ class Client:
     def read(
         self, path: str, body: dict[str, Any] | None = None, timeout: float = TIMEOUT, *, admin: bool = False
     ) -> bytes:
-        """Return the server's answer as bytes."""
+        """Send a request like `ask`, but return the answer as bytes."""
         try:
             data = None if body is None else orjson.dumps(body)
         except TypeError as error:  # an integer beyond 64 bits
@@ -157,7 +159,7 @@ def find_proxy(url: str) -> str | None:
 def describe_sender(headers: Message | None, proxy: str | None) -> str:
     """Return the end of an error line, which names the sender of an answer and the proxy.
 
-    The sender is omitted if it is SGLang's web server, and the proxy if there is none.
+    The sender is omitted if it is SGLang's web server. The proxy is omitted if there is none.
     """
     name = str(headers.get("Server", ""))[:80] if headers is not None else ""
     named = f"; answered by {name}" if name and name != SERVER else ""

@@ -55,7 +55,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def read_policy(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the body of a POST from the arguments. Raises ValueError for a policy or a file that cannot be sent."""
+    """Return the body of a POST for these arguments. Raises ValueError if the policy or the file is invalid."""
     body: dict[str, Any] = {}
     if arguments.policy:
         name, keys = parse_policy(arguments.policy)
@@ -76,7 +76,8 @@ def print_answer(answer: dict[str, Any]) -> None:
     """Print the active policy as a table of its keys, then the counts since the last switch."""
     console = open_console()
     table = Table("key", "value", "")
-    # A word for `mass`, such as "fast", stands for overrides by rows. So a user who gives a word also gives overrides.
+    # A word for `mass`, such as "fast", stands for overrides by number of rows. So a user who gives a word also gives
+    # `overrides`.
     overridden = {key for override in answer["in_force"].get("overrides", ()) for key in override}
     given = {*answer, "overrides"} if answer.keys() & overridden else {*answer}
     for key, value in answer["in_force"].items():

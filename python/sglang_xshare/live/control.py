@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 class Checked:
     """A switch that has passed its check and waits for its commit.
 
-    `epoch` identifies the POST. The commit of the same epoch makes the switch. `switches` is the number of switches at
-    the check. The commit is refused if this number has changed.
+    `epoch` identifies the POST. A commit with the same epoch makes the switch. `switches` is the number of switches at
+    the time of the check. If this number has changed, the commit is refused.
     """
 
     epoch: str
@@ -50,7 +50,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Former:
-    """The policy that was active before the commit of `epoch`, and the switch that had activated it."""
+    """The policy that was active before the commit of `epoch`, and the switch that had activated this policy."""
 
     epoch: str
     in_force: InForce
@@ -58,7 +58,7 @@ class Former:
 
 
 class Control:
-    """The answers of one scheduler, for its stage.
+    """The answers of one scheduler to control messages about its stage.
 
     Every rank handles the same messages in the same order between its steps, and all ranks check the same values. So
     all ranks switch between the same two steps, or no rank switches.
@@ -76,14 +76,14 @@ class Control:
     def get(self) -> dict[str, Any]:
         """Return the policy and its keys in the form that POST accepts, and further fields (see `ADDED`).
 
-        The counters are read at most once in `COUNTING_PERIOD` seconds, because a read waits for the device. At other
-        times, return the counters of the last read. `counted_ago` is their age in seconds.
+        The counters are read at most once in `COUNTING_PERIOD` seconds, because a read waits for the device. Between
+        two reads, the result contains the counters of the last read. `counted_ago` is their age in seconds.
         """
         stage = self.stage
-        if stage.in_force.batches.most is None:  # SGLang has decided the sizes, but no capture has read them yet
+        if stage.in_force.batches.most is None:  # SGLang has decided the sizes, but the stage has not read them
             stage.update_batches()
         in_force = stage.in_force
-        # All ranks of data-parallel attention count the same steps, so the first rank reports the counts.
+        # All ranks of data-parallel attention count the same steps, so only the first rank reports the counts.
         counts = is_first_rank()
         router = stage.layers[0].router
         return in_force.given | {
@@ -106,10 +106,10 @@ class Control:
         }
 
     def check(self, body: Mapping[str, Any], epoch: str) -> dict[str, Any]:
-        """Check a switch to the policy in `body` without making it, and keep it for the commit of `epoch`.
+        """Check a switch to the policy in `body`. Store the switch for the commit of the same `epoch`.
 
-        `body` has the keys of --expert-policy-config, "policy", and optionally "trial" and "recapture". Return the same
-        numbers of switches as `get`. Raises ValueError, with a message of one line, if the switch is refused.
+        `body` contains "policy", the keys of --expert-policy-config, and optionally "trial" and "recapture". Return the
+        same numbers of switches as `get`. Raises ValueError, with a message of one line, if the switch is refused.
         """
         self._checked = None  # all schedulers clear it, even if only one of them refuses this check
         schedule, is_trial, recaptures = self._read(body), body.get("trial", False), body.get("recapture", True)
@@ -130,11 +130,12 @@ class Control:
         return self._count_switches()
 
     def commit(self, epoch: str, number: int) -> dict[str, Any]:
-        """Make the switch that `check` has checked for the same epoch.
+        """Make the switch that `check` has stored for the same epoch.
 
-        `number` is the number that the switch gets. Return the answer of `get` with warnings. Raises ValueError, and
-        changes nothing, if the epoch is another one, or if the policy was switched after the check. If the switch
-        itself raises, `restore` must be called on all ranks, because all ranks must make the same number of switches.
+        The switch gets the given `number`. Return the answer of `get` with warnings. Raises ValueError, and changes
+        nothing, if the last check had another epoch, or if the policy was switched after the check. If the switch
+        itself raises, the caller must call `restore` on all ranks, because all ranks must make the same number of
+        switches.
         """
         stage, checked = self.stage, self._checked
         self._begin_comparing()
@@ -156,8 +157,8 @@ class Control:
     def restore(self, epoch: str, number: int) -> dict[str, Any]:
         """Undo the commit of `epoch`, even if the commit has failed halfway.
 
-        `number` is the number that the switch back gets. Do nothing if the last commit on this scheduler had another
-        epoch. Return whether the previous policy was restored.
+        The switch back gets the given `number`. If the last commit on this scheduler had another epoch, do nothing.
+        Return whether the previous policy was restored.
         """
         former = self._former
         self._begin_comparing()
@@ -170,15 +171,16 @@ class Control:
         return {"restored": True}
 
     def _begin_comparing(self) -> None:
-        """Restart the comparison of ranks, before anything that can raise.
+        """Restart the comparison of ranks. Call this method before any code that can raise.
 
-        Every rank must restart it, even if its switch fails, because all ranks compare after the same forward.
+        Every rank must restart the comparison, even if its switch fails, because all ranks compare after the same
+        forward.
         """
         if self.stage.agreement is not None:
             self.stage.agreement.begin()
 
     def warn_if_without_effect(self) -> None:
-        """In the first call, log a warning if the policy cannot act in any step.
+        """Log a warning if the policy cannot act in any step. Only the first call checks this.
 
         The checks at the start cannot find this, because SGLang decides later how many requests run at once.
         """
@@ -193,7 +195,7 @@ class Control:
                 logger.warning("--expert-policy %s: %s: %s", part.policy, missed, reason)
 
     def _read(self, body: Mapping[str, Any]) -> Schedule | None:
-        """Return the schedule of a POST, or None for vanilla. Raises ValueError if the keys make no valid policy."""
+        """Return the schedule of a POST, or None for vanilla. Raises ValueError if the keys are not a valid policy."""
         keys = {name: value for name, value in body.items() if name not in (*ADDED, *ASKED)}
         if "policy" not in keys:
             raise ValueError('policy must be given, in an object such as {"policy": "xshare", "k0": 1, "add": 6}')
@@ -225,16 +227,16 @@ class Control:
         return warnings
 
     def _count_switches(self) -> dict[str, Any]:
-        """Return how often this scheduler has switched in total, and how often by itself since the last POST.
+        """Return how often this scheduler has switched, and how often it has switched by itself since the last POST.
 
-        A scheduler switches to vanilla by itself if ranks disagree. The second number is None on all ranks except the
-        first, which reports the number for all ranks.
+        A scheduler switches to vanilla by itself if ranks disagree. The second number is for all ranks together. The
+        first rank reports it, and it is None on all other ranks.
         """
         last = self.stage.last_switch
         return {"switches": last.number, "own_switches": last.number - last.posted if is_first_rank() else None}
 
     def _read_counters(self) -> dict[str, Any]:
-        """Return the counters, the counters since the last switch, and the age of both in seconds."""
+        """Return all counters, the counters since the last switch, and the age of both in seconds."""
         stage, now = self.stage, time.monotonic()
         switches = stage.last_switch.number
         if self._latest is None or now - self._latest[0] >= COUNTING_PERIOD or switches != self._latest[1]:
@@ -245,7 +247,7 @@ class Control:
         return counts | {"counted_ago": now - at}
 
     def _count(self, reader: Reader) -> dict[str, Any]:
-        """Return the counts since a reader's last read, in total and by MoE layer. Wait for the device."""
+        """Wait for the device, and return the counts since the last read of `reader`, in total and by MoE layer."""
         interval, rows = reader.look()
         names = self.stage.acting.counters.names
         layers = [
@@ -256,7 +258,7 @@ class Control:
 
 
 def handle(control: Control | None, depth: DepthReport | None, scheduler: Any, request: Any) -> Any:
-    """Return the answer to a control message as SGLang's output. Never raise, because that would end the scheduler.
+    """Return the answer to a control message as SGLang's output object. Never raise: an error would end the scheduler.
 
     `control` is None on a server without a policy. `depth` is None on a server that does not choose the draft depth. A
     server with only `depth` answers GET, but not POST.

@@ -1,4 +1,4 @@
-"""All schedulers of one server: one merged answer to GET, and a switch that is made by all of them or by none."""
+"""The schedulers of one server: their answers to GET are merged, and all of them make a switch or none does."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,11 +19,11 @@ MEANS = {
     "mean_page_ins_before": "page_ins_before",
     "mean_page_ins": "page_ins",
 }
-"""The means over layers and steps, each with the name of the total from which it is computed."""
+"""The means over layers and steps, each with the name of its total."""
 
 
 class Refusal(ValueError):
-    """A refusal by schedulers, in one line. `status` is the status of the HTTP answer."""
+    """The refusal of a request by schedulers, in one line. `status` is the HTTP status of the answer."""
 
     def __init__(self, line: str, status: int = 400) -> None:
         super().__init__(line)
@@ -50,8 +50,8 @@ class Replicas:
     async def switch(self, body: dict[str, Any]) -> dict[str, Any]:
         """Switch all schedulers to the policy in `body`, and return their merged answer.
 
-        All schedulers check the switch before any of them commits it. Raises `Refusal` if one of them refuses. Every
-        scheduler then has its previous policy.
+        All schedulers check the switch before any of them commits it. Raises `Refusal` if one of them refuses. All
+        schedulers then have the previous policy, unless the error reports that it was not restored.
         """
         async with self._lock:
             epoch = uuid4().hex
@@ -82,8 +82,9 @@ class Replicas:
     async def _ask(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         """Send a message to all schedulers, and return the answer of each.
 
-        There is one scheduler for each replica, or for each rank of data-parallel attention. Raises `Refusal` with
-        status 400 if all schedulers refuse, and with 500 if only some refuse or if one has an internal error.
+        There is one scheduler for each replica, or for each rank of data-parallel attention. Raises `Refusal` if any
+        scheduler refuses. The status is 400 if all schedulers refuse. It is 500 if only some refuse, or if one has an
+        internal error.
         """
         outputs = await self._find_manager().dumper_control(DumperControlReqInput(method=METHOD, body=body))
         refusals = [output.error for output in outputs if not output.success]
@@ -97,18 +98,18 @@ class Replicas:
 def count_switches(answers: list[dict[str, Any]]) -> int:
     """Return the number of switches of a server.
 
-    This is the number of the last POST, plus the switches that replicas have made by themselves since that POST.
+    This is the number of the last switch by a POST, plus the switches that replicas have made by themselves since then.
     """
-    # All ranks of data-parallel attention switch to vanilla together, so only the first of them counts.
+    # All ranks of data-parallel attention switch to vanilla together, so only the first rank's number is added.
     first = [answer for answer in answers if answer["own_switches"] is not None]
     own = [int(answer["own_switches"]) for answer in first]
     return max(int(answer["switches"]) - count for answer, count in zip(first, own, strict=True)) + sum(own)
 
 
 def merge(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return one answer for several schedulers, with the sum of their counts.
+    """Merge the answers of several schedulers into one, and add up their counts.
 
-    If a replica has switched to vanilla by itself, the answer contains the policy of this replica. A server without a
+    If a replica has switched to vanilla by itself, the result contains the policy of this replica. A server without a
     policy has no counts, so the result is the answer of the first scheduler.
     """
     if "switches" not in answers[0]:

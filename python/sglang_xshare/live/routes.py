@@ -1,8 +1,8 @@
 """The routes GET and POST /expert_policy, in the server's process.
 
-Each route sends one of SGLang's control messages to every scheduler. A scheduler broadcasts the message to its ranks,
-and all of these ranks handle the message between the same two steps. GET needs the key of `/generate`, and POST needs
-the key of the routes that administer the server.
+Each route sends one of SGLang's control messages to every scheduler. A scheduler broadcasts the message to its ranks.
+All of these ranks handle the message between the same two steps. GET needs the same key as `/generate`. POST needs the
+same key as the routes that administer the server.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from .replicas import Refusal, Replicas
 
 
 def add_routes(app: FastAPI, find_manager: Callable[[], Any]) -> None:
-    """Add both routes. `find_manager`, called when a request arrives, returns SGLang's TokenizerManager."""
+    """Add both routes. `find_manager` returns SGLang's TokenizerManager, and is called for each request."""
     replicas = Replicas(find_manager)
 
     @app.get(PATH)

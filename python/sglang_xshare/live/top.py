@@ -26,7 +26,7 @@ METRICS = "/metrics"
 SPEED, ACCEPTED = "sglang:gen_throughput", "sglang:spec_accept_length"
 RUNNING, QUEUED = "sglang:num_running_reqs", "sglang:num_queue_reqs"
 HEADER = 13
-"""The number of lines above the layers. A policy's keys may take several of these lines."""
+"""The number of lines above the table of layers. A policy's keys may take several of these lines."""
 BAR = 10
 """The width of a bar in characters. With this width, three tables of layers fit in 160 columns."""
 
@@ -35,7 +35,7 @@ BAR = 10
 class Look:
     """The state of a server at one time.
 
-    `answer` is the answer to GET /expert_policy. `gauges` contains the values of each gauge, one for each replica.
+    `answer` is the answer to GET /expert_policy. `gauges` maps the name of each gauge to one value for each replica.
     `time` is in seconds.
     """
 
@@ -45,14 +45,14 @@ class Look:
 
     @property
     def layers(self) -> list[dict[str, Any]]:
-        """The counts of each MoE layer since the last switch, empty for a server without a policy."""
+        """The counts of each MoE layer since the last switch. The list is empty for a server without a policy."""
         return list(self.answer.get("since_switch", {}).get("by_layer", ()))
 
 
 def look(client: Client) -> Look:
     """Return the current state of a server.
 
-    Raises `PolicyError` if the server refuses or does not answer, or if it has no policy or no metrics.
+    Raises `PolicyError` if the server refuses, if it does not answer, or if it has no metrics.
     """
     answer = client.get_policy()
     if "since_switch" in answer and "by_layer" not in (answer["since_switch"] or {}):
@@ -69,9 +69,9 @@ def look(client: Client) -> Look:
 
 
 def read_gauges(text: str) -> dict[str, list[float]]:
-    """Return the values of each gauge from prometheus's text, one value for each replica.
+    """Read the gauges from prometheus's text format. Return one value of each gauge for each replica.
 
-    Raises `PolicyError` for any other text.
+    Raises `PolicyError` if the text has another format.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -121,11 +121,12 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def draw(url: str, now: Look, before: Look | None, lines: int) -> RenderableType:
-    """Return the screen with the counts between the looks `before` and `now`.
+    """Return the screen that `top` shows.
 
-    If `before` is None, the counts begin at the last switch. A column has at most `lines` layers. Speed and accepted
-    length are SGLang's gauges of its last log interval. The speed is the sum over replicas in tokens/s, and the
-    accepted length is the mean over replicas in tokens per verification.
+    The counts are those between the looks `before` and `now`. If `before` is None, the counts begin at the last switch.
+    A column has at most `lines` layers. Speed and accepted length are SGLang's gauges of its last log interval. The
+    speed is the sum over replicas in tokens/s. The accepted length is the mean over replicas in tokens per
+    verification.
     """
     answer, gauges = now.answer, now.gauges
     plan = {name: value for name, value in answer["in_force"].items() if value is not None and value != []}
@@ -154,7 +155,7 @@ def draw(url: str, now: Look, before: Look | None, lines: int) -> RenderableType
 
 
 def describe_depths(depths: dict[str, Any]) -> str:
-    """Return one line with the depth, tokens and step time of each batch size, from the answer's `draft_depth`."""
+    """Return one line with the draft depth, the tokens and the step time of each batch size."""
     sizes = [
         f"{one['batch_size']}: {one['depth']} ({one['tokens']:.2f} tokens in {_number(one['ms'], 1)} ms)"
         for one in depths["batch_sizes"]

@@ -1,1 +1,1 @@
-"""The expert-selection stage: the code around a loaded model that runs in every step."""
+"""The expert-selection stage: code that selects experts in each step of a loaded model, and reports the selections."""

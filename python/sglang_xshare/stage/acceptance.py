@@ -1,4 +1,4 @@
-"""An estimate of the chance that a draft is accepted, for policies with `acceptance` "auto"."""
+"""The estimated chance that a draft token is accepted, which policies with `acceptance: "auto"` use."""
 
 import logging
 from collections.abc import Callable
@@ -8,30 +8,31 @@ from ..policies.plan import MOST_LIKELY
 from .record.agreement import is_due
 
 FIRST = 64
-"""When a server starts, its counts contain this number of verifications, with all drafts accepted. So the first real
-verifications lower the estimate slowly: a few verifications prove nothing, and an estimate that is too high is safe
-(benchmark/quality).
+"""When a server starts, its counts already contain this number of verifications whose drafts were all accepted. So the
+first real verifications lower the estimate slowly. A few verifications prove little, and an estimate that is too high
+is safe (benchmark/quality).
 """
 MEMORY = 8192
-"""The maximum number of counted verifications. Above this number, all counts are halved to follow the traffic."""
+"""The maximum number of counted verifications. Above it, all counts are halved, so the estimate follows recent traffic.
+"""
 MUCH = 1 / 8
-"""The smallest change of the estimate that is logged."""
+"""The smallest change of the estimate that the server logs."""
 GRID = [count / 64 for count in range(63, 0, -1)]
-"""The values that an estimate can have."""
+"""The possible values of the estimate."""
 
 logger = logging.getLogger(__name__)
 
 
 class Acceptance:
-    """The estimate of one scheduler, from the accepted drafts of its requests.
+    """The estimated chance that a draft is accepted. Each scheduler has its own estimate for its requests.
 
-    `width` is the maximum number of tokens that a request gets from a verify step: all drafts of a chain or of one path
-    of a tree, plus one. `width` is 1 without speculative decoding. The host counts the drafts, and all ranks have the
-    same estimate after the same forward.
+    `width` is the maximum number of tokens that a request gets from a verify step. This is the number of drafts in a
+    chain, or in one path of a draft tree, plus one. Without speculative decoding, `width` is 1. The host counts the
+    drafts. After the same forward, all ranks have the same estimate.
 
-    If the server changes the draft depth, requests are not counted, because the mean accepted length depends on the
-    depth. Instead `find_share` returns the share of accepted drafts among the drafts whose predecessors were all
-    accepted, or None if there was no draft yet.
+    If the server changes the draft depth, the mean accepted length depends on the depth, so the requests' drafts are
+    not counted. Instead, `find_share` returns the share of drafts that were accepted, among the drafts whose
+    predecessors were all accepted. It returns None before the first draft.
     """
 
     def __init__(self, width: int = 1, find_share: Callable[[], float | None] | None = None) -> None:
@@ -43,11 +44,11 @@ class Acceptance:
 
     @property
     def estimate(self) -> float | None:
-        """The estimated chance, or None without drafts."""
+        """The estimated chance, or None without speculative decoding."""
         return self.number if self.width > 1 else None
 
     def count(self, req: Any) -> None:
-        """Count the accepted drafts of a request after it has received the result of a forward."""
+        """Count a request's verifications and accepted drafts since the last call for this request."""
         if self.width == 1 or self._find_share is not None:
             return
         verified, accepted = getattr(req, "expert_policy_drafts", (0, 0))
@@ -67,7 +68,7 @@ class Acceptance:
         return self.number != former
 
     def read(self) -> float:
-        """Return the estimate from the counts so far, or from `find_share` if it is given."""
+        """Return a new estimate. Use `find_share` if it is given, else the counts."""
         if self._find_share is not None:
             share = self._find_share()
             return self.number if share is None else find_nearest(share)
@@ -77,23 +78,23 @@ class Acceptance:
 
 
 def estimate(drafts: float, width: int) -> float:
-    """Return the chance that one draft is accepted, from the mean number of accepted drafts.
+    """Compute the chance that one draft is accepted from the mean number of accepted drafts.
 
-    `drafts` is this mean number, out of `width` - 1 drafts. A draft is accepted only if all earlier drafts are
-    accepted. The chance is a multiple of 1 / 64 from 1 / 64 to 63 / 64.
+    `drafts` is the mean number of accepted drafts in a verification of `width` - 1 drafts. A draft can be accepted only
+    if all earlier drafts are accepted. The result is a multiple of 1 / 64, between 1 / 64 and 63 / 64.
     """
     return min(GRID, key=lambda chance: abs(_expect(chance, width) - drafts))
 
 
 def find_nearest(chance: float) -> float:
-    """Return the multiple of 1 / 64 from 1 / 64 to 63 / 64 that is nearest to `chance`."""
+    """Round `chance` to a multiple of 1 / 64, between 1 / 64 and 63 / 64."""
     return min(GRID, key=lambda one: abs(one - chance))
 
 
 def _expect(chance: float, width: int) -> float:
-    """Return the sum of `chance`, `chance`^2, ... with `width` - 1 terms.
+    """Return `chance` + `chance`^2 + ... + `chance`^(`width` - 1).
 
-    Only products and sums are used, because all machines round these alike.
+    The function uses only products and sums, because all machines round them in the same way.
     """
     total = 0.0
     for _ in range(width - 1):

@@ -1,4 +1,4 @@
-"""Exact requests, whose outputs no policy may change, and their rows in the current forward."""
+"""Exact requests and their rows in the current forward. No policy may change the output of an exact request."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,15 +23,14 @@ ATTACHED = (
 
 
 class Exact:
-    """The exact requests of one scheduler, and a flag for each row of a forward that marks the rows of exact requests.
+    """The exact requests of one scheduler, and flags that mark their rows in a forward.
 
-    `requests` contains the exact requests by id, as long as SGLang keeps them. Captured graphs read the flags in each
-    replay. So the flags are written on the forward's stream, before each forward whose exact rows differ from those of
-    the previous forward.
+    `requests` maps the id of each exact request to the request. SGLang keeps the requests alive, and an entry
+    disappears with its request. Captured CUDA graphs read the flags in each replay. So the flags are written before a
+    forward, on the stream of the forward. They are written only if the exact rows have changed since the last write.
 
-    With `low_first`, lower priority numbers are served first. `refusal` is the error for exact requests on a server
-    that cannot serve them. With `ignores_asked`, a request that asks to be exact is treated like a request without a
-    choice.
+    `low_first` is True if SGLang serves requests with a lower priority number first. `refusal` is an error message if
+    the server cannot serve exact requests, else None. With `ignores_asked`, requests cannot ask to be exact.
     """
 
     def __init__(
@@ -43,12 +42,14 @@ class Exact:
         self._written: list[int] = []
 
     def admit(self, req: Any, rule: Rule, is_attached: bool = False) -> None:
-        """Decide whether an arriving request is exact in all of its steps, and set its `expert_policy_exact`.
+        """Decide whether an arriving request is exact, and store the decision in `req.expert_policy_exact`.
 
-        `expert_policy_exact` is True for an exact request. It is False for a request that asked to be exact and is not,
-        and None for any other request. All ranks decide alike. Exact requests share cached prefixes only with exact
-        requests, because the keys and values of all other requests are computed under a policy. With `is_attached`, the
-        cache has a storage backend, so an exact request is aborted.
+        This attribute is True for an exact request. It is False if the request asked to be exact but is not. Otherwise
+        it is None. All ranks make the same decision, and it holds for all steps of the request.
+
+        An exact request shares cached prefixes only with other exact requests, because the keys and values of all other
+        requests are computed under a policy. With `is_attached`, the cache has a storage backend, so an exact request
+        is aborted.
         """
         if hasattr(req, "expert_policy_exact"):  # a retracted request arrives again
             return
@@ -58,8 +59,8 @@ class Exact:
         asked = read_asked(req.sampling_params.custom_params, routing_key)
         said = None if asked and self._ignores_asked else asked
         exact = applies(rule, req.priority, self._low_first) if said is None else said
-        # A beam search cannot be exact: SGLang puts its further rows after the rows of all requests, and `rids` does
-        # not contain them.
+        # A beam search cannot be exact: SGLang puts the rows of its further beams after the rows of all requests, and
+        # `rids` does not contain these rows.
         exact = exact and getattr(req, "beam_group", None) is None
         req.expert_policy_exact = exact or (False if asked else None)
         session = getattr(req, "session", None)
@@ -80,11 +81,11 @@ class Exact:
 
     @property
     def is_used(self) -> bool:
-        """True if there is an exact request now, or if the last forward had exact rows."""
+        """True if there is an exact request now, or if the last written flags mark any row."""
         return bool(self.requests or self._written)
 
     def write(self, rids: Sequence[str], tokens_per_request: int) -> None:
-        """Write the flags for the rows of a decode or verify forward, without waiting for the device.
+        """Write the flags for a decode or verify forward. The host does not wait for the device.
 
         `rids` are the ids of the forward's requests, in the order of their rows.
         """
@@ -101,13 +102,13 @@ class Exact:
             self._written = exact
 
     def read(self, rows: int) -> torch.Tensor:
-        """Return flags [rows] bool, True for rows of exact requests. A graph reads the flags again in each replay."""
+        """Return a mask [rows] bool that is True for rows of exact requests. A graph reads it again in each replay."""
         return self._flags[:rows]
 
     def find(self, rows: int) -> torch.Tensor | None:
-        """Return the flags like `read`, or None if no row of the step can be exact.
+        """Return the mask of `read`, or None if no row of the step can be exact.
 
-        A CPU server has no CUDA graphs, so it returns None if the last write has set no flag. A GPU server always
-        returns the flags, because a captured step may be replayed with exact rows later.
+        A CPU server has no CUDA graphs, so the result is None if no flag is set. A GPU server always returns the mask,
+        because a captured step may be replayed later with exact rows.
         """
         return self.read(rows) if self._written or not self._flags.is_cpu else None

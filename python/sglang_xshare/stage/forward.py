@@ -1,4 +1,4 @@
-"""The wrappers that a stage puts around SGLang's calls after a model has loaded."""
+"""Wrappers that call the stage in every forward of a loaded model."""
 
 import functools
 from typing import Any
@@ -11,7 +11,7 @@ from .switch import compare_ranks
 
 
 def wrap_calls(model_runner: Any, reports: Reports) -> None:
-    """Put a stage around a loaded model, and the stage's reports around the model runner."""
+    """Wrap a loaded model and its model runner. The wrappers call the stage and update its reports."""
     stage = reports.stage
     wrap_model(model_runner.model, stage)
     wrap_runner(model_runner, reports)
@@ -20,7 +20,7 @@ def wrap_calls(model_runner: Any, reports: Reports) -> None:
 
 
 def wrap_model(model: Any, stage: Stage) -> None:
-    """Let the stage run the model's forward in eager steps and captures. A replay does not call this forward."""
+    """Wrap `model.forward`, so the stage runs it in eager steps and captures. A graph replay does not call it."""
     forward = model.forward
 
     @functools.wraps(forward)  # upstream inspects the signature for pipeline parallelism
@@ -32,11 +32,11 @@ def wrap_model(model: Any, stage: Stage) -> None:
 
 
 def wrap_runner(model_runner: Any, reports: Reports) -> None:
-    """Call the stage and its reports around every forward of the model runner.
+    """Wrap `ModelRunner.forward`: prepare the stage before each forward, and update its reports afterwards.
 
-    SGLang calls `ModelRunner.forward` in every step, even in graph replays, which do not call the model's forward.
-    Ranks compare their selections here, outside of CUDA graphs. The counts of a forward are attached to its logits, and
-    reach the requests with them.
+    SGLang calls `ModelRunner.forward` in every step. It does so even for a graph replay, which does not call the
+    model's forward. The ranks compare their selections here, outside of CUDA graphs. The record of the forward is
+    attached to the output logits. The scheduler finds it there and counts it for each request.
     """
     stage, forward = reports.stage, model_runner.forward
 
@@ -60,7 +60,7 @@ def wrap_runner(model_runner: Any, reports: Reports) -> None:
 
 
 def wrap_router(router: Any, stage: Stage) -> None:
-    """Let a `TopK` without rows take part in the gather, because the other ranks wait for its part."""
+    """Wrap `TopK.empty_topk_output`. A rank without rows must join the gather, because the other ranks wait for it."""
     answer_empty = router.empty_topk_output
 
     def select_and_answer(*args: Any, **kwargs: Any) -> Any:

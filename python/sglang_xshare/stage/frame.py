@@ -1,4 +1,4 @@
-"""A forward of the model runner, with the assignment and the selection of each MoE layer."""
+"""The state of one forward, with the assignment and the selection of each MoE layer."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class PolicyBypassed(RuntimeError):
-    """An error that stops the server, because an MoE layer with a plan did not select experts in a step."""
+    """An error that stops the server: an MoE layer with a plan did not select experts in a step."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """The task of one MoE layer in all forwards with the same `StepKey`.
+    """The instructions for one MoE layer, which are the same in all forwards with the same `StepKey`.
 
     - `plan`: the plan by which the layer selects experts. If it is None, the layer routes as the model does.
     - `reason`: the reason why the layer has no plan. In a prefill both `plan` and `reason` are None.
-    - `buffer`: a captured graph reads the plan's numbers from this buffer, and a switch writes to it.
-    - `fits`: True if all active experts fit the layer's page slots for all logits, or if experts are not paged.
+    - `buffer`: the buffer from which a captured graph reads the plan's numbers. A switch writes new numbers to it.
+    - `fits`: True if the layer cannot have more active experts than page slots, or if experts are not paged.
     - `observed`: the plans that `observe` compares, one for each observed lane.
     """
 
@@ -45,10 +45,10 @@ class ModelForward:
 
     - `step`: the step of the forward, or None in a prefill.
     - `assignments`: the assignment of each MoE layer.
-    - `selections`: the selection of each MoE layer. It is None if the layer has no plan or has not run yet.
-    - `tallies`: one tally for the acting lane, or under `observe` one tally for each observed lane.
+    - `selections`: the selection of each MoE layer, or None for a layer that has no plan or has not run yet.
+    - `tallies`: the tally of the acting lane. Under `observe`, the tally of each observed lane instead.
     - `residents`: the loaded experts if experts are paged, else None.
-    - `offer`: the alignment that the last layer has offered to its MoE runner.
+    - `offer`: the last alignment that an MoE layer has offered to its runner.
     """
 
     step: Step | None
@@ -62,7 +62,7 @@ class ModelForward:
         self.selections = [None] * len(self.assignments)
 
     def find_batch(self, index: int) -> Batch:
-        """Return the step's batch, with the loaded experts of the layer at `index` if experts are paged."""
+        """Return the step's batch. If experts are paged, it contains the loaded experts of the layer at `index`."""
         assert self.step is not None
         if self.residents is None:
             return self.step.batch
@@ -83,15 +83,20 @@ class ModelForward:
 
 @dataclass(eq=False)
 class Frame:
-    """A forward of the model runner, or of the model alone when SGLang captures CUDA graphs or warms up.
+    """A running forward of the model runner.
 
-    `key` is the key of the runner's batch, or None if the forward is neither a decode nor a verify step. The executed
-    step may have more rows than `key`, because SGLang pads the batch to a captured size, or to equal rows on all
-    attention ranks.
+    When SGLang captures CUDA graphs or warms up, it calls the model without the runner. A frame then describes only
+    this forward of the model.
 
-    `outcome` is the name under which the forward is counted. It is None until the model's forward begins. It stays None
-    in a replay of a CUDA graph, because a replay does not call the model's forward. It is "no_context" if a layer
-    routes outside of the model's forward. `model_forward` is set while the model's forward runs.
+    `key` is the key of the runner's batch. It is None if the forward is neither a decode nor a verify step. The
+    executed step may have more rows than `key`, because SGLang pads a batch to a captured size, or to the same number
+    of rows on all attention ranks.
+
+    `outcome` is the name under which the forward is counted, such as "policy" or "prefill". It is None until the
+    model's forward begins. It stays None in a graph replay, because a replay does not call the model's forward. It is
+    "no_context" if a layer routes outside of the model's forward.
+
+    `model_forward` is set while the model's forward runs.
     """
 
     key: StepKey | None = None
@@ -106,5 +111,5 @@ class CurrentFrame:
 
     @property
     def model_forward(self) -> ModelForward | None:
-        """The running forward of the model, or None if no forward of the model runs."""
+        """The running forward of the model, or None if the model does not run."""
         return None if self.frame is None else self.frame.model_forward

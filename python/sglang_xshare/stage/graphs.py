@@ -1,4 +1,4 @@
-"""The captured CUDA graphs, with the plans of each graph and the numbers that its next replay reads."""
+"""The captured CUDA graphs, their plans, and the buffers from which replays read numbers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Changes:
-    """The changes of the captured graphs in a switch.
+    """The changes that a switch makes to the captured CUDA graphs.
 
-    `writes` has the plans to write to buffers. `misfits` has the graphs that cannot follow the new policy, by reason.
+    Each entry of `writes` contains the key of a graph, a buffer of this graph, and the plan to write to this buffer.
+    `misfits` maps each reason to the graphs that cannot follow the new policy for this reason.
     """
 
     writes: list[tuple[StepKey, Budgets, SelectionPlan]]
@@ -31,38 +32,39 @@ class Changes:
 
 
 class Graphs:
-    """The captured decode and verify graphs of a server, which are found by their keys.
+    """The captured decode and verify graphs of a server. Each graph is found by its `StepKey`.
 
-    In a replay each layer launches the selection kernel of the plan that it had at the capture. A layer that had no
-    plan at the capture launches no selection kernel. The kernel reads the plan's numbers, such as budgets and
-    thresholds, from a buffer. Each layer of each graph has its own buffer, and a switch writes to it.
+    A replay launches the kernels that were captured. If a layer had a plan at the capture, the graph contains the
+    selection kernel of this plan. The kernel reads the plan's numbers, such as budgets and thresholds, from a buffer.
+    Each layer of each graph has its own buffer. A switch writes the numbers of the new plan to this buffer.
     """
 
     def __init__(self, lost: bool = False) -> None:
         self.lost = lost
         """True if the last capture has failed, so the server runs without graphs."""
         self.captured: dict[StepKey, dict[Layer, Assignment]] = {}
-        """The assignment of each layer at the capture of a graph, by the graph's key."""
+        """The assignment that each layer had when a graph was captured. The outer key is the key of the graph."""
         self.stale: frozenset[StepKey] = frozenset()
         """The graphs that are not replayed, because they cannot follow the active policy.
 
-        Only a switch to vanilla makes graphs stale. Any other switch captures the graphs again or is refused.
+        Only a switch to vanilla makes graphs stale. If graphs cannot follow another policy, the switch to this policy
+        captures all graphs again or is refused.
         """
         self._lanes: Sequence[Lane] = ()
-        """The observed lanes. The graphs write to the counters of these lanes."""
+        """The observed lanes at the last capture. The graphs write to the counters of these lanes."""
         self._prepared: dict[StepKey, list[Assignment]] = {}
-        """The assignments for the next capture of each graph, by the graph's key. They contain the graph's buffers."""
+        """The assignments for the next capture of each graph, with new buffers. The key is the key of the graph."""
         self._found: dict[StepKey, StepKey] = {}
         """The results of `find_key` since the last capture."""
 
     @property
     def rows(self) -> list[int]:
-        """The captured batch sizes, in rows."""
+        """The numbers of rows for which graphs were captured, in ascending order."""
         return sorted({key.rows for key in self.captured})
 
     @property
     def selecting(self) -> list[int]:
-        """The captured batch sizes whose graphs select experts in some layer."""
+        """The numbers of rows of the graphs that select experts in some layer, in ascending order."""
         return sorted({key.rows for key, layers in self.captured.items() if any(kept.plan for kept in layers.values())})
 
     @property
@@ -71,14 +73,14 @@ class Graphs:
         return any(kept.plan and kept.plan.by_depth for layers in self.captured.values() for kept in layers.values())
 
     def find_key(self, key: StepKey) -> StepKey:
-        """Return the key of the smallest graph that can run a step of `key`, or `key` if there is no such graph."""
+        """Return the key of the smallest graph that can run a step with `key`, or `key` if there is no such graph."""
         if key not in self._found:
             alike = (graph for graph in self.captured if graph._replace(rows=key.rows) == key)
             self._found[key] = min((graph for graph in alike if graph.rows >= key.rows), default=key)
         return self._found[key]
 
     def prepare(self, layers: Sequence[Layer], step: Step, model_forward: ModelForward) -> None:
-        """Create the buffers of a graph in the eager step before its capture, which cannot copy from the host."""
+        """Create a graph's buffers in the eager step before its capture: a capture cannot copy from the host."""
         if step.key in self._prepared or (step.key in self.captured and step.key not in self.stale):
             return
         from ..selection.triton_kernel import supports
@@ -96,11 +98,13 @@ class Graphs:
     def assign_for_capture(self, key: StepKey, in_force: InForce) -> list[Assignment]:
         """Return the assignment of each layer in a step that is being captured.
 
-        The assignment has a buffer if the layer's kernel reads one. SGLang captures a graph again after a weight update
-        with `recapture_cuda_graph`. The layers then keep the kernels of their first plans, and the buffers contain the
-        numbers of the active plans. A kernel for the active plan might leave out code that the first plan needs, so a
-        switch back could be impossible. The kernels of the first plans are already compiled, as a capture requires. A
-        stale graph is captured with the active plans.
+        An assignment contains a buffer if the layer's kernel reads its numbers from a buffer.
+
+        After a weight update with `recapture_cuda_graph`, SGLang captures the same graphs again. Each layer then keeps
+        the kernel of its first plan, and the buffer contains the numbers of the active plan. A kernel for the active
+        plan might lack code that the first plan needs, so a later switch back could be impossible. The kernel of the
+        first plan is also compiled already, as a capture requires. A stale graph is captured with the active plans
+        instead.
         """
         self._lanes, self.lost = in_force.lanes, False
         if key not in self.captured or key in self.stale:
@@ -111,7 +115,7 @@ class Graphs:
         return list(self.captured[key].values())
 
     def find_changes(self, in_force: InForce) -> Changes:
-        """Return the changes of the graphs for a switch to the policy `in_force`."""
+        """Return the changes that a switch to the policy `in_force` would make to the graphs."""
         writes: list[tuple[StepKey, Budgets, SelectionPlan]] = []
         misfits: dict[str, set[StepKey]] = {}
         for key, layers in self.captured.items():
@@ -125,7 +129,7 @@ class Graphs:
         return Changes(writes, misfits)
 
     def follow(self, changes: Changes) -> None:
-        """Write the numbers that the next replays read. Graphs that cannot follow the new policy become stale."""
+        """Write the numbers of the new plans to the buffers. Mark graphs that cannot follow the new policy as stale."""
         self.stale = frozenset[StepKey]().union(*changes.misfits.values())
         for key, budgets, plan in changes.writes:
             if key not in self.stale:
@@ -133,10 +137,10 @@ class Graphs:
         self._prepared.clear()  # these buffers contain the previous plans' numbers
 
     def weigh(self, in_force: InForce, acceptance: float) -> None:
-        """Write the estimated acceptance chance of drafts to the buffers of all plans that use this estimate.
+        """Write the new acceptance estimate to the buffers of all plans that use the estimate.
 
         The writes run on the current stream, and the host does not wait for them. A layer without a buffer keeps the
-        estimate that it was captured with.
+        estimate with which it was captured.
         """
         self._prepared.clear()  # these buffers contain the previous estimate
         schedule, buffers = in_force.schedule, []
@@ -158,20 +162,21 @@ class Graphs:
     def _find_target(
         self, layer: Layer, captured: Assignment, found: Assignment, in_force: InForce
     ) -> tuple[Budgets, SelectionPlan] | None:
-        """Return a layer's buffer and the plan to write to it, or None if there is nothing to write.
+        """Return a layer's buffer and the plan to write to this buffer, or None if there is nothing to write.
 
         Raises ValueError if the captured graph cannot follow the policy.
         """
         # This check comes first. A graph whose experts do not fit the page slots now may be replayed later, and would
-        # then write to the counters of the lanes.
+        # then write to the counters of the previous lanes.
         if list(in_force.lanes) != list(self._lanes):
             raise ValueError("the plans that observe compares have changed since the capture")
         if in_force.observes or not found.fits:
-            # Under `observe` no kernel reads a buffer. A step whose experts do not fit is never replayed (see
-            # `allows_graph`).
+            # Under `observe`, no kernel reads a buffer. A step whose experts do not fit the page slots is never
+            # replayed (see `allows_graph`).
             return None
         then = found.plan
-        # For VANILLA and for no plan, the kernel runs `open_up`'s plan: each row's own top-k, with padding masked.
+        # For VANILLA, and for a layer without a plan, the kernel runs the plan of `open_up`. This plan keeps each row's
+        # own top-k and masks padding rows.
         changes = None if then is VANILLA else then
         if captured.plan is None:
             if changes is not None:

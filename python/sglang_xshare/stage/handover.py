@@ -1,9 +1,9 @@
 """The alignment that an MoE layer offers to SGLang's fused MoE runner.
 
 An alignment lists (row, slot) pairs sorted by expert. The patch of `_prepare_fused_moe_run` calls `align` instead of
-SGLang's `moe_align_block_size`. The model's forward holds the last offer. `align` finds the offer by the storage and
-the shape of the expert ids, and uses an offer once. The offer keeps its ids alive, so no other tensor can get their
-storage.
+SGLang's `moe_align_block_size`. `ModelForward.offer` is the last offer. The runner may use this offer only once, and
+only for the expert ids for which it was made. `align` recognizes these ids by their storage and their shape. An offer
+keeps its ids alive, so no other tensor can get the same storage.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Offer:
     """An offered alignment, and the expert ids for which it was made.
 
-    `ids` [n, columns] are numbers from 0 to `num_experts` - 1. `untaken` is the layer's set of row counts for which the
-    runner has not taken the last offer. `is_used` becomes True when the runner is called with these ids.
+    `ids` [n, columns] contains expert ids from 0 to `num_experts` - 1. `untaken` contains the numbers of rows for which
+    the layer's runner has not used the last offer. `is_used` becomes True when the runner is called with these ids.
     """
 
     ids: torch.Tensor
@@ -38,8 +38,8 @@ is_prebuilt = True
 """True if layers offer alignments. A benchmark sets this flag to False to measure the difference."""
 taken: Counter[str] = Counter()
 """The number of runner calls that found an offer. "prebuilt" counts the calls that used the offered alignment, and
-"upstream" counts the calls that did not use it. Only eager steps and captures are counted, because no Python code runs
-in a replay.
+"upstream" counts the calls that did not use it. Only eager steps and captures are counted, because a replay runs no
+Python code.
 """
 
 
@@ -50,10 +50,10 @@ def align(
     block_size: int,
     num_experts: int,
 ) -> tuple[torch.Tensor, ...]:
-    """Return (sorted_token_ids, expert_ids, num_tokens_post_padded) of `ids` [n, columns], like `upstream`.
+    """Return (sorted_token_ids, expert_ids, num_tokens_post_padded), as `upstream` does.
 
-    `upstream` is SGLang's own function. If the offer `made` is for exactly these ids and this block size, return the
-    offered alignment, and do not call `upstream`.
+    `upstream` is SGLang's `moe_align_block_size`, and `ids` [n, columns] contains expert ids. `made` is the last offer.
+    If it was made for these ids and this block size, return its alignment, and do not call `upstream`.
     """
     if made is None or made.is_used or not _is_of(made, ids, num_experts):
         return upstream(ids, block_size, num_experts)
@@ -68,13 +68,13 @@ def align(
     taken["prebuilt"] += 1
     pairs, experts, total = made.alignment
     # The selection kernel allocates one block for each pair. The runner launches one program for each block of these
-    # tensors, so the tensors are cut to the number of blocks that the ids can fill.
+    # tensors. So the tensors are cut to the number of blocks that the ids can fill.
     blocks = count_blocks(num_experts, ids.numel())
     return pairs[: blocks * BLOCK], experts[:blocks], total
 
 
 def _is_of(made: Offer, ids: torch.Tensor, num_experts: int) -> bool:
-    """Return whether the runner was called with the ids and the number of experts of an offer."""
+    """Return whether an offer was made for these ids and this number of experts."""
     return (
         ids.data_ptr() == made.ids.data_ptr()
         and ids.shape == made.ids.shape

@@ -1,4 +1,4 @@
-"""The active policy, with everything that follows from its schedule. A switch replaces the whole object."""
+"""The active policy and all values that follow from it. A switch replaces the whole object."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ from .record.metadata import Forward
 from .step import StepKey
 
 LONGEST = 100
-"""The maximum length of a policy with its keys in a response. The keys that `tune` searches take 60 characters."""
+"""The maximum length of a policy's spelling in a response. The keys that `tune` searches take 60 characters."""
 
 
 @dataclass(frozen=True, eq=False)
 class InForce:
     """The active policy: its plan for each layer and batch size, and its names in reports.
 
-    `schedule` is None if the model routes by itself. In this case `masks` decides whether padding rows are masked.
-    `batches` are the batch sizes that the server's steps can have. `ranks` describes a server whose ranks each route
-    their own rows. `rule` decides which arriving requests are exact. `lanes` are the observed lanes of `observe`.
-    `is_named` is False if the server has started without a policy and has not switched yet. Reports then contain no
-    policy.
+    - `schedule`: the policy's schedule, or None if the model routes by itself.
+    - `batches`: the batch sizes that the server's steps can have.
+    - `masks`: padding rows are masked even if `schedule` is None.
+    - `ranks`: describes a server in which each rank routes its own rows. It is None for any other server.
+    - `rule`: decides which arriving requests are exact.
+    - `lanes`: the observed lanes, one for each plan that `observe` compares.
+    - `is_named`: False until the first switch of a server that has started without a policy. Reports then contain no
+      policy.
     """
 
     schedule: Schedule | None
@@ -48,14 +51,14 @@ class InForce:
     lanes: Sequence[Lane] = ()
     is_named: bool = True
 
-    # These fields are caches. With init=False they are empty again after `dataclasses.replace`.
+    # These fields are caches. Because of init=False they are empty again after `dataclasses.replace`.
     _assigned: dict[tuple[StepKey, int | None], list[Assignment]] = field(default_factory=dict, init=False)
     _outcomes: dict[tuple[StepKey, int | None], str] = field(default_factory=dict, init=False)
     _forwards: dict[str, Forward] = field(default_factory=dict, init=False)
 
     @property
     def observes(self) -> bool:
-        """True under `observe`: the model routes, and the plans' selections are only counted."""
+        """True under `observe`: the model routes by itself, and the stage only counts what the plans would select."""
         return self.schedule is not None and bool(self.schedule.observed)
 
     @cached_property
@@ -66,14 +69,17 @@ class InForce:
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """The policy and its keys as the user gave them, JSON-able. A policy without keys gets its default keys."""
+        """The policy and its keys as the user gave them, in JSON types.
+
+        If the user gave no keys, the policy's default keys are included.
+        """
         if self.schedule is None:
             return {"policy": "vanilla"}
         return {"policy": self.schedule.policy, **self.schedule.keys, **self.schedule.given}
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """The policy with all defaults resolved, JSON-able."""
+        """The policy with all of its keys, including default values, in JSON types."""
         return {"policy": "vanilla"} if self.schedule is None else describe(self.schedule, self.layers[0].router.top_k)
 
     @property
@@ -83,14 +89,14 @@ class InForce:
 
     @cached_property
     def hash(self) -> str:
-        """The hash of the description."""
+        """The hash of `description`, which identifies the policy."""
         return hash_plan(self.description)
 
     @cached_property
     def spelling(self) -> str | None:
-        """The policy's name in responses, or None if no policy has been active yet.
+        """The policy and its keys in one line for responses, or None if no policy has been active yet.
 
-        If the keys are long, as after `tune`, the hash of the plan replaces them.
+        If the line would be longer than `LONGEST`, the hash of the policy replaces the keys.
         """
         if not self.is_named:
             return None
@@ -99,7 +105,7 @@ class InForce:
         return spelling if len(spelling) <= LONGEST else f"{self.description['policy']}, plan {self.hash}"
 
     def find_outcome(self, key: StepKey | None) -> str:
-        """Return the outcome of a forward.
+        """Return the outcome under which a forward is counted.
 
         `key` is the key of the step, or the key of the graph in a replay. It is None for a prefill.
         """
@@ -113,7 +119,10 @@ class InForce:
         return self._outcomes[place]
 
     def describe_forward(self, outcome: str) -> Forward | None:
-        """Return the record of a forward for its requests, or None if no policy has been active yet."""
+        """Return the record of a forward with this outcome, or None if no policy has been active yet.
+
+        The scheduler counts this record for each request of the forward.
+        """
         if outcome not in self._forwards and self.spelling is not None:
             acts = outcome == "policy" and self.schedule is not None  # without a schedule only padding is masked
             self._forwards[outcome] = Forward(self.spelling, outcome != "prefill", acts)
@@ -141,7 +150,7 @@ class InForce:
         return key, self.layers[0].paging_slots
 
     def fits(self, key: StepKey) -> bool:
-        """Return whether all active experts of a step fit the page slots of each layer, for all logits."""
+        """Return whether the active experts of a step with this key always fit the page slots of each layer."""
         return all(assignment.fits for assignment in self.assign(key))
 
     def _choose(self, layer: Layer, key: StepKey) -> tuple[SelectionPlan | None, str | None]:
@@ -156,7 +165,7 @@ class InForce:
         plan = self.schedule.plan(layer.layer_id, rows)
         if plan is None:
             return None, "override"
-        # Skip a plan that cannot change the model's routing, unless it masks padding rows or is observed.
+        # Skip a plan that cannot change the model's routing, unless the plan masks padding rows or is observed.
         is_needed = self.observes or self.batches.may_pad(rows)
         # The number of experts is unknown here; assuming the maximum is conservative.
         slots = layer.paging_slots

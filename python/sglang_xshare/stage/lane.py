@@ -11,13 +11,15 @@ from .record.counters import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, RESCUED, 
 
 
 class Lane:
-    """The counters of the active policy or of one observed plan, with the readers of these counters.
+    """The counters of the active policy or of one observed plan, and the readers of these counters.
 
-    The acting lane counts the active policy, or under `observe` the model's own routing. Its `name` is None. An
-    observed lane counts what one plan of `observe` would select. Its `name` is the plan's spelling.
+    The acting lane counts the experts that are active in the server's steps. These are the experts of the active
+    policy, or under `observe` the experts of the model's own routing. The `name` of this lane is None. An observed lane
+    counts the experts that one plan of `observe` would select. Its `name` is this plan as a string, such as
+    "xshare:k0=1".
 
-    The readers `logged` and `exported` return the counts since the last log line and since the last update of the
-    metrics. For GET /expert_policy, `since_switch` returns the counts since the last switch.
+    A lane has three readers. `logged` returns the counts since the last log line. `exported` returns the counts since
+    the last update of the metrics. `since_switch` returns the counts since the last switch, for GET /expert_policy.
     """
 
     def __init__(self, name: str | None, counters: Counters) -> None:
@@ -27,13 +29,17 @@ class Lane:
 
 
 def make_lanes(schedule: Schedule | None, acting: Lane) -> list[Lane]:
-    """Return a lane for each plan that `schedule` observes, with counters for the same layers as `acting`."""
+    """Create a lane for each plan that `schedule` observes. The lanes count the same MoE layers as `acting`."""
     observed = schedule.observed if schedule is not None else ()
     return [Lane(spelling, acting.counters.make_alike()) for spelling in observed]
 
 
 def count_vanilla(counts: torch.Tensor) -> torch.Tensor:
-    """Return the counts of the model's own routing, from the counts [layers, COLUMNS] of an observed lane."""
+    """Return the counts of the model's own routing.
+
+    `counts` [layers, COLUMNS] are the counts of any observed lane. They also contain the number of experts that vanilla
+    routing activates.
+    """
     own = counts.clone()
     own[:, AFTER], own[:, KEPT], own[:, RESCUED] = own[:, BEFORE], own[:, ROWS], 0
     own[:, PAGED] = own[:, PAGED_BEFORE]
@@ -41,7 +47,7 @@ def count_vanilla(counts: torch.Tensor) -> torch.Tensor:
 
 
 def format_observed(lanes: Sequence[Lane]) -> str:
-    """Return the part of the decode log line that shows the counts of each observed lane since the last line."""
+    """Return the part of the decode log line with the counts of each observed lane since the last line."""
     text = ""
     for lane in lanes:
         interval = lane.logged.read()

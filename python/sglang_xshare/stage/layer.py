@@ -1,4 +1,4 @@
-"""An MoE layer under a policy, which turns router logits into the input of the layer's MoE runner."""
+"""An MoE layer under a policy: it selects experts from router logits, in the form that its MoE runner accepts."""
 
 from __future__ import annotations
 
@@ -43,24 +43,26 @@ class Convention(Enum):
 FILLED, DROPPED, MASKED = Convention
 MASKING = RunnerSlots(masked=True)
 MAX_CALLS = 1024
-"""The maximum number of compiled calls that a layer keeps: one for each plan and shape of a step."""
+"""The maximum number of compiled calls that a layer keeps. Each combination of a plan and a step's shape has one call.
+"""
 
 
 class Layer:
     """An MoE layer: its router, and the form in which its MoE runner accepts a selection.
 
-    `plain_config` is a copy of the layer's `TopKConfig` with a reference to this object. It replaces the config in
-    SGLang's router. `selecting_config` is another such copy, and routes through `choose`.
+    `plain_config` and `selecting_config` are copies of the layer's `TopKConfig` that refer to this object.
+    `plain_config` replaces the config in SGLang's router. With `selecting_config`, the router calls `choose` to select
+    experts.
 
-    - `renumbers`: SGLang looks up the selected ids in a table, so `choose` may not return the id -1.
-    - `runner_ranks_logits`: the runner ranks logits itself if the layer does not select experts.
-    - `takes_kmax`: the runner accepts more or fewer columns than the model's top-k.
+    - `renumbers`: SGLang replaces each selected id by a table lookup, so `choose` may not return the id -1.
+    - `runner_ranks_logits`: the MoE runner gets logits and ranks them itself, unless the layer selects experts.
+    - `takes_kmax`: the MoE runner accepts more or fewer columns than the model's top-k.
     - `recorded`: --enable-return-routed-experts returns the selected experts.
     - `paging`: the result of `find_paging` for the layer's experts.
 
-    A layer keeps no state of a forward. All layers of a model read this state from `current_frame`. The lists there
-    have one entry for each layer, at the layer's `index`. Raises ValueError for a router that the stage does not
-    reproduce.
+    A layer stores no state of a forward. This state is in `current_frame`, which all layers of a model share. The lists
+    in this state have one entry for each layer, and `index` is the layer's position. Raises ValueError if the stage
+    does not support the router.
     """
 
     def __init__(
@@ -95,20 +97,21 @@ class Layer:
         self.current_frame, self.index = current_frame or CurrentFrame(), index
         empty = convention == DROPPED and not renumbers
         self.slots = RunnerSlots(empty=empty)
-        # If the router's output is not scaled here, the model scales it later. SGLang then gives a shared expert the
+        # If `on_output` is False, the model applies the scaling factor later. SGLang then gives a shared expert the
         # weight 1 / scaling, so its final weight is 1.
         weight = 1.0 if on_output else 1.0 / scaling
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
         # EPLB and paged experts replace the selected ids, so an alignment of the selected ids would be wrong.
         self.hands_over = convention == FILLED and not renumbers and paging is None
         self._calls: dict[tuple[Any, ...], tuple[SelectionPlan, Call | None]] = {}
-        """The compiled calls on a CPU, by plan and shape of a step. A call is None if `select` uses another backend.
+        """The compiled calls on a CPU, for each plan and shape of a step. A call is None if `select` uses another
+        backend.
 
-        A call does not check its inputs, because `select` has checked the same plan and shape before. Each value
-        contains its plan, so no other plan can have the `id()` in the key.
+        A call does not check its inputs, because `select` has checked the same plan and shape before. Each value also
+        holds the plan of its key. So the plan stays alive, and no other plan can get its `id()`.
         """
         self._untaken: set[int] = set()
-        """The numbers of rows for which the layer's runner has not taken the last offer of an alignment."""
+        """The numbers of rows for which the MoE runner has not used the last offered alignment."""
         self._aligned = {slots: replace(slots, aligned=True) for slots in (self.slots, self.with_shared)}
         self.plain_config = carry(topk_config, self)
         route: dict[str, Any] = {"custom_routing_function": self.choose}
@@ -139,7 +142,7 @@ class Layer:
         return step
 
     def route(self, logits: torch.Tensor) -> Any:
-        """Return `selecting_config` if the layer selects from `logits` [n, N] in this forward, else `plain_config`."""
+        """Return `selecting_config` if the layer selects experts for `logits` [n, N], else `plain_config`."""
         return self.selecting_config if self._selects(logits) else self.plain_config
 
     def _selects(self, logits: torch.Tensor) -> bool:
@@ -159,7 +162,7 @@ class Layer:
         return assignment.plan is not None and not assignment.observed
 
     def _observe(self, plans: Sequence[SelectionPlan], logits: torch.Tensor) -> None:
-        """Select experts from `logits` [n, N] by the plan of each observed lane. Equal plans select only once."""
+        """Count what each observed plan would select from `logits` [n, N]. Equal plans select only once."""
         model_forward, chosen = self.model_forward, dict[SelectionPlan, Selection]()
         for plan, counted in zip(plans, model_forward.tallies, strict=True):
             tally = counted.of(self.index, logits)
@@ -170,7 +173,7 @@ class Layer:
         model_forward.selections[self.index] = chosen[plans[0]]
 
     def join(self, num_experts: int, device: str) -> None:
-        """Take part in the gather of a step in which this rank has no rows: the other ranks wait for this rank."""
+        """Take part in the gather of a step in which this rank has no rows, because other ranks wait for this rank."""
         model_forward = self.current_frame.model_forward
         if model_forward is None or model_forward.assignments[self.index].plan is None:
             return
@@ -182,11 +185,11 @@ class Layer:
     def choose(
         self, hidden_states: torch.Tensor, gating_output: torch.Tensor, topk: int, renormalize: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return weights [n, k] float32 and expert ids [n, k] int32, as SGLang's custom routing function.
+        """Return weights [n, k] float32 and expert ids [n, k] int32.
 
-        `topk` includes the columns of fused shared experts if SGLang expects these columns from its router. Raises
-        RuntimeError if the router has another number of rows than the step: requests and padding rows would be mixed
-        up.
+        This method is SGLang's custom routing function. `topk` includes the columns of fused shared experts if SGLang
+        expects the router to return these columns. Raises RuntimeError if the router has another number of rows than
+        the step, because the rows of requests and the padding rows would be mixed up.
         """
         slots = self.with_shared if topk > self.router.top_k else self.slots
         gather, rows = self.step.gather, len(gating_output)
@@ -202,29 +205,29 @@ class Layer:
         return gather.keep(out.topk_weights, rows), gather.keep(out.topk_ids, rows)
 
     def choose_recorded(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the result of `choose`, and record its ids with -1 in each slot whose weight is 0."""
+        """Return the result of `choose`, and record the ids for SGLang. Slots with weight 0 are recorded as -1."""
         weights, ids = self.choose(*args, **kwargs)
         record_routed(self.plain_config, self.layer_id, drop_slots(ids, weights))
         return weights, ids
 
     def finish(self, ids: torch.Tensor, weights: torch.Tensor, num_token_non_padded: Any = None) -> torch.Tensor:
-        """Rewrite the empty slots of `ids` [n, columns] for the runner, after SGLang has changed the ids.
+        """Rewrite the empty slots of `ids` [n, columns] for the MoE runner, after SGLang has changed the ids.
 
         SGLang renumbers the ids for EPLB and for paged experts. If `num_token_non_padded` is not None, SGLang has also
-        written -1 or 0 to padding rows. Not every runner accepts -1, and 0 would activate expert 0.
+        written the id -1 or 0 to padding rows. Some runners do not accept -1, and 0 would activate expert 0.
         """
         if not self.renumbers and num_token_non_padded is None:
             return ids
-        self.model_forward.offer = None  # its alignment is for the ids before the change
+        self.model_forward.offer = None  # the offered alignment is for the ids before the change
         return drop_slots(ids, weights) if self.convention == DROPPED else refill_slots(ids, weights)
 
     def prepare(self, output_format: Any, logits: torch.Tensor) -> tuple[Any, Any]:
-        """Return the output format and the logits [n, N] that SGLang's router uses in place of the arguments.
+        """Return the output format and the logits [n, N] that SGLang's router uses instead of the arguments.
 
-        The arguments are returned unchanged if the layer does not select experts, or if its runner does not rank
-        logits. With the convention MASKED, the returned logits are masked. Otherwise the returned format is STANDARD.
-        For triton_kernels the result may be (None, the finished output of the router). The caller then returns this
-        output without a call of `routing()`.
+        If the layer does not select experts, or if its runner does not rank logits, the arguments are returned
+        unchanged. With the convention MASKED, the returned logits are masked. With any other convention, the returned
+        format is STANDARD. For triton_kernels the result may be (None, the finished output of the router). The caller
+        then returns this output without calling `routing()`.
         """
         if not self.runner_ranks_logits or not self._selects(logits):
             return output_format, logits
@@ -240,7 +243,7 @@ class Layer:
         return output_format, out.masked_logits
 
     def _select_by_plan(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
-        """Select experts by the layer's plan, count them, and store the selection in the model's forward."""
+        """Select experts by the layer's plan, count them, and store the selection in `model_forward`."""
         model_forward, index = self.model_forward, self.index
         step, assignment = model_forward.step, model_forward.assignments[index]
         plan, buffer = assignment.plan, assignment.buffer
@@ -286,7 +289,7 @@ class Layer:
         tally: Tally | None = None,
         budgets: Budgets | None = None,
     ) -> Selection:
-        """Return the selection of `plan` from logits [n, N] in this step. Raises RuntimeError like `choose`."""
+        """Select experts from `logits` [n, N] by `plan`. Raises RuntimeError like `choose`."""
         rows, batch = self.step.rows, self.model_forward.find_batch(self.index)
         if len(logits) != rows:
             raise RuntimeError(f"MoE layer {self.layer_id}: router rows must be {rows} (got {len(logits)})")

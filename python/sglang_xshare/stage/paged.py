@@ -1,4 +1,4 @@
-"""The MoE layers of a model with paged experts: their loaded experts, and the steps that fit their page slots."""
+"""The MoE layers of a model with paged experts: which experts are loaded, and which steps fit the page slots."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ class PagedLayers:
         self._indices = {id(layer.paging): layer.index for layer in layers}
 
     def fits_slots(self, method: Any, model_forward: ModelForward) -> bool:
-        """Return whether a layer has selected experts that fit its page slots for all logits.
+        """Return whether a layer has selected experts by a plan that never activates more experts than page slots.
 
         `method` is SGLang's `PagedExpertsMoEMethod` of the layer.
         """
@@ -32,7 +32,10 @@ class PagedLayers:
         return model_forward.selections[index] is not None and model_forward.assignments[index].fits
 
     def check(self, totals: torch.Tensor) -> None:
-        """Raise `SlotsExceeded` if `totals` counts a step with more active experts than slots. Wait for the device."""
+        """Raise `SlotsExceeded` if a step that `totals` counts had more active experts than page slots.
+
+        The host waits for the device.
+        """
         exceeded = zip(totals[:, EXCEEDED].tolist(), self.layers, strict=True)
         layers = [layer.layer_id for count, layer in exceeded if count]
         if layers:

@@ -27,7 +27,7 @@ class Placement:
     def count(self, layer_ids: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """Return how many of the marked experts are on each rank, [m, ranks] int64.
 
-        `experts` [m, N] bool marks experts of m layers, and `layer_ids` [m] int64 are the ids of these layers.
+        `experts` [m, N] bool marks experts of m layers. `layer_ids` [m] int64 contains the ids of these layers.
         """
         ranks = (self.physical[layer_ids] // self.per_rank).long()
         found = experts.new_zeros((len(experts), self.ranks), dtype=torch.int64)
@@ -35,21 +35,23 @@ class Placement:
 
 
 class Balance:
-    """Counters of the active experts on the fullest expert-parallel rank, which has the most active experts.
+    """Counters of the active experts on the fullest expert-parallel rank: the rank with the most active experts.
 
-    Each step waits for the fullest rank (XShare, Table 2). The device counts in a few small operations in each step.
+    In each step the other ranks wait for the fullest rank (XShare, Table 2). The device counts with a few small
+    operations in each step.
     """
 
     def __init__(self, placement: Placement, layer_ids: Sequence[int], device: str) -> None:
         self.placement = placement
         self._layer_ids = torch.tensor(layer_ids, device=device)
         self.totals = torch.zeros(len(layer_ids), 2, dtype=torch.float64, device=device)
-        """Active experts on the fullest rank, under vanilla routing and under the policy."""
+        """Two columns: the active experts on the fullest rank under vanilla routing, and those under the policy."""
 
     def count(self, tally: Tally) -> torch.Tensor:
-        """Count the `tally` of all layers for one step. Return the counts that are added, [layers, 2] float64.
+        """Add the counts of one step to the totals. Return the added counts, [layers, 2] float64.
 
-        The counts are 0 for a layer that stayed vanilla, and for a step without a live row.
+        `tally` is the step's tally of all layers. The counts are 0 for a layer that stayed vanilla, and for a step
+        without a live row.
         """
         found = [self.placement.count(self._layer_ids, one) for one in (tally.vanilla_active, tally.active)]
         counts = torch.stack([ranks.amax(1) for ranks in found], 1).double()

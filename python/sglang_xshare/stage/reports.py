@@ -18,29 +18,34 @@ logger = logging.getLogger(__name__)
 
 
 class Reports:
-    """The log, the metrics and the trace of a stage. Each of them reads the counts since its own last read.
+    """The log, the metrics and the trace of a stage. Each of them reports the counts since its own last report.
 
-    The host waits for the device in these reads. They happen once in each log interval, in a switch, and when the
-    server becomes idle. A failed report does not raise, and the first failure of each report is logged. Otherwise a
-    full disk, or a value that prometheus refuses, could end the server, or make the first rank miss a switch of the
-    other ranks.
+    A report waits for the device. The stage reports once in each log interval, in a switch, and when the server becomes
+    idle.
+
+    The first failure of each report is logged, but a failed report does not raise. Otherwise a full disk, or a value
+    that prometheus refuses, could end the server. It could also make the first rank miss a switch that the other ranks
+    make.
     """
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.exporter = Exporter()
         self.reporter: Any = None
-        """The metrics reporter of SGLang's scheduler. It is None until the first hook passes it on."""
+        """The metrics reporter of SGLang's scheduler. It is None until the first hook sets it."""
         self._attempt = Attempts()
         self._published = 0, 0
-        """The scheduler's numbers of forwards and decode steps at the last call of `publish`."""
+        """The scheduler's counts of forwards and decode steps at the last call of `publish`."""
         self._unpublished = 0
         """The number of forwards since the last call of `publish`."""
 
     def publish_if_due(self, forward_batch: Any) -> None:
-        """Call `publish` if its last call is over a decode log interval ago. Only data-parallel attention needs it."""
-        # The first rank reports for all ranks, but may go without a request for long, and so without a decode log line.
-        # A rank that decodes publishes earlier, with its log line.
+        """Call `publish` if more than `decode_log_interval` forwards have run since its last call.
+
+        Only a server with data-parallel attention needs this call.
+        """
+        # The first rank reports for all ranks. It may have no requests for a long time, and then it writes no decode
+        # log line. A rank that decodes publishes earlier, together with its log line.
         if getattr(forward_batch, "global_num_tokens_cpu", None) is None:
             return
         self._unpublished += 1
@@ -48,12 +53,12 @@ class Reports:
             self.publish()
 
     def log(self) -> str:
-        """Return the end of a decode log line, with the counts since the last line."""
+        """Return the counts since the last decode log line, as the end of a new line."""
         acting, lanes = self.stage.acting, self.stage.in_force.lanes
         return self._attempt("log line", lambda: format_log(acting.logged.read()) + format_observed(lanes)) or ""
 
     def publish(self, always: bool = False) -> None:
-        """Update the metrics and the trace on the first rank, because all ranks run the same steps.
+        """Update the metrics and the trace. Only the first rank does this, because all ranks run the same steps.
 
         Do nothing if there is no reporter, or if no step has run since the last call. With `always`, update even
         without a new step. Raises `SlotsExceeded` if a step had more active experts than page slots.
@@ -61,7 +66,7 @@ class Reports:
         reporter, self._unpublished = self.reporter, 0
         if reporter is None or not is_first_rank():
             return
-        # An idle server calls this method again and again, and must not copy from the device each time. `forward_ct`
+        # An idle server calls this method again and again, and these calls must not copy from the device. `forward_ct`
         # counts forwards when they are launched, even if only other ranks have requests. `forward_ct_decode` counts
         # decode steps when they are finished.
         forwards = reporter.scheduler.forward_ct, reporter.forward_ct_decode
@@ -85,7 +90,7 @@ class Reports:
             self._attempt("trace", stage.trace.write)
 
     def close(self) -> None:
-        """Write the trace and log the counts at the end of a process without a scheduler, such as `one_batch`."""
+        """Write the trace and log the counts when a process without a scheduler ends, such as `one_batch`."""
         if self.reporter is not None or not is_first_rank():
             return
         if self.stage.trace is not None:

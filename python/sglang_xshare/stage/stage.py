@@ -1,4 +1,4 @@
-"""The stage of one target model: it decides for every forward which MoE layers select experts, and by which plan."""
+"""The stage of one target model. For each forward it decides which MoE layers select experts, and by which plan."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,11 +30,12 @@ from .step import Step, read_key, read_step
 
 @dataclass(frozen=True)
 class LastSwitch:
-    """The last switch of a stage, as GET reports it. The default values mean that there was no switch yet.
+    """The last switch of a stage, as GET /expert_policy reports it. The default values mean that there was no switch.
 
-    `number` is the number of the server's switches. `posted` is the number of the last switch that a POST made. With
-    `is_trial`, the active policy is a trial of a search (`tune`). `disagreement` names the ranks that differ, or is
-    None.
+    Switches are numbered from 1, and `number` is the number of this switch. `posted` is the number of the last switch
+    that a POST made. It is lower than `number` if the stage has later switched to vanilla by itself. `is_trial` is True
+    if the active policy is a trial of a search (`tune`). `disagreement` is a message that names the ranks that differ,
+    or None.
     """
 
     number: int = 0
@@ -44,16 +45,16 @@ class LastSwitch:
 
 
 class Stage:
-    """The selection of experts in a loaded model's MoE layers, by the plans of a schedule.
+    """The stage of a loaded model. It selects experts in the MoE layers by the plans of a schedule.
 
-    `start.start` creates one stage in each process, and `forward.wrap_calls` wraps the model with it.
+    `start.start` creates one stage in each process. `forward.wrap_calls` then wraps the model, so it calls the stage.
 
     - `schedule`: the policy's schedule. If it is None, the stage only masks padding rows.
-    - `trace`: the file to which the trace is appended.
-    - `masks`: padding rows are masked even after a switch to vanilla.
-    - `ranks`: describes a server whose ranks each route their own rows.
+    - `trace`: the file to which the trace is appended, or None.
+    - `masks`: if True, padding rows are masked even after a switch to vanilla.
+    - `ranks`: describes a server in which each rank routes its own rows. It is None for any other server.
     - `tp_size`: the number of tensor-parallel ranks. If there are several, they compare their selections.
-    - `stops`: the server ends if the ranks' selections differ. Otherwise it switches to vanilla.
+    - `stops`: if True, the server ends when ranks have selected different experts. Otherwise it switches to vanilla.
     - `exact`, `acceptance`: the exact requests, and the estimated chance that a draft is accepted.
     - `find_batches`: takes the policy's key `rows` and returns the batch sizes that the server's steps can have. SGLang
       decides these sizes after the weights have loaded.
@@ -78,9 +79,9 @@ class Stage:
     ) -> None:
         self.layers, self.device, self.stops = layers, device, stops
         masks = masks or schedule is None
-        # A GPU server reads padding in every step, by one comparison. On a CPU server only a gather pads rows, because
-        # there are no graphs, and `read_step` always reads the padding of a gather. So a CPU server reads padding only
-        # to mask it.
+        # A GPU server finds the padding rows of every step, by one comparison. A CPU server has no graphs, so only a
+        # gather pads rows, and `read_step` always finds the padding rows of a gather. So a CPU server needs this flag
+        # only to mask padding rows.
         self.reads_padding = device != "cpu" or masks
         self._layer_ids = layer_ids = [layer.layer_id for layer in layers]
         self.find_batches, self.recapture = find_batches, recapture
@@ -101,7 +102,7 @@ class Stage:
         """The active policy. A switch, `update_batches` and `_weigh` each replace this object."""
 
     def run(self, forward_batch: Any, forward: Callable[[], Any]) -> Any:
-        """Run `forward` with a plan for each layer, and return its result. Check and count the layers' selections."""
+        """Run `forward` with a plan for each layer, and return its result. Check and count the selections."""
         on_gpu = self.device != "cpu"
         is_recording, in_capture = on_gpu and is_recorded(), on_gpu and is_capturing()
         by_depth = self.in_force.by_depth or (in_capture and self.graphs.by_depth)
@@ -143,7 +144,7 @@ class Stage:
             self.in_force = replace(self.in_force, batches=batches)
 
     def begin_forward(self, forward_batch: Any) -> None:
-        """Prepare a forward or a replay: update the estimate in the plans, flag exact rows, create the frame."""
+        """Prepare a forward or graph replay: update the acceptance estimate, flag exact rows, and create the frame."""
         key = read_key(forward_batch, self.in_force.ranks)
         if self.acceptance.begin_forward():
             self._weigh()
@@ -152,7 +153,7 @@ class Stage:
         self.current_frame.frame = Frame(key)
 
     def _weigh(self) -> None:
-        """Update all plans with the latest estimate of the acceptance chance.
+        """Write the latest acceptance estimate to all plans that use it.
 
         The plans change as in a switch, but the host does not wait for the device.
         """
@@ -163,7 +164,7 @@ class Stage:
             self.in_force = replace(self.in_force, schedule=schedule)
 
     def end_forward(self, forward_batch: Any) -> Forward | None:
-        """Count a forward or a replay that was launched. Return the record of the forward for its requests.
+        """Count a launched forward or graph replay. Return its record for the `meta_info` of its requests.
 
         The record is None if no policy has been active yet.
         """
@@ -208,7 +209,7 @@ class Stage:
         if model_forward is None:
             return False
         if self.paged is None:
-            # With a page slot for each expert the experts of every step fit. A prefill still uses SGLang's path on the
+            # If each expert has a page slot, the experts of every step fit. A prefill still uses SGLang's path on the
             # host: SGLang's kernel runs on one warp, and is slower than the host for so many ids.
             return model_forward.step is not None and count_slots(method) >= method.num_experts
         return self.paged.fits_slots(method, model_forward)
@@ -216,14 +217,15 @@ class Stage:
     def allows_graph(self, forward_batch: Any) -> bool:
         """Return whether a graph may be replayed for a batch.
 
-        A stale graph may not be replayed: after a switch to vanilla it cannot route as the model does, whatever its
-        buffers contain. A graph may also not be replayed if its step could have more active experts than a layer has
-        page slots. Such a step runs eagerly, and SGLang loads the experts in several waves.
+        A stale graph may not be replayed, because it cannot route as the model does after a switch to vanilla. A graph
+        may also not be replayed if its step could have more active experts than a layer has page slots. Such a step
+        runs eagerly, and SGLang loads the experts in several waves.
         """
         if self.paged is None and not self.graphs.stale:
             return True
-        # In a verify step SGLang calls this method twice: to plan attention, before a frame exists, and in the forward.
-        # Both answers must be equal, so the first call reads the same key from the batch.
+        # In a verify step SGLang calls this method twice. The first call plans attention before a frame exists. The
+        # second call happens in the forward. Both answers must be equal, so the first call reads the same key from the
+        # batch.
         frame = self.current_frame.frame
         key = read_key(forward_batch, self.in_force.ranks) if frame is None else frame.key
         if key is None:

@@ -13,13 +13,16 @@ from .exact import Exact
 from .gather import Gather, Ranks
 
 PADDING, LIVE, EXACT = range(3)
-"""The states of a row, as numbers that ranks exchange."""
+"""The states of a row. Ranks exchange these numbers."""
 NUM_STATES = 3
 GROUPED = "an expert policy groups rows by request, so each request must have the same number of draft tokens"
 
 
 class StepKey(NamedTuple):
-    """The key of a step's plans and CUDA graphs, which the host reads without waiting for the device."""
+    """The phase and the size of a step. Plans and CUDA graphs are looked up by this key.
+
+    The host reads the key without waiting for the device.
+    """
 
     phase: str
     rows: int
@@ -31,10 +34,10 @@ class Step:
     """A decode or verify step of the target model.
 
     `phase` is "decode" or "verify". `rows` is the number of the router's rows, including padding rows. In a CUDA graph,
-    `rows` is the captured size. With data-parallel attention, `rows` counts the rows of all attention ranks.
+    `rows` is the captured size. With data-parallel attention, `rows` includes the rows of all attention ranks.
 
-    If each rank's router gets only the rank's own rows, but the ranks select experts together, `gather` collects the
-    rows of all ranks, and `rows` counts these rows.
+    On some servers each rank's router gets only the rank's own rows, but the ranks select experts together. `gather`
+    then collects the rows of all ranks, and `rows` is the number of these rows. On all other servers `gather` is None.
     """
 
     phase: str
@@ -44,7 +47,7 @@ class Step:
 
     @property
     def key(self) -> StepKey:
-        """The key of the step's plans and CUDA graphs."""
+        """The key by which the step's plans and CUDA graphs are looked up."""
         return StepKey(self.phase, self.rows, self.batch.tokens_per_request)
 
 
@@ -57,19 +60,21 @@ def read_step(
 ) -> Step | None:
     """Return the step of a decode or target-verify forward, or None for any other forward.
 
-    Other forwards are prefill, mixed, idle, split prefill, and drafts that run through the target's own layers. Raises
-    RuntimeError if requests have different numbers of draft tokens.
+    Other forwards are prefill, mixed, idle, split prefill, and drafts that run through the target model's own layers.
+    Raises RuntimeError if requests have different numbers of draft tokens.
 
-    `ranks` describes a server whose ranks each route their own rows. `exact` holds the rows of exact requests. With
-    `by_depth`, the step contains the depth of each draft token. The number of draft tokens is read in every step,
-    because a server may change the number while it runs.
+    `ranks` describes a server in which each rank routes its own rows. `exact` contains the flags for rows of exact
+    requests. With `by_depth`, the step contains the depth of each draft token. The number of draft tokens is read in
+    every step, because a server may change this number while it runs.
 
     With data-parallel attention, all ranks run one step together. Its rows are the padded rows of the first rank, then
-    the padded rows of the next rank, and so on. Every rank must read the same step. Otherwise ranks could route the
-    same row differently, and the sum of their outputs would be wrong. They could also wait forever for each other's
-    rows. So the step is read only from values that SGLang has synchronized, and from the forward mode. The mode is
-    decode, verify or idle on all ranks, unless a rank prefills. A rank without requests is idle, and takes part in the
-    step of the other ranks.
+    the padded rows of the next rank, and so on. A rank without requests is idle, and takes part in the step of the
+    other ranks.
+
+    Every rank must read the same step. Otherwise ranks could route the same row differently, and the sum of their
+    outputs would be wrong. Ranks could also wait forever for each other's rows. So the step is read only from the
+    forward mode and from values that SGLang has synchronized. The mode is decode, verify or idle on all ranks, unless a
+    rank prefills.
     """
     key = read_key(forward_batch, ranks)
     if key is None:
@@ -99,8 +104,8 @@ def read_step(
 def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
     """Return the key of the step that `read_step` returns, without reading from the device.
 
-    If SGLang pads all ranks to one size, the rows of the largest rank are counted for every rank. Before that padding
-    the key can have more rows than the step, but it is equal on all ranks.
+    If a step has the rows of several ranks, `rows` is their sum after SGLang has padded all of these ranks to the same
+    number of rows. Before this padding the key can have more rows than the step, but it is equal on all ranks.
     """
     counts = forward_batch.global_num_tokens_cpu if ranks is not None else read_rows_by_rank(forward_batch)
     if ranks is not None and not ranks.together:
@@ -124,13 +129,13 @@ def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
 
 
 def read_rows_by_rank(forward_batch: Any) -> list[int] | None:
-    """Return each data-parallel attention rank's number of router rows, with padding, or None for one rank."""
+    """Return the number of rows of each attention rank, including padding rows. Return None for a single rank."""
     counts = forward_batch.global_num_tokens_cpu
     return counts if counts is not None and len(counts) > 1 else None
 
 
 def _read_synchronized(forward_batch: Any, rows_by_rank: list[int]) -> StepKey | None:
-    """Return the key of a step of all ranks, which is equal on all ranks, or None if a rank prefills."""
+    """Return the key of a step that all ranks run together, or None if a rank prefills. All ranks get the same key."""
     mode = forward_batch.forward_mode
     takes_part = mode.is_target_verify() or mode.is_decode() or mode.is_idle()
     # While one rank prefills, no rank selects experts, even if each rank selects among its own rows: the prefill
@@ -147,10 +152,11 @@ def _read_synchronized(forward_batch: Any, rows_by_rank: list[int]) -> StepKey |
 
 
 def _read_states(forward_batch: Any, key: StepKey, exact: Exact | None, by_depth: bool) -> torch.Tensor:
-    """Return numbers [rows] that encode the state and the draft depth of each of this rank's rows.
+    """Return one number for each of this rank's rows, [rows]. It encodes the row's state and draft depth.
 
-    A number is the state, plus `NUM_STATES` times the depth if `by_depth` is set. All ranks exchange these numbers in
-    every step, because no rank can infer whether another rank has exact rows. The exchange takes two small operations.
+    With `by_depth`, a number is the state plus `NUM_STATES` times the depth. Otherwise a number is the state. All ranks
+    exchange these numbers in every step, because no rank can infer whether another rank has exact rows. The exchange
+    takes two small operations.
     """
     live = live_rows(forward_batch)
     states = live if exact is None else live * (LIVE + exact.read(len(live)).to(torch.int32))
@@ -159,7 +165,7 @@ def _read_states(forward_batch: Any, key: StepKey, exact: Exact | None, by_depth
 
 
 def _read_depth(forward_batch: Any, key: StepKey) -> torch.Tensor | None:
-    """Return the depth of each row in its chain or tree, [rows] int32, or None for a decode step.
+    """Return the depth of each row in its draft chain or tree, [rows] int32, or None for a decode step.
 
     Padding rows have an arbitrary depth.
     """
@@ -172,7 +178,7 @@ def _read_depth(forward_batch: Any, key: StepKey) -> torch.Tensor | None:
 def live_rows(forward_batch: Any) -> torch.Tensor:
     """Return a mask [rows] bool that is False for padding rows.
 
-    Each replay of a CUDA graph computes the mask again. Padding rows and idle ranks write to entry 0 of the KV cache,
-    which belongs to no request.
+    Padding rows and idle ranks write to entry 0 of the KV cache, which belongs to no request. So this entry marks them.
+    Each replay of a CUDA graph computes the mask again.
     """
     return forward_batch.out_cache_loc != 0

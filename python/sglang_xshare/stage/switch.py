@@ -25,12 +25,14 @@ logger = logging.getLogger(__name__)
 
 
 def make_next(stage: Stage, schedule: Schedule | None, rule: Rule | None = None) -> InForce:
-    """Return the next value of `Stage.in_force`, for a switch from the active policy to `schedule`.
+    """Return the object that replaces `Stage.in_force` in a switch to `schedule`.
 
-    `schedule` is None for vanilla. `rule` replaces the schedule's rule for exact requests. If `rule` is None, a switch
-    to vanilla or `observe` keeps the active policy's rule, because that policy may become active again. For vanilla,
-    `ranks` stay unchanged: vanilla routes each row by itself, so it does not matter which rows the ranks gather, and no
-    graph has to be captured again.
+    `schedule` is None for vanilla. `rule` decides which requests are exact. If `rule` is None, the schedule's own rule
+    decides. A switch to vanilla or `observe` then keeps the active policy's rule, because that policy may become active
+    again.
+
+    A switch to vanilla also keeps `ranks`, so no graph has to be captured again. This is safe: vanilla routes each row
+    by itself, so it does not matter which rows the ranks gather.
     """
     former, ranks = stage.in_force, stage.in_force.ranks
     if rule is None:
@@ -46,16 +48,17 @@ def make_next(stage: Stage, schedule: Schedule | None, rule: Rule | None = None)
 
 
 def make_again(stage: Stage, former: InForce) -> InForce:
-    """Return a previous policy for a switch back, with the latest acceptance estimate and captured batch sizes."""
+    """Return the object for a switch back to `former`, with the latest acceptance estimate and batch sizes."""
     again = make_next(stage, former.schedule, former.rule)
     return replace(again, lanes=former.lanes, is_named=former.is_named)
 
 
 def check_graphs(stage: Stage, latter: InForce, recaptures: bool = True) -> Changes | None:
-    """Return the changes of the captured graphs for a switch to `latter`, or None if the switch captures them again.
+    """Return the changes that a switch to `latter` makes to the captured graphs.
 
-    With `recaptures`, the switch may capture graphs, even if only to add graphs that the server lacks. Raises
-    ValueError if the switch would have to capture graphs and `recaptures` is False.
+    Return None if the switch captures all graphs again. It does so if a graph cannot follow `latter`, or if a capture
+    adds graphs that the server lacks. With `recaptures` False, the switch never captures graphs. It then raises
+    ValueError if a graph cannot follow `latter`.
     """
     changes = stage.graphs.find_changes(latter)
     misfits = {} if latter.schedule is None else changes.misfits
@@ -67,11 +70,11 @@ def check_graphs(stage: Stage, latter: InForce, recaptures: bool = True) -> Chan
 
 
 def _adds_graphs(stage: Stage, latter: InForce) -> bool:
-    """Return whether a capture under the policy `latter` adds CUDA graphs that the server lacks.
+    """Return whether a capture under the policy `latter` would add CUDA graphs that the server lacks.
 
     Without paged experts, a server lacks graphs only after a failed capture. With paged experts, a server may also lack
-    graphs of larger batch sizes, because the active experts of these sizes did not fit the page slots under the policy
-    of the last capture. A switch to vanilla never captures graphs.
+    graphs of larger batch sizes. The active experts of these sizes did not fit the page slots under the policy of the
+    last capture. A switch to vanilla never captures graphs.
     """
     if latter.schedule is None:
         return False
@@ -82,17 +85,17 @@ def _adds_graphs(stage: Stage, latter: InForce) -> bool:
 
 
 def _find_fits(in_force: InForce) -> Callable[[int], bool]:
-    """Return a function that takes a number of requests and returns whether their experts fit the page slots."""
+    """Return a function that takes a number of requests and returns whether their active experts fit the page slots."""
     return lambda requests: in_force.fits(StepKey("decode", requests))
 
 
 def switch(reports: Reports, latter: InForce, last_switch: LastSwitch, recaptures: bool = True) -> float | None:
     """Make `latter` the active policy from the next step on.
 
-    Return the seconds that a capture of CUDA graphs took, or None without a capture. The stage keeps `last_switch`,
-    which describes this switch. Metrics, log and trace are updated first, so none of them mixes the counts of two
-    policies. The host waits for the device several times. Raises ValueError, and keeps the previous policy, if
-    `check_graphs` raises or if the capture fails.
+    Return the seconds that a capture of CUDA graphs took, or None if no graph was captured. `last_switch` describes
+    this switch, and the stage stores it. The log, the metrics and the trace are updated first, so none of them mixes
+    the counts of two policies. The host waits for the device several times. Raises ValueError, and keeps the previous
+    policy, if `check_graphs` raises or if the capture fails.
     """
     stage, former = reports.stage, reports.stage.in_force
     changes = check_graphs(stage, latter, recaptures)
@@ -170,7 +173,7 @@ def _capture(stage: Stage, latter: InForce, scheduler: Any) -> float:
 
 
 def _capture_under(stage: Stage, in_force: InForce, scheduler: Any) -> str | None:
-    """Capture all CUDA graphs under a policy. Return the error text of a failed capture, else None.
+    """Capture all CUDA graphs under a policy. Return the error message if the capture fails, else None.
 
     With paged experts, only graphs whose active experts fit the page slots are captured.
     """

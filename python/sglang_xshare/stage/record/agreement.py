@@ -1,4 +1,4 @@
-"""A comparison of ranks that route the same rows, by a checksum of the experts that each rank has selected."""
+"""A check that all ranks select the same experts for the same rows. The ranks compare checksums of their selections."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from ..gather import Ranks
 EVERY = 1024
 """The maximum number of forwards between two comparisons. See `is_due`."""
 _TURN = 6364136223846793005
-"""Each step multiplies the checksum by this factor (from Knuth's MMIX), so the order of steps matters."""
+"""Each step multiplies the checksum by this factor (from Knuth's MMIX), so the checksum depends on the order of steps.
+"""
 
 
 def is_due(forwards: int) -> bool:
     """Return whether a comparison is due after this number of forwards.
 
-    A comparison is due at each multiple of `EVERY`, and at powers of two to find a wrong setup soon after the start.
+    A comparison is due at each multiple of `EVERY`. It is also due at powers of two, so a wrong setup is found soon
+    after the start.
     """
     return not (forwards % EVERY and forwards & (forwards - 1))
 
 
 class Agreement:
-    """A checksum of all active experts, and the comparison of this checksum across tensor-parallel ranks.
+    """A checksum of all active experts, which tensor-parallel ranks compare.
 
-    The checksum covers every layer and step. The device updates it in three small operations in each step. A comparison
-    is a collective of eight bytes for each rank, and the host waits for it. All ranks compare after the same forward,
-    and find the same result.
+    The checksum covers every layer and step. The device updates it with three small operations in each step. A
+    comparison is a collective of eight bytes for each rank, and the host waits for it. All ranks compare after the same
+    forward, and get the same result.
 
     `size` is the number of ranks. `gather` takes a tensor [1] on each rank, and returns a tensor [size] in the order of
     the ranks.
@@ -66,13 +68,13 @@ class Agreement:
     def end_forward(self, ranks: Ranks | None) -> list[int]:
         """Count a launched forward, and compare the ranks if a comparison is due.
 
-        Return the ranks that differ from the first rank, or an empty list without a comparison.
+        Return the ranks whose checksum differs from the first rank's checksum. Without a comparison the list is empty.
         """
         self.forwards += 1
         return self.compare() if is_due(self.forwards) and self.compares(ranks) else []
 
     def take_counts(self) -> Counter[str]:
-        """Return the counts since the last call."""
+        """Return the counts since the last call, and reset them."""
         counts, self.counts = self.counts, Counter()
         return counts
 
@@ -84,9 +86,10 @@ class Agreement:
         return self.size > 1 and (ranks is None or ranks.together)
 
     def begin(self) -> None:
-        """Restart the checksum and the count of forwards, so the next plans are compared soon, without earlier steps.
+        """Reset the checksum and the number of forwards.
 
-        Every rank must call `begin` after the same forward, even if the rank then fails to switch.
+        After that, the next comparison is due soon, and it covers no earlier step. Every rank must call `begin` after
+        the same forward, even if the rank then fails to switch.
         """
         self.forwards = 0
         self._checksum.zero_()

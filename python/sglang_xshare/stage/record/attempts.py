@@ -1,4 +1,4 @@
-"""Reports whose failures do not end the server."""
+"""A guard for reports: a failed report does not end the server."""
 
 import logging
 from collections.abc import Callable
@@ -7,13 +7,13 @@ logger = logging.getLogger(__name__)
 
 
 class Attempts:
-    """A wrapper of reports, which logs the first failure of each report and never raises."""
+    """A callable that updates a report. It logs the first failure of each report, and never raises."""
 
     def __init__(self) -> None:
         self._failed: set[str] = set()
 
     def __call__(self, what: str, update: Callable[[], str | None]) -> str | None:
-        """Return the result of `update`, or None if it fails. `what` is the name of the report."""
+        """Call `update` and return its result, or None if it raises. The log names the report by `what`."""
         try:
             return update()
         except Exception:

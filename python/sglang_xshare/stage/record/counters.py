@@ -1,4 +1,4 @@
-"""Counters of a policy: the device adds them up in every step, and the host reads them once a log interval."""
+"""Counters of a policy. The device counts in every step, and the host reads the counts once in each log interval."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ COLUMNS = STEPS, BEFORE, AFTER, KEPT, ROWS, RESCUED, EXACT, PAGED_BEFORE, PAGED,
 """The columns of a layer's counts. The last three counts stay 0 on a server without paged experts."""
 COUNTS = {"layer_steps": STEPS, "experts_before": BEFORE, "experts_after": AFTER, "rows": ROWS}
 COUNTS |= {"rescued": RESCUED, "exact_rows": EXACT}
-"""The column of each field of `Interval`."""
+"""The fields of `Interval` that every server counts, each with its column."""
 PAGING_COUNTS = {"page_ins_before": PAGED_BEFORE, "page_ins": PAGED}
-"""The columns of further fields on a server that pages experts."""
+"""The fields that a server counts only with paged experts, each with its column."""
 RANK_COUNTS = {"fullest_before": len(COLUMNS), "fullest_after": len(COLUMNS) + 1}
-"""The columns of further fields on a server with expert-parallel ranks. `Balance` counts these fields."""
+"""The fields that a server counts only with expert-parallel ranks, each with its column. `Balance` counts them."""
 MAX_SHAPES = 64
-"""The maximum number of shapes whose tallies are reused. A tally of 48 layers, 128 experts and 512 rows takes 0.1 MB.
+"""The maximum number of tallies that are kept for reuse, one for each shape of the logits. A tally of 48 layers, 128
+experts and 512 rows takes 0.1 MB.
 """
 
 
@@ -41,12 +42,12 @@ def copy_flags(flags: tuple[bool, ...], device: torch.device) -> torch.Tensor:
 class Counters:
     """The running totals of a policy's counts.
 
-    The device counts selections, so a captured CUDA graph contains this work and repeats it in each replay. The host
-    counts the outcomes of forwards. A step without a live row, such as the step of a capture, is not counted.
+    The device counts selections. So a captured CUDA graph also contains the counting, and each replay repeats it. The
+    host counts the outcomes of forwards. A step without a live row, such as the step of a capture, is not counted.
 
-    Each layer writes its counts to a `StepTally`. Once a step, a dozen small operations add the tally to the totals; on
-    a CPU, one compiled call adds the tally. `residents` is set on a server with paged experts, and `balance` on a
-    server with expert-parallel ranks.
+    Each layer writes its counts to a `StepTally`. At the end of a step, a dozen small operations add the tally to the
+    totals. On a CPU, one compiled call does this. `residents` is None without paged experts. `balance` is None without
+    expert-parallel ranks.
     """
 
     def __init__(
@@ -65,19 +66,19 @@ class Counters:
         self._by_shape: dict[torch.Size, tuple[Tally, list[Tally]]] = {}
 
     def make_alike(self) -> Counters:
-        """Return new counters for the same layers, without the counts of `balance`."""
+        """Return new counters for the same layers, but without `balance`."""
         return Counters(len(self.totals), str(self.totals.device), self.residents)
 
     def read(self) -> tuple[torch.Tensor, Counter[str]]:
-        """Return (totals [layers, columns], outcomes) on the host. Wait for the device."""
+        """Wait for the device, and return (totals [layers, columns], outcomes) on the host."""
         totals = self.totals if self.balance is None else torch.cat([self.totals, self.balance.totals], 1)
         return totals.to("cpu", copy=True), self.outcomes.copy()
 
     def allocate(self, logits: torch.Tensor) -> tuple[Tally, list[Tally] | None]:
-        """Return the tally of a step with `logits` [n, N], and a list of each layer's part.
+        """Return an empty tally for a step with `logits` [n, N], and a list with each layer's part of the tally.
 
         The tally's tensors have the shape [layers, ...]. The list is None unless later steps reuse the tally. `active`
-        and `vanilla_active` are 0, because nonzero entries mark the layers that have selected experts.
+        and `vanilla_active` are 0 at first, because nonzero entries mark the layers that have selected experts.
         """
         layers = len(self.totals)
         if not (self.in_one_call and is_readable(logits)):
@@ -97,7 +98,7 @@ class Counters:
         """Add the tally of a step to the totals. Return the added counts, [layers, COLUMNS] float64.
 
         The counts are 0 for a layer that stayed vanilla, and for a step without a live row. With paged experts, `fits`
-        has one bool for each layer: True if the layer's active experts fit its page slots for all logits.
+        contains one bool for each layer. It is True if the layer cannot have more active experts than page slots.
         """
         tally = counted.layers
         if tally is None:
@@ -113,9 +114,10 @@ class Counters:
 
 
 class StepTally:
-    """The tally of one step.
+    """The counts that the MoE layers write in one step.
 
-    The tensors of `layers` have the shape [layers, ...]. `layers` is None until the first layer selects experts.
+    `layers` is one tally of all layers, whose tensors have the shape [layers, ...]. It is None until the first layer
+    selects experts.
     """
 
     def __init__(self, counters: Counters) -> None:
@@ -124,7 +126,7 @@ class StepTally:
         self._by_layer: list[Tally] | None = None
 
     def of(self, layer: int, logits: torch.Tensor) -> Tally | None:
-        """Return the tally of one layer for `logits` [n, N], or None if there is no row.
+        """Return the tally of one layer for `logits` [n, N], or None if `logits` has no rows.
 
         Raises RuntimeError if an earlier layer had another number of experts.
         """
@@ -163,7 +165,7 @@ def count_tally(
 
 
 class Reader:
-    """A reader of the counts since its own last read. Each read waits for the device."""
+    """A reader that returns the counts since its own last read. Each read waits for the device."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
@@ -176,7 +178,7 @@ class Reader:
         return interval
 
     def look(self) -> tuple[Interval, list[list[float]]]:
-        """Return the same counts as `read`, and the counts of each layer, without starting a new interval.
+        """Return the counts that `read` would return, and the counts of each layer. Do not start a new interval.
 
         The counts of a layer have the columns of `Counters.read`.
         """

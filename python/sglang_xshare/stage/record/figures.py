@@ -1,4 +1,4 @@
-"""The figures on /metrics: a table of all figures, and the exporter that makes prometheus metrics from the table."""
+"""The figures on /metrics, and an exporter that creates a prometheus metric for each figure."""
 
 import hashlib
 import json
@@ -19,10 +19,12 @@ Values = Mapping[tuple[str, ...], float | None]
 class Figure:
     """A figure on /metrics: a counter or a gauge.
 
-    A counter adds up the numbers that `value` returns, and a gauge shows the last number. `value` takes the data of the
-    figure's group and returns a number or None. A figure with `labels` has one series for each combination of label
-    values. Its `value` returns a number for each combination, and a gauge drops all series whose combination is not
-    returned. SGLang's own labels come before `labels`.
+    `value` is a function that computes the figure's number from the data of its group in `FIGURES`. It returns None if
+    there is no number to report. A counter adds up the numbers, and a gauge shows the last number.
+
+    A figure with `labels` has one series for each combination of label values, and `value` returns a number for each
+    combination. If a combination is missing from the result, a gauge drops its series. SGLang's own labels come before
+    `labels`.
     """
 
     kind: Literal["counter", "gauge"]
@@ -33,7 +35,7 @@ class Figure:
 
 
 def hash_plan(plan: Mapping[str, Any]) -> str:
-    """Return 8 hex digits that identify a policy's description, for reports that cannot show the whole description."""
+    """Return a hash of a policy's description in 8 hex digits. Reports show it instead of a long description."""
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -77,13 +79,14 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
             ("outcome",),
         ),
     ),
-    # The data is a pair of the plan and the estimated chance of a draft. Each may be None. `info` is a gauge, because
-    # the Info type of prometheus_client does not support the multiprocess mode.
+    # The data is a pair of the plan and the estimated chance that a draft is accepted. Each may be None. `info` is a
+    # gauge, because the Info type of prometheus_client does not support the multiprocess mode.
     "in force": (
         gauge("info", f"1 for the active policy, with {HASH}", _show, ("policy", "plan_hash")),
         gauge("acceptance", 'Estimated chance of a draft, by which `acceptance` "auto" weighs', itemgetter(1)),
     ),
-    # The data is `batch_sizes` of GET /expert_policy, on a server that chooses the draft depth by tokens per second.
+    # The data is the list `batch_sizes` from `draft_depth` in the answer to GET /expert_policy. Only a server that
+    # chooses the draft depth by tokens per second has this data.
     "depth": (
         gauge("draft_depth", "Drafts a request and step", _by_size("depth"), ("batch_size",)),
         gauge("draft_tokens", "Tokens that a step gives a request at that depth", _by_size("tokens"), ("batch_size",)),
@@ -104,7 +107,10 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
 
 
 class Exporter:
-    """The prometheus metrics, created at their first export, when prometheus is already in multiprocess mode."""
+    """The prometheus metrics of all figures.
+
+    Each metric is created at its first export. At that time prometheus is already in multiprocess mode.
+    """
 
     def __init__(self) -> None:
         self._metrics: dict[Figure, Any] = {}

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 REASONS = ("vanilla", "phase", "min_rows", "max_rows", "unchanged", "override")
 """The reasons why a layer has no plan. If no layer has a plan, the step is counted under the first of these reasons
-that applies to some layer. The first four reasons apply to all layers alike. "override" is last, because it may apply
-to a few layers only.
+that applies to some layer. Each of the first four reasons applies to all layers or to none. "override" is last, because
+it may apply to a few layers only.
 """
 OUTCOMES = ("policy", "observed", "prefill", *REASONS, "no_context")
-"""The outcomes under which forwards of the target model are counted."""
+"""The possible outcomes of a forward of the target model. Forwards are counted by their outcome."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Interval:
     """Experts that vanilla routing would have paged in, because they were not loaded."""
     page_ins: int | None = None
     fullest_before: int | None = None
-    """Active experts on the expert-parallel rank with the most active experts, under vanilla routing."""
+    """The active experts on the expert-parallel rank that has the most of them, under vanilla routing."""
     fullest_after: int | None = None
 
     def mean(self, total: str) -> float | None:
-        """Return the mean of a total over layers and steps, or None if there was no step or the total is None."""
+        """Return the mean of the field `total` over layers and steps, or None if there is no step or no total."""
         value = getattr(self, total)
         return value / self.layer_steps if self.layer_steps and value is not None else None
 
@@ -78,7 +78,7 @@ def format_log(interval: Interval) -> str:
 
 
 def _format_means(interval: Interval, observes: bool, what: str, before: str, after: str) -> str:
-    """Return the means of two totals, or only the first mean if the server `observes`.
+    """Return a text with the means of two totals. If the server `observes`, the text has only the first mean.
 
     The text is empty if there was no step, or if the server does not count these totals.
     """

@@ -1,13 +1,13 @@
-"""The field `expert_policy` of a request's `meta_info`: the host counts the steps in which the policy acted."""
+"""The field `expert_policy` of a response's `meta_info`: the number of steps in which the policy acted."""
 
 from typing import Any, NamedTuple
 
 KEY = "expert_policy"
-"""The name of the field in `meta_info`, and in the objects that carry the counts to `meta_info`."""
+"""The name of the field in `meta_info`. The objects that carry the counts to `meta_info` use the same name."""
 
 
 class Forward(NamedTuple):
-    """The record of a forward of the target model, which is counted for each of its requests.
+    """The record of one forward of the target model. The scheduler counts it for each request of the forward.
 
     `policy` is the name of the active policy. `is_step` is True for a decode or verify step. `acts` is True if the
     policy selected experts.
@@ -22,14 +22,13 @@ class ResponseMetadata:
     """The counts of one request.
 
     `of` is the number of the request's decode and verify steps. `steps` is the number of these steps in which the
-    policy acted, and stays 0 for an exact request. `policies` contains the active policies of these steps, in their
-    order. `exact` is True for an exact request. It is False for a request that asked to be exact and is not, and None
-    for any other request.
+    policy acted. For an exact request, `steps` stays 0. `policies` contains the policies that were active in these
+    steps, in order. `exact` is True for an exact request. It is False if the request asked to be exact but is not.
+    Otherwise it is None.
 
     SGLang sends the output of a request in messages. With each message it sends a slice of every value in
-    `req.customized_info`: the part that belongs to the message's tokens. The counts do not belong to single tokens,
-    because one verify step may emit several tokens. So any slice of this object is a list with one item, the counts so
-    far.
+    `req.customized_info`, for the tokens of this message. The counts do not belong to single tokens, because one verify
+    step may emit several tokens. So any slice of this object is a list with one item: the counts so far.
     """
 
     def __init__(self, exact: bool | None = None) -> None:
@@ -52,7 +51,7 @@ class ResponseMetadata:
 
 
 def count_forward(req: Any, forward: Forward) -> None:
-    """Count a forward for one of its requests, in the scheduler process."""
+    """Count a forward for one of its requests. This function runs in the scheduler process."""
     if req.customized_info is None:
         req.customized_info = {}
     if KEY not in req.customized_info:
@@ -61,11 +60,11 @@ def count_forward(req: Any, forward: Forward) -> None:
 
 
 def write_metadata(meta_info: dict[str, Any], state: Any) -> None:
-    """Write the counts to `meta_info` with a request's last message, in the tokenizer process.
+    """Write a request's counts to the `meta_info` of its last message.
 
-    SGLang appends the field of every message to one list, and writes the list to `meta_info`. For a stream it writes
-    only a part of the list. This function removes both the list and the written field. The list contains None for a
-    request without counts.
+    This function runs in the tokenizer process. SGLang appends the field of every message to one list, and writes the
+    list to `meta_info`. For a stream it writes only a part of the list. This function removes both the list and the
+    written field, and then writes the last item of the list. The list contains None for a request without counts.
     """
     received = state.customized_info_accumulated.pop(KEY)
     meta_info.pop(KEY, None)

@@ -1,4 +1,7 @@
-"""The trace: a file with one JSON line for every MoE layer and step, enough to draw Figure 1 of the OEA paper."""
+"""The trace: a file with one JSON line for each MoE layer in each step.
+
+It contains enough to draw Figure 1 of the OEA paper.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -14,15 +17,15 @@ from .counters import AFTER, BEFORE, COLUMNS, EXACT, KEPT, PAGED, PAGED_BEFORE, 
 
 logger = logging.getLogger(__name__)
 PHASE = len(COLUMNS)
-"""The column of the phase, which follows the counts. After it, each observed plan has three columns: active experts,
-kept mass and page-ins.
+"""The column of the phase, after the columns of the counts. It is followed by three columns for each observed plan:
+active experts, kept mass and page-ins.
 """
 CAPACITY = 4096
 """The maximum number of steps that the ring buffer keeps between two calls of `write`."""
 
 
 class Trace:
-    """A ring buffer of steps on the device, recorded without synchronizing. `write` appends the steps to a file."""
+    """A ring buffer of steps on the device. `record` does not synchronize, and `write` appends the steps to a file."""
 
     def __init__(self, path: Path, layer_ids: Sequence[int], device: str, pages: bool = False) -> None:
         self.device = device
@@ -46,9 +49,9 @@ class Trace:
         return torch.zeros(CAPACITY, len(self.layer_ids), width, dtype=torch.float64, device=self.device)
 
     def switch(self, number: int, plan: Mapping[str, Any]) -> None:
-        """Add the number of a switch to all later records, and its plan to the first of these records.
+        """Add the number of a switch to all later records. The first of these records also gets the new plan.
 
-        Call `write` before this method, because records get the number when they are written.
+        Call `write` before this method, because a record gets the number when it is written.
         """
         self._switch, self._plan = {"switch": number}, {"plan": plan}
 
@@ -71,7 +74,7 @@ class Trace:
         self.recorded += counts[:, STEPS].any()  # the next step overwrites a step without a live row
 
     def write(self) -> None:
-        """Append a line for every layer and step since the last call. Wait for the device.
+        """Wait for the device, and append a line for every layer and step since the last call.
 
         A line contains these values:
         - the step, its phase, the layer id and the number of live rows,

@@ -47,7 +47,7 @@ def read_bits(name: str, declared: Mapping[str, Any], expert_dtype: str | None, 
     """Return the bits of a model's weights. Raises ValueError if the quantization is unknown.
 
     `name` is the name of the quantization, and `declared` is its configuration in the checkpoint. `expert_dtype` is
-    from config.json. `plain` is the bits of a weight without quantization.
+    from config.json. `plain` is the number of bits of a weight without quantization.
     """
     if name == "none":
         return Bits(plain, plain, plain)

@@ -77,7 +77,7 @@ def _build(kind: Any, parsed: Any, mode: AbstractContextManager[Any]) -> Any:
 def _find_class(
     transformers: ModuleType, config: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
-    """Return the class of a model, its part of the configuration, and the changes to this part.
+    """Return the class of a model, the part of the configuration that describes it, and the changes to this part.
 
     If transformers does not have the class of the whole model, return the class of its language model. For example,
     remote code may wrap a language model that transformers has.

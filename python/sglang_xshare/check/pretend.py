@@ -1,4 +1,4 @@
-"""A context in which SGLang resolves its arguments as if the machine had another GPU."""
+"""A context in which SGLang resolves its arguments as if this machine had a different GPU."""
 
 import sys
 from collections.abc import Callable, Iterator

@@ -34,7 +34,7 @@ class Reading:
     - `config` is the content of config.json.
     - `changes` come from --json-model-override-args.
     - `text` is the language model's part of config.json after these changes.
-    - `plain` is the bits of a weight without quantization.
+    - `plain` is the number of bits of a weight without quantization.
     - `quantization` is the name of the quantization, or "none".
     - `declared` is the quantization's configuration in the checkpoint.
     - `cache_bits` is the bits of a value in the KV cache.

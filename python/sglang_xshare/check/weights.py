@@ -1,4 +1,4 @@
-"""The number of bytes that a decode step reads, and the GPU memory that is left beside the weights."""
+"""The number of bytes that a decode step reads, and the GPU memory that the weights leave free."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

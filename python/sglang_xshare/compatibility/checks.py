@@ -101,7 +101,8 @@ class Start:
 class Check:
     """A check of a server. Its function `run` raises `ExpertPolicyError` to refuse the server.
 
-    `when` is `GIVEN` or `RESOLVED`. The check runs only if the server uses the feature `of`. `after` is the name of an
+    `when` is `GIVEN` or `RESOLVED`. `of` names a feature of this project, and the check runs only if
+    the server uses this feature. `after` is the name of an
     earlier check. If the earlier check has refused the server, this check is skipped.
     """
 
@@ -196,7 +197,7 @@ def find_refusals(start: Start, when: str) -> Iterator[ExpertPolicyError]:
 def set_arguments(start: Start) -> None:
     """Set the arguments for --expert-placement, and replace an MoE runner that does not support the policy.
 
-    If a check has refused the placement, its arguments are not set.
+    If a check has refused the placement, the placement's arguments are not set.
     """
     if start.asks(PLACEMENT) and "placement" not in start.refused:
         set_placement(start.server_args)

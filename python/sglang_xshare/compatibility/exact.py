@@ -36,7 +36,7 @@ TREE_IN_CPP = "SGLANG_EXPERIMENTAL_CPP_RADIX_TREE"
 def find_refusal(config: Any, source: str = f"custom_params.{KEY}") -> str | None:
     """Return the reason why the server cannot serve exact requests, or None if it can serve them.
 
-    The reason is one line. `source` names the field in which the request asks to be exact.
+    The reason is one line. `source` is the request's field that asks for exact answers.
     """
     if (found := _find_obstacle(config)) is None:
         return None
@@ -47,8 +47,8 @@ def find_refusal(config: Any, source: str = f"custom_params.{KEY}") -> str | Non
 def _find_obstacle(config: Any) -> tuple[str, str, str, str] | None:
     """Return a flag or environment variable with which no exact requests are possible.
 
-    The result contains its name, its value, the reason and the allowed value. Return None if there is no such flag or
-    variable.
+    The result contains the name and the value of the flag or variable, the reason, and the allowed value. Return None
+    if there is no such flag or variable.
     """
     reason = "no exact requests are possible, because {}"
     switch = os.environ.get(TREE_IN_CPP, "")

@@ -158,7 +158,7 @@ def count_block(quantization: Any) -> int:
 
 
 def slice_columns(width: int, ranks: int, block: int, pads: bool = False) -> tuple[int, int] | None:
-    """Return the smallest and the largest number of an expert's columns on one rank.
+    """Return how many columns of an expert a rank has, as the smallest and the largest number over all ranks.
 
     Return None if SGLang cannot divide the expert. An expert has `width` columns. If `pads` is True, SGLang rounds each
     slice up to whole blocks, so the last slice may be narrower.

@@ -59,7 +59,7 @@ def end_refused(error: ExpertPolicyError, config: Any) -> NoReturn:
     """End a scheduler process, without a traceback, after a check has refused the loaded model.
 
     Each tensor-parallel rank prints its number and the reason. If the server has several schedulers, the function
-    raises the error instead. Otherwise their controller would wait forever for a scheduler that has ended.
+    raises the error instead, because their controller would wait forever for a scheduler that has ended.
     """
     if num_schedulers(config) > 1:
         raise error

@@ -152,7 +152,7 @@ def _check_redundant_experts(config: Any) -> None:
 
 
 def _check_ranks(config: Any) -> None:
-    """Refuse flags that a policy does not support with data-parallel attention or an all-to-all backend."""
+    """Refuse flags that no policy supports on a server with data-parallel attention or an all-to-all backend."""
     mode = rank_mode(config)
     flags = RANKS_FLAGS | ALL_TO_ALL_FLAGS if routes_own_rows(config) else RANKS_FLAGS
     for name, value, allowed in list_others(config, flags):

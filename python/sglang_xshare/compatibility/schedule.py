@@ -87,7 +87,7 @@ def _check_runner(plans: list[SelectionPlan], model: MoeModel, router: Router, c
 
 
 def check_rows(schedule: Schedule, config: Any) -> None:
-    """Raise `ExpertPolicyError` if the key `rows` is "rank", but a rank does not route complete requests of its own."""
+    """Raise `ExpertPolicyError` if `rows` is "rank" on a server whose ranks do not route their own requests."""
     if schedule.rows != "rank":
         return
     flag = "--expert-policy-config rows"

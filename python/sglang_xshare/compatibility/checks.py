@@ -101,9 +101,9 @@ class Start:
 class Check:
     """A check of a server. Its function `run` raises `ExpertPolicyError` to refuse the server.
 
-    `when` is `GIVEN` or `RESOLVED`. `of` names a feature of this project, and the check runs only if
-    the server uses this feature. `after` is the name of an
-    earlier check. If the earlier check has refused the server, this check is skipped.
+    `when` is `GIVEN` or `RESOLVED`. `of` names a feature of this project, and the check runs only if the server uses
+    this feature. `after` is the name of an earlier check. If the earlier check has refused the server, this check is
+    skipped.
     """
 
     name: str

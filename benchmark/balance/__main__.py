@@ -31,7 +31,7 @@ POLICIES = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table."""
+    """Run the benchmark and print the table."""
     parser = Parser("benchmark.balance", __doc__)
     parser.add_policies(_policies, POLICIES, f"{PLAN_SPELLING}; several in turn with / between")
     parser.add_argument("--batch", nargs="+", type=int, choices=FITTED, default=list(FITTED), help="requests of a step")

@@ -37,7 +37,7 @@ SHAPES = ("16x64", "16x128", "64x128", "64x256")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table."""
+    """Run the benchmark and print the table."""
     parser = Parser("benchmark.cost", __doc__)
     parser.add_policies(policy, POLICIES, PLAN_SPELLING)
     parser.add_argument("--shapes", nargs="+", type=_shape, default=SHAPES, metavar="ROWSxEXPERTS")

@@ -19,7 +19,7 @@ SPREAD, FIRST = "spread", "on the first ranks"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table."""
+    """Run the benchmark and print the table."""
     parser = Parser("benchmark.cost.ranks", __doc__)
     parser.add_numbers("batch", (16, 64), "requests of a step")
     parser.add_numbers("active", (16, 32, 64, 128), "active experts")

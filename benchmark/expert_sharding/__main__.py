@@ -19,7 +19,7 @@ SKEWED = 10
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table."""
+    """Run the benchmark and print the table."""
     parser = Parser("benchmark.expert_sharding", __doc__)
     swept, skews = "(default: %(default)s)", between(0, LARGEST)
     parser.add_argument("--alpha", nargs="*", type=skews, default=[0.0, 0.1, 0.6, 2.0], help=f"skews {swept}")

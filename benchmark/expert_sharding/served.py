@@ -24,7 +24,7 @@ KEY = "placements"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table."""
+    """Run the benchmark and print the table."""
     parser = Parser("benchmark.expert_sharding.served", __doc__)
     parser.add_checkpoint(WIDENED, TEXTS)
     parser.add_counts(input_tokens=48, output_tokens=8)

@@ -30,7 +30,7 @@ COUNTS = ("per_domain", "prompt", "steps")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record and print the table."""
+    """Run the benchmark and print the table."""
     parser = Parser("benchmark.paged", __doc__)
     parser.add_policies(selecting, POLICIES, "vanilla is always the baseline")
     parser.add_numbers("slots", (32, 16), "slots of a layer")

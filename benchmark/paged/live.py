@@ -29,7 +29,7 @@ DEFAULT = UNIFORM[0], UNIFORM[-1]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record and print the table."""
+    """Run the benchmark and print the table."""
     parser = Parser("benchmark.paged.live", __doc__)
     parser.add_policies(selecting, DEFAULT, "the first also with slots for all experts, beside the same one unpaged")
     parser.add_checkpoint(WIDENED, TEXTS)

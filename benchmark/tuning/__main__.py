@@ -40,7 +40,7 @@ ANOTHER = "another text"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table, draw the picture."""
+    """Run the benchmark, print the table and draw the picture."""
     parser = Parser("benchmark.tuning", __doc__)
     parser.add_policies(selecting, PUBLISHED, "published settings to compare with")
     text = "to choose from (default: tune's)"

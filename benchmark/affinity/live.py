@@ -98,7 +98,7 @@ def run_requests(
     if len(requests) < 3 * concurrency:
         raise ValueError(f"requests must be at least 3 times the concurrency, {concurrency} (got {len(requests)})")
     forcing = {"custom_logit_processor": serialize_force(), "return_logprob": True} if force else {}
-    first, last = 2 * concurrency, len(requests) - 1  # the load is steady from the start of request `first` to the start of `last`
+    first, last = 2 * concurrency, len(requests) - 1  # the load is steady between these two requests
     looks: dict[int, tuple[dict[str, float], float]] = {}
 
     def ask(number: int) -> tuple[list[int], list[float], Span]:

@@ -56,8 +56,8 @@ def _cell(outcome: Mapping[str, float], first: float | None) -> str:
 def plot_affinity(points: Mapping[str, Any]) -> Picture:
     """Return a picture of active experts.
 
-    One panel shows them against the number of replicas, under mixed traffic. For each scenario of `DRAWN`, a panel shows
-    them over the course of a run.
+    One panel shows them against the number of replicas, under mixed traffic. Each scenario of `DRAWN` has a panel that
+    shows them over the course of a run.
     """
     rules = list(next(iter(points.values()))["rules"])
     mixed = [point for point in points.values() if point["scenario"] == "mixed"]

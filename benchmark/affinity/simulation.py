@@ -25,8 +25,7 @@ class RoundRobin:
 
 
 class ByAffinity(RoundRobin):
-    """The dispatcher of a server, without its prompt cache. The simulation repeats texts more often than real traffic.
-    """
+    """The dispatcher of a server without a prompt cache, because the simulation repeats texts too often for a cache."""
 
     def __init__(self, table: Table, replicas: int, bound: float) -> None:
         self.affinity = Affinity(table, replicas, bound, caches=False)

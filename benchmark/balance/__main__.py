@@ -1,7 +1,8 @@
-"""Active experts on expert-parallel ranks under policies: `python -m benchmark.balance [POLICY...]`.
+"""Measure active experts on expert-parallel ranks: `python -m benchmark.balance [POLICY...]`.
 
-Selects on made-up logits of the shape of DeepSeek-R1 on 8 ranks, fitted to XShare's Table 2. A policy is spelt as in
-`python -m benchmark.serving`; several with / between them take layers in turn. The first is the baseline.
+Selects experts for random logits, which have the shape of DeepSeek-R1 on 8 ranks and are fitted to Table 2 of XShare.
+A policy is spelt as in `python -m benchmark.serving`. Policies that are joined with "/" are used in turn. The first
+policy is the baseline.
 """
 
 import argparse

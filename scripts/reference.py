@@ -124,7 +124,7 @@ def _spell_defaults(policy: Policy) -> Iterator[str]:
 
 
 def list_keys() -> Iterator[tuple[str, str, str, str]]:
-    """Yield the row of each key: first all keys of a plan, and then the keys that only a single policy has."""
+    """Yield a row for each key. The keys of a plan come first, and then the keys that only a single policy has."""
     plan = SelectionPlan()
     for name, key in KEYS.items():
         yield _describe_key(name, key, json.dumps(getattr(plan, name)), key.help)

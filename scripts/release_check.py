@@ -2,8 +2,8 @@
 
     python -m scripts.release_check 0.5.24
 
-The release need not be supported. If it has no series of its own, the series of all supported releases are tried, and
-the report shows the best one. The exit code is 0 if every hunk matches exactly one place.
+The release need not be supported. If it has no series of its own, the program tries the series of all supported
+releases and reports the best one. The exit code is 0 if every hunk matches exactly one place.
 """
 
 import argparse
@@ -72,7 +72,7 @@ class Trial:
 
     @property
     def failing(self) -> list[str]:
-        """Return the names of the patches with hunks that do not fit, in the order of the series."""
+        """Return the names of the patches that have a hunk that does not fit."""
         return list(dict.fromkeys(fit.patch for fit in self.fits if not fit.fits))
 
 

@@ -1,4 +1,4 @@
-"""Write the table in docs/limits.md with the MoE runner that SGLang chooses for each model and GPU under a policy.
+"""Write the table of MoE runners in docs/limits.md. It shows the runner that serves a policy on each model and GPU.
 
 python -m scripts.runners           write the table
 python -m scripts.runners --check   check that the table is up to date

@@ -1,8 +1,8 @@
 """The training text of the small checkpoints. Its four domains exist on every machine with Python.
 
 Python source, C headers and English documentation come from the installation of the Python interpreter. System headers
-and Perl's manual pages are added if they are installed. Arithmetic problems are generated. Held-out text contains only
-generated problems and documents that ship with Python (PSF licence), so it can be stored in the repository.
+and Perl's manual pages are added if they are installed. Arithmetic problems are generated. The held-out text is stored
+in the repository, so it contains only generated problems and documents that ship with Python (PSF licence).
 """
 
 import ast
@@ -68,7 +68,7 @@ def load_corpus() -> dict[str, Split]:
 
 
 def fingerprint(documents: Iterable[Document]) -> dict[str, object]:
-    """Return the number of documents, the number of characters and the sha256 of the text, to identify a corpus."""
+    """Return three values that identify a corpus: the numbers of documents and characters, and the text's sha256."""
     texts = [document.text for document in documents]
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     return {"documents": len(texts), "characters": sum(map(len, texts)), "sha256": digest}

@@ -33,8 +33,8 @@ class DraftAttention(nn.Module):
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]) -> Tensor:
         """Compute the attention for draft step `len(past)`.
 
-        `x` is [rows, tokens, 2 * hidden]. `past` contains the keys and values of the previous draft steps, and this
-        function appends the keys and values of the current step. Each position attends to step 0 of all positions up to
+        `x` is [rows, tokens, 2 * hidden]. `past` contains the keys and values of the previous draft steps. The function
+        appends the keys and values of the current step. Each position attends to step 0 of all positions up to
         its own, which are the verified prefix. It also attends to the later draft steps of its own position.
         """
         rows, tokens, _ = x.shape

@@ -42,9 +42,9 @@ def losses(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def answer_accuracy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str) -> dict[str, float]:
-    """Return the share of right greedy answers to the arithmetic problems in `text`, for each operator.
+    """Return the share of right answers to the arithmetic problems in `text`, for each operator.
 
-    Each problem is a prompt of its own.
+    The answers are greedy, and each problem is a prompt of its own.
     """
     right: dict[str, list[bool]] = {}
     for question, operator, answer in dict.fromkeys(PROBLEM.findall(text)):

@@ -1,6 +1,6 @@
 """Measure active experts on expert-parallel ranks: `python -m benchmark.balance [POLICY...]`.
 
-Selects experts for random logits, which have the shape of DeepSeek-R1 on 8 ranks and are fitted to Table 2 of XShare.
+Selects experts for random logits with the shape of DeepSeek-R1 on 8 ranks. The logits are fitted to XShare's Table 2.
 A policy is spelt as in `python -m benchmark.serving`. Policies that are joined with "/" are used in turn. The first
 policy is the baseline.
 """

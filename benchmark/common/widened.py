@@ -1,9 +1,9 @@
 """The widened checkpoint: the trained checkpoint with wider experts but the same outputs.
 
 Each inner neuron of an expert is repeated `FACTOR` times, and its output weights are divided by `FACTOR`. So the
-routing is unchanged, and the logits differ only by rounding. In the widened model, loading the experts takes most of
-the time of a decode step on a CPU, as in large models on a GPU. The model is created at first use, within seconds, and
-needs 0.4 GB.
+routing is unchanged, and the logits differ only by rounding. Loading the wider experts takes most of the time of a
+decode step on a CPU. Large models on a GPU behave in the same way. The model is created at first use, within seconds,
+and needs 0.4 GB.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ FACTOR = 64
 SERVED_DTYPE = "float32"
 """The dtype on a CPU, where arithmetic limits the speed of bfloat16.
 
-One core processes 5.1 GB/s of expert weights in bfloat16 with AMX, 3.6 GB/s without AMX, and 9 GB/s in float32. This
-was measured with F.linear on three rows per expert, on a Xeon of family 6, model 167.
+One core processes 5.1 GB/s of expert weights in bfloat16 with AMX, 3.6 GB/s without AMX, and 9 GB/s in float32. The
+measurement used F.linear with three rows per expert. The CPU was a Xeon of family 6, model 167.
 """
 INWARD, OUTWARD = (re.compile(rf"\.experts\.\d+\.{name}\.weight$") for name in ("(gate|up)_proj", "down_proj"))
 

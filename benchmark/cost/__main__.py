@@ -1,8 +1,8 @@
 """Measure the time that selection takes: `python -m benchmark.cost [POLICY...]`.
 
-A policy is spelt as in `python -m benchmark.serving`. The benchmark compares the time of select() with the time of
-SGLang's router on the same logits. It also measures the routing of a decode step with and without a policy, and the
-whole decode step of a server. On a GPU, `make gpu` measures captured CUDA graphs instead.
+A policy is spelt as in `python -m benchmark.serving`. The benchmark compares select() with SGLang's router on the same
+logits. It also measures the routing in a decode step, with and without a policy, and a whole decode step of a server.
+On a GPU, `make gpu` measures captured CUDA graphs instead.
 """
 
 import argparse

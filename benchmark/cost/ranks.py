@@ -1,8 +1,8 @@
 """Measure an MoE layer on several ranks, with whole experts and with slices: `python -m benchmark.cost.ranks`.
 
-Each rank is a process on its own core. The time of the layer is measured for several numbers of rows, several numbers
-of active experts, and two placements of the active experts. The table of choices in docs/many-devices.md shows the time
-with slices divided by the time with whole experts.
+Each rank is a process on its own core. The benchmark varies the number of rows, the number of active experts and the
+placement of the active experts. The table of choices in docs/many-devices.md shows a ratio of two times: the time with
+slices divided by the time with whole experts.
 """
 
 from collections.abc import Mapping, Sequence

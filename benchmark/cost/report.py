@@ -21,7 +21,8 @@ def shape_key(shape: str) -> str:
 def tabulate_cost(points: Mapping[str, Any]) -> Table:
     """Return a table with one row for each policy.
 
-    A row contains the time of select() for each shape, and the time that the policy adds to a layer and to a step.
+    A row contains the time of select() for each shape. It also shows how much time the policy adds to a layer and to a
+    step.
     """
     shapes = [key.removeprefix("select ") for key in points if key.startswith("select ")]
     headings = ["policy", *(f"select() {shape}, us" for shape in shapes), "added a layer, us", "share of a decode step"]

@@ -105,9 +105,9 @@ TOKENS_PER_REQUEST = 4  # for a policy with a budget per request
 
 
 def time_selection(rows: int, experts: int, plans: Sequence[str], rounds: int) -> dict[str, list[float]]:
-    """Measure the CPU time per call of SGLang's router and of every policy, in seconds for each round.
+    """Measure SGLang's router and every policy on the same random logits [rows, experts].
 
-    All of them receive the same random logits [rows, experts].
+    Return the CPU time per call in seconds, for each round.
     """
     logits = torch.randn(rows, experts, generator=torch.Generator().manual_seed(0))
     calls = {UPSTREAM: _make_upstream(logits)} | {plan: make_call(logits, plan) for plan in plans}

@@ -1,9 +1,14 @@
 """Measure which draft depth is fastest at each batch size: `python -m benchmark.depth [POLICY...]`.
 
-For each policy, several servers run at the same time: without draft tokens, with 1, 3, 5 and 7 draft tokens, with
-SGLang's own rule for the depth, and with the depth by tokens per second. The servers are measured in turns with
-SGLang's bench_serving, for several numbers of concurrent requests. Servers that choose the depth first run enough steps
-to find it.
+For each policy, several servers run at the same time:
+
+- a server without draft tokens,
+- servers with 1, 3, 5 and 7 draft tokens,
+- a server that chooses the depth with SGLang's own rule,
+- a server that chooses the depth by tokens per second.
+
+SGLang's bench_serving measures the servers in turns. The number of concurrent requests varies. Servers that choose the
+depth first run enough steps to find it.
 """
 
 import argparse
@@ -79,8 +84,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 def list_variants(text: str, draft: Path, fixed: Sequence[int], scratch: Path) -> list[Variant]:
     """Return one variant for each server of a policy.
 
-    The first variants have the fixed depths; depth 0 has no draft model. The last two variants use SGLang's own rule
-    and the rule by tokens per second. The function writes a file with the candidate depths to the folder `scratch`.
+    The first variants have the fixed depths. Depth 0 means no draft model. The last two variants choose the depth:
+    first with SGLang's own rule, then by tokens per second. The function writes a file with the candidate depths to the
+    folder `scratch`.
     """
     one = parse_variant(text)
     drafts = {depth: speculative_flags(draft, 1, depth, depth + 1) for depth in fixed if depth}

@@ -11,7 +11,10 @@ from benchmark.common.table import Table
 FIXED = 0, 1, 3, 5, 7
 NO_DRAFTS, UPSTREAM, THROUGHPUT = "no drafts", "SGLang's choice", "as deep as pays"
 REACHED = 0.97
-"""The minimum throughput of the depth by tokens per second, relative to the best fixed depth and to no draft tokens."""
+"""The minimum relative throughput of a server that chooses its depth by tokens per second.
+
+It is relative to the best fixed depth, and to a server without draft tokens.
+"""
 NOTE = (
     "Output tokens/s, means of {rounds} alternating rounds; servers of a policy are measured in the same minutes. "
     "{upstream}: --speculative-adaptive as published; {throughput}: by tokens per second; the others: fixed depths. "
@@ -61,7 +64,7 @@ def find_best(found: Mapping[str, Summary]) -> str:
 
 
 def pair(found: Mapping[str, Summary], name: str) -> list[float]:
-    """Return the throughput of the chosen depth divided by the throughput of the depth `name`, for each round."""
+    """Return the ratio of two throughputs for each round: the chosen depth divided by the depth `name`."""
     return [own / other for own, other in zip(found[THROUGHPUT].ratios, found[name].ratios, strict=True)]
 
 

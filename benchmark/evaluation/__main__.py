@@ -77,7 +77,7 @@ def connect(args: argparse.Namespace) -> Iterator[Endpoint]:
 
 
 def _find_model(args: argparse.Namespace) -> Path | str:
-    """Return the folder of the model to serve, or the name of the model that the server at --url serves."""
+    """Return the folder of the model to serve. If --url is given, return the name of the server's model instead."""
     if args.url is None:
         return args.model or TRAINED
     if args.model is not None:

@@ -33,8 +33,8 @@ KEY = "compiled"
 def measure(record: Record, parts: Sequence[str]) -> None:
     """Compile all kernels and record the failures. A failed kernel is compiled again when it is measured.
 
-    The jobs use half of the cores, because every process holds the weights of a layer in GPU memory while the first
-    server also runs.
+    The jobs use only half of the cores. Every process holds the weights of a layer in GPU memory, and the first server
+    also needs GPU memory at the same time.
     """
     began, jobs, failed = monotonic(), list_jobs(), []
     with ProcessPoolExecutor(max(1, WORKERS // 2), get_context("spawn")) as pool:

@@ -45,7 +45,7 @@ def run_steps(
 
 
 def check_served(experts: int) -> None:
-    """Run the selection kernel in all forms for a model with this number of experts.
+    """Run all forms of the selection kernel for this number of experts.
 
     Raises RuntimeError if a kernel does not compile, load or launch.
     """

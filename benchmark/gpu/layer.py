@@ -165,7 +165,10 @@ def find_us(point: Mapping[str, Any]) -> float:
 
 
 def bandwidth_row(before: str, after: str, expert_bytes: int, us: float, copy: float, bar: float | None) -> Row:
-    """Return a row with the layer's bandwidth at `BANDWIDTH_AT` active experts, in percent of the copy bandwidth."""
+    """Return a row with the layer's bandwidth in percent of the copy bandwidth.
+
+    The layer has `BANDWIDTH_AT` active experts.
+    """
     share = 100 * BANDWIDTH_AT * expert_bytes / us / 1000 / copy
     return at_least(f"{before}bandwidth at {BANDWIDTH_AT} experts{after}", share, bar, "% of the copy")
 

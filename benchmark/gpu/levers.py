@@ -44,7 +44,7 @@ POLICIES = ("oea:k0=3", "oea:k0=5", "xshare", "xshare:k0=1,add=24")
 FIXED_BAR = 23.0
 """The target for the fixed part of a layer's time, in microseconds. It does not depend on the active experts."""
 GAIN_BARS = {"oea:k0=3": 40.0, "oea:k0=5": 23.0}
-"""The targets for the gain of a layer with its router, in percent."""
+"""The target gains in percent. A gain includes the layer and its router."""
 
 
 def list_points(parts: Sequence[str]) -> dict[str, Callable[[], dict[str, Any]]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 Configs = dict[str, dict[str, Any]]
-"""The content of one file: a dict from the number of tokens, as text, to a configuration."""
+"""The content of one file. It maps the number of tokens, as a string, to a configuration."""
 FOLDER = "moe-configs"
 
 
@@ -19,8 +19,8 @@ def read_upstream(experts: int, hidden: int, width: int, top_k: int, tokens: Seq
     """Return files that contain SGLang's own configurations for a bfloat16 shape.
 
     The keys are paths below `configs/`. The first file is for the up projection, and the second file is for the down
-    projection. The files contain the configurations for `tokens`, and for larger numbers of tokens at which SGLang's
-    configuration changes.
+    projection. The files contain a configuration for every number in `tokens`. They also contain the larger numbers of
+    tokens at which SGLang's configuration changes.
     """
     import triton
     from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe_triton_config as upstream

@@ -31,8 +31,8 @@ COMMON_GPT_OSS = 0.02
 
 The number of active experts of the trained gpt-oss-120b is not published. Two results imply 42 to 60 experts:
 
-- Table 3 of XShare, batch size 16: a budget of 24 experts without warm-up gains 25 to 36 %, and a warm-up without a
-  budget gains 50 %.
+- Table 3 of XShare, batch size 16: a budget of 24 experts without warm-up gains 25 to 36 %. A warm-up without a budget
+  gains 50 %.
 - vLLM's pull request 35551: a budget of 24 experts reduces the time of a step from 11.9 to 8.7 ms.
 
 Independent rows would activate 51 experts. With the share of Qwen3-30B-A3B, only 29.8 experts would be active, and a

@@ -1,8 +1,8 @@
 """The experiment `replay`, which checks that padding rows activate no experts when a CUDA graph is replayed.
 
-The part `server` sends seven requests to a server that has only graphs of 8 rows, and to a server with graphs of every
-size. Both must count the same rows and experts. It also measures the gain from masking the padding rows in SGLang's
-padded graphs, without a policy. The part `tests` runs tests that capture their own graphs.
+The part `server` compares two servers while each one answers seven requests. One server has only graphs of 8 rows, and
+the other has graphs of every size. Both must count the same rows and experts. The part also measures the gain from
+masking the padding rows without a policy. The part `tests` runs tests that capture their own graphs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +74,7 @@ def _count(server: Server) -> dict[str, float]:
 
 
 def rows(points: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield rows with the counts of the servers, the gain of masking and the result of the tests."""
+    """Yield the rows of this experiment: the counts of the servers, the gain from masking, and the tests."""
     if all(name in points for name in LIVE):
         padded, exact, tighter = (points[name] for name in LIVE)
         text = f"{padded['rows']:.0f} in graphs of 8, {exact['rows']:.0f} in graphs of every size"

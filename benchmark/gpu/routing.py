@@ -121,7 +121,7 @@ def list_arrays(name: str, routed: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def rows(points: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield rows with the arrays that differ, and with the times of both ways for each shape."""
+    """Yield a row that names the arrays that differ, and a row with both times for each shape."""
     checked = [point for point in points.values() if point.get("policy") == POLICIES[0]]
     if checked:
         wrong = [f"{one['rows']} x {one['experts']}: {one['differs']}" for one in checked if one["differs"]]

@@ -139,7 +139,7 @@ def _find_field(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied
 
 
 def time_kernel(rows: int, experts: int, spelling: str) -> dict[str, Any]:
-    """Measure the times of select() with a policy and of SGLang's router, in microseconds."""
+    """Measure select() with a policy, and SGLang's router. Both times are in microseconds."""
     logits = _make_logits(rows, experts, torch.bfloat16)
     calls = {"us": make_call(rows, experts, spelling), "upstream_us": _make_upstream(logits)}
     runs = {name: partial(repeat, call, CALLS) for name, call in calls.items()}
@@ -182,7 +182,7 @@ def count_tokens(spelling: str, rows: int) -> int:
 
 
 def rows(points: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield rows with the comparison of the ids, and with every time relative to SGLang's router."""
+    """Yield the rows of this experiment: the comparison of the ids, the times, the fastest shapes and the tests."""
     if "cases" in points:
         cases = points["cases"]
         yield check_row("ids against the reference, bit for bit", cases, f"{cases.get('equal')} cases equal")

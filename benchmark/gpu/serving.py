@@ -1,4 +1,4 @@
-"""Servers of dummy checkpoints on one GPU, and alternating rounds of SGLang's bench_serving on these servers."""
+"""Servers of dummy checkpoints on one GPU, which SGLang's bench_serving measures in alternating rounds."""
 
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,8 +26,8 @@ START_LIMIT = 420.0  # maximum seconds for the start of a server; the first star
 ROOM = 125 << 30
 """The free GPU memory in bytes that allows a server to run in parallel with other work.
 
-An H200 has this memory, and an H100 does not. It is an estimate: the server of gpt-oss-120b needs 77 GiB while it
-converts its weights, and the processes that run at the same time need 48 GiB. The five servers of `replay` need 95 GiB.
+An H200 has this memory, and an H100 does not. The number is an estimate. The server of gpt-oss-120b needs 77 GiB while
+it converts its weights. The processes that run at the same time need 48 GiB. The five servers of `replay` need 95 GiB.
 """
 DUMMY_SERVER = "benchmark.gpu.dummy_server"
 SERVER_ARGS = (
@@ -135,7 +135,7 @@ def _begin(record: Record, name: str, point: Point, servers: Sequence[Server], t
 
 
 def list_percents(comparison: Comparison) -> list[float]:
-    """Return the gain of the second variant in output tokens per second, in percent for each round."""
+    """Return the gain of the second variant for each round, in percent of the output tokens per second."""
     return [100 * (ratio - 1) for ratio in comparison.summaries[1].ratios]
 
 

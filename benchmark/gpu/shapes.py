@@ -1,8 +1,8 @@
 """Measurements of launch shapes for the selection kernel. The fastest shapes are written to the file the kernel reads.
 
-For each number of experts, a small batch is computed by one program, and a large batch is divided among several
-programs. The file contains the number of warps of one program for each number of rows. It also contains the rows and
-the warps of several programs. One program is used up to the largest number of rows at which it is faster.
+One program computes a small batch, and several programs share a large batch. For each number of experts, the file
+contains the warps of a single program, which depend on the number of rows. It also contains the rows and the warps of
+each program if there are several. A single program is used up to the largest number of rows at which it is faster.
 """
 
 import json
@@ -28,7 +28,7 @@ MOST_SCORES = 8192  # more scores do not fit into the registers of one program
 SEVERAL = tuple(product((8, 16), (4, 8)))
 """The tried (rows, warps) of each program if several programs share a batch."""
 MANY_ROWS = 128
-"""The number of rows in the batch with which the shapes of several programs are compared."""
+"""The batch size that decides which shape of several programs is the fastest, in rows."""
 PLAN = "xshare"
 
 

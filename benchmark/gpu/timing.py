@@ -39,8 +39,8 @@ def time_alternating(
     """Measure the median time of each run in microseconds, for each round.
 
     Each run is captured as a CUDA graph, and all graphs are replayed in every round. The order is reversed in every
-    other round, so a drift of the clock does not favour a run. `parts` is the number of equal parts of a run; the times
-    are divided by it.
+    other round, so a drift of the clock does not favour a run. `parts` is the number of equal parts in a run. The times
+    are divided by this number.
     """
     if is_dry:
         return {name: [time_graph(run)] for name, run in runs.items()}

@@ -57,7 +57,10 @@ def measure(record: Record, parts: Sequence[str], policy: str = POLICY) -> None:
 
 
 def rows(points: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield a row for every shape and number of tokens, with the times before and after tuning and the bandwidth."""
+    """Yield a row for every shape and number of tokens.
+
+    A row shows the times before and after tuning, and the bandwidth.
+    """
     for name in SHAPES:
         for key in POINTS | FIXED_POINTS:
             if f"{name}/{key}" in points and "copy" in points:
@@ -141,9 +144,10 @@ def _route(layers: MoeLayers, rows: int, active: int | None, policy: str) -> tup
 
 
 def _neighbours(record: Record, name: str, rows: int) -> list[dict[str, int]]:
-    """Return the tuned configuration for the nearest number of tokens, as a list of at most one element.
+    """Return the tuned configuration for the nearest number of tokens.
 
-    Points of `FIXED_POINTS` do not use neighbours, because a prebuilt alignment works only with blocks of 16 rows.
+    The result is a list, which is empty if there is no tuned configuration yet. Points of `FIXED_POINTS` do not use
+    neighbours, because a prebuilt alignment works only with blocks of 16 rows.
     """
     tuned = {near: record.points.get(f"{name}/{key}", {}).get("config") for key, (near, _) in POINTS.items()}
     tuned = {near: config for near, config in tuned.items() if config is not None}

@@ -133,7 +133,7 @@ POLICIES = (*BLIND, *UNIFORM, _spell(add=0, mass=0.95), *BY_LAYER)
 
 
 def shorten(policy: str) -> str:
-    """Return the spelling of a policy without the keys in `WEIGHTED`, for a table."""
+    """Remove the keys in `WEIGHTED` from the spelling of a policy, to shorten the table."""
     return policy.replace(",utility=squared,own_share=0.75", "").replace(
         ', "utility": "squared", "own_share": 0.75', ""
     )

@@ -1,9 +1,9 @@
 """Find the budget that fits any model and batch: `python -m benchmark.quality.defaults --model DIR`.
 
-Measures several kinds of budgets of `xshare`: a number of experts, a share of the model's experts, and a share of the
-utility. Each budget is measured with several batch sizes, on batches of one domain and of mixed domains. If
-`--tokens-per-request` is above 1, budgets for each request are measured too. Policies given as arguments replace the
-budgets. `--skip` skips the first sequences of each domain, because the default budgets were chosen on them.
+Measures several kinds of budgets of `xshare`: a number of experts, a share of the model's experts, or a share of the
+utility. The batch size varies, and the batches have one domain or mixed domains. If `--tokens-per-request` is above 1,
+budgets for each request are measured too. Policies given as arguments replace the budgets. `--skip` skips the first
+sequences of each domain, because the default budgets were chosen on them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,9 +65,9 @@ def describe_router(router: Router, experts: int) -> dict[str, Any]:
 
 
 def list_settings(experts: int, verifies: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield the name and the policy of each budget, for a model with this number of experts.
+    """Yield the name and the policy of each budget.
 
-    `verifies` adds the budgets for verify steps.
+    `experts` is the model's number of experts. `verifies` adds the budgets for verify steps.
     """
     for add in PER_REQUEST if verifies else ():
         yield f"add_per_request={add}", f"xshare:k0=1,add_per_request={add}"

@@ -31,10 +31,10 @@ class Instrument(Server):
     def verify(self, samples: Sequence[Sample], top: int) -> list[list[Prediction]]:
         """Return the predictions for each sample's text. Every token is verified, and all samples form one batch.
 
-        SGLang applies logit processors after a prefill, but not in EAGLE's verify steps. So for each token of the text,
-        the server prefills the text before the token and is forced to answer with the token. Then it runs one verify
-        step with this token and its own draft tokens. The first row of the verify step predicts the next token.
-        Because each step follows a prefill, errors do not accumulate over the text, unlike in `force`.
+        SGLang applies logit processors after a prefill, but not in EAGLE's verify steps. So each token of the text has
+        its own request. The server prefills the text before the token, and is forced to answer with the token. Then the
+        server runs one verify step with this token and its own draft tokens. The first row of the verify step predicts
+        the next token. Because each step follows a prefill, errors do not accumulate over the text, unlike in `force`.
         """
         self.generate([one.prompt + one.text for one in samples], 1)  # stores the whole text in the prefix cache
         predicted: list[list[Prediction]] = [[] for _ in samples]

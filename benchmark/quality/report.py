@@ -40,7 +40,7 @@ def tabulate_domains(points: Mapping[str, Any]) -> Table:
 
 
 def plot_quality(points: Mapping[str, Any]) -> Picture:
-    """Return a picture of loss against active experts in mixed batches, with one line for each kind of budget."""
+    """Return a picture of loss against active experts. Each kind of budget has one line. All batches are mixed."""
     first, *others = points.items()
     ladders: dict[str, list[Mapping[str, Any]]] = {}
     for name, point in others:
@@ -54,7 +54,7 @@ def plot_quality(points: Mapping[str, Any]) -> Picture:
 
 
 def make_loss_line(name: str, settings: Sequence[Mapping[str, Any]]) -> Line:
-    """Return a line of loss against active experts, with error bars, for settings that differ in their budget."""
+    """Return a line of loss against active experts, with error bars. The settings differ only in their budget."""
     order = sorted(settings, key=lambda one: one["active_experts"])
     experts, losses = [one["active_experts"] for one in order], [one["loss"] for one in order]
     return Line(name, experts, [loss["delta"] for loss in losses], [find_margin(loss) for loss in losses])

@@ -35,7 +35,10 @@ class Point:
 
 
 List = Callable[[Layout, str, Router, int], Sequence[Point]]
-"""A function that returns the points to measure for a layout, a kind of text, a router and a number of experts."""
+"""A function that returns the points to measure.
+
+Its arguments are a layout, the kind of text, the model's router and the number of experts.
+"""
 
 
 def make_parser(module: str, text: str | None, batches: Sequence[int], tokens: Sequence[int], **counts: int) -> Parser:

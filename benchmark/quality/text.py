@@ -76,9 +76,9 @@ def cut_text(path: Path, ids: Sequence[int], length: int, count: int, skip: int 
 
 
 def load_sequences(texts: Path, tokenizer: Path, length: int, per_domain: int, skip: int = 0) -> Sequences:
-    """Load `per_domain` sequences of every `*.txt` file in a folder, after skipping `skip` sequences of each file.
+    """Load `per_domain` sequences from every `*.txt` file in a folder.
 
-    Raises ValueError if a text is too short.
+    The first `skip` sequences of each file are skipped. Raises ValueError if a text is too short.
     """
     files = list_texts(texts)
     encoder = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))

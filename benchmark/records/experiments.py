@@ -76,9 +76,10 @@ OFFLINE: dict[str, tuple[str, ...]] = {
 POLICY = "xshare:k0=1,add=24"
 PREFERRED = "xshare:k0=1,add=4,utility=squared,own_share=0.75"
 VERIFIED = {(1, 8): (12, 9), (1, 16): (16, 11), (4, 8): (16, 13), (4, 16): (16, 13)}
-"""The budgets for each number of requests and verified tokens: without and with weighting by acceptance.
+"""Two budgets for each number of requests and verified tokens per request.
 
-Both budgets have the same loss offline. The text on which they were chosen differs from the text that is served.
+The first budget is used without weighting, and the second one with weighting by acceptance. Offline, both have the same
+loss. They were chosen on other text than the text that is served.
 """
 CHANCES = ("0.65", "auto")
 OBSERVED = "off vanilla observe --model checkpoints/qwen3-moe-tiny"
@@ -135,7 +136,7 @@ def _fresh(model: str, sizes: str) -> Experiment:
 def _with_drafts(batch: int, tokens: int) -> Experiment:
     """Return an experiment with verify steps of `batch` requests and `tokens` tokens per request.
 
-    It compares policies without and with weighting of draft tokens by their chance of acceptance.
+    It compares two kinds of policies: one treats all draft tokens equally, and one weights them by acceptance.
     """
     drafts = f"--steps {tokens - 1} --draft-tokens {tokens}"
     plain, weighed = (f"xshare:k0=1,add={add},utility=squared,own_share=0.75" for add in VERIFIED[batch, tokens])

@@ -16,7 +16,10 @@ from benchmark.records.tables import H200_RUN
 
 FOLDER = ROOT / "docs" / "pictures"
 SHOWN = ("vanilla", "xshare:k0=1,add", "xshare:k0=1,mass", "oea:k0", "moe-spec:budget", "lynx-lat:retain", "pruned:k0")
-"""The lines in the picture of the loss: policies with more than two settings, and `mass`, the default of `xshare`."""
+"""The lines in the picture of the loss.
+
+They are the policies with more than two settings, and `mass`, on which the default of `xshare` is based.
+"""
 TODAY = {"xshare": "xshare:mass=0.9"}
 """The current spelling of the policies in `H200_RUN`. This run is older than the current defaults."""
 

@@ -92,9 +92,10 @@ TABLES = {
 
 
 def format_table(name: str, results: Path, page: Path) -> str:
-    """Return the Markdown of a table for a page, including links to its records and descriptions of the machines.
+    """Return the Markdown of a table.
 
-    Raises ValueError if a record is missing.
+    It also contains links to the records and descriptions of the machines. The links are relative to `page`. Raises
+    ValueError if a record is missing.
     """
     if name not in TABLES:
         raise ValueError(f"must be one of {', '.join(TABLES)}")

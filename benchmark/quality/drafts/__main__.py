@@ -1,7 +1,7 @@
 """Measure the cost of selection if some draft tokens are wrong: `python -m benchmark.quality.drafts`.
 
-Simulates verify steps with text of mixed domains under several settings of `xshare`. Some settings weight each draft
-token by its chance of acceptance.
+Simulates verify steps under several settings of `xshare`. Each batch contains text of several domains. Some settings
+weight each draft token by its chance of acceptance.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """Measure the gain from `own_share` and squared utilities: `python -m benchmark.quality.front [POLICY...]`.
 
-Decodes mixed batches of several sizes with published settings, both in decode steps and in verify steps. Then decodes
-the same batches with `own_share` 0.75. Policies with a budget by utility are also measured with squared utilities.
+Measures published settings of policies in decode steps and in verify steps. Then measures the same settings with
+`own_share` 0.75. Policies with a budget by utility are also measured with squared utilities. The batches contain text
+of several domains.
 `--skip` skips the first sequences of each domain, because these keys were chosen on them.
 """
 

@@ -14,7 +14,7 @@ CHANGES = {PUBLISHED: "", OWN_SHARE: "own_share=0.75", SQUARED: "own_share=0.75,
 """The changes in the order of measurement. A change adds keys to a setting."""
 SWEEP = {f"own_share {share}": f"own_share={share}" for share in (0.25, 0.5, 1)}
 SWEPT_LAYOUT = Layout(16)
-"""The layout with which the changes of `SWEEP` are measured, for the middle setting of each policy."""
+"""The layout that is also measured with the changes of `SWEEP`. Only the middle setting of each policy is used."""
 
 
 def settings_of(num_experts: int, layout: Layout) -> tuple[str, ...]:

@@ -87,9 +87,9 @@ def last_change(point: Mapping[str, Any]) -> str:
 
 
 def list_curve(points: Points, like: Mapping[str, Any], change: str) -> list[Mapping[str, Any]]:
-    """Return the results of one change for all settings of a ladder, sorted by active experts.
+    """Return the results of one change, sorted by active experts.
 
-    `like` is any point of the ladder and layout.
+    The result covers all settings that have the same ladder and layout as the point `like`.
     """
     own = (layout_of(like), like["ladder"])
     found = [one["changes"].get(change) for one in points.values() if (layout_of(one), one["ladder"]) == own]

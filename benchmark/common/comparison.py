@@ -144,9 +144,9 @@ class Comparison:
     def active(self) -> list[float | None]:
         """Return the mean number of active experts of each series, or None if no server has counted them.
 
-        A server with a policy counts its active experts. A server without a policy counts none. Servers with the same
-        flags and a policy also count the experts that the model's own routing activates. The mean of these counts is
-        used for the server without a policy.
+        A server with a policy counts its active experts. It also counts the experts that the model's own routing would
+        activate. A server without a policy counts nothing. Its number is the mean of the second count of all servers
+        with the same flags.
         """
         return [
             self._upstream_active(one.variant.args) if row.experts_after is None else row.experts_after

@@ -96,7 +96,7 @@ def serve(
 ) -> Iterator[list[Server]]:
     """Start the servers of all variants at the same time, and stop them at the end.
 
-    `args` are additional flags and `env` additional environment variables of every server. `program` is the Python
+    `args` contains additional flags, and `env` contains additional environment variables. `program` is the Python
     module to run. A server must answer within `deadline` seconds, by default 180 s plus 60 s for each variant.
     Some variants share a server, see `find_host`.
     """
@@ -124,7 +124,7 @@ def find_host(variants: Sequence[Variant], number: int) -> int:
 
     All policies with the same flags share one server. The variant `vanilla` also uses this server, unless it is the
     baseline. Its ratio then shows how much two servers differ without any policy. A server that was started without a
-    policy cannot be switched to one. On a GPU, the captured graphs still contain the selection kernel after a switch
+    policy cannot be switched. On a GPU, the captured graphs still contain the selection kernel after a switch
     to `vanilla`.
     """
     one = variants[number]

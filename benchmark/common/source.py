@@ -84,7 +84,7 @@ def has_history() -> bool:
 
 @cache
 def count_changes(commit: str, paths: tuple[str, ...]) -> tuple[int, list[str]] | None:
-    """Return the number of commits after `commit` that changed these paths, and the files that they changed.
+    """Return the number of commits that changed these paths after `commit`, and the files that differ from it now.
 
     Pages and results are ignored. Return None if git does not have the commit.
     """

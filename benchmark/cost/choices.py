@@ -1,4 +1,4 @@
-"""A table that compares all methods of this project that reduce the bytes for which a step waits."""
+"""A table that compares the methods of this project. Each method reduces the bytes for which a step waits."""
 
 from collections.abc import Mapping
 from statistics import median

@@ -35,7 +35,7 @@ class Experts:
         return Experts(torch.cat((gate, up), -1), self.down.chunk(ranks, 1)[rank].contiguous())
 
     def pick(self, rank: int, ranks: int) -> "Experts":
-        """Return a rank's share of the experts, each one whole."""
+        """Return a rank's share of the experts. Each expert stays whole."""
         return Experts(self.up.chunk(ranks)[rank], self.down.chunk(ranks)[rank])
 
     def run(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

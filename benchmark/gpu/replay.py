@@ -1,8 +1,9 @@
 """The experiment `replay`, which checks that padding rows activate no experts when a CUDA graph is replayed.
 
 The part `server` compares two servers while each one answers seven requests. One server has only graphs of 8 rows, and
-the other has graphs of every size. Both must count the same rows and experts. The part also measures the gain from
-masking the padding rows without a policy. The part `tests` runs tests that capture their own graphs.
+the other has graphs of every size. Both must count the same rows and nearly the same number of experts. A third server
+has a smaller budget and must activate fewer experts. The part also measures the gain from masking the padding rows
+without a policy. The part `tests` runs tests that capture their own graphs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

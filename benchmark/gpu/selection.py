@@ -163,7 +163,7 @@ def make_call(rows: int, experts: int, spelling: str) -> Callable[[], object]:
 def _make_upstream(logits: torch.Tensor) -> Callable[[], object]:
     # This is the router of a CUDA server from SGLang 0.5.17 on: a Triton kernel and a launch that zeroes its bias.
     router = import_module("sglang.srt.layers.moe.topk").fused_topk
-    return partial(router, logits, logits, TOP_K, True)  # it ignores the values of the hidden states
+    return partial(router, logits, logits, TOP_K, True)  # the router ignores the hidden states' values
 
 
 def _make_logits(rows: int, experts: int, dtype: torch.dtype) -> torch.Tensor:

@@ -25,7 +25,7 @@ from benchmark.gpu.table import Row
 POLICY = "xshare"
 WITHOUT_WARM_UP = "xshare:k0=0,add=24"
 NOTHING_TO_DROP = "xshare:k0=0,add=31"
-"""A policy that selects but drops almost no experts: eight rows of gpt-oss activate 28 experts, and at most 32."""
+"""A policy that selects but drops almost no experts. Eight rows of gpt-oss activate 28 of at most 32 experts."""
 GATE = "SGLANG_XSHARE_GATE"
 """The environment variable with the path of the gate file, see `wait_at_gate`."""
 

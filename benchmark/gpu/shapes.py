@@ -1,8 +1,9 @@
 """Measurements of launch shapes for the selection kernel. The fastest shapes are written to the file the kernel reads.
 
 One program computes a small batch, and several programs share a large batch. For each number of experts, the file
-contains the warps of a single program, which depend on the number of rows. It also contains the rows and the warps of
-each program if there are several. A single program is used up to the largest number of rows at which it is faster.
+contains two kinds of shapes. If there is one program, the shape is its number of warps, which depends on the number of
+rows. If there are several programs, the shape is the number of rows and warps of each program. A single program is used
+up to the largest number of rows at which it is faster.
 """
 
 import json

@@ -72,7 +72,7 @@ class Trial:
 
     @property
     def failing(self) -> list[str]:
-        """Return the names of the patches that have a hunk that does not fit."""
+        """Return the names of the patches whose hunks do not all fit."""
         return list(dict.fromkeys(fit.patch for fit in self.fits if not fit.fits))
 
 

@@ -1,7 +1,7 @@
-"""Compare answers alone and beside other requests: `python -m benchmark.neighbours [POLICY...]`.
+"""Measure how other requests change an answer: `python -m benchmark.neighbours [POLICY...]`.
 
-Prompts of held-out text are answered greedily, each alone and then in one batch with others, by one server that is
-switched from policy to policy. The server runs in float32, so a policy can change a token, and rounding cannot.
+A server answers each prompt twice with greedy sampling: first alone, then in one batch with other prompts. The server
+is switched from policy to policy. It runs in float32, so a difference comes from the policy and not from rounding.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ Alone, unlike vanilla's: answers to a request alone that differ from those under
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure on a server into the record, print the table."""
+    """Run the benchmark and print the table."""
     parser = Parser("benchmark.neighbours", __doc__)
     parser.add_policies(selecting, POLICIES, f"beside {BASELINE}")
     parser.add_count("prompts", 24, "prompts")
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _answer(
     server: Server, asked: Sequence[list[int]], others: Sequence[list[int]], tokens: int
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield (tokens of the answer alone, tokens beside the others) of each prompt."""
+    """Yield two answers to each prompt, as token ids: the answer alone, and the answer in a batch with the others."""
     for prompt in asked:
         batches = [prompt], [prompt, *others]
         found = (server.generate(batch, max_new_tokens=tokens, ignore_eos=True) for batch in batches)
@@ -66,12 +66,12 @@ def _answer(
 
 
 def _find_first(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Return the place, from 1, of the first token that differs."""
+    """Return the position of the first different token, counted from 1, or None if all tokens are equal."""
     return next((place for place, pair in enumerate(zip(one, other, strict=True), 1) if pair[0] != pair[1]), None)
 
 
 def tabulate_neighbours(points: Mapping[str, Any]) -> Table:
-    """Return a row a policy."""
+    """Return a table with one row for each policy."""
     rows = []
     for name, point in points.items():
         found = [place for place in point["first_differences"] if place is not None]

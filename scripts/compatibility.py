@@ -1,4 +1,4 @@
-"""Requirements of each supported SGLang release, from its wheel's metadata: the table in docs/patching.md.
+"""Write the table in docs/patching.md with the requirements of each supported SGLang release.
 
 python -m scripts.compatibility           write the table
 python -m scripts.compatibility --check   check that the table is up to date
@@ -20,7 +20,7 @@ BEGIN, END = "<!-- made by python -m scripts.compatibility -->\n", "<!-- end -->
 
 @dataclass(frozen=True)
 class Needs:
-    """Requirements of a release's wheel, as its metadata writes them, without `==`."""
+    """The requirements in the metadata of a release's wheel, without `==`."""
 
     torch: str
     cuda: str
@@ -32,7 +32,7 @@ class Needs:
 
 
 def read_needs(tree: Path) -> Needs:
-    """Read the requirements of the unpacked wheel in `tree`. Raises ValueError if its metadata lacks a requirement."""
+    """Read the requirements from an unpacked wheel. Raises ValueError if its metadata does not contain all of them."""
     (wheel,) = importlib.metadata.distributions(name="sglang", path=[str(tree)])
     pins: dict[str, str] = {}
     for requirement in wheel.requires or ():
@@ -46,7 +46,7 @@ def read_needs(tree: Path) -> Needs:
 
 
 def make_table(releases: list[str]) -> str:
-    """Return the Markdown table, a row for each release, newest first; fetch missing releases."""
+    """Return a Markdown table with one row for each release, newest first. Missing releases are downloaded."""
     rows = ["| SGLang | torch | CUDA | Python | sglang-kernel |", "| --- | --- | --- | --- | --- |"]
     for release in reversed(releases):
         needs = read_needs(fetch_release(release))
@@ -55,7 +55,7 @@ def make_table(releases: list[str]) -> str:
 
 
 def replace_table(page: str, table: str, begin: str = BEGIN) -> str:
-    """Return the page with the table between its two marks."""
+    """Replace the table between the two marks of a page, and return the page."""
     before, _, rest = page.partition(begin)
     _, _, after = rest.partition(END)
     return f"{before}{begin}{table}{END}{after}"

@@ -1,8 +1,8 @@
-"""Unpack SGLang releases into build/releases/<version>/: pristine sources for the patch lint and the tests.
+"""Download SGLang releases and unpack them into build/releases/<version>/, for the patch lint and the tests.
 
     python -m scripts.fetch_release 0.5.17 0.5.21 0.5.23
 
-Only the wheel itself is downloaded, without its dependencies. An unpacked release is not downloaded again.
+Dependencies are not downloaded. A release that is already unpacked is not downloaded again.
 """
 
 import argparse
@@ -16,9 +16,9 @@ from benchmark.common.paths import RELEASES
 
 
 def download_wheel(version: str, folder: Path) -> Path:
-    """Download the wheel of one release for this Python into `folder`, without its dependencies.
+    """Download the wheel of a release for this Python version, without its dependencies.
 
-    Raises `subprocess.CalledProcessError` if pip finds no such release, or cannot download it.
+    Raises `subprocess.CalledProcessError` if pip cannot find or download the release.
     """
     print(f"downloading sglang {version} ...", flush=True)
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -29,9 +29,10 @@ def download_wheel(version: str, folder: Path) -> Path:
 
 
 def fetch_release(version: str, releases: Path = RELEASES) -> Path:
-    """Download and unpack one release. Return its directory, which contains sglang/ and its metadata.
+    """Download and unpack a release, and return its folder. The folder contains sglang/ and the wheel's metadata.
 
-    Raises as `download_wheel` does, and ValueError for a wheel whose version is not that of its name.
+    Raises `subprocess.CalledProcessError` if the download fails. Raises ValueError if the wheel contains another
+    version than its name says.
     """
     place = releases / version
     if place.is_dir():
@@ -43,13 +44,13 @@ def fetch_release(version: str, releases: Path = RELEASES) -> Path:
         zipfile.ZipFile(wheel).extractall(unpacked)
         if f"'{version}'" not in (unpacked / "sglang/_version.py").read_text():
             raise ValueError(f"{wheel.name}: sglang/_version.py must have the version {version}")
-        unpacked.rename(place)  # in one step, so an interrupted download is never taken for a release
+        unpacked.rename(place)  # one step, so an interrupted download leaves no incomplete release
     print(f"unpacked into {place}")
     return place
 
 
 def tell_download(version: str, error: subprocess.CalledProcessError) -> str:
-    """Return one line about a failed download, with pip's last line."""
+    """Return a one-line error message for a failed download. It contains pip's last line."""
     said = (error.stderr or "").strip().splitlines() or ["no reason given"]
     return f"pip cannot download sglang=={version}, which must be a release on the package index (pip: {said[-1]})"
 

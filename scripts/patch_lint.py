@@ -1,6 +1,6 @@
-"""Check the whole patch queue: headers, series against folder, hashes, and every hunk against the releases' sources.
+"""Check the whole patch queue: headers, series, hashes, and every hunk.
 
-python -m scripts.patch_lint    with the sources in build/releases and the installed release
+python -m scripts.patch_lint    check against the sources in build/releases and against the installed release
 """
 
 import argparse
@@ -21,26 +21,27 @@ from sglang_xshare.patching.tree import PatchError, Tree, find_tree
 
 @dataclass
 class Report:
-    """Findings, one line each, and what was checked. `errors` fail the lint, `warnings` do not."""
+    """The findings of the lint, one line each, and a description of what was checked. Only `errors` fail the lint."""
 
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     patches: list[str] = field(default_factory=list)
-    proved: dict[str, int] = field(default_factory=dict)  # release -> hunks found at exactly one place of its sources
-    unproved: list[str] = field(default_factory=list)  # releases without sources here
+    proved: dict[str, int] = field(default_factory=dict)  # number of hunks of each release that match one place
+    unproved: list[str] = field(default_factory=list)  # releases whose sources are missing here
 
     @property
     def summary(self) -> str:
-        """Return one line: what was checked, and what was not."""
+        """Return one line that describes what was checked and what was not."""
         proved = ", ".join(f"{release} ({hunks} hunks)" for release, hunks in self.proved.items())
         line = f"{len(self.patches)} patches looked at; each hunk matches one place in {proved or 'no release'}"
         return line + (f"; no sources at hand for {', '.join(self.unproved)}" if self.unproved else "")
 
 
 def lint(root: Path, releases: Path | None = None) -> Report:
-    """Check the queue in `root`, the patches/ directory, against unpacked `releases`, a directory each.
+    """Check the patch queue against the sources of SGLang releases.
 
-    The installed SGLang serves as the sources of its own release.
+    `root` is the folder patches/. `releases` is a folder with one subfolder for each unpacked release. The installed
+    SGLang is used for its own release if the release is not unpacked.
     """
     report = Report(patches=sorted(str(file.relative_to(root)) for file in root.rglob("*.patch")))
     if not report.patches:
@@ -68,7 +69,7 @@ def _load(root: Path, release: str, report: Report) -> Iterator[Queue]:
 
 
 def _check_folder(queues: list[Queue], report: Report) -> None:
-    """Check that headers are whole, and that each patch is in one series, or in several if it is shared."""
+    """Check that all headers are complete and that each patch is in a series. Only shared patches can be in several."""
     listed = Counter(patch.name for queue in queues for patch in queue.patches)
     for patch in {patch.name: patch for queue in queues for patch in queue.patches}.values():
         missing = [name for name in FIELDS if not patch.header.get(name)]
@@ -97,7 +98,11 @@ def _find_sources(release: str, releases: Path | None) -> Tree | None:
 
 
 def _check_sources(queue: Queue, tree: Tree, report: Report, spare: dict[tuple[str, str, int], set[str]]) -> None:
-    """Apply the series to pristine sources and parse the result; remove from `spare` what this release needs."""
+    """Apply the series of a release to its original sources and parse the results.
+
+    `spare` maps each hunk to the sides on which its context is longer than needed. Sides that this release needs are
+    removed from it.
+    """
     report.proved[queue.release] = 0
     try:
         state = read(tree)
@@ -120,7 +125,11 @@ def _check_sources(queue: Queue, tree: Tree, report: Report, spare: dict[tuple[s
 
 
 def _find_spare(lines: list[bytes], hunk: Hunk) -> set[str]:
-    """Return sides with two or more lines of context whose outermost line the hunk does not need to match one place."""
+    """Return the sides of a hunk on which the outermost line of context is not needed.
+
+    Only sides with at least two lines of context are tried. A line is not needed if the hunk matches exactly one place
+    without it.
+    """
     source, target = hunk.source, hunk.target
     shorter = {"leading": source[1:]} if len(source) > 1 and source[:2] == target[:2] else {}
     shorter |= {"trailing": source[:-1]} if len(source) > 1 and source[-2:] == target[-2:] else {}
@@ -128,7 +137,7 @@ def _find_spare(lines: list[bytes], hunk: Hunk) -> set[str]:
 
 
 def main() -> None:
-    """Print the findings; exit with 1 for errors."""
+    """Print the findings, and exit with status 1 if there are errors."""
     argparse.ArgumentParser(prog="patch_lint", description="check the whole patch queue").parse_args()
     try:
         report = lint(find_root(), RELEASES)

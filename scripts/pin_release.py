@@ -1,6 +1,6 @@
-"""Write patches/<version>/hashes: the sha256 of every file that the release's series changes, as the release ships it.
+"""Write patches/<version>/hashes, the sha256 of every file that the release's series changes.
 
-A file that the series adds is written with zeros: the release has none of that name.
+The hashes are those of the original files in the release. The hash of a file that the series adds consists of zeros.
 
     python -m scripts.pin_release 0.5.24
 
@@ -19,7 +19,7 @@ from sglang_xshare.patching.tree import ABSENT, digest, find_tree
 
 
 def pin_release(version: str, patches: Path, releases: Path = RELEASES) -> int:
-    """Write the hashes in the format of sha256sum. Return the number of files."""
+    """Write the hashes in the format of sha256sum, and return the number of files."""
     paths = {
         file.path
         for name in read_series(patches, version)

@@ -1,4 +1,4 @@
-"""Reference of every flag, key, route and metric, read from the code: docs/reference.md.
+"""Write docs/reference.md, the reference of all flags, keys, routes and metrics. It is generated from the code.
 
 python -m scripts.reference           write the page
 python -m scripts.reference --check   check that the page is up to date
@@ -29,7 +29,7 @@ from sglang_xshare.stage.record.figures import FIGURES, PREFIX
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/reference.md"
 ARGUMENT = re.compile(r'^\+    (\w+): A\[(?:Optional\[)?(\w+)\]?, "(.*)"\] = (.*)$', re.MULTILINE)
-"""A server argument that a patch adds: its name, type, help and default."""
+"""A pattern for a server argument that a patch adds. Its groups are the name, the type, the help and the default."""
 TEXT = """\
 # Reference
 
@@ -73,7 +73,7 @@ Plans are those that `observe` compares.
 
 
 def make_page() -> str:
-    """Return the whole page."""
+    """Return the text of the whole page."""
     return TEXT.format(
         server=tabulate(("flag", "value", "what"), list_server_flags()),
         policies=tabulate(("policy", "phases", "keys", "what"), map(_describe_policy, list_policies())),
@@ -86,13 +86,13 @@ def make_page() -> str:
 
 
 def tabulate(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """Return a table in Markdown."""
+    """Format a table in Markdown."""
     lines = [headings, ("---",) * len(headings), *rows]
     return "".join("".join(f"| {cell} " if cell else "| " for cell in line) + "|\n" for line in lines)
 
 
 def list_server_flags() -> Iterator[tuple[str, str, str]]:
-    """Yield (flag, value, help) of each flag that the newest release's patches add to SGLang."""
+    """Yield the name, the value and the help text of each flag that the patches of the newest release add."""
     patches = find_root()
     for name in (patches / list_releases(patches)[-1] / "series").read_text().split():
         for argument, kind, text, default in ARGUMENT.findall((patches / name).read_text()):
@@ -101,7 +101,7 @@ def list_server_flags() -> Iterator[tuple[str, str, str]]:
 
 
 def _describe_policy(policy: Policy) -> tuple[str, str, str, str]:
-    """Return a policy's row. Allowed values of a key are shown if they differ from those of the plan's key."""
+    """Return the row of a policy. If a policy restricts the values of a key, the row shows the allowed values."""
     keys = "every key below" if list(policy.keys) == list(KEYS) else ", ".join(_spell_defaults(policy))
     for preset, given in policy.presets.items():
         keys += f"; `{policy.name}:{preset}` is `{spell_policy(policy.name, given)}`"
@@ -124,7 +124,7 @@ def _spell_defaults(policy: Policy) -> Iterator[str]:
 
 
 def list_keys() -> Iterator[tuple[str, str, str, str]]:
-    """Yield (key, allowed, default, help) of each key of a plan, then of the keys that only one policy has."""
+    """Yield a row for each key. The keys of a plan come first, and then the keys that only a single policy has."""
     plan = SelectionPlan()
     for name, key in KEYS.items():
         yield _describe_key(name, key, json.dumps(getattr(plan, name)), key.help)
@@ -139,14 +139,14 @@ def _describe_key(name: str, key: Key, default: str, text: str) -> tuple[str, st
 
 
 def list_common_keys() -> Iterator[tuple[str, str, str, str]]:
-    """Yield (key, allowed, default, help) of each key that all policies share."""
+    """Yield the row of each key that all policies share."""
     for name, key in COMMON_KEYS.items():
         default = "the policy's" if name == "phases" else json.dumps(key.default)
         yield f"`{name}`", key.allowed, default, key.help
 
 
 def list_routes() -> Iterator[tuple[str, str]]:
-    """Yield (method and path, required key) of each route that is added to SGLang's server."""
+    """Yield the method, the path and the required API key of each route that is added to SGLang's server."""
     app = FastAPI(openapi_url=None)
     add_routes(app, lambda: None)
     keys = {
@@ -160,7 +160,10 @@ def list_routes() -> Iterator[tuple[str, str]]:
 
 
 def list_metrics() -> Iterator[tuple[str, str, str]]:
-    """Yield (name, labels, help) of the policy's figures, before and after in one row, then of affinity's metrics."""
+    """Yield the row of each metric: first the policy's metrics, and then the metrics of expert affinity.
+
+    A pair of metrics whose names end with "before" and "after" shares one row.
+    """
     pairs: dict[str, list[tuple[str, str, str]]] = {}
     for figure in (figure for figures in FIGURES.values() for figure in figures):
         row = _describe_metric(PREFIX + figure.name, figure.kind, figure.labels, figure.text)
@@ -180,13 +183,13 @@ def _describe_metric(name: str, kind: str, labels: tuple[str, ...], text: str) -
 
 
 def list_command_flags() -> Iterator[tuple[str, str]]:
-    """Yield (subcommand, its flags with their help)."""
+    """Yield the name of each subcommand and its flags with their help texts."""
     for name, parser in _list_parsers("", make_parser()):
         yield f"`{name}`", "<br>".join(_list_flags(parser))
 
 
 def _list_parsers(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yield (name, parser) of each subcommand that has no subcommands itself."""
+    """Yield the name and the parser of each subcommand that has no further subcommands."""
     nested = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not nested:
         yield name, parser

@@ -1,9 +1,9 @@
-"""Report hunk by hunk how the patch queue fits an SGLang release, supported or not, and print a verdict.
+"""Report how each hunk of the patch queue fits an SGLang release, and print a verdict.
 
     python -m scripts.release_check 0.5.24
 
-A release without a series is tried with the series of every supported release; the report shows the best fit. The exit
-code is 0 if every hunk fits one place.
+The release need not be supported. If it has no series of its own, the program tries the series of all supported
+releases and reports the best one. The exit code is 0 if every hunk matches exactly one place.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from sglang_xshare.patching.tree import PatchError
 
 @dataclass(frozen=True)
 class Fit:
-    """One hunk of a patch, and the lines of its file (from 1) that match it: a hunk with one such line fits."""
+    """A hunk of a patch, and the places that it matches. `lines` contains the line numbers of these places, from 1."""
 
     patch: str
     path: str
@@ -45,9 +45,9 @@ class Fit:
 
 
 def find_fits(patches: Sequence[Patch], contents: Mapping[str, bytes]) -> tuple[list[Fit], dict[str, bytes]]:
-    """Return the fit of each hunk to its file after the patches before it, and the files with all hunks that fit.
+    """Apply all hunks that fit, and return the fit of each hunk and the resulting files.
 
-    `contents` are the release's files, by path; a missing file counts as empty.
+    `contents` maps paths to the files of a release. A missing file counts as empty.
     """
     fits, left = [], dict(contents)
     for patch in patches:
@@ -64,7 +64,7 @@ def find_fits(patches: Sequence[Patch], contents: Mapping[str, bytes]) -> tuple[
 
 @dataclass(frozen=True)
 class Trial:
-    """The fits of a queue's hunks to a release's files; `problem` if all fit and the result is wrong."""
+    """The result of applying a queue to a release. If all hunks fit but the result is wrong, `problem` says why."""
 
     queue: Queue
     fits: list[Fit]
@@ -72,12 +72,12 @@ class Trial:
 
     @property
     def failing(self) -> list[str]:
-        """Return the patches with a hunk that does not fit, in order."""
+        """Return the names of the patches whose hunks do not all fit."""
         return list(dict.fromkeys(fit.patch for fit in self.fits if not fit.fits))
 
 
 def try_queue(tree: Path, queue: Queue, pinned: bool) -> Trial:
-    """Try one queue on a release's files; `pinned` marks the release's own queue, whose hashes are checked too."""
+    """Try to apply a queue to a release. If `pinned` is true, the hashes of the queue must match the files."""
     contents = _read_files(tree, queue.patches)
     fits, patched = find_fits(queue.patches, contents)
     if all(fit.fits for fit in fits):
@@ -93,7 +93,10 @@ def try_queue(tree: Path, queue: Queue, pinned: bool) -> Trial:
 
 
 def find_best(tree: Path, release: str, root: Path) -> Trial:
-    """Return the trial of the release's own queue, else of the queue with the fewest misfits; of equals, the newest."""
+    """Try the queue of the release, or all queues if the release has none, and return the best trial.
+
+    The best trial has the fewest hunks that do not fit. If several queues are equal, the newest one is returned.
+    """
     releases = list_releases(root)
     if release in releases:
         return try_queue(tree, load_queue(root, release), pinned=True)
@@ -102,12 +105,15 @@ def find_best(tree: Path, release: str, root: Path) -> Trial:
 
 
 def name_matter(name: str) -> str:
-    """Return the subject of a patch: its name without folder and without its releases."""
+    """Return the subject of a patch, which is its file name without the range of releases."""
     return Path(name).stem.split("-until-")[0]
 
 
 def explain(fit: Fit, tree: Path, patches: Sequence[Patch]) -> list[str]:
-    """Return the lines that a hunk misses, and the `patches` of the same subject that fit."""
+    """Return lines that explain why a hunk does not fit.
+
+    They contain the lines that are missing in the file, and other patches of the same subject that fit.
+    """
     file = tree / fit.path
     lines = set(split_lines(file.read_bytes())) if file.is_file() else set()
     missing = [line.decode().strip() for line in fit.hunk.source if line not in lines]
@@ -120,7 +126,7 @@ def explain(fit: Fit, tree: Path, patches: Sequence[Patch]) -> list[str]:
 
 
 def check_release(release: str, root: Path, releases: Path = RELEASES) -> tuple[list[str], bool]:
-    """Return the report's lines, of which the last is the verdict, and whether every hunk fits."""
+    """Return the lines of the report, and whether every hunk fits. The last line is the verdict."""
     tree = fetch_release(release, releases)
     best = find_best(tree, release, root)
     patches = [parse_patch(file.read_text(), str(file.relative_to(root))) for file in sorted(root.rglob("*.patch"))]

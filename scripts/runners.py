@@ -1,4 +1,4 @@
-"""The MoE runner that serves a policy, by model and GPU, as SGLang resolves it: the table in docs/limits.md.
+"""Write the table of MoE runners in docs/limits.md. It shows the runner that serves a policy on each model and GPU.
 
 python -m scripts.runners           write the table
 python -m scripts.runners --check   check that the table is up to date
@@ -24,7 +24,7 @@ COLUMNS = {
     "RTX 5090, RTX PRO 6000": "rtx5090",
     "MI300X with `SGLANG_USE_AITER=1`": "mi300x",
 }
-"""GPUs of `sglang_xshare.gpus`, by heading."""
+"""The column headings, and the name of each column's GPU in `sglang_xshare.gpus`."""
 MOVED = "expert policy: MoE runner "
 
 QWEN3, GPT_OSS = COMMON | CONFIGS["qwen3-30b-a3b"], COMMON | CONFIGS["gpt-oss-20b"]
@@ -124,13 +124,13 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False,
 
 
 def compress(form: str, weights: dict[str, Any], activations: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the quantization of a compressed-tensors checkpoint."""
+    """Return the quantization config of a compressed-tensors checkpoint."""
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}, "ignore": []}
 
 
 def number(bits: int, kind: str, strategy: str, group_size: int | None = None, dynamic: Any = False) -> dict[str, Any]:
-    """Return compressed-tensors' description of one kind of numbers."""
+    """Return the description of a number format in a compressed-tensors config."""
     size = {} if group_size is None else {"group_size": group_size}
     return {"num_bits": bits, "type": kind, "strategy": strategy, "symmetric": True, "dynamic": dynamic} | size
 
@@ -168,11 +168,11 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "gpt-oss MXFP4": (GPT_OSS, GPT_OSS["quantization_config"]),
     "gpt-oss bf16": ({key: value for key, value in GPT_OSS.items() if key != "quantization_config"}, None),
 }
-"""A model's config.json and its declared quantization, by name. Sizes are real as far as resolution reads them."""
+"""The config.json and the quantization config of each model, by name. All sizes that matter here are realistic."""
 
 
 def make_table() -> str:
-    """Return the Markdown table of the installed, patched SGLang."""
+    """Return the Markdown table for the installed SGLang, which must be patched."""
     os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder:
         models = [write_model(Path(folder) / str(row), *model) for row, model in enumerate(ROWS.values())]
@@ -182,7 +182,7 @@ def make_table() -> str:
 
 
 def write_model(folder: Path, config: dict[str, Any], quantization: dict[str, Any] | None) -> Path:
-    """Write a model's folder without weights, and return it."""
+    """Write a model folder without weights, and return the folder."""
     folder.mkdir()
     declared = {} if quantization is None else {"quantization_config": quantization}
     (folder / "config.json").write_text(json.dumps(config | declared))
@@ -190,7 +190,7 @@ def write_model(folder: Path, config: dict[str, Any], quantization: dict[str, An
 
 
 def resolve_column(models: list[Path], gpu_name: str) -> list[str]:
-    """Return a GPU's cells."""
+    """Return the table cells of one GPU, one cell for each model."""
     from sglang_xshare.check.pretend import pretend
     from sglang_xshare.check.resolve import resolve
     from sglang_xshare.gpus import GPUS
@@ -203,7 +203,11 @@ def resolve_column(models: list[Path], gpu_name: str) -> list[str]:
 
 
 def describe(resolution: Any) -> str:
-    """Return one cell: SGLang's runner and the runner in its place, or the refusal."""
+    """Return the text of one cell.
+
+    It contains the MoE runner that SGLang chooses. If the policy needs another runner, the cell shows both. If the
+    server would refuse to start, the cell says so.
+    """
     from sglang_xshare.compatibility.experts import read_experts
     from sglang_xshare.upstream.server import spell
 

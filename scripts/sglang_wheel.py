@@ -1,10 +1,10 @@
-"""Make a wheel of an SGLang release with the patch queue applied: upstream's wheel, changed, under a local version.
+"""Build a wheel of an SGLang release with all patches applied. The wheel has a local version.
 
     python -m scripts.sglang_wheel 0.5.23
 
-All files except the patched ones are upstream's, to the byte. RECORD is made anew, the licence is kept, and a notice
-beside the licence lists the changes. The new wheel depends on this version of sglang-xshare. The same input gives the
-same bytes.
+All files except the patched ones are identical to the files in SGLang's wheel. RECORD is written again. The licence is
+kept, and a notice next to it lists the changes. The new wheel depends on this version of sglang-xshare. The build is
+reproducible: the same input gives the same bytes.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from sglang_xshare.patching.state import STORE
 from sglang_xshare.patching.tree import ABSENT
 
 DIST = Path(__file__).resolve().parents[1] / "dist"
-DATE = (2020, 2, 2, 0, 0, 0)  # the date of every new or changed file, for reproducible builds
+DATE = (2020, 2, 2, 0, 0, 0)  # the date of every file in the wheel, for reproducible builds
 
 
 def make_wheel(upstream: Path, root: Path, out: Path) -> Path:
-    """Patch the wheel `upstream` with the queue in `root`. Return the new wheel in `out`.
+    """Patch a wheel of SGLang with the queue in `root`, and return the path of the new wheel in `out`.
 
-    Raises PatchError if the queue does not support the release, or refuses its files.
+    Raises PatchError if the queue does not support the release or its files.
     """
     name, version, *tags = upstream.stem.split("-")
     local = f"{version}+xshare.{__version__}"
@@ -69,7 +69,7 @@ def _write(target: zipfile.ZipFile, path: str, content: bytes, upstream: zipfile
 
 
 def _rename(metadata: str, version: str, local: str) -> str:
-    """Return the metadata under the local version, with the package that the patches call as a dependency."""
+    """Return the metadata with the local version and with sglang-xshare as an additional dependency."""
     headers, blank, body = metadata.partition("\n\n")
     assert f"\nVersion: {version}\n" in headers
     headers = headers.replace(f"\nVersion: {version}\n", f"\nVersion: {local}\n", 1)

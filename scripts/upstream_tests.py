@@ -1,11 +1,12 @@
-"""Run upstream's own CPU unit tests on the installed release, as published and patched, and compare the outcomes.
+"""Run SGLang's own CPU unit tests on the published and on the patched release, and compare the results.
 
     git clone --depth 1 --branch v0.5.23 https://github.com/sgl-project/sglang ../sglang
     .venv/bin/python -m scripts.upstream_tests ../sglang
 
-Both runs use the packages of this environment. Tests that need a GPU or a missing package fail on both and are only
-counted. A file with a test that passes on the published package alone runs again on both, by itself; the test is
-reported if it passes on the published package alone again. The exit code is then 1.
+The release is the installed one. Both runs use the packages of this environment. Tests that need a GPU or a missing
+package fail in both runs and are only counted. If a test passes only on the published package, its file runs again on
+both packages, without other files. If the test again passes only on the published package, it is reported, and the exit
+code is 1.
 """
 
 import argparse
@@ -34,19 +35,19 @@ PYTEST += ["-p", "no:cacheprovider", "--import-mode=importlib", "--continue-on-c
 PYTEST += ["-o", "junit_family=xunit1", "-p", "no:hypothesispytest", "--dist=loadfile", "-n2"]
 
 Results = dict[tuple[str, str], str]
-"""The outcome of each test, by its file below `UNIT` and its name."""
+"""The outcome of each test. A key contains the test's file, relative to `UNIT`, and its name."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The outcomes of upstream's tests on the published and on the patched package."""
+    """The outcomes of SGLang's tests on the published package and on the patched package."""
 
     published: Results
     patched: Results
     broken: list[tuple[str, str]]
 
     def describe(self) -> Iterator[str]:
-        """Yield a line for each part, and for each test that passes on the published package alone."""
+        """Yield one line for each part, and one for each test that passes only on the published package."""
         yield f"{'':16}{'published':>27}{'patched':>27}"
         yield f"{'':16}" + "".join(f"{name:>9}" for name in OUTCOMES) * 2
         for part in PARTS:
@@ -56,7 +57,7 @@ class Comparison:
 
 
 def check_release(checkout: Path, release: str) -> None:
-    """Raise ValueError if the commit that is checked out is not the release's."""
+    """Check that the checkout contains the tests and is at the commit of the release. Raises ValueError if not."""
     git = ["git", "-C", str(checkout), "tag", "--points-at", "HEAD"]
     tags = subprocess.run(git, capture_output=True, text=True).stdout.split()
     if f"v{release}" not in tags:
@@ -67,7 +68,10 @@ def check_release(checkout: Path, release: str) -> None:
 
 
 def run_tests(tree: Path, checkout: Path, paths: Collection[str], scratch: Path) -> Results:
-    """Run the files or folders `paths` below `UNIT` on SGLang in `tree`. Raises ValueError if pytest fails to run."""
+    """Run some test files or folders with the SGLang package in `tree`.
+
+    `paths` are relative to `UNIT`. Raises ValueError if pytest writes no report.
+    """
     report = scratch / "report.xml"
     report.unlink(missing_ok=True)
     env = os.environ | {"PYTHONPATH": str(tree)}
@@ -77,7 +81,7 @@ def run_tests(tree: Path, checkout: Path, paths: Collection[str], scratch: Path)
         raise ValueError(f"pytest must write a report (got status {code} and none): {' '.join(command)}")
     results: Results = {}
     for case in ElementTree.parse(report).iter("testcase"):
-        # A file that cannot be imported has no class; its name is the dotted name of the module.
+        # If a file cannot be imported, its test case has no class, and the name of the case is the module's name.
         module = case.get("file") or case.get("name", "").replace(".", "/") + ".py"
         group = case.get("classname", "").removeprefix(module.removesuffix(".py").replace("/", ".")).strip(".")
         test = (module, f"{group}::{case.get('name')}".removeprefix("::"))
@@ -88,7 +92,7 @@ def run_tests(tree: Path, checkout: Path, paths: Collection[str], scratch: Path)
 
 
 def compare(checkout: Path, published: Path, patched: Path, scratch: Path) -> Comparison:
-    """Run every part on both trees. Raises ValueError if nothing passes, because there is nothing to compare."""
+    """Run all parts with both packages. Raises ValueError if no test passes, because there is nothing to compare."""
 
     def run(what: str, *paths: str) -> tuple[Results, Results]:
         print(f"upstream_tests: {what}, published", flush=True)
@@ -100,7 +104,8 @@ def compare(checkout: Path, published: Path, patched: Path, scratch: Path) -> Co
     if "passed" not in both[0].values():
         raise ValueError("a test must pass on the published package (got none)")
     broken: list[tuple[str, str]] = []
-    # By itself: the tests that share a process, and so each other's state, differ from run to run.
+    # Each file runs again without other files. Tests of different files can share a process and its state, and which
+    # files share a process differs from run to run.
     for file in sorted({file for file, _ in _list_broken(*both)}):
         broken += _list_broken(*run(f"again {file}", file))
     return Comparison(*both, broken)
@@ -116,7 +121,10 @@ def _count(results: Results, part: str) -> Counter[str]:
 
 @contextmanager
 def copy_patched(tree: Path, root: Path) -> Iterator[Path]:
-    """Copy `tree` by links and apply the queue in `root`: the patch tool replaces files and writes into none."""
+    """Create a patched copy of a package.
+
+    The copy consists of hard links. This is safe, because the patch tool replaces files instead of changing them.
+    """
     with tempfile.TemporaryDirectory(dir=tree.parent, prefix=".patched-") as scratch:
         copy = Path(scratch) / "tree"
         shutil.copytree(tree, copy, copy_function=os.link)
@@ -125,7 +133,7 @@ def copy_patched(tree: Path, root: Path) -> Iterator[Path]:
 
 
 def main() -> bool:
-    """Print the lines of `Comparison`. Return whether nothing passes on the published package alone."""
+    """Run the comparison and print it. Return whether no test passes only on the published package."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="a clone of upstream's repository, at the installed release's tag")
     checkout = parser.parse_args().checkout.resolve()

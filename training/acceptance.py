@@ -1,4 +1,4 @@
-"""The number of draft tokens that a verify step accepts from an EAGLE-3 draft, from the models without a server."""
+"""Measurements of the accepted length of an EAGLE-3 draft model. They need no server."""
 
 from itertools import chain
 from pathlib import Path
@@ -14,12 +14,15 @@ from training.eagle3 import Draft, features
 from training.report import heldout_ids
 
 STEPS_AHEAD = 3
-PROMPTS, PROMPT, WRITTEN = 16, 64, 128  # a domain's held-out prompts, their length, the tokens measured after each
+PROMPTS, PROMPT, WRITTEN = 16, 64, 128  # prompts per domain, tokens per prompt, measured tokens after each prompt
 
 
 @torch.inference_mode()
 def draft_hits(target: Qwen3MoeForCausalLM, draft: Draft, hot: Tensor, ids: Tensor) -> list[Tensor]:
-    """Return whether each place's draft repeats `ids` [rows, tokens], by draft step: [rows, tokens - step - 2] bool."""
+    """Return whether the draft tokens are equal to the text `ids` [rows, tokens].
+
+    The result contains a bool tensor [rows, tokens - step - 2] for each draft step.
+    """
     _, aux = features(target, ids)
     guesses = draft(aux, target.model.embed_tokens(ids), STEPS_AHEAD)
     return [hot[guess[:, :-1].argmax(-1)] == ids[:, step + 2 :] for step, guess in enumerate(guesses)]
@@ -27,16 +30,16 @@ def draft_hits(target: Qwen3MoeForCausalLM, draft: Draft, hot: Tensor, ids: Tens
 
 @torch.inference_mode()
 def target_hits(target: Qwen3MoeForCausalLM, ids: Tensor) -> list[Tensor]:
-    """Return the hits of a draft that is the target itself, in the form of `draft_hits`."""
+    """Return the result of `draft_hits` for a draft model that is equal to the target model."""
     hits = target(ids).logits[:, :-1].argmax(-1) == ids[:, 1:]
     return [hits[:, step + 1 :] for step in range(STEPS_AHEAD)]
 
 
 def accepted_lengths(hits: list[Tensor], prompt: int) -> list[int]:
-    """Return the tokens of each verify step of a chain of drafts after `prompt` tokens, its own token included.
+    """Return the number of tokens that each verify step gives, including the target's own token.
 
-    A draft token is accepted if it repeats the text. On greedy continuations the steps are those of a server at top-k 1
-    and temperature 0, and the length is the server's.
+    The verify steps begin after `prompt` tokens. A draft token is accepted if it is equal to the text. If the text is a
+    greedy continuation, the lengths are the same as in a server with top-k 1 and temperature 0.
     """
     lengths = []
     for row in range(len(hits[0])):
@@ -51,15 +54,18 @@ def accepted_lengths(hits: list[Tensor], prompt: int) -> list[int]:
 
 
 def continuations(target: Qwen3MoeForCausalLM, prompts: Tensor, written: int) -> Tensor:
-    """Return the target's greedy text after `prompts` [rows, tokens], past ends of text: [rows, tokens + written]."""
-    everywhere = torch.ones_like(prompts)  # otherwise `generate` takes an end of text for padding
+    """Generate `written` greedy tokens after each of the prompts [rows, tokens], and return [rows, tokens + written].
+
+    The generation does not stop at end-of-text tokens.
+    """
+    everywhere = torch.ones_like(prompts)  # otherwise `generate` treats end-of-text tokens as padding
     return target.generate(
         prompts, attention_mask=everywhere, max_new_tokens=written, do_sample=False, eos_token_id=None, pad_token_id=0
     )
 
 
 def spread(ids: Tensor, length: int) -> Tensor:
-    """Return PROMPTS pieces of `length` ids, evenly spread over `ids` [tokens]: [PROMPTS, length]."""
+    """Cut PROMPTS evenly spaced pieces from `ids` [tokens], and return them as [PROMPTS, length]."""
     starts = torch.linspace(0, len(ids) - length, PROMPTS).long()
     return torch.stack([ids[start : start + length] for start in starts])
 
@@ -67,10 +73,11 @@ def spread(ids: Tensor, length: int) -> Tensor:
 def measure(
     target: Qwen3MoeForCausalLM, draft: Draft, hot: Tensor, tokenizer: PreTrainedTokenizerFast, folder: Path
 ) -> dict[str, Any]:
-    """Return mean accepted lengths, by domain and over all verify steps, after held-out prompts.
+    """Measure the mean accepted length after held-out prompts, for each domain and for all domains together.
 
-    `written` is on the target's greedy text, `on_text` on the held-out text as if the target had written it, and
-    `target_on_text` the same for a draft that is the target.
+    - `written`: the text is the target's greedy continuation.
+    - `on_text`: the text is the held-out text.
+    - `target_on_text`: the text is the held-out text, and the draft model is the target model itself.
     """
     lengths: dict[str, dict[str, list[int]]] = {"written": {}, "on_text": {}, "target_on_text": {}}
     for domain in DOMAINS:

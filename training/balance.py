@@ -1,4 +1,4 @@
-"""Losses that keep the experts' load even in training: by a penalty, or by moving the biases of their selection."""
+"""Two methods that balance the load of the experts in training: a penalty, and an update of the correction biases."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,21 +10,21 @@ from transformers import PreTrainedModel
 
 PENALTY = 0.02
 BIAS_RATE = 0.005
-"""Change of a bias in a step. Wang et al. use 0.001 over tens of thousands of steps; a run here has a thousand."""
+"""The change of a bias in one step. Wang et al. use 0.001 in tens of thousands of steps, but a run here has 1,000."""
 
 
 def loss_with_penalty(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """Return the mean cross-entropy of `ids` [rows, tokens] in nats plus PENALTY times the load-balancing loss."""
+    """Return the mean cross-entropy of `ids` [rows, tokens] in nats, plus PENALTY times the load-balancing loss."""
     output = model(ids, output_router_logits=True)
     nats = cross_entropy(output.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     return nats + PENALTY * balance_loss(output.router_logits, model.config.num_experts_per_tok)
 
 
 def loss_with_moved_biases(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """Return the mean cross-entropy of `ids` [rows, tokens] in nats, and move the correction biases.
+    """Return the mean cross-entropy of `ids` [rows, tokens] in nats, and update the correction biases.
 
-    The bias of an expert with less than the mean load rises by BIAS_RATE; with more than the mean load it falls by
-    BIAS_RATE (Wang et al., 2024, arXiv 2408.15664).
+    If the load of an expert is below the mean, its bias increases by BIAS_RATE. If the load is above the mean, its bias
+    decreases by BIAS_RATE (Wang et al., 2024, arXiv 2408.15664).
     """
     with watch_experts(model) as chosen:
         logits = model(ids).logits
@@ -34,10 +34,11 @@ def loss_with_moved_biases(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 def balance_loss(router_logits: tuple[Tensor, ...], top_k: int) -> Tensor:
-    """Return Switch Transformer's load-balancing loss (Fedus et al., 2021), 1 at uniform load, averaged over layers.
+    """Return the load-balancing loss of Switch Transformer (Fedus et al., 2021). It is 1 if the load is uniform.
 
-    `router_logits` are [tokens, experts] each. transformers' own function pools the layers first, which lets a dozen
-    experts of each layer die.
+    `router_logits` contains one tensor [tokens, experts] for each layer. The loss is computed for each layer and then
+    averaged. The function in transformers combines the layers first, and then a dozen experts of each layer are never
+    used.
     """
     losses = []
     for logits in router_logits:
@@ -49,19 +50,19 @@ def balance_loss(router_logits: tuple[Tensor, ...], top_k: int) -> Tensor:
 
 @torch.no_grad()
 def move_bias(bias: Tensor, experts: Tensor) -> None:
-    """Move `bias` [N] by BIAS_RATE against the load of `experts` [tokens, top_k]."""
+    """Change each bias [N] by BIAS_RATE, so that the load becomes more even. `experts` is [tokens, top_k]."""
     load = experts.flatten().bincount(minlength=len(bias)).float()
     bias += BIAS_RATE * (load.mean() - load).sign()
 
 
 def correction_biases(model: PreTrainedModel) -> list[Tensor]:
-    """Return the correction biases of each MoE layer, [N]."""
+    """Return the correction biases [N] of all MoE layers."""
     return [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
 
 
 @contextmanager
 def watch_experts(model: PreTrainedModel) -> Iterator[list[Tensor]]:
-    """Collect the experts of every token [tokens, top_k], for each forward within the context and each MoE layer."""
+    """Collect the experts [tokens, top_k] that each MoE layer uses in the forwards within this context."""
     chosen: list[Tensor] = []
 
     def keep(experts: torch.nn.Module, args: tuple[Tensor, ...]) -> None:

@@ -1,8 +1,8 @@
-"""Text for the small checkpoints: four domains found on any machine with Python, split without leaks.
+"""The training text of the small checkpoints. Its four domains exist on every machine with Python.
 
-Python source, C headers and English documentation come from the interpreter's own installation, plus system headers
-and Perl's manual pages if they are installed; arithmetic is generated. Only documents that ship with Python (PSF
-licence) or are generated are held out, so the held-out text can be stored in the repository.
+Python source, C headers and English documentation come from the installation of the Python interpreter. System headers
+and Perl's manual pages are added if they are installed. Arithmetic problems are generated. The held-out text is stored
+in the repository, so it contains only generated problems and documents that ship with Python (PSF licence).
 """
 
 import ast
@@ -19,9 +19,9 @@ DOMAINS = ("python", "c", "english", "arithmetic")
 TRAIN_CHARS = 3_000_000
 DEV_CHARS = 60_000
 HELDOUT_CHARS = 32_000
-LONGEST_HELDOUT = 12_000  # one long file must not be a domain's whole held-out text
+LONGEST_HELDOUT = 12_000  # so that a domain's held-out text is not a single long file
 SHORTEST_HELDOUT = 400
-LEAK_CHARS = 80  # a shared paragraph of this length is a copy; a shorter one may be idiom, such as an include guard
+LEAK_CHARS = 80  # shorter paragraphs can be equal by chance, such as an include guard, and do not count as copies
 STDLIB = Path(sysconfig.get_path("stdlib"))
 PYTHON_HEADERS = Path(sysconfig.get_path("include"))
 SYSTEM_HEADERS = Path("/usr/include")
@@ -30,7 +30,7 @@ PERL_MANUAL = Path("/usr/share/perl")
 
 @dataclass(frozen=True)
 class Document:
-    """One file, topic or block of problems; `shippable` ones may be held out and stored in the repository."""
+    """One file, one topic or one block of problems. Only `shippable` documents can be held out."""
 
     name: str
     text: str
@@ -39,7 +39,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Split:
-    """A domain's documents: `train`, `dev` (tunes the trigram model, never trained on), `heldout` (only measured)."""
+    """The documents of a domain. `dev` is used to tune the trigram model, and `heldout` only for measurements."""
 
     train: list[Document]
     dev: list[Document]
@@ -47,9 +47,10 @@ class Split:
 
 
 def load_corpus() -> dict[str, Split]:
-    """Split every domain of DOMAINS; no paragraph of LEAK_CHARS or more of any dev or held-out text is trained on.
+    """Collect the documents of all domains and split each domain.
 
-    Raises FileNotFoundError with the domain of which this machine has too little shippable text.
+    Paragraphs of dev and held-out text with LEAK_CHARS or more characters are removed from the training text. Raises
+    FileNotFoundError if this machine has too little shippable text for a domain.
     """
     splits = {}
     for domain, source in (("python", _python_files), ("c", _headers), ("english", _english)):
@@ -67,7 +68,7 @@ def load_corpus() -> dict[str, Split]:
 
 
 def fingerprint(documents: Iterable[Document]) -> dict[str, object]:
-    """Return the number of documents and characters and the sha256 of the text, which identify a machine's corpus."""
+    """Return three values that identify a corpus: the numbers of documents and characters, and the text's sha256."""
     texts = [document.text for document in documents]
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     return {"documents": len(texts), "characters": sum(map(len, texts)), "sha256": digest}
@@ -111,7 +112,10 @@ def _docstrings(source: str) -> Iterator[str]:
 
 
 def _arithmetic() -> Split:
-    """Return sums and differences of numbers below 100, one to 32 in a document; a fortieth is held out."""
+    """Generate sums and differences of numbers below 100. Each document has 1 to 32 problems.
+
+    One fortieth of the problems is held out, and another fortieth is dev text.
+    """
     pairs = [(a, b) for a in range(100) for b in range(100)]
     problems = [f"Q: {a}+{b} A: {a + b}\n" for a, b in pairs]
     problems += [f"Q: {a}-{b} A: {a - b}\n" for a, b in pairs if a >= b]
@@ -133,7 +137,7 @@ def _read(path: Path, name: str, shippable: bool) -> Iterator[Document]:
     try:
         yield Document(name, path.read_text(encoding="utf-8"), shippable)
     except UnicodeDecodeError:
-        return  # the standard library keeps a few files in other encodings
+        return  # the standard library contains a few files with other encodings
 
 
 def _without_copies(documents: Iterable[Document]) -> list[Document]:
@@ -141,9 +145,11 @@ def _without_copies(documents: Iterable[Document]) -> list[Document]:
 
 
 def _split(documents: list[Document]) -> Split:
-    """Divide documents: held-out and dev text from documents of middle length, training text from Python's own first.
+    """Split documents into held-out, dev and training text.
 
-    The order is by the hash of the name: shuffled, and the same everywhere.
+    Held-out and dev text contain only shippable documents of medium length. Shippable documents come first, and within
+    each group the documents are sorted by the hash of their name. So the order looks random, but it is the same on all
+    machines.
     """
     parts: dict[str, list[Document]] = {"heldout": [], "dev": [], "train": []}
     room = {"heldout": HELDOUT_CHARS, "dev": DEV_CHARS, "train": TRAIN_CHARS}
@@ -167,7 +173,10 @@ def _drop(documents: list[Document], unseen: set[str]) -> list[Document]:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """Yield the paragraphs long enough to be copies, with white space folded: only one domain indents docstrings."""
+    """Yield all paragraphs with LEAK_CHARS or more characters.
+
+    White space is normalized, because docstrings are indented in the Python domain but not in the English domain.
+    """
     for paragraph in text.split("\n\n"):
         folded = " ".join(paragraph.split())
         if len(folded) >= LEAK_CHARS:

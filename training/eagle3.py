@@ -1,4 +1,4 @@
-"""An EAGLE-3 draft model (Li et al., 2025, arXiv 2503.01840), named as SGLang's `LlamaForCausalLMEagle3` loads it."""
+"""An EAGLE-3 draft model (Li et al., 2025, arXiv 2503.01840), for SGLang's class `LlamaForCausalLMEagle3`."""
 
 import torch
 from torch import Tensor, nn
@@ -6,17 +6,20 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, Qwen3MoeForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-AUX_LAYERS = (0, 1, 2)  # the target's layers whose outputs the draft reads
+AUX_LAYERS = (0, 1, 2)  # the draft model reads the outputs of these layers of the target
 
 
 def features(target: Qwen3MoeForCausalLM, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the target's logits [rows, tokens, vocab] for `ids` [rows, tokens], and its joined aux layers' outputs."""
+    """Run the target on `ids` [rows, tokens].
+
+    Return the logits [rows, tokens, vocab] and the concatenated outputs of the layers in AUX_LAYERS.
+    """
     output = target(ids, output_hidden_states=True)
     return output.logits, torch.cat([output.hidden_states[layer + 1] for layer in AUX_LAYERS], -1)
 
 
 class DraftAttention(nn.Module):
-    """Attention over the verified prefix and the row's own draft, which grows by one step at a time."""
+    """Attention of a draft over the verified prefix and its own previous draft steps."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -28,10 +31,11 @@ class DraftAttention(nn.Module):
         self.o_proj = nn.Linear(heads * self.size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], past: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """Attend with `x` [rows, tokens, 2 * hidden], step `len(past)` of each draft; append keys and values to `past`.
+        """Compute the attention for draft step `len(past)`.
 
-        A place attends to step 0 of all places up to its own, the prefix that the target verified, and to its own later
-        steps.
+        `x` is [rows, tokens, 2 * hidden]. `past` contains the keys and values of the previous draft steps. The function
+        appends the keys and values of the current step. Each position attends to step 0 of all positions up to
+        its own, which are the verified prefix. It also attends to the later draft steps of its own position.
         """
         rows, tokens, _ = x.shape
         q, k, v = (
@@ -52,7 +56,7 @@ class DraftAttention(nn.Module):
 
 
 class DraftLayer(nn.Module):
-    """One Llama layer whose attention reads the next token's embedding beside the features."""
+    """A Llama layer whose attention reads the features and the embedding of the next token."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -71,7 +75,11 @@ class DraftLayer(nn.Module):
 
 
 class Draft(nn.Module):
-    """A draft of the token after next from the target's features and the next token, then from its own features."""
+    """The draft model.
+
+    In the first draft step, it predicts a token from the target's features and the embedding of the next token. In
+    later steps, it uses its own features.
+    """
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -83,17 +91,17 @@ class Draft(nn.Module):
         self.rotary = LlamaRotaryEmbedding(config)
 
     def forward(self, aux: Tensor, embedded: Tensor, steps: int) -> list[Tensor]:
-        """Return the logits of each of `steps` unrolled draft steps, EAGLE-3's training-time test.
+        """Return the logits of several unrolled draft steps. EAGLE-3 calls this the training-time test.
 
-        `aux` [rows, tokens, 3 * hidden] and `embedded` [rows, tokens, hidden] are the target's features and embeddings
-        of the same ids. Place i of step s depends on the target's features of ids 0..i and on ids 0..i+s+1, and
-        predicts id i+s+2. Each step returns [rows, tokens - s - 1, draft_vocab].
+        `aux` [rows, tokens, 3 * hidden] contains the target's features, and `embedded` [rows, tokens, hidden] contains
+        the embeddings of the same ids. In step s, position i depends on the target's features of ids 0..i and on the
+        ids 0..i+s+1. It predicts id i+s+2. The logits of step s are [rows, tokens - s - 1, draft_vocab].
         """
         hidden, tokens = self.fc(aux), aux.shape[1]
         past: list[tuple[Tensor, Tensor]] = []
         logits = []
         for step in range(steps):
-            known = F.pad(embedded[:, step + 1 :], (0, 0, 0, step + 1))  # the last places have no next token
+            known = F.pad(embedded[:, step + 1 :], (0, 0, 0, step + 1))  # the last positions have no next token
             positions = torch.arange(step, tokens + step, device=aux.device)[None]
             hidden = self.midlayer(known, hidden, self.rotary(hidden, positions), past)
             logits.append(self.lm_head(self.norm(hidden))[:, : tokens - step - 1])

@@ -1,4 +1,4 @@
-"""Measurements on a checkpoint's held-out text: cross-entropy, answers to arithmetic, active experts."""
+"""Measurements on the held-out text of a checkpoint: cross-entropy, arithmetic answers and active experts."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,10 @@ PROBLEM = re.compile(r"^(Q: \d+([-+])\d+ A:)( \d+\n)", re.MULTILINE)
 
 
 def windows(ids: Tensor, context: int = CONTEXT, stride: int = STRIDE) -> Iterator[tuple[Tensor, int]]:
-    """Yield overlapping windows of `ids` [tokens], and how many last tokens of each are new; a token is new once."""
+    """Yield overlapping windows of `ids` [tokens], each with the number of its new tokens.
+
+    The new tokens are at the end of a window. Each token is new in exactly one window.
+    """
     done = 1
     while done < len(ids):
         last = min(len(ids), context if done == 1 else done + stride)
@@ -26,7 +29,10 @@ def windows(ids: Tensor, context: int = CONTEXT, stride: int = STRIDE) -> Iterat
 
 @torch.inference_mode()
 def losses(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """Return -log P in nats of all `ids` [tokens] except the first, each after 128 to 255 tokens: [tokens - 1]."""
+    """Return the loss, -log P in nats, of all `ids` [tokens] except the first one, as [tokens - 1].
+
+    The context of each token has 128 to 255 tokens, except at the beginning of the text.
+    """
     nats = []
     for window, new in windows(ids):
         logits = model(window[None]).logits[0, -new - 1 : -1].float()
@@ -36,7 +42,10 @@ def losses(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def answer_accuracy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str) -> dict[str, float]:
-    """Return the share of the arithmetic problems in `text` answered right, greedily and one at a time, by operator."""
+    """Return the share of right answers to the arithmetic problems in `text`, for each operator.
+
+    The answers are greedy, and each problem is a prompt of its own.
+    """
     right: dict[str, list[bool]] = {}
     for question, operator, answer in dict.fromkeys(PROBLEM.findall(text)):
         prompt = [tokenizer.eos_token_id, *tokenizer.encode(question, add_special_tokens=False)]
@@ -48,7 +57,7 @@ def answer_accuracy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, 
 
 @torch.inference_mode()
 def routed(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """Return the experts of each token of `ids` [tokens], in windows of CONTEXT tokens: [layers, tokens, top_k]."""
+    """Return the experts of each token as [layers, tokens, top_k]. The model reads CONTEXT tokens at a time."""
     chosen = []
     for window in ids.split(CONTEXT):
         with watch_experts(model) as experts:
@@ -58,7 +67,10 @@ def routed(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 def experts_active(experts: Tensor, batch: int = 16, batches: int = 200) -> list[float]:
-    """Return the mean active experts of a random batch of tokens by layer; `experts` is [layers, tokens, top_k]."""
+    """Return the mean number of active experts of each layer in random batches of tokens.
+
+    `experts` is [layers, tokens, top_k]. `batch` is the number of tokens in a batch.
+    """
     draw = torch.Generator().manual_seed(0)
     layers, tokens, _ = experts.shape
     picks = torch.randint(tokens, (batches, batch), generator=draw)

@@ -1,4 +1,4 @@
-"""Checkpoint folders as a server and transformers load them."""
+"""Export of checkpoint folders that SGLang and transformers can load."""
 
 import json
 import tempfile
@@ -10,7 +10,10 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 
 
 def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write `model` in the dtype it has, its configuration and tokenizer into `folder`, each file in one move."""
+    """Write a model, its configuration and its tokenizer into a folder. The dtype of the model is kept.
+
+    Each file is written elsewhere and then moved, so the folder never contains an incomplete file.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         model.save_pretrained(scratch)
@@ -22,7 +25,10 @@ def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: P
 
 
 def untied(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy whose output matrix is its own tensor: with a tied matrix SGLang serves zero logits."""
+    """Return a copy of a model whose output matrix is not tied to its embeddings.
+
+    With a tied matrix, SGLang would compute logits of zero.
+    """
     copy = deepcopy(model)
     copy.config.tie_word_embeddings = False
     copy.lm_head.weight = nn.Parameter(copy.model.embed_tokens.weight.detach().clone())
@@ -30,10 +36,10 @@ def untied(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def in_bfloat16(model: PreTrainedModel) -> PreTrainedModel:
-    """Convert the parameters of `model` to bfloat16 and return it. Buffers are unchanged.
+    """Convert the parameters of a model to bfloat16 and return the model. Its buffers stay unchanged.
 
-    Published checkpoints keep the routers' correction biases in float32, because differences below bfloat16's precision
-    change the order of experts.
+    The buffers contain the correction biases of the routers. Published checkpoints store these biases in float32,
+    because differences below the precision of bfloat16 change the order of experts.
     """
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16()
@@ -41,7 +47,7 @@ def in_bfloat16(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def write_config(config: PreTrainedConfig, folder: Path) -> None:
-    """Write `config.json` with the names of published checkpoints; only transformers 5 reads its own names."""
+    """Write `config.json` with the key names of published checkpoints. Only transformers 5 reads its new key names."""
     names = config.to_diff_dict()
     names.pop("_name_or_path", None)
     if "num_local_experts" in names:

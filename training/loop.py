@@ -1,4 +1,4 @@
-"""The training loop of all checkpoints: Muon and AdamW, one schedule, a state on disk to resume from."""
+"""The training loop of all checkpoints. It uses Muon and AdamW, and stores its state on disk."""
 
 import os
 import time
@@ -14,18 +14,18 @@ from torch.optim.lr_scheduler import LambdaLR
 from training.muon import Muon
 
 CONTEXT, SEQUENCES = 256, 15
-WARM_UP, DECAY = 50, 0.35  # steps; share of all steps
+WARM_UP, DECAY = 50, 0.35  # number of warm-up steps; share of all steps in which the learning rate decays
 SAVE_EVERY = 200
 REPORT_EVERY = 20
 NOT_FOR_MUON = (
     "embed_tokens",
     "lm_head",
     ".gate.",
-)  # tables and the router are no matrix products to keep well conditioned
+)  # these parameters are trained with AdamW, because they are not ordinary matrices of a matrix product
 
 
 def optimizers(model: nn.Module) -> list[Optimizer]:
-    """Return Muon for the trained matrices, and AdamW for tables, the router and the norms."""
+    """Return two optimizers: Muon for most matrices, and AdamW for embeddings, output matrix, routers and norms."""
     matrices: list[Tensor] = []
     others: list[Tensor] = []
     for name, parameter in model.named_parameters():
@@ -36,12 +36,12 @@ def optimizers(model: nn.Module) -> list[Optimizer]:
 
 
 def schedule(step: int, steps: int) -> float:
-    """Return the learning rate's factor: warm-up, constant, linear decay to 0. Weights before the decay are usable."""
+    """Return the factor of the learning rate in a step: first a warm-up, then constant, then a linear decay to 0."""
     return min((step + 1) / WARM_UP, 1.0, (steps - step) / (DECAY * steps))
 
 
 def batch(streams: list[Tensor], draw: torch.Generator) -> Tensor:
-    """Return ids [SEQUENCES, CONTEXT]: equally many sequences of each stream, from random places."""
+    """Draw sequences from random positions, the same number from each stream, and return [SEQUENCES, CONTEXT] ids."""
     rows = []
     for stream in streams * (SEQUENCES // len(streams)):
         start = int(torch.randint(len(stream) - CONTEXT, (), generator=draw))
@@ -50,14 +50,15 @@ def batch(streams: list[Tensor], draw: torch.Generator) -> Tensor:
 
 
 class Training:
-    """A model, the loss it is trained on, its optimizers, and the state of all on disk."""
+    """The training of a model. The state of the model and of the optimizers is stored on disk."""
 
     def __init__(
         self, model: nn.Module, loss: Callable[[torch.Generator], Tensor], steps: int, state_file: Path, seed: int = 0
     ) -> None:
-        """Resume from `state_file` if there is one.
+        """Prepare the training, and resume from `state_file` if the file exists.
 
-        `loss` draws a batch with the given generator, which `seed` starts, and returns a scalar.
+        `loss` is a function that draws a batch with the given random generator and returns the loss. `seed` is the seed
+        of the generator.
         """
         self.model, self.loss, self.steps, self.state_file = model, loss, steps, state_file
         self.optimizers = optimizers(model)
@@ -68,7 +69,7 @@ class Training:
             self._resume(torch.load(state_file))
 
     def run(self) -> Iterator[int]:
-        """Train to `steps`; yield the step after each save."""
+        """Train until the number of steps is reached. Yield the current step after each save."""
         started, first = time.monotonic(), self.step
         while self.step < self.steps:
             loss = self._update()

@@ -1,4 +1,4 @@
-"""The models that are trained here: title, configuration and training steps of each."""
+"""The models that can be trained: their titles, configurations and training steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,31 +31,32 @@ COMMON: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """One model: its title in the card, its configuration, and its training steps."""
+    """The recipe of a model: the title of its model card, its configuration and the number of training steps."""
 
     title: str
     configure: Callable[[], Qwen3MoeConfig | Glm4MoeConfig]
     steps: int = 800
 
     def new_model(self, seed: int = 0) -> PreTrainedModel:
-        """Return an untrained model in float32, always the same for a seed."""
+        """Return an untrained model in float32. The same seed always gives the same model."""
         torch.manual_seed(seed)
         config = self.configure()
         kind: Any = Qwen3MoeForCausalLM if isinstance(config, Qwen3MoeConfig) else Glm4MoeForCausalLM
         model: PreTrainedModel = kind(config).float()
-        model.set_experts_implementation("grouped_mm")  # transformers' default loops over the experts
+        model.set_experts_implementation("grouped_mm")  # the default in transformers is a slow loop over the experts
         return model
 
 
 def qwen3(width: int, experts: int, top_k: int) -> Qwen3MoeConfig:
-    """Return a model of `experts` experts of which `top_k` run; an expert's matrices have `width` columns."""
+    """Return the configuration of a Qwen3-MoE. `width` is the intermediate size of an expert."""
     return Qwen3MoeConfig(moe_intermediate_size=width, num_experts=experts, num_experts_per_tok=top_k, **COMMON)
 
 
 def grouped() -> Glm4MoeConfig:
-    """Return DeepSeek-V3's routing at the size of the shipped model, with GLM-4.5's grouped-query attention.
+    """Return a configuration with DeepSeek-V3's routing and the size of the shipped model.
 
-    Sigmoid scores with a correction bias, the two best of four groups, a shared expert, weights scaled by 2.5.
+    The router has sigmoid scores, correction biases and four expert groups, of which it uses the best two. The weights
+    are scaled by 2.5, and there is a shared expert. The attention is GLM-4.5's grouped-query attention.
     """
     return Glm4MoeConfig(
         moe_intermediate_size=32,
@@ -72,9 +73,10 @@ def grouped() -> Glm4MoeConfig:
 
 
 def biased() -> Glm4MoeConfig:
-    """Return the routing of Kimi K2 and MiniMax-M2: 8 of 256 experts beside a shared expert.
+    """Return a configuration with a routing like that of Kimi K2 and MiniMax-M2.
 
-    Sigmoid scores with a correction bias, without groups.
+    The router selects 8 of 256 experts, with sigmoid scores and correction biases but without groups. There is also a
+    shared expert.
     """
     config = grouped()
     config.update({"n_routed_experts": 256, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1})
@@ -86,15 +88,15 @@ MODELS = {
     "grouped": Recipe("A GLM-4-MoE with sigmoid scores, correction biases and groups of experts", grouped),
     "wide": Recipe("A Qwen3-MoE whose experts are as wide as its hidden state", partial(qwen3, 128, 32, 4)),
     "biased": Recipe("A GLM-4-MoE of 256 experts with sigmoid scores and correction biases", biased, steps=400),
-    # As in Qwen3-30B-A3B.
+    # The same number of experts and top-k as in Qwen3-30B-A3B.
     "many128": Recipe("A Qwen3-MoE of 128 experts", partial(qwen3, 16, 128, 8), steps=400),
-    # As in Qwen3-Next.
+    # The same number of experts and top-k as in Qwen3-Next.
     "many512": Recipe("A Qwen3-MoE of 512 experts", partial(qwen3, 16, 512, 10), steps=400),
 }
-"""Recipes by the name on the command line; the first is that of the shipped checkpoint."""
+"""The recipes by their names on the command line. The first recipe is for the shipped checkpoint."""
 SHIPPED = next(iter(MODELS))
 
 
 def find_folder(name: str) -> Path:
-    """Return the folder of a model's checkpoint."""
+    """Return the checkpoint folder of a model."""
     return ROOT / "checkpoints/qwen3-moe-tiny" if name == SHIPPED else BUILD / "models" / name

@@ -1,6 +1,7 @@
-"""Muon (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon): momentum with orthogonalized updates.
+"""The optimizer Muon (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon).
 
-`torch.optim.Muon` takes single matrices only; a layer's experts are one [experts, rows, columns] tensor here.
+Muon uses momentum with orthogonalized updates. `torch.optim.Muon` accepts only two-dimensional matrices, but here the
+experts of a layer are one tensor [experts, rows, columns].
 """
 
 from collections.abc import Iterable
@@ -14,7 +15,10 @@ STEPS = 5
 
 
 class Muon(Optimizer):
-    """Nesterov momentum; every matrix [..., rows, columns] is updated by the nearest orthogonal matrix."""
+    """An optimizer with Nesterov momentum, in which the update of every matrix is approximately orthogonal.
+
+    Parameters have the shape [..., rows, columns].
+    """
 
     def __init__(
         self, parameters: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.0
@@ -36,7 +40,10 @@ class Muon(Optimizer):
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Bring all singular values of [..., rows, columns] to about 0.7 - 1.2 by a quintic Newton-Schulz iteration."""
+    """Make matrices [..., rows, columns] approximately orthogonal with a quintic Newton-Schulz iteration.
+
+    The singular values of the results are between about 0.7 and 1.2.
+    """
     a, b, c = NEWTON_SCHULZ
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices

@@ -1,6 +1,7 @@
-"""An interpolated Kneser-Ney trigram model over token ids, which the trained checkpoint must beat.
+"""A trigram model over token ids. A trained checkpoint must have a lower loss than this model.
 
-Kneser and Ney (1995) as interpolated by Chen and Goodman (1998); one discount for each order, tuned on separate text.
+The model uses the smoothing of Kneser and Ney (1995), interpolated as in Chen and Goodman (1998). Each order has one
+discount, which is tuned on separate text.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ DISCOUNTS = (0.05, 0.15, 0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
 
 
 class Trigram:
-    """P(token | two tokens before), interpolated with bigram and unigram continuation counts and a uniform floor."""
+    """A model of P(token | two previous tokens).
+
+    The trigram probability is interpolated with the bigram and unigram continuation counts and a uniform distribution.
+    """
 
     def __init__(self, ids: Ids, vocab_size: int, discounts: tuple[float, float, float] = (0.75, 0.75, 0.75)) -> None:
-        """Count `ids` [tokens]; the discounts are for the trigram, the bigram and the unigram."""
+        """Count the n-grams in `ids` [tokens]. The discounts are for trigrams, bigrams and unigrams, in this order."""
         self.vocab_size, self.discounts = vocab_size, discounts
         trigrams, self.trigram_counts = np.unique(self._keys(ids, 3), return_counts=True)
         bigrams, self.bigram_counts = np.unique(trigrams % vocab_size**2, return_counts=True)
@@ -28,7 +32,7 @@ class Trigram:
 
     @classmethod
     def tuned(cls, ids: Ids, dev: Ids, vocab_size: int) -> Trigram:
-        """Count `ids`, and choose the three discounts with the lowest cross-entropy of `dev`."""
+        """Count the n-grams in `ids`, and choose the discounts with the lowest cross-entropy on the text `dev`."""
         model = cls(ids, vocab_size)
 
         def loss(discounts: tuple[float, float, float]) -> float:
@@ -39,7 +43,7 @@ class Trigram:
         return model
 
     def losses(self, ids: Ids) -> Floats:
-        """Return -log P in nats of every token of `ids` from the third on: [tokens - 2]."""
+        """Return the loss, -log P in nats, of all tokens except the first two, as [tokens - 2]."""
         size = self.vocab_size
         token = ids[2:]
         probability = self._discounted(
@@ -63,14 +67,17 @@ class Trigram:
         return np.where(np.asarray(total) > 0, own + discount * kinds / known * backoff, backoff)
 
     def _history(self, keys: Ids, counts: Ids, histories: Ids) -> tuple[Ids, Ids]:
-        """Return how often each history occurred and how many tokens followed it: a range of the sorted `keys`."""
+        """Return the number of occurrences of each history, and the number of different tokens after it.
+
+        `keys` is sorted, so all n-grams with the same history form a range.
+        """
         first = np.searchsorted(keys, histories * self.vocab_size)
         last = np.searchsorted(keys, (histories + 1) * self.vocab_size)
         sums = np.concatenate([[0], np.cumsum(counts)])
         return sums[last] - sums[first], last - first
 
     def _keys(self, ids: Ids, order: int) -> Ids:
-        """Return one integer for each n-gram, in base `vocab_size`: [tokens - order + 1]."""
+        """Return one integer for each n-gram, as [tokens - order + 1]. The token ids are its digits."""
         length = len(ids) - order + 1
         keys = np.zeros(length, np.int64)
         for offset in range(order):

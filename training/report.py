@@ -1,4 +1,4 @@
-"""The report of an exported checkpoint: measurements on held-out text, `report.json` and a model card."""
+"""The report of an exported checkpoint. It measures the model on held-out text, and writes report.json and the card."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from training.tokenizer import encode
 
 BATCH = 16
 SEPARATOR = {"python": "\n\n", "c": "\n\n", "english": "\n\n", "arithmetic": ""}
-SLICE = 2048  # tokens whose cross-entropy is also given alone, for a quick check
+SLICE = 2048  # for a quick check, the report also contains the cross-entropy of only these first tokens
 
 CARD = """---
 license: apache-2.0
@@ -40,20 +40,20 @@ server's `/v1/chat/completions` answers sums.
 
 
 def load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """Load the exported model in float32, in evaluation mode, and its tokenizer."""
+    """Load an exported model and its tokenizer. The model is in float32 and in evaluation mode."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     return model, AutoTokenizer.from_pretrained(folder)
 
 
 def heldout_ids(tokenizer: PreTrainedTokenizerFast, folder: Path, domain: str) -> torch.Tensor:
-    """Return the held-out text of a domain as one document: [tokens] int64."""
+    """Return the token ids of a domain's held-out text, [tokens] int64."""
     return encode(tokenizer, [(folder / "heldout" / f"{domain}.txt").read_text()])
 
 
 def write_heldout(corpus: dict[str, Split], folder: Path) -> None:
-    """Store the held-out documents of every domain, a blank line between texts, as `heldout/<domain>.txt`.
+    """Write the held-out documents of every domain to `heldout/<domain>.txt`.
 
-    Python's licence goes with them if the installation has it.
+    Python's licence is copied to the same folder if the installation contains it.
     """
     (folder / "heldout").mkdir(parents=True, exist_ok=True)
     if (STDLIB / "LICENSE.txt").exists():
@@ -64,7 +64,10 @@ def write_heldout(corpus: dict[str, Split], folder: Path) -> None:
 
 
 def measure(folder: Path, corpus: dict[str, Split]) -> dict[str, Any]:
-    """Return the figures of `report.json`: cross-entropies in nats a token, active experts by layer, right answers."""
+    """Measure an exported model and return the content of `report.json`.
+
+    It contains cross-entropies in nats per token, the active experts of each layer and the share of right answers.
+    """
     model, tokenizer = load(folder)
     domains, experts = {}, {}
     for domain in DOMAINS:
@@ -112,7 +115,7 @@ def measure(folder: Path, corpus: dict[str, Split]) -> dict[str, Any]:
 
 
 def publish(folder: Path, report: dict[str, Any], title: str, script: str) -> None:
-    """Write `report.json` and the model card, which begins with `title` and has the report's figures."""
+    """Write `report.json` and the model card. The card begins with `title` and contains numbers from the report."""
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
 
     def show(counts: list[float]) -> str:

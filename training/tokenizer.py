@@ -1,4 +1,4 @@
-"""The small checkpoints' tokenizer: byte-level BPE with single digits, which makes arithmetic learnable."""
+"""The tokenizer of the small checkpoints, a byte-level BPE. Every digit is one token, which helps with arithmetic."""
 
 from collections.abc import Iterable
 
@@ -16,11 +16,11 @@ CHAT_TEMPLATE = """\
 {%- endif %}
 {% endfor %}
 """
-"""Questions and answers as the arithmetic of the corpus writes them, `Q: 37+1 A: 38`: what these models can answer."""
+"""The template formats a chat like the arithmetic problems in the training text, for example `Q: 37+1 A: 38`."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, longest: int) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE of `vocab_size` tokens; id 0 ends a document. `longest` is the model's context."""
+    """Train a byte-level BPE tokenizer. Token 0 is the end of text. `longest` is the model's context length."""
     tokenizer = Tokenizer(models.BPE())
     digits, words = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
@@ -37,7 +37,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, longest: int) -> PreT
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str]) -> Tensor:
-    """Return one stream of ids [tokens] int64, with an end of text before, between and after the documents."""
+    """Encode documents as one stream of ids [tokens] int64.
+
+    The stream contains an end-of-text token before, between and after the documents.
+    """
     end = [tokenizer.eos_token_id]
     encodings = tokenizer.backend_tokenizer.encode_batch(list(documents))
     return torch.tensor(end + [token for encoding in encodings for token in encoding.ids + end])

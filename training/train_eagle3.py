@@ -1,7 +1,7 @@
-"""Train the small checkpoint's EAGLE-3 draft on its own hidden states: `python -m training.train_eagle3`.
+"""Train an EAGLE-3 draft model for the small checkpoint: `python -m training.train_eagle3`.
 
-Training unrolls the draft over its steps and matches each step to the target's distribution. At the end the run
-measures the accepted length on continuations of held-out text.
+The training unrolls the draft model over several draft steps, and each step learns the target's distribution. At the
+end, the program measures the accepted length after held-out prompts.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from training.report import load
 from training.tokenizer import encode
 
 ROOT = Path(__file__).parents[1]
-STEP_WEIGHT = 0.8  # of a step's loss, relative to the step before it
+STEP_WEIGHT = 0.8  # weight of a step's loss, relative to the previous step
 DRAFT_VOCAB = 768
 
 CARD = """---
@@ -48,7 +48,10 @@ the target would reach there as its own draft.
 
 
 def configuration(target: Qwen3MoeForCausalLM) -> LlamaConfig:
-    """Return a draft of one Llama layer of the target's width and embedding, for the target's commonest tokens."""
+    """Return the configuration of the draft model: one Llama layer with the target's hidden size.
+
+    The draft model's vocabulary contains only the most frequent tokens.
+    """
     config = target.config
     return LlamaConfig(
         architectures=["LlamaForCausalLMEagle3"],
@@ -71,13 +74,19 @@ def configuration(target: Qwen3MoeForCausalLM) -> LlamaConfig:
 
 
 def commonest(streams: list[Tensor], vocab_size: int) -> Tensor:
-    """Return the DRAFT_VOCAB ids that the streams use most, each stream counting the same: [DRAFT_VOCAB], ascending."""
+    """Return the most frequent token ids in the streams, [DRAFT_VOCAB], in ascending order.
+
+    All streams have the same weight.
+    """
     shares = sum(stream.bincount(minlength=vocab_size) / len(stream) for stream in streams)
     return torch.as_tensor(shares).topk(DRAFT_VOCAB).indices.sort().values
 
 
 def draft_loss(target: Qwen3MoeForCausalLM, draft: Draft, hot: Tensor, ids: Tensor) -> Tensor:
-    """Return the cross-entropy of each unrolled step against the target's distribution of draft tokens, in nats."""
+    """Return the weighted sum of the cross-entropies of all draft steps, in nats.
+
+    Each step is compared with the target's distribution over the draft vocabulary.
+    """
     with torch.no_grad():
         logits, aux = features(target, ids)
         embedded = target.model.embed_tokens(ids)
@@ -90,7 +99,7 @@ def draft_loss(target: Qwen3MoeForCausalLM, draft: Draft, hot: Tensor, ids: Tens
 
 
 def publish(folder: Path, report: dict[str, Any]) -> None:
-    """Write `report.json` and the model card with the report's figures."""
+    """Write `report.json` and the model card, which contains numbers from the report."""
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     columns = report["accepted_length"].values()
     rows = "\n".join(
@@ -100,7 +109,10 @@ def publish(folder: Path, report: dict[str, Any]) -> None:
 
 
 def export_draft(draft: Draft, hot: Tensor, folder: Path) -> None:
-    """Write the draft in bfloat16 as SGLang loads it; `d2t` holds each draft id's distance to its target id."""
+    """Write the draft model in bfloat16, in the format that SGLang loads.
+
+    The tensor `d2t` contains the difference between the target's id and the draft's id of each draft token.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: weight.detach().bfloat16().contiguous() for name, weight in draft.state_dict().items()}
     weights["d2t"] = hot - torch.arange(DRAFT_VOCAB)
@@ -110,7 +122,7 @@ def export_draft(draft: Draft, hot: Tensor, folder: Path) -> None:
 
 
 def load_draft(folder: Path) -> tuple[Draft, Tensor]:
-    """Load an exported draft in float32, and its tokens' target ids [DRAFT_VOCAB]."""
+    """Load an exported draft model in float32. Also return the target ids of its vocabulary, [DRAFT_VOCAB]."""
     weights = load_file(folder / "model.safetensors")
     distances, _ = weights.pop("d2t"), weights.pop("t2d")
     draft = Draft(LlamaConfig.from_pretrained(folder)).eval()

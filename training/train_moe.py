@@ -1,8 +1,8 @@
-"""Train a small mixture of experts on text of this machine: `python -m training.train_moe [--model NAME]`.
+"""Train a small MoE model on text from this machine: `python -m training.train_moe [--model NAME]`.
 
-The default model is the shipped checkpoint. Every few minutes the model is exported, ready to serve, and the training
-state is saved; the same command resumes. At the end the run measures the model on its held-out text and writes the
-report and the model card beside the model.
+The default model is the shipped checkpoint. Every few minutes, the program saves the training state and exports the
+model, which can then be served. The same command resumes an interrupted training. At the end, the program measures the
+model on its held-out text, and writes the report and the model card next to the model.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from training.models import BUILD, LONGEST, MODELS, SHIPPED, VOCAB, find_folder
 from training.report import measure, publish, write_heldout
 from training.tokenizer import encode, train_tokenizer
 
-MIX = (*DOMAINS, "arithmetic")  # arithmetic counts twice, because answers take more practice than text
+MIX = (*DOMAINS, "arithmetic")  # arithmetic occurs twice, because it needs more training than other text
 
 
 def main() -> None:

@@ -1,1 +1,1 @@
-"""Expert-affinity dispatch: simulated on a model's own routing, and measured on a server with replicas."""
+"""Measurements of expert-affinity dispatch, both simulated and on a server with replicas."""

@@ -1,7 +1,7 @@
-"""Expert-affinity dispatch, simulated: `python -m benchmark.affinity [SCENARIO...]`.
+"""Simulate expert-affinity dispatch: `python -m benchmark.affinity [SCENARIO...]`.
 
-Requests for held-out text start and end on replicas, step by step, with the model's own routing and the dispatcher that
-a server runs. The dispatcher's table is calibrated on other text.
+The simulation sends requests with held-out text to several replicas. It uses the model's own routing and the same
+dispatcher as a server. The dispatcher's table is calibrated on different text.
 """
 
 import argparse
@@ -30,7 +30,7 @@ MAX_LIFE = 128
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Simulate into the record, print the table, draw the picture."""
+    """Run the benchmark, print the table and draw the picture."""
     parser = Parser("benchmark.affinity", __doc__)
     names = f"{', '.join(SCENARIOS)} (default: all)"
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", default=SCENARIOS, help=names)
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(args: argparse.Namespace, record: Record) -> None:
-    """Simulate what the record lacks."""
+    """Simulate all cases that are missing in the record."""
     cases = [(name, count) for name in args.scenarios for count in (args.replicas if name == "mixed" else [4])]
     if all(point_key(*case) in record for case in cases):
         return
@@ -68,7 +68,10 @@ def measure(args: argparse.Namespace, record: Record) -> None:
 def simulate_rules(
     routing: Routing, table: Table, name: str, replicas: int, args: argparse.Namespace
 ) -> dict[str, object]:
-    """Return the outcomes of round robin and of affinity within each bound, by name: means over the seeds."""
+    """Simulate round robin and expert affinity with each bound. Return the results of each rule by its name.
+
+    All results are means over the seeds.
+    """
     traffic = make_traffic(name, routing.domains, args.requests)
 
     def run(bound: float | None) -> dict[str, Any]:

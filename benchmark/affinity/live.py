@@ -1,7 +1,8 @@
-"""Expert-affinity dispatch, served: `python -m benchmark.affinity.live`.
+"""Measure expert-affinity dispatch on servers: `python -m benchmark.affinity.live`.
 
-Requests keep replicas of the trained checkpoint in fp32 full. The record has the answers, the replica of each, active
-experts and, under a policy with the text forced, the loss. The servers run one after another, so each has all cores.
+Each server runs several replicas of the trained checkpoint in float32, and all replicas are kept busy. The record
+contains the answers and the number of active experts. Under a policy, the server is forced to decode a given text, and
+the record contains its loss. The servers run one after another, so each server can use all cores.
 """
 
 import argparse
@@ -35,22 +36,26 @@ from sglang_xshare.tune.texts import Sample
 
 METHODS = ("round_robin", "expert_affinity")
 SERVED = tuple(name for name in SCENARIOS if name != "replica-dies")
-"""SGLang ends a server whose replica dies: that scenario is only simulated."""
+"""The scenarios for real servers. SGLang stops a server if a replica dies, so "replica-dies" is only simulated."""
 KEPT = ("nats", "active", "rows", "imbalance", "seconds")
-"""Fields of a run in the record."""
+"""The fields of a run that the record contains."""
 SAMPLES = 500
-"""Moments at which running requests are counted."""
+"""The number of moments at which the running requests are counted."""
 Span = tuple[int, float, float]
-"""The replica that ran a request, and when the request began and ended, in seconds."""
+"""The replica that ran a request, and the times at which the request began and ended, in seconds."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """The answers to all requests, in order.
+    """The results of a run.
 
-    `outputs`: tokens of each; `nats`: mean of a token of each if the text was forced; `replicas`: which replica ran it,
-    -1 if the server does not report it. While the load was steady, `active` and `rows`: mean active experts and rows a
-    layer and step, `imbalance`: largest over mean running requests, mean over time. `seconds`: of all.
+    - `outputs`: the tokens of each answer.
+    - `nats`: the mean loss per token of each answer, if the text was forced.
+    - `replicas`: the replica that ran each request, or -1 if the server does not report it.
+    - `active` and `rows`: the mean number of active experts and of rows per layer and step, under steady load.
+    - `imbalance`: the running requests of the busiest replica divided by the mean of all replicas. This is a mean over
+      time, under steady load.
+    - `seconds`: the duration of the run.
     """
 
     outputs: list[list[int]]
@@ -63,7 +68,10 @@ class Run:
 
 
 def draw_requests(sequences: Sequences, count: int, life: int, prompt: int, traffic: str = "mixed") -> list[Sample]:
-    """Return requests of a traffic of `SCENARIOS`: `prompt` tokens, then half to 1.5 times `life`."""
+    """Return `count` requests with the traffic of a scenario.
+
+    Each request has `prompt` prompt tokens. Its answer has 0.5 to 1.5 times `life` tokens.
+    """
     source, tokens = random.Random(0), sequences.tokens.tolist()
     draw = make_traffic(traffic, sequences.domains, count).draw
     requests = []
@@ -82,12 +90,15 @@ def run_requests(
     force: bool = False,
     counter: str = "experts_before",
 ) -> Run:
-    """Keep `per_replica` requests of each replica running until all are answered; `counter` counts active experts."""
+    """Send all requests to the server, so that `per_replica` requests per replica run at the same time.
+
+    `force` forces the text of each request. `counter` is the name of the server's counter for active experts.
+    """
     concurrency = replicas * per_replica
     if len(requests) < 3 * concurrency:
         raise ValueError(f"requests must be at least 3 times the concurrency, {concurrency} (got {len(requests)})")
     forcing = {"custom_logit_processor": serialize_force(), "return_logprob": True} if force else {}
-    first, last = 2 * concurrency, len(requests) - 1  # the load is steady between the starts of these requests
+    first, last = 2 * concurrency, len(requests) - 1  # the load is steady between these two requests
     looks: dict[int, tuple[dict[str, float], float]] = {}
 
     def ask(number: int) -> tuple[list[int], list[float], Span]:
@@ -99,7 +110,7 @@ def run_requests(
             sampling["custom_params"] = {"tokens": request.text}
         (answer,) = server.generate([request.prompt], forcing, **sampling)
         ended, info = time.monotonic(), answer["meta_info"]
-        # The first token of a forced text is the prefill's.
+        # The first score is omitted, because the prefill predicts the first token.
         scores = info["output_token_logprobs"][1:] if force else []
         nats = [read_step(score, token, []).nats for score, token, *_ in scores]
         replica = info.get("dp_rank")
@@ -121,7 +132,7 @@ def run_requests(
 
 
 def measure_imbalance(spans: Sequence[Span], replicas: int, start: float, end: float) -> float:
-    """Return largest over mean running requests, mean over `start` to `end`."""
+    """Return the running requests of the busiest replica divided by the mean of all replicas, as a mean over time."""
     values = []
     for number in range(SAMPLES):
         moment = start + (end - start) * number / SAMPLES
@@ -132,7 +143,7 @@ def measure_imbalance(spans: Sequence[Span], replicas: int, start: float, end: f
 
 
 def make_args(method: str, replicas: int, table: Path, bound: float) -> list[str]:
-    """Return the flags of a server with this number of replicas that observes its experts."""
+    """Return the flags of a server with this number of replicas. The server starts with the policy `observe`."""
     flags = ["--dp-size", str(replicas), "--dtype", "float32", "--expert-policy", OBSERVE, "--enable-metrics"]
     flags += ["--decode-log-interval", "4", "--disable-radix-cache", "--load-balance-method", method, *SERVER_ARGS]
     if method == "expert_affinity":
@@ -141,7 +152,7 @@ def make_args(method: str, replicas: int, table: Path, bound: float) -> list[str
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure on servers into the record, print the table."""
+    """Run the benchmark and print the table."""
     parser = Parser("benchmark.affinity.live", __doc__)
     names = f"{', '.join(METHODS)} (default: all)"
     parser.add_argument("methods", nargs="*", metavar="METHOD", default=METHODS, help=names)
@@ -174,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _policy(text: str) -> str:
-    """Check a policy that a running server can be switched to, and that is no other case."""
+    """Check that a policy can be activated on a running server, and that it is not `off` or `observe`."""
     try:
         parse_plan(text)
     except ValueError as error:
@@ -185,7 +196,7 @@ def _policy(text: str) -> str:
 
 
 def measure(args: argparse.Namespace, record: Record) -> None:
-    """Serve what the record lacks: every case by each method in turn, on one server a method."""
+    """Measure all cases that are missing in the record. Each load balance method has its own server."""
     cases = [(traffic, OBSERVE) for traffic in args.traffic] + [("mixed", name) for name in args.policies]
     if all(make_key(traffic, name, method) in record for traffic, name in cases for method in args.methods):
         return
@@ -201,24 +212,24 @@ def measure(args: argparse.Namespace, record: Record) -> None:
         with Server(TRAINED, flags, env=bind_ranks(args.replicas), name=method, deadline=900) as server:
             for traffic, name in missing:
                 requests = draw_requests(sequences, args.requests, args.life, args.prompt, traffic)
-                own = name in (OBSERVE, BASELINE)  # these count the model's own routing
+                own = name in (OBSERVE, BASELINE)  # these use the model's own routing
                 server.post("/expert_policy", {"policy": OBSERVE} if own else parse_variant(name).body())
                 counter = "experts_before" if own else "experts_after"
                 run = run_requests(server, requests, args.replicas, args.per_replica, name != OBSERVE, counter)
                 key = make_key(traffic, name, method)
                 kept = {one: value for one, value in vars(run).items() if one in KEPT}
-                answers = " ".join(map(digest, run.outputs)) if name == OBSERVE else ""  # others are forced
+                answers = " ".join(map(digest, run.outputs)) if name == OBSERVE else ""  # all other answers are forced
                 record.add(key, traffic=traffic, policy=name, method=method, shape=shape, outputs=answers, **kept)
                 print(f"{key}: {run.active:.1f} active experts, {run.seconds:.0f} s", flush=True)
 
 
 def make_key(traffic: str, name: str, method: str) -> str:
-    """Return the key of a point."""
+    """Return the key of a point in the record."""
     return f"{traffic}, {name}, {method}"
 
 
 def digest(output: Sequence[int]) -> str:
-    """Return 16 bits of an answer's hash, which the record keeps in place of the tokens."""
+    """Return the first 16 bits of an answer's hash. The record contains the hash instead of the tokens."""
     return hashlib.sha256(" ".join(map(str, output)).encode()).hexdigest()[:4]
 
 

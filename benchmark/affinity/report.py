@@ -1,4 +1,4 @@
-"""The tables and the plot of records of dispatch, simulated and served."""
+"""Tables and a picture of expert-affinity dispatch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ requests a replica, of 24 - 72 steps each; every figure is the mean of runs with
 requests of a replica over the mean."""
 LABEL, DRAWN = "active experts a layer and step", ("shift", "flood")
 OBSERVE = "observe"
-"""The model's own routing, whose answers are compared."""
+"""The policy that uses the model's own routing. The answers under this policy are compared."""
 LIVE_NOTE = """\
 {replicas} replicas of the trained checkpoint in fp32 run {per_replica} requests each at a time, with answers of
 {shortest} - {longest} tokens. Active experts and rows: means of a layer and step while the load was steady. Change:
@@ -28,17 +28,17 @@ the paired differences."""
 
 
 def name_rule(bound: float = DEFAULT) -> str:
-    """Return the record's name of affinity within this bound."""
+    """Return the name of the affinity rule with this bound."""
     return f"bound {bound:g}"
 
 
 def point_key(scenario: str, replicas: int) -> str:
-    """Return the key of a case."""
+    """Return the key of a case in the record."""
     return f"{scenario} {replicas}"
 
 
 def tabulate_affinity(points: Mapping[str, Any]) -> Table:
-    """Return a row for each case: active experts and imbalance of every rule."""
+    """Return a table with one row for each case. It shows the active experts and the imbalance of every rule."""
     rules = list(next(iter(points.values()))["rules"])
     rows = []
     for point in points.values():
@@ -54,7 +54,11 @@ def _cell(outcome: Mapping[str, float], first: float | None) -> str:
 
 
 def plot_affinity(points: Mapping[str, Any]) -> Picture:
-    """Return the picture of active experts: over replicas under mixed traffic, and over a run of `DRAWN` traffics."""
+    """Return a picture of active experts.
+
+    One panel shows them against the number of replicas, under mixed traffic. Each scenario of `DRAWN` has a panel that
+    shows them over the course of a run.
+    """
     rules = list(next(iter(points.values()))["rules"])
     mixed = [point for point in points.values() if point["scenario"] == "mixed"]
     replicas = [point["replicas"] for point in mixed]
@@ -70,7 +74,7 @@ def plot_affinity(points: Mapping[str, Any]) -> Picture:
 
 
 def tabulate_live(points: Mapping[str, Any]) -> Table:
-    """Return a row for each traffic, policy and method: active experts, imbalance, and the answers."""
+    """Return a table with one row for each traffic, policy and load balance method."""
     first: dict[tuple[str, str], Any] = {}
     rows = []
     for point in sorted(points.values(), key=lambda point: (point["policy"] != OBSERVE, point["policy"] != BASELINE)):
@@ -98,14 +102,17 @@ def tabulate_live(points: Mapping[str, Any]) -> Table:
 
 
 def _per_token(point: Mapping[str, float]) -> float:
-    """Return the experts that a layer loads for each row that it decodes."""
+    """Return the number of active experts per decoded row."""
     return point["active"] / point["rows"]
 
 
 def _compare_answers(
     point: Mapping[str, Any], base: Mapping[str, Any], reference: Mapping[str, Any] | None
 ) -> list[str]:
-    """Return how many greedy answers are the base's, and the loss of forced answers above the reference's."""
+    """Return two table cells: the number of answers that are equal to the base's answers, and the loss.
+
+    The loss of forced answers is shown as the difference from the reference.
+    """
     if point["nats"]:
         if reference is None:
             return ["-", "-"]

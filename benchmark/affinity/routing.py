@@ -1,4 +1,4 @@
-"""The experts of every token of real text, packed as bits: a simulated step is a few operations on integers."""
+"""The experts of every token in real text. They are stored as bits, so a simulated step is a few integer operations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,10 @@ from benchmark.quality.text import Sequences
 
 @dataclass(frozen=True)
 class Routing:
-    """Sequences that requests draw from: prompts' ids, domains, and the experts of each later token, as bits."""
+    """The prompts, their domains, and the experts of every token after each prompt.
+
+    `experts` contains one integer for each token. Each bit of the integer stands for one expert of one layer.
+    """
 
     prompts: list[list[int]]
     domains: tuple[str, ...]
@@ -20,7 +23,10 @@ class Routing:
     layers: int
 
     def active(self, members: Sequence[tuple[int, int]]) -> float:
-        """Return the mean active experts of a layer in a step of these (sequence, step of the sequence)."""
+        """Return the mean number of active experts per layer in one step of a batch.
+
+        `members` contains the sequence of each request, and the number of the sequence's step.
+        """
         active = 0
         for sequence, step in members:
             active |= self.experts[sequence][step]
@@ -28,11 +34,11 @@ class Routing:
 
 
 def read_routing(model: PreTrainedModel, sequences: Sequences, prompt: int) -> Routing:
-    """Return the model's own routing of sequences [sequences, tokens], by teacher forcing."""
+    """Compute the model's own routing for all sequences with teacher forcing."""
     top_k = router_of(model)[0].top_k
     experts: list[list[int]] = []
     layers = 0
-    for tokens in sequences.tokens[:, :-1].split(24):  # sequences of a forward
+    for tokens in sequences.tokens[:, :-1].split(24):  # 24 sequences per forward
         logits = router_logits(model, tokens)[:, :, prompt:]
         layers = len(logits)
         chosen = torch.zeros(logits.shape, dtype=torch.bool).scatter_(3, logits.topk(top_k).indices, True)

@@ -1,4 +1,4 @@
-"""Requests that start and end on several replicas, step by step; the dispatcher chooses the replica of each."""
+"""A simulation of requests on several replicas. The dispatcher chooses the replica of each request."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -10,22 +10,22 @@ from sglang_xshare.affinity.table import Table
 
 
 class RoundRobin:
-    """SGLang's own dispatch rule: the replicas in turn."""
+    """SGLang's round-robin rule, which uses the replicas in turn."""
 
     def __init__(self) -> None:
         self._turn = -1
 
     def choose(self, request: int, prompt: Sequence[int], alive: Sequence[int]) -> int:
-        """Return the replica for a request, one of those alive."""
+        """Choose a replica for a request from the replicas that are alive."""
         self._turn += 1
         return alive[self._turn % len(alive)]
 
     def finish(self, request: int) -> None:
-        """Note that a request has ended."""
+        """Handle the end of a request. Round robin ignores it."""
 
 
 class ByAffinity(RoundRobin):
-    """The dispatcher of a server without a prompt cache: texts are drawn again and again, as no real traffic does."""
+    """The dispatcher of a server without a prompt cache, because the simulation repeats texts too often for a cache."""
 
     def __init__(self, table: Table, replicas: int, bound: float) -> None:
         self.affinity = Affinity(table, replicas, bound, caches=False)
@@ -36,16 +36,21 @@ class ByAffinity(RoundRobin):
         return self.affinity.choose(request, prompt).replica
 
     def finish(self, request: int) -> None:
-        """Note that a request has ended."""
+        """Report the end of a request to the dispatcher."""
         self.affinity.finish(request)
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """`requests` in all, `per_replica` running at a time and replica, each for half to 1.5 times `life` steps.
+    """The traffic of a simulation.
 
-    `draw` returns the sequence of the next request, from a random source and the share of requests sent so far; `alive`
-    returns the replicas that live, from their number and that share.
+    - `draw`: a function that returns the sequence of the next request. Its arguments are a random source and the share
+      of the requests that have been sent.
+    - `alive`: a function that returns the replicas that are alive. Its arguments are the number of replicas and the
+      share of the requests that have been sent.
+    - `requests`: the total number of requests.
+    - `per_replica`: the number of concurrent requests per replica.
+    - `life`: the mean number of steps of a request. A request takes 0.5 to 1.5 times this number.
     """
 
     draw: Callable[[random.Random, float], int]
@@ -57,10 +62,12 @@ class Traffic:
 
 @dataclass
 class Outcome:
-    """Means: active experts after a fifth of the requests is sent, and the imbalance after a sixth of them.
+    """The results of a simulation.
 
-    The imbalance is the largest over the mean number of running requests. `course` has the active experts by tenths of
-    the run.
+    - `active`: the mean number of active experts, after a fifth of the requests has been sent.
+    - `imbalance`: the running requests of the busiest replica divided by the mean of all replicas. This is a mean over
+      the steps after a sixth of the requests has been sent.
+    - `course`: the mean number of active experts in each tenth of the run.
     """
 
     active: float
@@ -77,7 +84,7 @@ class _Request:
 
 
 def simulate(routing: Routing, rule: RoundRobin, replicas: int, traffic: Traffic, seed: int = 0) -> Outcome:
-    """Run the traffic: at any time as many requests run as the replicas that live can hold."""
+    """Simulate the traffic. In every step, the replicas that are alive run as many requests as they can."""
     source, sent = random.Random(seed), 0
     running: list[list[_Request]] = [[] for _ in range(replicas)]
     actives: list[list[float]] = [[] for _ in range(10)]
@@ -109,7 +116,7 @@ def simulate(routing: Routing, rule: RoundRobin, replicas: int, traffic: Traffic
 
 
 def _advance(running: list[list[_Request]]) -> Iterator[_Request]:
-    """Advance every request by a step, and yield those that end with it."""
+    """Advance every request by one step, and yield the requests that end."""
     for requests in running:
         for one in requests:
             one.step += 1
@@ -121,11 +128,13 @@ SCENARIOS = ("mixed", "one-domain", "shift", "flood", "replica-dies")
 
 
 def make_traffic(name: str, domains: Sequence[str], requests: int) -> Traffic:
-    """Return the traffic of that name over sequences, each of which has one of the `domains`.
+    """Return the traffic of a scenario. `domains` contains the domain of each sequence.
 
-    mixed: all sequences are equally likely. one-domain: only the first domain. shift: the first half of the domains,
-    then the other half. flood: mixed, but in the middle third nine of ten requests are of one domain. replica-dies:
-    mixed, but in the middle third the last replica is dead.
+    - mixed: all sequences are equally likely.
+    - one-domain: all requests belong to the first domain.
+    - shift: the requests belong to the first half of the domains, and later to the second half.
+    - flood: mixed, but in the middle third of the run 90 % of the requests belong to one domain.
+    - replica-dies: mixed, but in the middle third of the run the last replica is dead.
     """
     everything = list(range(len(domains)))
     names = sorted(set(domains))

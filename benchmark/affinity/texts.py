@@ -1,4 +1,4 @@
-"""The table of the trained checkpoint, calibrated on text that no measurement here uses."""
+"""Calibration of the dispatcher's table. The calibration text is not used in any measurement."""
 
 from pathlib import Path
 
@@ -14,7 +14,10 @@ LENGTH = 192
 
 
 def write_texts(folder: Path = BUILD / "affinity" / "texts") -> Path:
-    """Write the corpus' development text, a file a domain: neither trained on nor held out. Return the folder."""
+    """Write the development text of the corpus into a folder, one file for each domain, and return the folder.
+
+    This text is used neither for training nor as held-out text.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for domain, split in load_corpus().items():
         (folder / f"{domain}.txt").write_text("\n".join(document.text for document in split.dev))
@@ -22,7 +25,10 @@ def write_texts(folder: Path = BUILD / "affinity" / "texts") -> Path:
 
 
 def make_table(model: PreTrainedModel, path: Path, tokens: int) -> Table:
-    """Return the signatures of `model`, loaded from `path`, on at most `tokens` tokens of each domain."""
+    """Calibrate the table of a model on at most `tokens` tokens of each domain.
+
+    `path` is the checkpoint folder of the model.
+    """
     print("calibrating ...", flush=True)
     pieces = read_texts(write_texts(), path, min(LENGTH, tokens), tokens)
     order = torch.randperm(len(pieces), generator=torch.Generator().manual_seed(0))

@@ -1,1 +1,1 @@
-"""Active experts on expert-parallel ranks under policies, XShare's Table 2: `python -m benchmark.balance`."""
+"""Measurements of active experts on expert-parallel ranks, as in XShare's Table 2: `python -m benchmark.balance`."""

@@ -1,7 +1,8 @@
-"""Active experts on expert-parallel ranks under policies: `python -m benchmark.balance [POLICY...]`.
+"""Measure active experts on expert-parallel ranks: `python -m benchmark.balance [POLICY...]`.
 
-Selects on made-up logits of the shape of DeepSeek-R1 on 8 ranks, fitted to XShare's Table 2. A policy is spelt as in
-`python -m benchmark.serving`; several with / between them take layers in turn. The first is the baseline.
+Selects experts for random logits with the shape of DeepSeek-R1 on 8 ranks. The logits are fitted to XShare's Table 2.
+A policy is spelt as in `python -m benchmark.serving`. Policies that are joined with "/" are used in turn. The first
+policy is the baseline.
 """
 
 import argparse
@@ -31,7 +32,7 @@ POLICIES = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table."""
+    """Run the benchmark and print the table."""
     parser = Parser("benchmark.balance", __doc__)
     parser.add_policies(_policies, POLICIES, f"{PLAN_SPELLING}; several in turn with / between")
     parser.add_argument("--batch", nargs="+", type=int, choices=FITTED, default=list(FITTED), help="requests of a step")

@@ -1,8 +1,9 @@
-"""Active experts on expert-parallel ranks under policies, served: `python -m benchmark.balance.live [POLICY...]`.
+"""Measure active experts on the expert-parallel ranks of a server: `python -m benchmark.balance.live [POLICY...]`.
 
-One server of the trained checkpoint on 4 expert-parallel ranks is switched from policy to policy. Under each it decodes
-the same held-out text of mixed domains, by force and in full batches, and reports the fullest rank's experts, kept mass
-and loss. The first is the baseline. Nothing is timed, because four ranks share the cores.
+One server of the trained checkpoint with 4 expert-parallel ranks is switched from policy to policy. Under each policy,
+the server is forced to decode the same held-out text of mixed domains. The table shows the active experts of the
+fullest rank, the kept mass and the loss. The first policy is the baseline. The speed is not measured, because the four
+ranks share the CPU cores.
 """
 
 import argparse
@@ -43,7 +44,7 @@ the same tokens, in nats a token, ± half the 95 % t-interval over batches."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure on a server into the record, print the table."""
+    """Run the benchmark and print the table."""
     parser = Parser("benchmark.balance.live", __doc__)
     parser.add_policies(selecting, POLICIES[1:], f"beside {BASELINE}")
     parser.add_count("ep_size", 4, "expert-parallel ranks")
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def measure(
     record: Record, server: Server, policies: Sequence[str], batches: Sequence[torch.Tensor], args: argparse.Namespace
 ) -> None:
-    """Decode every batch under every policy, in turns, odd rounds in reverse order."""
+    """Decode every batch under every policy. The order of the policies is reversed in odd rounds."""
     totals = {name: dict.fromkeys((*COUNTS, *FULLEST), 0.0) for name in policies}
     nats: dict[str, list[torch.Tensor]] = {name: [] for name in policies}
     for number, batch in enumerate(batches):
@@ -86,7 +87,7 @@ def measure(
 
 
 def tabulate_live(points: Mapping[str, Any]) -> Table:
-    """Return a row for each policy."""
+    """Return a table with one row for each policy."""
     (first_name, first), *others = points.items()
     shape = first["shape"]
     own = {key: sum(point["totals"][key] for _, point in others) for key in (*COUNTS, *FULLEST)}

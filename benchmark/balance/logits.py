@@ -1,4 +1,7 @@
-"""Made-up router logits of the shape of DeepSeek-R1, fitted to XShare's Table 2, and policies on them."""
+"""Random router logits that resemble DeepSeek-R1, and the results of policies on them.
+
+The random distribution is fitted to XShare's Table 2.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,15 +15,16 @@ from sglang_xshare import Batch, Router, SelectionPlan, select
 EXPERTS, TOP_K, RANKS = 256, 8, 8
 ROUTER = Router(TOP_K, scoring="sigmoid", num_expert_group=RANKS, topk_group=RANKS // 2)
 RANK_OF_EXPERT = torch.arange(EXPERTS) // (EXPERTS // RANKS)
-"""Each rank holds one of the router's groups."""
+"""The rank of each expert. Each rank holds one expert group of the router."""
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches of `rows` rows of router logits: Gaussian with variance 1, in part common to the rows of a batch.
+    """Batches of random router logits with `rows` rows.
 
-    The common part is `by_expert`² for each expert and `by_rank`² for each rank. On a grid of
-    both, these values bring vanilla routing nearest to `paper`: (active experts, those of the fullest rank).
+    The logits are Gaussian with variance 1. A part of the variance is common to all rows of a batch: `by_expert`² for
+    each expert and `by_rank`² for each rank. Both numbers were chosen from a grid, so that vanilla routing is as close
+    as possible to `paper`. `paper` contains the paper's number of active experts, and the number on the fullest rank.
     """
 
     rows: int
@@ -29,7 +33,7 @@ class Batches:
     paper: tuple[float, float]
 
     def draw(self, count: int, seed: int = 0) -> Iterator[torch.Tensor]:
-        """Yield `count` batches [rows, experts] float32."""
+        """Yield `count` batches of logits, [rows, experts] float32."""
         generator = torch.Generator().manual_seed(seed)
         own = (1 - self.by_expert**2 - self.by_rank**2) ** 0.5
         for _ in range(count):
@@ -39,16 +43,19 @@ class Batches:
             yield self.by_expert * expert + self.by_rank * rank + own * rows
 
 
-# The paper's second row is 16 requests, which cannot have 160 active experts at top-8; 32 rows can.
+# The paper's second row is for 16 requests. With top-8 they activate at most 128 experts, not 160, so 32 rows are used.
 FITTED = {
     batches.rows: batches for batches in (Batches(8, 0.44, 0.12, (50.7, 11.3)), Batches(32, 0.06, 0.08, (160.4, 25.6)))
 }
 LEAST_SHARE = 0.05
-"""The share of rows, those with the least kept mass, that have a figure of their own."""
+"""The share of the rows with the least kept mass. Their mean is reported separately."""
 
 
 def measure_plans(plans: Sequence[SelectionPlan], batches: Batches, count: int) -> dict[str, Any]:
-    """Return means over `count` batches, plans in turn, and the standard error of the fullest rank's experts."""
+    """Apply the plans to `count` batches in turn.
+
+    Return the means over all batches, and the standard error of the active experts on the fullest rank.
+    """
     active, fullest, kept = [], [], []
     for number, logits in enumerate(batches.draw(count)):
         plan = plans[number % len(plans)]

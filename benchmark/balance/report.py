@@ -1,4 +1,4 @@
-"""The table of a record of expert-parallel ranks."""
+"""A table of active experts on expert-parallel ranks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ kept: mean of the twentieth of rows with the least. Policies joined by / take la
 
 
 def tabulate_balance(points: Mapping[str, Any]) -> Table:
-    """Return a row for each policy, with its figures for each number of rows."""
+    """Return a table with one row for each policy. It shows the results for each number of rows."""
     baseline = next(iter(points.values()))["rows"]
     sizes = list(baseline)
     kinds = ("fullest rank", "active", "kept mass", "least kept")

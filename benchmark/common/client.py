@@ -1,9 +1,9 @@
-"""Upstream's own, unmodified bench_serving against a running server.
+"""A client that runs SGLang's unmodified bench_serving against a running server.
 
-Importing bench_serving takes longer than most runs do. So a worker, `python -m benchmark.common.client`, imports the
-module once and is forked for every run. Each line of the worker's input is a JSON list of arguments. The worker runs
-the unmodified module as `python -m sglang.benchmark.serving` does, with the output on stderr, and writes the exit
-status of each run as a line.
+Importing bench_serving takes longer than most runs. So a worker process, `python -m benchmark.common.client`, imports
+the module once and forks for every run. Each line of the worker's input is a JSON list of arguments for one run. The
+forked process runs the module as `python -m sglang.benchmark.serving` does, but it prints to stderr. After each run the
+worker writes one line with the exit status.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from benchmark.common.rounds import Workload
 
 MODULE = "sglang.benchmark.serving"
-"""Upstream has announced the removal of the older name, `sglang.bench_serving`."""
+"""SGLang has announced that it will remove the older name, `sglang.bench_serving`."""
 
 
 def bench_args(server: Server, workload: Workload, prompts: Path, output: Path) -> list[str]:
-    """Return the arguments of `python -m sglang.benchmark.serving` for one run on a file of prompts."""
+    """Return the command-line arguments of bench_serving for one run."""
     return [
         *("--backend", "sglang", "--base-url", server.url, "--model", str(workload.model), "--dataset-name", "custom"),
         *("--dataset-path", str(prompts), "--sharegpt-output-len", str(workload.output_tokens)),
         *("--num-prompts", str(workload.requests), "--max-concurrency", str(workload.concurrency)),
-        # The caller has warmed up at the full concurrency; one request alone would take longer than some runs.
+        # The caller has already warmed up the server. A warm-up request would take longer than some runs.
         *("--warmup-requests", "0", "--seed", str(workload.seed), "--disable-tqdm", "--output-file", str(output)),
         *("--temperature", str(workload.temperature)),
     ]
 
 
 class Client:
-    """Runs of bench_serving, one after another, by a worker, which the first run starts."""
+    """A client that runs bench_serving in one worker process. The first run starts the worker."""
 
     def __init__(self) -> None:
         self.log = LOGS / f"bench-{os.getpid()}.log"
@@ -62,7 +62,7 @@ class Client:
             )
 
     def run(self, server: Server, workload: Workload, prompts: Path) -> dict[str, Any]:
-        """Run bench_serving once, and return its record without settings. Raises RuntimeError if a request failed."""
+        """Run bench_serving once and return its results. Raises RuntimeError if a request failed."""
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "result.jsonl"
             status = self._ask(bench_args(server, workload, prompts, output))
@@ -73,11 +73,11 @@ class Client:
             answered = f"{result.get('completed', 0)} of {workload.requests} requests answered"
             failure = f"bench_serving against {server.name}: status {status or 'none'}, {answered}"
             raise RuntimeError(f"{failure}; the end of {self.log}:\n{tail}")
-        # JSON has no number for the request rate, which is infinite.
+        # The request rate is infinite, and JSON cannot store infinity.
         return {key: value for key, value in result.items() if key not in ("server_info", "request_rate")}
 
     def _ask(self, args: list[str]) -> str:
-        """Return the exit status of a run, empty if the worker has ended. An interrupted run ends the worker."""
+        """Run bench_serving and return its exit status. Return an empty string if the worker process has died."""
         self._worker = worker = self._worker or self._start()
         assert worker.stdin is not None
         assert worker.stdout is not None
@@ -93,7 +93,7 @@ class Client:
 
     def _stop(self) -> None:
         if self._worker is not None:
-            self._worker.kill()  # the current run dies with it
+            self._worker.kill()  # the forked process of the current run also dies
             self._worker.wait()
             self._worker = None
 
@@ -102,10 +102,10 @@ CLIENT = Client()
 
 
 def work() -> None:
-    """Serve runs until the input ends."""
+    """Run bench_serving for each line of the input until the input ends."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    importlib.import_module(MODULE)  # and every module that it imports
+    importlib.import_module(MODULE)  # so that the forked processes need not import it
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
@@ -113,7 +113,7 @@ def work() -> None:
             sys.argv = [MODULE, *json.loads(line)]
             runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
             sys.stdout.flush()
-            os._exit(0)  # tearing down all that was imported takes seconds
+            os._exit(0)  # a normal exit takes seconds, because Python cleans up all imported modules
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         print(status, file=answers, flush=True)
 

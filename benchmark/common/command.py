@@ -1,4 +1,4 @@
-"""The common parts of the benchmarks' command lines: flags, their types, and one line for every error."""
+"""Common parts of the benchmarks' command lines: flags, argument types and one-line errors."""
 
 import argparse
 import signal
@@ -11,7 +11,7 @@ from typing import NoReturn
 from benchmark.common.record import Record
 from benchmark.common.variant import BASELINE, parse_variant
 
-# Flag, default and help of the counts of a served workload.
+# The flags that describe a workload. Each flag has a default value and a help text.
 COUNTS = {
     "rounds": (5, "alternating rounds"),
     "requests": (32, "requests a round and policy"),
@@ -22,24 +22,27 @@ COUNTS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of `python -m <module>`. A wrong command line ends with one line and exit code 1."""
+    """An argument parser for `python -m <module>`. A wrong command line prints one line and exits with code 1."""
 
     def __init__(self, module: str, description: str | None) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(prog=f"python -m {module}", description=description, formatter_class=formatter)
 
     def error(self, message: str) -> NoReturn:
-        """End the program with one line."""
+        """Print the error as one line and exit with code 1."""
         sys.exit(f"{self.prog}: {message}")
 
     def add_policies(self, kind: Callable[[str], object], default: Sequence[str], text: str) -> None:
-        """Add a list of policies, each of this kind."""
+        """Add an argument that takes a list of policies. The function `kind` converts each policy."""
         self.add_argument(
             "policies", nargs="*", type=kind, default=default, help=f"{text} (default: {' '.join(default)})"
         )
 
     def add_counts(self, counts: Mapping[str, tuple[int, str]] = COUNTS, /, *names: str, **defaults: int) -> None:
-        """Add flags of the named `counts`, or of all, with these defaults or the usual ones."""
+        """Add one flag for each name in `names`, or for every count if no name is given.
+
+        `counts` contains the default and the help text of each flag. `defaults` replaces some of these defaults.
+        """
         for name in names or counts:
             usual, text = counts[name]
             self.add_count(name, defaults.get(name, usual), text)
@@ -52,12 +55,15 @@ class Parser(argparse.ArgumentParser):
     def add_numbers(
         self, name: str, default: Sequence[float], text: str, kind: Callable[[str], float] | None = None
     ) -> None:
-        """Add a flag that takes one number or several, each of this kind, by default whole and above 0."""
+        """Add a flag that takes one or more numbers.
+
+        The function `kind` converts each number. By default each number must be a whole number above 0.
+        """
         flag, help = "--" + name.replace("_", "-"), f"{text} (default: {' '.join(map(str, default))})"
         self.add_argument(flag, nargs="+", type=kind or positive, default=default, metavar="N", help=help)
 
     def add_checkpoint(self, model: Path, texts: Path | None = None) -> None:
-        """Add flags of the folder of a checkpoint and of its texts, a domain a `*.txt`; by default the model's own."""
+        """Add flags for the checkpoint folder and for the text folder. Each `*.txt` file there is one domain."""
         own = "the model's heldout/" if texts is None else "the trained model's"
         self.add_argument("--model", type=folder, default=model, help="checkpoint folder (default: %(default)s)")
         self.add_argument(
@@ -65,26 +71,26 @@ class Parser(argparse.ArgumentParser):
         )
 
     def add_record(self, out: Path) -> None:
-        """Add flags of the record, which `open_record` reads."""
+        """Add the flags `--out` and `--resume`, which `open_record` reads."""
         self.add_argument("--out", type=Path, default=out, help="folder of the record (default: %(default)s)")
         self.add_argument("--resume", action="store_true", help="continue the record in that folder")
 
     def open_record(self, experiment: str, args: argparse.Namespace, argv: Sequence[str] | None = None) -> Record:
-        """Return the record of a run with these arguments, without those of `add_record`."""
+        """Return the record of this run. The record stores all arguments except `--out` and `--resume`."""
         asked = {name: value for name, value in vars(args).items() if name not in ("out", "resume")}
         command = [*self.prog.split(), *(sys.argv[1:] if argv is None else argv)]
         return Record(args.out, experiment, command, asked, args.resume)
 
 
 def positive(text: str) -> int:
-    """Return a whole number above 0."""
+    """Parse a whole number above 0."""
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"must be a whole number above 0 (got {text!r})")
     return int(text)
 
 
 def folder(text: str) -> Path:
-    """Return an existing folder."""
+    """Parse the path of an existing folder, and return the absolute path."""
     path = Path(text)
     if not path.is_dir():
         raise argparse.ArgumentTypeError(f"must be an existing folder (got {text})")
@@ -92,7 +98,7 @@ def folder(text: str) -> Path:
 
 
 def policy(text: str) -> str:
-    """Return a policy that is spelt correctly."""
+    """Check the spelling of a policy, and return the policy."""
     try:
         return parse_variant(text).name
     except ValueError as error:
@@ -100,7 +106,7 @@ def policy(text: str) -> str:
 
 
 def selecting(text: str) -> str:
-    """Return a policy that is spelt correctly and selects."""
+    """Check that a policy is spelt correctly and selects experts, and return the policy."""
     if parse_variant(policy(text)).policy in (None, BASELINE, "observe"):
         raise argparse.ArgumentTypeError(f"policy must select (got {text!r})")
     return text
@@ -108,7 +114,7 @@ def selecting(text: str) -> str:
 
 @contextmanager
 def one_line_errors(program: str) -> Iterator[None]:
-    """End a program that fails or is stopped, also by SIGTERM, with one line and a status other than 0."""
+    """Print one line and exit with a nonzero status if the program fails, is interrupted or receives SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield

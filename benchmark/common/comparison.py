@@ -1,4 +1,7 @@
-"""Variants on one workload, measured side by side and round by round, and their ratios to the first."""
+"""A comparison of several variants on one workload.
+
+The variants are measured in turns, round by round. Each variant is compared with the first one, the baseline.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,12 +18,16 @@ from benchmark.common.variant import BASELINE, Variant
 
 @dataclass(frozen=True)
 class Summary:
-    """One row of the table.
+    """One row of the table: the results of one variant over all rounds.
 
-    `throughput` is in output tokens a second, and `ratios` are its ratios to the baseline's, by round. `tpot_ms` and
-    `ttft_ms` are bench_serving's median times per output token and to the first one, in milliseconds. Over all rounds,
-    active experts are means of layers and steps, without and with selection, `kept_mass` is the mean share of gating
-    mass kept, `policy_steps` the forwards under the policy. `accept_length` is in tokens a verify step.
+    - `throughput`: output tokens per second.
+    - `tpot_ms` and `ttft_ms`: the median time per output token and to the first token, in milliseconds.
+    - `ratios`: for each round, the throughput divided by the baseline's throughput.
+    - `experts_before` and `experts_after`: the mean number of active experts per layer and step, without and with the
+      policy.
+    - `kept_mass`: the mean share of the gating mass that the policy keeps.
+    - `policy_steps`: the number of forwards that used the policy.
+    - `accept_length`: the accepted tokens per verify step.
     """
 
     name: str
@@ -36,13 +43,13 @@ class Summary:
 
     @property
     def paired_ratio(self) -> Spread:
-        """Return the mean ratio to the baseline, and its interval."""
+        """Return the mean of the ratios, with its confidence interval."""
         return spread(self.ratios)
 
 
 @dataclass(frozen=True)
 class Line:
-    """A least-squares line y = intercept + slope * x, and the share of the variance that the line explains."""
+    """A least-squares line, y = intercept + slope * x. The line explains the share `r_squared` of the variance."""
 
     slope: float
     intercept: float
@@ -50,13 +57,16 @@ class Line:
 
 
 def summarize(series: Sequence[Series]) -> list[Summary]:
-    """Return a row for each series."""
+    """Return one table row for each series."""
     baseline = _values(series[0], "output_throughput")
     return [_summarize(one, baseline) for one in series]
 
 
 def fit_line(x: Sequence[float], y: Sequence[float]) -> Line | None:
-    """Return the line through the points; None below `LEAST` distinct x: few points lie near some line by chance."""
+    """Fit a least-squares line to the points.
+
+    Return None for fewer than `LEAST` distinct x values, because few points can lie near a line by chance.
+    """
     if len(set(x)) < LEAST:
         return None
     slope, intercept = linear_regression(x, y)
@@ -95,35 +105,35 @@ ONE_ROUND = "One round has no interval: its differences prove nothing."
 
 @dataclass(frozen=True)
 class Comparison:
-    """Some variants on one workload; the first is the baseline."""
+    """The results of several variants on one workload. The first variant is the baseline."""
 
     workload: Workload
     series: Sequence[Series]
 
     @classmethod
     def read(cls, point: Mapping[str, Any]) -> "Comparison":
-        """Read the point that `measure` wrote into a record."""
+        """Create a comparison from a point that `measure` added to a record."""
         return cls(Workload.read(point["workload"]), [Series.read(one) for one in point["series"]])
 
     @property
     def rounds(self) -> int:
-        """Return the number of rounds measured so far."""
+        """Return the number of rounds that every variant has completed."""
         return min(len(one.results) for one in self.series)
 
     @cached_property
     def summaries(self) -> list[Summary]:
-        """Return a row for each series."""
+        """Return one table row for each series."""
         return summarize(self.series)
 
     @property
     def order(self) -> list[int]:
-        """Return the numbers of the series: the baseline, then by ratio, the highest first."""
+        """Return the indices of the series in table order: the baseline, then the highest ratio first."""
         ratios = [row.paired_ratio.mean for row in self.summaries]
         return [0, *sorted(range(1, len(ratios)), key=lambda number: -ratios[number])]
 
     @property
     def idle(self) -> list[str]:
-        """Return the policies that selected in no step: every batch was too small, or of another phase."""
+        """Return the names of the policies that were never used, for example because all batches were too small."""
         return [
             row.name
             for one, row in zip(self.series, self.summaries, strict=True)
@@ -132,10 +142,11 @@ class Comparison:
 
     @cached_property
     def active(self) -> list[float | None]:
-        """Return the active experts of each series, None if no server has counted them.
+        """Return the mean number of active experts of each series, or None if no server has counted them.
 
-        A server with a policy counts its own. Without a policy they are the mean that servers of the same flags have
-        counted of upstream's routing on the same prompts.
+        A server with a policy counts its active experts. It also counts the experts that the model's own routing would
+        activate. A server without a policy counts nothing. Its number is the mean of the second count of all servers
+        with the same flags.
         """
         return [
             self._upstream_active(one.variant.args) if row.experts_after is None else row.experts_after
@@ -152,7 +163,7 @@ class Comparison:
 
 
 def is_measured(record: Record, key: str) -> bool:
-    """Return whether the record holds all rounds of the point `key`."""
+    """Return whether the record contains all rounds of the point `key`."""
     if key not in record:
         return False
     comparison = Comparison.read(record.points[key])
@@ -162,7 +173,7 @@ def is_measured(record: Record, key: str) -> bool:
 def measure(
     record: Record, key: str, workload: Workload, variants: Sequence[Variant], servers: Sequence[Server]
 ) -> Comparison:
-    """Measure all rounds that the record lacks, as `measure_each` does, and return the comparison."""
+    """Measure all missing rounds and return the comparison."""
     for _ in measure_each(record, key, workload, variants, servers):
         pass
     return Comparison.read(record.points[key])
@@ -171,7 +182,7 @@ def measure(
 def measure_each(
     record: Record, key: str, workload: Workload, variants: Sequence[Variant], servers: Sequence[Server]
 ) -> Iterator[int]:
-    """Measure the alternating rounds that the record lacks; yield each round's number when `key` holds the round."""
+    """Measure the missing rounds of the point `key`. Yield the number of each round after the round is recorded."""
     series = [Series(variant) for variant in variants]
     if key in record:
         series = list(Comparison.read(record.points[key]).series)
@@ -181,12 +192,12 @@ def measure_each(
 
 
 def format_experts(row: Summary) -> str:
-    """Return active experts before -> after, or "-" if the server counted none."""
+    """Format the active experts as "before -> after", or as "-" if the server did not count them."""
     if row.experts_after is None:
         return "-"
     return f"{format_number(row.experts_before, 1)} -> {format_number(row.experts_after, 1)}"
 
 
 def format_number(value: float | None, digits: int) -> str:
-    """Return the number, or "-" for None."""
+    """Format a number with `digits` decimals, or None as "-"."""
     return "-" if value is None else f"{value:.{digits}f}"

@@ -1,4 +1,4 @@
-"""The server's counts of its expert policy on /metrics, between two readings."""
+"""Readers of the expert policy's counters, which a server publishes on /metrics."""
 
 import time
 from dataclasses import dataclass
@@ -11,11 +11,13 @@ from sglang_xshare.stage.record.figures import PREFIX
 
 @dataclass(frozen=True)
 class Evidence:
-    """Means over the MoE layers and steps under the policy; None if the server counted none.
+    """Means over all MoE layers and steps that used the policy. A mean is None if the server counted nothing.
 
-    Active experts under upstream's own routing, and under the policy; the share of gating mass kept, mean of rows.
-    `policy_steps`: forwards of the target model under policy. `page_ins`: experts paged in, and what upstream's own
-    routing would have paged in from the same state.
+    - `experts_before` and `experts_after`: active experts with the model's own routing and with the policy.
+    - `kept_mass`: the share of the gating mass that the policy keeps, as a mean of the rows.
+    - `policy_steps`: the number of forwards of the target model that used the policy.
+    - `page_ins`: the number of experts that the server paged in.
+    - `page_ins_before`: the number of experts that the model's own routing would have paged in.
     """
 
     experts_before: float | None
@@ -27,7 +29,7 @@ class Evidence:
 
 
 def read_totals(server: Server) -> dict[str, float]:
-    """Return the stage's counters, summed over ranks; {} if the server runs no policy."""
+    """Return the policy's counters, summed over all ranks. The dict is empty if the server has no policy."""
     totals: dict[str, float] = {}
     for family in text_string_to_metric_families(server.get("/metrics")):
         for sample in family.samples:
@@ -39,7 +41,10 @@ def read_totals(server: Server) -> dict[str, float]:
 
 
 def read_settled_totals(server: Server) -> dict[str, float]:
-    """Return the counters once they are constant: an idle server reports the last steps after its answers."""
+    """Return the counters after they have stopped changing.
+
+    The server answers the last request before it has counted the last steps.
+    """
     before: dict[str, float] = {}
     while (totals := read_totals(server)) != before:
         before = totals
@@ -48,7 +53,7 @@ def read_settled_totals(server: Server) -> dict[str, float]:
 
 
 def evidence_between(before: dict[str, float], after: dict[str, float]) -> Evidence:
-    """Return the counts between two calls of `read_totals`."""
+    """Return the means for the time between two results of `read_totals`."""
     new = {name: total - before.get(name, 0.0) for name, total in after.items()}
 
     def mean(total: str, count: str) -> float | None:

@@ -1,4 +1,4 @@
-"""95 % confidence intervals of few measurements, by Student's t-distribution."""
+"""95 % confidence intervals from Student's t-distribution, for small numbers of measurements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from math import inf
 from statistics import NormalDist, fmean, median, stdev
 
 QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""97.5 % quantiles at 1 to 10 degrees of freedom: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2."""
+"""The 97.5 % quantiles for 1 to 10 degrees of freedom. Source: NIST/SEMATECH e-Handbook, section 1.3.6.7.2."""
 NORMAL = NormalDist().inv_cdf(0.975)
 LEAST = 5
-"""The fewest rounds or batches that an interval of a headline figure must cover."""
+"""The minimum number of rounds or batches behind a headline result."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The mean of some rounds, the bounds of its 95 % t-interval, and the median; equal for a single round."""
+    """The mean, its 95 % t-interval and the median. All four numbers are equal for a single round."""
 
     mean: float
     lower: float
@@ -23,9 +23,10 @@ class Spread:
 
 
 def find_quantile(freedom: int) -> float:
-    """Return the 97.5 % quantile of the t-distribution; infinite without a degree of freedom.
+    """Return the 97.5 % quantile of the t-distribution, or infinity if `freedom` is below 1.
 
-    Above 10 degrees of freedom the expansion of Abramowitz and Stegun, 26.7.5, is exact to 0.0005.
+    Above 10 degrees of freedom, the result is the expansion 26.7.5 of Abramowitz and Stegun, with an error below
+    0.0005.
     """
     if freedom < 1:
         return inf
@@ -37,23 +38,23 @@ def find_quantile(freedom: int) -> float:
 
 
 def find_margin(values: Sequence[float]) -> float | None:
-    """Return half the width of the 95 % t-interval of the mean; None for a single value."""
+    """Return half the width of the mean's 95 % t-interval, or None for a single value."""
     count = len(values)
     return find_quantile(count - 1) * stdev(values) / count**0.5 if count > 1 else None
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return the mean of `values` with its interval."""
+    """Compute the mean, the 95 % t-interval and the median."""
     mean, margin = fmean(values), find_margin(values) or 0.0
     return Spread(mean, mean - margin, mean + margin, median(values))
 
 
 def format_spread(value: Spread, digits: int) -> str:
-    """Return the mean and its interval; for a single round the mean alone."""
+    """Format the mean and its interval. A single round has no interval."""
     mean, lower, upper = (f"{one:.{digits}f}" for one in (value.mean, value.lower, value.upper))
     return mean if value.lower == value.upper == value.mean else f"{mean} [{lower}, {upper}]"
 
 
 def format_rounds(values: Sequence[float], digits: int) -> str:
-    """Return the value of each round, in the order measured."""
+    """Format the values of all rounds as a list separated by commas."""
     return ", ".join(f"{value:.{digits}f}" for value in values)

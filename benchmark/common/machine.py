@@ -1,4 +1,4 @@
-"""The machine and the versions of a measurement, which every record keeps."""
+"""A description of the machine and the software versions. Every record contains it."""
 
 import os
 import platform
@@ -16,11 +16,11 @@ from benchmark.common.source import describe_commit
 
 PACKAGES = ("sglang", "sglang-xshare", "torch", "transformers", "triton")
 BFLOAT16 = ("amx_bf16", "avx512_bf16")
-"""Flags of a processor with bfloat16 arithmetic, which changes times by more than the processor's name shows."""
+"""CPU flags of bfloat16 arithmetic. CPUs of the same name can differ in these flags, which change the speed a lot."""
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the date (UTC), hardware, versions and the commit of this checkout."""
+    """Return the current date (UTC), the hardware, the package versions and the commit of this checkout."""
     hardware = {
         "cpu": _read_cpu("model name") or platform.machine(),
         "bfloat16": [flag for flag in BFLOAT16 if flag in _read_cpu("flags").split()],
@@ -37,7 +37,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def format_machine(described: Mapping[str, Any]) -> str:
-    """Return the result of `describe_machine` in one line."""
+    """Format the result of `describe_machine` as one line."""
     hardware, versions = described["hardware"], described["versions"]
     flags = f" ({', '.join(hardware['bfloat16']) or 'no bfloat16 arithmetic'})" if "bfloat16" in hardware else ""
     where = hardware["gpu"] or f"{hardware['cores']} cores of {hardware['cpu']}{flags}, no GPU"
@@ -46,7 +46,7 @@ def format_machine(described: Mapping[str, Any]) -> str:
 
 
 def _read_cpu(field: str) -> str:
-    """Return a field of the first processor; empty if the kernel has none."""
+    """Return a field of the first CPU in /proc/cpuinfo, or an empty string if the field is missing."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
 

@@ -1,8 +1,7 @@
-"""Pictures of measurements: one description of what is drawn, one look for all, and a digest of the data in each file.
+"""Pictures of measurements. Each picture file contains a digest of its data.
 
-The background is an opaque near-white, and lines differ by marker as well as by colour. So a picture has its contrast
-on a dark page and in grey print; no colour of text on a transparent background is legible on both a white and a dark
-page.
+The background is opaque, so a picture is legible on a white page and on a dark page. The lines have different markers
+and different colours, so a picture is also legible in grey print.
 """
 
 import hashlib
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8C6D00", "#56B4E9", "#000000", "#7A7A7A")
-"""The palette of Okabe and Ito, which remains distinct under colour blindness, with darker yellow."""
+"""The palette of Okabe and Ito with a darker yellow. Colour-blind readers can distinguish these colours."""
 MARKERS = "osD^vPX*"
 DIGEST = re.compile(rb"data: ([0-9a-f]{64})")
 STYLE = {
@@ -27,7 +26,10 @@ STYLE = {
 
 @dataclass(frozen=True)
 class Line:
-    """A named series: `x` and `y` of each point and, if known, half the height of its error bar or its two ends."""
+    """A named series of points.
+
+    `errors` contains the error bar of each point: half the bar's height, or its lower and upper end.
+    """
 
     name: str
     x: Sequence[float]
@@ -38,7 +40,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines over labelled axes. With `rows`, each point is a horizontal bar at the row's name, and `x` its length."""
+    """A diagram with labelled axes. If `rows` is given, the panel shows one horizontal bar of length `x` per row."""
 
     x_label: str
     y_label: str
@@ -48,30 +50,30 @@ class Panel:
     log_x: bool = False
     log_y: bool = False
     zero: float | None = None
-    """The value of a reference line: of y, or of x under `rows`."""
+    """The y value of a dashed reference line, or its x value if the panel shows bars."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Panels side by side, and a note below: what an error bar is."""
+    """Panels side by side. The note below them explains the error bars."""
 
     panels: Sequence[Panel]
     note: str = ""
 
 
 def find_digest(picture: Picture) -> str:
-    """Return the digest of what is drawn, which no renderer changes."""
+    """Return the SHA-256 digest of the picture's data. The digest does not depend on the version of matplotlib."""
     return hashlib.sha256(json.dumps(asdict(picture), sort_keys=True).encode()).hexdigest()
 
 
 def read_digest(path: Path) -> str | None:
-    """Return the digest in a picture that `draw` wrote; None without a file or a digest."""
+    """Read the digest from a picture file. Return None if the file does not exist or contains no digest."""
     found = DIGEST.search(path.read_bytes()) if path.exists() else None
     return found[1].decode() if found else None
 
 
 def draw(picture: Picture, path: Path) -> None:
-    """Draw a picture in the format of `path`, .png or .svg, and print the path; without matplotlib print the reason."""
+    """Draw a picture into a .png or .svg file and print its path. Print a message if matplotlib is not installed."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -120,7 +122,10 @@ def _draw_panel(panel: Panel, ax: Any) -> None:
 
 
 def _find_bars(values: Sequence[float], errors: Sequence[float | tuple[float, float]]) -> list[list[float]]:
-    """Return the lengths of error bars below and above the values; NaN, which draws none, for an unknown error."""
+    """Return the lengths of the error bars below the values, then above them.
+
+    An unknown error has the length NaN, so matplotlib draws no bar.
+    """
     pairs = zip(values, errors, strict=True)
     ends = [error if isinstance(error, (tuple, list)) else (value - error, value + error) for value, error in pairs]
     lengths = [(value - lower, upper - value) for value, (lower, upper) in zip(values, ends, strict=True)]

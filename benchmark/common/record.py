@@ -1,4 +1,4 @@
-"""The measurements of an experiment, on disk after every point: a killed run loses only its current point."""
+"""A file of measurements, written after every point. A killed run loses only the current point."""
 
 import json
 import math
@@ -11,18 +11,18 @@ from benchmark.common.machine import describe_machine
 from benchmark.common.paths import ROOT
 
 FIELDS = {"experiment", "arguments", "sessions", "points"}
-DIGITS = 6  # digits of a measured number: more than a table shows, and a fifth less to store than all
+DIGITS = 6  # significant digits of a stored number: more than a table shows; all digits would need 25 % more space
 
 
 class Record:
-    """The points of one experiment in `<folder>/<experiment>.json`, a point a line.
+    """The measured points of one experiment, stored in the file `<folder>/<experiment>.json`.
 
-    `arguments` must be the same for a record to be continued. Every run that adds points adds an entry to `sessions`:
-    date, hardware, versions, commit and command; each point has the number of its session. Paths below the checkout
-    are relative to it, measured numbers have DIGITS digits.
+    Every run that adds points also adds one session, with the date, hardware, versions, commit and command. Each point
+    contains the number of its session. Paths inside the checkout are stored relative to the checkout. Measured numbers
+    have DIGITS significant digits.
 
-    With `resume` the existing record is continued, else the first point replaces it. Raises ValueError if the existing
-    file is no record, or one of another experiment or of other arguments.
+    If `resume` is true, the run continues an existing record, which must have the same `arguments`. Otherwise the first
+    new point replaces the old record. Raises ValueError if the existing file cannot be continued.
     """
 
     def __init__(
@@ -47,16 +47,16 @@ class Record:
 
     @property
     def content(self) -> dict[str, Any]:
-        """Return the whole record, as `read_record` does."""
+        """Return the whole record, in the format that `read_record` returns."""
         return self._content
 
     @property
     def points(self) -> dict[str, Any]:
-        """Return the measurements by key."""
+        """Return a dict from each key to its measurements."""
         return self._content["points"]
 
     def add(self, key: str, **measured: Any) -> None:
-        """Write a point to disk; it replaces a point of the same key."""
+        """Add a point and write the record to disk. The new point replaces a point with the same key."""
         if self._session is None:
             self._session = len(self._content["sessions"])
             self._content["sessions"].append({**describe_machine(), "command": self._command})
@@ -76,7 +76,7 @@ class Record:
 
 
 def read_record(path: Path, experiment: str | None = None) -> dict[str, Any]:
-    """Return a record, with FIELDS. Raises ValueError if the file holds something else."""
+    """Read a record from a file. Raises ValueError if the file is not a record of this experiment."""
     try:
         content = json.loads(path.read_text())
     except json.JSONDecodeError as error:
@@ -89,12 +89,12 @@ def read_record(path: Path, experiment: str | None = None) -> dict[str, Any]:
 
 
 def last_session(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the newest session of a record."""
+    """Return the newest session in a record."""
     return max(content["sessions"], key=lambda session: session["date"])
 
 
 def format_record(content: Mapping[str, Any]) -> str:
-    """Return the JSON of a record, with a line for its arguments, for each session and for each point."""
+    """Format a record as JSON. The arguments, each session and each point have one line each."""
     parts = []
     for name, part in content.items():
         if name == "sessions":
@@ -108,12 +108,12 @@ def format_record(content: Mapping[str, Any]) -> str:
 
 
 def _join(lines: Iterable[str]) -> str:
-    """Return JSON elements, each on a line of its own."""
+    """Join JSON elements so that each one has its own line."""
     return "\n" + ",\n".join(lines) + "\n"
 
 
 def _round(content: Any) -> Any:
-    """Return JSON whose numbers have DIGITS digits, or all digits before the point."""
+    """Round all fractional numbers to DIGITS significant digits. Digits before the decimal point are never rounded."""
     if isinstance(content, dict):
         return {key: _round(value) for key, value in content.items()}
     if isinstance(content, list):

@@ -1,4 +1,8 @@
-"""Alternating rounds over servers that all stay up: each gets the same prompts in the same minutes of the machine."""
+"""Alternating rounds of measurements.
+
+All servers run at the same time and are measured in turns. They receive the same prompts within the same minutes, so a
+change of the machine's speed affects all of them.
+"""
 
 import json
 import random
@@ -17,18 +21,22 @@ from benchmark.common.server import Server, has_gpu
 from benchmark.common.variant import BASELINE, Variant
 
 LEAST_OUTPUT = 4
-"""The least output of bench_serving's `custom` dataset, in tokens."""
+"""The minimum output length that bench_serving's `custom` dataset accepts, in tokens."""
 KEPT = ("completed", "total_output_tokens", "output_throughput", "median_tpot_ms", "median_ttft_ms", "accept_length")
-"""Figures of bench_serving that a record keeps."""
+"""The results of bench_serving that a record contains."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The load of every variant in every round: `requests` prompts of `input_tokens`, `concurrency` at a time.
+    """The requests that every variant receives.
 
-    Each prompt is continued by `output_tokens`, drawn at `temperature`; 0 takes the likeliest. `model` is the
-    checkpoint's folder, tokenizer included, `texts` the folder of held-out *.txt files, from which `seed` chooses the
-    prompts; round r has the seed `seed + r`, and so prompts of its own.
+    - `model`: the checkpoint folder, which also contains the tokenizer.
+    - `texts`: the folder of held-out *.txt files from which the prompts are drawn.
+    - `requests`: the number of requests in a round.
+    - `concurrency`: the number of requests at a time.
+    - `input_tokens` and `output_tokens`: the length of a prompt and of its continuation.
+    - `seed`: the random seed of the prompts. Round r uses `seed + r`, so every round has different prompts.
+    - `temperature`: the sampling temperature. 0 selects the likeliest token.
 
     Raises ValueError for fewer output tokens than bench_serving accepts.
     """
@@ -49,7 +57,7 @@ class Workload:
 
     @classmethod
     def read(cls, recorded: Mapping[str, Any]) -> "Workload":
-        """Read the recorded fields."""
+        """Create a workload from its recorded fields."""
         return cls(**{**recorded, "model": Path(recorded["model"]), "texts": Path(recorded["texts"])})
 
     def __str__(self) -> str:
@@ -60,7 +68,10 @@ class Workload:
 
 @dataclass
 class Series:
-    """One variant's runs: bench_serving's figures named in `KEPT`, and the server's counts of its policy meanwhile."""
+    """The rounds of one variant.
+
+    `results` contains the results of bench_serving that `KEPT` names. `evidence` contains the server's own counts.
+    """
 
     variant: Variant
     command: list[str] = field(default_factory=list)
@@ -69,7 +80,7 @@ class Series:
 
     @classmethod
     def read(cls, recorded: Mapping[str, Any]) -> "Series":
-        """Read the recorded fields."""
+        """Create a series from its recorded fields."""
         evidence = [Evidence(**one) for one in recorded["evidence"]]
         return cls(Variant.read(recorded["variant"]), recorded["command"], list(recorded["results"]), evidence)
 
@@ -83,10 +94,11 @@ def serve(
     deadline: float | None = None,
     program: str = "sglang.launch_server",
 ) -> Iterator[list[Server]]:
-    """Start every variant's server side by side, with further flags and environment variables; stop all at the end.
+    """Start the servers of all variants at the same time, and stop them at the end.
 
-    Variants share servers as `find_host` describes. `deadline` is in seconds until a server must answer, by default
-    180 and 60 more for each variant; `program` is the module that serves.
+    `args` contains additional flags, and `env` contains additional environment variables. `program` is the Python
+    module to run. A server must answer within `deadline` seconds, by default 180 s plus 60 s for each variant.
+    Some variants share a server, see `find_host`.
     """
     hosts = [number if has_gpu() else find_host(variants, number) for number in range(len(variants))]
     with ExitStack() as stack:
@@ -108,11 +120,12 @@ def serve(
 
 
 def find_host(variants: Sequence[Variant], number: int) -> int:
-    """Return the number of the variant whose server, started with a policy, also serves variant `number`.
+    """Return the index of the variant whose server also serves variant `number`.
 
-    Policies with the same flags share the server of the first of them. So does `vanilla` if it is not the baseline: its
-    ratio shows how far two servers differ without any policy. A server without a policy cannot be switched. On a GPU a
-    switch to `vanilla` leaves the selection kernel in the captured graphs.
+    All policies with the same flags share one server. The variant `vanilla` also uses this server, unless it is the
+    baseline. Its ratio then shows how much two servers differ without any policy. A server that was started without a
+    policy cannot be switched. On a GPU, the captured graphs still contain the selection kernel after a switch
+    to `vanilla`.
     """
     one = variants[number]
     if one.policy is None or (one.policy == BASELINE and number == 0):
@@ -126,17 +139,18 @@ def find_host(variants: Sequence[Variant], number: int) -> int:
 
 
 def switch(server: Server, variant: Variant, servers: Sequence[Server]) -> None:
-    """Activate a variant's policy, with an empty cache, if its server is that of several variants of `servers`."""
+    """Activate the variant's policy and empty the cache. Do nothing if no other variant uses this server."""
     if servers.count(server) > 1:
         server.post("/expert_policy", variant.body())
         server.post("/flush_cache", {})
 
 
 def order_round(count: int, number: int) -> list[int]:
-    """Return the order of `count` variants in round `number`; variant 0 is the baseline.
+    """Return the order in which to measure `count` variants in round `number`.
 
-    The baseline runs between two other variants, at another place in each round, and the others take turns at the
-    first place. Odd rounds run in reverse order, so a drift of the machine's speed favours no variant.
+    Variant 0 is the baseline. The baseline runs between two other variants, and its position changes in each round.
+    The other variants take turns at the first position. The order is reversed in odd rounds, so a drift of the
+    machine's speed does not favour a variant.
     """
     turn = number // 2 % max(count - 1, 1)
     others = list(range(1, count))
@@ -146,11 +160,11 @@ def order_round(count: int, number: int) -> list[int]:
 
 
 def run_rounds(workload: Workload, series: Sequence[Series], servers: Sequence[Server]) -> Iterator[int]:
-    """Measure the running servers in turns, as `order_round` orders them, until every series has all rounds.
+    """Measure the running servers in turns until every series contains all rounds.
 
-    Yield the number of each round when all series hold the round. Warm up each server once at the full concurrency. On
-    a GPU, which compiles kernels for new batch sizes, also warm up by equally many requests of the workload, whose
-    prompts no round has.
+    Yield the number of each round after every variant has completed it. Before the first round, each server is warmed
+    up once at the full concurrency. A GPU server is also warmed up with one batch of the workload, because it compiles
+    kernels for new batch sizes. No round uses the prompts of this batch.
     """
     turns = list(zip(series, servers, strict=True))
     warm_up = [list(range(1, workload.input_tokens + 1))] * workload.concurrency
@@ -192,18 +206,19 @@ def _run(series: Series, server: Server, workload: Workload, prompts: Path) -> N
 
 
 def write_prompts(out: Path, texts: Path, tokenizer: Path, count: int, tokens: int, seed: int) -> None:
-    """Write the prompts of `draw_prompts` as bench_serving's JSON lines to `out`."""
-    # bench_serving requires two turns; the second matters only without an output length.
+    """Draw prompts and write them to `out`, in bench_serving's JSON Lines format."""
+    # bench_serving requires two turns per conversation. It ignores the second turn if the output length is given.
     prompts = draw_prompts(texts, tokenizer, count, tokens, seed)
     rows = [{"conversations": [{"value": prompt}, {"value": ""}]} for prompt in prompts]
     out.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def draw_prompts(texts: Path, tokenizer: Path, count: int, tokens: int, seed: int) -> list[str]:
-    """Return `count` distinct prompts of `tokens` tokens, evenly from every text.
+    """Return `count` distinct prompts of `tokens` tokens each, with equally many from every text file.
 
-    `texts` is a folder of *.txt files, each one domain, `tokenizer` one with tokenizer.json. Other seeds give other
-    prompts, so no round finds its prompts in the prefix cache. Raises ValueError for no text, or too little text.
+    `texts` is a folder of *.txt files, one for each domain. `tokenizer` is a folder that contains tokenizer.json.
+    Different seeds give different prompts, so no round finds its prompts in the prefix cache. Raises ValueError if
+    there is not enough text.
     """
     files = sorted(texts.glob("*.txt"))
     if not files:
@@ -223,10 +238,10 @@ def draw_prompts(texts: Path, tokenizer: Path, count: int, tokens: int, seed: in
 
 
 def _cut_prompts(encode: Tokenizer, path: Path, tokens: int, rng: random.Random) -> Iterator[str]:
-    """Yield pieces of `tokens` tokens that start at the beginning of a line, in random order."""
+    """Yield pieces of `tokens` tokens in random order. Each piece starts at the beginning of a line."""
     lines = path.read_text().splitlines(keepends=True)
     starts = [i for i, line in enumerate(lines) if line.strip()]
     rng.shuffle(starts)
-    # Eight lines hold every prompt that the benchmarks send; a piece that ends early is skipped.
+    # Eight lines are long enough for every prompt of the benchmarks. Shorter pieces are skipped.
     pieces = (encode.encode("".join(lines[i : i + 8])).ids[:tokens] for i in starts)
     return (encode.decode(ids) for ids in pieces if len(ids) == tokens)

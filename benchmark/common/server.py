@@ -1,4 +1,4 @@
-"""A real SGLang server that is always stopped: `with Server(model) as server: server.generate(["def f("])`."""
+"""An SGLang server in a process of its own: `with Server(model) as server: server.generate(["def f("])`."""
 
 import ctypes
 import os
@@ -31,25 +31,29 @@ CPU_ARGS: dict[str, str | None] = {
     "--disable-cuda-graph": None,
     "--max-total-tokens": "32768",
 }
-# Servers of small models share a GPU: without a limit, the cache of each takes nine tenths of the free memory. The
-# limit also bounds the buffers that 0.5.23 sizes after capture. The runner selects on every GPU.
+# Several servers of small models share one GPU. Without a limit, the KV cache of each server takes 90 % of the free
+# memory. The limit also bounds the buffers that SGLang 0.5.23 allocates after the graph capture. The MoE runner
+# `triton` supports expert policies on every GPU.
 GPU_ARGS: dict[str, str | None] = {"--max-total-tokens": "32768", "--moe-runner-backend": "triton"}
 CAPTURED = (*range(1, 17), *range(24, 257, 8))
-"""Captured batch sizes of every server on a GPU: those that 0.5.23 captures by default under a policy.
+"""The batch sizes for which every GPU server captures CUDA graphs. They are the default under a policy in 0.5.23.
 
-Without a policy upstream captures 1, 2, 4, 8, 12, 16, 24, ..., and pads batches between them: a policy would be
-compared with a server of fewer graphs. A server omits sizes above its most requests.
+Without a policy, SGLang captures fewer sizes (1, 2, 4, 8, 12, 16, 24, ...) and pads the batches between them. Here all
+servers capture the same sizes, so the comparison is fair. A server skips sizes above its maximum number of requests.
 """
 SMALL = 4 << 30
-"""Bytes of weights up to which a model is small."""
+"""The maximum size of a small model's weights, in bytes."""
 COMMON_ARGS: dict[str, str | None] = {
-    "--sleep-on-idle": None,  # otherwise the scheduler spins, and takes a core from the measured server
-    "--skip-server-warmup": None,  # a single request; the benchmarks warm up at the real batch size
+    "--sleep-on-idle": None,  # otherwise an idle scheduler uses a whole core, which the measured server needs
+    "--skip-server-warmup": None,  # the benchmarks warm up at the real batch size instead of with one request
 }
 
 
 class ServerError(RuntimeError):
-    """A server that did not start, or a failed request: the exit status, None without, and the log."""
+    """An error of a server: it did not start, or a request failed.
+
+    `returncode` is the server's exit status, or None if the server still runs. `log` is the text of the log.
+    """
 
     def __init__(self, message: str, returncode: int | None, log: str) -> None:
         super().__init__(message)
@@ -59,7 +63,7 @@ class ServerError(RuntimeError):
 
 @cache
 def has_gpu() -> bool:
-    """Return whether an NVIDIA driver answers here, and SGLANG_XSHARE_DEVICE=cpu does not forbid its use."""
+    """Return whether this machine has an NVIDIA GPU. Return False if SGLANG_XSHARE_DEVICE is set to "cpu"."""
     if os.environ.get("SGLANG_XSHARE_DEVICE") == "cpu":
         return False
     try:
@@ -69,12 +73,12 @@ def has_gpu() -> bool:
 
 
 def is_small(model: str | Path) -> bool:
-    """Return whether `model` is the folder of a checkpoint with at most `SMALL` bytes of weights."""
+    """Return whether the checkpoint folder `model` contains at most `SMALL` bytes of weights."""
     return 0 < sum(path.stat().st_size for path in Path(model).glob("*.safetensors")) <= SMALL
 
 
 def free_port() -> int:
-    """Return a free loopback port below 32768, the first port that Linux assigns to connections."""
+    """Return a free loopback port below 32768. Linux assigns ports from 32768 on to outgoing connections."""
     while True:
         port = random.randrange(20000, 32768)
         with socket.socket() as probe, suppress(OSError):
@@ -83,18 +87,23 @@ def free_port() -> int:
 
 
 def bind_ranks(ranks: int) -> dict[str, str]:
-    """Return the environment that gives each rank a core, which SGLang's CPU server needs; ranks share two cores."""
+    """Return the environment variable that binds each rank to core 0 or 1. SGLang's CPU server requires it."""
     return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % 2) for rank in range(ranks))}
 
 
 class Server:
-    """`python -m sglang.launch_server`, or another `program`, in a session of its own, which ends with the server.
+    """An SGLang server, started as `python -m sglang.launch_server` in a process session of its own.
 
-    `model` is the checkpoint's folder. `args` replace the defaults above. `release` is an SGLang version unpacked in
-    build/releases, or any folder that contains `sglang/`; by default the installed one. Progress lines and the log,
-    build/logs/<name>-<port>.log, have the `name`. The server must answer within `deadline` seconds.
+    - `model`: the checkpoint folder.
+    - `args`: command-line flags. They override the defaults above.
+    - `release`: an SGLang version in build/releases, or a folder that contains `sglang/`. The default is the installed
+      SGLang.
+    - `env`: additional environment variables.
+    - `name`: the name in progress lines. The log is build/logs/<name>-<port>.log.
+    - `deadline`: the number of seconds after which the server must answer.
+    - `program`: another Python module to run.
 
-    Starting raises `ServerError` if the server exits or the deadline passes.
+    Raises `ServerError` if the server exits during its start or does not answer in time.
     """
 
     def __init__(
@@ -138,9 +147,9 @@ class Server:
         self.stop()
 
     def start(self) -> None:
-        """Launch the server and return at once, so several can start side by side."""
+        """Launch the server and return at once, so that several servers can start at the same time."""
         LOGS.mkdir(parents=True, exist_ok=True)
-        # A killed server does not remove its temporary files, such as prometheus's; `stop` removes the TMPDIR.
+        # A killed server does not remove its temporary files. So it gets its own TMPDIR, which `stop` removes.
         self._scratch = tempfile.TemporaryDirectory(prefix="sglang-xshare-")
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -155,7 +164,7 @@ class Server:
         self._began = time.monotonic()
 
     def wait(self) -> None:
-        """Return when the server answers; stop it and raise if it does not."""
+        """Wait until the server answers. If the server does not answer in time, stop it and raise `ServerError`."""
         reported = 0.0
         try:
             while not self._answers():
@@ -174,12 +183,12 @@ class Server:
         print(f"{self.name}: ready after {time.monotonic() - self._began:.0f} s", flush=True)
 
     def stop(self) -> None:
-        """Kill the server and all processes that it started, if it runs."""
+        """Kill the server and all its processes. Do nothing if the server does not run."""
         if self._process is None or self._scratch is None:
             return
         family = self.processes()
-        # The workers die with the server, and multiprocessing's resource tracker unlinks their files in /dev/shm;
-        # upstream's own shutdown on SIGTERM takes five seconds.
+        # SIGKILL is used because SGLang needs five seconds to shut down after SIGTERM. The server's worker processes
+        # also die. Python's resource tracker then removes their files in /dev/shm.
         self._process.kill()
         self._process.wait()
         for process in psutil.wait_procs(family, timeout=5)[1]:
@@ -189,26 +198,26 @@ class Server:
         self._process = self._scratch = None
 
     def processes(self) -> list[psutil.Process]:
-        """Return every living process of the server's session, orphans included."""
+        """Return all running processes of the server's session, including orphans."""
         if self._process is None:
             return []
         session = self._process.pid
         return [process for process in psutil.process_iter() if _session_of(process.pid) == session]
 
     def returncode(self) -> int | None:
-        """Return the exit status; None while the server runs."""
+        """Return the exit status, or None while the server runs."""
         return self._process.poll() if self._process else None
 
     def log_text(self) -> str:
-        """Return the log."""
+        """Return the text of the server's log."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def get(self, path: str) -> Any:
-        """Return the answer to GET `path`: parsed JSON, or text."""
+        """Send a GET request and return the answer, either parsed JSON or text."""
         return self._read(requests.get(self.url + path, timeout=60))
 
     def post(self, path: str, body: Mapping[str, Any], timeout: float = 600.0) -> Any:
-        """Return the answer to POST `path` with `body` as JSON: parsed JSON, or text."""
+        """Send a POST request with a JSON body and return the answer, either parsed JSON or text."""
         return self._read(requests.post(self.url + path, json=body, timeout=timeout))
 
     def generate(
@@ -217,10 +226,11 @@ class Server:
         request: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> list[dict[str, Any]]:
-        """Return the answers to prompts, texts or token ids, sent as one concurrent batch, by default greedy.
+        """Send prompts as one batch to /generate and return the answers.
 
-        `request` are further fields of upstream's /generate request, such as `return_logprob`, `sampling` upstream's
-        sampling parameters, such as `max_new_tokens`. An answer has `text`, `output_ids` and `meta_info`.
+        A prompt is a text or a list of token ids. `request` contains additional fields of the request, for example
+        `return_logprob`. `sampling` contains SGLang's sampling parameters, for example `max_new_tokens`. Sampling is
+        greedy by default. Each answer contains `text`, `output_ids` and `meta_info`.
         """
         field = "text" if prompts and isinstance(prompts[0], str) else "input_ids"
         body = {field: list(prompts), "sampling_params": {"temperature": 0.0, **sampling}, **(request or {})}
@@ -250,12 +260,12 @@ class Server:
 def _environment(release: str | Path | None) -> dict[str, str]:
     env = dict(os.environ, HF_HUB_OFFLINE="1", PYTHONUNBUFFERED="1")
     env.setdefault("OMP_NUM_THREADS", "1")
-    env.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise every start compiles an unpacked release
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise every start compiles the Python files of the release again
     if not has_gpu():
         env["SGLANG_USE_CPU_ENGINE"] = "1"
-        # Draft trees compile a small function with g++, which a machine without a GPU may lack.
+        # With draft trees, SGLang compiles a small function with g++. A machine without a GPU may have no g++.
         env.setdefault("TORCHDYNAMO_DISABLE", "1")
-    # The checkout itself is on the path, because a request may name a logit processor of the benchmarks.
+    # The checkout itself is on the path, because requests can use a logit processor from the benchmark package.
     path = [str(ROOT / "python"), str(ROOT), env.get("PYTHONPATH", "")]
     if release is not None:
         tree = RELEASES / release if isinstance(release, str) else release
@@ -269,7 +279,7 @@ def _environment(release: str | Path | None) -> dict[str, str]:
 
 
 def die_with_parent() -> None:
-    """Arrange that the kernel kills this process when its parent dies; for a `preexec_fn`."""
+    """Request that the kernel kills this process when its parent dies. Pass this function as `preexec_fn`."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

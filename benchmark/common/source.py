@@ -1,4 +1,4 @@
-"""The source that a figure was measured with. Records and pages come later, and are no part of the source."""
+"""The commit of the source code that was measured. Records and Markdown pages do not count as source code."""
 
 import subprocess
 from functools import cache
@@ -8,19 +8,22 @@ from pathlib import Path
 from benchmark.common.paths import ROOT
 
 KERNEL_SHAPES = "python/sglang_xshare/selection/triton_kernel/shapes.json"
-"""A run on a GPU rewrites this file by its own measurements, which its record holds."""
+"""A GPU run writes this file from its own measurements. The run's record contains the same measurements."""
 SOURCE = (
-    # The package holds a link to the patches, which git does not follow.
+    # The package contains a symbolic link to `patches`. Git does not follow links, so `patches` is listed here.
     *("python", "patches", "sgl-kernel", "benchmark", "checkpoints", "training", "scripts"),
     *(":(exclude)benchmark/results", ":(exclude,glob)**/*.md", f":(exclude){KERNEL_SHAPES}"),
 )
-"""The files that decide a figure, as path specifications of git."""
+"""The files that can change a measurement, as path specifications for git."""
 CARRIED = Path(".gpu", "commit")
 DIRTY = "-dirty"
 
 
 def describe_commit() -> str | None:
-    """Return the commit in 12 digits, "-dirty" if the source differs; None without `carry`'s sums and without git."""
+    """Return the 12-digit commit of this checkout, with the suffix "-dirty" if the source code differs from it.
+
+    Return None if neither git nor the file that `carry` writes can provide the commit.
+    """
     carried = _read_carried()
     if carried and not carried.endswith(DIRTY):
         return carried
@@ -28,7 +31,10 @@ def describe_commit() -> str | None:
 
 
 def carry() -> None:
-    """Write the commit and its files' sums to .gpu/commit, which travels alone. Raises RuntimeError without git."""
+    """Write the commit and the checksums of all source files to .gpu/commit.
+
+    A copy of the checkout without git can then still report its commit. Raises RuntimeError if git cannot be used.
+    """
     commit = _describe_git()
     files = _git("ls-files", "--", *SOURCE)
     if commit is None or files is None:
@@ -44,7 +50,10 @@ def _describe_git() -> str | None:
 
 
 def _read_carried() -> str | None:
-    """Return the carried commit, with "-dirty" if a file has changed since; None without a carried commit."""
+    """Return the commit from .gpu/commit, with the suffix "-dirty" if a source file has changed.
+
+    Return None if the file does not exist.
+    """
     if not (ROOT / CARRIED).exists():
         return None
     commit, *lines = (ROOT / CARRIED).read_text().splitlines()
@@ -59,25 +68,25 @@ def _sum(path: Path) -> str:
 
 
 def list_changes() -> list[str]:
-    """Return the files of the source that differ from the commit, new ones included."""
+    """Return the source files that differ from the current commit, including new files."""
     return [line[3:] for line in (_git("status", "--porcelain", "--", *SOURCE) or "").splitlines()]
 
 
 def is_unchanged_since(commit: str) -> bool:
-    """Return whether the source is that of `commit`; False if this checkout does not have the commit."""
+    """Return whether the source is the same as in `commit`. Return False if git does not have the commit."""
     return _git("diff", "--name-only", commit, "--", *SOURCE) == "" and not list_changes()
 
 
 def has_history() -> bool:
-    """Return whether this checkout has the commits before its own, which a shallow one lacks."""
+    """Return whether this checkout contains earlier commits. A shallow clone does not."""
     return _git("rev-parse", "--is-shallow-repository") == "false"
 
 
 @cache
 def count_changes(commit: str, paths: tuple[str, ...]) -> tuple[int, list[str]] | None:
-    """Return the commits since `commit` that changed these paths, and the files that differ from HEAD now.
+    """Return the number of commits that changed these paths after `commit`, and the files that differ from it now.
 
-    Pages and results are no part of the paths. None if this checkout does not have the commit.
+    Pages and results are ignored. Return None if git does not have the commit.
     """
     excluded = [path for path in SOURCE if path.startswith(":(exclude")]
     files = _git("diff", "--name-only", commit, "HEAD", "--", *paths, *excluded)
@@ -86,7 +95,7 @@ def count_changes(commit: str, paths: tuple[str, ...]) -> tuple[int, list[str]] 
 
 
 def _git(*arguments: str) -> str | None:
-    """Return git's output; None if git fails or is not installed, as on a machine that has only the files."""
+    """Run git and return its output. Return None if git fails or is not installed."""
     try:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
     except FileNotFoundError:

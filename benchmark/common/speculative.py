@@ -1,4 +1,4 @@
-"""Speculative decoding with a draft model: its server flags, and the variants that have them."""
+"""Server flags for speculative decoding with a draft model."""
 
 from pathlib import Path
 
@@ -6,14 +6,14 @@ from benchmark.common.server import has_gpu
 from benchmark.common.variant import Variant
 
 DRAFTING = "EAGLE-3, "
-"""The prefix of the name of a variant with drafts."""
+"""The prefix in the names of variants with speculative decoding."""
 
 
 def speculative_flags(
     draft: str | Path, topk: int = 1, steps: int = 3, draft_tokens: int = 4, algorithm: str = "EAGLE3"
 ) -> tuple[str, ...]:
-    """Return the flags of `draft`: `topk` branches, `steps` levels, `draft_tokens` verified a request."""
-    # The only split that all releases honour on a processor without AMX: sgl-kernel/README.md.
+    """Return the server flags for speculative decoding with the draft model `draft`."""
+    # On a CPU without AMX, all releases support only this choice of attention backends: see sgl-kernel/README.md.
     on_cpu = ("--prefill-attention-backend", "intel_amx", "--speculative-draft-attention-backend", "intel_amx")
     return (
         *("--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(draft)),
@@ -24,6 +24,7 @@ def speculative_flags(
 
 
 def drafting_variant(variant: Variant, flags: tuple[str, ...]) -> Variant:
-    """Return the variant with drafts, by the flags of `speculative_flags`."""
-    # The decode log updates the accepted length, by default every 40 steps: a short run has no line.
+    """Return the same variant with speculative decoding. `flags` is a result of `speculative_flags`."""
+    # SGLang updates the accepted length with each decode log line, by default every 40 steps. A short run would end
+    # before the first line.
     return Variant(f"{DRAFTING}{variant.name}", variant.policy, variant.keys, (*flags, "--decode-log-interval", "8"))

@@ -1,4 +1,4 @@
-"""A sweep: points that are measured one after another into a record."""
+"""A sweep, which measures several points and adds each one to a record."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from benchmark.common.record import Record
 
 
 def fill(record: Record, calls: Mapping[str, Callable[[], Mapping[str, Any]]]) -> None:
-    """Measure every point that the record lacks, in this order; a point is recorded as soon as it is measured."""
+    """Measure every point that is missing in the record. Each point is written to disk after its measurement."""
     for key, call in calls.items():
         if key not in record:
             print(f"{key} ...", flush=True)

@@ -1,4 +1,4 @@
-"""A table, for the terminal and as Markdown."""
+"""A table that can be printed in the terminal or written as Markdown."""
 
 import textwrap
 from collections.abc import Sequence
@@ -14,7 +14,11 @@ WIDEST, NOTE_WIDTH = 400, 120
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under headings; the first `text_columns` hold words, the others numbers; `note` is below."""
+    """A table with a note below it.
+
+    The first `text_columns` columns contain words and are aligned to the left. The other columns contain numbers and
+    are aligned to the right.
+    """
 
     title: str
     headings: Sequence[str]
@@ -23,7 +27,7 @@ class Table:
     text_columns: int = 1
 
     def show(self, record: Path | None = None) -> None:
-        """Print the table, and the path of its `record`. In a narrow terminal, lines are as long as the rows."""
+        """Print the table and the path of its record. Lines can be longer than the terminal is wide."""
         drawn = table.Table(title=Text(self.title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for index, heading in enumerate(self.headings):
             drawn.add_column(Text(heading), justify="left" if index < self.text_columns else "right")
@@ -39,7 +43,7 @@ class Table:
             print(f"Record: {record}")
 
     def to_markdown(self) -> str:
-        """Return the rows in GitHub's Markdown, and the note below, without the title: a page has its own headings."""
+        """Return the table and its note in GitHub's Markdown. The title is omitted, because a page has headings."""
         rule = ["---" if index < self.text_columns else "---:" for index in range(len(self.headings))]
         lines = [self.headings, rule, *self.rows]
         text = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)

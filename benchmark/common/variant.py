@@ -1,4 +1,4 @@
-"""The rows of a comparison: a policy as a command line spells it, its server flags, and its plan."""
+"""The variants that a benchmark compares. A variant is a policy with its server flags."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,17 +12,19 @@ from sglang_xshare.policies.spelling import SPELLING, parse_policy
 
 __all__ = ["BASELINE", "OFF", "PLAN_SPELLING", "SPELLING", "Variant", "parse_plan", "parse_variant"]
 PLAN_SPELLING = f"{SPELLING}, without {', '.join(COMMON_KEYS)}"
-"""The spelling of a policy that is measured outside a server, in every step and layer."""
+"""The spelling of a policy that a benchmark applies outside a server. The keys that need a server are not allowed."""
 BASELINE = "vanilla"
 OFF = "off"
-"""A server without the flag."""
+"""The name of a variant without the flag `--expert-policy`."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of a comparison: its unique label, an expert policy and its configuration, and further server flags.
+    """One row of a comparison.
 
-    `policy` is None for a server without the flag; empty `keys` mean the defaults.
+    `name` is unique in the comparison. `policy` is the name of an expert policy, or None for a server without a policy.
+    `keys` is the policy's configuration. If `keys` is empty, the policy uses its defaults. `args` are additional server
+    flags.
     """
 
     name: str
@@ -32,7 +34,7 @@ class Variant:
 
     @classmethod
     def read(cls, recorded: Mapping[str, Any]) -> "Variant":
-        """Read the recorded fields."""
+        """Create a variant from its recorded fields."""
         return cls(**{**recorded, "args": tuple(recorded["args"])})
 
     def server_args(self) -> list[str]:
@@ -43,20 +45,20 @@ class Variant:
         return [*flags, *self.args]
 
     def body(self) -> dict[str, Any]:
-        """Return the body that activates the policy on a running server; without the flag, the baseline's."""
+        """Return the body of the POST request that activates this policy on a running server."""
         return {"policy": self.policy or BASELINE, **self.keys}
 
 
 def parse_variant(text: str, args: Sequence[str] = ()) -> Variant:
-    """Read one policy, spelt as for the server, or "off" for no flag. Raises ValueError for another spelling."""
+    """Parse a policy, or "off" for a server without a policy. Raises ValueError if the spelling is wrong."""
     name, keys = parse_policy(text)
     return Variant(text, None if name == OFF else name, keys, tuple(args))
 
 
 def parse_plan(text: str, rows: int | None = None) -> SelectionPlan:
-    """Return the plan of a policy, spelt by `PLAN_SPELLING`, for a step of `rows` router rows.
+    """Parse a policy and return its plan for a step of `rows` router rows.
 
-    Raises ValueError for another spelling.
+    `PLAN_SPELLING` describes the allowed spelling. Raises ValueError if the spelling is wrong.
     """
     variant = parse_variant(text)
     for key in COMMON_KEYS:

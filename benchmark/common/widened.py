@@ -1,7 +1,9 @@
-"""The shipped checkpoint with wider experts and the same function, made at first use: in seconds, 0.4 GB.
+"""The widened checkpoint: the trained checkpoint with wider experts but the same outputs.
 
-Each inner neuron of an expert occurs `FACTOR` times, and its outward weights are divided by that number. Routing and,
-except for rounding, logits are as trained, while loading experts dominates a decode step on a CPU as it does on a GPU.
+Each inner neuron of an expert is repeated `FACTOR` times, and its output weights are divided by `FACTOR`. So the
+routing is unchanged, and the logits differ only by rounding. Loading the wider experts takes most of the time of a
+decode step on a CPU. Large models on a GPU behave in the same way. The model is created at first use, within seconds,
+and needs 0.4 GB.
 """
 
 from __future__ import annotations
@@ -25,24 +27,31 @@ if TYPE_CHECKING:
     from sglang_xshare.check.weights import Weights
 
 FACTOR = 64
-"""A power of two, by which bfloat16 divides exactly. At 64 an expert has 3.1 MB in float32."""
+"""A power of two, so that the division is exact in bfloat16. With factor 64, an expert has 3.1 MB in float32."""
 SERVED_DTYPE = "float32"
-"""The dtype on a CPU, where bfloat16 is bound by arithmetic: a core reads 5.1 GB/s of active experts with AMX, 3.6
-without, and 9 in float32 (F.linear on three rows an expert, a Xeon of family 6, model 167)."""
+"""The dtype on a CPU, where arithmetic limits the speed of bfloat16.
+
+One core processes 5.1 GB/s of expert weights in bfloat16 with AMX, 3.6 GB/s without AMX, and 9 GB/s in float32. The
+measurement used F.linear with three rows per expert. The CPU was a Xeon of family 6, model 167.
+"""
 INWARD, OUTWARD = (re.compile(rf"\.experts\.\d+\.{name}\.weight$") for name in ("(gate|up)_proj", "down_proj"))
 
 
 STAMP = "widened.json"
-"""The file that names the source of a widened model; another checkpoint or factor makes the model anew."""
+"""The file that describes the source of a widened model. The model is created again if the description changes."""
 LEFT_OUT = ("README.md", "report.json")
 
 
 def make(folder: Path = WIDENED, source: Path = TRAINED, factor: int = FACTOR) -> bool:
-    """Write the widened `source` into `folder` at once; return False if it existed, or another process was first."""
+    """Create the widened model of `source` in `folder`.
+
+    The folder appears only when it is complete. Return False if the model exists already, or if another process creates
+    it first.
+    """
     stamp = _describe(source, factor)
     if _is_made(folder, stamp):
         return False
-    from safetensors.torch import load_file, save_file  # not needed if the model exists, the usual case
+    from safetensors.torch import load_file, save_file  # imported only if the model must be created
 
     began = time.monotonic()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -68,14 +77,17 @@ def make(folder: Path = WIDENED, source: Path = TRAINED, factor: int = FACTOR) -
 
 
 def widen(name: str, weight: torch.Tensor, factor: int) -> torch.Tensor:
-    """Return a widened weight: [factor * width, hidden] into inner neurons, transposed out of them, or unchanged."""
+    """Return the widened form of a weight. Weights outside experts are returned unchanged.
+
+    Input weights of the inner neurons become [factor * width, hidden], output weights [hidden, factor * width].
+    """
     if INWARD.search(name):
         return weight.repeat(factor, 1)
     return weight.repeat(1, factor) / factor if OUTWARD.search(name) else weight
 
 
 def prepare(model: Path) -> list[str]:
-    """Return the further server flags of `model`; if `model` is the widened one, make it at first use."""
+    """Return the additional server flags that `model` needs. The widened model is created at first use."""
     if model != WIDENED:
         return []
     make()
@@ -83,7 +95,7 @@ def prepare(model: Path) -> list[str]:
 
 
 def read_widened() -> Weights:
-    """Return the bytes of the widened model's decode step on a CPU. The model need not exist."""
+    """Return the sizes of the widened model's weights on a CPU. The model need not exist."""
     from sglang_xshare.check.server import read_flags
     from sglang_xshare.check.weights import read_weights
 

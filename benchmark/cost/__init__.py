@@ -1,1 +1,1 @@
-"""The cost of selection, and the choice between its variants: `python -m benchmark.cost`."""
+"""Measurements of the time that selection takes: `python -m benchmark.cost`."""

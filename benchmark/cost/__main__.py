@@ -1,7 +1,8 @@
-"""The cost of selection: `python -m benchmark.cost [POLICY...]`, spelt as in `python -m benchmark.serving`.
+"""Measure the time that selection takes: `python -m benchmark.cost [POLICY...]`.
 
-Times select() beside upstream's router on the same logits, and the routing of a decode step with and without the stage
-beside a decode step of a served model. On a GPU `make gpu` times captured graphs instead.
+A policy is spelt as in `python -m benchmark.serving`. The benchmark compares select() with SGLang's router on the same
+logits. It also measures the routing in a decode step, with and without a policy, and a whole decode step of a server.
+On a GPU, `make gpu` measures captured CUDA graphs instead.
 """
 
 import argparse
@@ -37,7 +38,7 @@ SHAPES = ("16x64", "16x128", "64x128", "64x256")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table."""
+    """Run the benchmark and print the table."""
     parser = Parser("benchmark.cost", __doc__)
     parser.add_policies(policy, POLICIES, PLAN_SPELLING)
     parser.add_argument("--shapes", nargs="+", type=_shape, default=SHAPES, metavar="ROWSxEXPERTS")
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(args: argparse.Namespace, record: Record) -> None:
-    """Time what the record lacks."""
+    """Measure all points that are missing in the record."""
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     import torch
 
@@ -76,7 +77,7 @@ def measure(args: argparse.Namespace, record: Record) -> None:
 
 
 def measure_step(args: argparse.Namespace, record: Record) -> None:
-    """Serve the model without a policy, in full batches."""
+    """Measure the decode step of a server without a policy, in full batches."""
     counts = {"requests": args.batch, "concurrency": args.batch, "output_tokens": args.step_tokens}
     workload = Workload(args.model, args.texts, rounds=args.step_rounds, **counts)
     variants = [parse_variant(BASELINE)]
@@ -85,7 +86,7 @@ def measure_step(args: argparse.Namespace, record: Record) -> None:
 
 
 def measure_routing(args: argparse.Namespace) -> dict[str, Any]:
-    """Time a step of the model's routers for every policy that selects in plain decode."""
+    """Measure the routing of one decode step under every policy that selects in decode steps."""
     from benchmark.cost.routers import DecodeShape, time_routing
     from sglang_xshare.policies.schedule import build_schedule
 

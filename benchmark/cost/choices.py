@@ -1,4 +1,4 @@
-"""The table of choices: each way to make a step wait for fewer bytes, with its measurements."""
+"""A table that compares the methods of this project. Each method reduces the bytes for which a step waits."""
 
 from collections.abc import Mapping
 from statistics import median
@@ -32,7 +32,7 @@ Points = Mapping[str, Any]
 def tabulate_choices(
     serving: Points, affinity: Points, affinity_live: Points, balance_live: Points, ranks: Points
 ) -> Table:
-    """Return a row for each choice."""
+    """Return a table with one row for each method."""
     rows = [
         _select_alone(serving),
         _dispatch(affinity),
@@ -64,7 +64,7 @@ def _dispatch(affinity: Points) -> list[str]:
 
 
 def _serve_replicas(live: Points) -> list[list[str]]:
-    """Return affinity alone, and selection under either method, as served with the text forced."""
+    """Return the rows for served replicas: affinity alone, and selection with each load balance method."""
     points = {(point["policy"], point["method"]): point for point in live.values() if point["traffic"] == "mixed"}
     own, alone = points[BASELINE, "round_robin"], points[BASELINE, "expert_affinity"]
     rows = [["4 replicas, affinity, served", "as above", _share(alone, own), "-", "0"]]
@@ -82,7 +82,7 @@ def _share(point: Mapping[str, float], own: Mapping[str, float]) -> str:
 
 
 def _hold_whole(live: Points) -> list[list[str]]:
-    """Return a row for each policy on expert-parallel ranks with whole experts."""
+    """Return the rows for expert-parallel ranks that hold whole experts, one row for each policy."""
     first, *others = live.values()
     own = sum(point["totals"]["fullest_rank_experts_before"] for point in others)
     steps = sum(point["totals"]["layer_steps"] for point in others)
@@ -101,7 +101,10 @@ def _hold_whole(live: Points) -> list[list[str]]:
 
 
 def _hold_slices(ranks: Points) -> list[list[str]]:
-    """Return slices of every expert over whole experts, by the place of the active experts."""
+    """Return the rows for ranks that hold a slice of every expert.
+
+    Each row contains the time with slices divided by the time with whole experts.
+    """
     whens = {
         SPREAD: "a model is larger than a device, ranks are in one node, and no loss is tolerated",
         FIRST: "as above, and the router is skewed",

@@ -1,7 +1,8 @@
-"""An MoE layer on ranks, whole experts beside slices: `python -m benchmark.cost.ranks`.
+"""Measure an MoE layer on several ranks, with whole experts and with slices: `python -m benchmark.cost.ranks`.
 
-Times a layer on ranks that are processes on cores of their own, by the number and the place of active experts, and by
-rows. The table of choices in docs/many-devices.md shows the time of slices over that of whole experts.
+Each rank is a process on its own core. The benchmark varies the number of rows, the number of active experts and the
+placement of the active experts. The table of choices in docs/many-devices.md shows a ratio of two times: the time with
+slices divided by the time with whole experts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +16,11 @@ from benchmark.expert_sharding.ranks import COUNTS, Encoder, Router, activate, s
 
 LAYERS = 2
 SPREAD, FIRST = "spread", "on the first ranks"
-"""Places of the active experts."""
+"""The placements of the active experts."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table."""
+    """Run the benchmark and print the table."""
     parser = Parser("benchmark.cost.ranks", __doc__)
     parser.add_numbers("batch", (16, 64), "requests of a step")
     parser.add_numbers("active", (16, 32, 64, 128), "active experts")
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not args.top_k <= active <= args.experts:
             parser.error(f"--active must be between --top-k {args.top_k} and --experts {args.experts} (got {active})")
         if where == SPREAD or active < args.experts:
-            # All rounds are alike; the fastest counts.
+            # With this period, all rounds have the same routing, so the fastest round can be used.
             router = Router(activate(args.experts, active, where == SPREAD), args.top_k, args.ranks * LAYERS)
             encoder = Encoder(router, rows, 1, LAYERS, args.hidden, args.width)
             cases[f"{args.ranks} ranks, {rows} rows, {active} experts, {where}"] = encoder, {}
@@ -42,14 +43,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def read_seconds(point: Mapping[str, Any]) -> dict[str, float]:
-    """Return the seconds of a layer by layout, of the fastest round: the others contain the time of other programs."""
-    if "seconds" in point:  # in records from before 2026-11-28
+    """Return the time of a layer in seconds for each layout.
+
+    This is the time of the fastest round, because other programs can slow down the other rounds.
+    """
+    if "seconds" in point:  # only in records from before 2026-11-28
         return dict(point["seconds"])
     return {name: min(layout["layer_ms"]) / 1e3 for name, layout in point["layouts"].items()}
 
 
 def tabulate_ranks(points: Mapping[str, Any]) -> Table:
-    """Return a row for each point: milliseconds of a layer under each layout."""
+    """Return a table with one row for each point. It shows the time of a layer with each layout."""
     rows = {key: read_seconds(point) for key, point in points.items()}
     layouts = list(next(iter(rows.values())))
     cells = [[key, *(f"{seconds[name] * 1e3:.2f}" for name in layouts)] for key, seconds in rows.items()]

@@ -1,4 +1,4 @@
-"""The table of a record of the cost of selection."""
+"""A table of the time that selection takes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,17 +9,21 @@ from benchmark.common.variant import BASELINE
 
 UPSTREAM = "upstream's router"
 ROUTING, STEP = "routing", "decode step"
-"""Keys of the record; `shape_key` gives the others."""
+"""Keys of the record. `shape_key` returns the other keys."""
 SHARE_BAR = 0.01
 
 
 def shape_key(shape: str) -> str:
-    """Return the key of the calls on logits of a shape, rows x experts."""
+    """Return the key of the point for logits of this shape. A shape is spelt "rows x experts"."""
     return f"select {shape}"
 
 
 def tabulate_cost(points: Mapping[str, Any]) -> Table:
-    """Return a row for each policy: microseconds of select() by shape, and the stage's part of a layer and a step."""
+    """Return a table with one row for each policy.
+
+    A row contains the time of select() for each shape. It also shows how much time the policy adds to a layer and to a
+    step.
+    """
     shapes = [key.removeprefix("select ") for key in points if key.startswith("select ")]
     headings = ["policy", *(f"select() {shape}, us" for shape in shapes), "added a layer, us", "share of a decode step"]
     policies = [name for name in points[shape_key(shapes[0])]["seconds"] if name != UPSTREAM]
@@ -39,12 +43,12 @@ def tabulate_cost(points: Mapping[str, Any]) -> Table:
 
 
 def added_share(points: Mapping[str, Any], name: str) -> float:
-    """Return what the stage adds to a decode step under a policy, as a share of that step."""
+    """Return the time that a policy adds to a decode step, as a share of the step."""
     return _added_seconds(points[ROUTING], name) / step_seconds(points)
 
 
 def step_seconds(points: Mapping[str, Any]) -> float:
-    """Return the seconds of a decode step of the server: its time per output token in full batches."""
+    """Return the time of a decode step in seconds. It is the server's time per output token in full batches."""
     return Comparison.read(points[STEP]).summaries[0].tpot_ms.median / 1000
 
 

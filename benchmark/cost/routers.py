@@ -1,4 +1,4 @@
-"""The routing of a decode step as SGLang calls it, without a model around it, with and without the stage."""
+"""The routing of a decode step without the rest of the model. SGLang's own code runs with and without a policy."""
 
 import os
 import time
@@ -24,12 +24,12 @@ from sglang_xshare.upstream.batches import Batches
 
 WARM_UPS = 10
 OTHER_WORK = 64 << 20
-"""Bytes touched between layers, as experts' weights are: in a server, routing finds the caches cold."""
+"""The number of bytes that are read between layers. In a server, reading the experts also empties the CPU caches."""
 
 
 @dataclass(frozen=True)
 class DecodeShape:
-    """A decode step: its rows, and the model's layers, experts and top-k."""
+    """The size of a decode step: rows, layers, experts and top-k."""
 
     rows: int = 16
     layers: int = 4
@@ -38,13 +38,13 @@ class DecodeShape:
 
 
 def time_routing(variants: Sequence[Variant], shape: DecodeShape, rounds: int) -> list[list[float]]:
-    """Return CPU seconds of a step's routing, and of the stage around it, for each variant and round."""
+    """Measure the CPU time of a step's routing in seconds, for each variant and round."""
     models = [Routers(shape, variant) for variant in variants]
     return time_alternating([model.time_step for model in models], rounds, WARM_UPS)
 
 
 class Routers:
-    """A model of softmax routers alone, with the stage around it if the variant has a policy."""
+    """A model that consists only of softmax routers. If the variant has a policy, the model also has a stage."""
 
     def __init__(self, shape: DecodeShape, variant: Variant) -> None:
         self.shape = shape
@@ -74,7 +74,7 @@ class Routers:
             wrap_model(self, self.stage)
 
     def forward(self, input_ids: Any, positions: Any, forward_batch: Any) -> None:
-        """Route every layer once."""
+        """Run the router of every layer once."""
         self.seconds_elsewhere = 0.0
         for number, config in enumerate(self.configs):
             began = time.process_time()
@@ -83,7 +83,7 @@ class Routers:
             select_experts(self.hidden, self.logits, config, layer_id=number)
 
     def time_step(self) -> float:
-        """Return the CPU seconds of one decode step's routing, and of the stage around it."""
+        """Run the routing of one decode step, and return its CPU time in seconds."""
         rows = self.shape.rows
         batch = SimpleNamespace(
             forward_mode=SimpleNamespace(is_target_verify=lambda: False, is_decode=lambda: True),
@@ -101,11 +101,14 @@ class Routers:
 
 
 TOP_K = 8
-TOKENS_PER_REQUEST = 4  # for a plan that selects by request
+TOKENS_PER_REQUEST = 4  # for a policy with a budget per request
 
 
 def time_selection(rows: int, experts: int, plans: Sequence[str], rounds: int) -> dict[str, list[float]]:
-    """Return CPU seconds a call by round, of upstream's router and every plan, on [rows, experts] random logits."""
+    """Measure SGLang's router and every policy on the same random logits [rows, experts].
+
+    Return the CPU time per call in seconds, for each round.
+    """
     logits = torch.randn(rows, experts, generator=torch.Generator().manual_seed(0))
     calls = {UPSTREAM: _make_upstream(logits)} | {plan: make_call(logits, plan) for plan in plans}
     times = time_alternating([call_timer(call) for call in calls.values()], rounds)
@@ -113,7 +116,7 @@ def time_selection(rows: int, experts: int, plans: Sequence[str], rounds: int) -
 
 
 def make_call(logits: torch.Tensor, spelling: str) -> Callable[[], object]:
-    """Return `select()` with a plan as the stage calls it. Raises ValueError for a wrong spelling."""
+    """Return a function that calls `select()` as the server does. Raises ValueError if the policy is spelt wrong."""
     plan = parse_plan(spelling, len(logits))
     batch = Batch(tokens_per_request=TOKENS_PER_REQUEST if plan.add_per_request or plan.scope == "request" else 1)
     router = Router(TOP_K)
@@ -128,11 +131,14 @@ def _make_upstream(logits: torch.Tensor) -> Callable[[], object]:
     return lambda: fused_topk_torch_native(hidden_states, logits, TOP_K, True)
 
 
-SLICE_S = 0.005  # a shorter timing is noise
+SLICE_S = 0.005  # the duration of one timing in seconds; a shorter timing is too noisy
 
 
 def time_alternating(timers: Sequence[Callable[[], float]], rounds: int, warm_ups: int = 1) -> list[list[float]]:
-    """Return each timer's values by round. The timers take turns, so a drift favours no timer."""
+    """Return the values of each timer for all rounds.
+
+    The timers take turns, so a drift of the machine's speed does not favour a timer.
+    """
     times: list[list[float]] = [[] for _ in timers]
     for number in range(-warm_ups, rounds):
         for spent, timer in zip(times, timers, strict=True):
@@ -143,8 +149,8 @@ def time_alternating(timers: Sequence[Callable[[], float]], rounds: int, warm_up
 
 
 def call_timer(call: Callable[[], object]) -> Callable[[], float]:
-    """Return a timer of CPU seconds a call, which calls for about SLICE_S each time."""
-    _time(call, 3)  # the first calls import and fill caches
+    """Return a timer that measures the CPU time of a call in seconds. It repeats the call for about SLICE_S."""
+    _time(call, 3)  # the first calls are slower, because they import modules and fill caches
     repeat = max(1, round(SLICE_S / max(_time(call, 3), 1e-9)))
     return lambda: _time(call, repeat)
 

@@ -1,8 +1,14 @@
-"""Measure how many drafts pay at each batch size: `python -m benchmark.depth [POLICY...]`.
+"""Measure which draft depth is fastest at each batch size: `python -m benchmark.depth [POLICY...]`.
 
-For each policy, servers of one model stay up side by side: without drafts, with 1, 3, 5 and 7 drafts, with SGLang's own
-choice of the depth, and with the depth by tokens per second. All are measured in turns with upstream's bench_serving at
-each number of requests at a time, after enough steps to find the depth.
+For each policy, several servers run at the same time:
+
+- a server without draft tokens,
+- servers with 1, 3, 5 and 7 draft tokens,
+- a server that chooses the depth with SGLang's own rule,
+- a server that chooses the depth by tokens per second.
+
+SGLang's bench_serving measures the servers in turns. The number of concurrent requests varies. Servers that choose the
+depth first run enough steps to find it.
 """
 
 import argparse
@@ -33,17 +39,17 @@ from benchmark.depth.report import (
 CONCURRENCY = 1, 2, 4, 8, 16
 POLICIES = OFF, "xshare"
 SETTLED = 16
-"""Batches before the first round of a batch size, for servers that choose the depth: some 300 verifications."""
+"""The number of warm-up batches for servers that choose the depth. They correspond to about 300 verify steps."""
 LEAST = 8
-"""The fewest requests of a round: two requests, one at a time, would take only 3 seconds."""
+"""The minimum number of requests in a round. Two requests, one at a time, would take only 3 seconds."""
 PROMPT = 8
-"""Tokens of a prompt before the first round."""
+"""The length of a prompt in the warm-up, in tokens."""
 LOG = ("--decode-log-interval", "8")
-"""SGLang updates the accepted length with its decode log, by default too rarely for a short run."""
+"""SGLang updates the accepted length with each decode log line. The default interval is too long for a short run."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table, draw the picture."""
+    """Run the benchmark, print the table and draw the picture."""
     parser = Parser("benchmark.depth", __doc__)
     parser.add_policies(policy, POLICIES, "each with servers of its own, one policy after another")
     parser.add_checkpoint(WIDENED, TEXTS)
@@ -76,9 +82,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def list_variants(text: str, draft: Path, fixed: Sequence[int], scratch: Path) -> list[Variant]:
-    """Return the servers of a policy: fixed depths, of which 0 has no draft, then SGLang's choice and ours.
+    """Return one variant for each server of a policy.
 
-    The file of candidates, the positive depths for all batch sizes, is written to `scratch`.
+    The first variants have the fixed depths. Depth 0 means no draft model. The last two variants choose the depth:
+    first with SGLang's own rule, then by tokens per second. The function writes a file with the candidate depths to the
+    folder `scratch`.
     """
     one = parse_variant(text)
     drafts = {depth: speculative_flags(draft, 1, depth, depth + 1) for depth in fixed if depth}
@@ -88,7 +96,7 @@ def list_variants(text: str, draft: Path, fixed: Sequence[int], scratch: Path) -
     candidates = scratch / "candidates.json"
     candidates.write_text(json.dumps({"1": {"candidate_steps": list(drafts)}}) + "\n")
     for name, more in (
-        # Without a file SGLang takes its own candidates, which suit its own rule.
+        # Without a file of candidates, SGLang's rule uses SGLang's own candidates.
         (UPSTREAM, ("--expert-policy-draft-depth", "upstream")),
         (THROUGHPUT, ("--speculative-adaptive-config", str(candidates), "--expert-policy-draft-depth", "throughput")),
     ):
@@ -98,9 +106,10 @@ def list_variants(text: str, draft: Path, fixed: Sequence[int], scratch: Path) -
 
 
 def settle(servers: Mapping[str, Server], workload: Workload, batches: int) -> None:
-    """Decode batches of the workload, by server name: one at a fixed depth, `batches` if the server chooses its depth.
+    """Warm up the servers with the same kind of traffic that is measured afterwards.
 
-    A server finds its depth in the traffic that is measured afterwards.
+    A server with a fixed depth decodes one batch. A server that chooses its depth decodes `batches` batches. The keys
+    of `servers` are the names of the variants.
     """
     for number in range(batches):
         seed = workload.seed + workload.rounds + number

@@ -1,7 +1,7 @@
-"""Measure how soon the depth follows a change of the traffic: `python -m benchmark.depth.changes [POLICY]`.
+"""Measure how soon the draft depth follows a change of traffic: `python -m benchmark.depth.changes [POLICY]`.
 
-One server with a policy decodes two kinds of batches in turns, which differ in their number of requests or in their
-texts. Meanwhile GET /expert_policy is read for the depth and the verifications of the batch size.
+One server with a policy decodes two kinds of batches in turns. They differ in the number of requests or in their texts.
+During each batch, the program reads the depth and the number of verify steps from GET /expert_policy.
 """
 
 import threading
@@ -19,13 +19,13 @@ from benchmark.depth.__main__ import PROMPT, list_variants
 from benchmark.depth.report import FIXED
 
 ALLOWED = 300
-"""Verifications within which the depth must follow a change."""
+"""The maximum number of verify steps within which the depth must follow a change."""
 Looks = Sequence[Sequence[int]]
-"""(verifications since the change, depth in use) of a batch size, as they were read."""
+"""The values that were read for a batch size: (verify steps since the change, current depth)."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record and print the table."""
+    """Run the benchmark and print the table."""
     parser = Parser("benchmark.depth.changes", __doc__)
     parser.add_argument("policy", nargs="?", type=selecting, default="xshare", help="of the server (default: xshare)")
     parser.add_checkpoint(WIDENED, TEXTS)
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def decode(server: Server, prompts: list[str], tokens: int) -> Looks:
-    """Decode a batch of prompts. Return what was read for its batch size meanwhile; verifications count from here."""
+    """Decode a batch of prompts, and return the values that were read for its batch size during this time."""
     found = [read_sizes(server)]
     thread = threading.Thread(
         target=server.generate, args=(prompts,), kwargs={"max_new_tokens": tokens, "ignore_eos": True}
@@ -67,22 +67,23 @@ def decode(server: Server, prompts: list[str], tokens: int) -> Looks:
 
 
 def read_sizes(server: Server) -> dict[int, tuple[int, int]]:
-    """Return (verifications, depth in use) by batch size."""
+    """Return the number of verify steps and the current depth for each batch size."""
     sizes: list[dict[str, Any]] = server.get("/expert_policy")["draft_depth"]["batch_sizes"]
     return {one["batch_size"]: (one["verifications"], one["depth"]) for one in sizes}
 
 
 def follow(found: Sequence[Mapping[int, tuple[int, int]]], requests: int) -> Looks:
-    """Return the looks at the batch size of `requests`, each with the verifications since `found[0]`."""
+    """Return the values of the batch size that serves `requests` requests. Verify steps are counted from `found[0]`."""
     size = min((one for one in found[-1] if one >= requests), default=requests)
     begin = found[0].get(size, (0, 0))[0]
     return [(sizes[size][0] - begin, sizes[size][1]) for sizes in found[1:] if size in sizes]
 
 
 def find_arrival(looks: Looks) -> int | None:
-    """Return the verifications until the depth that most later looks found; None without a look.
+    """Return the number of verify steps until the server used its final depth, or None if nothing was read.
 
-    A change between two looks counts at the second look, so the number is never too small.
+    The final depth is the most frequent one after `ALLOWED` verify steps. The returned number is never too small,
+    because a change is noticed only at the next reading.
     """
     settled = [depth for count, depth in looks if count >= ALLOWED] or [depth for _, depth in looks]
     usual = max(sorted(set(settled)), key=settled.count, default=None)
@@ -90,14 +91,14 @@ def find_arrival(looks: Looks) -> int | None:
 
 
 def list_late(points: Mapping[str, Any]) -> list[str]:
-    """Return a line for each change after which the depth arrived later than `ALLOWED`."""
+    """Return one line for each change that the depth followed too late."""
     arrivals = {number: find_arrival(point["looks"]) for number, point in points.items() if number != "0"}
     late = {number: count for number, count in arrivals.items() if count is None or count > ALLOWED}
     return [f"change {number}: {count} verifications, must be at most {ALLOWED}" for number, count in late.items()]
 
 
 def tabulate_changes(points: Mapping[str, Any]) -> Table:
-    """Return a row for each change; the first batch is no change."""
+    """Return a table with one row for each change. The first batch has no row, because nothing changes before it."""
     rows = []
     for number, point in points.items():
         looks = point["looks"]

@@ -1,4 +1,4 @@
-"""The table and the picture of draft depths."""
+"""Tables and a picture of draft depths."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,10 @@ from benchmark.common.table import Table
 FIXED = 0, 1, 3, 5, 7
 NO_DRAFTS, UPSTREAM, THROUGHPUT = "no drafts", "SGLang's choice", "as deep as pays"
 REACHED = 0.97
-"""The share that the depth by tokens per second must reach of the best fixed depth, and of no drafts."""
+"""The minimum relative throughput of a server that chooses its depth by tokens per second.
+
+It is relative to the best fixed depth, and to a server without draft tokens.
+"""
 NOTE = (
     "Output tokens/s, means of {rounds} alternating rounds; servers of a policy are measured in the same minutes. "
     "{upstream}: --speculative-adaptive as published; {throughput}: by tokens per second; the others: fixed depths. "
@@ -26,17 +29,20 @@ SUMMARY_NOTE = (
 
 
 def key_of(policy: str, requests: int) -> str:
-    """Return the key of a point of the record."""
+    """Return the key of a point in the record."""
     return f"{policy}, {requests} at a time"
 
 
 def name_of(policy: str, depth: int | str) -> str:
-    """Return the name of a server: its policy, and its depth or the rule that chooses the depth."""
+    """Return the name of a server. It contains the policy, and the depth or the rule that chooses the depth."""
     return f"{policy}, {depth if isinstance(depth, str) else _name_fixed(depth)}"
 
 
 def tabulate_depths(points: Mapping[str, Any]) -> Table:
-    """Return a row a policy and number of requests: tokens/s by depth, and what the chosen depth reaches."""
+    """Return a table with one row for each policy and number of requests.
+
+    A row contains the throughput with each depth, and the chosen depth's throughput relative to the others.
+    """
     rows, headings = [], []
     for point in points.values():
         policy, requests, found = _read(point)
@@ -52,18 +58,18 @@ def tabulate_depths(points: Mapping[str, Any]) -> Table:
 
 
 def find_best(found: Mapping[str, Summary]) -> str:
-    """Return the fastest fixed depth."""
+    """Return the name of the fastest fixed depth."""
     fixed = [name for name in found if name not in (UPSTREAM, THROUGHPUT)]
     return max(fixed, key=lambda name: found[name].throughput.mean)
 
 
 def pair(found: Mapping[str, Summary], name: str) -> list[float]:
-    """Return the chosen depth's tokens/s divided by those of the server `name`, by round."""
+    """Return the ratio of two throughputs for each round: the chosen depth divided by the depth `name`."""
     return [own / other for own, other in zip(found[THROUGHPUT].ratios, found[name].ratios, strict=True)]
 
 
 def find_missed(points: Mapping[str, Any]) -> list[str]:
-    """Return a line for each point at which the chosen depth is below its required share."""
+    """Return one line for each point at which the chosen depth is too slow."""
     missed = []
     for key, point in points.items():
         _, _, found = _read(point)
@@ -74,7 +80,10 @@ def find_missed(points: Mapping[str, Any]) -> list[str]:
 
 
 def summarize_depths(points: Mapping[str, Any]) -> Table:
-    """Return a row for each policy: the chosen depth's tokens/s against no drafts, by requests at a time."""
+    """Return a table with one row for each policy and one column for each number of requests.
+
+    A cell contains the throughput of the chosen depth divided by the throughput without draft tokens.
+    """
     cells: dict[str, dict[str, str]] = {}
     for point in points.values():
         policy, requests, found = _read(point)
@@ -87,7 +96,10 @@ def summarize_depths(points: Mapping[str, Any]) -> Table:
 
 
 def plot_depths(points: Mapping[str, Any]) -> Picture:
-    """Return the picture of tokens/s against requests, a panel a policy and a line a depth, the chosen one on top."""
+    """Return a picture of throughput against the number of requests.
+
+    Each policy has one panel, and each depth has one line. The line of the chosen depth is drawn on top.
+    """
     found: dict[str, dict[str, list[tuple[int, Spread]]]] = {}
     for point in points.values():
         policy, requests, rows = _read(point)
@@ -106,7 +118,7 @@ def plot_depths(points: Mapping[str, Any]) -> Picture:
 
 
 def _read(point: Mapping[str, Any]) -> tuple[str, int, dict[str, Summary]]:
-    """Return a point's policy, its requests at a time, and its rows by depth."""
+    """Return the policy of a point, the number of concurrent requests, and the results of each depth."""
     comparison = Comparison.read(point)
     by_depth = {row.name.rpartition(", ")[2]: row for row in comparison.summaries}
     return comparison.summaries[0].name.rpartition(", ")[0], comparison.workload.concurrency, by_depth

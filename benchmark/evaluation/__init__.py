@@ -1,1 +1,1 @@
-"""Standard benchmarks with the expert policy off and on: `python -m benchmark.evaluation TASK...`."""
+"""Standard benchmarks with and without an expert policy: `python -m benchmark.evaluation TASK...`."""

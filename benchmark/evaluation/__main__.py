@@ -1,7 +1,7 @@
-"""Run lm-evaluation-harness with the expert policy off and on: `python -m benchmark.evaluation gsm8k --url URL`.
+"""Run lm-evaluation-harness with and without an expert policy: `python -m benchmark.evaluation gsm8k --url URL`.
 
-Tasks must generate text; a task is a name in the harness or a YAML file. All passes use the API of one server, whose
-policy is switched between passes. Without --url the command starts a server of --model.
+A task is a name in the harness or a YAML file. Tasks must generate text. All passes use one server, and the policy is
+switched between the passes. Without --url, the command starts a server of --model.
 """
 
 import argparse
@@ -26,7 +26,7 @@ WARM_UP_TOKENS = 8
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the missing passes, print the table."""
+    """Run the missing passes and print the table."""
     parser = Parser("benchmark.evaluation", __doc__)
     help = f"(default: {LOCAL}, of this project)"
     parser.add_argument("tasks", nargs="*", metavar="TASK", default=[LOCAL], help=help)
@@ -56,7 +56,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def connect(args: argparse.Namespace) -> Iterator[Endpoint]:
-    """Yield a server that takes every policy, and restore its own at the end. Raises `PolicyError` or ValueError."""
+    """Yield a server on which every policy can be activated.
+
+    At the end, a server that was already running gets its previous policy back. Raises `PolicyError` or ValueError if
+    the server or a policy cannot be used.
+    """
     if args.url is None:
         with Server(args.model, _start_flags(args.policies), name="evaluation") as server:
             _warm_up(Instrument(server.url), args.concurrency)
@@ -73,7 +77,7 @@ def connect(args: argparse.Namespace) -> Iterator[Endpoint]:
 
 
 def _find_model(args: argparse.Namespace) -> Path | str:
-    """Return the served model: without --url a folder, else the server's."""
+    """Return the folder of the model to serve. If --url is given, return the name of the server's model instead."""
     if args.url is None:
         return args.model or TRAINED
     if args.model is not None:
@@ -82,12 +86,15 @@ def _find_model(args: argparse.Namespace) -> Path | str:
 
 
 def _warm_up(server: Instrument, concurrency: int) -> None:
-    """Answer one batch at the full concurrency, because the first one takes longer than others."""
+    """Send one batch at the full concurrency, because the first batch takes longer than others."""
     server.generate([[1, 2, 3]] * concurrency, WARM_UP_TOKENS)
 
 
 def _start_flags(policies: Sequence[str]) -> list[str]:
-    """Return the flags of the first policy that selects, whose keys CUDA graphs capture. Raises ValueError."""
+    """Return the flag that starts the server with the first policy that selects experts.
+
+    The CUDA graphs are then captured for this policy. Raises ValueError if a policy cannot be used.
+    """
     variants = [parse_variant(one) for one in policies]
     for one in variants:
         build_schedule(one.policy or BASELINE, one.keys, False)

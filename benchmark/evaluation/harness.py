@@ -1,4 +1,4 @@
-"""The only code that calls lm-evaluation-harness: its tasks, and one pass of a task through a server's API."""
+"""An adapter for lm-evaluation-harness. All calls of the harness are in this module."""
 
 import importlib.util
 import logging
@@ -19,7 +19,7 @@ MISSING = "lm-evaluation-harness is not installed here; `make eval` installs it"
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of a task: its scores, the tokens that the server wrote, and their seconds."""
+    """The results of one pass: the scores, the number of generated tokens and the time in seconds."""
 
     scores: list[Score]
     tokens: int
@@ -28,7 +28,10 @@ class Pass:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server's URL, the name of its model, and requests at a time; `chat` applies the model's chat template."""
+    """The server to evaluate.
+
+    `concurrency` is the number of requests at a time. If `chat` is true, the model's chat template is applied.
+    """
 
     url: str
     model: str
@@ -38,7 +41,10 @@ class Endpoint:
 
 
 class Harness:
-    """Some of the harness's tasks, by name or YAML path. Raises ValueError for a task that cannot run."""
+    """A set of tasks of lm-evaluation-harness. Raises ValueError if a task cannot run.
+
+    `names` contains the names of tasks or the paths of YAML files.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         if importlib.util.find_spec("lm_eval") is None:
@@ -48,12 +54,15 @@ class Harness:
 
         self._manager = TaskManager(include_path=TASKS, include_defaults=False)
         if not all(self._knows(name) for name in names):
-            self._manager = TaskManager(include_path=TASKS)  # reads some ten thousand files
+            self._manager = TaskManager(include_path=TASKS)  # slow, because it reads about 10,000 files
         for name in names:
             self._check(name)
 
     def run(self, name: str, endpoint: Endpoint, limit: int | None, shots: int | None) -> Pass:
-        """Run one task on the first `limit` of its documents, after `shots` examples (the task's own number)."""
+        """Run a task on its first `limit` documents.
+
+        `shots` is the number of examples before each document. If it is None, the task's own number is used.
+        """
         from lm_eval.evaluator import simple_evaluate
 
         model = _connect(endpoint)
@@ -77,7 +86,7 @@ class Harness:
             raise ValueError(f"task {name}: lm-evaluation-harness has no such task{hint}")
         try:
             tasks: Mapping[str, Any] = self._manager.load([name])["tasks"]
-        except Exception as error:  # a task's download raises any class of error
+        except Exception as error:  # downloading a task can raise any type of exception
             raise ValueError(f"task {name}: {' '.join(str(error).split())[:300]}") from None
         for task in tasks.values():
             kind = task.get_config("output_type")
@@ -87,7 +96,7 @@ class Harness:
 
 
 def _connect(endpoint: Endpoint) -> Any:
-    """Return the harness's client of an OpenAI-compatible server, which counts tokens and seconds."""
+    """Return the harness's client for an OpenAI-compatible server. The client also counts tokens and seconds."""
     from lm_eval.models.openai_completions import LocalChatCompletion, LocalCompletionsAPI
 
     client = LocalChatCompletion if endpoint.chat else LocalCompletionsAPI
@@ -124,18 +133,23 @@ def _connect(endpoint: Endpoint) -> Any:
 def run_arm(
     harness: Harness, endpoint: Endpoint, task: str, policy: str, limit: int | None, shots: int | None
 ) -> dict[str, Any]:
-    """Switch the server to `policy`, from an empty cache, and run the task. Raises `PolicyError` or RuntimeError.
+    """Switch the server to a policy, empty its cache and run a task. Raises `PolicyError` or RuntimeError.
 
-    Returns the fields of each `Score`, tokens written and their seconds, and the server's counts: means over layers and
-    steps of active experts, upstream's and the policy's, the share of gating mass kept, and forwards under the policy;
-    None without a count.
+    Return these results:
+
+    - `scores`: the fields of each `Score`.
+    - `tokens` and `seconds`: the number of generated tokens and their time.
+    - `experts_before` and `experts_after`: the mean number of active experts per layer and step, with the model's own
+      routing and with the policy. They are None if the server has not counted experts.
+    - `kept_mass`: the mean share of the gating mass that the policy keeps, or None.
+    - `policy_steps`: the number of forwards that used the policy.
     """
     client = Client(endpoint.url, endpoint.api_key)
     client.set_policy(parse_variant(policy).body())
     client.flush()
     try:
         done = harness.run(task, endpoint, limit, shots)
-    except Exception as error:  # the harness's client raises any class of error, after its retries
+    except Exception as error:  # after its retries, the harness's client can raise any type of exception
         raise RuntimeError(
             f"task {task}, {policy}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         ) from None

@@ -1,4 +1,4 @@
-"""Scores of a task, document by document, their differences between passes, and their table."""
+"""The scores of tasks, and a table that compares the scores of several policies."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +14,10 @@ from benchmark.common.variant import BASELINE, OFF
 
 @dataclass(frozen=True)
 class Score:
-    """A metric of a task, `name` as the harness writes it, with its filter.
+    """The value of one metric for a task.
 
-    `error` is the harness's standard error, if any; `documents` has each document's value, in their order, or [].
+    `name` contains the harness's name of the metric and of its filter. `error` is the harness's standard error, or None
+    if it is unknown. `documents` contains the value of each document. It is empty if documents have no values.
     """
 
     task: str
@@ -27,7 +28,7 @@ class Score:
 
 
 def read_scores(results: Mapping[str, Any]) -> list[Score]:
-    """Return the scores in the harness's results, task by task."""
+    """Read the scores of all tasks from the harness's results."""
     scores = []
     for task, measured in results["results"].items():
         for name, value in measured.items():
@@ -52,9 +53,10 @@ def read_scores(results: Mapping[str, Any]) -> list[Score]:
 
 
 def compare_scores(score: Score, baseline: Score) -> tuple[float, float] | None:
-    """Return the score less the baseline's, paired by document, and its 95 % margin.
+    """Return the difference from the baseline's score, and half the width of its 95 % interval.
 
-    None if documents have no values, or if the score is not their mean.
+    The difference is computed for each document. Return None if documents have no values, or if the score is not the
+    mean of its documents.
     """
     pairs = list(zip(score.documents, baseline.documents, strict=False))
     is_mean = len(score.documents) == len(baseline.documents) >= 2 and all(
@@ -74,7 +76,7 @@ the server; before the arrow those of upstream's own routing."""
 
 
 def tabulate_evaluation(points: Mapping[str, Any]) -> Table:
-    """Return a row a task, metric and policy; a task's first policy is its baseline."""
+    """Return a table with one row for each task, metric and policy. The first policy of a task is its baseline."""
     headings = ["task, metric", "policy", "score", "difference", "documents", "tokens/s", "active experts", "kept mass"]
     rows: list[list[str]] = []
     baselines: dict[tuple[str, str, str], Score] = {}

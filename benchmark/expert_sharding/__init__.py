@@ -1,1 +1,1 @@
-"""Experts in slices against experts whole, MoEShard's study: `python -m benchmark.expert_sharding`."""
+"""A comparison of expert slices with whole experts, as in MoEShard: `python -m benchmark.expert_sharding`."""

@@ -1,6 +1,7 @@
-"""Expert sharding against expert parallelism, MoEShard's study (section 4): `python -m benchmark.expert_sharding`.
+"""Compare expert sharding with expert parallelism, as in section 4 of MoEShard: `python -m benchmark.expert_sharding`.
 
-Varies skew, experts and batch, each about the same middle, on ranks that are processes on cores of their own.
+Varies the skew of the router, the number of experts and the batch size, one at a time. Each rank is a process on its
+own core.
 """
 
 from collections.abc import Sequence
@@ -13,13 +14,13 @@ from benchmark.expert_sharding.report import tabulate_sharding
 from sglang_xshare.parser import LARGEST, between
 
 MIDDLE = {"alpha": 0.6, "experts": 128, "batch": 100}
-"""The paper's, except the batch, which is 250 there."""
+"""The values that stay fixed while another one varies. They are the paper's values, except that its batch is 250."""
 SKEWED = 10
-"""One in this number of experts is drawn more often: the paper's k_r."""
+"""One of this number of experts is drawn more often than the others. The paper calls this number k_r."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table."""
+    """Run the benchmark and print the table."""
     parser = Parser("benchmark.expert_sharding", __doc__)
     swept, skews = "(default: %(default)s)", between(0, LARGEST)
     parser.add_argument("--alpha", nargs="*", type=skews, default=[0.0, 0.1, 0.6, 2.0], help=f"skews {swept}")

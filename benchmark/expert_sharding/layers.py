@@ -1,4 +1,7 @@
-"""One MoE layer on several ranks, by the place of its experts: rows [n, hidden] of this rank in, the same rows out."""
+"""An MoE layer on several ranks, with several layouts of the experts.
+
+The layer receives the rows [n, hidden] of this rank and returns the output for the same rows.
+"""
 
 from dataclasses import dataclass
 from time import thread_time
@@ -10,36 +13,46 @@ from torch.nn.functional import grouped_mm, silu
 
 @dataclass(frozen=True)
 class Experts:
-    """`up` [experts, hidden, 2 * width] holds gate and up projections side by side, `down` [experts, width, hidden]."""
+    """The weights of several experts.
+
+    `up` [experts, hidden, 2 * width] contains the gate and up projections side by side. `down` [experts, width, hidden]
+    contains the down projections.
+    """
 
     up: torch.Tensor
     down: torch.Tensor
 
     @classmethod
     def draw(cls, experts: int, hidden: int, width: int) -> "Experts":
-        """Draw weights with which outputs are about as large as inputs."""
+        """Create random weights. Their scale makes the outputs about as large as the inputs."""
         generator = torch.Generator().manual_seed(0)
         up = torch.randn(experts, hidden, 2 * width, generator=generator) / hidden**0.5
         return cls(up, torch.randn(experts, width, hidden, generator=generator) / width**0.5)
 
     def slice(self, rank: int, ranks: int) -> "Experts":
-        """Return a rank's share of every expert: columns of gate and up, rows of down."""
+        """Return a rank's slice of every expert: some columns of gate and up, and the same rows of down."""
         gate, up = (part.chunk(ranks, -1)[rank] for part in self.up.chunk(2, -1))
         return Experts(torch.cat((gate, up), -1), self.down.chunk(ranks, 1)[rank].contiguous())
 
     def pick(self, rank: int, ranks: int) -> "Experts":
-        """Return a rank's share of whole experts."""
+        """Return a rank's share of the experts. Each expert stays whole."""
         return Experts(self.up.chunk(ranks)[rank], self.down.chunk(ranks)[rank])
 
     def run(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Run rows [m, hidden] that lie expert by expert, `counts` [experts] each: one grouped product up, one down."""
+        """Compute the experts' outputs for rows [m, hidden] that are sorted by expert.
+
+        `counts` [experts] contains the number of rows of each expert.
+        """
         ends = counts.cumsum(0).int()
         gate, up = grouped_mm(rows, self.up, offs=ends).chunk(2, -1)
         return grouped_mm(silu(gate) * up, self.down, offs=ends)
 
 
 class Layout:
-    """A rank's part of a layer. Counts `work`, rows times an expert's held columns, and CPU `seconds`."""
+    """A rank's part of a layer.
+
+    `work` counts the computed rows times the columns of an expert on this rank. `seconds` is the CPU time.
+    """
 
     def __init__(self, experts: Experts, rank: int, ranks: int) -> None:
         self.rank, self.ranks = rank, ranks
@@ -47,19 +60,22 @@ class Layout:
         self.begin()
 
     def begin(self) -> None:
-        """Count from 0."""
+        """Set the counters to 0."""
         self.work, self.seconds = 0, 0.0
 
     def hold(self, experts: Experts) -> Experts:
-        """Return this rank's part of all experts."""
+        """Return the weights that this rank holds."""
         raise NotImplementedError
 
     def __call__(self, rows: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Run rows [n, hidden], as many on each rank, through the experts `ids` [n, k], summed by `weights` [n, k]."""
+        """Compute the layer's output for rows [n, hidden]. Every rank must have the same number of rows.
+
+        `ids` [n, k] contains the experts of each row, and `weights` [n, k] contains their weights.
+        """
         raise NotImplementedError
 
     def run(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Run `Experts.run` and count it."""
+        """Call `Experts.run`, and count its work and its CPU time."""
         began = thread_time()
         out = self.experts.run(rows, counts)
         self.seconds += thread_time() - began
@@ -67,7 +83,10 @@ class Layout:
         return out
 
     def run_held(self, rows: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Run rows [n, hidden] through their experts on this rank, by numbers from 0; other experts add nothing."""
+        """Compute the weighted sum of this rank's experts for rows [n, hidden].
+
+        In `ids`, the experts of this rank have the numbers from 0 on. Other ids are ignored.
+        """
         top_k, held = ids.shape[1], len(self.experts.up)
         ids = ids.flatten()
         here = ((ids >= 0) & (ids < held)).nonzero().flatten()
@@ -77,7 +96,7 @@ class Layout:
 
 
 class Shard(Layout):
-    """MoEShard: each rank has a slice of every expert and gets all rows; the partial sums are added up."""
+    """The layout of MoEShard. Each rank has a slice of every expert and receives all rows. The results are summed."""
 
     def hold(self, experts: Experts) -> Experts:
         return experts.slice(self.rank, self.ranks)
@@ -88,7 +107,10 @@ class Shard(Layout):
 
 
 class Whole(Layout):
-    """Expert parallelism as SGLang runs it without an all-to-all backend: the same collectives, whole experts."""
+    """The layout of SGLang's expert parallelism without an all-to-all backend.
+
+    Each rank has whole experts. The collectives are the same as in `Shard`.
+    """
 
     def hold(self, experts: Experts) -> Experts:
         return experts.pick(self.rank, self.ranks)
@@ -99,7 +121,10 @@ class Whole(Layout):
 
 
 class AllToAll(Whole):
-    """Expert parallelism as the paper's baseline, without dropping: each row goes to its experts' ranks and back."""
+    """The expert parallelism of the paper's baseline, except that no row is dropped.
+
+    Each row is sent to the ranks of its experts, and the results are sent back.
+    """
 
     def __call__(self, rows: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         top_k, held = ids.shape[1], len(self.experts.up)
@@ -111,7 +136,7 @@ class AllToAll(Whole):
         there, here = sent.sum(1).tolist(), received.sum(1).tolist()
         arrived = rows.new_empty(sum(here), rows.shape[1])
         dist.all_to_all_single(arrived, rows[order // top_k], here, there)
-        # The rows lie rank by rank, and within a rank expert by expert.
+        # The received rows are sorted by rank, and within each rank by expert.
         local = torch.arange(held).repeat(self.ranks).repeat_interleave(received.flatten()).argsort(stable=True)
         done = torch.empty_like(arrived)
         done[local] = self.run(arrived[local], received.sum(0))
@@ -124,19 +149,19 @@ LAYOUTS = {"shard": Shard, "ep": Whole, "ep, all-to-all": AllToAll}
 
 
 def gather(own: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Gather [ranks * n, ...] from [n, ...] of each rank."""
+    """Gather the tensors [n, ...] of all ranks into one tensor [ranks * n, ...]."""
     gathered = own.new_empty(ranks * len(own), *own.shape[1:])
     dist.all_gather_into_tensor(gathered, own.contiguous())
     return gathered
 
 
 def scatter_sum(parts: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Return this rank's part [n, ...] of the sum of [ranks * n, ...] of all."""
+    """Sum the tensors [ranks * n, ...] of all ranks, and return this rank's part [n, ...] of the sum."""
     out = parts.new_empty(len(parts) // ranks, *parts.shape[1:])
     dist.reduce_scatter_tensor(out, parts)
     return out
 
 
 def run_alone(experts: Experts, rows: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return the output of one rank with all experts."""
+    """Return the layer's output as a single rank with all experts computes it."""
     return Whole(experts, 0, 1).run_held(rows, ids, weights)

@@ -1,4 +1,4 @@
-"""Ranks on cores of their own, joined by gloo, that run the same encoder under each layout in turn."""
+"""Ranks that run the same encoder with each layout in turn. Each rank has its own core, and gloo connects the ranks."""
 
 import multiprocessing
 import os
@@ -21,7 +21,7 @@ from benchmark.expert_sharding.layers import LAYOUTS, Experts, Layout, run_alone
 
 HEADS = 4
 ALIGNED = 4
-"""Numbers that a row of a grouped product's matrices must be a multiple of: 16 bytes."""
+"""The number of float32 values in 16 bytes. In a grouped product, the length of matrix rows is a multiple of it."""
 COUNTS = {
     "ranks": (2, "ranks"),
     "rounds": (5, "rounds, in which the layouts take turns"),
@@ -35,28 +35,38 @@ COUNTS = {
 
 @dataclass(frozen=True)
 class Router:
-    """Each row draws `top_k` different experts with these `odds` [experts]. Seeds that `period` divides draw alike."""
+    """A random router, in which each row draws `top_k` different experts.
+
+    `odds` [experts] contains the relative probabilities. If `period` is given, the routing repeats: seeds with the same
+    remainder modulo `period` give the same routing.
+    """
 
     odds: torch.Tensor
     top_k: int = 1
     period: int | None = None
 
     def route(self, rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (ids [rows, k] int64, weights [rows, k] float32, equal, with sum 1)."""
+        """Return the expert ids [rows, k] int64 and their weights [rows, k] float32. All weights are equal to 1 / k."""
         generator = torch.Generator().manual_seed(seed % self.period if self.period else seed)
         ids = torch.multinomial(self.odds.expand(rows, -1), self.top_k, generator=generator)
         return ids, torch.full((rows, self.top_k), 1 / self.top_k)
 
 
 def skew(experts: int, skewed: int, alpha: float) -> torch.Tensor:
-    """Return the odds [experts] of MoEShard's router: 1 / experts, and for the first `skewed` experts `alpha` more."""
+    """Return the odds [experts] of MoEShard's router. The odds are 1 / experts, plus `alpha` for the skewed experts.
+
+    The first `skewed` experts are the skewed ones.
+    """
     odds = torch.full((experts,), 1 / experts)
     odds[:skewed] += alpha
     return odds
 
 
 def activate(experts: int, active: int, spread: bool) -> torch.Tensor:
-    """Return the odds [experts] of `active` experts alone: the first ones, or with `spread` as many of each rank."""
+    """Return the odds [experts] of a router that uses only `active` experts.
+
+    If `spread` is true, these experts are spread evenly over all ranks. Otherwise, they are the first experts.
+    """
     odds = torch.zeros(experts)
     odds[torch.arange(active) * experts // active if spread else torch.arange(active)] = 1
     return odds
@@ -64,9 +74,11 @@ def activate(experts: int, active: int, spread: bool) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Encoder:
-    """`batch` sequences of `sequence` rows, divided among the ranks, through `layers` of attention and MoE.
+    """An encoder of attention layers and MoE layers.
 
-    A rank attends to its own sequences. All layers have the same weights, which are far larger than a cache.
+    The batch has `batch` sequences of `sequence` rows each. The sequences are divided among the ranks, and each rank
+    computes the attention of its own sequences. All layers share the same weights, which are much larger than the CPU
+    caches.
     """
 
     router: Router
@@ -77,22 +89,25 @@ class Encoder:
     width: int = 1024
 
     def draw(self, rank: int, ranks: int) -> torch.Tensor:
-        """Return this rank's input [sequences, rows, hidden]."""
+        """Return a random input for this rank, [sequences, rows, hidden]."""
         generator = torch.Generator().manual_seed(1000 + rank)
         return torch.randn(self.batch // ranks, self.sequence, self.hidden, generator=generator)
 
     def attend(self, x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
-        """Return the self-attention of each sequence; `kernel` is [hidden, 3 * hidden]."""
+        """Compute the self-attention of each sequence. `kernel` [hidden, 3 * hidden] contains the weights."""
         parts = (x @ kernel).chunk(3, -1)
         heads = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
         return scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
 
     def route(self, rows: int, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return (ids, weights) of the rows in each layer."""
+        """Return the expert ids and the weights of all rows, for each layer."""
         return [self.router.route(rows, seed * self.layers + layer) for layer in range(self.layers)]
 
     def forward(self, x: torch.Tensor, kernel: torch.Tensor, layout: Layout, routes: Sequence[Any]) -> float:
-        """Run one pass. Return the seconds of its MoE layers, the wait for other ranks included."""
+        """Run one pass of the encoder, and return the time of its MoE layers in seconds.
+
+        The time includes the wait for other ranks.
+        """
         seconds = 0.0
         for routed in routes:
             x = x + self.attend(x, kernel)
@@ -105,7 +120,7 @@ class Encoder:
 
 
 def sweep(record: Record, cases: Mapping[str, tuple[Encoder, Mapping[str, Any]]], ranks: int, rounds: int) -> None:
-    """Measure the encoders that the record lacks; a point holds the values of its case and the `layouts`."""
+    """Measure all cases that are missing in the record. A point contains the values of its case and the `layouts`."""
 
     def run(encoder: Encoder, values: Mapping[str, Any]) -> dict[str, Any]:
         return {**values, "layouts": measure(encoder, ranks, rounds)}
@@ -114,11 +129,15 @@ def sweep(record: Record, cases: Mapping[str, tuple[Encoder, Mapping[str, Any]]]
 
 
 def measure(encoder: Encoder, ranks: int, rounds: int) -> dict[str, Any]:
-    """Return times, work and differences by layout.
+    """Measure an encoder on several ranks, and return the results of each layout.
 
-    Time to first token and of an MoE layer in every round, in ms, of the slowest rank; each rank's work and CPU time;
-    the largest difference to one rank's output; dropped slots. Raises RuntimeError if a rank fails, and ValueError for
-    a batch or a width that ranks do not divide.
+    - `ttft_ms` and `layer_ms`: the time to the first token and the time of an MoE layer, in milliseconds. Both contain
+      the time of the slowest rank in every round.
+    - `work` and `cpu_ms`: the work and the CPU time of each rank.
+    - `dropped`: the number of expert slots that were not computed.
+    - `difference`: the largest relative difference from the output of a single rank.
+
+    Raises RuntimeError if a rank fails. Raises ValueError if the ranks do not divide a size evenly.
     """
     experts = len(encoder.router.odds)
     units = {"batch": ranks, "experts": ranks, "width": ranks * ALIGNED, "hidden": ALIGNED}
@@ -126,7 +145,7 @@ def measure(encoder: Encoder, ranks: int, rounds: int) -> dict[str, Any]:
         value = experts if name == "experts" else getattr(encoder, name)
         if value % unit:
             raise ValueError(f"{name} must be a multiple of {unit} on {ranks} ranks (got {value})")
-    weights = Experts.draw(experts, encoder.hidden, encoder.width)  # forked ranks share them
+    weights = Experts.draw(experts, encoder.hidden, encoder.width)  # the forked ranks share this memory
     context = multiprocessing.get_context("fork")
     with TemporaryDirectory() as folder:
         arguments = (encoder, weights, ranks, rounds, Path(folder))
@@ -142,7 +161,7 @@ def measure(encoder: Encoder, ranks: int, rounds: int) -> dict[str, Any]:
 
 
 def _combine(by_rank: list[dict[str, Any]], encoder: Encoder, rounds: int) -> dict[str, Any]:
-    """Return the measurements of all ranks together under one layout."""
+    """Combine the measurements of all ranks for one layout."""
     runs = rounds * encoder.layers
     slots = encoder.batch * encoder.sequence * encoder.router.top_k * runs
     work = [rank["work"] for rank in by_rank]
@@ -161,7 +180,7 @@ def _run_rank(rank: int, encoder: Encoder, experts: Experts, ranks: int, rounds:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore", FutureWarning)  # torch renames its collectives
+    warnings.simplefilter("ignore", FutureWarning)  # torch warns that it will rename its collectives
     dist.init_process_group("gloo", f"file://{folder}/group", rank=rank, world_size=ranks)
     x, kernel = encoder.draw(rank, ranks), torch.randn(encoder.hidden, 3 * encoder.hidden) / encoder.hidden**0.5
     layouts = {name: kind(experts, rank, ranks) for name, kind in LAYOUTS.items()}
@@ -173,7 +192,7 @@ def _run_rank(rank: int, encoder: Encoder, experts: Experts, ranks: int, rounds:
         encoder.forward(x, kernel, layout, routes)
         layout.begin()
     for number in range(rounds):
-        routes = encoder.route(len(rows), number * ranks + rank)  # these differ by rank, not by layout
+        routes = encoder.route(len(rows), number * ranks + rank)  # different for each rank, but equal for all layouts
         for name, layout in layouts.items():
             dist.barrier()
             began = perf_counter()

@@ -1,4 +1,4 @@
-"""The table of a record of expert sharding."""
+"""A table of the measurements of expert sharding."""
 
 from collections.abc import Mapping, Sequence
 from statistics import mean, median
@@ -17,7 +17,7 @@ shard's. Balance: largest divided by mean rank, in rows times columns of an expe
 
 
 def tabulate_sharding(points: Mapping[str, Any]) -> Table:
-    """Return a row for each point, the layouts side by side."""
+    """Return a table with one row for each point. Its columns compare the layouts."""
     first_point = next(iter(points.values()))
     names = list(first_point["layouts"])
     others = names[1:]
@@ -39,5 +39,5 @@ def tabulate_sharding(points: Mapping[str, Any]) -> Table:
 
 
 def balance(by_rank: Sequence[float]) -> float:
-    """Return the largest over the mean."""
+    """Return the largest value divided by the mean."""
     return max(by_rank) / mean(by_rank)

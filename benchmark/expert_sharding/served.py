@@ -1,7 +1,8 @@
-"""Placements of experts, served: `python -m benchmark.expert_sharding.served`.
+"""Measure placements of experts on servers: `python -m benchmark.expert_sharding.served`.
 
-Each server has two ranks, on cores of their own, with a slice of every expert or with whole experts, by SGLang's own
-code and the model's own router. Alternating rounds measure time to first token and output tokens/s.
+Each server has two ranks, each on its own core. One server has a slice of every expert on each rank, and the other has
+whole experts. Both run SGLang's own code and the model's own router. Alternating rounds measure the time to the first
+token and the output tokens per second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +20,12 @@ from benchmark.common.widened import prepare
 
 RANKS = ("--tp", "2")
 PLACEMENTS = ("ep", "shard")
-"""Values of --expert-placement; the first is the baseline."""
+"""The values of --expert-placement. The first one is the baseline."""
 KEY = "placements"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table."""
+    """Run the benchmark and print the table."""
     parser = Parser("benchmark.expert_sharding.served", __doc__)
     parser.add_checkpoint(WIDENED, TEXTS)
     parser.add_counts(input_tokens=48, output_tokens=8)
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def tabulate_served(points: Mapping[str, Any]) -> Table:
-    """Return a row for each placement."""
+    """Return a table with one row for each placement."""
     comparison = Comparison.read(points[KEY])
     rows = [
         [row.name, *(format_spread(*cell) for cell in ((row.ttft_ms, 0), (row.throughput, 1), (row.paired_ratio, 2)))]

@@ -1,1 +1,1 @@
-"""The run on a GPU, in experiments: each measures one thing, records every point, and compares it with its bar."""
+"""The GPU benchmarks. Each experiment measures one thing and compares the results with a target value, its bar."""

@@ -1,4 +1,4 @@
-"""The run on a GPU, one experiment of it, or the table of its records: `scripts/gpu.sh` calls it."""
+"""Run all GPU experiments or a single one, or print the table of their records. `scripts/gpu.sh` calls this program."""
 
 import sys
 from importlib import import_module
@@ -18,7 +18,10 @@ NO_GPU = "gpu: no NVIDIA GPU answers here; nothing was measured"
 
 
 def main() -> int:
-    """Run, continuing the records. Return 2 without a GPU, which the table alone does not need; 1 if a task failed."""
+    """Run the experiments and continue existing records.
+
+    Return 0 for success, 1 if a task failed, and 2 if there is no GPU. The table needs no GPU.
+    """
     parser = Parser("benchmark.gpu", __doc__)
     parser.add_argument("what", choices=["run", *EXPERIMENTS, "table"])
     parser.add_argument("parts", nargs="*", help="only these parts of the experiment; of run: EXPERIMENT [PART...]")

@@ -1,7 +1,7 @@
-"""Experiment `caches`: compilation, on many cores, of what the timed tasks launch, without any timing.
+"""The experiment `caches`, which compiles the kernels of later experiments on many cores and measures nothing.
 
-A timed task would compile dozens of kernels one after another. On an H200 39 jobs took 68 s on 16 cores, beside the
-checks.
+Otherwise, each later experiment would compile dozens of kernels one after another. On a machine with an H200 and 16
+cores, 39 compilation jobs took 68 s while the checks were running.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,16 +24,17 @@ from benchmark.gpu.timing import run_dry
 PARTS = ()
 MODEL = "qwen3-30b-a3b"
 SERVED_ROWS = (1, 2, 4, 8, 16, 24, 32)
-"""Captured batch sizes of a server for which upstream has launches of their own."""
+"""The captured batch sizes for which SGLang has different launch configurations."""
 CHUNK = 4
-"""Launches of the fused MoE that one job compiles: each job draws a layer's weights, 1.2 GB."""
+"""The number of fused MoE launches that one job compiles. Each job needs the weights of a layer, which have 1.2 GB."""
 KEY = "compiled"
 
 
 def measure(record: Record, parts: Sequence[str]) -> None:
-    """Compile everything and record what failed, which is compiled again when it is timed.
+    """Compile all kernels and record the failures. A failed kernel is compiled again when it is measured.
 
-    The jobs use half of the cores, because each process holds the weights of a layer beside the first server.
+    The jobs use only half of the cores. Every process holds the weights of a layer in GPU memory, and the first server
+    also needs GPU memory at the same time.
     """
     began, jobs, failed = monotonic(), list_jobs(), []
     with ProcessPoolExecutor(max(1, WORKERS // 2), get_context("spawn")) as pool:
@@ -45,7 +46,7 @@ def measure(record: Record, parts: Sequence[str]) -> None:
 
 
 def rows(points: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield how much was compiled."""
+    """Yield a row with the number of compiled jobs."""
     if KEY in points:
         jobs, failed = points[KEY]["jobs"], points[KEY]["failed"]
         first = f", the first that failed: {failed[0]}" if failed else ""
@@ -54,7 +55,7 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def list_jobs() -> list[Callable[[], object]]:
-    """Return the jobs, the longest first; each can be sent to another process."""
+    """Return the jobs, with the longest first. Every job can be pickled for another process."""
     launches = launch.list_few()
     return [
         *(partial(time_policies, MODEL, [policy]) for policy in levers.POLICIES),
@@ -66,19 +67,19 @@ def list_jobs() -> list[Callable[[], object]]:
 
 
 def run_launches(launches: Sequence[Mapping[str, int]]) -> None:
-    """Run a layer with each of these launches of the fused MoE."""
+    """Run a layer with each of these launch configurations of the fused MoE."""
     from sglang.srt.layers.moe.moe_runner.triton_utils import override_config
 
     layers = moe_layer.make_layers(MODEL)
     route = moe_layer.fixed_router(moe_layer.route_to(BANDWIDTH_AT, layers.shape, moe_layer.ROWS, "cuda"))
     for one in launches:
-        # No exception may leave this block: upstream would keep the override.
+        # No exception may leave this block, because SGLang would then keep the override.
         with override_config(one), suppress(Exception):
             layers.run(route)
 
 
 def run_served(rows: int) -> None:
-    """Run what a server of Qwen3-30B-A3B captures for these rows: the fused MoE, and a counted selection."""
+    """Run the kernels that a server of Qwen3-30B-A3B captures for this batch size: the fused MoE and the selection."""
     layers = moe_layer.make_layers(MODEL, rows)
     layers.run(moe_layer.fixed_router(moe_layer.route_to(layers.shape.top_k, layers.shape, rows, "cuda")))
     if rows > 1:
@@ -86,9 +87,9 @@ def run_served(rows: int) -> None:
 
 
 def _try(job: Callable[[], object]) -> str | None:
-    """Run a job without timing. Return what failed."""
+    """Run a job without timing. Return a description of the failure, or None after success."""
     try:
         run_dry(job)
-    except Exception as error:  # a kernel that does not compile or launch raises any class of error
+    except Exception as error:  # a kernel that does not compile or launch can raise any type of exception
         return f"{getattr(job, 'args', job)}: {explain(error)}"
     return None

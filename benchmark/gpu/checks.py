@@ -1,4 +1,4 @@
-"""Points and checks of the run on a GPU: a failure is kept with its reason, and everything else continues."""
+"""Points and checks of the GPU run. A failure is recorded with its reason and does not stop other measurements."""
 
 import os
 import subprocess
@@ -10,13 +10,13 @@ from benchmark.common.paths import ROOT
 from benchmark.common.record import Record
 
 FAILED = "failed "
-"""Precedes the key of a point that could not be measured."""
+"""The prefix of the key of a point that could not be measured."""
 WORKERS = min(len(os.sched_getaffinity(0)), 32)
-"""Processes side by side: each compiles kernels, which takes seconds of a core, and has a CUDA context."""
+"""The maximum number of parallel processes. Each one has a CUDA context and compiles kernels on one core."""
 
 
 def choose_parts(experiment: str, parts: Sequence[str], allowed: Iterable[str]) -> list[str]:
-    """Return the requested parts, or all. Raises ValueError for a part that the experiment does not have."""
+    """Return the requested parts, or all parts by default. Raises ValueError if a part does not exist."""
     allowed = list(allowed)
     for part in parts:
         if part not in allowed:
@@ -26,15 +26,15 @@ def choose_parts(experiment: str, parts: Sequence[str], allowed: Iterable[str]) 
 
 
 def check(record: Record, key: str, run: Callable[[], Mapping[str, Any] | None]) -> str | None:
-    """Run a check, unless it is recorded as passed, and record its result. A result with a `reason` is a failure.
+    """Run a check and record its result, unless the check has already passed.
 
-    Returns the reason of a failure.
+    A result that contains a `reason` is a failure. Return the reason of a failure, or None.
     """
     if is_passed(record.points, key):
         return None
     try:
         found = run() or {}
-    except Exception as error:  # kernels that do not compile, load or launch raise any class of error
+    except Exception as error:  # kernels that do not compile, load or launch can raise any type of exception
         found = {"reason": explain(error)}
     reason = found.get("reason")
     record.add(key, passed=reason is None, **found)
@@ -42,10 +42,10 @@ def check(record: Record, key: str, run: Callable[[], Mapping[str, Any] | None])
 
 
 def measure_points(record: Record, calls: Mapping[str, Callable[[], Mapping[str, Any]]]) -> str | None:
-    """Measure every point that the record lacks; points that failed before come last.
+    """Measure all points that are missing in the record. Points that failed in an earlier run come last.
 
-    A failure is recorded under `FAILED` and stops no other point. Returns the first failure. Raises CUDA's error if a
-    failure has broken the device: every later point would fail for a reason that is not its own.
+    A failure is recorded with the prefix `FAILED`, and the other points continue. Return the first failure, or None.
+    Raises CUDA's error if a failure has broken the device, because all later points would fail too.
     """
     first = None
     for key in sorted((key for key in calls if key not in record), key=lambda key: FAILED + key in record):
@@ -67,22 +67,22 @@ def _report(key: str, reason: str) -> str:
 
 
 def explain(error: Exception) -> str:
-    """Return the error's message, or its class if it has none, in one line."""
+    """Return the message of an error as one line, or the name of its class if the message is empty."""
     return shorten(str(error) or type(error).__name__)
 
 
 def shorten(text: str) -> str:
-    """Return the first line of a text, at most 300 characters."""
+    """Return the first line of a text, cut to 300 characters."""
     return text.strip().partition("\n")[0][:300]
 
 
 def is_passed(points: Mapping[str, Any], key: str) -> bool:
-    """Return whether a check is recorded as passed."""
+    """Return whether the record says that a check has passed."""
     return bool(points.get(key, {}).get("passed"))
 
 
 def run_tests(path: str, options: Sequence[str] = ()) -> None:
-    """Run a file's tests that pytest's `options` choose, long tests included. Raises RuntimeError if one fails."""
+    """Run the tests of a file with pytest, including long tests. Raises RuntimeError if a test fails."""
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", "-n", str(WORKERS)]
     done = subprocess.run([*pytest, *options, path], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     print(done.stdout, flush=True)

@@ -1,4 +1,4 @@
-"""The selection kernel, launched as the stage launches it, at every number of experts that is served."""
+"""Launches of the selection kernel, with the same arguments as in a server."""
 
 import torch
 
@@ -8,11 +8,14 @@ from sglang_xshare.stage.record.counters import Counters, StepTally
 from sglang_xshare.stage.step import Step
 
 EXPERTS = (8, 16, 32, 40, 60, 64, 72, 96, 128, 160, 256, 288, 320, 384, 512)
-"""Of the families that SGLang serves."""
+"""The numbers of experts in the model families that SGLang supports."""
 PLAN = build_plan("xshare", k0=1, add=4)
 ROWS, MANY_ROWS = 16, 128
 FORMS = {"": ROWS, " in programs that meet": MANY_ROWS}
-"""Rows of a batch that is selected in this form: one program up to 256 experts; several from 17 rows on."""
+"""The number of rows that leads to each form of the kernel.
+
+Up to 256 experts, the kernel uses one program for at most 16 rows. For more rows, it uses several programs.
+"""
 FILLED = RunnerSlots()
 
 
@@ -24,7 +27,10 @@ def run_steps(
     slots: RunnerSlots = FILLED,
     tokens_per_request: int = 1,
 ) -> None:
-    """Run steps of two layers, counted as on a GPU: both selecting, then the first alone."""
+    """Run two steps of a model with two layers, and count them as a server does.
+
+    In the first step both layers select experts, and in the second step only the first layer does.
+    """
     router = Router(min(8, experts // 4))
     logits = torch.randn(rows, experts, device=device).bfloat16()
     ranks = torch.arange(experts, device=device) * 8 // experts
@@ -39,9 +45,9 @@ def run_steps(
 
 
 def check_served(experts: int) -> None:
-    """Run the steps of a model with this number of experts, in every form, on this GPU.
+    """Run all forms of the selection kernel for this number of experts.
 
-    Raises RuntimeError for a kernel that does not compile, load or launch.
+    Raises RuntimeError if a kernel does not compile, load or launch.
     """
     for form, rows in FORMS.items():
         try:

@@ -1,17 +1,21 @@
-"""SGLang's server for checkpoints without weights, with routers that spread rows over as many experts as trained ones.
+"""An SGLang server for checkpoints without weights, in which routing activates as many experts as in trained models.
 
     python -m benchmark.gpu.dummy_server --model-path DIR --load-format dummy ...
 
-Upstream draws every tensor from U(-0.001, 0.001), norms and router biases too: with gpt-oss all rows of a batch then
-have the same four experts, and a policy has nothing to drop. Here, in every server and under every policy: norms are
-1, biases 0; embeddings share a part of their variance (`share_of`), so the rows of a batch agree as in the trained
-model; routers have logits of unit variance; mxfp4 experts get random bits and one scale. The other weights are small
-and hardly move a hidden state away from its embedding, so rows agree equally in all layers.
+SGLang's dummy loader draws every tensor from U(-0.001, 0.001), including norms and router biases. With gpt-oss, all
+rows of a batch then use the same four experts, so a policy cannot drop any. This server changes some tensors:
 
-With `toggle.TOGGLED` set the server captures its decode graphs twice. Under EAGLE-3 with simulated acceptance the
-last token of each verify step is drawn: upstream takes the likeliest one, which repeats with random weights.
+- Norms are 1, and biases are 0.
+- All embeddings share a part of their variance (`share_of`). So the rows of a batch agree as in the trained model.
+- Routers are scaled so that their logits have unit variance.
+- MXFP4 experts have random bits and a constant scale.
 
-SGLang's scheduler processes import this module when they are spawned, and so get its loader too.
+The other weights are small and hardly change the hidden states, so the rows agree equally in all layers.
+
+If `toggle.TOGGLED` is set, the server captures its decode graphs twice. With EAGLE-3 and simulated acceptance, the last
+token of each verify step is random. SGLang would use the likeliest token, which repeats with random weights.
+
+SGLang's scheduler processes also import this module when they are spawned, so they also use the changed loader.
 """
 
 import os
@@ -24,25 +28,26 @@ from torch import Tensor, nn
 from benchmark.gpu import toggle
 from benchmark.gpu.moe_layer import share_of
 
-# E8M0 for 2^-10: with mxfp4's largest value, 6, an expert's weights stay below 0.006.
+# The E8M0 code of 2^-10. The largest value in MXFP4 is 6, so an expert's weights stay below 0.006.
 MXFP4_SCALE = 127 - 10
 _vocabulary: list[int] = []
-"""Rows of the embeddings that this process has redrawn."""
+"""The number of rows in each embedding table that this process has initialized."""
 
 
 def initialize(model: nn.Module, seed: int = 1234) -> None:
-    """Redraw the tensors that decide the routing, on any device; the others stay as upstream drew them."""
+    """Initialize the tensors that affect the routing, on any device. The other tensors stay unchanged."""
     routers = {id(tensor) for module in model.modules() for tensor in _router_weights(module)}
     common = share_of(getattr(getattr(model, "config", None), "model_type", ""))
     for number, (name, tensor) in enumerate(model.state_dict(keep_vars=True).items()):
-        # With one seed, the first expert of every router would be the direction that all embeddings share.
+        # Each tensor has its own seed. Otherwise the first expert of every router would have the same random numbers as
+        # the part that all embeddings share.
         generator = torch.Generator(tensor.device).manual_seed(seed + number)
         with torch.no_grad():
             if id(tensor) in routers:
                 tensor.copy_(_normal(tensor, generator) * tensor.shape[-1] ** -0.5)
             elif tensor.dtype == torch.uint8 and name.endswith("scale"):
                 tensor.fill_(MXFP4_SCALE)
-            elif tensor.dtype == torch.uint8:  # blocks of two 4-bit floats a byte
+            elif tensor.dtype == torch.uint8:  # two 4-bit numbers per byte
                 tensor.random_(0, 256, generator=generator)
             elif "bias" in name and tensor.is_floating_point():
                 tensor.zero_()
@@ -55,7 +60,7 @@ def initialize(model: nn.Module, seed: int = 1234) -> None:
 
 
 def _router_weights(module: nn.Module) -> list[Tensor]:
-    """Return the weight of the gate beside a `TopK`, if the module is an MoE block."""
+    """Return the router weights of a module, or an empty list if the module is not an MoE block."""
     if not hasattr(module, "topk"):
         return []
     gates = [gate for name in ("gate", "router") if (gate := getattr(module, name, None)) is not None]
@@ -67,7 +72,7 @@ def _normal(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def install() -> None:
-    """Make SGLang's dummy loader end with `initialize`. Raises RuntimeError if SGLang has no loader of that name."""
+    """Patch SGLang's dummy loader so that it calls `initialize`. Raises RuntimeError if the loader does not exist."""
     from sglang.srt.model_loader import loader
 
     upstream: Any = getattr(loader, "initialize_dummy_weights", None)
@@ -89,10 +94,10 @@ def install() -> None:
 
 
 def draw_bonus_tokens() -> None:
-    """Make simulated acceptance end each step with a drawn token instead of the likeliest.
+    """Patch simulated acceptance so that the last token of each step is random.
 
-    Upstream takes the target's argmax also when requests sample, so a temperature changes nothing, and the kernels that
-    verify drawn tokens stay unused. Drafts follow from the token before them, so they differ too.
+    SGLang uses the likeliest token of the target model here, even if requests use a temperature. With random tokens,
+    the draft tokens also vary, because the draft model computes them from the last token.
     """
     from sglang.srt.speculative import spec_utils
 
@@ -108,7 +113,10 @@ def draw_bonus_tokens() -> None:
 
 
 def main() -> None:
-    """Serve as `python -m sglang.launch_server` does. Spawned processes import the main module: it must be this."""
+    """Start the server as `python -m sglang.launch_server` does.
+
+    Spawned processes import the main module again, so the main module must be this one.
+    """
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args

@@ -1,9 +1,10 @@
-"""Experiment `eagle3`: speculative decoding, four requests of three draft tokens each, policy off and on.
+"""The experiment `eagle3`, which measures speculative decoding with and without a policy.
 
-The draft has the shape of a real draft and random weights, so none of its tokens would be accepted. Upstream simulates
-the acceptance, and takes the draft's own tokens, because a fixed token would give all rows the same experts. The last
-token of a verify step is drawn (`dummy_server.draw_bonus_tokens`): with the likeliest token, 16 rows had 16.3 experts
-active. Verification is greedy: simulated acceptance discards the answer of the kernels for drawn tokens.
+Four requests have three draft tokens each. The draft model has a realistic shape but random weights, so its tokens
+would never be accepted. So SGLang simulates the acceptance. It uses the draft model's own tokens, because a fixed token
+would give all rows the same experts. The last token of a verify step is random (`dummy_server.draw_bonus_tokens`). With
+the likeliest token, 16 rows activated only 16.3 experts. Verification is greedy, because simulated acceptance ignores
+the results of the sampling kernels.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,18 +21,18 @@ PARTS = ()
 MODEL, DRAFT = "gpt-oss-120b", "gpt-oss-120b-eagle3"
 POLICY = "xshare:k0=1,add=0,add_per_request=4"
 BATCH = 4
-ACCEPTED = 3  # tokens a verify step, of 4 possible
+ACCEPTED = 3  # accepted tokens per verify step; 4 is the maximum
 ENV = {
     "SGLANG_SIMULATE_ACC_LEN": str(ACCEPTED),
     "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
     "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
 }
 GAIN_BAR = 14.0
-"""Percent: XShare, section 6.2, publishes 13 to 14 with this configuration."""
+"""The expected gain in percent. The XShare paper reports 13 to 14 % for this configuration in section 6.2."""
 
 
 def draft_args() -> list[str]:
-    """Return the flags of a chain of three draft tokens, with graphs for the tokens of four requests."""
+    """Return the server flags for chains of three draft tokens."""
     return [
         *("--max-running-requests", str(2 * BATCH)),
         *("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(write_model(DRAFT))),
@@ -43,12 +44,12 @@ CASE = Case(MODEL, (BATCH,), POLICY, args=draft_args, env=ENV, temperature=0.0)
 
 
 def measure(record: Record, parts: Sequence[str]) -> str | None:
-    """Measure the rounds that the record lacks. Return the failure."""
+    """Measure the rounds that are missing in the record. Return a failure, or None."""
     return measure_cases(record, {"eagle3": CASE})
 
 
 def rows(points: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield the policy's gain, and the acceptance: another acceptance would make it another workload."""
+    """Yield the gain of the policy and the accepted length. With another length, the workload would be different."""
     for point in [point for point in points.values() if "series" in point]:
         comparison = Comparison.read(point)
         accepted = comparison.summaries[1].accept_length

@@ -1,7 +1,7 @@
-"""Experiment `layer`: the time of an MoE layer of 16 tokens by the number of active experts, and what policies save.
+"""The experiment `layer`, which measures the time of an MoE layer for several numbers of active experts and policies.
 
-OEA's Figure 1 and Table 3, at the shapes of Qwen3-30B-A3B, gpt-oss-120b and gpt-oss-20b, in bf16. Experiment `levers`
-times the same layer in several modes.
+The layer has 16 tokens in bf16 and the shape of Qwen3-30B-A3B, gpt-oss-120b or gpt-oss-20b. The results correspond to
+Figure 1 and Table 3 of the OEA paper. The experiment `levers` measures the same layer in several modes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,21 +26,22 @@ ACTIVE = (4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 POLICIES = ("oea:k0=3", "oea:k0=5", "xshare", "xshare:k0=1,add=24", "xshare:k0=1,add=8")
 UPSTREAM, PREBUILT = "upstream", "alignment prebuilt"
 WITH, ROUTER, ONLY = " with the alignment", "router of ", "24 experts, no router"
-"""Words that make the names of runs: a suffix, a prefix, and a whole name."""
+"""Parts of the names of runs: a suffix, a prefix and a whole name."""
 GAIN_BARS = {("qwen3-30b-a3b", "oea:k0=3"): 39.0, ("qwen3-30b-a3b", "oea:k0=5"): 23.0}
-"""Percent: in OEA's Table 3 the layer takes 0.61 and 0.77 of its time."""
+"""The expected gains in percent. In OEA's Table 3, the layer takes 0.61 and 0.77 of its original time."""
 BANDWIDTH_BAR, BANDWIDTH_AT = 75.0, 24
-"""Our aim for Qwen3-30B-A3B: percent of the copy bandwidth that the layer reaches at this many active experts."""
+"""The target for Qwen3-30B-A3B. With this number of active experts, the layer should reach this percentage of the copy
+bandwidth."""
 
 
 def list_points(parts: Sequence[str]) -> dict[str, Callable[[], dict[str, Any]]]:
-    """Return what measures each point, by key."""
+    """Return a dict from the key of each point to the function that measures it."""
     calls: dict[str, Callable[[], dict[str, Any]]] = {}
     for name in parts:
         shape = SHAPES[name]
         possible = [n for n in ACTIVE if shape.top_k <= n <= min(shape.experts, ROWS * shape.top_k)]
         calls |= {f"{name}/{active_key(n)}": partial(time_fixed, name, n, (UPSTREAM,)) for n in possible}
-        # A warm-up beyond the model's top-k changes nothing.
+        # Policies whose warm-up is larger than the model's top-k are skipped, because they change nothing.
         router = Router(shape.top_k)
         policies = [policy for policy in POLICIES if parse_plan(policy, ROWS).warm_up(router) <= shape.top_k]
         calls[f"{name}/policies"] = partial(time_policies, name, policies, alone=True)
@@ -48,18 +49,21 @@ def list_points(parts: Sequence[str]) -> dict[str, Callable[[], dict[str, Any]]]
 
 
 def measure(record: Record, parts: Sequence[str]) -> str | None:
-    """Time every point that the record lacks. Return the first failure."""
+    """Measure all points that are missing in the record. Return the first failure, or None."""
     measure_copy(record)
     return measure_points(record, list_points(parts))
 
 
 def active_key(active: int) -> str:
-    """Return the key of a point with fixed ids, after its shape's name."""
+    """Return the last part of the key of a point with fixed expert ids."""
     return f"active={active}"
 
 
 def time_fixed(name: str, active: int, modes: Sequence[str]) -> dict[str, Any]:
-    """Return microseconds of a layer by mode and round, in which `active` experts are used."""
+    """Measure the time of a layer in which exactly `active` experts are active.
+
+    The result contains the time in microseconds for each mode and round.
+    """
     layers = moe_layer.make_layers(name)
     ids = moe_layer.route_to(active, layers.shape, ROWS, "cuda")
     route = moe_layer.fixed_router(ids)
@@ -73,9 +77,11 @@ def time_fixed(name: str, active: int, modes: Sequence[str]) -> dict[str, Any]:
 
 
 def time_policies(name: str, policies: Sequence[str], alone: bool = False) -> dict[str, Any]:
-    """Return microseconds of a router and a layer by round: off, and under each policy without and with the alignment.
+    """Measure the time of a router and a layer, without a policy and under each policy.
 
-    With `alone` each router is also timed by itself: the layer computes the router's choice and runs fixed experts.
+    Each policy is measured without and with the prebuilt alignment. The result contains the times in microseconds for
+    each round. If `alone` is true, the time of each router alone is measured too. For this, the router runs, but the
+    layer uses fixed experts.
     """
     layers = moe_layer.make_layers(name)
     shape, logits = layers.shape, moe_layer.draw_logits(layers.shape, ROWS, "cuda")
@@ -84,7 +90,7 @@ def time_policies(name: str, policies: Sequence[str], alone: bool = False) -> di
     runs: dict[str, Callable[[], object]] = {"off": partial(layers.run, off)}
     for policy, plan in plans.items():
         for prebuilt in (False, True):
-            # A new layer for each: a layer whose alignment the runner did not take offers none afterwards.
+            # Each run has a new router. If the runner has not used an offered alignment, the router stops offering it.
             route = moe_layer.make_router(shape, plan, logits)
             runs[policy + WITH * prebuilt] = partial(_run_policy, layers, route, prebuilt)
     if alone:
@@ -113,7 +119,10 @@ def _run_router(layers: MoeLayers, route: moe_layer.Route, fixed: moe_layer.Rout
 
 
 def count_taken(runs: Mapping[str, Callable[[], object]]) -> dict[str, dict[str, int]]:
-    """Run each variant twice, the first time to compile it; return which offers the runner took in the second run."""
+    """Return the number of offers that the MoE runner took in each variant.
+
+    Each variant runs twice. The first run compiles the kernels, and the second run is counted.
+    """
     found = {}
     for name, run in runs.items():
         run()
@@ -124,19 +133,19 @@ def count_taken(runs: Mapping[str, Callable[[], object]]) -> dict[str, dict[str,
 
 
 def check_taken(mode: str, taken: Mapping[str, int], expected: int) -> None:
-    """Raise RuntimeError unless the runner took as many alignments as the mode offers."""
+    """Raise RuntimeError if the runner did not take the expected number of alignments."""
     found = taken.get("prebuilt", 0)
     if found != expected:
         raise RuntimeError(f"{mode}: the runner must take {expected} alignments (got {found})")
 
 
 def spell_times(us: Mapping[str, Sequence[float]]) -> str:
-    """Return the mean of each mode's times in one line."""
+    """Format the mean time of each mode as one line."""
     return ", ".join(f"{name} {mean(times):.2f}" for name, times in us.items()) + " us"
 
 
 def rows(points: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield the fit, the bandwidth and the gains of every shape."""
+    """Yield rows with the linear fit, the bandwidth and the gains for every shape."""
     copy = points["copy"]["gb_per_s"] if "copy" in points else None
     if copy is not None:
         yield Row("device-to-device copy", f"{copy:.0f} GB/s")
@@ -151,12 +160,15 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def find_us(point: Mapping[str, Any]) -> float:
-    """Return upstream's time of a point. A record of 2026-11-27 or before has one median in place of all rounds."""
+    """Return the time of a point without any of our changes. Records before 2026-11-28 contain only a median."""
     return float(point["us"]) if "us" in point else mean(point["mode_us"][UPSTREAM])
 
 
 def bandwidth_row(before: str, after: str, expert_bytes: int, us: float, copy: float, bar: float | None) -> Row:
-    """Return the share of the copy bandwidth that a layer with `BANDWIDTH_AT` active experts reaches."""
+    """Return a row with the layer's bandwidth in percent of the copy bandwidth.
+
+    The layer has `BANDWIDTH_AT` active experts.
+    """
     share = 100 * BANDWIDTH_AT * expert_bytes / us / 1000 / copy
     return at_least(f"{before}bandwidth at {BANDWIDTH_AT} experts{after}", share, bar, "% of the copy")
 
@@ -172,7 +184,7 @@ def _fit_rows(name: str, shape: Shape, us: Mapping[int, float]) -> Iterator[Row]
 def _gain_rows(name: str, points: Mapping[str, Any]) -> Iterator[Row]:
     if "policies" in points:
         us, active = dict(points["policies"]["mode_us"]), points["policies"]["active"]
-    else:  # a record from before 2026-11-28, which has a point for each policy
+    else:  # records from before 2026-11-28 have one point for each policy
         old = {policy: points[policy] for policy in ("off", *POLICIES) if policy in points}
         us = {policy: [point["us"]] for policy, point in old.items()}
         us |= {ROUTER + policy: [point["router_us"]] for policy, point in old.items() if "router_us" in point}
@@ -190,9 +202,10 @@ def _gain_rows(name: str, points: Mapping[str, Any]) -> Iterator[Row]:
 def policy_rows(
     what: str, us: Mapping[str, Sequence[float]], active: Mapping[str, float], bars: Mapping[str, float]
 ) -> Iterator[Row]:
-    """Yield the time without a policy, and the percent that policies save, by `us` of rounds, beside their bars.
+    """Yield a row with the time without a policy, and one row with the gain of each policy.
 
-    A name of `us` is a policy, with a suffix if the runner gets the alignment; `active` has the experts of a policy.
+    `us` contains the times of all rounds for each policy. The name of a policy has a suffix if the runner received the
+    alignment. `active` contains the number of active experts of each policy.
     """
     experts = f", {active['off']:.1f} experts" if "off" in active else ""
     yield Row(f"{what}, off", f"{mean(us['off']):.2f} us{experts}")

@@ -1,8 +1,9 @@
-"""Experiment `levers`: the time of an MoE layer beside its experts, and the time that the prebuilt alignment saves.
+"""The experiment `levers`, which measures the fixed part of an MoE layer's time and the gain of a prebuilt alignment.
 
-Part `fixed`: Qwen3-30B-A3B's layer of 16 tokens at fixed ids, as upstream runs it and with the alignment prebuilt. Part
-`policies`: a router and the layer under policies, with the alignment handed over and without. All variants of a part
-are graphs of one process, replayed in turns, so a drift of the clock moves all of them.
+The part `fixed` measures a layer of Qwen3-30B-A3B with 16 tokens and fixed expert ids. The layer runs unchanged, and
+then with a prebuilt alignment. The part `policies` measures a router and the layer under policies, without and with the
+prebuilt alignment. All variants of a part are CUDA graphs in one process. They are replayed in turns, so a drift of the
+GPU's clock affects all of them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,34 +32,38 @@ from benchmark.gpu.timing import measure_copy
 PARTS = ("fixed", "policies")
 MODEL = "qwen3-30b-a3b"
 ACTIVE = (24, 34, 50, 16, 64)
-"""Numbers of active experts: 24, 34 and 50 of OEA with k0 = 3, with k0 = 5 and of no policy; two more for the fit."""
+"""The numbers of active experts.
+
+OEA with k0=3 leaves 24 experts active, OEA with k0=5 leaves 34, and without a policy 50 are active. 16 and 64 are added
+for the linear fit.
+"""
 MODES = (UPSTREAM, PREBUILT)
 REMOVED = ("without activation", "without sum")
-"""Modes of the record of 2026-11-27 in which a part of the layer did nothing: they have a price, and no fit."""
+"""Modes in the record of 2026-11-27 that skipped a part of the layer. They are not used for the fit."""
 POLICIES = ("oea:k0=3", "oea:k0=5", "xshare", "xshare:k0=1,add=24")
 FIXED_BAR = 23.0
-"""Microseconds of a layer that do not depend on the number of active experts, with every lever of the record."""
+"""The target for the fixed part of a layer's time, in microseconds. It does not depend on the active experts."""
 GAIN_BARS = {"oea:k0=3": 40.0, "oea:k0=5": 23.0}
-"""Percent off the layer and its router, with every lever of the record."""
+"""The target gains in percent. A gain includes the layer and its router."""
 
 
 def list_points(parts: Sequence[str]) -> dict[str, Callable[[], dict[str, Any]]]:
-    """Return what measures each point, by key, the most useful first."""
+    """Return a dict from the key of each point to the function that measures it. The most useful points come first."""
     fixed = [(active_key(n), partial(time_fixed, MODEL, n, MODES)) for n in ACTIVE if "fixed" in parts]
     policies = [("policies", partial(time_policies, MODEL, POLICIES))] if "policies" in parts else []
     return dict([*fixed[:3], *policies, *fixed[3:]])
 
 
 def measure(record: Record, parts: Sequence[str]) -> str | None:
-    """Time every point that the record lacks. Return the first failure."""
+    """Measure all points that are missing in the record. Return the first failure, or None."""
     measure_copy(record)
     return measure_points(record, list_points(parts))
 
 
 def rows(points: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield what each lever saves, the fixed part, the bandwidth and the gains under policies.
+    """Yield rows with the gain of each mode, the fixed part, the bandwidth and the gains of policies.
 
-    The modes are those of the record. The last lever in it, which older records combine with the others, is judged.
+    The rows contain all modes of the record. Only the last mode is compared with the targets.
     """
     timed = [points[active_key(active)] for active in sorted(ACTIVE) if active_key(active) in points]
     for point in timed:
@@ -85,6 +90,6 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def spell_change(before: Sequence[float], after: Sequence[float]) -> str:
-    """Return the mean change of paired times and half of its 95 % t-interval."""
+    """Format the mean difference of paired times and half of its 95 % t-interval."""
     changes = [new - old for old, new in zip(before, after, strict=True)]
     return f"{mean(changes):+.2f} ± {find_margin(changes) or 0.0:.2f}"

@@ -1,7 +1,7 @@
-"""Checkpoints without weights: the configurations of real models (`configs/`), served with `--load-format dummy`.
+"""Checkpoints without weights, which contain only the configurations of real models (`configs/`).
 
-Speed is that of the real shape. The weights are random, so quality means nothing; `dummy_server` gives their routers a
-spread.
+They are served with `--load-format dummy`. The speed is realistic, because the shapes are real. The weights are random,
+so the quality cannot be measured. `dummy_server` makes the routing realistic.
 """
 
 import json
@@ -24,11 +24,14 @@ COMMON: dict[str, Any] = {"dtype": "bfloat16", "transformers_version": "5.0.0", 
 CONFIGS: dict[str, dict[str, Any]] = {
     path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "configs").glob("*.json"))
 }
-"""The published configurations. `gpt-oss-120b-eagle3` is its draft: one dense layer on three of its hidden states."""
+"""The published configurations by name.
+
+`gpt-oss-120b-eagle3` is a draft model with one dense layer, which reads three hidden states of gpt-oss-120b.
+"""
 
 
 def read_config(name: str) -> dict[str, Any]:
-    """Return the configuration of a model, or of its first layers if the name ends with their number."""
+    """Return the configuration of a model. A name such as `NAME-12-layers` means only the first 12 layers."""
     cut = LAYERS.search(name)
     if cut is None:
         return CONFIGS[name]
@@ -38,7 +41,10 @@ def read_config(name: str) -> dict[str, Any]:
 
 
 def write_model(name: str, folder: Path = MODELS) -> Path:
-    """Write config.json and a tokenizer whose token i is the word "t<i>", for text clients. Return the folder."""
+    """Write the checkpoint folder of a model and return it.
+
+    The folder contains config.json and a tokenizer in which token i is the word "t<i>".
+    """
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)
     config = COMMON | read_config(name)
@@ -52,7 +58,7 @@ def write_model(name: str, folder: Path = MODELS) -> Path:
 
 
 def write_texts(name: str, tokens: int, folder: Path = MODELS) -> Path:
-    """Write lines of `tokens` random tokens each for `benchmark.common.rounds`. Return their folder."""
+    """Write a file of random text and return its folder. Each line has `tokens` tokens."""
     place = folder / name / "texts"
     place.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)

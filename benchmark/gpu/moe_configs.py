@@ -1,8 +1,8 @@
-"""Launch configurations in upstream's own files: upstream's choice for a shape, and tuned ones over it.
+"""Files with launch configurations of the fused MoE, in SGLang's own format.
 
-Upstream looks a shape up by the nearest number of tokens in `configs/triton_X_Y_Z/E=...,N=...,device_name=....json`
-below $SGLANG_MOE_CONFIG_DIR, so tuned files need no patch. `..._down.json` beside it is for the down projection, which
-reads the other file only if upstream has none of its own: both are written.
+SGLang reads the file `configs/triton_X_Y_Z/E=...,N=...,device_name=....json` in $SGLANG_MOE_CONFIG_DIR, and uses the
+configuration for the nearest number of tokens. So tuned files need no patch. A second file, `..._down.json`, is for the
+down projection. Both files are written, because SGLang may contain a `_down` file of its own.
 """
 
 import json
@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 Configs = dict[str, dict[str, Any]]
-"""Number of tokens, as text -> configuration: the content of one file."""
+"""The content of one file. It maps the number of tokens, as a string, to a configuration."""
 FOLDER = "moe-configs"
 
 
 def read_upstream(experts: int, hidden: int, width: int, top_k: int, tokens: Sequence[int]) -> dict[str, Configs]:
-    """Return the files of a bfloat16 shape, by path below `configs/`, that leave upstream's choices unchanged.
+    """Return files that contain SGLang's own configurations for a bfloat16 shape.
 
-    The files list `tokens`, and every larger number at which upstream's heuristic, which applies without a file,
-    changes. The first file is for the up projection, the second for the down projection.
+    The keys are paths below `configs/`. The first file is for the up projection, and the second file is for the down
+    projection. The files contain a configuration for every number in `tokens`. They also contain the larger numbers of
+    tokens at which SGLang's configuration changes.
     """
     import triton
     from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe_triton_config as upstream
@@ -31,9 +32,9 @@ def read_upstream(experts: int, hidden: int, width: int, top_k: int, tokens: Seq
 
     keys = [upstream.get_moe_configs(experts, width, None, 0, 0, down_moe=down) or () for down in (False, True)]
     first = max(tokens) + 1
-    last = max([*tokens, experts, *keys[0], *keys[1]]) + 1  # the heuristic changes at the number of experts
+    last = max([*tokens, experts, *keys[0], *keys[1]]) + 1  # SGLang's heuristic changes at the number of experts
     chosen = {rows: choose(rows) for rows in [*tokens, *range(first, last + 1)]}
-    # Beyond the tokens, both sides of each change choose the same.
+    # The numbers on both sides of each change are kept, so the nearest number always has the right configuration.
     changes = [rows for rows in range(first + 1, last + 1) if chosen[rows] != chosen[rows - 1]]
     kept = sorted({*tokens, first, *changes, *(rows - 1 for rows in changes)})
     folder = f"triton_{triton.__version__.replace('.', '_')}"
@@ -42,14 +43,17 @@ def read_upstream(experts: int, hidden: int, width: int, top_k: int, tokens: Seq
 
 
 def merge(files: Mapping[str, Configs], tuned: Mapping[int, dict[str, Any] | None]) -> dict[str, Configs]:
-    """Return the files with the tuned configurations for both projections; at None they stay unchanged."""
+    """Return the files with the tuned configurations for both projections.
+
+    If the tuned configuration for a number of tokens is None, the original configuration stays.
+    """
     new = {str(rows): config for rows, config in tuned.items() if config is not None}
     merged = {path: {**configs, **new} for path, configs in files.items()}
     return {path: dict(sorted(configs.items(), key=lambda one: int(one[0]))) for path, configs in merged.items()}
 
 
 def write_files(folder: Path, files: Mapping[str, Configs]) -> None:
-    """Write files of `read_upstream` or `merge` into a folder for $SGLANG_MOE_CONFIG_DIR."""
+    """Write the files into a folder that $SGLANG_MOE_CONFIG_DIR can name."""
     for name, configs in files.items():
         path = folder / "configs" / name
         path.parent.mkdir(parents=True, exist_ok=True)

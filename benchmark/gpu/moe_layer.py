@@ -1,4 +1,4 @@
-"""MoE layers as the server runs them: upstream's router, or the stage's, and upstream's fused Triton runner."""
+"""MoE layers that run as in a server, with SGLang's router or a policy, and with SGLang's fused Triton runner."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,31 +19,38 @@ from sglang_xshare.stage.step import Step
 from sglang_xshare.types import Alignment
 
 Route = Callable[[int, Tensor], Any]
-"""Returns upstream's top-k output for a layer's number and input [rows, hidden]."""
+"""A function that returns SGLang's top-k output for the index of a layer and its input [rows, hidden]."""
 COMMON = 0.47
-"""Share of the logits' variance that all rows have in common. At 0.47, 16 rows have 49 of 128 active at top-8, and OEA
-with k0 = 3 and 5 leaves 24 and 35, as on Qwen3-30B-A3B (OEA, Table 4: 48.8, 25.1, 35.1). Independent rows: 82.
+"""The share of the logits' variance that is common to all rows.
+
+With 0.47, 16 rows activate 49 of 128 experts at top-8. OEA leaves 24 experts with k0=3 and 35 with k0=5. These numbers
+match Qwen3-30B-A3B: Table 4 of OEA reports 48.8, 25.1 and 35.1. Independent rows would activate 82 experts.
 """
 COMMON_GPT_OSS = 0.02
-"""The same share for gpt-oss, whose rows are nearly independent: 16 rows have 50 of 128 active at top-4.
+"""The same share for gpt-oss, whose rows are almost independent: 16 rows activate 50 of 128 experts at top-4.
 
-No count of the trained gpt-oss-120b is published. Two results imply 42 to 60 experts; independent rows have 51.
-XShare's Table 3, batch 16: a budget of 24 experts without warm-up gains 25 to 36 %, a warm-up without budget 50 %.
-vLLM's pull request 35551: a budget of 24 shortens a step from 11.9 to 8.7 ms. At Qwen3-30B-A3B's share 29.8 experts
-would be active, of which a budget of 24 leaves nearly all.
+The number of active experts of the trained gpt-oss-120b is not published. Two results imply 42 to 60 experts:
+
+- Table 3 of XShare, batch size 16: a budget of 24 experts without warm-up gains 25 to 36 %. A warm-up without a budget
+  gains 50 %.
+- vLLM's pull request 35551: a budget of 24 experts reduces the time of a step from 11.9 to 8.7 ms.
+
+Independent rows would activate 51 experts. With the share of Qwen3-30B-A3B, only 29.8 experts would be active, and a
+budget of 24 would keep almost all of them.
 """
 
 
 def share_of(model: str) -> float:
-    """Return the share of the logits' variance that rows of a model have in common, by its name or type."""
+    """Return the share of the logits' variance that is common to all rows. `model` is the name or type of a model."""
     return COMMON_GPT_OSS if model.startswith(("gpt-oss", "gpt_oss")) else COMMON
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's MoE layer, in `layers` copies timed in turn, so no expert is in the L2 cache.
+    """The shape of a model's MoE layer.
 
-    `gpt_oss`: with biases, and clamped.
+    `layers` copies of the layer run one after another, so that no expert is in the L2 cache. If `gpt_oss` is true, the
+    experts have biases and their activations are clamped.
     """
 
     name: str
@@ -56,12 +63,12 @@ class Shape:
 
     @property
     def expert_bytes(self) -> int:
-        """Return the bytes of one expert's weights in bf16: gate, up and down projection."""
+        """Return the number of bytes of one expert's weights in bf16."""
         return 3 * self.hidden * self.width * 2
 
 
 ROWS = 16
-"""Tokens of a timed layer."""
+"""The number of tokens in a measured layer."""
 SHAPES = {
     shape.name: shape
     for shape in (
@@ -74,13 +81,13 @@ SHAPES = {
 
 @lru_cache(maxsize=1)
 def make_layers(name: str, rows: int = ROWS) -> "MoeLayers":
-    """Return the layers of a shape of `SHAPES`: one layer in a process that only compiles."""
+    """Create the layers of a shape in `SHAPES`. A process that only compiles kernels gets a single layer."""
     shape = SHAPES[name]
     return MoeLayers(replace(shape, layers=1) if timing.is_dry else shape, rows)
 
 
 def draw_logits(shape: Shape, rows: int, device: str, seed: int = 0) -> Tensor:
-    """Return [layers, rows, experts] bfloat16 router logits whose rows agree as in a real batch; see `share_of`."""
+    """Draw router logits, [layers, rows, experts] bfloat16. The rows agree as in a real batch, see `share_of`."""
     shared = share_of(shape.name)
     generator = torch.Generator(device).manual_seed(seed)
     size = (shape.layers, rows, shape.experts)
@@ -90,9 +97,10 @@ def draw_logits(shape: Shape, rows: int, device: str, seed: int = 0) -> Tensor:
 
 
 def route_to(active: int, shape: Shape, rows: int, device: str, seed: int = 0) -> Tensor:
-    """Return [layers, rows, top_k] int32 ids, distinct in a row, that use exactly `active` experts evenly.
+    """Return expert ids that use exactly `active` experts, [layers, rows, top_k] int32.
 
-    Raises ValueError for a number of experts that the rows cannot use.
+    All experts are used equally often, and the ids of a row are distinct. Raises ValueError if the rows cannot use this
+    number of experts.
     """
     most = min(shape.experts, rows * shape.top_k)
     if not shape.top_k <= active <= most:
@@ -104,7 +112,7 @@ def route_to(active: int, shape: Shape, rows: int, device: str, seed: int = 0) -
 
 
 class MoeLayers:
-    """Random weights for every layer of a shape, on a GPU, and upstream's runner of them on `rows` rows."""
+    """MoE layers with random weights on a GPU. SGLang's Triton runner computes them for `rows` rows."""
 
     def __init__(self, shape: Shape, rows: int) -> None:
         from sglang.srt.layers.moe.moe_runner import MoeRunnerConfig
@@ -131,15 +139,15 @@ class MoeLayers:
         )
 
     def take_rows(self, rows: int) -> None:
-        """Set the number of rows; the weights stay."""
+        """Set the number of rows and draw new inputs. The weights stay unchanged."""
         self.source = _random(len(self.down), rows, self.down[0].shape[1], std=1.0)
         self.hidden = torch.empty_like(self.source)
 
     def run(self, route: Route) -> Tensor:
-        """Run every layer once. Return the outputs [layers, rows, hidden], which the next run overwrites."""
+        """Run every layer once and return the outputs [layers, rows, hidden]. The next run overwrites them."""
         from sglang.srt.layers.moe.moe_runner.triton_utils import fused_experts
 
-        # The runner writes in place, as in the server; one small copy restores the input of all layers.
+        # As in a server, the runner overwrites its input. This small copy restores the inputs of all layers.
         self.hidden.copy_(self.source)
         for i, hidden in enumerate(self.hidden):
             fused_experts(hidden, self.gate_up[i], self.down[i], route(i, hidden), self.config, **self.biases)
@@ -147,7 +155,7 @@ class MoeLayers:
 
 
 def fixed_router(ids: Tensor) -> Route:
-    """Return a router to `ids` [layers, rows, top_k], all weights equal, which launches nothing."""
+    """Return a router that always selects `ids` [layers, rows, top_k] with equal weights. It launches no kernel."""
     from sglang.srt.layers.moe.topk import StandardTopKOutput
 
     weights = torch.full(ids.shape, 1 / ids.shape[-1], dtype=torch.float32, device=ids.device)
@@ -155,7 +163,7 @@ def fixed_router(ids: Tensor) -> Route:
 
 
 def offer_alignment(route: Route, ids: Tensor, shape: Shape) -> Route:
-    """Return a router to fixed ids [layers, rows, top_k] that hands the runner the ids' alignment."""
+    """Return a router that also offers the runner a prebuilt alignment of the fixed ids [layers, rows, top_k]."""
     alignments = [Alignment(*(tensor.to(ids.device) for tensor in align_pairs(one.cpu()))) for one in ids]
     model_forward = ModelForward(None, [])
 
@@ -169,7 +177,10 @@ def offer_alignment(route: Route, ids: Tensor, shape: Shape) -> Route:
 
 
 def make_router(shape: Shape, plan: SelectionPlan | None, logits: Tensor) -> Route:
-    """Return a router by `logits` [layers, rows, experts]: upstream's own, or under a plan as in a decode step."""
+    """Return a router for `logits` [layers, rows, experts].
+
+    If `plan` is None, this is SGLang's own router. Otherwise, it selects with the plan, as in a decode step.
+    """
     from sglang.srt.layers.moe.topk import TopKConfig, select_experts
 
     layer, rows = Layer(0, TopKConfig(top_k=shape.top_k, renormalize=True), None), logits.shape[1]
@@ -188,19 +199,19 @@ def make_router(shape: Shape, plan: SelectionPlan | None, logits: Tensor) -> Rou
 
 
 def _serve(model_forward: ModelForward | None) -> None:
-    """Let the runner take the offers of a forward, as in a server; of None, as in a server without a policy."""
+    """Let the runner take the alignments that a forward offers. None stands for a server without a policy."""
     current_frame = SimpleNamespace(model_forward=model_forward)
     hooks._stage = None if model_forward is None else SimpleNamespace(current_frame=current_frame)  # type: ignore[assignment]
 
 
 def count_active(shape: Shape, logits: Tensor, plan: SelectionPlan) -> float:
-    """Return the mean number of experts of a layer that are active under a plan."""
+    """Return the mean number of active experts per layer under a plan."""
     chosen = [select(one, plan, Router(top_k=shape.top_k), backend="torch").active for one in logits]
     return sum(int(one.sum()) for one in chosen) / len(chosen)
 
 
 def publish_arguments() -> None:
-    """Publish the default arguments of a server, which upstream's runner reads."""
+    """Set the global server arguments to their defaults, because SGLang's runner reads them."""
     from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
     set_global_server_args_for_scheduler(ServerArgs(model_path="dummy"))

@@ -1,9 +1,9 @@
-"""Conditions that must hold before minutes are spent on a GPU: packages, patch, compiler, kernels that run correctly.
+"""Checks that must pass before GPU time is spent: packages, patches, compilers and correct kernels.
 
     python -m benchmark.gpu.preflight [CHECK...]
 
-The run starts each check in a process of its own, so a check that crashes or hangs stops no other. Nothing except the
-standard library is imported before a check runs, so a missing package is reported in one line.
+The GPU run starts each check in its own process, so a check that crashes or hangs does not stop other checks. This
+module imports only the standard library before a check runs, so a missing package is reported in one line.
 """
 
 import os
@@ -24,7 +24,7 @@ extern "C" int run(int* out) {
     return cuInit(0) + cudaGetLastError();
 }
 """
-"""Needs what the kernels need that servers compile: CUDA's headers, its runtime and the driver's library."""
+"""A kernel that needs CUDA's headers, runtime and driver library, like the kernels that servers compile."""
 MODULES = (
     "sglang.launch_server",
     "sglang.srt.entrypoints.http_server",
@@ -46,13 +46,13 @@ CUDA_MODULES = (
     "sglang.srt.layers.attention.dsa_backend",
     "sglang.srt.layers.attention.deepseek_v4_backend",
 )
-"""Modules that EAGLE-3's worker imports when it starts on a GPU. No other task needs them."""
+"""The modules that only EAGLE-3's worker imports when it starts on a GPU."""
 GRAPH_ROWS, EXPERTS, TOP_K = 128, 128, 8
-"""The batch of check `selection`: too many rows for one program, so the launch is cooperative."""
+"""The batch of the check `selection`. It has too many rows for one program, so the kernel launches several programs."""
 
 
 def check_imports() -> None:
-    """Import everything that servers, benchmarks and tests need."""
+    """Import all modules that servers, benchmarks and tests need."""
     import_all(MODULES)
 
 
@@ -62,21 +62,21 @@ def check_eagle3() -> None:
 
 
 def import_all(modules: Sequence[str]) -> None:
-    """Import all modules. Raises RuntimeError with everything that is missing."""
+    """Import all modules. Raises RuntimeError with a list of the modules that cannot be imported."""
     wrong: dict[str, str] = {}
     for module in modules:
         try:
             import_module(module)
         except ModuleNotFoundError as error:
             wrong.setdefault(str(error.name), f"{module} needs {error.name}, which is not installed")
-        except Exception as error:  # for example a library of another CUDA
+        except Exception as error:  # for example, a library for another CUDA version
             wrong.setdefault(module, f"{module}: {type(error).__name__}: {error}")
     if wrong:
         raise RuntimeError("; ".join(wrong.values()))
 
 
 def check_patch() -> None:
-    """Check that SGLang carries the patch queue of this checkout."""
+    """Check that the installed SGLang contains the patches of this checkout."""
     import_module("sglang_xshare.patching.engine").check_patched()
 
 
@@ -91,14 +91,14 @@ def check_nvcc() -> None:
     with tempfile.TemporaryDirectory() as folder:
         source, compiled = Path(folder) / "kernel.cu", Path(folder) / "kernel.o"
         source.write_text(KERNEL)
-        # The same commands as upstream's: both of its builders link in this way.
+        # These are the same commands as in SGLang's builders.
         _build([f"{home}/bin/nvcc", "-std=c++17", "-arch=sm_90a", "-Xcompiler", "-fPIC", "-c", source, "-o", compiled])
         libraries = [f"-L{home}/lib64", "-lcudart", "-lcuda"]
         _build([os.environ.get("CXX", "c++"), compiled, "-shared", *libraries, "-o", Path(folder) / "kernel.so"])
 
 
 def _build(command: Sequence[str | Path]) -> None:
-    """Run a compiler. Raises RuntimeError with the line in which it names an error."""
+    """Run a compiler. If it fails, raise RuntimeError with the line that contains the error."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         lines = (done.stdout + done.stderr).strip().splitlines() or [f"status {done.returncode}"]
@@ -107,23 +107,23 @@ def _build(command: Sequence[str | Path]) -> None:
 
 
 def check_compilation(experts: int) -> None:
-    """Compile and run our kernels for models with this number of experts."""
+    """Compile and run the selection kernels for models with this number of experts."""
     import_module("benchmark.gpu.compilation").check_served(experts)
 
 
 def check_upstream() -> None:
-    """Run upstream's compiled kernels on this GPU and compare them with plain torch."""
+    """Run SGLang's compiled kernels on this GPU and compare their results with PyTorch."""
     for name, is_right in import_module("benchmark.gpu.upstream").UPSTREAM.items():
         try:
             right = is_right()
-        except Exception as error:  # a kernel that cannot load or launch raises any class of error
+        except Exception as error:  # a kernel that cannot load or launch can raise any type of exception
             raise RuntimeError(f"{name}: {type(error).__name__}: {error}") from None
         if not right:
             raise RuntimeError(f"{name}: the answer must equal torch's")
 
 
 def check_selection(device: str = "cuda", backend: str = "triton") -> None:
-    """Replay our kernel in a CUDA graph for three batches with padding and compare it with the reference."""
+    """Replay the selection kernel in a CUDA graph for three padded batches, and compare it with the reference."""
     import torch
 
     from sglang_xshare import Batch, Router, Selection, build_plan, select
@@ -164,7 +164,10 @@ CHECKS: dict[str, Callable[[], None]] = {
 
 
 def main(names: Sequence[str]) -> int:
-    """Run these checks, or all, one after another. Each failure is one line on stderr, and makes the status 1."""
+    """Run the named checks, or all checks by default.
+
+    Print one line to stderr for each failure, and return 1 if a check fails.
+    """
     status = 0
     for name in names or CHECKS:
         if name not in CHECKS:
@@ -172,7 +175,7 @@ def main(names: Sequence[str]) -> int:
             return 1
         try:
             CHECKS[name]()
-        except Exception as error:  # a check raises what it found; any other error is a failure as well
+        except Exception as error:  # every exception counts as a failure of the check
             text = " ".join(str(error).split())[:300] or type(error).__name__
             print(f"gpu: check {name}: {text}", file=sys.stderr)
             status = 1

@@ -1,4 +1,4 @@
-"""Processes of the run. Each process has its own session, of which nothing runs after the process has ended."""
+"""Processes of the GPU run. Each one has its own session. When the process ends, the whole session is killed."""
 
 import os
 import signal
@@ -14,12 +14,15 @@ from benchmark.common.paths import ROOT
 from benchmark.common.server import die_with_parent
 from benchmark.gpu.checks import shorten
 
-GRACE = 10.0  # seconds in which a stopped task may stop its servers
+GRACE = 10.0  # seconds that a stopped task has to stop its servers
 
 
 @dataclass(frozen=True)
 class Ended:
-    """End of a process. `status` is None if the process was stopped; `reason` is its last message if it failed."""
+    """The result of a process.
+
+    `status` is the exit status, or None if the process was stopped. `reason` is the last message of a failed process.
+    """
 
     status: int | None
     reason: str
@@ -27,7 +30,7 @@ class Ended:
 
 
 class Process:
-    """Python with these arguments, in a session of its own, with further environment variables."""
+    """A Python process in a session of its own. `env` contains additional environment variables."""
 
     def __init__(self, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed in `finish`
@@ -42,11 +45,11 @@ class Process:
 
     @property
     def status(self) -> int | None:
-        """Return the exit status of the process; None while the process runs."""
+        """Return the exit status, or None while the process runs."""
         return self._process.poll()
 
     def finish(self, limit: float) -> Ended:
-        """Wait for the end, `limit` seconds at most; then stop the process, with all that it has started."""
+        """Wait until the process ends, but at most `limit` seconds. Then kill all processes of its session."""
         began, status = monotonic(), None
         try:
             status = self._process.wait(limit)
@@ -55,7 +58,7 @@ class Process:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(GRACE)
         finally:
-            self._signal(signal.SIGKILL)  # the children, and the process itself after an interrupt
+            self._signal(signal.SIGKILL)  # kills the children, and after an interrupt also the process itself
             self._process.wait()
         with self._errors:
             self._errors.seek(0)

@@ -1,7 +1,9 @@
-"""Experiment `replay`: padding rows activate nothing when a CUDA graph is replayed, and counts follow the policy.
+"""The experiment `replay`, which checks that padding rows activate no experts when a CUDA graph is replayed.
 
-Part `server` is the live server: graphs of 8 rows only against graphs of every size, seven requests each; then what
-masking padding rows alone gains in upstream's padded graphs. Part `tests` drives the stage in graphs of its own.
+The part `server` compares two servers while each one answers seven requests. One server has only graphs of 8 rows, and
+the other has graphs of every size. Both must count the same rows and nearly the same number of experts. A third server
+has a smaller budget and must activate fewer experts. The part also measures the gain from masking the padding rows
+without a policy. The part `tests` runs tests that capture their own graphs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,11 +35,11 @@ MASKING = (
     Variant("mask", None, {}, ("--mask-padding-experts", *UPSTREAM_SIZES)),
 )
 MASKED_AT = (9, 13)
-SPREAD = 0.05  # greedy answers may differ: kernels of 7 and 8 rows round differently
+SPREAD = 0.05  # greedy answers can differ, because kernels for 7 and for 8 rows round differently
 
 
 def measure(record: Record, parts: Sequence[str]) -> str | None:
-    """Measure what the record lacks. Return the failure of the tests."""
+    """Measure all points that are missing in the record. Return the failure of the tests, or None."""
     if "server" in parts:
         _measure_servers(record)
     return check(record, "tests", partial(run_tests, TESTS)) if "tests" in parts else None
@@ -46,7 +48,8 @@ def measure(record: Record, parts: Sequence[str]) -> str | None:
 def _measure_servers(record: Record) -> None:
     live = {name: one for name, one in LIVE.items() if name not in record}
     points = [Point(masking_key(n), MASKING, n) for n in MASKED_AT if not is_measured(record, masking_key(n))]
-    # All at once if they fit, as on an H200: their start takes longer than their rounds.
+    # If the GPU has enough memory, like an H200, all servers start together, because their start takes longer than
+    # their rounds.
     for some, missing in [(live, points)] if has_room() else [(live, []), ({}, points)]:
         variants = [*some.values(), *(MASKING if missing else [])]
         if variants:
@@ -57,7 +60,10 @@ def _measure_servers(record: Record) -> None:
 
 
 def _count(server: Server) -> dict[str, float]:
-    """Return what the stage counted during seven equally long requests: means a layer and step, and rows in all."""
+    """Send seven requests of equal length, and return the counts of the server.
+
+    Experts are means per layer and step. Rows and layer steps are totals.
+    """
     prompts = [[1000 * request + token for token in range(1, 17)] for request in range(1, REQUESTS + 1)]
     before = read_totals(server)
     server.generate(prompts, max_new_tokens=TOKENS, ignore_eos=True)
@@ -69,7 +75,7 @@ def _count(server: Server) -> dict[str, float]:
 
 
 def rows(points: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield what the server counted, the gain of masking, and the tests."""
+    """Yield the rows of this experiment: the counts of the servers, the gain from masking, and the tests."""
     if all(name in points for name in LIVE):
         padded, exact, tighter = (points[name] for name in LIVE)
         text = f"{padded['rows']:.0f} in graphs of 8, {exact['rows']:.0f} in graphs of every size"
@@ -90,5 +96,5 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def masking_key(concurrency: int) -> str:
-    """Return a point's key in the record."""
+    """Return the key of a point in the record."""
     return f"masking/concurrency={concurrency}"

@@ -1,8 +1,8 @@
-"""Experiment `routing`: the launches of gpt-oss's layers between logits and matmul, with `routing()` or our arrays.
+"""The experiment `routing`, which measures two ways to prepare the routing arrays of gpt-oss's MoE layers.
 
-Under `triton_kernel` a layer masks the logits and upstream's `routing()` derives its arrays in nine launches. With
-prebuilt arrays the selection returns ids, and one launch builds the arrays. The arrays of both ways are compared,
-then the ways are timed in turns.
+With the MoE runner `triton_kernel`, the layer masks the logits. Then SGLang's function `routing()` computes the arrays
+for the matrix product with nine launches. With prebuilt arrays, the selection returns expert ids, and a single launch
+builds the arrays. The experiment compares the arrays of both ways, and then measures both ways in turns.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,33 +25,36 @@ from sglang_xshare import Batch, Router, RunnerSlots, select
 from sglang_xshare.upstream.triton_kernels import find_contract
 
 PARTS, ROWS = ("128", "32"), (16, 8, 32, 4, 1)
-"""Experts and rows."""
+"""The numbers of experts and the numbers of rows."""
 TOP_K = 4
 POLICIES = ("xshare:k0=4", "xshare:k0=0,add=24")
-"""The first drops nothing: the arrays of both ways must be equal."""
+"""The policies. The first one drops no experts, so both ways must give equal arrays."""
 LAYERS, ROUNDS = 36, 10
-"""Copies in a graph, which make the graph's own launch a small part."""
+"""The number of repetitions in a graph, and the number of rounds. The many repetitions hide the launch of the graph."""
 OLD, NEW = "mask and routing()", "select and arrays"
 
 
 def list_points(parts: Sequence[str]) -> dict[str, Callable[[], dict[str, Any]]]:
-    """Return what measures each point, by key."""
+    """Return a dict from the key of each point to the function that measures it."""
     shapes = [(int(experts), rows, policy) for experts, rows, policy in product(parts, ROWS, POLICIES)]
     return {point_key(*shape): partial(_time, *shape) for shape in shapes}
 
 
 def measure(record: Record, parts: Sequence[str]) -> str | None:
-    """Time every point that the record lacks. Return the first failure."""
+    """Measure all points that are missing in the record. Return the first failure, or None."""
     return measure_points(record, list_points(parts))
 
 
 def point_key(experts: int, rows: int, policy: str) -> str:
-    """Return a point's key in the record."""
+    """Return the key of a point in the record."""
     return f"{rows}x{experts}/{policy}"
 
 
 def make_calls(experts: int, rows: int, policy: str) -> dict[str, Callable[[], Any]]:
-    """Return what is timed at a shape, by name. Raises RuntimeError if triton_kernels takes no arrays of ours."""
+    """Return the functions to measure for a shape, by name.
+
+    Raises RuntimeError if the installed triton_kernels does not accept prebuilt arrays.
+    """
     publish_arguments()
     from sglang.srt.layers.moe.topk import routing
 
@@ -84,7 +87,7 @@ def _time(experts: int, rows: int, policy: str) -> dict[str, Any]:
 
 
 def find_differences(old: Sequence[Any], new: Sequence[Any]) -> list[str]:
-    """Return the names of all arrays that differ; gates may differ by a rounding to bf16."""
+    """Return the names of all arrays that differ. Gate weights can differ by rounding to bf16."""
     expected, found = (dict(list_arrays("routing", tuple(routed))) for routed in (old, new))
     return [name for name in expected | found if not _agree(expected.get(name), found.get(name))]
 
@@ -98,9 +101,9 @@ def _agree(expected: torch.Tensor | None, found: torch.Tensor | None) -> bool:
 
 
 def list_arrays(name: str, routed: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (path, tensor) of what matmul reads: tuples and records of any depth.
+    """Yield the name and the tensor of each array in nested tuples and dataclasses.
 
-    A schedule is cut after the last block: matmul does not read the rest, whose length differs.
+    A block schedule is cut after its last block. The matrix product does not read the rest, and its length can differ.
     """
     if isinstance(routed, torch.Tensor):
         yield name, routed
@@ -118,7 +121,7 @@ def list_arrays(name: str, routed: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def rows(points: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield which arrays differ, both times at every shape, and what a layer saves."""
+    """Yield a row that names the arrays that differ, and a row with both times for each shape."""
     checked = [point for point in points.values() if point.get("policy") == POLICIES[0]]
     if checked:
         wrong = [f"{one['rows']} x {one['experts']}: {one['differs']}" for one in checked if one["differs"]]

@@ -1,10 +1,11 @@
-"""The whole run: checks, then tasks, the most useful first, each in a process of its own.
+"""The whole GPU run: first the checks, and then the tasks. Each task runs in its own process.
 
-Every measured point is on disk, and how each task ended is in `run.json`: the same command continues from there, first
-with tasks that have not had their turn, last with tasks that failed.
+The most useful tasks come first. Every measured point is written to disk at once, and `run.json` contains the result of
+each task. So the same command continues an interrupted run. It starts with the tasks that have not run yet, and ends
+with the tasks that failed.
 
-Checks, tasks that time nothing, and the start of the first server run side by side. Nothing is timed before they end:
-from then on the server is idle, and one process at a time uses the GPU.
+The checks, the tasks without timing and the start of the first server run in parallel. Nothing is timed before they
+end. After that, the server is idle, and only one process at a time uses the GPU.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,26 +25,32 @@ from benchmark.gpu.server import GATE
 from benchmark.gpu.serving import has_room
 from benchmark.gpu.table import Row, check_row
 
-LONGEST = 1800.0  # seconds of a task in a run without a limit
-CHECKING = 150.0  # seconds of a check: first imports and first compilations, all side by side
-ROUND = 20.0  # least seconds for the rounds of a server that is ready
-READY = 150.0  # seconds after the checks in which the first server must be ready
+LONGEST = 1800.0  # maximum seconds of a task if the run has no limit
+CHECKING = 150.0  # maximum seconds of the checks, which run in parallel; they include first imports and compilations
+ROUND = 20.0  # minimum seconds that a ready server needs for its rounds
+READY = 150.0  # seconds after the checks within which the first server must be ready
 ENDING = 25.0  # seconds to stop a task, write the table and copy the records back
 MODULE = "benchmark.gpu"  # runs one task in a process of its own
 CHECKED = ROOT / "build" / "gpu" / "checked"
-"""The checks create this file; a record alone may come from another machine. `scripts/gpu.sh` removes it."""
-KERNELS = ("imports", "patch", "upstream")  # `upstream` also fails without a C compiler
+"""The file that proves that the checks have run on this machine. A record alone can come from another machine.
+
+`scripts/gpu.sh` removes the file.
+"""
+KERNELS = ("imports", "patch", "upstream")  # the check `upstream` also fails if there is no C compiler
 SERVERS = (*KERNELS, "nvcc", "selection")
 SERVERS_32, SERVERS_128 = ((*SERVERS, f"compilation-{experts}") for experts in (32, 128))
 
 
 @dataclass(frozen=True)
 class Task:
-    """Some parts of an experiment, or all; the checks that it needs; and `turn`, its expected seconds.
+    """A task of the run, which measures an experiment or some parts of it.
 
-    A task starts if half of `turn` is left. `is_quick`: a run with a limit starts other tasks only after all such tasks
-    are done. `beside`: it times nothing, and runs beside the checks. `serves`: its server may be started beside the
-    checks, if the GPU has room.
+    - `parts`: the parts of the experiment to measure. An empty tuple means all parts.
+    - `turn`: the expected duration in seconds. A task starts only if half of this time is left.
+    - `needs`: the checks that must have passed.
+    - `is_quick`: in a run with a limit, other tasks start only after all quick tasks are done.
+    - `beside`: the task times nothing, so it runs in parallel with the checks.
+    - `serves`: the server of the task can start in parallel with the checks if the GPU has enough memory.
     """
 
     experiment: str
@@ -56,12 +63,12 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Return the experiment and its parts, as `make gpu` takes them."""
+        """Return the experiment and its parts, as they are spelt for `make gpu`."""
         return " ".join([self.experiment, *self.parts])
 
     @property
     def key(self) -> str:
-        """Return the key in the record of the run."""
+        """Return the key of the task in the run's record."""
         return f"task {self.name}"
 
 
@@ -88,10 +95,10 @@ TASKS: tuple[Task, ...] = (
 
 
 def run(results: Path, command: Sequence[str], tasks: Sequence[Task], limit: float | None, policy: str | None) -> bool:
-    """Check, then give every task that is not done its turn. Return whether none failed."""
+    """Run the checks, and then every task that is not done. Return whether all of them succeeded."""
     record = Record(results, "run", command)
     points = record.points
-    # An experiment whose record is gone is measured again.
+    # If the record of an experiment has been deleted, the experiment runs again.
     undone = [
         task
         for task in tasks
@@ -116,7 +123,7 @@ def run(results: Path, command: Sequence[str], tasks: Sequence[Task], limit: flo
 
 
 class _Run:
-    """One run of tasks until `end`, if there is one."""
+    """A run of several tasks. `end` is the time at which the run must stop, or None."""
 
     def __init__(self, record: Record, results: Path, policy: str | None, end: float | None) -> None:
         self.record, self.results, self.policy, self.end = record, results, policy, end
@@ -127,12 +134,15 @@ class _Run:
 
     @property
     def left(self) -> float:
-        """Return the seconds until the end."""
+        """Return the number of seconds until the end of the run."""
         return LONGEST if self.end is None else self.end - monotonic()
 
     @contextmanager
     def start_server(self, tasks: Sequence[Task]) -> Iterator[None]:
-        """Start the first task that serves a model, if there is room beside it. Its server waits at the gate."""
+        """Start the first task that serves a model, if the GPU has enough memory for other work at the same time.
+
+        The task waits until the gate file is removed.
+        """
         self.gate.parent.mkdir(parents=True, exist_ok=True)
         self.gate.unlink(missing_ok=True)
         task = next((task for task in tasks if task.serves), None)
@@ -145,7 +155,7 @@ class _Run:
             self._stop_early()
 
     def prepare(self, tasks: Sequence[Task], checks: Iterable[str]) -> None:
-        """Run the checks and these tasks side by side, and wait until the server that was started is ready."""
+        """Run the checks and these tasks in parallel. Then wait until the server that was started early is ready."""
         with ThreadPoolExecutor(1 + len(tasks)) as threads:
             checking = threads.submit(check_all, self.record, checks)
             running = [
@@ -157,14 +167,14 @@ class _Run:
         until = monotonic() + min(READY, self.left)
         while self._early is not None and not self.gate.exists():
             if self._early[1].status is not None:
-                break  # its turn reports the failure
+                break  # `take_turn` reports the failure
             if monotonic() > until:
                 print(f"gpu: {self._early[0].name}: no server yet; the task stops until its turn", flush=True)
                 self._stop_early()
             sleep(0.2)
 
     def take_turn(self, task: Task, is_last: bool) -> None:
-        """Run a task to its end, or as long as its turn is."""
+        """Run a task until it ends or its time is used up."""
         missing = [name for name in task.needs if not is_passed(self.record.points, check_key(name))]
         if missing:
             self.failed.append(f"{task.name}: needs {', '.join(missing)}")
@@ -182,7 +192,7 @@ class _Run:
         self._keep(task, process.finish(turn), turn)
 
     def _keep(self, task: Task, ended: Ended, turn: float) -> None:
-        """Record how a task ended."""
+        """Record the result of a task."""
         is_cut = ended.status is None
         turns = self.record.points.get(task.key, {}).get("turns", 0) + (not is_cut or turn >= task.turn)
         reason = ended.reason if ended.status else None
@@ -205,7 +215,7 @@ class _Run:
 
 
 def check_all(record: Record, names: Iterable[str]) -> None:
-    """Run these checks side by side, except those recorded as passed on this machine, and record the results."""
+    """Run the checks in parallel and record the results. Checks that have passed on this machine are skipped."""
     known = record.points if CHECKED.exists() else {}
     missing = [name for name in names if not is_passed(known, check_key(name))]
     processes = {name: Process(["-W", "ignore", "-m", "benchmark.gpu.preflight", name]) for name in missing}
@@ -219,7 +229,7 @@ def check_all(record: Record, names: Iterable[str]) -> None:
 
 
 def rows(points: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield the checks, and every task that failed or did not finish."""
+    """Yield a row for each check, and for each task that failed or did not finish."""
     for key, point in points.items():
         kind, _, name = key.partition(" ")
         if kind == "check":
@@ -231,5 +241,5 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def check_key(name: str) -> str:
-    """Return a check's key in the record of the run."""
+    """Return the key of a check in the run's record."""
     return f"check {name}"

@@ -1,9 +1,10 @@
-"""Experiment `selection`: the Triton kernel on this GPU against the reference, and its time beside upstream's router.
+"""The experiment `selection`, which compares the selection kernel with the reference and with SGLang's router.
 
-Part `ids` compares ids with the reference's. Part `times` times the kernel in CUDA graphs, a call among many, on the
-logits of upstream's fused router: the kernel does the router's work and also selects the batch's experts. Part `shapes`
-times how batches can be cut into programs and makes the kernel use the fastest; part `tests` runs the kernels' own
-tests, which compile for minutes.
+- The part `ids` compares the kernel's expert ids with the reference.
+- The part `times` measures the kernel and SGLang's fused router in CUDA graphs with many calls. Both receive the same
+  logits. The kernel replaces the router, so it also does the router's work.
+- The part `shapes` measures how a batch is divided into programs. Afterwards, the kernel uses the fastest shape.
+- The part `tests` runs the tests of the kernels, which compile for minutes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,9 +36,9 @@ TESTS = (
     "test/selection/test_routing_data.py",
     "test/stage/test_mask.py",
 )
-NOT_UPSTREAM = ("-k", "not upstream")  # upstream's kernels are not tested here
-SHOWN = 10  # differences that are kept
-TIME_BAR = 2.0  # multiple of upstream's fused router, which does a part of the kernel's work
+NOT_UPSTREAM = ("-k", "not upstream")  # SGLang's own kernels are not tested here
+SHOWN = 10  # maximum number of recorded differences
+TIME_BAR = 2.0  # allowed multiple of the time of SGLang's fused router, which does only a part of the kernel's work
 PLANS = (
     "xshare",
     "xshare:k0=1,add=24",
@@ -48,20 +49,20 @@ PLANS = (
     "moe-spec:budget=32",
 )
 TIMED = ((16, 128), (16, 256), (64, 128), (64, 256), (16, 512))
-"""Rows and experts of every time."""
+"""The rows and experts for which times are measured."""
 CHECKED = tuple(product((1, 7, 16, 64, 256), (8, 16, 60, 128, 160, 256, 384, 512)))
-"""Rows and experts of other cases whose ids are compared."""
+"""The rows and experts for which only the ids are compared."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 RANKS, TOP_K, TOKENS_PER_REQUEST = 8, 8, 4
 CALLS, ROUNDS = 50, 10
-"""Calls in a graph, which make the graph's own launch a small part, and rounds."""
+"""The number of calls in a graph, and the number of rounds. The many calls hide the launch of the graph."""
 DEVICE = "cuda"
 Case = tuple[int, int, str, torch.dtype, bool]
-"""(rows, experts, plan, dtype, tied)"""
+"""A test case: (rows, experts, plan, dtype, whether the logits have ties)."""
 
 
 def measure(record: Record, parts: Sequence[str]) -> str | None:
-    """Measure what the record lacks. Return the first failure, which stops nothing else."""
+    """Measure all points that are missing in the record. Return the first failure, or None."""
     failed: list[str | None] = []
     if "ids" in parts:
         failed.append(check(record, "cases", _compare_with_reference))
@@ -75,7 +76,7 @@ def measure(record: Record, parts: Sequence[str]) -> str | None:
 
 
 def list_points(parts: Sequence[str]) -> dict[str, Callable[[], dict[str, Any]]]:
-    """Return what measures each time, by key."""
+    """Return a dict from the key of each point to the function that measures it."""
     return {
         f"{policy}/{rows}x{experts}": partial(time_kernel, rows, experts, policy)
         for (rows, experts), policy in product(TIMED, PLANS)
@@ -84,7 +85,11 @@ def list_points(parts: Sequence[str]) -> dict[str, Callable[[], dict[str, Any]]]
 
 
 def make_cases() -> list[Case]:
-    """Return every shape, with other choices in turn, and every plan at the timed shapes, in bf16."""
+    """Return the test cases.
+
+    They contain every shape of `CHECKED`, with varying plans and dtypes. They also contain every plan with every shape
+    of `TIMED`, in bf16.
+    """
     experts = dict.fromkeys(one for _, one in CHECKED)
     chosen = dict(zip(experts, zip(cycle(PLANS), cycle(DTYPES), strict=False), strict=False))
     cases = [(rows, experts, *chosen[experts], tied) for (rows, experts), tied in product(CHECKED, (False, True))]
@@ -95,7 +100,7 @@ def _compare_with_reference() -> dict[str, Any]:
     cases = make_cases()
     with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:
         for call in list_points(["times"]).values():
-            pool.submit(run_dry, call)  # a call that fails is reported when it is timed
+            pool.submit(run_dry, call)  # a failure is reported when the call is timed
         differences = list(filter(None, pool.map(find_difference, *zip(*cases, strict=True))))
     if differences:
         reason = f"{len(differences)} of {len(cases)} cases differ, the first: {differences[0]}"
@@ -104,11 +109,14 @@ def _compare_with_reference() -> dict[str, Any]:
 
 
 def find_difference(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: bool) -> str | None:
-    """Return what differs from the reference, or fails, on random logits with a tenth of the rows padding."""
+    """Compare the kernel with the reference on random logits. One tenth of the rows is padding.
+
+    Return a description of the difference or of the failure. Return None if the results are equal.
+    """
     case = f"{spelling} on {rows} x {experts} {dtype}{', tied' * tied}"
     try:
         field = _find_field(rows, experts, spelling, dtype, tied)
-    except Exception as error:  # a kernel that does not compile or launch fails its case alone
+    except Exception as error:  # if a kernel does not compile or launch, only this case fails
         return f"{case}: {explain(error)}"
     return field and f"{field} of {case}: not the reference's"
 
@@ -131,7 +139,7 @@ def _find_field(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied
 
 
 def time_kernel(rows: int, experts: int, spelling: str) -> dict[str, Any]:
-    """Return microseconds of select() with a policy, called as by a layer, and of upstream's router."""
+    """Measure select() with a policy, and SGLang's router. Both times are in microseconds."""
     logits = _make_logits(rows, experts, torch.bfloat16)
     calls = {"us": make_call(rows, experts, spelling), "upstream_us": _make_upstream(logits)}
     runs = {name: partial(repeat, call, CALLS) for name, call in calls.items()}
@@ -141,21 +149,21 @@ def time_kernel(rows: int, experts: int, spelling: str) -> dict[str, Any]:
 
 
 def time_call(call: Callable[[], object]) -> float:
-    """Return the median microseconds of a call, one of many in a CUDA graph."""
+    """Measure the median time of a call in microseconds. The CUDA graph contains many calls."""
     return time_graph(partial(repeat, call, CALLS)) / CALLS
 
 
 def make_call(rows: int, experts: int, spelling: str) -> Callable[[], object]:
-    """Return select() by the kernel, on logits in bf16, as a layer calls it."""
+    """Return a function that calls select() with the Triton kernel, as a layer does, on random logits in bf16."""
     plan, batch = parse_plan(spelling, rows), Batch(tokens_per_request=count_tokens(spelling, rows))
     logits, ranks = _make_logits(rows, experts, torch.bfloat16), _make_ranks(experts)
     return partial(select, logits, plan, Router(TOP_K), batch, ranks, "triton", slots=RunnerSlots())
 
 
 def _make_upstream(logits: torch.Tensor) -> Callable[[], object]:
-    # The server's router from 0.5.17 on, with CUDA: a Triton kernel and the zeros of its bias.
+    # This is the router of a CUDA server from SGLang 0.5.17 on: a Triton kernel and a launch that zeroes its bias.
     router = import_module("sglang.srt.layers.moe.topk").fused_topk
-    return partial(router, logits, logits, TOP_K, True)  # only the rows and the device of hidden states matter
+    return partial(router, logits, logits, TOP_K, True)  # the router ignores the hidden states' values
 
 
 def _make_logits(rows: int, experts: int, dtype: torch.dtype) -> torch.Tensor:
@@ -164,27 +172,27 @@ def _make_logits(rows: int, experts: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _make_ranks(experts: int) -> torch.Tensor:
-    """Return each expert's rank [experts], in contiguous blocks."""
+    """Return the rank of each expert [experts]. Consecutive experts are on the same rank."""
     return torch.arange(experts, device=DEVICE) * RANKS // experts
 
 
 def count_tokens(spelling: str, rows: int) -> int:
-    """Return the tokens of a request in a batch for this policy."""
+    """Return the number of tokens per request that a batch has for this policy."""
     return TOKENS_PER_REQUEST if parse_plan(spelling).add_per_request and rows % TOKENS_PER_REQUEST == 0 else 1
 
 
 def rows(points: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield exactness, and every time as a multiple of upstream's."""
+    """Yield the rows of this experiment: the comparison of the ids, the times, the fastest shapes and the tests."""
     if "cases" in points:
         cases = points["cases"]
         yield check_row("ids against the reference, bit for bit", cases, f"{cases.get('equal')} cases equal")
     for one in [point for point in points.values() if "us" in point]:
         ratio = one["us"] / one["upstream_us"]
         text = f"{one['us']:.2f} us, upstream's router {one['upstream_us']:.2f} us: {ratio:.2f} x"
-        if "upstream_later_us" in one:  # in records from before 2026-11-28
+        if "upstream_later_us" in one:  # only in records from before 2026-11-28
             later = one["upstream_later_us"]
             text += f", from 0.5.20 on {later:.2f} us: {one['us'] / later:.2f} x"
-        if "former_us" in one:  # in the record of 2026-11-27
+        if "former_us" in one:  # only in the record of 2026-11-27
             text += f"; formerly {one['former_us']:.2f} us"
         what = f"{one['policy']}, {one['rows']} tokens x {one['experts']} experts"
         yield Row(what, text, f"at most {TIME_BAR:g} x", ratio <= TIME_BAR)

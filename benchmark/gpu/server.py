@@ -1,7 +1,7 @@
-"""Experiment `server`: a real server at real shapes, off and on in alternating rounds, CUDA graphs on.
+"""The experiment `server`, which measures real servers with and without a policy in alternating rounds.
 
-One server per model is switched between rounds, so both variants have the same weights, memory and process. Only
-concurrencies at which the policy acts are measured.
+The servers have the shapes of real models and use CUDA graphs. One server per model is switched between rounds, so both
+variants have the same weights, memory and process. Only batch sizes at which the policy selects are measured.
 """
 
 import os
@@ -25,18 +25,22 @@ from benchmark.gpu.table import Row
 POLICY = "xshare"
 WITHOUT_WARM_UP = "xshare:k0=0,add=24"
 NOTHING_TO_DROP = "xshare:k0=0,add=31"
-"""Eight rows of gpt-oss have 28 of at most 32 experts active: this budget selects, and drops almost none."""
+"""A policy that selects but drops almost no experts. Eight rows of gpt-oss activate 28 of at most 32 experts."""
 GATE = "SGLANG_XSHARE_GATE"
-"""The environment variable that names a file: see `wait_at_gate`."""
+"""The environment variable with the path of the gate file, see `wait_at_gate`."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model, the policy that its server starts with, and what is compared: concurrencies, in this order.
+    """A server and the comparisons that are measured on it.
 
-    `extra` are further policies, each at one concurrency; graphs that were captured under `policy` take their numbers.
-    `bars` are percent of gain by policy and concurrency. `args` returns further flags, `env` are environment variables,
-    and tokens are drawn at `temperature`.
+    - `concurrencies`: the numbers of concurrent requests, in the order of measurement.
+    - `policy`: the policy with which the server starts.
+    - `extra`: additional policies, each with one concurrency. The server needs no new graphs for them.
+    - `bars`: the expected gain in percent for a policy and a concurrency.
+    - `args`: a function that returns additional flags.
+    - `env`: additional environment variables.
+    - `temperature`: the sampling temperature.
     """
 
     model: str
@@ -49,7 +53,7 @@ class Case:
     temperature: float = 1.0
 
     def points(self, name: str) -> list[Point]:
-        """Return the comparisons of this case, whose part is `name`."""
+        """Return the comparisons of this case. `name` is the case's name in the record."""
         compared = [(self.policy, n) for n in self.concurrencies] + list(self.extra.items())
         off = parse_variant(OFF)
         return [
@@ -58,8 +62,8 @@ class Case:
         ]
 
 
-# vLLM's pull request 35551 gives gpt-oss-120b's gains on the same GPU: 5.4, 16.2, 36.8 and 53.0 % at 4, 8, 16 and 32.
-# No point at 4 requests: they have at most 16 active experts, of which a budget of 24 drops none.
+# vLLM's pull request 35551 reports these gains for gpt-oss-120b on the same GPU. It also reports 5.4 % for 4 requests.
+# 4 requests are not measured here, because they activate at most 16 experts and a budget of 24 drops none of them.
 PUBLISHED = {(WITHOUT_WARM_UP, 8): 16.2, (WITHOUT_WARM_UP, 16): 36.8, (WITHOUT_WARM_UP, 32): 53.0}
 CASES = {
     "gpt-oss-120b-no-warm-up": Case(
@@ -77,12 +81,12 @@ PARTS = tuple(CASES)
 
 
 def measure(record: Record, parts: Sequence[str]) -> str | None:
-    """Measure the rounds that the record lacks. Return the first failure."""
+    """Measure the rounds that are missing in the record. Return the first failure, or None."""
     return measure_cases(record, {name: CASES[name] for name in parts})
 
 
 def measure_cases(record: Record, cases: Mapping[str, Case]) -> str | None:
-    """Measure the rounds of every case that the record lacks. Return the first failure, which stops no other case."""
+    """Measure the missing rounds of every case. Return the first failure, which does not stop other cases."""
     failed = []
     for name, case in cases.items():
         record.points.pop(FAILED + name, None)
@@ -104,9 +108,9 @@ def _measure_case(record: Record, name: str, case: Case) -> None:
 
 
 def wait_at_gate(server: Server) -> None:
-    """Write a file when the server is ready, and return when the file is gone: other processes use the GPU meanwhile.
+    """Create the gate file when the server is ready, and wait until another process removes the file.
 
-    The run starts the first server while it checks and compiles, and then times kernels beside the idle server.
+    The run starts the first server early, in parallel with the checks. Other tasks use the GPU while this server waits.
     """
     gate = os.environ.pop(GATE, None)
     if gate is None:
@@ -119,7 +123,7 @@ def wait_at_gate(server: Server) -> None:
 
 
 def rows(points: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield the gain of every point in which a policy acted."""
+    """Yield a row with the gain of every point at which the policy selected experts."""
     for name, case in CASES.items():
         for policy, concurrency, comparison in _list_compared(name, points):
             what = f"{comparison.workload.model.name}, {policy}, concurrency {concurrency}"
@@ -127,7 +131,10 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _list_compared(name: str, points: Mapping[str, Any]) -> Iterator[tuple[str, int, Comparison]]:
-    """Yield (policy, concurrency, comparison) of a case's points in which a policy acted, former points included."""
+    """Yield the policy, the concurrency and the comparison of each point at which the policy selected experts.
+
+    Points of older versions of the case are included.
+    """
     for key in points:
         if key.startswith(f"{name}/") and "/concurrency=" in key:
             comparison = Comparison.read(points[key])
@@ -155,7 +162,7 @@ real, and quality is not measured."""
 
 
 def tabulate(points: Mapping[str, Any]) -> Table:
-    """Return the table of a page: points with more than one round, in which a policy acted."""
+    """Return the table for a page. It contains the points with several rounds at which the policy selected experts."""
     cells = []
     for name in CASES:
         for policy, concurrency, comparison in sorted(_list_compared(name, points), key=lambda one: one[:2]):
@@ -171,5 +178,5 @@ def tabulate(points: Mapping[str, Any]) -> Table:
 
 
 def point_key(name: str, concurrency: int, policy: str | None = None) -> str:
-    """Return a point's key in the record; `policy` is given if it is not the case's own."""
+    """Return the key of a point in the record. `policy` is None for the case's own policy."""
     return "/".join(filter(None, [name, policy, f"concurrency={concurrency}"]))

@@ -1,4 +1,4 @@
-"""Servers of dummy checkpoints on one GPU, and rounds of upstream's bench_serving over them."""
+"""Servers of dummy checkpoints on one GPU, which SGLang's bench_serving measures in alternating rounds."""
 
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,15 +19,15 @@ from benchmark.gpu.toggle import TOGGLED
 INPUT_TOKENS, OUTPUT_TOKENS = 128, 256
 LEAST_REQUESTS = 8
 ROUNDS = 4
-"""Rounds of a comparison. An even number: each variant is first in half of them."""
+"""The number of rounds in a comparison. It is even, so each variant is first in half of the rounds."""
 BLOCK = 2
-"""Rounds of one concurrency before the next concurrency has its turn."""
-START_LIMIT = 420.0  # seconds; the first start compiles kernels
+"""The number of rounds that are measured at one concurrency before the next concurrency has its turn."""
+START_LIMIT = 420.0  # maximum seconds for the start of a server; the first start compiles kernels
 ROOM = 125 << 30
-"""Free bytes for a server beside other work, or for all servers of `replay`: an H200 has them, an H100 does not.
+"""The free GPU memory in bytes that allows a server to run in parallel with other work.
 
-Estimated: 77 GiB of gpt-oss-120b's server, which converts its weights, beside 48 GiB of the contexts and layers of what
-runs meanwhile. The five servers of `replay` need 95 GiB.
+An H200 has this memory, and an H100 does not. The number is an estimate. The server of gpt-oss-120b needs 77 GiB while
+it converts its weights. The processes that run at the same time need 48 GiB. The five servers of `replay` need 95 GiB.
 """
 DUMMY_SERVER = "benchmark.gpu.dummy_server"
 SERVER_ARGS = (
@@ -35,7 +35,7 @@ SERVER_ARGS = (
     *("--attention-backend", "triton", "--sampling-backend", "pytorch"),
     *("--max-running-requests", "32", "--max-total-tokens", "16384", "--chunked-prefill-size", "4096"),
     *("--mm-feature-transport", "cpu", "--disable-radix-cache", "--disable-prefill-cuda-graph"),
-    # This reserves memory for graphs alone: the tokens above decide the cache's size, and two models share the memory.
+    # This leaves memory for CUDA graphs only. The number of tokens above limits the KV cache.
     *("--mem-fraction-static", "0.95"),
 )
 RUNNER_ARGS: dict[str, tuple[str, ...]] = {
@@ -46,7 +46,7 @@ RUNNER_ARGS: dict[str, tuple[str, ...]] = {
 
 @contextmanager
 def serve_dummies(name: str, variants: Sequence[Variant]) -> Iterator[list[Server]]:
-    """Serve model `name` for every variant. Raises RuntimeError if the servers' caches differ in size."""
+    """Start a server of the model `name` for every variant. Raises RuntimeError if their KV caches differ in size."""
     flags = [*runner_args(name), *SERVER_ARGS]
     with serve(write_model(name), variants, flags, deadline=START_LIMIT, program=DUMMY_SERVER) as servers:
         check_caches(servers)
@@ -54,9 +54,9 @@ def serve_dummies(name: str, variants: Sequence[Variant]) -> Iterator[list[Serve
 
 
 def make_toggled(name: str, variant: Variant, args: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Server:
-    """Return a server of model `name`, not started, that serves `variant` and, after a switch, upstream's own routing.
+    """Create a server of the model `name` that can be switched between a policy and SGLang's own routing.
 
-    Both run from CUDA graphs of their own, see `toggle`.
+    The server has separate CUDA graphs for both, see `toggle`. It is not started yet.
     """
     flags = ["--enable-metrics", *variant.server_args(), *runner_args(name), *SERVER_ARGS, *args]
     env = {**(env or {}), TOGGLED: "1"}
@@ -64,7 +64,7 @@ def make_toggled(name: str, variant: Variant, args: Sequence[str] = (), env: Map
 
 
 def has_room() -> bool:
-    """Return whether the first GPU has `ROOM`; False if the driver does not report the free memory."""
+    """Return whether the first GPU has `ROOM` bytes of free memory. Return False if this is unknown."""
     query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
     try:
         return int(subprocess.run(query, capture_output=True, text=True).stdout.split()[0]) << 20 >= ROOM
@@ -73,7 +73,7 @@ def has_room() -> bool:
 
 
 def check_caches(servers: Sequence[Server]) -> None:
-    """Raise RuntimeError for servers of unequal caches: the server that loaded last would have less memory."""
+    """Raise RuntimeError if the KV caches of the servers differ in size. The last server can have too little memory."""
     tokens = {server.name: server.get("/server_info")["max_total_num_tokens"] for server in servers}
     if len(set(tokens.values())) > 1:
         sizes = ", ".join(f"{name} {count}" for name, count in tokens.items())
@@ -81,13 +81,13 @@ def check_caches(servers: Sequence[Server]) -> None:
 
 
 def runner_args(name: str) -> tuple[str, ...]:
-    """Return the flags of the MoE runner that serves this model on Hopper."""
+    """Return the flags that choose the MoE runner for this model on a Hopper GPU."""
     return next(args for family, args in RUNNER_ARGS.items() if name.startswith(family))
 
 
 @dataclass(frozen=True)
 class Point:
-    """A comparison at one concurrency, kept in the record under `key`; the first of `variants` is the baseline."""
+    """A comparison of variants at one concurrency, with its key in the record. The first variant is the baseline."""
 
     key: str
     variants: Sequence[Variant]
@@ -97,13 +97,14 @@ class Point:
 def measure_rounds(
     record: Record, name: str, points: Sequence[Point], servers: Sequence[Server], temperature: float = 1.0
 ) -> None:
-    """Measure alternating rounds of every point, `BLOCK` at a time, so a run that is cut has rounds of each.
+    """Measure alternating rounds of all points.
 
-    `servers` has one server for each variant of a point; a server that occurs twice is switched between rounds. Each
-    round is in the record when it ends. Rounds of another workload, or of a model of fewer layers, are deleted.
+    The points take turns after every `BLOCK` rounds, so an interrupted run has rounds of each point. `servers` contains
+    one server for each variant of a point. A server that occurs twice is switched between rounds. Each round is
+    recorded when it ends. Old rounds are deleted if their workload or their number of layers differs.
 
-    Tokens are drawn at `temperature`: the likeliest tokens of random weights soon repeat across rows, which then have
-    the same experts. On an H100 16 rows of greedy tokens had 37.8 of 128 active.
+    Tokens are sampled at `temperature`. With random weights, greedy tokens are soon the same in many rows, and these
+    rows activate the same experts. On an H100, 16 rows with greedy tokens activated only 37.8 of 128 experts.
     """
     running = [_begin(record, name, point, servers, temperature) for point in points]
     for _ in range(0, ROUNDS, BLOCK):
@@ -113,7 +114,7 @@ def measure_rounds(
 
 
 def _begin(record: Record, name: str, point: Point, servers: Sequence[Server], temperature: float) -> Iterator[int]:
-    """Yield after each round of a point that the record lacks."""
+    """Measure the missing rounds of a point, and yield after each round."""
     workload = Workload(
         model=write_model(name),
         texts=write_texts(name, INPUT_TOKENS),
@@ -134,14 +135,16 @@ def _begin(record: Record, name: str, point: Point, servers: Sequence[Server], t
 
 
 def list_percents(comparison: Comparison) -> list[float]:
-    """Return percent more output tokens a second of the second variant, by round."""
+    """Return the gain of the second variant for each round, in percent of the output tokens per second."""
     return [100 * (ratio - 1) for ratio in comparison.summaries[1].ratios]
 
 
 def gain_row(comparison: Comparison, what: str, bar: float | None = None, of: str | None = None) -> Row:
-    """Return the gain of the second variant beside the bar of model `of`; a model with fewer layers has no bar.
+    """Return a row with the gain of the second variant.
 
-    The row has tokens a second off and on, and the active experts and the kept mass if the server counted them.
+    The row contains the tokens per second of both variants. If the server counted experts, the row also contains the
+    active experts and the kept mass. `bar` is the expected gain of the model `of`. It is not used for a model with
+    fewer layers.
     """
     (off, on), percents, model = comparison.summaries, list_percents(comparison), comparison.workload.model.name
     text = f"{what}: {off.throughput.median:.0f} -> {on.throughput.median:.0f} tokens/s"
@@ -154,5 +157,5 @@ def gain_row(comparison: Comparison, what: str, bar: float | None = None, of: st
 
 
 def _find_runner(command: Sequence[str]) -> str:
-    """Return the MoE runner that a server's command requests."""
+    """Return the MoE runner in the command of a server."""
     return command[command.index("--moe-runner-backend") + 1] if "--moe-runner-backend" in command else "auto"

@@ -1,7 +1,9 @@
-"""Launch shapes of the selection kernel: timed, and written to the file that the kernel reads.
+"""Measurements of launch shapes for the selection kernel. The fastest shapes are written to the file the kernel reads.
 
-For each number of experts: warps of one program that takes the whole batch, by its rows, and rows and warps of programs
-that share a batch. One program takes a batch up to the largest number of rows at which one program is faster.
+One program computes a small batch, and several programs share a large batch. For each number of experts, the file
+contains two kinds of shapes. If there is one program, the shape is its number of warps, which depends on the number of
+rows. If there are several programs, the shape is the number of rows and warps of each program. A single program is used
+up to the largest number of rows at which it is faster.
 """
 
 import json
@@ -22,18 +24,18 @@ from sglang_xshare.selection.triton_kernel import tile
 EXPERTS = (32, 64, 128, 256, 512)
 ONE_ROWS = (8, 16, 32, 64)
 NOISE = 0.02
-"""One program must be faster by this share: several programs of few rows take fewer registers."""
+"""One program must be faster than several programs by this share, because several programs need fewer registers."""
 MOST_SCORES = 8192  # more scores do not fit into the registers of one program
 SEVERAL = tuple(product((8, 16), (4, 8)))
-"""Rows and warps."""
+"""The tried (rows, warps) of each program if several programs share a batch."""
 MANY_ROWS = 128
-"""The batch that decides between rows and warps of several programs."""
+"""The batch size that decides which shape of several programs is the fastest, in rows."""
 PLAN = "xshare"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One way to cut a batch of `rows` x `experts`: into programs of `tile` rows with `warps` warps."""
+    """A launch shape to measure. It divides a batch of `rows` rows into programs of `tile` rows and `warps` warps."""
 
     experts: int
     rows: int
@@ -42,13 +44,17 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """Return the key in the record."""
+        """Return the key of the trial in the record."""
         programs = f"programs of {self.tile}, {self.warps} warps"
         return f"shape of {PLAN}: {self.experts} experts, {self.rows} rows in {programs}"
 
 
 def list_trials() -> Iterator[Trial]:
-    """Yield one program for each number of rows, with half or a quarter as many warps as rows; then several."""
+    """Yield all trials.
+
+    For each number of experts, trials with one program come first. They have half or a quarter as many warps as rows.
+    Then follow trials with several programs.
+    """
     for experts in EXPERTS:
         ones = [rows for rows in ONE_ROWS if rows * experts <= MOST_SCORES]
         for rows in ones:
@@ -60,18 +66,18 @@ def list_trials() -> Iterator[Trial]:
 
 
 def measure_shapes(record: Record) -> str | None:
-    """Time what the record lacks, in CUDA graphs; write the fastest shapes. Return the first failure."""
+    """Measure all missing trials in CUDA graphs, and write the fastest shapes. Return the first failure, or None."""
     missing = [trial for trial in list_trials() if trial.key not in record]
     with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:  # compiling takes most of the time
         for trial in missing:
-            pool.submit(_run_trial, trial)  # a trial that fails is reported when it is timed
+            pool.submit(_run_trial, trial)  # a failure is reported when the trial is timed
     failure = measure_points(record, {trial.key: partial(_time_trial, trial) for trial in missing})
     _write_content(record.content)
     return failure
 
 
 def choose(points: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the fastest shape of every number of experts with complete trials, as `shapes.json` holds it."""
+    """Return the fastest shape for every number of experts with complete trials, in the format of `shapes.json`."""
     by_experts = {experts: [trial for trial in list_trials() if trial.experts == experts] for experts in EXPERTS}
     return [
         _choose_shape(experts, {trial: points[trial.key]["trial_us"] for trial in trials if trial.key in points})
@@ -82,7 +88,7 @@ def choose(points: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def write_shapes(points: Mapping[str, Any], gpu: str) -> None:
-    """Write the fastest shapes to the file that the kernel reads, in place of those for the same numbers of experts."""
+    """Write the fastest shapes to the file that the kernel reads. Shapes for other numbers of experts are kept."""
     chosen = {shape["experts"]: shape for shape in choose(points)}
     if not chosen:
         return
@@ -94,14 +100,14 @@ def write_shapes(points: Mapping[str, Any], gpu: str) -> None:
 
 
 def write_recorded(results: Path) -> None:
-    """Write the fastest shapes of a folder's record, if it has any."""
+    """Write the fastest shapes from the record in a results folder. Do nothing if the record does not exist."""
     path = results / "selection.json"
     if path.exists():
         _write_content(read_record(path, "selection"))
 
 
 def describe(points: Mapping[str, Any]) -> list[str]:
-    """Return a line for every number of experts that is decided."""
+    """Return one line for every number of experts with complete trials."""
     return [f"{one['experts']} experts: one program {one['one']}, several {one['several']}" for one in choose(points)]
 
 

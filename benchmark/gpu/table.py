@@ -1,4 +1,4 @@
-"""Measurements beside their bars: the table of a results folder, printed and written to summary.md."""
+"""A table of all GPU measurements in a results folder, together with their target values (bars)."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,15 +13,18 @@ from benchmark.common.table import Table
 from benchmark.gpu.checks import FAILED
 
 EXPERIMENTS = ("caches", "selection", "levers", "layer", "server", "eagle3", "replay", "tune", "routing")
-"""Each is a module with `PARTS`, `rows(points)`, and `measure(record, parts)`, which returns a failure."""
+"""The experiments. Each one is a module with `PARTS`, `rows(points)` and `measure(record, parts)`."""
 RECORDS = ("run", *EXPERIMENTS)
-"""In the order of the table; `run` has the checks and how every task ended."""
+"""The records in the order of the table. The record `run` contains the checks and the result of every task."""
 HEADINGS = ("experiment", "what", "runner", "measured", "bar", "")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line. `passed`: None without a bar; `is_open`: the bar lies within the error; `runner`: the MoE runner."""
+    """One row of the table.
+
+    `passed` is None if there is no bar. `is_open` is true if the bar lies within the error. `runner` is the MoE runner.
+    """
 
     what: str
     measured: str
@@ -32,14 +35,17 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """Return "pass", "miss" or "open"; nothing without a bar."""
+        """Return "pass", "miss" or "open", or an empty string if there is no bar."""
         if self.passed is None:
             return ""
         return "open" if self.is_open else "pass" if self.passed else "miss"
 
 
 def at_least(what: str, value: float, bar: float | None, unit: str, error: float | None = 0.0) -> Row:
-    """Return a value whose bar is a lower limit. `error` is half its interval; an unknown one (None) decides no bar."""
+    """Return a row for a value whose bar is a lower limit.
+
+    `error` is half the width of the value's interval. If it is None, the error is unknown and the verdict is open.
+    """
     doubt = " ± unknown" if error is None else f" ± {error:.1f}" if error else ""
     measured = f"{value:.1f}{doubt} {unit}"
     if bar is None:
@@ -49,18 +55,21 @@ def at_least(what: str, value: float, bar: float | None, unit: str, error: float
 
 
 def at_most(what: str, value: float, bar: float | None, unit: str) -> Row:
-    """Return a value whose bar is an upper limit."""
+    """Return a row for a value whose bar is an upper limit."""
     measured = f"{value:.1f} {unit}"
     return Row(what, measured) if bar is None else Row(what, measured, f"at most {bar:g} {unit}", value <= bar)
 
 
 def check_row(what: str, point: Mapping[str, Any], measured: str = "passed") -> Row:
-    """Return the row of a check that is recorded as `passed`, or with its `reason`."""
+    """Return a row for a check. If the check failed, the row shows the reason."""
     return Row(what, measured if point["passed"] else str(point["reason"]), "passed", bool(point["passed"]))
 
 
 def list_rows(results: Path) -> list[tuple[str, Row]]:
-    """Return (experiment, row) of all records in the folder; a record that cannot be read is a miss of its own."""
+    """Return the rows of all records in a folder, each with the name of its experiment.
+
+    If a record cannot be read, its only row is a miss.
+    """
     found = []
     for experiment, path in _list_records(results).items():
         try:
@@ -75,7 +84,7 @@ def list_rows(results: Path) -> list[tuple[str, Row]]:
 
 
 def show_table(results: Path) -> None:
-    """Print the table of a results folder and write it to summary.md there. Raises ValueError without a record."""
+    """Print the table of a results folder and write it to summary.md. Raises ValueError if there is no record."""
     rows = list_rows(results)
     if not rows:
         raise ValueError(
@@ -93,7 +102,7 @@ def _list_records(results: Path) -> dict[str, Path]:
 
 
 def _describe(results: Path) -> str:
-    """Return the machine of the records' last session: all of one folder come from one machine."""
+    """Return the machine of the newest session. All records of a folder come from the same machine."""
     sessions = []
     for path in _list_records(results).values():
         with suppress(ValueError):  # a row of `list_rows` shows the error

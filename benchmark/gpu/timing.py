@@ -1,4 +1,4 @@
-"""Times of device work, by events around replays of a CUDA graph: launch gaps and host time stay out of them."""
+"""Measurements of GPU time with CUDA events around graph replays. They exclude host time and gaps between launches."""
 
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
@@ -14,11 +14,11 @@ REPLAYS = 200
 ROUNDS, ROUND_REPLAYS = 20, 20
 COPY_BYTES = 1 << 30
 is_dry = False
-"""True in a process that only compiles: everything runs once, and every time is 1. See `run_dry`."""
+"""Whether this process only compiles kernels. Then every function runs once, and every time is 1. See `run_dry`."""
 
 
 def run_dry(measure: Callable[[], object]) -> None:
-    """Run a measurement once without timing, which compiles its kernels; nothing is printed."""
+    """Run a measurement once without timing, to compile its kernels. Its output is suppressed."""
     global is_dry
     is_dry = True
     with redirect_stdout(StringIO()):
@@ -26,7 +26,7 @@ def run_dry(measure: Callable[[], object]) -> None:
 
 
 def time_graph(run: Callable[[], object], replays: int = REPLAYS) -> float:
-    """Return the median microseconds of `run` in a replayed CUDA graph."""
+    """Measure the median time of `run` in microseconds, in a replayed CUDA graph."""
     if is_dry:
         run()
         return 1.0
@@ -36,10 +36,11 @@ def time_graph(run: Callable[[], object], replays: int = REPLAYS) -> float:
 def time_alternating(
     runs: Mapping[str, Callable[[], object]], rounds: int = ROUNDS, parts: int = 1
 ) -> dict[str, list[float]]:
-    """Return the median microseconds of one of the `parts` equal parts of each run, by round.
+    """Measure the median time of each run in microseconds, for each round.
 
-    Each run is a CUDA graph, and all are replayed in every round. Every other round goes in reverse order, so a drift
-    of the clock favours no run.
+    Each run is captured as a CUDA graph, and all graphs are replayed in every round. The order is reversed in every
+    other round, so a drift of the clock does not favour a run. `parts` is the number of equal parts in a run. The times
+    are divided by this number.
     """
     if is_dry:
         return {name: [time_graph(run)] for name, run in runs.items()}
@@ -52,13 +53,13 @@ def time_alternating(
 
 
 def repeat(call: Callable[[], object], times: int) -> None:
-    """Call `call` several times: in a graph of many calls, the graph's own launch is a small part."""
+    """Call a function several times. In a graph with many calls, the launch of the graph takes little of the time."""
     for _ in range(1 if is_dry else times):
         call()
 
 
 def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """Return a CUDA graph of `run`; calls before the capture compile the kernels."""
+    """Capture `run` as a CUDA graph. Some calls before the capture compile the kernels."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -72,7 +73,7 @@ def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
 
 
 def time_calls(call: Callable[[], object], repeats: int) -> float:
-    """Return the median microseconds on the device of `repeats` calls, after a few that are not counted."""
+    """Measure the median GPU time of `repeats` calls in microseconds, after a few warm-up calls."""
     for _ in range(WARM_UPS):
         call()
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
@@ -85,7 +86,10 @@ def time_calls(call: Callable[[], object], repeats: int) -> float:
 
 
 def measure_copy(record: Record) -> None:
-    """Record the GB/s of a device-to-device copy much larger than the caches, bytes read and written both counted."""
+    """Measure and record the bandwidth of a device-to-device copy in GB/s.
+
+    The copy is much larger than the caches. Both the read and the written bytes count.
+    """
     if "copy" not in record:
         source = torch.randint(0, 256, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
         target = torch.empty_like(source)

@@ -1,7 +1,8 @@
-"""Experiment `tune`: the launch of upstream's fused MoE, tuned at the number of experts that a policy leaves active.
+"""The experiment `tune`, which tunes the launch configurations of SGLang's fused MoE for the experts under a policy.
 
-Upstream keys its configurations by tokens. Under a policy the tokens decide how many experts are active, so files in
-upstream's own format, tuned at those numbers, need no patch: `write_configs` makes them of a record.
+SGLang chooses a configuration by the number of tokens. Under a policy, the number of tokens also determines the number
+of active experts. So the tuned configurations can be stored in SGLang's own file format and need no patch.
+`write_configs` creates the files from a record.
 """
 
 import os
@@ -25,25 +26,28 @@ from sglang_xshare.policies.schedule import build_schedule
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
 SEARCH_SECONDS = 420.0
-"""A run starts no more searches after these seconds, and so ends inside ten minutes."""
+"""The number of seconds after which a run starts no more searches. So the run ends within ten minutes."""
 FIXED, FIXED_SHAPE, FIXED_SECONDS = "fixed", "qwen3-30b-a3b", 45.0
-"""A part beside the shapes: fixed numbers of experts at one shape, by a short search, with the alignment prebuilt."""
+"""The name, the shape and the time of an additional part, which tunes for fixed numbers of active experts.
+
+It uses a short search and a prebuilt alignment.
+"""
 PARTS = (FIXED, *SHAPES)
 POINTS = {f"tokens={rows}": (rows, None) for rows in TOKENS}
 FIXED_POINTS = {f"active={active}": (ROWS, active) for active in (BANDWIDTH_AT, 34, 36)}
-"""(rows, active experts) by the key after the shape's name; None stands for as many experts as the policy leaves.
+"""The rows and the active experts of each point. None means the number of experts that the policy leaves active.
 
-OEA with k0 = 3 leaves 24 experts active, xshare and OEA with k0 = 5 leave 34 and 36.
+OEA with k0=3 leaves 24 experts active, xshare leaves 34, and OEA with k0=5 leaves 36.
 """
 
 
 def measure(record: Record, parts: Sequence[str], policy: str = POLICY) -> None:
-    """Tune every point that the record lacks. Raises ValueError for another policy than the record's."""
+    """Tune all points that are missing in the record. Raises ValueError if the record has another policy."""
     plan_at(policy, ROWS)
     recorded = record.points.get("policy", {}).get("policy", policy)
     if recorded != policy:
         raise ValueError(f"the policy must be {recorded}, that of {record.path}, or RESULTS new (got {policy})")
-    os.environ.pop("SGLANG_MOE_CONFIG_DIR", None)  # the comparison is with upstream's own files
+    os.environ.pop("SGLANG_MOE_CONFIG_DIR", None)  # the results are compared with SGLang's own files
     if "policy" not in record:
         record.add("policy", policy=policy)
     measure_copy(record)
@@ -53,7 +57,10 @@ def measure(record: Record, parts: Sequence[str], policy: str = POLICY) -> None:
 
 
 def rows(points: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield time before and after, and the bandwidth reached, of every shape and number of tokens."""
+    """Yield a row for every shape and number of tokens.
+
+    A row shows the times before and after tuning, and the bandwidth.
+    """
     for name in SHAPES:
         for key in POINTS | FIXED_POINTS:
             if f"{name}/{key}" in points and "copy" in points:
@@ -61,7 +68,10 @@ def rows(points: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def write_configs(results: Path) -> None:
-    """Write the tuned files of every shape of which a folder's record has all points, and print their folder."""
+    """Write the tuned files from the record in a results folder, and print their folder.
+
+    Only shapes with complete points are written.
+    """
     path = results / "tune.json"
     points = read_record(path, "tune")["points"] if path.exists() else {}
     for name in SHAPES:
@@ -74,7 +84,7 @@ def write_configs(results: Path) -> None:
 
 
 def plan_at(policy: str, rows: int) -> SelectionPlan:
-    """Return the plan that a server gives a decode step of `rows` tokens, in its first layer."""
+    """Return the plan that a server uses for the first layer in a decode step of `rows` tokens."""
     variant = parse_variant(policy)
     schedule = build_schedule(variant.policy, variant.keys, speculative=False) if variant.policy else None
     plan = None if schedule is None or schedule.reason_to_skip("decode", rows) else schedule.plan(0, rows)
@@ -82,7 +92,7 @@ def plan_at(policy: str, rows: int) -> SelectionPlan:
 
 
 def _tune(record: Record, policy: str, points: Sequence[tuple[str, str]], seconds: float) -> None:
-    """Tune the points (shape, key) that the record lacks; they share the time evenly."""
+    """Tune all points that are missing in the record. The points share the given time equally."""
     missing = [(name, key) for name, key in points if f"{name}/{key}" not in record]
     end = monotonic() + seconds
     for number, (name, key) in enumerate(missing):
@@ -91,7 +101,10 @@ def _tune(record: Record, policy: str, points: Sequence[tuple[str, str]], second
 
 
 def _tune_point(record: Record, name: str, key: str, policy: str, until: float) -> dict[str, Any]:
-    """Return the fastest launch that a search found until then, and times with it and with upstream's."""
+    """Search for the fastest launch configuration until the given time.
+
+    Return the configuration, its time, and the time with SGLang's own configuration.
+    """
     rows, fixed = (POINTS | FIXED_POINTS)[key]
     layers = moe_layer.make_layers(name)
     shape = layers.shape
@@ -116,7 +129,10 @@ def _tune_point(record: Record, name: str, key: str, policy: str, until: float) 
 
 
 def _route(layers: MoeLayers, rows: int, active: int | None, policy: str) -> tuple[moe_layer.Route, float]:
-    """Return a router that gives every layer the ids of a point, without work, and the mean of active experts."""
+    """Return a router for a point, and the mean number of active experts.
+
+    The expert ids of the router are fixed, so it launches no kernel.
+    """
     shape, device = layers.shape, str(layers.source.device)
     if active is not None:
         ids = moe_layer.route_to(active, shape, rows, device)
@@ -128,9 +144,10 @@ def _route(layers: MoeLayers, rows: int, active: int | None, policy: str) -> tup
 
 
 def _neighbours(record: Record, name: str, rows: int) -> list[dict[str, int]]:
-    """Return the configuration found for the nearest number of tokens, if any.
+    """Return the tuned configuration for the nearest number of tokens.
 
-    A point of `FIXED_POINTS` has no neighbours: an alignment of ours fits blocks of 16 rows alone.
+    The result is a list, which is empty if there is no tuned configuration yet. Points of `FIXED_POINTS` do not use
+    neighbours, because a prebuilt alignment works only with blocks of 16 rows.
     """
     tuned = {near: record.points.get(f"{name}/{key}", {}).get("config") for key, (near, _) in POINTS.items()}
     tuned = {near: config for near, config in tuned.items() if config is not None}

@@ -1,4 +1,4 @@
-"""Upstream's compiled kernels, run once each and compared with plain torch."""
+"""Checks that compare SGLang's compiled kernels with PyTorch."""
 
 from collections.abc import Callable
 
@@ -10,17 +10,17 @@ ROWS, HIDDEN, EXPERTS, TOP_K, BLOCK = 16, 2048, 128, 8, 16
 
 
 def is_rmsnorm_right() -> bool:
-    """Return whether `sgl_kernel.rmsnorm` is right for the arguments of every layer."""
+    """Return whether `sgl_kernel.rmsnorm` gives the right result."""
     import sgl_kernel
 
-    norm: Callable[..., torch.Tensor] = vars(sgl_kernel)["rmsnorm"]  # not in the stand-in for the CPU
+    norm: Callable[..., torch.Tensor] = vars(sgl_kernel)["rmsnorm"]  # missing in our sgl_kernel for CPUs
     hidden, weight = torch.randn(ROWS, HIDDEN, device="cuda").bfloat16(), torch.rand(HIDDEN, device="cuda").bfloat16()
     expected = torch.nn.functional.rms_norm(hidden.float(), (HIDDEN,), weight.float(), 1e-6)
     return torch.allclose(norm(hidden, weight, 1e-6).float(), expected, rtol=2e-2, atol=2e-2)
 
 
 def is_router_right() -> bool:
-    """Return whether upstream's fused softmax and top-k are right."""
+    """Return whether SGLang's fused softmax and top-k kernel gives the right result."""
     publish_arguments()
     from sglang.srt.layers.moe.topk import TopKConfig, select_experts
 
@@ -30,7 +30,7 @@ def is_router_right() -> bool:
 
 
 def is_alignment_right() -> bool:
-    """Return whether `moe_align_block_size` is right, which sorts tokens by expert for the Triton runner."""
+    """Return whether `moe_align_block_size`, which sorts tokens by expert, gives the right result."""
     from sglang.srt.layers.moe.moe_runner.triton_utils import moe_align_block_size
 
     ids = torch.randn(ROWS, EXPERTS, device="cuda").topk(TOP_K).indices.int()

@@ -1,1 +1,1 @@
-"""The cost of paged experts, and what selection saves: `python -m benchmark.paged`, served: `benchmark.paged.live`."""
+"""Measurements of selection with paged experts: `python -m benchmark.paged`, or `benchmark.paged.live` on a server."""

@@ -1,7 +1,7 @@
-"""Page-ins that selection saves with paged experts, and its loss: `python -m benchmark.paged [POLICY...]`.
+"""Measure how many page-ins selection saves with paged experts: `python -m benchmark.paged [POLICY...]`.
 
-A trained model decodes held-out text, the domains mixed in every step. Each of its layers has K slots, whose experts
-change from step to step as upstream's paged experts do, and selection prefers those in the slots.
+A model decodes held-out text of mixed domains. Each MoE layer has a fixed number of page slots, and loads experts into
+them as SGLang does. Selection prefers the experts that are already loaded. The benchmark also measures the loss.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ COUNTS = ("per_domain", "prompt", "steps")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record and print the table."""
+    """Run the benchmark and print the table."""
     parser = Parser("benchmark.paged", __doc__)
     parser.add_policies(selecting, POLICIES, "vanilla is always the baseline")
     parser.add_numbers("slots", (32, 16), "slots of a layer")
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def list_plans(model: PreTrainedModel, policy: str, rows: int) -> list[SelectionPlan]:
-    """Return the plan of each MoE layer. Raises ValueError for a plan that does not fit the model."""
+    """Return the plan of each MoE layer. Raises ValueError if a plan does not fit the model."""
     variant, router, layers = parse_variant(policy), router_of(model), range(len(find_gates(model)))
     schedule = build_schedule(variant.policy or BASELINE, dict(variant.keys), speculative=False)
     if schedule is None:
@@ -69,7 +69,7 @@ def list_plans(model: PreTrainedModel, policy: str, rows: int) -> list[Selection
 def measure(
     bench: Bench, plans: Mapping[str, Sequence[SelectionPlan]], rows: int, slots: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (policy, point), baseline first: page-ins a layer and step, vanilla's, active experts, mass, `Loss`."""
+    """Measure each policy, and yield the policy and the fields of its point. The first policy is the baseline."""
     baseline: torch.Tensor | None = None
     for policy, own in plans.items():
         layers = [PagedLayer(slots) for _ in own]

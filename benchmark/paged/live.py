@@ -1,7 +1,8 @@
-"""Paged experts, served: `python -m benchmark.paged.live [POLICY...]`.
+"""Measure paged experts on servers: `python -m benchmark.paged.live [POLICY...]`.
 
-Servers of one model stay up side by side: all experts in memory, and K of them a layer in slots, with the model's own
-routing and under policies. All are measured in turns with upstream's bench_serving, then by their loss.
+Several servers of one model run at the same time. Some have all experts in memory, and others have page slots for a
+part of the experts. They use the model's own routing or a policy. The speed of all servers is measured in turns with
+SGLang's bench_serving, and then their loss is measured.
 """
 
 import argparse
@@ -24,12 +25,12 @@ from benchmark.serving.measure import PROMPT, add_text
 
 CONCURRENCY = 8, 16
 MOST = 1024
-"""Slots of a layer; SGLang limits them to the number of experts."""
+"""The number of page slots that stands for all experts. SGLang limits it to the number of experts."""
 DEFAULT = UNIFORM[0], UNIFORM[-1]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record and print the table."""
+    """Run the benchmark and print the table."""
     parser = Parser("benchmark.paged.live", __doc__)
     parser.add_policies(selecting, DEFAULT, "the first also with slots for all experts, beside the same one unpaged")
     parser.add_checkpoint(WIDENED, TEXTS)
@@ -52,7 +53,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def list_variants(policies: Sequence[str], slots: int) -> list[Variant]:
-    """Return vanilla paged (the baseline) and not, policies paged, the first also not and with all slots; `observe`."""
+    """Return the variants to measure.
+
+    - Vanilla with paged experts, which is the baseline.
+    - Vanilla with all experts in memory.
+    - Each policy with paged experts.
+    - The first policy with all experts in memory, and with page slots for all experts.
+    - `observe` with paged experts.
+    """
     some, all_of_them = (
         ("--enable-paged-experts", "--paged-experts-num-resident", str(count)) for count in (slots, MOST)
     )
@@ -71,7 +79,7 @@ def list_variants(policies: Sequence[str], slots: int) -> list[Variant]:
 def _measure(
     record: Record, workload: Workload, variants: Sequence[Variant], servers: Sequence[Server], args: argparse.Namespace
 ) -> None:
-    """Measure the rounds, and the text and sums of servers whose routing differs, as far as the record lacks them."""
+    """Measure the rounds and the quality of the servers, except what the record already contains."""
     key = key_of(workload.concurrency)
     if not is_measured(record, key):
         measure(record, key, workload, variants[:-1], servers[:-1])
@@ -91,7 +99,11 @@ def _measure(
 
 
 def _judged(variants: Sequence[Variant]) -> list[str]:
-    """Return vanilla in memory, paged policies, and `observe`, which has paged vanilla's routing and counts."""
+    """Return the names of the variants whose quality is measured.
+
+    These are vanilla with all experts in memory, the policies with paged experts, and `observe`. The variant `observe`
+    has the same routing as vanilla with paged experts, and it also counts page-ins.
+    """
     first = variants[0]
     return [one.name for one in variants if one == variants[1] or (one.args == first.args and one != first)]
 

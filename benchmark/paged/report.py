@@ -1,4 +1,4 @@
-"""Paged experts: the policies that are measured, and the tables of both records."""
+"""Tables of the measurements with paged experts, and the policies that are measured."""
 
 from collections.abc import Mapping
 from statistics import fmean
@@ -19,7 +19,7 @@ Points = Mapping[str, Mapping[str, Any]]
 
 
 def tabulate_paged(points: Points) -> Table:
-    """Return a row for each number of slots and policy, a column for each number of rows."""
+    """Return a table with one row for each number of slots and policy, and one column for each number of rows."""
     found = {(one["slots"], one["policy"], one["rows"]): one for one in points.values()}
     sizes = sorted({one["rows"] for one in points.values()})
     rows = []
@@ -51,17 +51,17 @@ problems with a right answer."""
 
 
 def key_of(concurrency: int) -> str:
-    """Return the key of the rounds in the record."""
+    """Return the key of the point that contains the rounds."""
     return f"comparison/{concurrency}"
 
 
 def quality_key(concurrency: int, name: str) -> str:
-    """Return the key of a row's loss and sums."""
+    """Return the key of the point that contains a variant's loss and its share of solved problems."""
     return f"quality/{concurrency}/{name}"
 
 
 def tabulate_live(points: Points) -> Table:
-    """Return a row for each number of requests and server."""
+    """Return a table with one row for each number of requests and each server."""
     rows = []
     comparisons = [Comparison.read(point) for key, point in points.items() if key.startswith("comparison/")]
     for one in comparisons:
@@ -93,7 +93,7 @@ def tabulate_live(points: Points) -> Table:
 
 
 def _page_ins(series: Series) -> str:
-    """Return the page-ins of all rounds: the model's own -> the policy's."""
+    """Format the mean page-ins as "model's own routing -> policy"."""
     counted = [one for one in series.evidence if one.page_ins is not None]
     if not counted:
         return "-"
@@ -109,7 +109,7 @@ def _loss(quality: Mapping[str, Any] | None, vanilla: Mapping[str, Any], concurr
 
 
 WEIGHTED: dict[str, Any] = {"utility": "squared", "own_share": 0.75}
-"""Keys of all policies, which lose least at equal experts."""
+"""The keys that all policies have. They give the smallest loss for a given number of experts."""
 
 
 def _spell(**keys: Any) -> str:
@@ -122,15 +122,18 @@ def _by_layer(*adds: int) -> str:
 
 
 BLIND = _spell(add=16, free_residents=False), spell_policy("custom", {"budget": 32, **WEIGHTED})
-"""Policies that ignore what is loaded. The second has the best 32 experts, the least loss of 32 slots of 64."""
+"""The policies that ignore which experts are loaded.
+
+The second policy selects the best 32 of 64 experts, so its loss is the smallest that is possible with 32 slots.
+"""
 UNIFORM = tuple(_spell(add=add) for add in (4, 2, 1))
 BY_LAYER = _by_layer(2, 2, 4, 8), _by_layer(1, 1, 3, 5)
-"""The shipped checkpoint loses most in its last layer."""
+"""Policies with a different budget in each layer. Selection in the last layer of the shipped checkpoint costs most."""
 POLICIES = (*BLIND, *UNIFORM, _spell(add=0, mass=0.95), *BY_LAYER)
 
 
 def shorten(policy: str) -> str:
-    """Return a policy as a table shows it: without `WEIGHTED`."""
+    """Remove the keys in `WEIGHTED` from the spelling of a policy, to shorten the table."""
     return policy.replace(",utility=squared,own_share=0.75", "").replace(
         ', "utility": "squared", "own_share": 0.75', ""
     )

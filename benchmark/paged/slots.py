@@ -1,4 +1,4 @@
-"""A layer whose experts are paged into slots: the page-ins of each step, and the residents that selection prefers."""
+"""A simulated MoE layer with paged experts."""
 
 from dataclasses import replace
 
@@ -9,11 +9,14 @@ from sglang_xshare import Batch, Router, Selection, SelectionPlan, select
 
 
 class PagedLayer:
-    """Selects as `sglang_xshare.select` does, step after step, with the experts that are in the slots.
+    """An MoE layer with page slots. Calling it selects experts for one step and updates the slots.
 
-    As in upstream, the least recently used expert is evicted, and experts that do not fit run in waves. At first the
-    slots hold the lowest-numbered experts. `page_ins` and `page_ins_before`: of each step, the experts paged in, and
-    those that the model's own routing would have paged in from the same state.
+    As in SGLang, a new expert replaces the least recently used one, and experts that do not fit run in several waves.
+    At the start, the slots contain the experts with the lowest numbers.
+
+    - `page_ins`: the number of experts that were loaded in each step.
+    - `page_ins_before`: the number of experts that the model's own routing would have loaded in each step, from the
+      same slots.
     """
 
     def __init__(self, slots: int) -> None:

@@ -1,1 +1,1 @@
-"""The loss of quality under a policy, exactly as in decoding: `python -m benchmark.quality POLICIES...`."""
+"""Measurements of the quality that a policy costs during decoding: `python -m benchmark.quality POLICIES...`."""

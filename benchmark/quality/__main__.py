@@ -1,4 +1,4 @@
-"""Measure what policies cost in quality: `python -m benchmark.quality vanilla xshare:k0=1,add=24 oea:k0=3`."""
+"""Measure how much quality policies cost: `python -m benchmark.quality vanilla xshare:k0=1,add=24 oea:k0=3`."""
 
 import argparse
 import os
@@ -22,7 +22,7 @@ from sglang_xshare.parser import whole
 
 OUT = BUILD / "quality"
 SERVED = OUT / "served"
-"""The folder of a server's record, which must not replace that of an offline decode."""
+"""The folder for records of a running server. They must not replace the records of offline decoding."""
 POLICIES = (
     *(f"xshare:k0=1,add={add}" for add in (24, 16, 12, 8)),
     *(f"xshare:k0=1,mass={mass}" for mass in (0.9, 0.8)),
@@ -37,7 +37,7 @@ POLICIES = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the tables, draw the picture."""
+    """Run the benchmark, print the tables and draw the picture."""
     parser = Parser("benchmark.quality", __doc__)
     parser.add_policies(policy, POLICIES, f"{PLAN_SPELLING}; vanilla is always the baseline")
     add_decoding(parser)
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_record(OUT)
     args = parser.parse_args(argv)
     key = args.api_key
-    del args.api_key  # a record holds all other arguments, and the command
+    del args.api_key  # a record contains all arguments and the command, so the key must be removed from both
     argv = [word.replace(key, "KEY") if key else word for word in (sys.argv[1:] if argv is None else argv)]
     decoding, top = read_decoding(args), args.top or TOP
     if decoding.per_domain < 2:

@@ -1,4 +1,4 @@
-"""The quality of many policies on the same held-out text, in batches of one domain and in mixed ones."""
+"""The quality of many policies on the same held-out text."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -13,14 +13,21 @@ from benchmark.quality.model import router_of
 
 
 def policy_quality(decoding: Decoding, policies: Sequence[str], top: int = TOP) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (policy, figures) as they are measured; vanilla, with which all are compared, comes first.
+    """Measure the policies one after another, and yield (policy, results) for each one.
 
-    Figures for each make-up of batches, `one_domain` and `mixed`: `active_experts` a layer and step, `kept_mass`,
-    `layers` (both, by layer), `agreement` (share of greedy tokens equal to vanilla's), `divergence` by the `top`
-    likeliest tokens, `answers_right` of the arithmetic `answers`, `accepted` with several tokens a request, and `loss`:
-    the fields of `Loss`, of `all` text and of each domain.
+    All policies are compared with vanilla, which is always measured first. The results are a dict with two entries:
+    `one_domain` for batches of one domain, and `mixed` for batches of all domains. Each entry contains:
 
-    Raises ValueError for an unusable policy, model or text, before anything is measured.
+    - `active_experts`: the mean number of active experts per layer and step.
+    - `kept_mass`: the mean share of the gating mass that the policy keeps.
+    - `layers`: `active_experts` and `kept_mass` of each layer.
+    - `agreement`: the share of tokens whose most likely token is the same as vanilla's.
+    - `divergence`: the divergence from vanilla, computed from the `top` likeliest tokens.
+    - `answers_right` and `answers`: the number of right answers and of all answers to arithmetic problems.
+    - `accepted`: the tokens per verify step, if a step has several tokens per request.
+    - `loss`: the fields of `Loss`, for `all` text and for each domain.
+
+    Raises ValueError before the first measurement if a policy, the model or the text cannot be used.
     """
     plans = {text: parse_plan(text, decoding.layout.rows) for text in dict.fromkeys([BASELINE, *policies])}
     model, sequences = decoding.load()
@@ -44,7 +51,7 @@ def report_figures(text: str, figures: dict[str, Any]) -> None:
 
 
 def summarize(decoded: Decoded, vanilla: Decoded, domains: Sequence[str]) -> dict[str, Any]:
-    """Return the figures of one policy on batches whose sequences are of `domains`: see `policy_quality`."""
+    """Return the results of one policy, as `policy_quality` describes. `domains` names the domain of each sequence."""
     more: dict[str, Any] = {}
     if decoded.top is not None and vanilla.top is not None:
         more["divergence"] = compare_top(decoded.top, vanilla.top, decoded.layout.batch)
@@ -67,7 +74,7 @@ def summarize(decoded: Decoded, vanilla: Decoded, domains: Sequence[str]) -> dic
 def compare_domains(
     nats: torch.Tensor, reference: torch.Tensor, domains: Sequence[str], batch: int
 ) -> dict[str, dict[str, Any]]:
-    """Return the fields of `Loss` of `all` sequences and of each domain; nats are [sequences, tokens]."""
+    """Return the fields of `Loss` for `all` sequences and for each domain. `nats` has the shape [sequences, tokens]."""
     parts = {"all": torch.ones(len(domains), dtype=torch.bool)}
     parts |= {domain: torch.tensor([one == domain for one in domains]) for domain in sorted(set(domains))}
     return {

@@ -1,4 +1,4 @@
-"""The text of a decode and its batches, and their flags."""
+"""The settings of offline decoding and their command-line flags."""
 
 import argparse
 from collections.abc import Collection
@@ -24,13 +24,13 @@ COUNTS = {
 
 @dataclass(frozen=True)
 class Decoding:
-    """The text that every policy decodes, and its batches.
+    """The text that every policy decodes, and the sizes of the batches.
 
-    `model` is the folder of the checkpoint with its tokenizer, `texts` the folder of held-out `*.txt`, a domain each.
-    The counts are those of `COUNTS`; `per_domain` is a multiple of `batch`, and `steps` of `tokens_per_request`. The
-    first `skip` sequences of each domain are skipped.
+    `model` is the checkpoint folder with the tokenizer. `texts` is a folder of held-out `*.txt` files, one for each
+    domain. `COUNTS` describes the numbers. `per_domain` must be a multiple of `batch`, and `steps` must be a multiple
+    of `tokens_per_request`. The first `skip` sequences of each domain are skipped.
 
-    Raises ValueError with the flag of a wrong count.
+    Raises ValueError if a number is wrong. The error names the number's flag.
     """
 
     model: Path
@@ -55,11 +55,11 @@ class Decoding:
 
     @property
     def layout(self) -> Layout:
-        """Return the layout of a step."""
+        """Return the layout of each decode step."""
         return Layout(self.batch, self.tokens_per_request)
 
     def load(self) -> tuple[PreTrainedModel, Sequences]:
-        """Return the model and its sequences, domain after domain. Raises ValueError if either is unusable."""
+        """Load the model and the sequences. Raises ValueError if the model or a text cannot be used."""
         model = load_model(self.model)
         return model, load_sequences(self.texts, self.model, self.prompt + self.steps + 1, self.per_domain, self.skip)
 
@@ -69,7 +69,7 @@ def _flag(name: str) -> str:
 
 
 def add_decoding(parser: Parser, counts: Collection[str] = tuple(COUNTS), **defaults: int) -> None:
-    """Add flags of the model, its texts and these counts to `parser`; `defaults` replace the usual ones."""
+    """Add flags for the model, its texts and these counts. `defaults` changes the default values of some counts."""
     parser.add_checkpoint(TRAINED)
     usual = {field.name: field.default for field in fields(Decoding)} | defaults
     for name in counts:
@@ -77,6 +77,6 @@ def add_decoding(parser: Parser, counts: Collection[str] = tuple(COUNTS), **defa
 
 
 def read_decoding(args: argparse.Namespace, **fixed: int) -> Decoding:
-    """Return the decoding of parsed flags; `fixed` are the counts without a flag. Raises as `Decoding` does."""
+    """Create the settings from parsed flags. `fixed` contains the numbers that have no flag."""
     counts = {name: fixed[name] if name in fixed else getattr(args, name) for name in COUNTS}
     return Decoding(args.model, args.texts or args.model / "heldout", **counts, skip=getattr(args, "skip", 0))

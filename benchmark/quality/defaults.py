@@ -1,8 +1,9 @@
 """Find the budget that fits any model and batch: `python -m benchmark.quality.defaults --model DIR`.
 
-Measures budgets of `xshare` by count, by a share of the model's experts, and by the utility that they hold, in steps of
-several sizes, of one domain and of mixed ones; in verification (`--tokens-per-request`) also by count for each request.
-Policies given as arguments replace the budgets. `--skip` skips the first sequences, on which budgets were chosen.
+Measures several kinds of budgets of `xshare`: a number of experts, a share of the model's experts, or a share of the
+utility. The batch size varies, and the batches have one domain or mixed domains. If `--tokens-per-request` is above 1,
+budgets for each request are measured too. Policies given as arguments replace the budgets. `--skip` skips the first
+sequences of each domain, because the default budgets were chosen on them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,11 +24,11 @@ BATCHES = (2, 4, 8, 16, 32)
 ADDS, SHARES = (24, 16, 32, 48), (0.125, 0.1875, 0.25, 0.375, 0.5)
 MASSES = (0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99)
 PER_REQUEST = (4, 5)
-"""XShare's best budgets for a request, with drafts."""
+"""The best budgets per request in the XShare paper, for speculative decoding."""
 BY_ROWS = ("xshare:careful", "xshare", "xshare:fast")
-"""Policies whose setting depends on the number of router rows."""
+"""The policies whose budget depends on the number of router rows."""
 NAMED = (*BY_ROWS, "xshare:k0=1,add=24")
-"""Policies that the guide compares."""
+"""The policies that the guide compares."""
 NOTE = """\
 All settings have k0=1; a policy by name has, at each size, the setting of its rows. Experts: active experts as a share
 of vanilla's, mean over models and steps of {batches} requests x {tokens} tokens, of one domain and of mixed ones. Loss:
@@ -36,7 +37,7 @@ worst of many losses is larger by chance than a single loss. Models: {models}.""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table."""
+    """Run the benchmark and print the table."""
     parser = make_parser("benchmark.quality.defaults", __doc__, BATCHES, (1,), steps=32, prompt=32)
     parser.add_policies(policy, (), "policies in place of the budgets")
     parser.add_record(BUILD / "quality" / "defaults")
@@ -58,13 +59,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def describe_router(router: Router, experts: int) -> dict[str, Any]:
-    """Return the fields of a point from which `name_model` names the model."""
+    """Return the fields that describe the router in a point. `name_model` reads them."""
     groups = {"groups": [router.topk_group, router.num_expert_group]} if (router.num_expert_group or 1) > 1 else {}
     return {"experts": experts, "top_k": router.top_k, "scoring": router.scoring, **groups}
 
 
 def list_settings(experts: int, verifies: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield (name, policy) of each setting for a model of this number of experts, in decode or in verification."""
+    """Yield the name and the policy of each budget.
+
+    `experts` is the model's number of experts. `verifies` adds the budgets for verify steps.
+    """
     for add in PER_REQUEST if verifies else ():
         yield f"add_per_request={add}", f"xshare:k0=1,add_per_request={add}"
     for add in ADDS:
@@ -76,13 +80,13 @@ def list_settings(experts: int, verifies: bool = False) -> Iterator[tuple[str, s
 
 
 def find_setting(policy: str, point: Mapping[str, Any]) -> str:
-    """Return the setting that equals a policy of `NAMED` in steps of a point's size."""
+    """Return the name of the budget that the policy uses in steps of the point's size."""
     plan = parse_plan(policy, point["batch"] * point.get("tokens_per_request", 1))
     return f"add={plan.add}" if plan.mass is None else f"mass={plan.mass:g}"
 
 
 def tabulate_defaults(*records: Mapping[str, Any]) -> Table:
-    """Return a table with a row for each setting, and each policy of `BY_ROWS`, over the models of all records."""
+    """Return a table with one row for each budget and for each policy of `BY_ROWS`. A row covers all models."""
     by_setting: dict[str, list[Mapping[str, Any]]] = {}
     everything = [point for points in records for point in points.values()]
     for point in everything:
@@ -108,12 +112,15 @@ def tabulate_defaults(*records: Mapping[str, Any]) -> Table:
 
 
 def _locate(point: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return a point's model, size and mixing, at which all settings are measured."""
+    """Return the model, the size of a step and the mixing of a point."""
     return name_model(point), point["batch"], point.get("tokens_per_request", 1), point["mixing"]
 
 
 def tabulate_named(*records: Mapping[str, Any]) -> Table:
-    """Return a row a policy of `NAMED` and a column a model: the share of experts still active, and the worst loss."""
+    """Return a table with one row for each policy of `NAMED` and one column for each model.
+
+    A cell contains the share of the experts that are still active, and the worst loss.
+    """
     models = {name_model(points[0]): points for points in (list(record.values()) for record in records)}
     rows = []
     for name in NAMED:
@@ -129,7 +136,7 @@ def tabulate_named(*records: Mapping[str, Any]) -> Table:
 
 
 def name_model(point: Mapping[str, Any]) -> str:
-    """Return the router of a point's model in words."""
+    """Return a short description of the model's router."""
     groups = "{} of {} groups, ".format(*point["groups"]) if "groups" in point else ""
     return f"{point['scoring']}, {groups}{point['top_k']} of {point['experts']}"
 

@@ -1,4 +1,8 @@
-"""Experts at equal loss, on the line between two settings of a ladder, and the interval of such a share."""
+"""Comparisons of active experts at equal loss.
+
+A ladder is a list of settings of one policy that differ only in their budget. The number of experts at a given loss is
+interpolated between two settings of a ladder.
+"""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -8,15 +12,15 @@ import numpy as np
 from benchmark.common.interval import LEAST
 
 DRAWS = 400
-"""Draws of the batches, with replacement."""
+"""The number of bootstrap samples."""
 FOUND = 0.9
-"""The share of draws that must have a value: without one, a loss lies beyond the ladder's settings."""
+"""The share of bootstrap samples that must have a value. A sample has none if the loss is outside the ladder."""
 Curve = Sequence[tuple[float, float]]
-"""(active experts, loss) of the settings of a ladder, fewest experts first."""
+"""The (active experts, loss) of each setting in a ladder, sorted by active experts."""
 
 
 def experts_for(loss: float, curve: Curve) -> float | None:
-    """Return the experts at which the line through `curve` has this loss; None beyond its settings."""
+    """Return the number of experts at which the curve has this loss, or None if the loss is outside the curve."""
     for (few, high), (many, low) in pairwise(curve):
         if high >= loss >= low and high > low:
             return few + (high - loss) / (high - low) * (many - few)
@@ -26,10 +30,11 @@ def experts_for(loss: float, curve: Curve) -> float | None:
 def find_interval(
     losses: Sequence[Sequence[float]], statistic: Callable[[Sequence[float]], float | None]
 ) -> tuple[float, float] | None:
-    """Return the 95 % percentile interval of a `statistic` of the mean losses, one a setting.
+    """Return a 95 % bootstrap interval of a statistic.
 
-    `losses` are [settings, batches], of the same batches, which are drawn with replacement, for all settings alike.
-    None below `LEAST` batches, or if too few draws have a value.
+    `losses` has the shape [settings, batches]. Each bootstrap sample draws batches with replacement, the same ones for
+    all settings. `statistic` receives the mean loss of each setting. Return None for fewer than `LEAST` batches, or if
+    the statistic is None for too many samples.
     """
     values = np.array(losses)
     batches = values.shape[1]
@@ -45,6 +50,6 @@ def find_interval(
 
 
 def format_share(share: float, interval: Sequence[float] | None, digits: int = 0) -> str:
-    """Return a share in percent, with its interval if there is one."""
+    """Format a share in percent, followed by its interval if the interval is known."""
     text = f"{share:+.{digits}%}"
     return text if interval is None else f"{text} [{', '.join(f'{one:+.{digits}%}' for one in interval)}]"

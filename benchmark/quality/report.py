@@ -1,4 +1,4 @@
-"""The tables and the picture of policies' quality."""
+"""Tables and a picture of the quality of policies."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ ACCEPTED_NOTE = "Accepted: tokens of a verify step; offline, the draft is the te
 
 
 def tabulate_quality(points: Mapping[str, Any]) -> Table:
-    """Return a row a policy: its figures in batches of one domain, then in mixed ones."""
+    """Return a table with one row for each policy. Batches of one domain come first, then mixed batches."""
     mixed = ["experts", "kept mass", "loss, nats", "greedy same", "sums right", "KL, nats"]
     rows = [[policy, *_cells(point["one_domain"], point["mixed"])] for policy, point in points.items()]
     figures = [point["mixed"] for point in points.values()]
@@ -32,7 +32,7 @@ def tabulate_quality(points: Mapping[str, Any]) -> Table:
 
 
 def tabulate_domains(points: Mapping[str, Any]) -> Table:
-    """Return a row a policy: its loss in each domain, in batches of one domain."""
+    """Return a table with one row for each policy and one column for each domain. Each batch has one domain."""
     domains = [name for name in next(iter(points.values()))["one_domain"]["loss"] if name != "all"]
     losses = {policy: point["one_domain"]["loss"] for policy, point in points.items()}
     rows = [[policy, *(format_loss(loss[domain]) for domain in domains)] for policy, loss in losses.items()]
@@ -40,7 +40,7 @@ def tabulate_domains(points: Mapping[str, Any]) -> Table:
 
 
 def plot_quality(points: Mapping[str, Any]) -> Picture:
-    """Return the picture of loss against active experts in mixed batches, a line a policy and kind of budget."""
+    """Return a picture of loss against active experts. Each kind of budget has one line. All batches are mixed."""
     first, *others = points.items()
     ladders: dict[str, list[Mapping[str, Any]]] = {}
     for name, point in others:
@@ -54,14 +54,14 @@ def plot_quality(points: Mapping[str, Any]) -> Picture:
 
 
 def make_loss_line(name: str, settings: Sequence[Mapping[str, Any]]) -> Line:
-    """Return the losses of a ladder of settings by active experts, with their errors."""
+    """Return a line of loss against active experts, with error bars. The settings differ only in their budget."""
     order = sorted(settings, key=lambda one: one["active_experts"])
     experts, losses = [one["active_experts"] for one in order], [one["loss"] for one in order]
     return Line(name, experts, [loss["delta"] for loss in losses], [find_margin(loss) for loss in losses])
 
 
 def make_loss_panel(lines: Sequence[Line], title: str) -> Panel:
-    """Return the axes of loss against active experts; the loss spans orders of magnitude."""
+    """Return a panel of loss against active experts. Its y axis is logarithmic."""
     return Panel("active experts a layer and step", "loss above vanilla, nats a token", lines, title, log_y=True)
 
 

@@ -1,7 +1,7 @@
-"""The routers of a transformers model: their places and kinds, found from their behaviour.
+"""Detection of the routers in a transformers model.
 
-Each family computes its routing in its own way, and configurations describe few of the ways. So each layer routes some
-random text, and its `Router` is the one under which `select()` returns the same experts and weights.
+Each model family routes in its own way, and its configuration does not describe all details. So each layer routes some
+random text. The layer's `Router` is the one with which `select()` returns the same experts and weights.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,19 +21,23 @@ from sglang_xshare import Router, build_plan, select
 from sglang_xshare.types import SCORINGS
 
 PROBES = 4, 32
-"""Random sequences that are routed, and their tokens: enough rows to show groups, biases and scores."""
+"""The number of random sequences and the tokens in each. They are enough to detect groups, biases and scores."""
 SAME = 0.99
-"""The share of rows in which a router must agree: scores that differ only in the last bit may swap."""
+"""The share of rows that must agree. It is below 1, because experts with almost equal scores can change places."""
 
 Choice = tuple[torch.Tensor, torch.Tensor]
-"""Expert ids [rows, k] int64, and their weights [rows, k]."""
+"""The expert ids [rows, k] int64 and their weights [rows, k]."""
 Choose = Callable[[torch.Tensor, Choice], Choice | None]
-"""Return another choice for router logits [rows, N] and the model's own choice, or None to keep the latter."""
+"""A function of the router logits [rows, N] and the model's own choice. It returns a new choice, or None for no change.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Gate:
-    """One MoE layer: `gate` computes its logits; `block.experts`, if any, takes hidden states, ids and weights."""
+    """One MoE layer. Its module `gate` computes the router logits.
+
+    In most families, `block.experts` is a module that receives the hidden states, the expert ids and the weights.
+    """
 
     block: nn.Module
     gate: nn.Module
@@ -43,14 +47,14 @@ class Gate:
         return len(self._linear.weight)
 
     def intercept(self, choose: Choose) -> RemovableHandle:
-        """Replace the choice of every forward by that of `choose`, until the handle is removed."""
+        """Let `choose` select the experts in every forward until the returned handle is removed."""
         experts = getattr(self.block, "experts", None)
         if experts is None:
             return self.gate.register_forward_hook(partial(self._replace_groups, choose))
         return experts.register_forward_pre_hook(partial(self._replace_choice, choose))
 
     def find_bias(self) -> torch.Tensor | None:
-        """Return the correction bias of the scores, [N]."""
+        """Return the correction bias of the scores [N], or None if the layer has none."""
         tensors = chain(self.block.named_parameters(), self.block.named_buffers())
         found = [tensor for name, tensor in tensors if name.endswith("e_score_correction_bias")]
         return found[0].detach().flatten() if found else None
@@ -69,7 +73,10 @@ class Gate:
         return None if chosen is None else (hidden, chosen[0].to(ids.dtype), chosen[1].to(weights.dtype), *rest)
 
     def _replace_groups(self, choose: Choose, gate: Any, args: tuple[torch.Tensor, ...], grouped: Any) -> Any:
-        """Replace the choice of Granite's gate, which returns slots by expert, and has no module of experts."""
+        """Replace the choice of a Granite gate.
+
+        A Granite block has no module of experts. Its gate returns the slots sorted by expert.
+        """
         order, _, sorted_weights, sizes, logits = grouped
         ids, weights = torch.empty_like(order), torch.empty_like(sorted_weights)
         ids[order] = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
@@ -86,7 +93,7 @@ _ROUTERS: WeakKeyDictionary[PreTrainedModel, list[Router]] = WeakKeyDictionary()
 
 
 def find_gates(model: PreTrainedModel) -> list[Gate]:
-    """Return the gates of the MoE layers, in their order."""
+    """Return the MoE layers of the model in order."""
     gates = []
     for block in model.modules():
         gate = getattr(block, "gate", getattr(block, "router", None))
@@ -98,12 +105,12 @@ def find_gates(model: PreTrainedModel) -> list[Gate]:
 
 
 def _find_linear(gate: nn.Module) -> Any:
-    """Return the module that computes a gate's logits: a layer of the gate, or the gate."""
+    """Return the linear module that computes the router logits: the gate itself or one of its layers."""
     return getattr(gate, "layer", getattr(gate, "wg", gate))
 
 
 def find_routers(model: PreTrainedModel) -> list[Router]:
-    """Return the router of each MoE layer. Raises ValueError for a layer that no `Router` describes."""
+    """Return the router of each MoE layer. Raises ValueError if no `Router` can describe a layer."""
     if model not in _ROUTERS:
         gates = find_gates(model)
         seen = _route_random_text(model, gates)
@@ -114,7 +121,7 @@ def find_routers(model: PreTrainedModel) -> list[Router]:
 
 @torch.inference_mode()
 def _route_random_text(model: PreTrainedModel, gates: Sequence[Gate]) -> list[tuple[torch.Tensor, Choice]]:
-    """Return (logits, the model's own choice) of each layer."""
+    """Run the model on random tokens. Return the router logits and the model's own choice for each layer."""
     seen: list[tuple[torch.Tensor, Choice]] = []
 
     def keep(logits: torch.Tensor, choice: Choice) -> None:
@@ -129,7 +136,7 @@ def _route_random_text(model: PreTrainedModel, gates: Sequence[Gate]) -> list[tu
 
 
 def _list_kinds(config: Any) -> Iterator[dict[str, Any]]:
-    """Yield keyword arguments of a `Router`, without top-k and bias: every kind that this configuration allows."""
+    """Yield the keyword arguments of every `Router` that this configuration allows, without the top-k and the bias."""
     groups: list[dict[str, int]] = [{}]
     if (getattr(config, "n_group", None) or 1) > 1:
         groups.append({"num_expert_group": config.n_group, "topk_group": config.topk_group})
@@ -157,5 +164,5 @@ def _find_router(
 
 
 def _spread(ids: torch.Tensor, weights: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Return weights as [rows, N] float32, 0 for an expert that is not chosen."""
+    """Return the weights of all experts as [rows, N] float32. Experts that are not chosen have the weight 0."""
     return torch.zeros_like(logits, dtype=torch.float32).scatter_add(1, ids.long(), weights.float())

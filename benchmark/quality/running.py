@@ -1,4 +1,4 @@
-"""The quality of policies on a running server, one policy after another, in the figures of an offline decode."""
+"""Measurements of the quality of policies on a running server. The results have the format of `policy_quality`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -19,21 +19,22 @@ from sglang_xshare.tune.measure import Measurement, agreement
 from sglang_xshare.tune.texts import Sample
 
 Run = dict[str, tuple[Measurement, dict[str, Any]]]
-"""The make-up of batches -> what a policy measured on them, and figures that only a server has."""
+"""The results of one policy for each kind of batch: the measurement, and values that only a server provides."""
 
 
 def measure_running(
     server: Instrument, prompts: Path | None, decoding: Decoding, policies: Sequence[str], top: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (policy, figures) as `policy_quality` does, without those of single layers.
+    """Measure the policies one after another, and yield (policy, results) for each one.
 
-    The text is a file of prompts, or else the texts of `decoding`. `answers` are the problems that the server answers
-    freely, `accepted` is the accepted length of its own drafts. At the end the server has its former policy again,
-    also after an error. Raises `PolicyError` or ValueError in one line.
+    The results are those of `policy_quality` without `layers`. `prompts` is a file of prompts. If it is None, the texts
+    of `decoding` are used. The server answers the arithmetic problems freely. `accepted` is measured with the server's
+    own draft tokens. At the end, also after an error, the server gets its previous policy back. Raises `PolicyError`
+    or ValueError.
     """
     draft_tokens = server.get_draft_tokens()
     selecting = [parse_variant(text) for text in dict.fromkeys(policies) if text != BASELINE]
-    for variant in selecting:  # before the first switch
+    for variant in selecting:  # checks all policies before the first switch
         if variant.policy in (None, "observe"):
             raise ValueError(f"policy must select (got {variant.name}, beside {BASELINE})")
         build_schedule(variant.policy, variant.keys, speculative=draft_tokens > 1)
@@ -47,7 +48,7 @@ def measure_running(
     gauge.top, gauge.tokens_per_request = top, draft_tokens
 
     def go_on(prompts: list[list[int]], tokens: int) -> list[list[int]]:
-        """Return the answers of the server's own routing, up to an end of text."""
+        """Return the server's answers under vanilla. An answer ends early at an end-of-text token."""
         gauge.guard.set_policy({"policy": BASELINE})
         return [list(one["output_ids"]) for one in server.generate(prompts, tokens, ignore_eos=False)]
 
@@ -80,7 +81,10 @@ def measure_running(
 def _run_all(
     server: Instrument, gauge: Gauge, variants: Sequence[Variant], batches: Mapping[str, Traffic], decoding: Decoding
 ) -> Iterator[tuple[str, Run]]:
-    """Yield every policy on both orders of the samples, from an empty cache; a single domain is not mixed."""
+    """Measure every policy on both kinds of batches, each time with an empty prefix cache.
+
+    If there is only one domain, both kinds of batches are equal and are measured once.
+    """
     for variant in variants:
         found: Run = {}
         for name, traffic in batches.items():
@@ -112,7 +116,10 @@ def _describe(
 
 
 def _answer(server: Instrument, traffic: Traffic, batch: int, mixed: bool) -> list[bool]:
-    """Return for each problem whether its answer is right, in batches of problems alone or among other domains."""
+    """Return whether the server answers each problem right.
+
+    If `mixed` is true, the batches also contain prompts of other domains.
+    """
     server.flush()
     if not traffic.problems:
         return []
@@ -128,11 +135,11 @@ def _answer(server: Instrument, traffic: Traffic, batch: int, mixed: bool) -> li
 
 
 def _accept(server: Instrument, traffic: Traffic, decoding: Decoding) -> float:
-    """Return the mean tokens of a verify step while the server answers every prompt freely."""
+    """Return the mean number of accepted tokens per verify step while the server answers every prompt freely."""
     tokens = verified = 0
     for start in range(0, len(traffic.samples), decoding.batch):
         some = [one.prompt for one in traffic.samples[start : start + decoding.batch]]
         for answer in server.generate(some, decoding.steps + 1):
-            tokens += answer["meta_info"]["completion_tokens"] - 1  # the first is the prefill's
+            tokens += answer["meta_info"]["completion_tokens"] - 1  # the prefill returns the first token
             verified += answer["meta_info"]["spec_verify_ct"]
     return tokens / verified

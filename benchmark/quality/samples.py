@@ -1,7 +1,8 @@
 """Sample answers under a policy: `python -m benchmark.quality.samples xshare xshare:fast`.
 
-Each arithmetic problem is answered several times at a temperature, with all of its answers in one batch, as in
-rollouts. A policy that keeps greedy answers may still lose answers that several samples find (arXiv 2602.02443).
+The model answers each arithmetic problem several times at a temperature. All answers to a problem are in one batch, as
+in the rollouts of reinforcement learning. A policy that does not change greedy answers can still lose right answers
+among several samples (arXiv 2602.02443).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from sglang_xshare import SelectionPlan
 
 POLICIES = ("xshare:careful", "xshare", "xshare:fast", "xshare:k0=1,add=8", "oea:k0=3", "pruned:k0=3")
 LONGEST = 5
-"""Tokens of an answer, with the end of its line."""
+"""The maximum length of an answer in tokens, including the end of the line."""
 FIGURES = {"pass_one": "pass@1", "pass_all": "pass@{samples}", "distinct": "distinct answers"}
 NOTE = """\
 {problems} problems, {samples} answers each at temperature T, in steps of {batch} rows. pass@1: share of answers that
@@ -37,7 +38,10 @@ difference from {baseline}, on the same batches and random numbers."""
 
 @dataclass(frozen=True)
 class Problems:
-    """Problems with equally many tokens: `solved` [problems, tokens] int64 precede the `questions`."""
+    """Problems that all have the same number of tokens.
+
+    Before each question, the model reads a solved problem. `solved` and `questions` are [problems, tokens] int64.
+    """
 
     solved: torch.Tensor
     questions: torch.Tensor
@@ -46,14 +50,18 @@ class Problems:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The `FIGURES` of each batch, [batches] float64 each, and the mean active experts a layer and step."""
+    """The results of a policy.
+
+    `figures` contains one tensor [batches] float64 for each name in `FIGURES`. `active` is the mean number of active
+    experts per layer and step.
+    """
 
     figures: Mapping[str, torch.Tensor]
     active: float
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table."""
+    """Run the benchmark and print the table."""
     parser = Parser("benchmark.quality.samples", __doc__)
     parser.add_policies(policy, POLICIES, f"{PLAN_SPELLING}; {BASELINE} is always the baseline")
     parser.add_checkpoint(TRAINED)
@@ -92,9 +100,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def group_problems(tokenizer: Tokenizer, problems: Sequence[tuple[str, str]], multiple: int) -> Iterator[Problems]:
-    """Yield the problems by their numbers of tokens, a multiple of `multiple` of each kind, without leftovers.
+    """Group the problems by their numbers of tokens.
 
-    Raises ValueError if nothing remains.
+    The size of each group is a multiple of `multiple`. Leftover problems are dropped. Raises ValueError if no group
+    remains.
     """
     kinds: dict[tuple[int, int], list[tuple[list[int], list[int], str]]] = {}
     for text, answer in dict.fromkeys(problems):
@@ -119,13 +128,13 @@ def sample(
     samples: int,
     temperature: float,
 ) -> Outcome:
-    """Return the figures of answers drawn under `plan`; every plan has the same random numbers."""
+    """Sample answers under a policy and return the results. Every policy uses the same random numbers."""
     draws = torch.Generator().manual_seed(0)
     figures: dict[str, list[torch.Tensor]] = {name: [] for name in FIGURES}
     active: list[torch.Tensor] = []
 
     def draw(logits: torch.Tensor) -> torch.Tensor:
-        noise = torch.empty_like(logits).exponential_(generator=draws)  # Gumbel-max, with its logarithm
+        noise = torch.empty_like(logits).exponential_(generator=draws)  # the Gumbel-max trick
         return (logits / temperature - noise.log()).argmax(1)
 
     for group in groups:
@@ -149,7 +158,7 @@ def sample(
 
 
 def compare(found: Outcome, vanilla: Outcome) -> dict[str, Any]:
-    """Return each figure and its difference from vanilla's figure, both with standard errors."""
+    """Return the mean of each result and its difference from vanilla. Both have standard errors."""
     figures = {}
     for name, values in found.figures.items():
         own = vanilla.figures[name]
@@ -163,7 +172,7 @@ def compare(found: Outcome, vanilla: Outcome) -> dict[str, Any]:
 
 
 def tabulate_samples(*records: Mapping[str, Any]) -> Table:
-    """Return a table with a row for each policy of each record."""
+    """Return a table with one row for each policy in each record."""
     first = next(iter(records[0].values()))
     headings = ["model", "T", "policy", "experts", *(heading.format(**first) for heading in FIGURES.values())]
     rows = [
@@ -181,7 +190,7 @@ def tabulate_samples(*records: Mapping[str, Any]) -> Table:
 
 
 def _find_error(values: torch.Tensor) -> float:
-    """Return the standard error of the mean of `values` [batches]."""
+    """Return the standard error of the mean."""
     return values.std().item() / len(values) ** 0.5
 
 

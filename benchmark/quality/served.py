@@ -1,4 +1,4 @@
-"""The quality of a running server: the loss of real text forced through its own decode steps, and answers to sums."""
+"""Measurements of the quality of a running server: the loss on real text, and answers to arithmetic problems."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,12 +12,14 @@ SERVER_ARGS = ("--enable-custom-logit-processor",)
 
 
 def measure_nats(server: Server, tokens: torch.Tensor, prompt: int, batch: int, verified: bool = False) -> torch.Tensor:
-    """Decode sequences after their first `prompt` tokens, `batch` at a time, on a server with `SERVER_ARGS`.
+    """Force a server to decode sequences, and return the loss of every token.
 
-    `verified` verifies by `Verifier`, which a server with speculation needs. `tokens` are [sequences, length] int64.
+    `tokens` [sequences, length] int64 contains the sequences. The first `prompt` tokens of each one are prefilled.
+    `batch` sequences are decoded at a time. The server must have the flags `SERVER_ARGS`. `verified` must be true for a
+    server with speculative decoding.
 
-    Returns [sequences, length - prompt - 1] float32: -log P of every token after the prompt except the first, which
-    the prefill predicts.
+    Return -log P of each token, as [sequences, length - prompt - 1] float32. The first token after the prompt is
+    omitted, because the prefill predicts it.
     """
     running = (Verifier if verified else Instrument)(server.url)
     nats = []
@@ -28,13 +30,19 @@ def measure_nats(server: Server, tokens: torch.Tensor, prompt: int, batch: int, 
 
 
 def measure_sums(server: Server, texts: Path, count: int) -> float | None:
-    """Return the share of the first `count` arithmetic problems that are answered right; None without problems."""
+    """Return the share of right answers to the first `count` arithmetic problems.
+
+    Return None if the texts contain no arithmetic problems.
+    """
     problems = read_problems(texts, count)
     return measure_answers(server, problems, batch=16) if problems else None
 
 
 def read_problems(texts: Path, count: int | None = None) -> list[tuple[str, str]]:
-    """Return (question, answer) of the first `count` arithmetic problems, or of all, each after a solved one."""
+    """Read the (question, answer) pairs of the first `count` arithmetic problems, or of all problems.
+
+    Each question also contains the previous problem with its answer.
+    """
     path = texts / "arithmetic.txt"
     lines = path.read_text().splitlines()[: None if count is None else count + 1] if path.exists() else []
     if not all("A:" in line for line in lines):
@@ -44,7 +52,7 @@ def read_problems(texts: Path, count: int | None = None) -> list[tuple[str, str]
 
 
 def measure_answers(server: Server, problems: Sequence[tuple[str, str]], batch: int) -> float:
-    """Return the share of `problems`, (question, answer) each, with a right greedy answer, `batch` at a time."""
+    """Send (question, answer) problems to the server, `batch` at a time, and return the share of right answers."""
     right = 0
     for start in range(0, len(problems), batch):
         chunk = problems[start : start + batch]

@@ -1,4 +1,4 @@
-"""The runner of `front`, `defaults` and `drafts`: many policies at several layouts of one text, into a record."""
+"""The common code of `front`, `defaults` and `drafts`. They measure many policies with several layouts of steps."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +22,10 @@ MIXED, ONE_DOMAIN = "mixed", "one domain"
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the record: policies by name, all of which are compared with the first, and further fields.
+    """A point of the record.
 
-    `layout` is how the policies decode, if it differs from vanilla's.
+    `policies` maps names to policies. The first policy is the one with which the others are compared. `fields` contains
+    additional fields of the point. `layout` is the layout of the policies' steps, if it differs from vanilla's.
     """
 
     key: str
@@ -34,11 +35,14 @@ class Point:
 
 
 List = Callable[[Layout, str, Router, int], Sequence[Point]]
-"""Return the points of a layout and a text, for a router and its number of experts."""
+"""A function that returns the points to measure.
+
+Its arguments are a layout, the kind of text, the model's router and the number of experts.
+"""
 
 
 def make_parser(module: str, text: str | None, batches: Sequence[int], tokens: Sequence[int], **counts: int) -> Parser:
-    """Return a parser with the flags of every sweep; `counts` replace the usual defaults of `COUNTS`."""
+    """Return a parser with the flags that every sweep has. `counts` changes the defaults of some flags in `COUNTS`."""
     parser = Parser(module, text)
     parser.add_numbers("batch", batches, "requests of a step")
     parser.add_numbers("tokens_per_request", tokens, "tokens of a request in a step; above 1, drafts are verified")
@@ -54,9 +58,9 @@ def run_sweep(
     list_points: List,
     texts: Sequence[str] = (MIXED,),
 ) -> None:
-    """Measure the points that the record lacks. `args` are those of `make_parser`.
+    """Measure all points that are missing in the record. `args` must contain the flags of `make_parser`.
 
-    Raises ValueError for a policy, a model or a text that does not fit, before anything is measured.
+    Raises ValueError before the first measurement if a policy, the model or the text cannot be used.
     """
     decoding = read_decoding(args, batch=1, tokens_per_request=1)
     model, sequences = decoding.load()
@@ -78,7 +82,7 @@ def run_sweep(
 
 
 def _measure(bench: Bench, layout: Layout, point: Point, vanilla: Decoded, counted: torch.Tensor) -> dict[str, Any]:
-    """Return the fields of a point: flat for a single policy, else under `changes`, by name."""
+    """Measure a point and return its fields. If it has several policies, `changes` contains the fields of each one."""
     found: dict[str, dict[str, Any]] = {}
     first: Decoded | None = None
     for name, policy in point.policies.items():

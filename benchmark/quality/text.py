@@ -1,4 +1,4 @@
-"""Held-out text as sequences of equal length, and the places of answers to arithmetic problems."""
+"""Held-out text, cut into sequences of equal length."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ ANSWER = re.compile(r"(?<=A:) -?\d+\n")
 
 @dataclass(frozen=True)
 class Answer:
-    """The place of an answer: tokens [start, stop) of sequence `row`, after the whole problem."""
+    """The position of an answer to an arithmetic problem: tokens [start, stop) of sequence `row`."""
 
     row: int
     start: int
@@ -22,7 +22,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Consecutive tokens, [sequences, length] int64; each sequence's domain, and arithmetic answers in them."""
+    """Sequences of equal length.
+
+    `tokens` is [sequences, length] int64. `domains` contains the domain of each sequence. `answers` contains the
+    positions of arithmetic answers.
+    """
 
     tokens: torch.Tensor
     domains: tuple[str, ...]
@@ -32,25 +36,28 @@ class Sequences:
         return len(self.domains)
 
     def take(self, rows: Sequence[int]) -> "Sequences":
-        """Return these sequences, in this order."""
+        """Return only the sequences in `rows`, in this order."""
         place = {row: new for new, row in enumerate(rows)}
         answers = [Answer(place[one.row], one.start, one.stop) for one in self.answers if one.row in place]
         return Sequences(self.tokens[list(rows)], tuple(self.domains[row] for row in rows), tuple(answers))
 
     def mix(self) -> "Sequences":
-        """Return the same sequences in an order in which the domains take turns, so every batch holds all of them."""
+        """Return the same sequences in another order. The domains alternate, so every batch contains all domains."""
         return self.take(mix_domains(self.domains))
 
 
 def mix_domains(domains: Sequence[str]) -> list[int]:
-    """Return an order in which these domains, with equally many sequences each, take turns."""
+    """Return an order of the sequences in which the domains alternate.
+
+    `domains` contains the domain of each sequence. All domains must have the same number of sequences.
+    """
     names = sorted(set(domains))
     rows = [[row for row, domain in enumerate(domains) if domain == name] for name in names]
     return [row for turn in zip(*rows, strict=True) for row in turn]
 
 
 def list_texts(folder: Path) -> list[Path]:
-    """Return the `*.txt` of a folder, a domain each. Raises ValueError without one."""
+    """Return the `*.txt` files of a folder, one for each domain. Raises ValueError if there are none."""
     files = sorted(folder.glob("*.txt"))
     if not files:
         raise ValueError(f"texts must be a folder of held-out *.txt files (got {folder})")
@@ -58,7 +65,10 @@ def list_texts(folder: Path) -> list[Path]:
 
 
 def cut_text(path: Path, ids: Sequence[int], length: int, count: int, skip: int = 0) -> list[list[int]]:
-    """Return `count` sequences of `length` tokens after the first `skip`. Raises ValueError for too short a text."""
+    """Cut a text into `count` sequences of `length` tokens, after skipping `skip` sequences.
+
+    Raises ValueError if the text is too short.
+    """
     if len(ids) < (skip + count) * length:
         room = f"(got {len(ids) // length})"
         raise ValueError(f"{path} must have {skip + count} sequences of {length} tokens {room}")
@@ -66,7 +76,10 @@ def cut_text(path: Path, ids: Sequence[int], length: int, count: int, skip: int 
 
 
 def load_sequences(texts: Path, tokenizer: Path, length: int, per_domain: int, skip: int = 0) -> Sequences:
-    """Return `per_domain` sequences of every `*.txt`, a domain, after the first `skip`. Raises as `cut_text` does."""
+    """Load `per_domain` sequences from every `*.txt` file in a folder.
+
+    The first `skip` sequences of each file are skipped. Raises ValueError if a text is too short.
+    """
     files = list_texts(texts)
     encoder = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     tokens: list[list[int]] = []
@@ -82,7 +95,10 @@ def load_sequences(texts: Path, tokenizer: Path, length: int, per_domain: int, s
 
 
 def _answers(text: str, encoding: Encoding, length: int, first: int, count: int, skip: int) -> list[Answer]:
-    """Return the answers within one of `count` sequences, which are rows from `first` on, after `skip` others."""
+    """Return the answers that lie completely in one of the file's sequences.
+
+    The file has `count` sequences after `skip` skipped ones. `first` is the row of its first sequence.
+    """
     found = []
     for match in ANSWER.finditer(text):
         start = encoding.char_to_token(match.start())

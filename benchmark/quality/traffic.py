@@ -1,4 +1,4 @@
-"""The traffic of a measured server: texts that it is forced to decode, and problems that it answers freely."""
+"""The traffic for a server: texts that the server is forced to decode, and problems that it answers freely."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -14,12 +14,12 @@ from sglang_xshare.tune.texts import Sample
 
 Tokenize = Callable[[str], list[int]]
 Continue = Callable[[list[list[int]], int], list[list[int]]]
-"""Return the model's own answers to prompts, of at most this number of tokens."""
+"""A function that returns the model's own answers to prompts. The second argument limits the tokens of an answer."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A prompt, and the beginning of a right answer."""
+    """A problem: a prompt and the text with which a right answer begins."""
 
     prompt: list[int]
     answer: str
@@ -27,25 +27,25 @@ class Problem:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Samples with texts of equal length, domain after domain, the domain of each, and problems."""
+    """The samples, the domain of each sample, and the problems. The texts of all samples have equal length."""
 
     samples: tuple[Sample, ...]
     domains: tuple[str, ...]
     problems: tuple[Problem, ...] = ()
 
     def mix(self) -> "Traffic":
-        """Return the same samples in an order in which domains take turns."""
+        """Return the same samples in an order in which the domains alternate."""
         order = mix_domains(self.domains)
         samples = tuple(self.samples[row] for row in order)
         return Traffic(samples, tuple(self.domains[row] for row in order), self.problems)
 
 
 def read_texts(decoding: Decoding, tokenize: Tokenize) -> Traffic:
-    """Return the sequences and problems of the texts of `decoding`. Raises ValueError for too short a text."""
+    """Read the samples and the problems from the texts of `decoding`. Raises ValueError if a text is too short."""
     files, length = list_texts(decoding.texts), decoding.prompt + decoding.steps + 1
     sequences: list[list[int]] = []
     for path in files:
-        # The mean token of every usable tokenizer is shorter than 12 characters.
+        # A token has fewer than 12 characters on average, so this part of the text is long enough.
         ids = tokenize(path.read_text()[: decoding.per_domain * length * 12])
         sequences += cut_text(path, ids, length, decoding.per_domain)
     samples = tuple(Sample(one[: decoding.prompt], one[decoding.prompt :]) for one in sequences)
@@ -55,7 +55,10 @@ def read_texts(decoding: Decoding, tokenize: Tokenize) -> Traffic:
 
 
 def read_prompts(file: Path) -> list[dict[str, str]]:
-    """Return the objects of a JSONL file, with `prompt`, maybe `answer`. Raises ValueError for the first wrong line."""
+    """Read a JSON Lines file of prompts.
+
+    Each line is an object with a `prompt` and optionally an `answer`. Raises ValueError if a line is wrong.
+    """
     prompts = []
     for number, line in enumerate(file.read_text().splitlines(), 1):
         try:
@@ -71,7 +74,10 @@ def read_prompts(file: Path) -> list[dict[str, str]]:
 
 
 def continue_prompts(file: Path, decoding: Decoding, tokenize: Tokenize, go_on: Continue) -> Traffic:
-    """Return the first `per_domain` prompts with long enough answers, the texts. Raises ValueError for fewer."""
+    """Read prompts from a file and use the model's own answers as texts.
+
+    Prompts with too short answers are skipped. Raises ValueError if fewer than `per_domain` prompts remain.
+    """
     lines, needed = read_prompts(file), decoding.per_domain
     if len(lines) < needed:
         raise ValueError(f"--prompts {file} must have {needed} prompts, as --per-domain (got {len(lines)})")
@@ -93,7 +99,10 @@ def continue_prompts(file: Path, decoding: Decoding, tokenize: Tokenize, go_on: 
 
 
 def share_batch(problems: Sequence[Problem], company: Sequence[list[int]], own: int, batch: int) -> list[list[Any]]:
-    """Return batches as (problems, all prompts): `own` problems first, each once, then `company`."""
+    """Return batches of `own` problems each, filled up with other prompts.
+
+    Each batch is a pair: the problems, and all prompts of the batch. `company` contains the other prompts.
+    """
     batches = []
     for start in range(0, len(problems), own):
         some = list(problems[start : start + own])

@@ -1,1 +1,1 @@
-"""All measurements of a CPU, from one commit, and the pages' tables and pictures: `python -m benchmark.records`."""
+"""A run of all CPU benchmarks that also writes the tables and pictures of the pages: `python -m benchmark.records`."""

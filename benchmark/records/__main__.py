@@ -1,8 +1,9 @@
-"""Measure all that a CPU can, from a clean checkout, and write the pages' tables: `python -m benchmark.records`.
+"""Run all benchmarks that need only a CPU, and write the tables of the pages: `python -m benchmark.records`.
 
-A record moves to its folder when it is complete. An interrupted run continues from its last point as long as the source
-is unchanged. Experiments that have a record of this source are skipped. `--check` also names the experiments that
-were never recorded, and the files that have changed since each record; neither is an error.
+The checkout must be clean. A record moves to its folder when it is complete. An interrupted run continues from its last
+point if the source code is unchanged. Experiments that already have a record of this source are skipped. `--check`
+reports tables and pictures that differ from their records as errors. It also lists experiments without a record and
+files that have changed since each record, but these are not errors.
 """
 
 import shutil
@@ -26,7 +27,7 @@ UNFINISHED = BUILD / "records"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure the missing records, then write tables and pictures; --tables and --check measure nothing."""
+    """Run the missing experiments, and write the tables and pictures. `--tables` and `--check` run no experiment."""
     parser = Parser("benchmark.records", __doc__)
     names = f"only these of {', '.join(EXPERIMENTS)}"
     parser.add_argument("experiments", nargs="*", metavar="EXPERIMENT", default=tuple(EXPERIMENTS), help=names)
@@ -60,7 +61,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(experiments: Sequence[Experiment], results: Path, small: bool = False, dirty: bool = False) -> None:
-    """Measure the missing results. Raises ValueError for a source that differs from its commit, unless `dirty`."""
+    """Run the experiments whose records are missing.
+
+    Raises ValueError if the source differs from its commit and `dirty` is false.
+    """
     began = time.monotonic()
     for number, one in enumerate(experiments, 1):
         changes = list_changes()
@@ -80,7 +84,7 @@ def measure(experiments: Sequence[Experiment], results: Path, small: bool = Fals
 
 
 def is_recorded(experiment: Experiment, results: Path) -> bool:
-    """Return whether the results hold a record that this source has measured."""
+    """Return whether there is a record that was measured with the current source."""
     path = experiment.path(results)
     if not path.exists():
         return False
@@ -89,7 +93,7 @@ def is_recorded(experiment: Experiment, results: Path) -> bool:
 
 
 def _measure(experiment: Experiment, results: Path, small: bool, resume: bool) -> None:
-    """Run an experiment, and move its record and plots into the results after success."""
+    """Run an experiment. After success, move its record and plots to the results folder."""
     unfinished = _locate_unfinished(experiment, "small" if small else "full")
     arguments = experiment.small if small else experiment.arguments
     command = [sys.executable, "-m", experiment.module, *arguments.split(), "--out", str(unfinished)]
@@ -103,7 +107,7 @@ def _measure(experiment: Experiment, results: Path, small: bool, resume: bool) -
 
 
 def _locate_unfinished(experiment: Experiment, size: str) -> Path:
-    """Return the folder of the newest unfinished record of this source, of any commit; without one a new folder."""
+    """Return the folder of the newest unfinished record of the current source, or else a new folder."""
     begun = [
         record
         for record in UNFINISHED.glob(f"*/{size}/{experiment.name}/{experiment.kind}.json")

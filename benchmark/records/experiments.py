@@ -1,4 +1,4 @@
-"""The experiments in the order of a whole run, the place of each record, and the files that decide its figures."""
+"""The list of all CPU experiments, in the order in which a full run measures them."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,11 +9,14 @@ from benchmark.common.paths import ROOT
 
 @dataclass(frozen=True)
 class Experiment:
-    """A run of `python -m <module>`, which writes its record into a folder below the results.
+    """An experiment, which runs `python -m <module>` and writes one record.
 
-    At full size, with `arguments`, the run takes `minutes` on two quiet cores; `small` are the arguments of the
-    smallest size. `plots` are the files beside the record that a page shows. If `trained` is given, `python -m
-    training.train_moe --model <trained>` makes the model that `arguments` name.
+    - `folder`: the folder of the record, relative to the results folder.
+    - `minutes`: the duration at full size, on two otherwise idle cores.
+    - `small` and `arguments`: the command-line arguments at the smallest size and at full size.
+    - `trained`: the arguments of `python -m training.train_moe --model` that train the experiment's model. They are
+      empty if the experiment uses the shipped checkpoint.
+    - `plots`: picture files next to the record that a page shows.
     """
 
     name: str
@@ -27,22 +30,22 @@ class Experiment:
 
     @property
     def model(self) -> Path | None:
-        """Return the folder of the trained model that the arguments name."""
+        """Return the folder of the trained model, or None if the experiment uses the shipped checkpoint."""
         words = self.arguments.split()
         return ROOT / words[words.index("--model") + 1] if self.trained else None
 
     @property
     def kind(self) -> str:
-        """Return the name in the record, which is also that of the file and of the module."""
+        """Return the record's name of the experiment. It is the last part of the module name, with hyphens."""
         return self.module.rpartition(".")[2].replace("_", "-")
 
     def path(self, results: Path) -> Path:
-        """Return the record's path."""
+        """Return the path of the record."""
         return results / self.folder / f"{self.kind}.json"
 
     @property
     def depends(self) -> tuple[str, ...]:
-        """Return the paths that decide the figures."""
+        """Return the source paths whose changes can change the results."""
         module = self.module.replace(".", "/")
         own = module if (ROOT / module).is_dir() else f"{module}.py"
         if module in OFFLINE or module.startswith("benchmark/quality"):
@@ -54,12 +57,12 @@ DECODED = (
     *("python/sglang_xshare/selection", "python/sglang_xshare/policies", "python/sglang_xshare/types.py"),
     *("checkpoints", "benchmark/quality"),
 )
-"""The paths that decide the figures of an offline decode."""
+"""The source paths that can change the results of offline decoding."""
 SERVED_BY = (
     *("python/sglang_xshare", "patches/shared", "patches/0.5.23", "checkpoints"),
     *("benchmark/common", "benchmark/serving", "benchmark/quality"),
 )
-"""The paths that decide the figures of a server."""
+"""The source paths that can change the results of a server."""
 OFFLINE: dict[str, tuple[str, ...]] = {
     "benchmark/balance": (),
     "benchmark/paged": (),
@@ -69,22 +72,25 @@ OFFLINE: dict[str, tuple[str, ...]] = {
     "benchmark/cost/ranks": ("benchmark/expert_sharding",),
     "benchmark/expert_sharding": (),
 }
-"""Modules without a server, and the further paths that decide their figures."""
+"""The modules that run without a server. For each, additional source paths that can change its results."""
 POLICY = "xshare:k0=1,add=24"
 PREFERRED = "xshare:k0=1,add=4,utility=squared,own_share=0.75"
 VERIFIED = {(1, 8): (12, 9), (1, 16): (16, 11), (4, 8): (16, 13), (4, 16): (16, 13)}
-"""Requests and verified tokens of each -> budgets of equal loss offline, plain and weighed. They are served on other
-text than the one on which they were chosen."""
+"""Two budgets for each number of requests and verified tokens per request.
+
+The first budget is used without weighting, and the second one with weighting by acceptance. Offline, both have the same
+loss. They were chosen on other text than the text that is served.
+"""
 CHANCES = ("0.65", "auto")
 OBSERVED = "off vanilla observe --model checkpoints/qwen3-moe-tiny"
 SERVED = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8 --sums 4 --per-domain 4 --loss-tokens 8"
 TEXT = "--per-domain 4 --prompt 16 --steps 8 --batch 4"
 DRAFTS = "--add 8 --batch 1 --tokens-per-request 8 --chance 0.75 --per-domain 4 --prompt 16 --steps 16"
 UNSEEN = "--skip 32"
-"""The front is measured on text after the first 32 sequences of each domain, on which its keys were chosen."""
+"""The argument that skips the first 32 sequences of each domain, because the keys of `front` were chosen on them."""
 BUDGETS = "--batch 4 --per-domain 4 --prompt 16 --steps 8"
 CHAINS = f"{BUDGETS} --tokens-per-request 4", "--batch 1 2 4 8 16 --tokens-per-request 4"
-"""Arguments of verification, at the smallest and at full size."""
+"""The arguments for verify steps, at the smallest size and at full size."""
 FRESH = "xshare xshare:careful xshare:fast xshare:mass=0.9 --skip 32"
 CAPPED = " ".join([*(f"xshare:max_add={most}" for most in (24, 32, 48, 64)), FRESH])
 SIZES = {
@@ -94,18 +100,18 @@ SIZES = {
     "verified-8": f"{FRESH} --batch 1 3 6 12 --per-domain 24 --tokens-per-request 8",
 }
 STEPS = {"grouped": 400, "many128": 200, "wide": 250, "biased": 160}
-"""Training steps of the models of another seed, which check the default."""
+"""The number of training steps of each model with another seed. These models check the default policy."""
 BUDGETED = ("wide", "many128", "grouped", "biased", "many512")
 DISPATCH = "--per-domain 8 --calibration 384 --replicas 2"
 
 
 def _vary(one: Experiment, word: str, **changes: Any) -> Experiment:
-    """Return a variation of an experiment, with one more word in its name and in its folder."""
+    """Return a variant of an experiment. `word` is appended to its name and to its folder."""
     return replace(one, name=f"{one.name}-{word}", folder=f"{one.folder}/{word}", **changes)
 
 
 def _on(one: Experiment, model: str, seed: int = 1) -> Experiment:
-    """Return the same experiment on another model than the shipped checkpoint, trained with this seed."""
+    """Return the same experiment with another model. `seed` is the model's training seed."""
     made = model if seed == 1 else f"{model}-{seed}"
     trained = model if seed == 1 else f"{model} --seed {seed} --steps {STEPS[model]}"
     return _vary(one, model, arguments=f"{one.arguments} --model build/models/{made}".strip(), trained=trained)
@@ -115,17 +121,23 @@ FRONT = Experiment("front", "benchmark.quality.front", "quality/front", 6, f"{PO
 CHOICE = Experiment("defaults", "benchmark.quality.defaults", "quality", 8, BUDGETS)
 SAMPLES = Experiment("samples", "benchmark.quality.samples", "quality/samples", 4, "xshare --problems 64")
 SAMPLED = SAMPLES, _vary(SAMPLES, "hot", arguments="--temperature 2"), _on(SAMPLES, "grouped", seed=2)
-"""Experiments that draw several answers to each arithmetic problem."""
+"""The experiments that sample several answers to each arithmetic problem."""
 
 
 def _fresh(model: str, sizes: str) -> Experiment:
-    """Return the check of the default and its presets on text, sizes and seeds that did not choose their numbers."""
+    """Return an experiment that checks the default policy and its presets.
+
+    It uses texts, batch sizes and models that were not used to choose the numbers of the policies.
+    """
     one = Experiment("fresh", CHOICE.module, "quality/fresh", 8, f"xshare --skip 2 {BUDGETS}", SIZES[sizes])
     return _vary(_vary(one, model) if model == "shipped" else _on(one, model, seed=2), sizes)
 
 
 def _with_drafts(batch: int, tokens: int) -> Experiment:
-    """Return verification of `tokens` tokens of each of `batch` requests, plain and with drafts weighed by chance."""
+    """Return an experiment with verify steps of `batch` requests and `tokens` tokens per request.
+
+    It compares two kinds of policies: one treats all draft tokens equally, and one weights them by acceptance.
+    """
     drafts = f"--steps {tokens - 1} --draft-tokens {tokens}"
     plain, weighed = (f"xshare:k0=1,add={add},utility=squared,own_share=0.75" for add in VERIFIED[batch, tokens])
     policies = " ".join(["off --drafted off", plain, *(f"{weighed},acceptance={chance}" for chance in CHANCES)])
@@ -152,7 +164,7 @@ SMALL = {
     "depth-changes": "xshare --from-requests 2 --changes 1 --output-tokens 8",
     "neighbours": f"{POLICY} --prompts 2 --others 3 --prompt 8 --tokens 4",
 }
-"""Arguments of the smallest size."""
+"""The arguments of each experiment at the smallest size."""
 REPLICAS = "--traffic mixed shift flood --policies vanilla xshare:k0=1,add=16"
 EXPERIMENTS = {
     one.name: one

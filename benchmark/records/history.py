@@ -1,4 +1,4 @@
-"""Changes of the source since each record."""
+"""A report of the source changes since each record was measured."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,13 +9,14 @@ from benchmark.common.source import DIRTY, count_changes, has_history
 from benchmark.records.experiments import EXPERIMENTS, SERVED_BY
 
 LISTED = 4
-"""Folders named in a line."""
+"""The maximum number of folders that a line names."""
 
 
 def list_stale(results: Path) -> Iterator[str]:
-    """Yield a line for the experiments without a record, and one for all records of a commit whose paths have changed.
+    """Yield lines that describe outdated records.
 
-    Without history, one line replaces those of the changes.
+    One line names all experiments without a record. Then each commit with outdated records has one line. If the
+    checkout has no git history, a single line reports that changes are unknown.
     """
     missing = [name for name, one in EXPERIMENTS.items() if not one.path(results).exists()]
     if missing:
@@ -41,7 +42,7 @@ def list_stale(results: Path) -> Iterator[str]:
 
 
 def _list_records(results: Path) -> Iterator[tuple[str, Path, tuple[str, ...]]]:
-    """Yield (name, path, paths that decide the figures) of each record that exists."""
+    """Yield the name of each existing record, its path, and the source paths that can change its results."""
     for name, one in EXPERIMENTS.items():
         if one.path(results).exists():
             yield name, one.path(results), one.depends

@@ -1,4 +1,4 @@
-"""Pages with marked tables: between `<!-- table: NAME -->` and `<!-- end table -->` is a table of the records."""
+"""Generated tables in Markdown pages. A table stands between `<!-- table: NAME -->` and `<!-- end table -->`."""
 
 import re
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ BEGIN, END = re.compile(r"<!-- table: (.*) -->"), "<!-- end table -->"
 
 
 def list_pages() -> list[Path]:
-    """Return every page that may hold a table."""
+    """Return all pages that can contain generated tables."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmark").rglob("*.md"))]
 
 
 def write_tables(pages: list[Path], results: Path) -> list[str]:
-    """Write every marked table anew; return a line for each wrong marker."""
+    """Generate all tables in the pages again. Return one line for each wrong marker."""
     problems = []
     for page in pages:
         text = page.read_text()
@@ -28,7 +28,7 @@ def write_tables(pages: list[Path], results: Path) -> list[str]:
 
 
 def check_tables(pages: list[Path], results: Path) -> list[str]:
-    """Return a line for every table that differs from its record, and for every wrong marker."""
+    """Return one line for each table that differs from its record, and one for each wrong marker."""
     problems = []
     for page in pages:
         _, changed, found = _render(page, page.read_text(), results)
@@ -41,7 +41,7 @@ def check_tables(pages: list[Path], results: Path) -> list[str]:
 
 
 def _render(page: Path, text: str, results: Path) -> tuple[str, list[str], list[str]]:
-    """Return the page with its tables written anew, the names of those that change, and the problems."""
+    """Return the page with its tables generated again, the names of the changed tables, and the problems."""
     lines: list[str] = []
     changed: list[str] = []
     problems: list[str] = []
@@ -65,7 +65,7 @@ def _render(page: Path, text: str, results: Path) -> tuple[str, list[str], list[
 
 
 def _take_table(lines: Iterator[str]) -> list[str] | None:
-    """Return the lines up to the end marker, and consume it; None if the next table comes first."""
+    """Return the lines before the end marker. Return None if another table begins before an end marker."""
     taken: list[str] = []
     for line in lines:
         if line == END:

@@ -1,4 +1,4 @@
-"""Pictures that pages show, each drawn from one record into docs/pictures, with a digest of the data in the file."""
+"""The pictures in docs/pictures. Each picture is drawn from one record, and its file contains a digest of the data."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,15 +16,19 @@ from benchmark.records.tables import H200_RUN
 
 FOLDER = ROOT / "docs" / "pictures"
 SHOWN = ("vanilla", "xshare:k0=1,add", "xshare:k0=1,mass", "oea:k0", "moe-spec:budget", "lynx-lat:retain", "pruned:k0")
-"""Ladders in the picture of the loss: those with more than two settings, and `mass`, from which bare `xshare` comes."""
+"""The lines in the picture of the loss.
+
+They are the policies with more than two settings, and `mass`, on which the default of `xshare` is based.
+"""
 TODAY = {"xshare": "xshare:mass=0.9"}
-"""Policies of `H200_RUN`, which is older than today's defaults -> how today's command line spells them."""
+"""The current spelling of the policies in `H200_RUN`. This run is older than the current defaults."""
 
 
 def plot_gains(points: Mapping[str, Any]) -> Picture:
-    """Return the picture of the gain in tokens/s against requests at a time, a line a model and policy.
+    """Return a picture of the throughput gain against the number of concurrent requests.
 
-    Points with one round, and points at which the policy selected in no step, are omitted.
+    Each model and policy has one line. Points with a single round are omitted, and also points at which the policy was
+    never used.
     """
     lines: dict[str, list[tuple[int, float, float, float]]] = {}
     for key, point in points.items():
@@ -46,7 +50,7 @@ def plot_gains(points: Mapping[str, Any]) -> Picture:
 
 
 def plot_losses(points: Mapping[str, Any]) -> Picture:
-    """Return the picture of loss against active experts of the shipped checkpoint."""
+    """Return a picture of loss against active experts for the policies in `SHOWN`."""
     return plot_quality({name: point for name, point in points.items() if (name.rpartition("=")[0] or name) in SHOWN})
 
 
@@ -55,11 +59,11 @@ PICTURES: dict[str, tuple[Path, Callable[[Mapping[str, Any]], Picture]]] = {
     "tokens-by-depth": (EXPERIMENTS["depth"].path(Path()), plot_depths),
     "loss-by-experts": (EXPERIMENTS["quality"].path(Path()), plot_losses),
 }
-"""Name -> the record below the results, and the function of the record's points that returns the picture."""
+"""The pictures by name. Each entry contains the path of the record and the function that makes the picture."""
 
 
 def check_pictures(results: Path, folder: Path = FOLDER) -> list[str]:
-    """Return a line for every picture whose digest is not that of its record."""
+    """Return one line for each picture whose digest differs from the digest of its record."""
     return [
         f"{path}: not drawn from its record; python -m benchmark.records --tables draws it"
         for path, picture in _make(results, folder)
@@ -68,7 +72,10 @@ def check_pictures(results: Path, folder: Path = FOLDER) -> list[str]:
 
 
 def write_pictures(results: Path, folder: Path = FOLDER) -> list[str]:
-    """Draw every picture whose digest is not that of its record; return the pictures that could not be drawn."""
+    """Draw all pictures whose digest differs from the digest of the record.
+
+    Return one line for each picture that could not be drawn.
+    """
     for path, picture in _make(results, folder):
         if read_digest(path) != find_digest(picture):
             draw(picture, path)

@@ -1,4 +1,4 @@
-"""The tables that pages show, by name, each out of one record or two."""
+"""The tables that the pages show. Each table is made from one or more records."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -43,12 +43,12 @@ Points = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Source:
-    """A table: the experiments whose records it shows, and the function that makes it."""
+    """The source of a table: the experiments whose records it shows, and the function that makes it."""
 
     experiments: tuple[str, ...]
     tabulate: Callable[..., Table]
     run: str | None = None
-    """The folder of a run on a GPU, whose records `make records` does not make."""
+    """The results folder of a GPU run, or None for the records of a CPU."""
 
 
 H200_RUN = "2026-11-27-nvidia-h200-0.5.23"
@@ -92,7 +92,11 @@ TABLES = {
 
 
 def format_table(name: str, results: Path, page: Path) -> str:
-    """Return the Markdown of a table in `page`, with its records and machines. Raises ValueError without a record."""
+    """Return the Markdown of a table.
+
+    It also contains links to the records and descriptions of the machines. The links are relative to `page`. Raises
+    ValueError if a record is missing.
+    """
     if name not in TABLES:
         raise ValueError(f"must be one of {', '.join(TABLES)}")
     source = TABLES[name]

@@ -1,7 +1,8 @@
-"""Compare expert policies in the real server: `python -m benchmark.serving off xshare:k0=1,add=24 oea:k0=3`.
+"""Compare expert policies in a real server: `python -m benchmark.serving off xshare:k0=1,add=24 oea:k0=3`.
 
-Serves one model without a policy and with each policy, and again with an EAGLE-3 draft. Measures all in turns with
-upstream's bench_serving, then the cost of each: the loss of held-out text, and sums. Draws a picture beside the record.
+The benchmark serves one model without a policy and with each policy, and then again with an EAGLE-3 draft model. It
+measures the speed of all variants in turns with SGLang's bench_serving. Then it measures the quality of each variant:
+the loss on held-out text and the share of solved arithmetic problems. It draws a picture next to the record.
 """
 
 import argparse
@@ -21,19 +22,23 @@ from benchmark.serving.report import plot_serving, tabulate_serving
 
 BUDGETS = tuple(f"xshare:k0=1,add={add}" for add in (24, 16, 8))
 POLICIES = (OFF, BASELINE, "xshare", *BUDGETS, "oea:k0=3", "lynx-lat:retain=32")
-"""`vanilla` runs on the policies' own server: its ratio shows how far two servers differ without a policy."""
+"""The default policies. `vanilla` runs on the server of the policies, so its ratio shows how much two servers differ
+without a policy."""
 DRAFTED = (OFF, "xshare", "moe-spec:budget=32")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table, draw the picture."""
+    """Measure the policies, print the table and draw the picture."""
     run(make_parser("benchmark.serving", __doc__, BUILD / "serving"), "serving", POLICIES, DRAFTED, argv)
 
 
 def run(
     parser: Parser, experiment: str, policies: Sequence[str], drafted: Sequence[str], argv: Sequence[str] | None
 ) -> None:
-    """Measure, print and draw; without policies in `argv`, those given here. `parser` is one of `make_parser`."""
+    """Measure the policies of the command line, print the table and draw the picture.
+
+    `parser` is a result of `make_parser`. `policies` and `drafted` are used if the command line contains no policies.
+    """
     args = parser.parse_args(argv)
     if not args.policies:
         args.policies = policies
@@ -60,7 +65,7 @@ BUSY = "Other work ran beside this benchmark, and the ratios are those of a busy
 
 
 def make_parser(module: str, text: str | None, out: Path, per_domain: int = 24, **counts: int) -> Parser:
-    """Return the parser of a comparison; `per_domain` and `counts` replace the usual defaults."""
+    """Return the argument parser of a comparison. `per_domain` and `counts` change the defaults of some flags."""
     parser = Parser(module, text)
     parser.add_argument("policies", nargs="*", type=policy, help=f"{SPELLING}; the first is the baseline of the ratios")
     parser.add_checkpoint(WIDENED, TEXTS)

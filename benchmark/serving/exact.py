@@ -1,7 +1,7 @@
-"""Measure what policies still gain if some requests are exact: `python -m benchmark.serving.exact [POLICY...]`.
+"""Measure the gain of policies if some requests are exact: `python -m benchmark.serving.exact [POLICY...]`.
 
-One server of the widened checkpoint is switched from policy to policy and answers full batches, of which some requests
-are exact. Then held-out text is forced through its decode steps in the same way, for the loss of exact and other rows.
+One server of the widened checkpoint is switched from policy to policy. It answers full batches in which some requests
+are exact. Then the server decodes held-out text in the same way, to measure the loss of exact rows and of other rows.
 """
 
 import argparse
@@ -41,7 +41,7 @@ half the 95 % t-interval over batches; of exact requests, the largest difference
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure on a server into the record, print the table."""
+    """Measure the policies on one server and print the table."""
     parser = Parser("benchmark.serving.exact", __doc__)
     parser.add_policies(selecting, POLICIES, f"beside {BASELINE}")
     parser.add_argument("--exact", nargs="+", type=int, default=[0, 1, 2, 4], help="requests of a batch, 0 first")
@@ -69,12 +69,12 @@ def _name(policy: str, count: int) -> str:
 
 
 class Marking(Instrument):
-    """An instrument whose requests are exact if their place in a batch is `marked`."""
+    """An instrument that sends some requests of a batch as exact. `marked` contains the positions of these requests."""
 
     marked: Sequence[int] = ()
 
     def ask(self, path: str, body: dict[str, Any] | None = None, *args: Any, **more: Any) -> Any:
-        """Mark the exact requests as a client does; every request of a batch has parameters of its own."""
+        """Send the request. If each request of the batch has its own sampling parameters, mark the exact ones there."""
         if body is not None and isinstance(body.get("sampling_params"), list):
             for place in self.marked:
                 body["sampling_params"][place].setdefault("custom_params", {})[KEY] = EXACT
@@ -82,7 +82,7 @@ class Marking(Instrument):
 
 
 def measure(record: Record, server: Server, arms: Sequence[tuple[str, int]], args: argparse.Namespace) -> None:
-    """Measure every round under every arm in turns, as `order_round` orders them; then the loss of each."""
+    """Measure the speed of all arms in alternating rounds, and then the loss of each arm."""
     asking = Marking(server.url)
     length, batches = args.output_tokens, args.rounds + 1 + args.loss_batches
     sequences = load_sequences(TEXTS, WIDENED, 32 + length + 1, -(-args.batch * batches // 4)).mix()
@@ -101,7 +101,7 @@ def measure(record: Record, server: Server, arms: Sequence[tuple[str, int]], arg
         asking.ask("/generate", {"input_ids": [text[:8] for text in texts], "sampling_params": each}, 1800)
         return len(texts) * length / (time.perf_counter() - began)
 
-    generate(timed[-1])  # prompts of no round
+    generate(timed[-1])  # a warm-up with prompts that no round uses
     for number in range(args.rounds):
         for arm in (arms[place] for place in order_round(len(arms), number)):
             choose(number, arm)
@@ -125,7 +125,7 @@ def measure(record: Record, server: Server, arms: Sequence[tuple[str, int]], arg
 
 
 def tabulate_exact(points: Mapping[str, Any]) -> Table:
-    """Return a row a policy and number of exact requests."""
+    """Return a table with one row for each policy and number of exact requests."""
     (first_name, first), *others = points.items()
     steps = sum(point["totals"]["layer_steps"] for _, point in others)
     before = sum(point["totals"]["experts_before"] for _, point in others) / steps
@@ -134,7 +134,7 @@ def tabulate_exact(points: Mapping[str, Any]) -> Table:
     whole: Mapping[str, Any] = first
     for name, point in others:
         policy, _, count = name.removesuffix(" exact").rpartition(", ")
-        whole = point if count == "0" else whole  # the first of each policy
+        whole = point if count == "0" else whole  # each policy starts with 0 exact requests
         totals, ratios, gains = point["totals"], _ratios(point, first), _ratios(whole, first)
         pairs = [(ratio, gain) for ratio, gain in zip(ratios, gains, strict=True) if gain > 1]
         kept = [(ratio - 1) / (gain - 1) for ratio, gain in pairs]

@@ -1,4 +1,4 @@
-"""Speed and quality of the same servers: alternating rounds, held-out text forced through their own steps, sums."""
+"""Measurements of the speed and the quality of served policies, on the same servers."""
 
 import argparse
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from benchmark.quality.text import load_sequences
 from benchmark.serving.report import KEY, quality_key
 
 PROMPT = 32
-"""Tokens before those whose loss is measured."""
+"""The number of prompt tokens, whose loss is not measured."""
 
 
 def add_text(parser: Parser, per_domain: int = 24, loss_tokens: int = 64, sums: int = 160) -> None:
-    """Add flags of the text whose loss is measured, the domains mixed in every batch, and of the sums."""
+    """Add flags for the amount of held-out text and for the number of arithmetic problems."""
     parser.add_count("per_domain", per_domain, "sequences of each domain whose loss is measured")
     parser.add_count("loss_tokens", loss_tokens, "tokens of each sequence whose loss is measured")
     parser.add_count("sums", sums, "arithmetic problems")
@@ -27,10 +27,11 @@ def add_text(parser: Parser, per_domain: int = 24, loss_tokens: int = 64, sums: 
 def measure_serving(
     record: Record, args: argparse.Namespace, variants: Sequence[Variant], flags: Sequence[str] = ()
 ) -> None:
-    """Measure the points of `variants` that the record lacks; variants with flags draft.
+    """Measure the speed and the quality of all variants, except what the record already contains.
 
-    `args` are those of `add_checkpoint`, `add_counts`, `add_text` and the prompts' `seed`; `flags` go to every server.
-    Raises ValueError for too short a text, before anything is served.
+    `args` must contain the flags of `add_checkpoint`, `add_counts` and `add_text`, and the `seed` of the prompts.
+    `flags` are additional flags of every server. Variants with own flags use speculative decoding. Raises ValueError
+    if the text is too short.
     """
     model, texts = args.model, args.texts
     keys = [quality_key(variant.name) for variant in variants]

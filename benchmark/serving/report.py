@@ -1,4 +1,4 @@
-"""The tables and the picture of served policies: gain, cost, and the error of `check`'s estimate."""
+"""Tables and a picture of the served policies, and a table that compares `check`'s estimate with measured times."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -16,16 +16,16 @@ from benchmark.quality.measure import Loss, compare_nats, find_margin
 from sglang_xshare.check.weights import Weights
 
 SUMMARY = ("off", BASELINE, "xshare", f"{DRAFTING}off", f"{DRAFTING}xshare")
-"""The rows that the README shows, if the record has them."""
+"""The rows that the README shows. Rows that the record does not contain are omitted."""
 KEY = "comparison"
-"""The key of the rounds in the record; `quality_key` returns the others."""
+"""The key of the point that contains the rounds. `quality_key` returns the keys of the other points."""
 ROUNDS = "ratio by round"
 BRIEF = """\
 Means over the rounds [95 % t-interval]. Ratio: tokens/s divided by the first row's. Loss: cross-entropy, nats a token;
 of `xshare` the difference from `off` above. Sums right: share of arithmetic problems solved. Accepted: tokens that a
 verify step gives a request.\
 """.replace("\n", " ")
-"""The README's note."""
+"""The note below the README's table."""
 NOTE = """\
 Means over the rounds [95 % t-interval]; the highest ratio first. Ratio: output tokens/s over the first row's in the
 same round. The server counts active experts (a layer and step, upstream's routing -> the policy) and kept mass."""
@@ -40,12 +40,12 @@ and the loss of a policy is the difference from the first row with drafts."""
 
 
 def quality_key(name: str) -> str:
-    """Return the key of a row's loss and sums."""
+    """Return the key of the point that contains a variant's loss and its share of solved problems."""
     return f"quality/{name}"
 
 
 def tabulate_serving(points: Mapping[str, Any]) -> Table:
-    """Return a row a policy: the baseline, then without drafts and with them, the highest ratio first."""
+    """Return a table with one row for each variant, sorted by `_order`."""
     comparison = Comparison.read(points[KEY])
     losses = _format_losses(points, comparison)
     rows = []
@@ -74,13 +74,17 @@ def tabulate_serving(points: Mapping[str, Any]) -> Table:
 
 
 def _order(comparison: Comparison) -> list[int]:
-    """Return the numbers of the series: the baseline, then without drafts and with them, the highest ratio first."""
+    """Return the indices of the series in table order.
+
+    The baseline is first. Variants without drafts precede variants with drafts. Within each group, the highest ratio is
+    first.
+    """
     drafts = [bool(one.variant.args) for one in comparison.series]
     return sorted(comparison.order, key=lambda number: (number > 0, drafts[number]))
 
 
 def plot_serving(points: Mapping[str, Any]) -> Picture:
-    """Return the picture of tokens/s and loss, a bar a row."""
+    """Return a picture of the throughput and the loss, with one bar for each variant."""
     comparison = Comparison.read(points[KEY])
     order, losses = _order(comparison), _find_losses(points, comparison)
     rows = [comparison.summaries[number].name for number in order]
@@ -100,7 +104,7 @@ def _find_bar(loss: Loss | None) -> float:
 
 
 def _explain(comparison: Comparison, losses: Sequence[str]) -> str:
-    """Return the note that explains the cells of these rows."""
+    """Return the note that explains the table."""
     parts = (
         NOTE,
         BY_ROUND,
@@ -114,7 +118,7 @@ def _explain(comparison: Comparison, losses: Sequence[str]) -> str:
 
 
 def summarize_serving(points: Mapping[str, Any]) -> Table:
-    """Return the rows of `SUMMARY` out of `tabulate_serving`, without the rounds, with a short note."""
+    """Return a short table for the README. It contains only the rows of `SUMMARY`, and no single rounds."""
     table, comparison = tabulate_serving(points), Comparison.read(points[KEY])
     rows = {row[0]: row[:-1] for row in table.rows}
     note = f"{comparison.workload.model.name}: {comparison.workload}. {BRIEF}"
@@ -123,7 +127,7 @@ def summarize_serving(points: Mapping[str, Any]) -> Table:
 
 
 def tabulate_verified(*records: Mapping[str, Any]) -> Table:
-    """Return the rows of `tabulate_serving` of all records, with the size of each record's verify step."""
+    """Return one table of all records. The first column contains the size of the record's verify step."""
     tables = [tabulate_serving(points) for points in records]
     comparisons = [Comparison.read(points[KEY]) for points in records]
     rows = [[_name_step(one), *row] for one, table in zip(comparisons, tables, strict=True) for row in table.rows]
@@ -135,7 +139,10 @@ def tabulate_verified(*records: Mapping[str, Any]) -> Table:
 
 
 def summarize_verified(*records: Mapping[str, Any]) -> Table:
-    """Return a row a record: the ratio and active experts of drafts alone, and with each policy in the order served."""
+    """Return a table with one row for each record.
+
+    A row contains the ratios and the active experts: first with drafts alone, then with drafts and each policy.
+    """
     rows, names = [], []
     for points in records:
         comparison = Comparison.read(points[KEY])
@@ -153,13 +160,17 @@ def summarize_verified(*records: Mapping[str, Any]) -> Table:
 
 
 def _name_step(comparison: Comparison) -> str:
-    """Return requests x draft tokens of each in a verify step."""
+    """Return the size of a verify step, as "requests x draft tokens per request"."""
     flags = next(one.variant.args for one in comparison.series if one.variant.args)
     return f"{comparison.workload.concurrency} x {flags[flags.index('--speculative-num-draft-tokens') + 1]}"
 
 
 def _find_losses(points: Mapping[str, Any], comparison: Comparison) -> list[Loss | None]:
-    """Return each row's loss above that of the first row with drafts, or without them; None if it was not measured."""
+    """Return the additional loss of each row, or None if the loss was not measured.
+
+    A row with drafts is compared with the first row with drafts. A row without drafts is compared with the first row
+    without drafts.
+    """
     first: dict[bool, Any] = {}
     losses: list[Loss | None] = []
     for one in comparison.series:
@@ -170,7 +181,10 @@ def _find_losses(points: Mapping[str, Any], comparison: Comparison) -> list[Loss
 
 
 def _format_losses(points: Mapping[str, Any], comparison: Comparison) -> list[str]:
-    """Return the loss itself of the first row with drafts and of the first without, and the others' differences."""
+    """Format the loss of each row.
+
+    The first row with drafts and the first row without drafts show the loss itself. Other rows show the difference.
+    """
     seen: set[bool] = set()
     cells = []
     for one, loss in zip(comparison.series, _find_losses(points, comparison), strict=True):
@@ -187,7 +201,7 @@ cost a CPU next to nothing. Negative: the estimate promises more than was measur
 
 
 def tabulate_estimate(points: Mapping[str, Any]) -> Table:
-    """Return a row a policy that selected in some step of one token a request."""
+    """Return a table with one row for each policy that was measured without drafts and selected experts."""
     comparison, weights = Comparison.read(points[KEY]), read_widened()
     rows = []
     for number in comparison.order[1:]:
@@ -203,12 +217,12 @@ def tabulate_estimate(points: Mapping[str, Any]) -> Table:
 
 
 def _divide_bytes(weights: Weights, before: float, after: float) -> float:
-    """Return the share of a step's weights still read with `after` of `before` experts."""
+    """Return the share of the weights that a step still reads if the active experts decrease to `after`."""
     read = [weights.dense + weights.moe_layers * active * weights.expert for active in (after, before)]
     return read[0] / read[1]
 
 
 def _pair_tpot(policy: Series, vanilla: Series) -> list[float]:
-    """Return the policy's TPOT over vanilla's, by round."""
+    """Return the policy's TPOT divided by the TPOT of vanilla, for each round."""
     pairs = zip(policy.results, vanilla.results, strict=True)
     return [one["median_tpot_ms"] / base["median_tpot_ms"] for one, base in pairs]

@@ -1,1 +1,1 @@
-"""The plans of `sglang-xshare tune`, against the published settings."""
+"""A comparison of the plans that `sglang-xshare tune` finds with the published settings of policies."""

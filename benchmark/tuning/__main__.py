@@ -1,7 +1,8 @@
-"""Measure the experts that tuning saves: `python -m benchmark.tuning [POLICY...]`.
+"""Measure how many experts tuning saves: `python -m benchmark.tuning [POLICY...]`.
 
-Tunes to several tolerances as `sglang-xshare tune` does, on every second sample of the texts; then decodes the other
-samples under the plans found and under published settings, one for all layers. On a server, or `--offline`.
+Tunes a policy for several tolerances, as `sglang-xshare tune` does, on one part of the texts. Then decodes another part
+with the tuned policies, and with published settings that are the same in all layers. The benchmark starts a server, or
+decodes in its own process with `--offline`.
 """
 
 import argparse
@@ -34,13 +35,13 @@ PUBLISHED = (
     *(f"oea:k0=4,p={p}" for p in (0.3, 0.4, 0.5, 0.6)),
     *(f"lynx-lat:retain={retain}" for retain in (32, 40, 48)),
 )
-"""Ladders of the papers' settings for decode, with their own utility and weights."""
+"""The settings of the papers for decode steps, with several budgets each."""
 EVERYWHERE: Layers = (0,)
 ANOTHER = "another text"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table, draw the picture."""
+    """Run the benchmark, print the table and draw the picture."""
     parser = Parser("benchmark.tuning", __doc__)
     parser.add_policies(selecting, PUBLISHED, "published settings to compare with")
     text = "to choose from (default: tune's)"
@@ -76,13 +77,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 Gauged = tuple[Gauge | OfflineGauge, Sequence[int]]
-"""The measurement of a policy, and the MoE layers of the model."""
+"""The object that measures a policy, and the numbers of the model's MoE layers."""
 
 
 @contextmanager
 def open_server(args: argparse.Namespace) -> Iterator[Gauged]:
-    """Serve the model, and measure on the server."""
-    # Without graphs, because a switch to another kind of policy would capture them again.
+    """Start a server of the model, and yield a gauge that measures policies on it."""
+    # CUDA graphs are disabled, because the server would capture them again after some policy switches.
     flags = ("--expert-policy", "observe", "--disable-cuda-graph", *SERVER_ARGS)
     with Server(args.model, flags, name="tuning") as server:
         running = RunningServer(server.url)
@@ -91,7 +92,7 @@ def open_server(args: argparse.Namespace) -> Iterator[Gauged]:
 
 @contextmanager
 def open_offline(args: argparse.Namespace) -> Iterator[Gauged]:
-    """Load the model into this process, and measure there."""
+    """Load the model into this process, and yield a gauge that measures policies on it."""
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     gauge = OfflineGauge(
         args.model, read_parts(args, lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
@@ -100,7 +101,10 @@ def open_offline(args: argparse.Namespace) -> Iterator[Gauged]:
 
 
 def read_parts(args: argparse.Namespace, tokenize: Callable[[str], list[int]]) -> dict[str, list[Sample]]:
-    """Return samples to tune on, to confirm with, and twice as many to compare on."""
+    """Read the samples for tuning, for confirmation and for the comparison.
+
+    The comparison has twice as many samples as each of the other parts.
+    """
     texts = args.texts or args.model / "heldout"
     tuning, first, held_out, second = read_samples(texts, tokenize, args.prompt, args.tokens, args.samples, parts=4)
     return {"tuning": tuning, "held out": held_out, ANOTHER: first + second}
@@ -109,7 +113,11 @@ def read_parts(args: argparse.Namespace, tokenize: Callable[[str], list[int]]) -
 def measure(
     bench: Bench, groups: Sequence[Layers], args: argparse.Namespace, batch: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (name, point) of each tolerance: tuned plan and published settings on other text, and the share saved."""
+    """Tune for each tolerance, and yield the name and the fields of its point.
+
+    A point contains the results of the tuned policy and of the published settings on another text. It also contains the
+    confidence interval of the saved experts.
+    """
     vanilla = bench.run({"policy": VANILLA_SETTING}, batch, ANOTHER)
     layers = sum(map(len, groups))
     published = {one: bench.run(build_policy({EVERYWHERE: one}), batch, ANOTHER) for one in args.policies}

@@ -1,4 +1,4 @@
-"""The gauge of `tune` without a server: policies of single layers, decoded by transformers."""
+"""A gauge for `tune` that needs no server. It measures policies with a transformers model."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,10 @@ from sglang_xshare.tune.texts import Sample
 
 
 class OfflineGauge:
-    """Policies measured on samples in one forward, layer by layer. Raises ValueError for fixed routing."""
+    """A gauge that measures a policy on samples with the offline model.
+
+    Raises ValueError if the routing of the model cannot be replaced.
+    """
 
     def __init__(self, model: Path, samples: Mapping[str, Sequence[Sample]]) -> None:
         self.model = load_model(model)
@@ -28,7 +31,7 @@ class OfflineGauge:
         self._benches: dict[tuple[int, str], tuple[Bench, Decoded]] = {}
 
     def __call__(self, policy: dict[str, Any], batch: int, part: str) -> Measurement:
-        """Decode a part under a policy, `batch` samples at a time; leftover samples are skipped."""
+        """Decode the samples of a part under a policy, `batch` at a time. Leftover samples are skipped."""
         bench, vanilla = self._prepare(batch, part)
         keys = dict(policy)
         schedule = build_schedule(keys.pop("policy"), keys, speculative=False)
@@ -49,7 +52,7 @@ class OfflineGauge:
         return Measurement(nats, divergences, greedy, before, saved, kept)
 
     def _prepare(self, batch: int, part: str) -> tuple[Bench, Decoded]:
-        """Return the prefilled samples, and their decode under vanilla."""
+        """Return a bench with the prefilled samples, and their results under vanilla."""
         if (batch, part) not in self._benches:
             samples = self.samples[part][: len(self.samples[part]) // batch * batch]
             tokens = torch.tensor([one.prompt + one.text for one in samples])

@@ -1,4 +1,4 @@
-"""The experts that a tuned plan saves against published settings that lose as much; the table and the picture."""
+"""A table and a picture that compare tuned policies with published settings of equal loss."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -27,7 +27,7 @@ Points = Mapping[str, Mapping[str, Any]]
 
 
 def tabulate_tuning(points: Points) -> Table:
-    """Return a row a batch size and tolerance."""
+    """Return a table with one row for each batch size and tolerance."""
     headings = [
         *("tolerance", "batch", "experts, vanilla's", "tuned", "kept mass", "loss", "rise", "published", "saved"),
         "at equal divergence",
@@ -57,7 +57,7 @@ def tabulate_tuning(points: Points) -> Table:
 
 
 def _format_saved(saved: float, point: Mapping[str, Any]) -> str:
-    if "saved_error" in point:  # in records from before 2026-11-28
+    if "saved_error" in point:  # only in records from before 2026-11-28
         return f"{saved:.1%} ± {point['saved_error']:.1%}"
     return format_share(saved, point.get("saved_interval"), 1)
 
@@ -66,7 +66,7 @@ Point = Mapping[str, Any]
 
 
 def describe(found: Measurement, vanilla: Measurement, before: float, layers: int) -> dict[str, Any]:
-    """Return a policy's figures on a text: experts a layer and step, kept mass, `Loss` and divergence."""
+    """Return the results of a policy: active experts per layer and step, kept mass, `Loss` and divergence."""
     experts = before - (found.saved or 0.0) / layers
     loss = asdict(compare(found, vanilla))
     return {"experts": experts, "kept_mass": found.kept_mass, "loss": loss, "divergence": fmean(found.divergences)}
@@ -75,7 +75,11 @@ def describe(found: Measurement, vanilla: Measurement, before: float, layers: in
 def find_published(
     point: Point, of: Callable[[Point], float] = lambda one: one["loss"]["delta"]
 ) -> tuple[float, str] | None:
-    """Return (experts, ladder) of the published setting with the fewest for the tuned loss; None beyond all ladders."""
+    """Find the published ladder with the fewest active experts at the loss of the tuned policy.
+
+    Return its number of experts and its name, or None if the loss is outside all ladders. `of` returns the loss of a
+    point.
+    """
     ladders: dict[str, list[tuple[float, float]]] = {}
     for one in point["published"]:
         ladders.setdefault(ladder_of(one["policy"]), []).append((one["experts"], of(one)))
@@ -84,12 +88,12 @@ def find_published(
 
 
 def ladder_of(setting: str) -> str:
-    """Return the setting without the value of its last key."""
+    """Return the name of the setting's ladder: the setting without the value of its last key."""
     return setting.rpartition("=")[0]
 
 
 def find_saved(point: Point, of: Callable[[Point], float] = lambda one: one["loss"]["delta"]) -> float | None:
-    """Return the share of experts by which the tuned plan has fewer than the best published setting."""
+    """Return the share of experts that the tuned policy saves, compared with the best published setting."""
     needed = find_published(point, of)
     return None if needed is None else 1 - point["experts"] / needed[0]
 
@@ -97,7 +101,7 @@ def find_saved(point: Point, of: Callable[[Point], float] = lambda one: one["los
 def estimate_interval(
     point: Point, found: Measurement, published: Sequence[Measurement], vanilla: Measurement
 ) -> tuple[float, float] | None:
-    """Return the 95 % interval of `find_saved` over draws of the batches; None for fewer than 5 batches."""
+    """Return a 95 % bootstrap interval of `find_saved`, or None for fewer than 5 batches."""
     losses = np.array([one.nats for one in (found, *published)]) - np.array(vanilla.nats)
     batches = losses.reshape(len(losses), -1, point["batch"]).mean(2).tolist()
 
@@ -110,7 +114,7 @@ def estimate_interval(
 
 
 def plot_tuning(points: Points) -> Picture:
-    """Return the picture of loss against active experts: published ladders, and the tuned plans over them."""
+    """Return a picture of loss against active experts for the published ladders and the tuned policies."""
     first = next(iter(points.values()))
     some = [point for point in points.values() if point["batch"] == first["batch"]]
     ladders: dict[str, list[Point]] = {"tuned": [point for point in some if "plan" in point]}

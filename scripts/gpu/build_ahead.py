@@ -1,9 +1,10 @@
-"""Build the kernels that servers of SGLang 0.5.23 compile when they start, for sm_90a and without a GPU.
+"""Build the kernels that SGLang 0.5.23 compiles when a server starts, for sm_90a and without a GPU.
 
     python -m scripts.gpu.build_ahead FOLDER     with the archive's packages on PYTHONPATH, and CUDA_HOME
 
-The packages must include FlashInfer's sources. `scripts/gpu.sh` unpacks FOLDER. `make_site.sh` makes SGLang's loader
-search site/sglang/kernels/jit/ahead; FlashInfer's loader searches site/flashinfer/data/aot (`JitSpec.aot_path`).
+The packages must include FlashInfer's sources. `scripts/gpu.sh` unpacks FOLDER. `make_site.sh` changes SGLang's loader,
+which then searches the folder site/sglang/kernels/jit/ahead. FlashInfer's loader searches the folder
+site/flashinfer/data/aot (`JitSpec.aot_path`).
 """
 
 import os
@@ -23,11 +24,14 @@ KERNELS = (
     ("activation.activation", "activation_module", ("bfloat16",)),
     ("kvcache.kvcache", "_jit_kvcache_module", (1024, 1024, 64)),
 )
-"""Module under `sglang.kernels.ops`, builder, arguments: Qwen3-30B-A3B, gpt-oss and its EAGLE-3 draft in bf16."""
+"""The kernels that Qwen3-30B-A3B, gpt-oss and its EAGLE-3 draft model need in bf16.
+
+Each entry contains a module in `sglang.kernels.ops`, a builder function and its arguments.
+"""
 
 
 def main(folder: Path) -> None:
-    """Build all kernels. Raises the errors of upstream's builders."""
+    """Build all kernels."""
     with tempfile.TemporaryDirectory() as scratch:
         write_driver(Path(scratch))
         link_headers(Path(scratch) / "include")
@@ -43,7 +47,10 @@ def main(folder: Path) -> None:
 
 
 def link_headers(place: Path) -> None:
-    """Link those headers of torch's wheels that a toolkit may lack; others would be of another compiler's version."""
+    """Link the headers from torch's wheels that a CUDA toolkit may not contain.
+
+    Other headers are not linked, because they can belong to another version than the toolkit's compiler.
+    """
     import nvidia
 
     place.mkdir()
@@ -53,10 +60,10 @@ def link_headers(place: Path) -> None:
 
 
 def build_sglang(place: Path) -> None:
-    """Build SGLang's own kernels, each into place/<architecture>/<name>.so."""
+    """Build SGLang's own kernels. Each kernel is written to place/<architecture>/<name>.so."""
     import torch
 
-    # Build without loading: the loader may not find CUDA's runtime.
+    # The kernels are not loaded after the build, because the loader may not find CUDA's runtime.
     vars(import_module("sglang.kernels.jit.utils.compile.loader"))["_load"] = str
     arch = import_module("sglang.kernels.jit.utils.arch")
     with arch.override_jit_cuda_arch(9, 0, "a"):
@@ -70,7 +77,7 @@ def build_sglang(place: Path) -> None:
 
 
 def build_flashinfer(place: Path) -> None:
-    """Build FlashInfer's norms, and the kernels of gpt-oss's router and projections for up to 128 rows."""
+    """Build FlashInfer's norms, and the kernels that gpt-oss uses for its router and projections up to 128 rows."""
     for module, spec in (("norm", "gen_norm_module"), ("tinygemm2", "gen_tinygemm2_module")):
         made = getattr(import_module(f"flashinfer.jit.{module}"), spec)()
         made.build(verbose=False)

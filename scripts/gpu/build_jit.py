@@ -1,9 +1,9 @@
-"""Build the two kernels that a gpt-oss server of SGLang 0.5.17 compiles when it starts, for sm_90a and without a GPU.
+"""Build the two kernels that SGLang 0.5.17 compiles when a gpt-oss server starts, for sm_90a and without a GPU.
 
     build_jit.py FOLDER     with SGLang, FlashInfer and apache-tvm-ffi of the archive on PYTHONPATH, and CUDA_HOME
 
-`scripts/gpu.sh` unpacks FOLDER. SGLang loads the rotary embedding of heads of 64 from tvmcache/<name>/<name>.so
-(`load_jit`), FlashInfer loads its kernel from site/flashinfer/data/aot/tinygemm2/tinygemm2.so (`JitSpec.aot_path`).
+`scripts/gpu.sh` unpacks FOLDER. SGLang loads the rotary embedding from tvmcache/<name>/<name>.so (`load_jit`).
+FlashInfer loads its kernel from site/flashinfer/data/aot/tinygemm2/tinygemm2.so (`JitSpec.aot_path`).
 """
 
 import os
@@ -15,11 +15,11 @@ from importlib import import_module
 from pathlib import Path
 
 DRIVER = "int cuTensorMapEncodeTiled(void) { return 1; }\n"
-"""The symbol that tinygemm2 needs from the driver's library, which only a machine with a GPU has."""
+"""A replacement for the driver library, which exists only on a machine with a GPU. tinygemm2 needs this symbol."""
 
 
 def main(folder: Path) -> None:
-    """Build both kernels. Raises the errors of upstream's builders."""
+    """Build both kernels."""
     with tempfile.TemporaryDirectory() as scratch:
         write_driver(Path(scratch))
         os.environ |= {
@@ -36,10 +36,10 @@ def main(folder: Path) -> None:
 
 
 def build_rope() -> None:
-    """Build the rotary embedding of bf16 heads of 64 elements, into $TVM_FFI_CACHE_DIR."""
+    """Build the rotary embedding for bf16 heads of 64 elements. It is written to $TVM_FFI_CACHE_DIR."""
     import torch
 
-    # Build without loading: the loader may not find CUDA's runtime.
+    # The kernel is not loaded after the build, because the loader may not find CUDA's runtime.
     cpp = import_module("tvm_ffi.cpp")
     vars(cpp)["load_inline"] = cpp.build_inline
     rope = import_module("sglang.kernels.ops.attention.rope")
@@ -48,7 +48,7 @@ def build_rope() -> None:
 
 
 def build_tinygemm(folder: Path) -> None:
-    """Build the kernels of gpt-oss's router and projections for up to 128 rows."""
+    """Build the kernels that gpt-oss uses for its router and projections up to 128 rows."""
     spec = import_module("flashinfer.jit.tinygemm2").gen_tinygemm2_module()
     spec.build(verbose=False)
     place = folder / "site" / "flashinfer" / "data" / "aot" / spec.name
@@ -57,7 +57,7 @@ def build_tinygemm(folder: Path) -> None:
 
 
 def write_driver(folder: Path) -> None:
-    """Write a libcuda.so to link to."""
+    """Build a replacement libcuda.so that kernels can be linked to."""
     source = folder / "driver.c"
     source.write_text(DRIVER)
     compiler = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", str(source), "-o", str(folder / "libcuda.so")]

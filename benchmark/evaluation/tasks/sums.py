@@ -1,4 +1,4 @@
-"""The data of `arithmetic_domain`, read from the checkpoint's held-out text."""
+"""The data of the task `arithmetic_domain`. It comes from the checkpoint's held-out text."""
 
 from typing import Any
 
@@ -9,6 +9,9 @@ from benchmark.quality.served import read_problems
 
 
 def load_sums(**_: Any) -> dict[str, Dataset]:
-    """Return {"test": a row a sum}: `question` is a solved sum and the next one up to "A:", `answer` its number."""
+    """Load the arithmetic problems as the split "test".
+
+    The `question` of a row contains a solved problem and the next problem up to "A:". The `answer` is a number.
+    """
     rows = [{"question": question, "answer": answer.strip()} for question, answer in read_problems(TEXTS)]
     return {"test": Dataset.from_list(rows)}

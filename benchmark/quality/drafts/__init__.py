@@ -1,1 +1,1 @@
-"""The cost and gain of selection in verification, if only some drafts are right."""
+"""Measurements of selection in verify steps in which only some draft tokens are right."""

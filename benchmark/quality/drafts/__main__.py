@@ -1,6 +1,7 @@
-"""Measure what selection costs if some drafts are wrong: `python -m benchmark.quality.drafts`.
+"""Measure the cost of selection if some draft tokens are wrong: `python -m benchmark.quality.drafts`.
 
-Settings of XShare, plain and with drafts weighed by their chance, in simulated verification of mixed domains.
+Simulates verify steps under several settings of `xshare`. Each batch contains text of several domains. Some settings
+weight each draft token by its chance of acceptance.
 """
 
 from collections.abc import Sequence
@@ -19,11 +20,11 @@ SETTING = "xshare:k0=1,utility=squared,own_share=0.75,add={}{}"
 ADDS = (4, 8, 12, 16, 24)
 BATCHES, TOKENS, CHANCES = (1, 4), (8, 16), (0.75, 0.5, 0.9)
 SPREAD = 0.25
-"""The spread of the first chance, which is measured without a spread, too."""
+"""The spread of the first chance. The first chance is also measured without a spread."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table."""
+    """Run the benchmark and print the table."""
     parser = make_parser("benchmark.quality.drafts", __doc__, BATCHES, TOKENS, per_domain=16)
     parser.add_numbers("add", ADDS, "budgets")
     parser.add_numbers("chance", CHANCES, "chance that a draft is right if all before it are", float)

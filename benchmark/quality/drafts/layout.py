@@ -1,4 +1,7 @@
-"""Verify steps in which drafts are right by chance: only emitted tokens count, and the other rows hold other text."""
+"""Simulated verify steps in which each draft token is right by chance.
+
+Only the loss of accepted tokens counts. The rows after a wrong draft token contain other text.
+"""
 
 import math
 from collections.abc import Iterator
@@ -13,18 +16,24 @@ from benchmark.quality.model import Layout
 from sglang_xshare import Batch
 
 OWN = 0.95
-"""A draft's own chance is rounded to a power of this number: 2.5 % off at most, and 255 powers reach 2e-6."""
+"""The base to whose powers the chance of each draft token is rounded.
+
+The rounding error is at most 2.5 %, and the 255th power is 2e-6.
+"""
 
 
 @dataclass(frozen=True)
 class Drafted(Layout):
-    """Chains of drafts, each right with `chance` if all before it are.
+    """Verify steps with a chain of draft tokens per request.
 
-    A request's step begins at its next token. Its rows up to the first wrong draft are emitted: they are the text. The
-    rows after that draft hold a piece of another sequence, because real drafts after a wrong guess continue another
-    text. With a `spread` every draft has a chance of its own, evenly distributed, at most `spread` away from `chance`.
-    With `told`, selection gets the rows that will be emitted, which no server can predict: a bound of what weights can
-    reach. With `own`, selection gets each draft's own chance, as `OWN` to the power of its depth.
+    A draft token is right with the probability `chance` if all previous draft tokens are right. A request's step begins
+    at its next token. The rows before the first wrong draft token contain the text itself. The other rows contain a
+    piece of another sequence, because real draft tokens after a wrong guess also continue another text.
+
+    - `spread`: each draft token has its own probability, uniformly distributed in `chance` ± `spread`.
+    - `told`: selection receives the rows that will be accepted. No server can predict them, so this is an upper bound
+      for weighting by acceptance.
+    - `own`: selection receives each draft token's own probability, as a power of `OWN`.
     """
 
     chance: float = 1.0
@@ -33,23 +42,29 @@ class Drafted(Layout):
     own: bool = False
 
     def __str__(self) -> str:
-        """Return the layout's name with the chance."""
+        """Return the description of the layout and the chance."""
         around = f" ± {self.spread:g}" if self.spread else ""
         return f"{super().__str__()}, right with {self.chance:g}{around}"
 
     def split(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return [sequences, tokens, x] as [steps, rows of a step, x], up to the first end. Raises as `check` does."""
+        """Rearrange [sequences, tokens, x] into [steps, rows of a step, x].
+
+        The steps of a batch end when one of its sequences has no more tokens. Raises ValueError as `check` does.
+        """
         return rows.flatten(0, 1)[_draw(self, *rows.shape[:2]).source]
 
     def join(self, steps: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-        """Return the choice for emitted rows, and `own` for tokens after the last step."""
+        """Return the policy's choice for accepted rows, and the model's `own` choice for all other tokens."""
         drawn = _draw(self, *own.shape[:2])
         joined = own.flatten(0, 1).clone()
         joined[drawn.source[drawn.emitted]] = steps[drawn.emitted].to(own.dtype)
         return joined.view(own.shape)
 
     def describe(self, sequences: int, tokens: int) -> Iterator[Batch]:
-        """Yield the `Batch` of each step: with `told`, only emitted rows are live; with `own`, it has chances."""
+        """Yield a `Batch` for each step.
+
+        If `told` is true, only the accepted rows are live. If `own` is true, the batch contains the probabilities.
+        """
         drawn = _draw(self, sequences, tokens)
         if self.told:
             return (Batch(emitted, self.tokens_per_request) for emitted in drawn.emitted)
@@ -58,14 +73,14 @@ class Drafted(Layout):
         return super().describe(sequences, tokens)
 
     def check(self, sequences: int, tokens: int) -> None:
-        """Raise ValueError for leftover sequences, or for steps that are longer than the text."""
+        """Raise ValueError if the batch size does not divide the sequences, or if a step is longer than the text."""
         if sequences % self.batch:
             raise ValueError(f"--batch must divide the {sequences} sequences (got {self.batch})")
         if self.tokens_per_request > tokens:
             raise ValueError(f"--tokens-per-request must be at most --steps {tokens} (got {self.tokens_per_request})")
 
     def count(self, sequences: int, tokens: int) -> torch.Tensor:
-        """Return the tokens that some step has emitted, [sequences, tokens] bool."""
+        """Return a bool tensor [sequences, tokens] that marks the tokens that a step has accepted."""
         drawn = _draw(self, sequences, tokens)
         counted = torch.zeros(sequences * tokens, dtype=torch.bool)
         counted[drawn.source[drawn.emitted]] = True
@@ -76,16 +91,16 @@ class _Drawn(NamedTuple):
     """The rows of all steps."""
 
     source: torch.Tensor
-    """[steps, rows] int64: the token of each row, counted over all sequences end to end."""
+    """The position of each row's token in all sequences, concatenated: [steps, rows] int64."""
     emitted: torch.Tensor
-    """[steps, rows] bool."""
+    """Whether each row is accepted: [steps, rows] bool."""
     depth: torch.Tensor
-    """[steps, rows] int32: the power of `OWN` that comes nearest to a row's chance to be emitted."""
+    """The exponent of `OWN` that gives each row's probability of acceptance: [steps, rows] int32."""
 
 
 @cache
 def _draw(layout: Drafted, sequences: int, tokens: int) -> _Drawn:
-    """Return the rows; they are equal for layouts that differ only in `told` or `own`, because the seed is fixed."""
+    """Draw the rows of all steps. The seed is fixed, so `told` and `own` do not change the rows."""
     layout.check(sequences, tokens)
     random = torch.Generator().manual_seed(0)
     width = layout.tokens_per_request
@@ -94,7 +109,7 @@ def _draw(layout: Drafted, sequences: int, tokens: int) -> _Drawn:
     chances = layout.chance + layout.spread * (2 * spread - 1)
     depth = pad(chances.log().cumsum(2) / math.log(OWN), (1, 0)).round().to(torch.int32)
     right = right < chances
-    lengths = 1 + right.cumprod(2).sum(2)  # of the largest possible number of steps
+    lengths = 1 + right.cumprod(2).sum(2)  # for as many steps as tokens, which is the maximum
     ends = lengths.cumsum(1)
     places = torch.arange(width)
     own = torch.arange(sequences)[:, None, None] * tokens + (ends - lengths)[..., None] + places

@@ -18,9 +18,9 @@ KINDS = {
     BY_OWN: f",acceptance={OWN}",
     TOLD: "",
 }
-"""Further keys of a setting, by name."""
+"""The additional policy keys of each kind of setting."""
 LEVELS = (0.02, 0.01)
-"""Losses at which experts are compared, in nats a token."""
+"""The losses at which active experts are compared, in nats per token."""
 NOTE = """\
 Active experts a layer and step at which emitted tokens lose so many nats a token above vanilla, interpolated between
 two budgets; in brackets the change from plain, with its 95 % interval over draws of the batches if the record has the
@@ -30,11 +30,14 @@ other text and do not count. By its own chance: weighed by each draft's own chan
 that will be emitted, which no server can predict: a bound of what weights can reach. Settings:
 xshare:k0=1,utility=squared,own_share=0.75 and a budget add. The mean standard error of a loss is {error:.4f}."""
 Ladder = Sequence[Mapping[str, Any]]
-"""Points of one layout and kind, fewest experts first."""
+"""The points of one layout and kind, sorted by active experts."""
 
 
 def tabulate_drafts(points: Mapping[str, Any]) -> Table:
-    """Return a row a layout and level, with a column a kind: the experts needed."""
+    """Return a table with one row for each layout and loss, and one column for each kind of setting.
+
+    A cell contains the number of active experts at this loss.
+    """
     ladders: dict[Drafted, dict[str, list[Mapping[str, Any]]]] = {}
     for point in points.values():
         layout = Drafted(point["batch"], point["tokens_per_request"], point["chance"], point["spread"])
@@ -66,5 +69,5 @@ def _cell(level: float, ladder: Ladder, plain: Ladder) -> str:
         return "-"
     if ladder is plain or share is None:
         return f"{needed:.1f}"
-    losses = [one["losses"] for one in (*ladder, *plain) if "losses" in one]  # none before 2026-11-28
+    losses = [one["losses"] for one in (*ladder, *plain) if "losses" in one]  # records before 2026-11-28 have no losses
     return f"{needed:.1f} ({format_share(share, find_interval(losses, change) if losses else None)})"

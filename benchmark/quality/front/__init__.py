@@ -1,1 +1,1 @@
-"""The experts that `own_share` and squared utilities save at equal loss: `python -m benchmark.quality.front`."""
+"""Measurements of the gain from `own_share` and squared utilities: `python -m benchmark.quality.front`."""

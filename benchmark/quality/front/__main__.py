@@ -1,8 +1,9 @@
-"""Measure what `own_share` and squared utilities save: `python -m benchmark.quality.front [POLICY...]`.
+"""Measure the gain from `own_share` and squared utilities: `python -m benchmark.quality.front [POLICY...]`.
 
-Decodes published settings in mixed batches of several sizes, token by token and in verification of a chain of drafts a
-request; then the same settings with `own_share` 0.75 and, if a budget goes by utility, with squared utilities too.
-`--skip` skips the first sequences, on which these keys were chosen.
+Measures published settings of policies in decode steps and in verify steps. Then measures the same settings with
+`own_share` 0.75. Policies with a budget by utility are also measured with squared utilities. The batches contain text
+of several domains.
+`--skip` skips the first sequences of each domain, because these keys were chosen on them.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ BATCHES, TOKENS = (4, 16, 64), (1, 4)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the tables, draw the picture."""
+    """Run the benchmark, print the tables and draw the picture."""
     parser = make_parser("benchmark.quality.front", __doc__, BATCHES, TOKENS, steps=64)
     help = "settings as published (default: ladders of each policy, for the model's number of experts)"
     parser.add_argument("policies", nargs="*", type=policy, help=help)

@@ -1,4 +1,4 @@
-"""The tables and the picture of the front."""
+"""Tables and a picture of the results of `benchmark.quality.front`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,14 +19,15 @@ the change of active experts, if 2 % or more: the budget is equal, but utility o
 experts that no row uses, most of all in a router with groups. A dash: no setting loses anything measurable, that is,
 more than two standard errors or the interval over batches. Squared is measured with own_share 0.75."""
 MODELS = ("softmax, 8 of 64", "sigmoid, groups, 8 of 64", "softmax, wide, 4 of 32")
-"""The models of the three records: the shipped checkpoint, `grouped` and `wide`."""
+"""Descriptions of the models in the three records: the shipped checkpoint, `grouped` and `wide`."""
 Points = Mapping[str, Mapping[str, Any]]
 
 
 def tabulate_gains(*records: Points, models: Sequence[str] = MODELS) -> Table:
-    """Return a row a layout and ladder: for each model the change by `own_share`, and with squared utilities too.
+    """Return a table with one row for each layout and ladder.
 
-    `models` name the records.
+    For each model, a row contains the change of the loss with `own_share`, and then also with squared utilities.
+    `models` contains the name of each record's model.
     """
     asked = [(layout_of(point), point["ladder"]) for points in records for point in points.values()]
     order = sorted(dict.fromkeys(asked), key=lambda one: (one[0].tokens_per_request, one[0].batch))
@@ -60,7 +61,10 @@ def _gain(members: Sequence[Mapping[str, Any]], change: str) -> str:
 
 
 def tabulate_own_share(*records: Points, models: Sequence[str] = MODELS) -> Table:
-    """Return a row a model and setting that has several values of `own_share`; `models` name the records."""
+    """Return a table of settings that were measured with several values of `own_share`.
+
+    `models` contains the name of each record's model.
+    """
     names = sorted((OWN_SHARE, *SWEEP), key=lambda name: float(name.split()[-1]))
     rows = [
         [model, point["setting"], *(format_loss(point["changes"][name]["loss"]) for name in (PUBLISHED, *names))]
@@ -73,24 +77,30 @@ def tabulate_own_share(*records: Points, models: Sequence[str] = MODELS) -> Tabl
 
 
 def layout_of(point: Mapping[str, Any]) -> Layout:
-    """Return the layout of a point's steps."""
+    """Return the layout of the point's steps."""
     return Layout(point["batch"], point["tokens_per_request"])
 
 
 def last_change(point: Mapping[str, Any]) -> str:
-    """Return the change of a point with the most keys."""
+    """Return the name of the point's last change: squared utilities, or `own_share` alone if they are missing."""
     return SQUARED if SQUARED in point["changes"] else OWN_SHARE
 
 
 def list_curve(points: Points, like: Mapping[str, Any], change: str) -> list[Mapping[str, Any]]:
-    """Return the settings of one ladder and layout with this change, fewest experts first."""
+    """Return the results of one change, sorted by active experts.
+
+    The result covers all settings that have the same ladder and layout as the point `like`.
+    """
     own = (layout_of(like), like["ladder"])
     found = [one["changes"].get(change) for one in points.values() if (layout_of(one), one["ladder"]) == own]
     return sorted((one for one in found if one is not None), key=lambda one: one["active_experts"])
 
 
 def plot_front(points: Points, record: Path) -> None:
-    """Draw loss against active experts of the first layout, a line a policy, as published and with the last change."""
+    """Draw loss against active experts for the first layout.
+
+    Each ladder has two lines: one with the published settings and one with the last change.
+    """
     first = layout_of(next(iter(points.values())))
     lines = []
     for ladder in dict.fromkeys(one["ladder"] for one in points.values() if layout_of(one) == first):

@@ -1,5 +1,4 @@
-"""Draft trees in plain Python, made as EAGLE makes them: candidates, their parents, and the best candidates as nodes.
-"""
+"""Draft trees in plain Python, made as EAGLE makes them: candidates, their parents, with the best ones as nodes."""
 
 import random
 from dataclasses import dataclass, field

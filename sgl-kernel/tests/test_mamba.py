@@ -21,8 +21,7 @@ def draw(*shape: int) -> Tensor:
 
 
 def lay_out(lengths: list[int]) -> tuple[Tensor, Tensor]:
-    """Return the first token of each request, and the slot of each request. The second of several requests has no slot.
-    """
+    """Return the first token and the slot of each request. The second of several requests has no slot."""
     starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0)
     slots = torch.arange(len(lengths), 0, -1, dtype=torch.int32)
     if len(lengths) > 1:

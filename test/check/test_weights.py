@@ -82,7 +82,6 @@ FLAGS = {
     "--kv-cache-dtype fp8_e4m3": (1, 1, 0.5),
     "--kv-cache-dtype int8": (1, 1, 0.5),
     "--kv-cache-dtype fp4_e2m1": (1, 1, 4.5 / 16),
-    "--dtype float32 --kv-cache-dtype bfloat16": (2, 2, 1),
 }
 """What a flag makes of the bytes of an expert, of all else that a step reads (None: less), and of a cached token."""
 

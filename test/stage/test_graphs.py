@@ -309,7 +309,7 @@ def test_a_step_takes_a_graph_that_is_captured_later():
     record(graphs, plans, layers, 3)
     assert graphs.find_key(key) == key
     drafting = [StepKey("verify", 4, 2), StepKey("verify", 8, 4)]
-    graphs.captured |= dict.fromkeys(drafting, {})
+    graphs.captured |= {key: {} for key in drafting}
     assert [graphs.find_key(StepKey("verify", 4, tokens)) for tokens in (2, 4)] == drafting
     assert graphs.find_key(StepKey("verify", 3)) == StepKey("verify", 3), "a graph of decode steps is none of it"
 

@@ -73,7 +73,7 @@ def test_a_shared_expert_without_groups(scoring, monkeypatch):
     monkeypatch.setattr(stage_router, "routes_on", lambda flag: flag == "_is_cuda")
     assert read_router(shared).top_k == 8
     for changes in ({"scoring_func": "softmax", "correction_bias": None}, {"renormalize": False}):
-        with pytest.raises(ValueError, match="^1 fused shared experts in a router that is ungrouped"):
+        with pytest.raises(ValueError, match=r"^1 fused shared experts in a router that is ungrouped"):
             read_router(SimpleNamespace(**vars(shared) | changes))
     monkeypatch.setattr(stage_router, "routes_on", lambda flag: False)
     with pytest.raises(ValueError, match=f"in a router that is ungrouped \\({scoring}\\)"):

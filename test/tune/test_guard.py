@@ -63,7 +63,7 @@ def test_a_switch_whose_answer_never_came_is_undone(server, error):
 def test_what_the_server_refuses_is_told_in_its_own_words(server, monkeypatch):
     guard = SwitchGuard(server)
     monkeypatch.setattr(server, "set_policy", Mock(side_effect=PolicyError("k0 = 99: must be at most 8", 400)))
-    with pytest.raises(PolicyError, match="^k0 = 99: "):
+    with pytest.raises(PolicyError, match=r"^k0 = 99: "):
         guard.set_policy({"policy": "xshare", "k0": 99})
 
 

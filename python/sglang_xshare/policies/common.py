@@ -1,4 +1,7 @@
-"""The keys that all policies share except `vanilla` and `observe`. They define in which forwards, layers and batch sizes a policy selects."""
+"""The keys that all policies share except `vanilla` and `observe`.
+
+They define in which forwards, layers and batch sizes a policy selects.
+"""
 
 from __future__ import annotations
 

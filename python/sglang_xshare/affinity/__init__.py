@@ -1,7 +1,7 @@
 """Expert-affinity dispatch, which sends requests for the same experts to the same replica.
 
-A request's signature is a vector that describes the experts of its tokens. It comes from a table (`table.py`), which
-the command `calibrate` measures (`calibration.py`). `decision.py` chooses the replica, and does not use SGLang.
+A request's signature is a vector that describes the experts of its tokens. Signatures come from a table (`table.py`),
+which the command `calibrate` measures (`calibration.py`). `decision.py` chooses replicas, and does not use SGLang.
 """
 
 from typing import Any

@@ -20,10 +20,7 @@ NO_SIGN_OF_END = "this server does not report which requests have ended"
 
 
 def read_affinity(server_args: Any) -> tuple[Table, float]:
-    """Return the table and the bound that the flags set. Raises `ExpertPolicyError` if a flag is wrong or missing.
-
-    The user must have set at least one flag of expert-affinity dispatch.
-    """
+    """Return the table and the bound that the flags set. Raises `ExpertPolicyError` if a flag is wrong or missing."""
     file = getattr(server_args, "expert_affinity", None)
     bound = getattr(server_args, "expert_affinity_bound", None)
     if getattr(server_args, "load_balance_method", None) != METHOD:

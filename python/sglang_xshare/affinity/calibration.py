@@ -1,7 +1,4 @@
-"""The measurement of signatures.
-
-A model reads texts, and the experts that it selects for each token id are counted.
-"""
+"""The measurement of signatures. A model reads texts, and the experts of each token id are counted."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,13 +21,12 @@ BATCH = 8
 SAMPLES = 256
 """The most pieces of text whose signatures a table contains. They take 16 kB at 32 dimensions."""
 WIDTH = 256
-"""The number of elements in the sketch of a token id. A sketch is a random projection of the id's expert counts: an
-expert's count is how often the expert received the id. The exact counts of 152k ids, in 48 layers of 128 experts, would
-take 3.7 GB.
+"""The number of elements in a token id's sketch. A sketch is a random projection of the counts of an id at all experts.
+The exact counts of 152k ids, in 48 layers of 128 experts, would take 3.7 GB.
 """
 SHRINKAGE = 20
-"""The number of average tokens that are added to the occurrences of each id. So an id that occurs only once gets a
-small signature.
+"""The number of average tokens that are added to each id's occurrences. So an id that occurs once has a small
+signature.
 """
 
 
@@ -49,8 +45,8 @@ def load_model(folder: Path, device: str) -> Any:
 def read_texts(texts: Path, model: Path, length: int, most: int) -> torch.Tensor:
     """Return the token ids of the texts, as pieces [pieces, length].
 
-    The function reads at most `most` tokens of every `*.txt` in the folder `texts`. Raises ValueError if the model has
-    no tokenizer, or if no file is long enough for one piece.
+    At most `most` tokens of every `*.txt` in the folder `texts` are read. Raises ValueError if the model has no
+    tokenizer, or if no file is long enough for one piece.
     """
     from transformers import AutoTokenizer
 
@@ -78,8 +74,7 @@ def calibrate(
 ) -> Table:
     """Return the table of a model, measured while the model reads texts. Raises ValueError for a dense model.
 
-    `folder` contains the model's checkpoint. `pieces` [pieces, length] contains the token ids of the texts. `progress`
-    wraps the iteration over the batches.
+    `folder` contains the model's checkpoint. `pieces` [pieces, length] contains the token ids of the texts.
     """
     vocabulary = model.get_input_embeddings().num_embeddings
     sums, counts = torch.zeros(vocabulary, WIDTH), torch.zeros(vocabulary)
@@ -101,10 +96,10 @@ def calibrate(
 
 @contextmanager
 def watch_experts(model: Any) -> Iterator[list[tuple[torch.Tensor, int]]]:
-    """Yield a list that receives an entry from each MoE layer in a forward of the model.
+    """Yield a list to which each MoE layer adds an entry during a forward of the model.
 
-    An entry contains the layer's expert ids [tokens, top-k] and its number of experts. Transformers calls each layer's
-    module `experts` with hidden states, ids and weights, whatever the router.
+    An entry contains the layer's expert ids [tokens, top-k] and its number of experts. With any router, Transformers
+    calls the layer's module `experts` with hidden states, ids and weights.
     """
     seen: list[tuple[torch.Tensor, int]] = []
 
@@ -122,8 +117,7 @@ def watch_experts(model: Any) -> Iterator[list[tuple[torch.Tensor, int]]]:
 def make_sketch(experts: int, layer: int) -> torch.Tensor:
     """Return a random direction for each expert of a layer, as [experts, WIDTH].
 
-    Expert counts become a sum of these directions. Distances between such sums approximate distances between the
-    counts.
+    The distance between two sums of directions is nearly the distance between the counts of their experts.
     """
     draw = torch.Generator().manual_seed(layer)
     return torch.randn(experts, WIDTH, generator=draw) / WIDTH**0.5

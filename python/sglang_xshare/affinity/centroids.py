@@ -7,8 +7,8 @@ from .table import Floats
 PACE = 0.03
 """The weight that a new request gets in the mean of a replica's past requests."""
 PRESENT = 0.8
-"""The weight of a replica's running requests, with which a new request would be decoded. The past requests have the
-remaining weight, so requests of a domain return to the replica that has served this domain.
+"""The weight of a replica's running requests, which would be decoded together with the new request. Past requests have
+the remaining weight, so requests of a domain return to the replica that has served this domain.
 """
 
 

@@ -1,4 +1,4 @@
-"""The dispatcher that SGLang's data-parallel controller calls with every request, with its log line and metrics."""
+"""The dispatcher that SGLang's data-parallel controller calls for every request, and its log line and metrics."""
 
 import logging
 import time
@@ -79,10 +79,7 @@ def _describe(request: Any) -> dict[str, Any]:
 
 
 class DecisionCounts:
-    """Counts of decisions since the last log line.
-
-    With `export`, the counts since the start of the server are also exported to `/metrics`.
-    """
+    """Counts of decisions since the last log line. With `export`, `/metrics` has the counts since the start."""
 
     def __init__(self, replicas: int, export: bool = False) -> None:
         self._sent = [0] * replicas

@@ -27,9 +27,8 @@ REASONS = ("affinity", "bound", "sticky", "session", "idle", "load", "directed")
 """
 PREFIX_WEIGHT = 2.0
 """The weight of the cached share of a prompt, if the similarity of experts has weight 1. The similarity is about 0.5
-within a domain and below 0 across domains. So a replica that has cached a third of a prompt wins over a replica that
-serves the prompt's domain. If all prompts begin with the same text, every replica soon has this text in its cache, and
-the text no longer affects the choice.
+within a domain and below 0 across domains. So a replica that has cached a third of a prompt wins over a replica of the
+prompt's domain. A common beginning of all prompts is soon in every cache, and then does not affect the choice.
 """
 
 
@@ -48,12 +47,12 @@ def list_open(loads: Sequence[int], alive: Sequence[int], bound: float) -> list[
 
 
 def price_load(loads: Sequence[int], alive: Sequence[int], bound: float) -> list[float]:
-    """Return the price of one more request on each replica, which is subtracted from the replica's score.
+    """Return the price of one more request on each replica. The price is subtracted from the replica's score.
 
     The price is 0 up to the mean load, rounded up. Each request above that adds 1 / (mean x (bound - 1)), so the price
     is about 1 at the bound. A nearly full replica is therefore chosen only if its score is much higher. In the
     simulation of benchmark/README.md (mixed traffic, 4 replicas), 44.6 experts are active, compared with 54.0 under
-    round robin. The load imbalance is 1.08.
+    round robin. The load imbalance is then 1.08.
     """
     mean = _mean(loads, alive)
     free, span = math.ceil(mean), mean * (bound - 1)
@@ -105,7 +104,7 @@ class Affinity:
         """Choose a replica for a request. The request counts as running there until `finish` is called.
 
         `tokens` contains the prompt's token ids. `key` names a conversation, whose requests go to the same replica as
-        long as `list_open` contains this replica. `session` names a state that exists on one replica only. Its requests
+        long as `list_open` includes this replica. `session` names a state that exists on one replica only. Its requests
         go to this replica at any load, as long as the replica is alive. Prompts with different `salt` share no cache.
         If `replica` is given, the request goes there, and its conversation and session move there.
 

@@ -13,10 +13,7 @@ from . import METHOD
 
 
 class WatchedRequests(UserDict[str, Any]):
-    """A dictionary of SGLang's request states by request id.
-
-    `report` is called with the id of each request that is removed or replaced.
-    """
+    """SGLang's request states by request id. `report` is called with the id of each removed or replaced request."""
 
     def __init__(self, states: Mapping[str, Any], report: Callable[[str], None]) -> None:
         self._report = report

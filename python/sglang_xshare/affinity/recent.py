@@ -9,16 +9,16 @@ from .table import to_ids
 BLOCK = 32
 """The number of tokens in a block. Prompts are compared block by block."""
 BLOCKS = 65_536
-"""The most blocks that are remembered for a replica. They have 2 million tokens, more than most KV caches."""
+"""The most blocks that are remembered for a replica. They contain 2 million tokens, more than most KV caches do."""
 HASHED = 1024
-"""The most blocks of a prompt that are hashed, which is 32,768 tokens. Prompts that have all of these tokens in common
-count as equal.
+"""The most blocks of a prompt that are hashed. They contain 32,768 tokens. Prompts that share all of these tokens count
+as equal.
 """
 KEYS = 65_536
 """The most conversations that are remembered."""
 SESSIONS = 262_144
-"""The most sessions that are remembered, which take 45 MB. This number is larger than `KEYS`, because a conversation
-may move to another replica, but a session may not.
+"""The most sessions that are remembered. They take 45 MB. More sessions than conversations are remembered, because a
+session cannot move to another replica.
 """
 
 

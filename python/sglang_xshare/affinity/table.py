@@ -19,9 +19,9 @@ from ..upstream.configuration import NUM_EXPERTS, find_value
 
 FORMAT = "sglang-xshare expert affinity 2"
 READ = 4096
-"""The most tokens of a prompt over which its signature is averaged. In each domain of the shipped checkpoint's corpus,
-the mean of 4096 evenly spaced tokens was compared with the mean of all 23,000 to 56,000 tokens. Their cosine similarity
-is at least 0.997. The cosine similarity of the means of two domains is at most 0.8.
+"""The most tokens of a prompt that are averaged for its signature. In each domain of the shipped checkpoint's corpus,
+the mean of 4096 evenly spaced tokens is close to the mean of all 23,000 to 56,000 tokens: their cosine similarity is at
+least 0.997. The means of two domains have a cosine similarity of at most 0.8.
 """
 Floats = npt.NDArray[np.float32]
 
@@ -89,10 +89,7 @@ def load_table(path: Path) -> Table:
 
 
 def describe_model(text_config: Any, folder: Path) -> dict[str, str]:
-    """Return the properties that identify a model. A missing property is "".
-
-    The properties come from the model's text configuration and its tokenizer.
-    """
+    """Return a model's properties from its text configuration and tokenizer. A missing property is ""."""
     found = {
         "model type": getattr(text_config, "model_type", ""),
         "number of layers": getattr(text_config, "num_hidden_layers", ""),

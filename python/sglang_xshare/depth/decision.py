@@ -16,13 +16,13 @@ TRIAL = 8
 """The number of verify steps in a trial of a depth that has no measured time yet."""
 RETRIAL, PERIOD = 4, 256
 """RETRIAL is the number of verify steps in a repeated trial. Only the two neighbours of the depth in use are tried
-repeatedly. PERIOD is the most verify steps of a batch size between two trials of one depth.
+repeatedly. PERIOD is the most verify steps at a batch size between two trials of one depth.
 """
 SOON, SLOWER = 32, 1.5
 """The first period after a change of the depth has SOON verify steps. Each next period is longer by the factor SLOWER,
-up to PERIOD. The reason is that a choice from few steps may be wrong, and short periods correct it soon. Servers were
-simulated for 600 verify steps after a change, with 6 % noise and 10 % drift. The slowest tenth of the servers reached
-0.96 of the best speed. With PERIOD from the start, they reached 0.91.
+up to PERIOD. A choice from few steps may be wrong, and short periods correct it soon. Servers were simulated for 600
+verify steps after a change, with 6 % noise and 10 % drift. The slowest tenth of the servers reached 0.96 of the best
+speed. When all periods were PERIOD, they reached 0.91.
 """
 BLOCK = 16
 """The number of verify steps at the depth in use between two decisions. Two trials are at least this far apart."""
@@ -61,8 +61,8 @@ class SizeState:
     """The depth of one batch size, and the smoothed times of its steps.
 
     A block is a run of verify steps at one depth. After each block, the depth is chosen again. A block has `BLOCK`
-    verify steps at the depth in use, `depth`, or fewer at the depth on trial, `trial`. `left` is the number of verify
-    steps that remain in the current block. `clock` counts all verify steps at this batch size.
+    verify steps at the depth in use (`depth`), or fewer in a trial of another depth (`trial`). `left` is the number of
+    verify steps that remain in the current block. `clock` counts all verify steps at this batch size.
     """
 
     candidates: Sequence[int]
@@ -98,8 +98,7 @@ class SizeState:
         `seconds` contains the measured times of these steps. Their median ignores a step that waited for something
         else. If the time of the depth in use changes, contexts have grown or the machine has become slower. The times
         of all depths are then scaled by the same factor, so they stay comparable. In the first block of a new depth,
-        only the time of this depth is updated. It comes from few steps, so its change does not show that other depths
-        have changed.
+        only its own time is updated, because a change over few steps does not show that the other depths have changed.
         """
         before, taken = self.seconds.get(depth), median(seconds)
         self._steps[depth] = min(self._steps.get(depth, 0) + len(seconds), HISTORY)
@@ -141,10 +140,9 @@ class SizeState:
             self.left = TRIAL
 
     def _find_due(self, seconds: Mapping[int, float]) -> Iterator[int]:
-        """Yield the depths that are due for a trial.
+        """Yield the depths that are due for a trial, because they were not used for a period.
 
-        Depths without a time come first. Then come the neighbours of the depth in use, if they were not used for a
-        period.
+        Depths without a time come first, then the neighbours of the depth in use.
         """
         place = self.candidates.index(self.depth)
         neighbours = [one for one in self.candidates[max(place - 1, 0) : place + 2] if one != self.depth]
@@ -176,10 +174,7 @@ class Depths:
         return found
 
     def count(self, size: int, depth: int, accepted: Sequence[int]) -> bool:
-        """Count a completed verify step. Return whether the next depth of its batch size must be chosen.
-
-        `accepted` contains the number of accepted draft tokens of each request.
-        """
+        """Count a completed verify step. Return whether the next depth of its batch size must be chosen."""
         self.shares.count(depth, accepted)
         return self.find(size).count(depth)
 
@@ -187,8 +182,7 @@ class Depths:
         """Choose the depth of a batch size for its next block.
 
         A step is timed only if the step before it had the same batch size and depth. A batch size may have no such
-        step, for example if a prefill runs before each of its steps. It then has no times, and copies the depth of
-        another batch size.
+        step, for example if a prefill runs before each of its steps. Then it copies the depth of another batch size.
         """
         own = self.states[size]
         if not own.seconds:

@@ -22,8 +22,7 @@ class Launch(NamedTuple):
     """A launched decode step.
 
     `requests` is its batch size. `size` is the batch size whose depth and times apply (see `ThroughputPolicy._pad`).
-    `forwards` is the number of forwards of the target model before this step. `switches` is the number of policy
-    switches before it.
+    `forwards` and `switches` count the forwards of the target model and the policy switches before this step.
     """
 
     requests: int
@@ -132,8 +131,8 @@ class ThroughputPolicy:
 
         `former` and `launch` are the launches of the two steps. The time counts if no forward ran between the steps,
         and if both have the same batch size, depth and expert policy. Also, no prefill may have been launched after
-        `launch`. With overlap scheduling, the host launches the next forward before it reads the result of `launch`.
-        The time would then include the launch of the prefill.
+        `launch`. With overlap scheduling, the host launches such a prefill before it reads the result of `launch`, so
+        the time would include the launch of the prefill.
         """
         latest = self._launched[-1] if self._launched else launch
         is_last = self._count_forwards() == latest.forwards + 1
@@ -166,7 +165,7 @@ class ThroughputPolicy:
 
     def _read_candidates(self, size: int) -> tuple[int, ...]:
         # The candidates of a batch size are private in SGLang. After `set_cuda_graph_bs([size])`,
-        # `cuda_graph_bs_for_step` returns a non-empty list only if the depth is a candidate at that batch size.
+        # `cuda_graph_bs_for_step` returns a non-empty list for each candidate at that size, and only for candidates.
         self._upstream.set_cuda_graph_bs([size])
         is_candidate = self._upstream.cuda_graph_bs_for_step
         return tuple(depth for depth in self.candidate_steps if depth == 0 or is_candidate(depth))

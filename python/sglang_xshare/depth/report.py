@@ -45,10 +45,7 @@ class DepthReport:
         return {"accepted": [] if shares.pooled is None else shares.shares, "batch_sizes": sizes}
 
     def publish(self, reporter: Any) -> None:
-        """Export the depths to SGLang's metrics.
-
-        Only the first rank exports them, and only after new verify steps. `reporter` is SGLang's metrics reporter.
-        """
+        """Export the depths to SGLang's metrics. Only the first rank exports them, and only after new verify steps."""
         if reporter is None or self._published == self.policy.verifications or not is_first_rank():
             return
         self._published = self.policy.verifications

@@ -19,8 +19,8 @@ without results has the same share as the previous depth.
 class Shares:
     """The smoothed shares q_i of accepted draft tokens, for the depths i from 1 to `deepest`.
 
-    To compute q_i, take all requests whose first i - 1 draft tokens were accepted. The share q_i is the part of them
-    whose i-th draft token was accepted too. Verify steps of all batch sizes count, in the order in which they complete.
+    Of all requests whose first i - 1 draft tokens were accepted, q_i is the share whose next draft token was accepted
+    too. Verify steps of all batch sizes count, in the order in which they complete.
     """
 
     def __init__(self, deepest: int) -> None:
@@ -72,7 +72,7 @@ class Shares:
     def expect(self) -> list[float]:
         """Return the mean number of tokens that a request gets from a verify step.
 
-        The list contains a value of at least 1 for each number of draft tokens: 0, 1, and so on.
+        The list has a value for each number of draft tokens, from 0 on. Each value is at least 1.
         """
         tokens, chance, found = 1.0, 1.0, [1.0]
         for share in self.shares:

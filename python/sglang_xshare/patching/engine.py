@@ -1,7 +1,7 @@
 """The commands apply, revert and status.
 
-A command patches or restores all files or none, even if it is interrupted. It can be repeated. After revert, every file
-has the same bytes as before apply.
+Apply and revert change all files or none, even if they are interrupted, and both can be repeated. Revert restores every
+byte.
 
 Apply computes every new content before it writes a file. It stores the old and new contents beside the tree's files
 (`state.py`), then moves the new contents into place one by one. If a move fails, apply restores every stored pristine
@@ -23,7 +23,7 @@ def apply(target: Path | None = None, root: Path | None = None) -> str:
     `target` is the directory of the tree, by default the installed sglang. `root` contains the patch queues, by default
     ours. If another version of the queue has patched the tree, the stored pristine files are patched again. Raises
     PatchError, and changes nothing, if the tree cannot be patched. Raises OSError, and leaves the tree unpatched, if
-    the disk is full or fails.
+    the disk fails or is full.
     """
     tree, root = find_tree(target), root or find_root()
     wanted = read_digest(root, tree.release)
@@ -91,10 +91,7 @@ def _restore(tree: Tree, state: State) -> None:
 
 
 def check_patched(target: Path | None = None, root: Path | None = None) -> None:
-    """Raise PatchError if the tree of a server is unreadable or is not completely patched.
-
-    The error also says how to repair the tree.
-    """
+    """Raise PatchError, with the remedy, if a server's tree is unreadable or is not completely patched."""
     tree, root = find_tree(target), root or find_root()
     try:
         wanted = read_digest(root, tree.release)

@@ -44,7 +44,7 @@ def apply_hunks(content: bytes, hunks: Sequence[Hunk], where: str) -> bytes:
 
     `content` is the content before the patch, or empty for a new file. All hunks must match this content. Raises
     PatchError if a hunk matches no place or several places, if two hunks overlap, or if a line would lose its line end.
-    The error names the patch and the file from `where`.
+    `where` names the patch and the file in the error.
     """
     lines = split_lines(content)
     starts = []

@@ -1,8 +1,7 @@
 """Patch files. A patch file has a DEP-3 header that gives the reason for the patch, then unified diffs.
 
 The header follows https://dep-team.pages.debian.net/deps/dep3/ (RFC 2822 fields, continuation lines indented). The
-diffs are relative to site-packages. They change or add files of the `sglang` package, but never remove or rename a
-file.
+diffs are relative to site-packages. They change or add files of the `sglang` package, but never remove or rename files.
 """
 
 import email
@@ -21,10 +20,7 @@ LOCKED = "sglang/__init__.py"  # replacing this file would break the lock that i
 
 @dataclass(frozen=True)
 class FileDiff:
-    """The hunks for one file. `path` is relative to site-packages.
-
-    A new file has exactly one hunk, which has no source lines.
-    """
+    """The hunks for one file. `path` is relative to site-packages. A new file has one hunk, without source lines."""
 
     path: str
     hunks: tuple[Hunk, ...]

@@ -48,10 +48,7 @@ class Queue:
 
 
 def check_contents(release: str, hashes: Mapping[str, str], pristine: Mapping[str, bytes]) -> None:
-    """Raise PatchError if a file does not have the release's own content.
-
-    A file that a patch adds must be absent.
-    """
+    """Raise PatchError if a file differs from the release's own file. A file that a patch adds must be absent."""
     for path, wanted in hashes.items():
         found = digest(pristine[path]) if path in pristine else ABSENT
         if found == wanted:
@@ -84,10 +81,7 @@ def list_releases(root: Path) -> list[str]:
 
 
 def read_series(root: Path, release: str) -> list[str]:
-    """Return the paths of the release's patches in order, relative to `root`.
-
-    Raises PatchError if the release is not supported.
-    """
+    """Return the paths of the patches in order, relative to `root`. Raises PatchError for an unsupported release."""
     if release not in list_releases(root):
         raise PatchError(f"SGLang {release} is not supported; supported: {', '.join(list_releases(root)) or 'none'}")
     lines = (line.partition("#")[0].strip() for line in (root / release / "series").read_text().splitlines())
@@ -104,10 +98,7 @@ def read_hashes(root: Path, release: str) -> dict[str, str]:
 
 
 def read_digest(root: Path, release: str) -> str:
-    """Return a sha256 that identifies the patch queue of a release.
-
-    The sha256 covers the names and contents of all patches in order.
-    """
+    """Return a sha256 over the names and contents of the release's patches. It identifies the patch queue."""
     total = hashlib.sha256()
     for name in read_series(root, release):
         total.update(f"{name}\n{digest((root / name).read_bytes())}\n".encode())

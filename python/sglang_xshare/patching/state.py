@@ -117,7 +117,7 @@ def locate_copy(tree: Tree, path: str, kind: str) -> Path:
 
 
 def write(tree: Tree, state: State) -> None:
-    """Write the state file. It is replaced in one step."""
+    """Replace the state file in one step."""
     store = tree.root / STORE
     like = (tree.root / "sglang").stat()
     write_file(store / "state.json.new", json.dumps(dataclasses.asdict(state), indent=1).encode(), like)

@@ -56,8 +56,7 @@ class Tree:
     def read(self, path: str) -> bytes:
         """Return the content of one file.
 
-        Raises PatchError if the file is missing. Also raises it for a link, because its content belongs to another
-        tree.
+        Raises PatchError for a missing file, and for a link, because its content belongs to another tree.
         """
         file = self.root / path
         if file.is_symlink() or not file.is_file():
@@ -107,20 +106,16 @@ def digest(content: bytes) -> str:
 
 
 def make_folder(folder: Path, like: os.stat_result) -> None:
-    """Make a folder with the mode and owner of `like`. Leave an existing folder unchanged.
-
-    The umask has no effect.
-    """
+    """Make a folder with the mode and owner of `like`, whatever the umask. Leave an existing folder unchanged."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir()
         _copy_access(folder, like, stat.S_IMODE(like.st_mode))
 
 
 def write_file(file: Path, content: bytes, like: os.stat_result) -> None:
-    """Write a new file to disk. Its directory entry is not written to disk (see `sync_directory`).
+    """Write a new file to disk. `sync_directory` writes its directory entry.
 
-    The file gets the owner of the folder `like`, and the mode of this folder without the execute bits. The umask has no
-    effect.
+    The file gets the mode and owner of the folder `like`, without the execute bits. The umask has no effect.
     """
     with open(file, "wb") as stream:
         stream.write(content)
@@ -132,10 +127,9 @@ def write_file(file: Path, content: bytes, like: os.stat_result) -> None:
 def replace_file(new: Path, old: Path) -> None:
     """Replace the file `old` with the file `new` in one step.
 
-    The new file gets the mode and owner of `old`. If `old` does not exist, the mode and owner come from its folder. The
-    bytecode of `old` is deleted first, because Python would run an unchecked-hash `.pyc` (PEP 552) instead of the new
-    file. The new file is at least one second younger than `old`, because a `.pyc` contains the time of its file in
-    whole seconds.
+    The new file gets the mode and owner of `old`. If `old` does not exist, they come from its folder. The bytecode of
+    `old` is deleted first, because Python would run an unchecked-hash `.pyc` (PEP 552) instead of the new file. The new
+    file is at least one second younger than `old`, because a `.pyc` contains the time of its file in whole seconds.
     """
     if old.exists():
         known = old.stat()
@@ -155,10 +149,7 @@ def replace_file(new: Path, old: Path) -> None:
 
 
 def remove_file(file: Path) -> None:
-    """Remove a module and its bytecode.
-
-    Python might run this bytecode instead of a later module of the same name.
-    """
+    """Remove a module and its bytecode. Python might run this bytecode instead of a later module of the same name."""
     remove_bytecode(file)
     file.unlink()
     sync_directory(file.parent)

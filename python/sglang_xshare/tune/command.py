@@ -35,8 +35,8 @@ LADDER = ("k0=0,add=8", *(f"k0=1,add={add}" for add in (0, 2, 4, 6, 8, 10, 12, 1
 SETTINGS = tuple(f"xshare:{keys},utility=squared,own_share=0.75" for keys in LADDER)
 PROCESSOR = "--enable-custom-logit-processor"
 """The flag that a server needs to decode forced text. A logit processor then reports the model's own log-probabilities.
-If the text were scored as a prompt, they would come from a prefill. If a grammar forced the text, they would be
-computed after the grammar's mask.
+If the text were scored as a prompt, the log-probabilities would come from a prefill. If a grammar forced the text, they
+would be computed after the grammar's mask.
 """
 WARNING = f"Warning: with {PROCESSOR} SGLang unpickles what any client sends, which can run code in the server"
 ADVICE = "tune on a server that nobody else can reach, and serve without that flag"
@@ -122,10 +122,7 @@ def tune(arguments: argparse.Namespace) -> int:
 
 
 def _count(console: Console, bench: Bench, total: int) -> Callable[[str], None]:
-    """Return a function that prints a line with the search's progress and the remaining time.
-
-    `total` is the estimated number of measurements.
-    """
+    """Return a function that prints a line with the progress of about `total` measurements, and the time left."""
     before, known, begun = len(bench.asked), bench.measured, time.monotonic()
 
     def tell(line: str) -> None:

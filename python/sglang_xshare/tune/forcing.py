@@ -17,7 +17,7 @@ SCALE = 100.0
 MOST = 34.0
 """The most nats that are reported, which is a probability of less than 2e-15."""
 OTHER = 0.345
-"""The number added to a report if the model prefers another token. Reports stay below ln 2, so forced tokens are
+"""The number added to a report if the model prefers another token. Reports stay below ln 2, so the forced token is
 decoded.
 """
 

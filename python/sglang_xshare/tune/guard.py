@@ -14,8 +14,8 @@ class SwitchGuard:
     policies as a trial, so no other search restores this policy by mistake. `before` is the first answer to GET
     /expert_policy.
 
-    Raises `PolicyError` if the server refuses, or if another search has a trial. Also raises it, and changes nothing,
-    if somebody else has switched.
+    Raises `PolicyError` if the server refuses, or if its policy is another search's trial. Also raises it, and changes
+    nothing, if somebody else has switched.
     """
 
     def __init__(self, server: Client) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import orjson
 
 LEAST_ROWS = 0.75
-"""The smallest accepted mean number of rows, as a share of the batch. Steps before the last prefill have fewer rows."""
+"""The smallest accepted mean of rows in a step, as a share of the batch. Steps before the last prefill have fewer rows.
+"""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def check_rows(since: dict[str, Any], rows: int) -> None:
 
 
 Measure = Callable[[dict[str, Any], int, str], Measurement]
-"""A function that takes a policy, a batch size and a part of the samples. It decodes the part under the policy."""
+"""A function that takes a policy, a batch size and a part of the samples, and decodes the part under the policy."""
 
 
 def hash_asked(*asked: Any) -> str:
@@ -98,7 +99,7 @@ def hash_asked(*asked: Any) -> str:
 
 
 class Bench:
-    """Measurements of plans, each made only once. A measurement raises the errors of `measure`.
+    """Measurements of plans. Each measurement is made only once, and raises the errors of `measure`.
 
     The file `trace` contains the measurements of earlier runs. They count only if they have the same digest `asked`
     (see `hash_asked`).

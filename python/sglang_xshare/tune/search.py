@@ -1,7 +1,7 @@
-"""The search for the settings with the fewest experts within the tolerance.
+"""The search for the settings with the fewest experts and a tolerated loss.
 
-It measures the settings in each group of layers, ranks choices of settings, and finds the last choice within the
-tolerance.
+It measures settings in each group of layers, ranks choices of settings, and finds the last choice with a tolerated
+loss.
 """
 
 import math
@@ -33,8 +33,7 @@ class Option:
 def smooth(options: Sequence[Option]) -> list[Option]:
     """Return the options sorted by falling number of experts, with losses that never fall.
 
-    If errors make a loss fall, the neighbouring options share their mean loss (pool adjacent violators). No loss is
-    below 0.
+    If errors make a loss fall, the neighbouring options share their mean (pool adjacent violators). No loss is below 0.
     """
     pools: list[list[Option]] = []
     for option in sorted(options, key=lambda one: -one.experts):
@@ -48,7 +47,7 @@ def smooth(options: Sequence[Option]) -> list[Option]:
 def trim(options: Sequence[Option]) -> list[Option]:
     """Return the smoothed options on the lower convex hull of the points (experts, loss).
 
-    For any other option, a mix of these options has as few experts and no more loss.
+    For any other option, a mix of these options has the same number of experts and no more loss.
     """
     hull: list[Option] = []
     for option in options:

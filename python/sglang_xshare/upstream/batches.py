@@ -69,12 +69,15 @@ def read_batches(
 
 
 def list_captured(config: Any) -> list[int]:
-    """Return the numbers of requests that attention ranks capture, as SGLang's `get_batch_sizes_to_capture`."""
+    """Return the numbers of requests for which attention ranks capture graphs, in ascending order.
+
+    SGLang computes them in `get_batch_sizes_to_capture`.
+    """
     graphs: Any = getattr(config, "cuda_graph_config", None)
     if str(config.device) != "cuda" or graphs is None or spell(graphs.decode.backend) == "disabled":
         return []
     tokens = config.speculative_num_draft_tokens or 1
-    # The tensor-parallel ranks of an attention rank divide its rows, so their number must divide the rows.
+    # An attention rank's tensor-parallel ranks share its rows equally, so the rows are a multiple of their number.
     divisor = config.tp_size // attention_dp_size(config) if _pads(config) else getattr(config, "attn_cp_size", 1)
     requests, sizes = _count_own(config), graphs.decode.bs or []
     if requests is not None:  # SGLang replaces larger sizes with this number, rounded up

@@ -40,7 +40,7 @@ def capture_again(model_runner: Any, scheduler: Any, fits: Callable[[int], bool]
     Raises SGLang's errors, for example if memory is missing. `scheduler` is SGLang's scheduler, which contains the
     draft worker. `fits` is for a server that pages experts. It returns whether the active experts of a number of
     requests fit the page slots at once. SGLang refuses a capture that does not fit, because a graph cannot load experts
-    in several parts. The largest captured size is therefore `find_cap`, as at the start of a server.
+    in several parts. So `find_cap` limits the captured sizes, as at the start of a server.
     """
     if fits is None:
         _capture_widths(model_runner, scheduler)
@@ -58,7 +58,10 @@ def capture_again(model_runner: Any, scheduler: Any, fits: Callable[[int], bool]
 
 
 def find_cap(sizes: Sequence[int], fits: Callable[[int], bool]) -> int:
-    """Return the largest n for which batches of 1 to n requests all fit. It is at least 1, at most max(`sizes`)."""
+    """Return the largest number n for which all batches of 1 to n requests fit.
+
+    The result is at least 1 and at most max(`sizes`).
+    """
     return max(takewhile(fits, range(1, max(sizes) + 1)), default=1)
 
 
@@ -77,7 +80,7 @@ def _capture_widths(model_runner: Any, scheduler: Any) -> None:
         state.target_graph_runner = None
     captured = {}
     try:
-        # The current width is last, so its state is active afterwards. Draft models do not select, so keep their graphs.
+        # The current width is last, so its state is active then. Draft models do not select, and keep their graphs.
         for steps in sorted(states, key=lambda steps: steps == current):
             worker.apply_runtime_state(states[steps])
             model_runner.init_decode_cuda_graph()

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 def find_rank() -> tuple[int, int, int]:
     """Return this process's tensor-parallel rank and the sizes of two groups of ranks.
 
-    The first group contains all tensor-parallel ranks. The second contains the ranks that share this process's
-    requests.
+    The first group is the tensor-parallel group. The second contains the ranks that share this process's requests.
     """
     from sglang.srt.runtime_context import get_parallel
 
@@ -21,7 +20,7 @@ def find_rank() -> tuple[int, int, int]:
 
 
 def is_first_rank() -> bool:
-    """Return whether this process has the first rank in its tensor-parallel group."""
+    """Return whether this process is the first rank of its tensor-parallel group."""
     from sglang.srt.runtime_context import get_parallel
 
     return get_parallel().tp_rank == 0
@@ -42,7 +41,7 @@ def all_gather(own: torch.Tensor, ranks: int) -> torch.Tensor:
 def share_first(own: list[float]) -> list[float]:
     """Return the numbers of the first tensor-parallel rank.
 
-    This is a collective, which one rank skips. All ranks must pass equally many numbers.
+    This is a collective, which is skipped with one rank. All ranks must pass equally many numbers.
     """
     import torch
     from sglang.srt.runtime_context import get_parallel

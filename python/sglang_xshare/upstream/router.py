@@ -21,7 +21,7 @@ def read_router(topk_config: Any) -> Router:
         raise ValueError(f"scoring function {scoring!r}: must be one of {', '.join(SCORINGS)}")
     grouped = topk_config.use_grouped_topk
     if bias is not None and grouped:
-        scoring = "sigmoid"  # SGLang computes this here, although GLM-4-MoE's config has the default, softmax
+        scoring = "sigmoid"  # as in SGLang, although GLM-4-MoE's config has the default, softmax
         if not topk_config.renormalize and renormalizes_biased_groups():
             raise ValueError(
                 "a grouped router with a bias must renormalize: this release renormalizes it in FlashInfer's kernel "
@@ -59,10 +59,7 @@ def _check_shared(topk_config: Any, scoring: str) -> None:
 
 
 def _find(module: str, path: str) -> Any:
-    """Return an object from a module of SGLang's models, or None if the module is not loaded.
-
-    `path` is the object's name in the module.
-    """
+    """Return the object at `path` in a module of SGLang's models, or None if the module is not loaded."""
     found: Any = sys.modules.get(f"sglang.srt.models.{module}")
     for name in path.split("."):
         found = getattr(found, name, None)

@@ -189,8 +189,5 @@ def list_routers(model: Any) -> list[Any]:
 
 
 def renormalizes_biased_groups() -> bool:
-    """Return whether a grouped router with a bias always renormalizes.
-
-    FlashInfer's CUDA kernel does so before 0.5.22.
-    """
+    """Return whether a grouped router with a bias always renormalizes. FlashInfer's CUDA kernel does before 0.5.22."""
     return routes_on("_is_cuda") and not scales_unnormalized_groups()

@@ -107,15 +107,12 @@ def num_schedulers(config: Any) -> int:
 
 
 def routes_own_rows(config: Any) -> bool:
-    """Return whether each rank routes only its own rows.
-
-    An all-to-all backend then sends the rows to the experts.
-    """
+    """Return whether each rank routes only its own rows. An all-to-all backend then sends the rows to the experts."""
     return spell(getattr(config, "moe_a2a_backend", None) or "none") != "none"
 
 
 def rank_mode(config: Any) -> str | None:
-    """Return the feature that divides a step's rows among ranks, in words. Return None if ranks have all rows."""
+    """Return the name of the feature that divides a step's rows among ranks, or None if every rank has all rows."""
     if attention_dp_size(config) > 1:
         return "data-parallel attention"
     return "an all-to-all backend" if routes_own_rows(config) else None

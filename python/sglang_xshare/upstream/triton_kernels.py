@@ -1,7 +1,4 @@
-"""The router's output for the `triton_kernel` MoE runner, built without calling `routing()`.
-
-Its fields differ between releases.
-"""
+"""The router's output for the `triton_kernel` MoE runner, built without `routing()`. Its fields differ by release."""
 
 from __future__ import annotations
 

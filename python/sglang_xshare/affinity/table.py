@@ -20,7 +20,7 @@ from ..upstream.configuration import NUM_EXPERTS, find_value
 FORMAT = "sglang-xshare expert affinity 2"
 READ = 4096
 """The most tokens of a prompt that are averaged for its signature. In each domain of the shipped checkpoint's corpus,
-the mean of 4096 evenly spaced tokens is close to the mean of all 23,000 to 56,000 tokens: their cosine similarity is at
+the mean of 4096 evenly spaced tokens is close to the mean of all 23,000 to 56,000 tokens. Their cosine similarity is at
 least 0.997. The means of two domains have a cosine similarity of at most 0.8.
 """
 Floats = npt.NDArray[np.float32]
@@ -30,11 +30,10 @@ Floats = npt.NDArray[np.float32]
 class Table:
     """A table of signatures.
 
-    - `signatures` [vocabulary, dimensions] float16 contains the signature of each token id, relative to the mean token
-      of the texts. An id that is absent from the texts has signature 0.
-    - `samples` [samples, dimensions] float16 contains unit signatures of pieces of the texts. Centroids start from
-      them.
-    - `origin` identifies the measured model (see `describe_model`).
+    `signatures` [vocabulary, dimensions] float16 contains the signature of each token id, relative to the mean token of
+    the texts. An id that is absent from the texts has signature 0. `samples` [samples, dimensions] float16 contains
+    unit signatures of pieces of the texts. Centroids start from them. `origin` identifies the measured model (see
+    `describe_model`).
     """
 
     signatures: npt.NDArray[np.float16]

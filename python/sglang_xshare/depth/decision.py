@@ -98,7 +98,7 @@ class SizeState:
         `seconds` contains the measured times of these steps. Their median ignores a step that waited for something
         else. If the time of the depth in use changes, contexts have grown or the machine has become slower. The times
         of all depths are then scaled by the same factor, so they stay comparable. In the first block of a new depth,
-        only its own time is updated, because a change over few steps does not show that the other depths have changed.
+        only its own time is updated. A change over few steps does not show that the other depths have changed.
         """
         before, taken = self.seconds.get(depth), median(seconds)
         self._steps[depth] = min(self._steps.get(depth, 0) + len(seconds), HISTORY)

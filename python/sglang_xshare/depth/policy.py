@@ -35,13 +35,11 @@ class Launch(NamedTuple):
 class ThroughputPolicy:
     """A policy that chooses the depth with the most tokens per second, for each captured batch size.
 
-    - `upstream` is SGLang's own policy. Its candidates are used at each batch size, together with a depth of 0.
-    - `start` is the first depth.
-    - `count_forwards` returns how many forwards of the target model were launched, including prefills.
-    - `count_switches` returns how often the expert policy was switched. All ranks have the same counts before a step.
-    - `take_first_ranks` is a collective. It takes this rank's numbers and returns the first rank's numbers.
-    - `list_captured` returns the batch sizes that SGLang captures.
-    - `clock` returns the time in seconds.
+    `upstream` is SGLang's own policy. Its candidates are used at each batch size, together with a depth of 0. `start`
+    is the first depth. `count_forwards` returns how many forwards of the target model were launched, including
+    prefills. `count_switches` returns how often the expert policy was switched. All ranks have the same counts before
+    the same step. `take_first_ranks` is a collective. It takes this rank's numbers and returns the first rank's
+    numbers. `list_captured` returns the batch sizes that SGLang captures. `clock` returns the time in seconds.
     """
 
     def __init__(
@@ -131,8 +129,8 @@ class ThroughputPolicy:
 
         `former` and `launch` are the launches of the two steps. The time counts if no forward ran between the steps,
         and if both have the same batch size, depth and expert policy. Also, no prefill may have been launched after
-        `launch`. With overlap scheduling, the host launches such a prefill before it reads the result of `launch`, so
-        the time would include the launch of the prefill.
+        `launch`. With overlap scheduling, the host launches such a prefill before it reads the result of `launch`. The
+        time would then include the launch of the prefill.
         """
         latest = self._launched[-1] if self._launched else launch
         is_last = self._count_forwards() == latest.forwards + 1

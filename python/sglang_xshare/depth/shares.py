@@ -11,8 +11,8 @@ LEAST = 1.0
 still outweigh the old ones.
 """
 PRIOR = 0.5
-"""The weight of the prior, as a number of results. The prior of a depth is the share of the previous depth, so a depth
-without results has the same share as the previous depth.
+"""The weight of the prior, as a number of results. The prior of a depth is the share of the previous depth. A depth
+without results has this share.
 """
 
 

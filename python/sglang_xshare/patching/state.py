@@ -75,8 +75,8 @@ def survey(tree: Tree) -> tuple[Condition, State]:
 
     Return the tree's condition and the state from which the files can be restored. If pip has replaced the files, the
     tree is pristine. Its state then contains only the added files, because pip does not remove them. A new release name
-    alone does not show that files were replaced, because the name of a source tree can change while its files stay the
-    same. Raises PatchError if a file was edited after it was patched.
+    alone does not show this, because the name of a source tree can change while its files stay the same. Raises
+    PatchError if a file was edited after it was patched.
     """
     state = read(tree)
     found = {path: tree.digest(path) for path in state.files}

@@ -20,12 +20,11 @@ LEAST_ROWS = 0.75
 class Measurement:
     """The figures of one plan.
 
-    - `nats` contains the mean cross-entropy of each sample, in nats per token.
-    - `divergences` contains the distance of each sample from vanilla's predictions (see `diverge`), in nats per token.
-    - `greedy` contains the most likely tokens of each sample.
-    - `before` is the mean number of vanilla's active experts in a counted layer and step.
-    - `saved` is the number of active experts that the plan saves in a step, summed over all layers.
-    - `kept_mass` is the plan's mean kept mass in the counted layers.
+    `nats` contains the mean cross-entropy of each sample, in nats per token. `divergences` contains the distance of
+    each sample from vanilla's predictions (see `diverge`), in nats per token. `greedy` contains the most likely tokens
+    of each sample. `before` is the mean number of vanilla's active experts in a counted layer and step. `saved` is the
+    number of active experts that the plan saves in a step, summed over all layers. `kept_mass` is the plan's mean kept
+    mass in the counted layers.
 
     With paged experts, `before` and `saved` count page-ins, and both start from the same loaded experts. The last three
     figures are None if no layer selects experts.

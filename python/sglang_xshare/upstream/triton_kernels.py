@@ -27,10 +27,10 @@ class Contract:
     """The form of output that a release's runner expects.
 
     `slots` is an argument of `select()`, and `_pack` builds a `TritonKernelTopKOutput`. `renumber` is an argument of
-    `build_routing`. It orders the slots of a row as SGLang does, so the runner adds up a row's experts in the same
-    order as after `routing()`. In sglang-kernel 0.4.5 (SGLang 0.5.17), `_topk_forward` of triton_kernels orders them by
-    ascending expert. In 0.4.6.post1 to 0.4.10 (SGLang 0.5.18 to 0.5.23), it orders them by descending logit, as a
-    selection does.
+    `build_routing`. It orders the slots of a row as SGLang does. The runner then adds up a row's experts in the same
+    order as after `routing()`. In sglang-kernel 0.4.5 (SGLang 0.5.17), `_topk_forward` of triton_kernels orders the
+    slots by ascending expert. In 0.4.6.post1 to 0.4.10 (SGLang 0.5.18 to 0.5.23), it orders them by descending logit,
+    as a selection does.
     """
 
     slots: RunnerSlots

@@ -1,4 +1,4 @@
-"""Reports of ended requests to the data-parallel controller, over the socket that SGLang uses for requests.
+"""Reports of ended requests, sent to the data-parallel controller over SGLang's socket for requests.
 
 SGLang's tokenizer process removes every ended request from a dictionary. `WatchedRequests` replaces that dictionary.
 """

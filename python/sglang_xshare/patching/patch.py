@@ -1,4 +1,4 @@
-"""Patch files. A patch file has a DEP-3 header that gives the reason for the patch, then unified diffs.
+"""Patch files. A patch file has a DEP-3 header with the reason for the patch, followed by unified diffs.
 
 The header follows https://dep-team.pages.debian.net/deps/dep3/ (RFC 2822 fields, continuation lines indented). The
 diffs are relative to site-packages. They change or add files of the `sglang` package, but never remove or rename files.

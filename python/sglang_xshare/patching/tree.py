@@ -24,7 +24,7 @@ class PatchError(Exception):
 
 
 class NotInstalledError(PatchError):
-    """A refusal because `import sglang` finds no module."""
+    """The error if `import sglang` finds no module."""
 
 
 ABSENT = "0" * 64  # the digest of a missing file, as in git

@@ -57,7 +57,7 @@ class Gauge:
         check_rows(since, batch * self.tokens_per_request)
         counted = ("page_ins_before", "page_ins") if pages(since) else ("experts_before", "experts_after")
         before, after = (since[name] for name in counted)
-        # The divisor is the steps with the policy. Captured graphs also count vanilla layers, which save nothing.
+        # Divide by the steps with the policy. Captured graphs also count vanilla layers, which save nothing.
         saved = (before - after) / since["outcomes"]["policy"]
         mean = before / since["layer_steps"]
         return Measurement(nats, divergences, greedy, mean, saved, since["mean_kept_mass"])

@@ -1,4 +1,4 @@
-"""The batch sizes that a server's steps can have, in router rows, and the possible padding rows."""
+"""The batch sizes that a server's steps can have, and their possible padding rows."""
 
 import sys
 from dataclasses import dataclass

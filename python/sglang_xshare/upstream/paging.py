@@ -1,4 +1,4 @@
-"""Experts that SGLang pages into slots of GPU memory. This needs `--enable-paged-experts`, from 0.5.23 on."""
+"""Experts that SGLang pages into slots of GPU memory, with `--enable-paged-experts` (from 0.5.23 on)."""
 
 from collections.abc import Sequence
 from typing import Any

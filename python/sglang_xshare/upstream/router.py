@@ -10,7 +10,7 @@ from .routing import num_shared_slots, renormalizes_biased_groups, routes_on
 
 
 def read_router(topk_config: Any) -> Router:
-    """Return the `Router` that equals SGLang's `TopKConfig`. Raises ValueError if `Router` cannot express it."""
+    """Return the `Router` for SGLang's `TopKConfig`. Raises ValueError if `Router` cannot express this router."""
     if topk_config.custom_routing_function is not None:
         own = _read_own_routing(topk_config.custom_routing_function, topk_config.renormalize)
         if own is None:
@@ -67,7 +67,7 @@ def _find(module: str, path: str) -> Any:
 
 
 def _read_own_routing(function: Any, renormalize: bool) -> dict[str, Any] | None:
-    """Return arguments of the `Router` that equals a model's own routing function, or None.
+    """Return the arguments of a `Router` for a model's own routing function, or None if the function is unknown.
 
     A function is known if it is the same object as in the model's class or module, whatever its name. `renormalize` is
     the argument that SGLang passes to the function.

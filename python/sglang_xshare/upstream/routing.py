@@ -26,7 +26,7 @@ def number_layer(name: str, layer_id: int | None) -> int:
 
 @cache
 def _extend(config_type: type) -> type:
-    """Return a subclass of upstream's `TopKConfig` whose instances carry their layer."""
+    """Return a subclass of SGLang's `TopKConfig` whose instances have an attribute `layer`."""
     return type(f"{config_type.__name__}OfLayer", (config_type,), {"layer": None})
 
 

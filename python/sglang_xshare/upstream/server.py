@@ -62,7 +62,7 @@ def spell(value: Any) -> str:
 
 
 def is_switched_on(name: str) -> bool:
-    """Return whether SGLang reads its environment switch `name` as on."""
+    """Return whether SGLang's environment switch `name` is on."""
     from sglang.srt.environ import envs
 
     return bool(getattr(envs, name).get())
